@@ -75,7 +75,7 @@ def read_document(text: bytes | str) -> object:
     except json.JSONDecodeError as error:
         problem = f"line {error.lineno}, column {error.colno}: {error.msg}"
     except RecursionError:
-        problem = "the document: it is nested too deeply"
+        problem = "the document: nested too deeply"
     raise DocumentError((problem,)) from None
 
 

@@ -28,7 +28,7 @@ class Refused(Exception):
 def frame(body: bytes, limit: int = FRAME_MAX) -> bytes:
     """Makes a frame of a body. Raises ValueError if the body is longer than the limit."""
     if len(body) > limit:
-        raise ValueError(f"a body of {len(body)} bytes, at most {limit} go into a frame")
+        raise ValueError(f"a body of {len(body)} bytes does not fit into a frame of at most {limit}")
     return _LENGTH.pack(len(body)) + body
 
 
@@ -45,7 +45,7 @@ class Frames:
         while len(self._rest) >= _LENGTH.size:
             (length,) = _LENGTH.unpack_from(self._rest)
             if length > self._limit:
-                raise ValueError(f"a frame of {length} bytes, at most {self._limit} are allowed")
+                raise ValueError(f"a frame of {length} bytes, more than the {self._limit} that are allowed")
             end = _LENGTH.size + length
             if len(self._rest) < end:
                 return

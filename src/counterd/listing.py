@@ -125,12 +125,12 @@ def read_parameters(
     values = dict(defaults)
     for name, text in parameters.items():
         if name not in readers:
-            raise ValueError(f"there is no parameter {name!r}, only {', '.join(readers)}")
+            raise ValueError(f"unknown parameter {name!r}, expected {', '.join(readers)}")
         try:
             values[name] = readers[name](text)
         except ValueError as error:
             raise ValueError(f"{name}: {error}") from None
     for name in readers:
         if name not in values:
-            raise ValueError(f"the parameter {name} is missing")
+            raise ValueError(f"missing parameter {name}")
     return values

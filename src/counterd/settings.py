@@ -128,7 +128,7 @@ def socket_path(text: str) -> str:
     """Reads an absolute path that fits into the address of a Unix socket; empty means none."""
     length = len(os.fsencode(absolute_path(text)))
     if length > SOCKET_PATH_MAX:
-        raise ValueError(f"the path has {length} bytes, a Unix socket's can have {SOCKET_PATH_MAX}")
+        raise ValueError(f"the path has {length} bytes; the path of a Unix socket can have {SOCKET_PATH_MAX}")
     if text and not PurePath(text).name:
         raise ValueError(f"expected the path of a Unix socket, not the folder {text}")
     return text
@@ -157,7 +157,7 @@ def addresses(text: str) -> tuple[str, ...]:
         except ValueError:
             raise ValueError(f"expected IP addresses, not {word!r}") from None
     if len(set(words)) != len(words):
-        raise ValueError(f"an address is there twice in {text!r}")
+        raise ValueError(f"an address is listed twice in {text!r}")
     return tuple(words)
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 ROOM = "beanstalk"
-FAILS = r"the journal cannot be written|the journal process ended"  # what faults make it say
+FAILS = r"the journal cannot be written|the journal process exited"  # what faults make it say
 FILLED = b"fill"  # the tube of who takes all memory there is
 
 

@@ -51,7 +51,7 @@ def test_networks(room: str, start: Callable[..., daemon.Daemon]) -> None:
         assert answers(connection, room)
         counterd.reload({**BEANSTALK, f"{room}.allow": "192.0.2.0/24"})
         assert not is_served(counterd, room=room)
-        line = counterd.wait_for_log("connection refused: 127.0.0.1 is not among the addresses allowed")
+        line = counterd.wait_for_log("connection refused: 127.0.0.1 is not an allowed address")
         assert line.endswith(f" protocol={room} cause=rejected:allow")
         assert answers(connection, room)  # who is in stays in
         counterd.reload(BEANSTALK)

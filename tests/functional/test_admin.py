@@ -169,7 +169,7 @@ def test_what_a_connection_holds(admin: Admin) -> None:
         with admin.counterd.connect() as next_one:
             assert peers.ask(next_one, wire.acquire(1, b"next", 1, 1)).status == 0
             answer = admin.ask(f"/holdings?connection={ids[4]}")
-            assert (answer.status, answer.json) == (404, {"error": "there is no such connection, or not any more"})
+            assert (answer.status, answer.json) == (404, {"error": "no such connection, or it is gone"})
 
 
 def test_what_a_connection_is_subscribed_to(admin: Admin) -> None:
@@ -298,7 +298,7 @@ def test_one_that_is_killed_is_replaced(admin: Admin) -> None:
     assert admin.ask("/livez").status == 200  # whoever asks meanwhile waits
     assert admin.pid() != first
     daemon.wait_until(lambda: admin.ask("/stats").json["admin"] == {"restarts": 1}, "it is counted")
-    admin.counterd.wait_for_log("WARN.*the admin process ended with status -9; another one starts in 0.1 s")
+    admin.counterd.wait_for_log("WARN.*the admin process exited with status -9; restarting it in 0.1 s")
 
 
 def test_signals_that_are_meant_for_the_daemon_do_not_end_it(admin: Admin) -> None:
@@ -394,4 +394,4 @@ def test_an_address_that_is_taken(tmp_path: Path) -> None:
         config.write_text(daemon.config_text({**SETTINGS, "admin.bind": place}))
         ended = daemon.run("-c", config)
     assert ended.returncode == 2
-    assert ended.stderr == f"{config}:5: admin.bind: cannot listen on {place}: it is in use\n"
+    assert ended.stderr == f"{config}:5: admin.bind: cannot listen on {place}: address already in use\n"

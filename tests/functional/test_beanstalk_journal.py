@@ -134,7 +134,7 @@ def test_the_writer_is_killed_and_replaced(path: Path, sync: str):
             before = writer
             os.kill(writer, signal.SIGKILL)
             assert peer.ask(wire.put(b"%d again" % number)) == [b"INSERTED %d" % (2 * number + 2)]
-            counterd.wait_for_log("the journal process ended", number + 1)
+            counterd.wait_for_log("the journal process exited", number + 1)
     with running(path) as (counterd, peer):
         assert counterd.lines("restored 6 records")
 
@@ -143,10 +143,10 @@ def test_a_writer_that_hangs_makes_puts_fail_until_it_goes_on(path: Path):
     with running(path) as (counterd, peer):
         os.kill(writer_of(counterd), signal.SIGSTOP)
         assert peer.ask(wire.put(b"1")) == [b"INTERNAL_ERROR"]
-        counterd.wait_for_log("nothing has been written for 5 s")
+        counterd.wait_for_log("no write finished for 5 s")
         assert peer.ask(wire.put(b"2")) == [b"INTERNAL_ERROR"]
         os.kill(writer_of(counterd), signal.SIGCONT)
-        counterd.wait_for_log("is written again")
+        counterd.wait_for_log("can be written again")
         assert peer.ask(wire.put(b"3")) == [b"INSERTED 2"]
 
 
@@ -164,7 +164,7 @@ def test_a_full_disk(path: Path):
             b"INTERNAL_ERROR", b"RESERVED 1 1000", b"DELETED",
         ]  # fmt: skip
         resource.prlimit(counterd.pid, resource.RLIMIT_FSIZE, unlimited)
-        counterd.wait_for_log("is written again")
+        counterd.wait_for_log("can be written again")
         (reply,) = peer.ask(wire.put(b"again"))
         assert reply.startswith(b"INSERTED")
     with running(path) as (counterd, peer):
@@ -206,8 +206,8 @@ def test_readiness_and_figures_tell_of_a_full_disk(path: Path):
 
 def test_one_daemon_at_a_time(path: Path, tmp_path: Path):
     with running(path):
-        assert refused(path, tmp_path) == f"{path}: another process writes this journal"
-        assert tool("repair", path).stderr.strip() == f"{path}: another process writes this journal"
+        assert refused(path, tmp_path) == f"{path}: another process is writing this journal"
+        assert tool("repair", path).stderr.strip() == f"{path}: another process is writing this journal"
 
 
 def test_files_that_are_no_journal(path: Path, tmp_path: Path):
@@ -216,7 +216,7 @@ def test_files_that_are_no_journal(path: Path, tmp_path: Path):
     path.unlink()
     with contextlib.closing(sqlite3.connect(path)) as other:
         other.execute("CREATE TABLE other (a)")
-    assert refused(path, tmp_path) == f"{path}: is a database, and no journal of counterd"
+    assert refused(path, tmp_path) == f"{path}: is a database, but not a journal of counterd"
     path.unlink()
     path.mkdir()
     assert refused(path, tmp_path) == f"{path}: Is a directory"
@@ -228,7 +228,7 @@ def test_another_layout_is_refused(path: Path, tmp_path: Path):
         pass
     with contextlib.closing(sqlite3.connect(path)) as database:
         database.execute("PRAGMA user_version = 2")
-    assert refused(path, tmp_path) == f"{path}: has layout 2, and this version of counterd writes and reads layout 1"
+    assert refused(path, tmp_path) == f"{path}: has layout 2, but this version of counterd reads and writes layout 1"
 
 
 def test_a_memory_limit_that_is_too_small(path: Path):
@@ -286,7 +286,7 @@ def test_a_journal_that_can_be_read_and_makes_no_sense(path: Path, tmp_path: Pat
     ]
     assert f"`counterd journal repair {path}` keeps what can be read" in refused(path, tmp_path)
     assert tool("repair", path).stdout == (
-        f"{path}: 3 records kept, 4 places that cannot be read; the file as it was is {path}.damaged\n"
+        f"{path}: 3 records kept, 4 places could not be read; the old file is now {path}.damaged\n"
     )
     assert tool("check", path).stdout == f"{path}: ok, 3 records\n"
     with running(path) as (_, peer):
@@ -318,7 +318,7 @@ def test_a_journal_whose_jobs_cannot_be_found(path: Path, tmp_path: Path):
         file.write(b"\xff" * 4096)
     assert f"`counterd journal repair {path}` keeps what can be read" in refused(path, tmp_path)
     assert tool("repair", path).stdout == (
-        f"{path}: 0 records kept, 1 place that cannot be read; the file as it was is {path}.damaged\n"
+        f"{path}: 0 records kept, 1 place could not be read; the old file is now {path}.damaged\n"
     )
     with running(path) as (_, peer):
         assert peer.ask(wire.peek(1), wire.put(b"x")) == [b"NOT_FOUND", b"INSERTED 101"]
@@ -329,7 +329,7 @@ def test_a_journal_that_is_not_as_it_was_made(path: Path, tmp_path: Path):
         pass
     with contextlib.closing(sqlite3.connect(path)) as database:
         database.execute("ALTER TABLE jobs DROP COLUMN keep")
-    wrong = f"{path}: is not as counterd made it: jobs is missing, or another"
+    wrong = f"{path}: is not as counterd created it: jobs is missing or different"
     assert refused(path, tmp_path) == wrong
     for command in ("check", "dump", "repair"):
         done = tool(command, path)
@@ -371,5 +371,5 @@ def test_a_copy_that_is_made_while_it_runs(path: Path, tmp_path: Path):
 def test_the_tool_without_a_journal(path: Path):
     for command in ("check", "dump", "repair"):
         ended = tool(command, path)
-        assert (ended.returncode, ended.stderr) == (1, f"{path}: there is no such file\n")
+        assert (ended.returncode, ended.stderr) == (1, f"{path}: no such file\n")
     assert tool().returncode == 2

@@ -96,7 +96,7 @@ def test_a_key_that_is_not_the_certificates(scene: Scene) -> None:
     scene.authority.issue_cert("127.0.0.1").private_key_pem.write_to_path(scene.path("key"))
     scene.counterd.config.write_text(daemon.config_text(scene.settings | {"counter.max_connections": 7}))
     assert scene.not_reloaded() == (
-        f"{scene.counterd.config}:5: counter.tls.key: the private key in {scene.path('key')} is not that of the"
+        f"{scene.counterd.config}:5: counter.tls.key: the private key in {scene.path('key')} does not belong to the"
         f" certificate in {scene.path('cert')}"
     )
     assert scene.serial() == before
@@ -113,7 +113,7 @@ def test_a_certificate_that_is_none(scene: Scene, spoil: str) -> None:
         Path(scene.path("cert")).unlink()
     else:
         os.truncate(scene.path("cert"), 0)
-    why = "{} cannot be read" if spoil == "missing" else "there is no certificate in PEM in {}"
+    why = "{} cannot be read" if spoil == "missing" else "no certificate in PEM in {}"
     assert why.format(scene.path("cert")) in scene.not_reloaded()
     assert scene.serial() == before
 
@@ -162,5 +162,5 @@ def test_check_looks_into_the_files(scene: Scene, tmp_path: Path) -> None:
     config.write_text(daemon.config_text({"counter.tls.cert": scene.path("ca")}))
     result = daemon.run("-c", config, "--check")
     assert result.returncode == 2
-    wanted = f"{config}:4: counter.tls.cert: there is no private key in PEM in {scene.path('ca')}"
+    wanted = f"{config}:4: counter.tls.cert: no private key in PEM in {scene.path('ca')}"
     assert result.stderr.startswith(wanted)

@@ -168,7 +168,7 @@ def test_the_commands_of_counterd(port: int, shape: str) -> None:
 def test_what_is_refused(counterd: Daemon, port: int, shape: str) -> None:
     async def scenario() -> None:
         async with opened(made(shape, port=port)) as client:
-            with pytest.raises(JobTooBig, match="longer than the server takes"):
+            with pytest.raises(JobTooBig, match="longer than the server allows"):
                 await got(client.put(bytes(1001)))
             id = await got(client.put("a", ttr=1))
             job = await got(client.reserve(0))

@@ -76,7 +76,7 @@ def test_rules_for_a_sentinel_room() -> None:
     assert ([rule.count for rule in rules.flows], len(rules.params)) == ([2000] * 10, 1)
     found = counterbench("rules", "--protocol", "smockron", "--maximum", "2k")
     assert json.loads(found.stdout)["counterbench"] == {"rate": "2000/sec", "burst": 2000}
-    assert counterbench("rules", "-r", "10k").stderr.endswith("there are 8192 flows of a kind at most, not 10000\n")
+    assert counterbench("rules", "-r", "10k").stderr.endswith("expected at most 8192 flows of a kind, not 10000\n")
 
 
 def test_jobs(tmp_path: Path) -> None:
@@ -92,7 +92,7 @@ def test_jobs(tmp_path: Path) -> None:
         assert found.stdout.startswith(
             "beanstalk fan, 502 connections, 50 in flight, bodies of 30 B, 2 producers, delayed 1.00 s: "
         )
-        assert counterbench(*there, "--delay", "1500ms").stderr.endswith("a delay is of whole seconds, not 1.5\n")
+        assert counterbench(*there, "--delay", "1500ms").stderr.endswith("a delay must be whole seconds, not 1.5\n")
 
 
 def test_everything_is_written_down(port: int, tmp_path: Path) -> None:
@@ -165,7 +165,7 @@ def test_an_interrupt_ends_a_run_with_figures(port: int) -> None:
         out, err = process.communicate(timeout=30)
     assert process.returncode == 0
     assert "throughput" in out
-    assert err == "counterbench: interrupted: these are the figures until then\n"
+    assert err == "counterbench: interrupted; these are the figures until then\n"
 
 
 @pytest.mark.parametrize(
@@ -228,15 +228,15 @@ def test_holding_churn_and_verification(port: int) -> None:
         (["-n", "1.0001k"], "whole number"),
         (["--duration", "1h"], "a time such as"),
         (["--duration", "0s"], "0.001 or more"),
-        (["--json", "/proc/missing/run.json"], "there is no directory '/proc/missing'"),
-        (["--json", "-"], "name a file"),
+        (["--json", "/proc/missing/run.json"], "no directory '/proc/missing'"),
+        (["--json", "-"], "expected a file name"),
         (["--html", "/proc"], "is a directory"),
         (["--rate", "fast"], "a number such as"),
         (["--find-max", "p99>1ms"], "a bound on a percentile"),
         (["--scan", "10k:1k:1k"], "a scan goes up"),
-        (["--scan", "1k:2k:1k", "--find-max", "p99<1ms"], "two searches"),
-        (["--scan", "1k:2k:1k", "--repeat", "2"], "--repeat is for one load, not for a search"),
-        (["--scan", "1k:2k:1k", "--rate", "1k"], "chooses the rates itself"),
+        (["--scan", "1k:2k:1k", "--find-max", "p99<1ms"], "give either --find-max or --scan"),
+        (["--scan", "1k:2k:1k", "--repeat", "2"], "a search takes no --repeat"),
+        (["--scan", "1k:2k:1k", "--rate", "1k"], "it chooses the rates"),
         (["-r", "300", "--name-size", "2"], "names of 2 bytes"),
         (["--resources", "5", "--maximum", "4"], "none would be granted"),
         (["--protocol", "redis", "--verify"], "which redis does not know"),

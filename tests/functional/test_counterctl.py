@@ -162,7 +162,7 @@ def test_the_end_of_stdin_ends_a_hold(counterd: Daemon, client: Client) -> None:
         process.stdin.flush()
         other = ctl(counterd.address.port, "acquire", "until", "9", "10")
         assert (other.returncode, other.stdout) == (1, "")
-        assert other.stderr == "counterctl: 9 of until are not available: 2 of 10 are in use\n"
+        assert other.stderr == "counterctl: 9 of until not available: 2 of 10 are in use\n"
         assert process.poll() is None
         assert process.communicate(timeout=PATIENCE) == ("", "counterctl: gave 2 of until back\n")
     assert process.returncode == 0
@@ -223,7 +223,7 @@ def test_watch_connects_again() -> None:
     assert status == 0
     why = "it may expect TLS, have no room, or not allow this address"  # a new connection was closed at once
     assert lost == f"counterctl: {where} closed the connection: {why}; trying again"
-    assert found == f"counterctl: connected to {where} again"
+    assert found == f"counterctl: reconnected to {where}"
     moments = [request.seconds for request in server.asked(Opcode.GET)]
     # But for the call that the client makes again by itself it never asks faster than it was told to.
     assert sum(after - before <= 0.019 for before, after in itertools.pairwise(moments)) <= 1

@@ -93,17 +93,17 @@ def test_what_a_connection_holds(place: Place) -> None:
             assert 0 <= last["age_seconds"] <= first["age_seconds"] < PATIENCE
             assert [row["amount"] for row in place.rows("holdings", ids[3])] == [3]
             done = place.ctl("holdings", ids[2], "--limit", "1")
-            assert (done.stdout.split()[3:5], done.stderr) == (["another", "1"], "counterctl: these are 1 of 2\n")
+            assert (done.stdout.split()[3:5], done.stderr) == (["another", "1"], "counterctl: showing 1 of 2\n")
             other.release(NAME, 3)
             done = place.ctl("holdings", ids[3])
             assert (done.returncode, done.stderr) == (1, f"counterctl: {ids[3]} holds nothing\n")
         wait_until(lambda: one.get(NAME) == 2, "the third is gone")
         done = place.ctl("holdings", ids[4])
-        assert (done.returncode, done.stderr) == (1, "counterctl: there is no such connection, or not any more\n")
+        assert (done.returncode, done.stderr) == (1, "counterctl: no such connection, or it is gone\n")
 
 
 def test_whom_it_does_not_obey(place: Place) -> None:
-    for token, said in (("", "this needs the token"), ("another", "this is not the token")):
+    for token, said in (("", "this request needs the token"), ("another", "wrong token")):
         done = place.ctl("kill", "counter-1-1", token=token)
         assert done.returncode == 1
         assert said in done.stderr

@@ -123,9 +123,9 @@ def test_a_job_from_its_beginning_to_its_end(place: Place) -> None:
     found = {name: figures[name] for name in ("id", "tube", "state", "pri", "delay", "ttr", "kicks")}
     assert found == {"id": job, "tube": "life", "state": "delayed", "pri": 7, "delay": 3600, "ttr": 120, "kicks": 0}
     assert place.ask("peek", "--tube", "life", "--state", "delayed") == (0, f"{job}  hello\n", "")
-    assert place.ask("peek", "--tube", "life") == (1, "", "counterctl: no job of life is ready\n")
+    assert place.ask("peek", "--tube", "life") == (1, "", "counterctl: no ready job in life\n")
     assert place.ask("kick", "--job", job) == DONE
-    assert place.ask("kick", "--job", job) == (1, "", f"counterctl: there is no job {job} that is buried or delayed\n")
+    assert place.ask("kick", "--job", job) == (1, "", f"counterctl: no job {job} that is buried or delayed\n")
     assert place.rows("peek", "--tube", "life") == {"id": job, "body": "hello"}
     (row,) = place.rows("tubes", "--match", "li*")
     assert (row["tube"], row["ready"], row["delayed"], row["total"]) == ("life", 1, 0, 1)
@@ -134,10 +134,10 @@ def test_a_job_from_its_beginning_to_its_end(place: Place) -> None:
     assert place.ask("clear", "life", "buried") == (0, "cleared 0 jobs of life\n", "")
     assert place.ask("clear", "life", "ready") == (0, "cleared 1 job of life\n", "")
     for arguments in (("stats", "--job", job), ("peek", "--job", job)):
-        assert place.ask(*arguments) == (1, "", f"counterctl: there is no job {job}\n")
+        assert place.ask(*arguments) == (1, "", f"counterctl: no job {job}\n")
     assert place.rows("tubes", "--match", "life") == []
     for arguments in (("stats", "--tube", "life"), ("clear", "life", "all"), ("list", "life")):
-        assert place.ask(*arguments) == (1, "", "counterctl: there is no tube life\n")
+        assert place.ask(*arguments) == (1, "", "counterctl: no tube life\n")
 
 
 def test_bodies_are_bytes(place: Place, tmp_path: Path) -> None:
@@ -163,7 +163,7 @@ def test_bodies_are_bytes(place: Place, tmp_path: Path) -> None:
 
 
 def test_what_is_too_big(place: Place) -> None:
-    refused = (1, "", "counterctl: the body is longer than the server takes\n")
+    refused = (1, "", "counterctl: the body is longer than the server allows\n")
     assert place.ask("put", stdin=b"x" * 65536) == refused
 
 
@@ -176,7 +176,7 @@ def test_a_name_that_no_tube_can_have(place: Place) -> None:
 def test_a_job_with_a_key_is_put_once(place: Place) -> None:
     job = place.put("x", "--tube", "once", "--key", "order-7", "--unique-for", "60m")
     again = place.ask("put", "x", "--tube", "once", "--key", "order-7")
-    assert again == (0, f"job {job} has this key: nothing was put\n", "")
+    assert again == (0, f"nothing was put: job {job} has this key\n", "")
     assert place.ask("clear", "once", "all")[0] == 0
     row = place.rows("put", "x", "--tube", "once", "--key", "order-7")
     assert row == {"id": job, "status": "exists"}, "its job has gone, and the hour has not"
@@ -335,7 +335,7 @@ def drain_and_go_on(place: Place) -> None:
         wait_until(lambda: place.rows("stats")["current-waiting"] == 1, "it waits")
         assert place.ask("drain") == (0, shown.format("on"), "")
         assert worker.ask(wire.put(b"more")).status is Status.DRAINING
-        assert place.ask("put", "more") == (1, "", "counterctl: the server is draining, and takes no jobs\n")
+        assert place.ask("put", "more") == (1, "", "counterctl: the server is draining and takes no new jobs\n")
         assert place.rows("stats")["draining"] == "true"
         worker.ask(wire.watch(b"drained"))
         taken = worker.ask(wire.reserve())
@@ -348,20 +348,20 @@ def drain_and_go_on(place: Place) -> None:
         assert worker.ask(wire.use(b"soon")).status is Status.USING
         assert worker.ask(wire.put(b"x")).status is Status.INSERTED
         assert waiting.reply().status is Status.RESERVED, "it has waited all the time"
-    assert len(place.daemon.lines("drain mode of beanstalk is on: it refuses new work")) == 1
+    assert len(place.daemon.lines("drain mode of beanstalk is on: new work is refused")) == 1
     assert len(place.daemon.lines("drain mode of beanstalk is off")) == 1
 
 
 def test_drain_mode_is_not_ended_by_who_wants_to_see_it(place: Place) -> None:
     status, stdout, stderr = place.ask("drain", "--off", "--show")
     assert (status, stdout) == (2, "")
-    assert stderr.endswith("--off ends drain mode, and --show changes nothing: give one of them\n")
+    assert stderr.endswith("give either --off or --show\n")
 
 
 def test_drain_mode_needs_the_token(place: Place) -> None:
     status, stdout, stderr = place.ask("drain", COUNTERD_ADMIN_TOKEN="another")
     assert (status, stdout) == (1, "")
-    assert stderr.startswith("counterctl: this is not the token; ")
+    assert stderr.startswith("counterctl: wrong token; ")
     assert place.ask("drain", "--show", COUNTERD_ADMIN_TOKEN="")[0] == 0
     assert place.rows("stats")["draining"] == "false"
 
@@ -385,8 +385,8 @@ def test_a_server_without_the_protocol(tmp_path: Path) -> None:
         admin = running.served("admin listens on")[0]
         where = {"COUNTERD_ADMIN": f"http://{admin.host}:{admin.port}", "COUNTERD_ADMIN_TOKEN": TOKEN}
         for arguments, why in (
-            (["drain"], "there is no protocol 'beanstalk' here that has a drain mode"),
-            (["drain", "--show"], "the server does not have the beanstalk protocol"),
+            (["drain"], "no protocol 'beanstalk' with a drain mode is enabled"),
+            (["drain", "--show"], "the server does not serve the beanstalk protocol"),
         ):
             done = subprocess.run(
                 [*BEANSTALK, *arguments],
@@ -437,6 +437,6 @@ def test_the_reference_server() -> None:
         assert ask("put", "hello", "--tube", "t") == (0, "put job 1\n", "")
         assert ask("tubes", "--match", "t")[1].splitlines()[1].split()[:3] == ["t", "1", "0"]
         assert ask("peek", "--tube", "t") == (0, "1  hello\n", "")
-        unknown = (1, "", "counterctl: the server does not know this command, which is counterd's own\n")
+        unknown = (1, "", "counterctl: the server does not know this command, which only counterd has\n")
         for arguments in (["list", "t"], ["clear", "t", "all"], ["put", "x", "--key", "k"], ["tail", "t"]):
             assert ask(*arguments) == unknown

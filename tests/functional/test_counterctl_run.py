@@ -390,7 +390,7 @@ def test_the_command_goes_on_without(start: Callable[..., Daemon]) -> None:
         counterd.process.wait(PATIENCE)
         assert process.stderr is not None
         where = f"127.0.0.1:{counterd.address.port}"
-        said = f"counterctl: lost the connection to {where}, and with it 1 of a: sh goes on without\n"
+        said = f"counterctl: lost the connection to {where}, and with it 1 of a: sh continues without them\n"
         assert process.stderr.readline() == said
         out, err = process.communicate("end\n", timeout=PATIENCE)
     assert (process.returncode, out, err) == (3, "", "")

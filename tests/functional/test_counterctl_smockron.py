@@ -83,7 +83,7 @@ def test_what_is_sent_is_taken_and_told(place: Place, ear: Gate) -> None:
     assert place.ask("send", "login", "accepted", "they", "--time", str(ahead_ms)) == DONE
     assert ear.told().time_ms == ahead_ms + DAY_MS
     assert place.ask("send", "login", "rejected", "nobody") == DONE
-    assert place.ask("forget", "login", "me") == (0, "", "counterctl: told the master to forget me in login\n")
+    assert place.ask("forget", "login", "me") == (0, "", "counterctl: asked the master to forget me in login\n")
     assert ear.told().word == "FORGET"
 
 
@@ -94,7 +94,7 @@ def test_who_has_to_wait(place: Place, ear: Gate) -> None:
     assert [(row["identifier"], row["domain"]) for row in rows] == [("wait-2", "login"), ("wait-1", "login")]
     assert [round(row["wait"] / 86_400, 2) for row in rows] == [2, 1]
     status, stdout, stderr = place.ask("throttled", "--match", "wait-", "--limit", "1")
-    assert (status, stderr) == (0, "counterctl: these are 1 of 2\n")
+    assert (status, stderr) == (0, "counterctl: showing 1 of 2\n")
     assert stdout.splitlines()[1].split()[:2] == ["wait-2", "login"]
 
 
@@ -140,8 +140,12 @@ def test_watching_as_a_table(place: Place, ear: Gate) -> None:
 @pytest.mark.parametrize(
     ("arguments", "status", "text"),
     [
-        (("send", "login", "accepted", "me", "--until", "5"), 2, "--until is for what is delayed, which needs it"),
-        (("send", "login", "delayed", "me"), 2, "--until is for what is delayed, which needs it"),
+        (
+            ("send", "login", "accepted", "me", "--until", "5"),
+            2,
+            "a delayed request needs --until, and others do not take it",
+        ),
+        (("send", "login", "delayed", "me"), 2, "a delayed request needs --until, and others do not take it"),
         (("send", "login", "forgotten", "me"), 2, "'forgotten' is not one of 'accepted', 'delayed', 'rejected'"),
         (("send", "login\0".replace("\0", "x" * 300), "accepted", "me"), 2, "a domain has 0 to 255 bytes, not 305"),
         (("throttled", "--limit", "0"), 2, "--limit"),
@@ -157,7 +161,7 @@ def test_wrong_command_lines(place: Place, arguments: tuple[str, ...], status: i
 @pytest.mark.parametrize("command", ["watch", "gate"])
 def test_control_is_where_it_is_said_or_at_the_next_port(where: tuple[str, str], command: str) -> None:
     done = daemon.run("smockron", *where, command, program=[COUNTERCTL])
-    assert (done.returncode, "Give --control-port or --control-socket" in done.stderr) == (2, True), done.stderr
+    assert (done.returncode, "needs an address for control" in done.stderr) == (2, True), done.stderr
 
 
 def test_what_is_not_the_right_server(place: Place) -> None:

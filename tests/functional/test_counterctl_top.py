@@ -120,7 +120,7 @@ def test_holders_connections_and_the_end_of_one(start: Callable[..., Daemon], sh
         wait_for_line(seen, "holders of calls")
         wait_for_line(seen, "1 holder ")
         seen.type(b"ky")
-        wait_for_line(seen, "nobody holds it")
+        wait_for_line(seen, "no holders")
         with pytest.raises(ConnectionLost):
             two.noop()
         seen.type(b"\t")
@@ -183,7 +183,7 @@ def test_a_server_that_has_no_counters(start: Callable[..., Daemon], short_path:
         wait_for_line(seen, "default ")
         assert screen(seen)[1].startswith("no answer: cannot connect to 127.0.0.1:1: ")
         seen.type(b"\t\t")
-        wait_for_line(seen, "nobody is connected")
+        wait_for_line(seen, "no connections")
         seen.type(b"q")
         assert seen.ended() == 0
 
@@ -197,7 +197,7 @@ def below(seen: Terminal, beginning: str) -> list[str]:
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
-    [((), "the admin endpoint has its own"), (("--admin", "http://127.0.0.1:1"), "cannot connect to the admin")],
+    [((), "give the admin endpoint with --admin"), (("--admin", "http://127.0.0.1:1"), "cannot connect to the admin")],
 )
 def test_without_an_admin_endpoint_the_counters_are_there(
     counterd: Daemon, client: Client, arguments: tuple[str, ...], said: str
@@ -360,7 +360,7 @@ def test_it_needs_a_terminal(counterd: Daemon) -> None:
         top(counterd.address.port), capture_output=True, text=True, timeout=PATIENCE, check=False, env=environment()
     )
     assert (found.returncode, found.stdout) == (2, "")
-    assert found.stderr.startswith("counterctl: top needs a terminal: ")
+    assert found.stderr.startswith("counterctl: top needs a terminal; ")
     with terminal(top(counterd.address.port), env={"TERM": "dumb"}) as seen:
         assert seen.ended() == 2
     assert b"\x1b" not in seen.shown

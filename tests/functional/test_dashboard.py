@@ -212,7 +212,7 @@ def test_search_and_order_and_that_a_link_keeps_them(open_page: Open, served: da
         page.get_by_label("Search by name").fill("+%")
         expect(names).to_have_text(["sorted +%2f"])
         page.get_by_label("Search by name").fill("nobody has that")
-        expect(page.get_by_text("No name has that in it.")).to_be_visible()
+        expect(page.get_by_text("No name contains this text.")).to_be_visible()
         page.get_by_label("Table").select_option("keys")
         expect(page.locator("#table-title")).to_have_text("Keys")
 
@@ -316,7 +316,7 @@ def test_what_a_connection_holds(open_page: Open, served: daemon.Daemon) -> None
         client.release("<b>& more", 3)
         expect(page.locator("#connection-about")).to_have_text("Holdings: 0")
         expect(page.locator(f"{drawer} thead th")).to_have_count(0)
-    expect(page.locator("#connection-about")).to_have_text("there is no such connection, or not any more")
+    expect(page.locator("#connection-about")).to_have_text("no such connection, or it is gone")
     forgive_404(open_page)
 
 
@@ -354,7 +354,7 @@ def test_connections_are_listed_and_searched(open_page: Open, served: daemon.Dae
         expect(page.locator("#connection .facts")).to_contain_text("none")
         page.get_by_role("button", name="Close").click()
         page.get_by_label("Protocol", exact=True).select_option("throttr")
-        expect(page.get_by_text("No connection has that in it.")).to_be_visible()
+        expect(page.get_by_text("No connection matches this text.")).to_be_visible()
         page.close()  # it may still ask for what the connection holds
 
 
@@ -458,7 +458,7 @@ def test_a_drain_and_the_end(open_page: Open, start: Callable[..., daemon.Daemon
         expect(page.locator("#state")).to_have_text("Ready")
         running.send_signal(signal.SIGTERM)
         expect(page.locator("#state")).to_have_text("Draining")
-        expect(page.locator("#notes")).to_contain_text("grants nothing any more")
+        expect(page.locator("#notes")).to_contain_text("grants nothing new")
     assert running.ended() == 0
     expect(page.locator("#state")).to_have_text("Connection lost")
     expect(page.locator("#notes")).to_have_text(re.compile("^No answer from the daemon"))

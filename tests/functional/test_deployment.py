@@ -228,7 +228,7 @@ def test_the_image_is_healthy_while_it_is_ready(tmp_path: Path) -> None:
         daemon.wait_until(lambda: healthy(port), "a health check that succeeds")
         holder.acquire("jobs", maximum=1)
         running.send_signal(signal.SIGTERM)
-        running.wait_for_log("draining: .* waited for: 1")
+        running.wait_for_log("draining: waiting for 1 holding")
         assert not healthy(port), "it drains: a balancer is to send nobody here"
         holder.close()
         assert running.ended() == 0

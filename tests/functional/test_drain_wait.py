@@ -27,7 +27,7 @@ def test_what_is_held_comes_back_first(start: Callable[..., daemon.Daemon]) -> N
         client.acquire("mail", maximum=3)
         peers.ask(other, wire.acquire(1, b"jobs 2", 1, 1))
         counterd.send_signal(signal.SIGTERM)
-        line = counterd.wait_for_log("holdings of counter that are waited for: 3")
+        line = counterd.wait_for_log("waiting for 3 holdings of counter")
         port = other.getsockname()[1]
         assert "3 of jobs by 127.0.0.1:" in line
         assert f"1 of jobs 2 by 127.0.0.1:{port} for " in line
@@ -56,7 +56,7 @@ def test_the_timeout(start: Callable[..., daemon.Daemon]) -> None:
     with counterd.client() as client:
         client.acquire("jobs", maximum=3)
         assert counterd.stop() == 0
-        assert counterd.lines("WARN.*draining: holdings that have not come back within .* s: 1")
+        assert counterd.lines("WARN.*draining: 1 holding not given back within")
         with pytest.raises(errors.ConnectionLost):
             client.noop()
 
@@ -66,7 +66,7 @@ def test_a_second_signal(start: Callable[..., daemon.Daemon]) -> None:
     with counterd.client() as client:
         client.acquire("jobs", maximum=3)
         counterd.send_signal(signal.SIGTERM)
-        counterd.wait_for_log("that are waited for: 1")
+        counterd.wait_for_log("waiting for 1 holding")
         assert counterd.stop() == 1
 
 
@@ -102,7 +102,7 @@ def test_workers_finish_their_jobs_and_none_is_put(start: Callable[..., daemon.D
         waiting.sendall(jobs.reserve())
         assert jobs.read_dictionary(ask(producer, jobs.stats()).body)["draining"] == "false"
         counterd.send_signal(signal.SIGTERM)
-        assert "1 of default by 127.0.0.1:" in counterd.wait_for_log("holdings of beanstalk that are waited for: 1")
+        assert "1 of default by 127.0.0.1:" in counterd.wait_for_log("waiting for 1 holding of beanstalk")
         assert ask(producer, jobs.put(b"three")).status is Status.DRAINING
         assert jobs.read_dictionary(ask(producer, jobs.stats()).body)["draining"] == "true"
         assert reply(waiting).status is Status.TIMED_OUT

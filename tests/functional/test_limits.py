@@ -58,7 +58,7 @@ def test_one_too_many_is_closed_and_counted(unix: bool, start: Callable[..., dae
         assert figures["command:acquire"] == "0"
         for connection in connections:
             assert peers.ask(connection, wire.noop(1)).status == 0
-    counterd.wait_for_log("WARNING connection refused: 3 connections are open, the limit")
+    counterd.wait_for_log("WARNING connection refused: 3 connections are open, which is the limit")
 
 
 @KINDS
@@ -93,7 +93,7 @@ def test_each_protocol_has_its_own(start: Callable[..., daemon.Daemon]) -> None:
             connection.sendall(b"list-tube-used\r\n")
             assert connection.recv(99) == b"USING default\r\n"
         assert is_refused(counterd)
-        line = counterd.wait_for_log("connection refused: 2 connections are open, the limit")
+        line = counterd.wait_for_log("connection refused: 2 connections are open, which is the limit")
         assert " protocol=beanstalk " in line
 
 
@@ -161,7 +161,10 @@ def test_too_few_descriptors_are_said_in_a_line(descriptors: int, tmp_path: Path
     config.write_text("counter.enable = true\ncounter.port = 0\n")
     result = daemon.run("-c", config, program=low_limit(descriptors))
     assert result.returncode == 2
-    assert result.stderr == f"{config}: the process may have {descriptors} files open, and needs 32 at least\n"
+    assert (
+        result.stderr
+        == f"{config}: the process may open {descriptors} files and needs at least 32: raise the limit (ulimit -n)\n"
+    )
 
 
 LACKS_MEMORY = """\
@@ -174,7 +177,7 @@ Daemon.log_stats = lack"""
 def test_want_of_memory_is_no_bug_of_counterd(start: Callable[..., daemon.Daemon]) -> None:
     counterd = start(program=daemon.within(LACKS_MEMORY))
     counterd.send_signal(signal.SIGUSR1)
-    counterd.wait_for_log("ERROR no memory is left: .*no room for 9 bytes")
+    counterd.wait_for_log("ERROR out of memory: .*no room for 9 bytes")
     figures = counterd.stats()
     assert (figures["memory_errors"], figures["internal_errors"]) == (1, 0)
 

@@ -141,7 +141,7 @@ def test_what_fails_is_logged_with_its_name(peer: tuple[Daemon, Peer]) -> None:
     counterd, asks = peer
     said = {
         RAISE: "request_token failed: ConnectionError: the store of tokens is gone",
-        LIE: "request_token failed: TypeError: a TokenResult was expected, not str",
+        LIE: "request_token failed: TypeError: expected a TokenResult, not str",
         LEAVE: "request_token failed: SystemExit: 127.0.0.1:",
     }
     for count, text in said.items():
@@ -162,14 +162,12 @@ def test_one_that_blocks_harms_its_own_clients_only(peer: tuple[Daemon, Peer]) -
             assert asks.flow() == Status.OK
             counters.acquire("jobs", maximum=9)
             assert asks.response(10 + number).status == Status.NOT_AVAILABLE
-            counterd.wait_for_log(
-                "Tokens: request_token takes longer than 300 ms: threads that are stuck: ", number + 1
-            )
+            counterd.wait_for_log("Tokens: request_token takes longer than 300 ms; stuck threads: ", number + 1)
             if number == 0:
                 daemon.wait_until(lambda: asks.acquire(DEFAULT).status == Status.OK, "it has a successor")
-        counterd.wait_for_log("stuck: 4, and nothing more is asked of it until one comes back")
+        counterd.wait_for_log("stuck threads: 4; it gets no further calls until one returns")
         assert asks.acquire(DEFAULT).status == Status.NOT_AVAILABLE
-        counterd.wait_for_log("request_token was refused: all of its threads are stuck, in request_token")
+        counterd.wait_for_log("request_token was refused: all of its threads are stuck in request_token")
         assert len(counterd.lines("takes longer than 300 ms")) == 4, "at once, not when its time is over"
         assert asks.flow() == Status.OK
         assert counters.get("jobs") == 4
@@ -187,7 +185,7 @@ def burn(counterd: Daemon, asks: Peer, folder: Path) -> None:
     asks.send(wire.acquire(10, 7, BURN))
     with counterd.client() as counters:
         figures = r"\d+\.\d\d s in the last \d+\.\d s"
-        counterd.wait_for_log(f"WARN.* sentinel: token_service shop_tokens:Tokens burns CPU in .*: {figures}")
+        counterd.wait_for_log(f"WARN.* sentinel: token_service shop_tokens:Tokens uses much CPU in .*: {figures}")
         counters.acquire("jobs", maximum=9)
         assert asks.flow() == Status.OK
     assert asks.response(10).status == Status.NOT_AVAILABLE
@@ -254,10 +252,10 @@ def test_rules_come_from_a_source(serve: Callable[..., Daemon], folder: Path) ->
 @pytest.mark.parametrize(
     ("name", "value", "why"),
     [
-        ("token_service", "nowhere:Tokens", "there is no module nowhere"),
+        ("token_service", "nowhere:Tokens", "no module nowhere"),
         ("token_service", "shop_tokens:Token", "the module shop_tokens has no Token"),
-        ("expire_strategy", "shop", "there is no entry point of that name in the group counterd.sentinel, but "),
-        ("expire_strategy", "shop_tokens:Nothing", "what it made, Nothing, has no expired"),
+        ("expire_strategy", "shop", "the group counterd.sentinel has no entry point of that name; it has "),
+        ("expire_strategy", "shop_tokens:Nothing", "the object that it returned (Nothing) has no expired"),
         ("rule_source", "shop_tokens:Rules", "load: FileNotFoundError: "),
     ],
 )

@@ -95,7 +95,7 @@ def test_a_mistake_elsewhere_leaves_the_rules_as_they_are(serve: Callable[..., D
     rules.write_text(json.dumps(document(concurrent=1)))
     text = counterd.config.read_text()
     counterd.config.write_text(f"{text}sentinel.tls.cert = {rules}\n")
-    assert any("there is no certificate" in line for line in not_reloaded(counterd))
+    assert any("no certificate in PEM" in line for line in not_reloaded(counterd))
     with connected(counterd) as peer:
         assert peer.acquire(3).status == Status.OK
     counterd.config.write_text(text)
@@ -163,7 +163,7 @@ def test_rules_that_cannot_be_read_again(start: Callable[..., Daemon], rules: Pa
     rules.chmod(0o600)
     counterd = start({**SETTINGS, "sentinel.rules": rules, "user": "nobody"})
     nobody = pwd.getpwnam("nobody").pw_uid
-    assert counterd.lines(rf"WARN.*sentinel\.rules: uid {nobody} cannot read {rules}: a reload will be refused$")
+    assert counterd.lines(rf"WARN.*sentinel\.rules: uid {nobody} cannot read {rules}, so a reload will be refused$")
     with connected(counterd) as peer:
         assert peer.acquire(3).status == Status.OK
     (line,) = not_reloaded(counterd)

@@ -132,7 +132,7 @@ def test_a_file_with_mistakes_keeps_it_from_starting(tmp_path: Path) -> None:
     ended = daemon.run("-c", config)
     assert ended.returncode == 2
     assert f"smockron.rules: {path}: 'a': burst is missing\n" in ended.stderr
-    assert f"smockron.rules: {path}: 'b': the interval is 0: every request would be let through\n" in ended.stderr
+    assert f"smockron.rules: {path}: 'b': the interval is 0: every request would pass\n" in ended.stderr
 
 
 # ---- listeners -------------------------------------------------------------------------------------------------------

@@ -255,7 +255,7 @@ def test_without_a_thread_for_the_log(write: Callable[[str], Path]) -> None:
     result = daemon.run("-c", path, program=daemon.without_thread("log"))
     assert result.returncode == 1
     (line,) = result.stderr.splitlines()
-    assert line.startswith("no thread can be started: can't start new thread")
+    assert line.startswith("cannot start a thread: can't start new thread")
 
 
 def test_without_memory_for_reads(write: Callable[[str], Path]) -> None:
@@ -273,7 +273,7 @@ def fill(*arguments):
 Server, service.Server = service.Server, fill"""
     result = daemon.run("-c", path, program=daemon.within(code))
     assert result.returncode == 1
-    assert "the process gets no more memory: is there a limit of its address space?" in result.stderr.splitlines()
+    assert "out of memory: is the address space of the process limited?" in result.stderr.splitlines()
     assert "Traceback" not in result.stderr
 
 
@@ -345,7 +345,7 @@ def test_a_pipe_that_nobody_writes_to(tmp_path: Path) -> None:
     command = [*daemon.MODULE, "-c", path, "--check"]
     result = subprocess.run(command, capture_output=True, text=True, env=daemon.environment(), cwd="/", check=False)
     assert result.returncode == 2
-    assert result.stderr == f"{path}: is a pipe, and nobody has written all of it within 10 s\n"
+    assert result.stderr == f"{path}: is a pipe that was not written to its end within 10 s\n"
 
 
 @pytest.mark.parametrize("lines", [1, 20_000])
@@ -378,7 +378,9 @@ def test_two_daemons_on_one_port_are_refused(write: Callable[[str], Path], start
         result = daemon.run("-c", path)
         assert (result.returncode, result.stdout) == (2, "")
         (line,) = result.stderr.splitlines()
-        assert line == f"{path}:3: counter.port: cannot listen on 127.0.0.1:{first.address.port}: it is in use"
+        assert (
+            line == f"{path}:3: counter.port: cannot listen on 127.0.0.1:{first.address.port}: address already in use"
+        )
         assert client.get("jobs") == 1
 
 
@@ -388,7 +390,7 @@ def test_a_port_that_another_program_uses(write: Callable[[str], Path]) -> None:
         result = daemon.run("-c", write("counter.enable = true\n"), "--set", f"counter.port={port}")
     assert result.returncode == 2
     (line,) = result.stderr.splitlines()
-    assert line == f"--set: counter.port: cannot listen on 127.0.0.1:{port}: it is in use"
+    assert line == f"--set: counter.port: cannot listen on 127.0.0.1:{port}: address already in use"
 
 
 def test_can_be_started_again_at_once_on_the_same_port(start: Callable[..., daemon.Daemon]) -> None:

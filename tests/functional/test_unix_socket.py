@@ -84,7 +84,7 @@ def test_is_not_taken_from_a_daemon_that_runs(path: Path, tmp_path: Path, start:
     with Client(path=path) as client:
         client.acquire("jobs", maximum=1)
         identity = path.lstat().st_ino
-        assert "already running" in refused(tmp_path, path)
+        assert "another process listens" in refused(tmp_path, path)
         assert path.lstat().st_ino == identity
         with Client(path=path) as other:
             assert other.get("jobs") == 1
@@ -101,7 +101,7 @@ def test_is_not_taken_from_one_that_is_too_busy_to_accept(path: Path, tmp_path: 
             waiting.setblocking(False)
             with contextlib.suppress(BlockingIOError):
                 waiting.connect(str(path))
-        assert "already running" in refused(tmp_path, path)
+        assert "another process listens" in refused(tmp_path, path)
         assert path.is_socket()
 
 
@@ -193,5 +193,5 @@ def test_a_failed_start_leaves_no_socket(path: Path, tmp_path: Path) -> None:
         config.write_text(daemon.config_text({"counter.port": other.getsockname()[1], "counter.socket": path}))
         result = daemon.run("-c", config)
     assert result.returncode == 2
-    assert "it is in use" in result.stderr
+    assert "address already in use" in result.stderr
     assert not path.exists()

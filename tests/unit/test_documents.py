@@ -37,7 +37,7 @@ def test_names_that_are_there_twice() -> None:
         (b'{"a":\n 1 2}', "line 2, column 4: "),
         (b"", "line 1, column 1: "),
         (b'{"a":\n "\xff"}', "line 2, byte 3: not UTF-8"),
-        (b"[" * 100_000, "the document: it is nested too deeply"),
+        (b"[" * 100_000, "the document: nested too deeply"),
     ],
 )
 def test_where_it_is_wrong(text: bytes, problem: str) -> None:

@@ -33,11 +33,11 @@ def test_parameters_are_read_and_have_defaults() -> None:
 @pytest.mark.parametrize(
     ("parameters", "text"),
     [
-        ({"limt": "1"}, "there is no parameter 'limt', only match, sort, limit"),
+        ({"limt": "1"}, "unknown parameter 'limt', expected match, sort, limit"),
         ({"limit": "11"}, "limit: 11 is out of range, expected 1 to 10"),
         ({"sort": "left"}, "sort: expected one of up, down, not 'left'"),
         ({"match": "\u20ac"}, "match: expected bytes, percent-encoded"),
-        ({"sort": "up", "limit": "1"}, "the parameter match is missing"),
+        ({"sort": "up", "limit": "1"}, "missing parameter match"),
     ],
 )
 def test_parameters_that_are_wrong_are_told_apart(parameters: dict[str, str], text: str) -> None:

@@ -95,7 +95,7 @@ REFUSED = [
     (addresses, "localhost", "expected IP addresses, not 'localhost'"),
     (addresses, "127.0.0.1 127.0.0.256", "expected IP addresses, not '127.0.0.256'"),
     (addresses, "127.0.0.1:80", "expected IP addresses, not '127.0.0.1:80'"),
-    (addresses, "::1 ::1", "an address is there twice in '::1 ::1'"),
+    (addresses, "::1 ::1", "an address is listed twice in '::1 ::1'"),
 ]
 
 

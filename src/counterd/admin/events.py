@@ -86,7 +86,7 @@ class Listener:
         """The latest of all that has news, once there is any. ConnectionResetError if the stream was ended."""
         await self._awake.wait()
         if self._has_ended:
-            raise ConnectionResetError("another stream has its place")
+            raise ConnectionResetError("another stream took its place")
         self._awake.clear()
         news, self._news = self._news, {}
         return b"".join(feed.latest for feed in news)

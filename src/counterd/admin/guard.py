@@ -50,14 +50,14 @@ class Guard:
         if len(hosts) != 1:
             raise Refused(400, "expected one Host header")
         if not self._knows(host_name(hosts[0])):
-            raise Refused(403, "this host is not known here; admin.hosts can list further names")
+            raise Refused(403, "unknown host name; add it to admin.hosts")
         ours = (f"http://{hosts[0].lower()}", f"https://{hosts[0].lower()}")
         if headers.get("Origin", ours[0]).lower() not in ours:
-            raise Refused(403, "pages of other sites get no answer")
+            raise Refused(403, "requests from pages of other sites are refused")
         site = headers.get("Sec-Fetch-Site", "none")
         visited = headers.get("Sec-Fetch-Mode") == "navigate" and method == "GET"  # somebody followed a link
         if site not in ("none", "same-origin") and not visited:
-            raise Refused(403, "pages of other sites get no answer")
+            raise Refused(403, "requests from pages of other sites are refused")
         self._check_token(method, headers.get("Authorization"))
 
     def _check_token(self, method: str, given: str | None) -> None:
@@ -66,13 +66,13 @@ class Guard:
             raise Refused(403, "read-only: admin.token is not set")
         if given is None:
             if method in CHANGING:
-                raise Refused(401, "this needs the token: Authorization: Bearer TOKEN")
+                raise Refused(401, "this request needs the token: Authorization: Bearer TOKEN")
             return
         if not self.token:
             return  # a proxy's, perhaps: there is none of ours to compare it with
         token = given[len(BEARER) :].strip() if given[: len(BEARER)].lower() == BEARER else ""
         if not hmac.compare_digest(token.encode("utf-8", "surrogateescape"), self.token.encode()):
-            raise Refused(401, "this is not the token")
+            raise Refused(401, "wrong token")
 
     def _knows(self, name: str) -> bool:
         if name == LOCALHOST or name in self.hosts:

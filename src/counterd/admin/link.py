@@ -44,7 +44,7 @@ class Link(asyncio.Protocol):
     async def ask(self, what: str, patience: float, **arguments: Any) -> Any:
         """The daemon's answer. Raises Refused: what it says, or 503 if it says nothing for patience seconds."""
         if self._transport is None or len(self._asked) >= ASKED_MAX:
-            raise Refused(503, "the daemon is being asked too much")
+            raise Refused(503, "too many questions to the daemon are waiting")
         self._number += 1
         number = self._number
         answer = self._asked[number] = asyncio.get_running_loop().create_future()

@@ -36,15 +36,15 @@ if TYPE_CHECKING:
 
 PREFIX = "counterd_"
 
-REJECTED = "Connections that were closed when they came, by cause."
-CLOSED = "Connections that were closed here for a reason, by cause."
+REJECTED = "Connections that were refused, by cause."
+CLOSED = "Connections that the server closed, by cause."
 HANDSHAKES_FAILED = "TLS handshakes that failed, by cause."
 
 # Of every room's listeners; what a room registers comes behind it.
 LISTENER_FIGURES = (
-    Figure("curr_connections", "connections", "gauge", "Connections that are open."),
+    Figure("curr_connections", "connections", "gauge", "Open connections."),
     Figure("connections_max", "connections_limit", "gauge", "Connections that can be open at once."),
-    Figure("total_connections", "connections_opened_total", "counter", "Connections that were let in."),
+    Figure("total_connections", "connections_opened_total", "counter", "Connections that were opened and not refused."),
     *(
         Figure(f"rejected:{cause}", "connections_rejected_total", "counter", REJECTED, {"cause": cause})
         for cause in ("allow", "max_connections", "per_address", "memory", "descriptors")
@@ -57,16 +57,21 @@ LISTENER_FIGURES = (
         Figure(f"handshakes_failed:{cause}", "handshakes_failed_total", "counter", HANDSHAKES_FAILED, {"cause": cause})
         for cause in ("timeout", "protocol", "certificate")
     ),
-    Figure("handshakes", "handshakes", "gauge", "TLS handshakes under way."),
-    Figure("slowed", "connections_slowed_total", "counter", "Times that a connection had to wait for its rate."),
-    Figure("stuck_outputs", "slow_readers", "gauge", "Connections whose output is stuck now."),
+    Figure("handshakes", "handshakes", "gauge", "TLS handshakes in progress."),
+    Figure(
+        "slowed",
+        "connections_slowed_total",
+        "counter",
+        "Times that a connection was slowed down because it exceeded max_requests_per_second.",
+    ),
+    Figure("stuck_outputs", "slow_readers", "gauge", "Connections whose client does not read its output now."),
     Figure("bytes_in", "received_bytes_total", "counter", "Bytes read from connections."),
     Figure("bytes_out", "sent_bytes_total", "counter", "Bytes written to connections."),
 )
 
 ROOM_HISTOGRAMS = {
-    "batch_seconds": "From reading what a connection sent to having sent the replies.",
-    "batch_bytes": "Bytes read from a connection at a time.",
+    "batch_seconds": "Time from reading requests of a connection to sending their replies.",
+    "batch_bytes": "Bytes per read from a connection.",
 }
 
 
@@ -87,30 +92,32 @@ class Scrape(Collector):
         stats = self._stats
         build = {"version": stats["version"], "python": platform.python_version(), "uvloop": version("uvloop")}
         # As a gauge: of the two formats only OpenMetrics has a type for it.
-        made_of = family("build_info", "gauge", "What this counterd is made of; always 1.", build)
+        made_of = family(
+            "build_info", "gauge", "Versions of counterd, Python and uvloop, as labels; the value is always 1.", build
+        )
         made_of.add_metric(tuple(build.values()), 1)
         yield made_of
-        yield gauge("uptime_seconds", "Since the start of the daemon.", stats["uptime_seconds"])
-        yield gauge("ready", "1 while connections are let in.", stats["state"] == "ready")
-        yield gauge("draining", "1 while it is ending.", stats["state"] == "draining")
-        yield counter("log_lines_lost", "Log lines that could not be written.", stats["log"]["lines_lost"])
-        yield counter("internal_errors", "Errors that are bugs of counterd.", stats["internal_errors"])
-        yield counter("memory_errors", "Times that the process got no more memory.", stats["memory_errors"])
-        yield counter("admin_restarts", "Times that the admin process was replaced.", stats["admin"]["restarts"])
-        late = HistogramMetricFamily(f"{PREFIX}event_loop_lag_seconds", "How late timers of the event loop were.")
+        yield gauge("uptime_seconds", "Seconds since the start of the daemon.", stats["uptime_seconds"])
+        yield gauge("ready", "1 while connections are accepted.", stats["state"] == "ready")
+        yield gauge("draining", "1 while the daemon is draining, before it stops.", stats["state"] == "draining")
+        yield counter("log_lines_lost", "Log lines that were lost.", stats["log"]["lines_lost"])
+        yield counter("internal_errors", "Unexpected exceptions: bugs in counterd.", stats["internal_errors"])
+        yield counter("memory_errors", "Times that the daemon ran out of memory.", stats["memory_errors"])
+        yield counter("admin_restarts", "Times that the admin process was restarted.", stats["admin"]["restarts"])
+        late = HistogramMetricFamily(f"{PREFIX}event_loop_lag_seconds", "How late the event loop ran its timers.")
         add_histogram(late, (), stats["histograms"].get("loop_lag_seconds"))
         yield late
 
     def _of_process(self) -> Iterator[Metric]:
         """Under the names that Prometheus's own libraries give them; of the daemon, not of the admin process."""
         process = self._stats["process"]
-        cpu = "User and system CPU time that the daemon has used, in seconds."
+        cpu = "User and system CPU time of the daemon in seconds."
         yield CounterMetricFamily("process_cpu_seconds", cpu, process["cpu_seconds"])
         for name, key, text in (
-            ("process_resident_memory_bytes", "resident_bytes", "Resident memory of the daemon, in bytes."),
-            ("process_open_fds", "open_fds", "File descriptors that the daemon has open."),
-            ("process_max_fds", "max_fds", "File descriptors that the daemon can have open."),
-            ("process_start_time_seconds", "start_time_seconds", "Start of the daemon, in seconds since 1970."),
+            ("process_resident_memory_bytes", "resident_bytes", "Resident memory of the daemon in bytes."),
+            ("process_open_fds", "open_fds", "Open file descriptors of the daemon."),
+            ("process_max_fds", "max_fds", "Limit of open file descriptors of the daemon."),
+            ("process_start_time_seconds", "start_time_seconds", "Start time of the daemon in seconds since 1970."),
         ):
             yield GaugeMetricFamily(name, text, process[key])
 

@@ -46,7 +46,7 @@ def _refusal(status: str, text: str) -> bytes:
     return f"HTTP/1.1 {status}\r\n{head}\r\n{body}".encode()
 
 
-FOREIGN = _refusal("403 Forbidden", "this address is not allowed here")
+FOREIGN = _refusal("403 Forbidden", "this address is not allowed")
 
 
 class Peers:

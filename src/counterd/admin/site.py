@@ -101,7 +101,7 @@ class Site:
             raise  # whoever asked has gone
         except Exception as error:  # noqa: BLE001 - a bug: one answer less, and the daemon's log says so
             self._link.note(f"{request.method} {request.path}: {type(error).__name__}: {error}")
-            response = refused(500, "an internal error")
+            response = refused(500, "internal error")
         finally:
             peer.end()
         if not response.prepared:
@@ -114,15 +114,15 @@ class Site:
     async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
         self.peers.guard.check(request.method, request.headers.getall("Host", []), request.headers)
         if request.body_exists:
-            raise Refused(413, "nothing here takes a body")
+            raise Refused(413, "requests must not have a body")
         path, _, query = request.raw_path.partition("?")
         handler = self._handlers.get(path) or (self._on_table if path in self._tables else None)
         beginning = next((each for each in self._changers if path.startswith(each)), "")
         if handler is None and not beginning:
-            raise Refused(404, "there is nothing at this path")
+            raise Refused(404, "nothing at this path")
         methods, change = self._changers.get(beginning, (READING, None))
         if request.method not in methods:
-            response = refused(405, "this method is not for this path")
+            response = refused(405, "method not allowed for this path")
             response.headers["Allow"] = ", ".join(methods)
             return response
         if change is not None:
@@ -171,10 +171,10 @@ class Site:
 
     async def _on_events(self, request: web.BaseRequest, parameters: dict[str, str]) -> web.StreamResponse:
         if request.method == "HEAD":
-            raise Refused(405, "this is a stream")
+            raise Refused(405, "a stream has no HEAD")
         table = parameters.pop("table", None)
         if table is None and parameters:
-            raise Refused(400, "parameters are for a table")
+            raise Refused(400, "parameters need a table")
         if table is not None:
             try:
                 await self._rows(table, parameters)  # whatever is wrong with them is said now
@@ -229,7 +229,7 @@ class Site:
         """A table, with its names percent-encoded."""
         table = self._tables.get(f"/{name}")
         if table is None:
-            raise Refused(404, "there is no such table")
+            raise Refused(404, "no such table")
         found = await self._link.ask("table", ASK_PATIENCE_S, table=name, parameters=parameters)
         names = [column.name for column in table.columns if column.kind == "name"]
         for row in found["rows"]:
@@ -245,10 +245,10 @@ def parameters_of(query: str) -> dict[str, str]:
         # Strictly, which an empty query does not pass; blank values are values.
         pairs = parse_qsl(octets, True, True, "latin-1", max_num_fields=PARAMETERS_MAX) if octets else []
     except ValueError as error:
-        raise Refused(400, f"the query cannot be read: {error}") from None
+        raise Refused(400, f"invalid query: {error}") from None
     parameters = dict(pairs)
     if len(parameters) != len(pairs):
-        raise Refused(400, "a parameter is there twice")
+        raise Refused(400, "a parameter is given twice")
     return parameters
 
 

@@ -69,9 +69,9 @@ class Written(click.Path):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         path = Path(os.fsdecode(super().convert(value, param, ctx)))
         if path.name == "-":
-            self.fail("the figures go to standard output anyway: name a file", param, ctx)
+            self.fail("expected a file name; the figures always go to standard output too", param, ctx)
         if not path.parent.is_dir():
-            self.fail(f"there is no directory {str(path.parent)!r}", param, ctx)
+            self.fail(f"no directory {str(path.parent)!r}", param, ctx)
         if not path.exists() and not os.access(path.parent, os.W_OK):
             self.fail(f"directory {str(path.parent)!r} is not writable", param, ctx)
         return path
@@ -95,15 +95,15 @@ class Told(click.Group):
     "--port",
     type=click.IntRange(1, 65535),
     metavar="PORT",
-    help=f"Its port.  [default: {', '.join(f'{each.port} for {name}' for name, each in DIALECTS.items())}]",
+    help=f"The port.  [default: {', '.join(f'{each.port} for {name}' for name, each in DIALECTS.items())}]",
 )
 @click.option(
     "--control-port",
     type=click.IntRange(1, 65535),
     metavar="PORT",
-    help="Where control messages come from.  [default: the port behind --port]",
+    help="The server's port for control messages.  [default: --port plus 1]",
 )
-@click.option("-s", "--socket", metavar="PATH", help="Its Unix socket, instead of host and port.")
+@click.option("-s", "--socket", metavar="PATH", help="The server's Unix socket, instead of host and port.")
 @with_options(*TLS_OPTIONS)
 @click.option(
     "--protocol",
@@ -116,34 +116,40 @@ class Told(click.Group):
     "-c",
     "--connections",
     type=NUMBER,
-    help=f"Connections, all together.  [default: {planning.CONNECTIONS}; in a fan {planning.WORKERS} that wait]",
+    help=f"Connections in total.  [default: {planning.CONNECTIONS}; in a fan {planning.WORKERS} workers]",
 )
 @click.option(
-    "--producers", type=NUMBER, default=Plan.producers, show_default=True, help="How many of them put, in a fan."
+    "--producers",
+    type=NUMBER,
+    default=Plan.producers,
+    show_default=True,
+    help="How many connections of a fan put jobs.",
 )
 @click.option(
     "-n",
     "--requests",
     type=NUMBER,
-    help="Stop after so many requests, all together; with --duration too, at whichever comes first.",
+    help="Stop after N requests in total, or after --duration if that ends first.",
 )
-@click.option("--duration", type=MEASURED, help="Measure for so long.  [default: 10s; 3s for each run of a search]")
-@click.option("--warmup", type=TIME, default=0.0, help="Load for so long before measuring.  [default: 0s]")
-@click.option("-P", "--pipeline", type=NUMBER, default=1, show_default=True, help="Requests in flight on a connection.")
+@click.option("--duration", type=MEASURED, help="How long to measure.  [default: 10s; 3s for each run of a search]")
+@click.option("--warmup", type=TIME, default=0.0, help="How long to send load before measuring.  [default: 0s]")
+@click.option(
+    "-P", "--pipeline", type=NUMBER, default=1, show_default=True, help="Requests in flight on each connection."
+)
 @click.option(
     "-k",
     "--keep-alive",
     type=click.BOOL,
     metavar="0|1",
     default=True,
-    help="0: a new connection for each request.  [default: 1]",
+    help="0 opens a new connection for each request.  [default: 1]",
 )
 @click.option(
     "--threads",
     type=NUMBER,
     default=1,
     show_default=True,
-    help="Load processes, which share the connections: more where one takes a core in a closed loop.",
+    help="Load processes, which share the connections. Use more if one fills its core in a closed loop.",
 )
 @click.option(
     "-t",
@@ -157,7 +163,7 @@ class Told(click.Group):
     type=NUMBER,
     default=1,
     show_default=True,
-    help="Number of names, of flows, of values with param, or of identifiers.",
+    help="Number of names, flows, parameter values or identifiers.",
 )
 @click.option(
     "--keys",
@@ -166,17 +172,17 @@ class Told(click.Group):
     show_default=True,
     help="How names are chosen: uniform, zipf:1.03 or seq.",
 )
-@click.option("--name-size", type=NUMBER, default=16, show_default=True, help="Bytes of a name.")
+@click.option("--name-size", type=NUMBER, default=16, show_default=True, help="The length of each name in bytes.")
 @click.option(
     "--prefill",
     is_flag=True,
-    help="Make all names exist before the load begins, as is done anyway for query, update, and get of a buffer.",
+    help="Create all names before the load begins. This is always done for query, update, and get of a buffer.",
 )
 @click.option(
     "--value-size",
     type=click.IntRange(0, planning.BUFFER_SIZE_MAX),
     metavar="BYTES",
-    help=f"Bytes of a job's body, or of a buffer for set and get; with redis a get without it reads a number.  "
+    help=f"The size of a job's body, or of a buffer for set and get. With redis, get without it reads a number.  "
     f"[default: {planning.BUFFER_SIZE}]",
 )
 @click.option(
@@ -184,20 +190,20 @@ class Told(click.Group):
     type=click.Choice(list(NUMBER_SIZES)),
     default=Plan.number_type,
     show_default=True,
-    help="Numbers of the protocol that has them in several sizes: what the server's value_size says.",
+    help="The width of numbers in the throttr protocol: the server's throttr.value_size.",
 )
-@click.option("--delay", type=TIME, default=0.0, help="Of jobs, in whole seconds.  [default: 0s]")
-@click.option("--ttl", type=MEASURED, default=Plan.ttl, help="Of what insert makes.  [default: 100ms]")
+@click.option("--delay", type=TIME, default=0.0, help="The delay of jobs, in whole seconds.  [default: 0s]")
+@click.option("--ttl", type=MEASURED, default=Plan.ttl, help="The TTL of keys that insert creates.  [default: 100ms]")
 @click.option(
     "--permits", "--resources", "resources", type=NUMBER, default=1, show_default=True,
-    help="How many each acquire asks for.",
+    help="How many permits each acquire asks for.",
 )  # fmt: skip
 @click.option(
     "--maximum",
     type=NUMBER,
     default=1_000_000,
     show_default=True,
-    help="Permits that a name has; over it an acquire is refused. Of flows it is what the rules say.",
+    help="How many permits of a name can be in use; further acquires are refused. For flows: the count of the rules.",
 )
 @click.option(
     "--hold",
@@ -208,14 +214,14 @@ class Told(click.Group):
     "--churn",
     type=RATE,
     default=0.0,
-    help="Kill so many connections a second while they hold permits, and measure how long until the server "
-    "has those back (give-back); others take their place.",
+    help="Kill this many connections a second while they hold permits, and measure how long the server takes to give "
+    "the permits back (give-back). New connections replace the killed ones.",
 )
 @click.option(
     "--rate",
     type=RATE,
-    help="Open loop: so many requests a second all together, whatever the server does; "
-    "latency counts from when each was meant to start.",
+    help="Open loop: send this many requests a second in total, however slow the server is. "
+    "Latency counts from the intended start of each request.",
 )
 @click.option(
     "--arrivals",
@@ -228,54 +234,54 @@ class Told(click.Group):
     "--find-max",
     type=Reads("objective", search.Objective.read),
     metavar="OBJECTIVE",
-    help="Find the highest rate that meets it: 'p99<1ms', 'max<20ms'; in 25 runs at most, the first a closed loop.",
+    help="Find the highest rate that meets this objective: 'p99<1ms', 'max<20ms'. Takes at most 25 runs.",
 )
 @click.option(
     "--scan",
     type=Reads("scan", search.read_scan),
     metavar="FROM:TO:STEP",
-    help="An open loop at each of these rates: 10k:200k:10k.",
+    help="Run an open loop at each of these rates: 10k:200k:10k.",
 )
 @click.option(
     "--repeat",
     type=NUMBER,
     default=1,
     metavar="N",
-    help="Do the same run so often, and say how much the runs differ.  [default: 1]",
+    help="Repeat the run N times, and report how much the runs differ.  [default: 1]",
 )
 @click.option(
     "--verify",
     is_flag=True,
-    help="Check that no name was ever above its maximum, and that nothing is in use at the end that nobody holds; "
-    "where there are tokens also that none is told twice; of jobs, that none is lost and none is delivered twice.",
+    help="Check that no name was ever above its maximum and that everything was given back at the end. Tokens: also "
+    "that each id is given out once. Jobs: that none is lost and none is delivered twice.",
 )
-@click.option("--seed", type=click.IntRange(0), default=1, show_default=True, help="Of the random choices.")
-@click.option("--json", type=FILE, help="Write everything there, for `counterbench compare` and other tools.")
-@click.option("--csv", type=FILE, help="Write a row for each run there.")
+@click.option("--seed", type=click.IntRange(0), default=1, show_default=True, help="The seed of the random choices.")
+@click.option("--json", type=FILE, help="Write all results to this file, for `counterbench compare` and other tools.")
+@click.option("--csv", type=FILE, help="Write a row for each run to this file.")
 @click.option(
     "--hdr",
     type=FILE,
-    help="Write the latency distribution there, in microseconds, as HdrHistogram's plotters read it (.hgrm). "
-    "Of a search each run has its file, with -1, -2, ... before the suffix.",
+    help="Write the latency distribution to this file, in microseconds, in the format of HdrHistogram (.hgrm). "
+    "A search writes one file for each run, with -1, -2, ... before the suffix.",
 )
-@click.option("--html", type=FILE, help="Write a page with charts there.")
-@click.option("-q", "--quiet", is_flag=True, help="One line for each run, and no panel while it goes on.")
+@click.option("--html", type=FILE, help="Write a page with charts to this file.")
+@click.option("-q", "--quiet", is_flag=True, help="Print one line for each run, and no live panel.")
 @click.version_option(__version__, prog_name="counterbench")
 @click.pass_context
 def main(context: click.Context, /, **options: Any) -> None:
-    """Loads a server, and says how fast it is and whether it keeps its promises.
+    """Measures how fast a server is under load, and checks that it keeps its promises.
 
-    Numbers may be written 10k or 1.5m, times 500us, 10ms, 5s or 2m. Without -n or --duration a run takes 10 s;
-    Ctrl-C ends it with what was measured until then. Exit status: 0 if all went well, 1 if there were errors, requests
-    that could not be sent, violations or a search that was not finished, 2 if it could not begin.
+    Numbers can be written as 10k or 1.5m, times as 500us, 10ms, 5s or 2m. Without -n or --duration a run takes 10 s.
+    Ctrl-C ends a run and prints what was measured until then. Exit status: 0 for success; 1 for errors, requests that
+    could not be sent, violations, or a search that did not finish; 2 if the run could not begin.
 
     \b
       counterbench -r 100k                             50 connections, acquire and release in turn
       counterbench -r 100k -P 64 --threads 2           64 requests in flight on each
       counterbench --rate 20k --arrivals poisson       what users see at that rate
-      counterbench --find-max 'p99<1ms'                how much it can take
+      counterbench --find-max 'p99<1ms'                the highest rate that it can serve
       counterbench --protocol redis -p 6379 -r 100k    the same load on a redis-server
-      counterbench --hold exp:50ms --churn 10 --verify permits that are held, clients that die
+      counterbench --hold exp:50ms --churn 10 --verify held permits, dying clients
       counterbench compare before.json after.json      two runs side by side
     """
     if context.invoked_subcommand is not None:
@@ -301,11 +307,11 @@ def main(context: click.Context, /, **options: Any) -> None:
         sys.exit(EXIT_FAILED)
 
 
-@main.command(short_help="Two or more runs side by side, from what --json has kept.")
+@main.command(short_help="Compares two or more files that --json wrote.")
 @click.argument("files", nargs=-1, required=True, type=click.Path(dir_okay=False, path_type=Path))
 @click.option("--html", type=FILE, default="compare.html", show_default=True, help="Where to write the page.")
 def compare(files: tuple[Path, ...], html: Path) -> None:
-    """Shows runs that --json has kept side by side, with ratios against the first, and writes a page of them."""
+    """Shows files that --json wrote side by side, with ratios to the first, and writes a page with charts."""
     try:
         reports = [(path.stem, load(path)) for path in files]
         page.write_page(reports, html)
@@ -315,12 +321,12 @@ def compare(files: tuple[Path, ...], html: Path) -> None:
     click.echo(f"charts: {html}")
 
 
-@main.command(short_help="Rules that a server needs for a load.", help=RULES_HELP)
+@main.command(short_help="Prints the rules that a server needs for a load.", help=RULES_HELP)
 @click.option("--protocol", type=click.Choice(list(RULES)), default=next(iter(RULES), None), show_default=True)
 @click.option("-r", "--names", type=NUMBER, default=1, show_default=True, help="Number of flows.")
 @click.option(
     "--maximum", type=NUMBER, default=1_000_000, show_default=True,
-    help="At once, or a second, of each flow or identifier.",
+    help="The limit of each flow or identifier: concurrent calls, or requests a second.",
 )  # fmt: skip
 def rules(protocol: str, names: int, maximum: int) -> None:
     try:
@@ -351,11 +357,11 @@ def read_plan(options: dict[str, Any]) -> Plan:
     """Raises ValueError for what cannot be done together."""
     searching = options["find_max"] or options["scan"]
     if options["find_max"] and options["scan"]:
-        raise ValueError("--find-max and --scan are two searches")
+        raise ValueError("give either --find-max or --scan")
     if searching and (options["rate"] or options["requests"]):
-        raise ValueError("a search chooses the rates itself, for a time: no --rate and no -n")
+        raise ValueError("a search takes neither --rate nor -n: it chooses the rates, and runs for a time")
     if searching and options["repeat"] > 1:
-        raise ValueError("--repeat is for one load, not for a search")
+        raise ValueError("a search takes no --repeat")
     duration = options["duration"]
     if duration is None and options["requests"] is None:
         duration = SEARCH_S if searching else DURATION_S
@@ -379,7 +385,7 @@ def read_plan(options: dict[str, Any]) -> Plan:
 
 def read_delay(seconds: float) -> int:
     if seconds != int(seconds):
-        raise ValueError(f"a delay is of whole seconds, not {seconds:g}")
+        raise ValueError(f"a delay must be whole seconds, not {seconds:g}")
     return int(seconds)
 
 
@@ -428,7 +434,7 @@ def measure(
     if not found.runs:
         raise LoadError(found.ended)
     if interruption.happened and answer is None:
-        click.echo("counterbench: interrupted: these are the figures until then", err=True)
+        click.echo("counterbench: interrupted; these are the figures until then", err=True)
     return Report(found.runs, machine(), versions(), answer)
 
 

@@ -33,22 +33,22 @@ if TYPE_CHECKING:
 
 EXIT_CONFIG = 2
 EXIT_LACKS = 1
-NO_MEMORY = "the process gets no more memory: is there a limit of its address space?"
+NO_MEMORY = "out of memory: is the address space of the process limited?"
 LEAVE_S = 1.0
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="counterd",
-        description="Hands out shared, limited things over the network, and always gets them back.",
-        epilog="Without -c: /etc/counterd/counterd.conf if it exists, else the file that came with the package."
-        " `counterd journal --help` is about the file of a journal.",
+        description="Hands out permits for shared, limited resources, and takes them back when a client dies.",
+        epilog="Without -c, counterd reads /etc/counterd/counterd.conf if it exists, else the file in the package."
+        " `counterd journal --help` describes the commands for a journal file.",
     )
     parser.add_argument("-c", "--config", type=Path, metavar="FILE", help="the configuration file")
     parser.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", dest="overrides", help="override a key; repeatable"
     )
-    parser.add_argument("--check", action="store_true", help="only say whether the configuration is right")
+    parser.add_argument("--check", action="store_true", help="check the configuration and exit")
     parser.add_argument("--version", action="version", version=f"counterd {__version__}")
     return parser.parse_args(arguments)
 

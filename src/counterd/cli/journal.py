@@ -35,12 +35,13 @@ LOCK_S = 0.2
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="counterd journal", description="Looks into a journal, or mends it.")
+    description = "Checks, shows or repairs the journal file of a daemon."
+    parser = argparse.ArgumentParser(prog="counterd journal", description=description)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, text in (
-        ("check", "say whether all of it can be read and makes sense; the daemon may run"),
-        ("dump", "write its records as JSON, a line each; the daemon may run"),
-        ("repair", "keep what can be read: the file as it was becomes FILE.damaged; the daemon must not run"),
+        ("check", "check that the journal can be read and is consistent; the daemon may run"),
+        ("dump", "print the records as JSON, one per line; the daemon may run"),
+        ("repair", "keep the records that can be read; the old file becomes FILE.damaged; the daemon must not run"),
     ):
         commands.add_parser(name, help=text, description=text).add_argument("file", metavar="FILE")
     return parser.parse_args(arguments)
@@ -62,7 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def read_only(path: str) -> sqlite3.Connection:
     """Its database, for reading. Raises JournalError if there is none."""
     if not Path(path).is_file():
-        raise JournalError(f"{path}: there is no such file")
+        raise JournalError(f"{path}: no such file")
     return lenient(sqlite3.connect(f"{Path(path).absolute().as_uri()}?mode=ro", uri=True, isolation_level=None))
 
 
@@ -90,7 +91,7 @@ def dump(path: str) -> int:
 
 def repair(path: str) -> int:
     if not Path(path).is_file():
-        raise JournalError(f"{path}: there is no such file")
+        raise JournalError(f"{path}: no such file")
     aside, repaired = Path(f"{path}.damaged"), Path(f"{path}.repaired")
     with explained(path, repairs=True):
         lock(path, LOCK_S)
@@ -115,8 +116,8 @@ def repair(path: str) -> int:
             with suppress(FileNotFoundError):
                 Path(path + suffix).rename(f"{aside}{suffix}")
         repaired.rename(path)
-    what = f"{several(kept, 'record')} kept, {several(lost, 'place')} that cannot be read"
-    print(f"{path}: {what}; the file as it was is {aside}")
+    what = f"{several(kept, 'record')} kept, {several(lost, 'place')} could not be read"
+    print(f"{path}: {what}; the old file is now {aside}")
     return 1 if lost else 0
 
 

@@ -21,10 +21,12 @@ F = TypeVar("F", bound="Callable[..., Any]")
 
 PEM = click.Path(exists=True, dir_okay=False)
 TLS_OPTIONS = (
-    click.option("--tls", is_flag=True, help="Speak TLS. What follows says so too."),
-    click.option("--cacert", type=PEM, metavar="FILE", help="Whom to trust.  [default: as this system does]"),
-    click.option("--cert", type=PEM, metavar="FILE", help="The certificate to show, if the server asks for one."),
-    click.option("--key", type=PEM, metavar="FILE", help="Its key.  [default: in the same file]"),
+    click.option("--tls", is_flag=True, help="Use TLS. The three options below imply it."),
+    click.option(
+        "--cacert", type=PEM, metavar="FILE", help="The CA certificates to trust.  [default: those of this system]"
+    ),
+    click.option("--cert", type=PEM, metavar="FILE", help="The client certificate, for a server that asks for one."),
+    click.option("--key", type=PEM, metavar="FILE", help="The key of --cert.  [default: in the same file]"),
 )
 
 

@@ -50,7 +50,7 @@ def open_listening(config: Config) -> socket.socket | UnixSocket:
     try:
         return open_tcp(host, port, KEEPALIVE) if port >= 0 else UnixSocket(host, SOCKET_MODE)
     except OSError as error:
-        why = "it is in use" if error.errno == errno.EADDRINUSE and port >= 0 else error.strerror or error
+        why = "address already in use" if error.errno == errno.EADDRINUSE and port >= 0 else error.strerror or error
         raise ConfigError([f"{config.place('admin.bind')}: cannot listen on {bind}: {why}"]) from None
 
 
@@ -176,7 +176,7 @@ class Answers:
                 if body is not None:
                     self._take(json.loads(body))
         except (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError) as error:
-            self._child.cut(f"asked what it should not: {type(error).__name__}: {error}")
+            self._child.cut(f"sent an invalid request: {type(error).__name__}: {error}")
             return
         self._is_resting = True
         self._read_or_not()
@@ -206,11 +206,11 @@ class Answers:
                 self._walks.append((number, answer))
                 self._walk_on(0)
             else:
-                raise Refused(503, f"{WALKS_MAX} others are being answered")
+                raise Refused(503, f"{WALKS_MAX} other tables are being read")
         except Refused as refused:
             self._refuse(number, refused)
         except OSError as error:  # such as a lack of descriptors
-            self._refuse(number, Refused(503, f"it cannot be found out now: {error.strerror}"))
+            self._refuse(number, Refused(503, f"the daemon cannot find out now: {error.strerror}"))
 
     # ---- answers that take steps ----
 
@@ -235,8 +235,8 @@ class Answers:
             self._refuse(number, refused)
         except Exception as error:  # noqa: BLE001 - a bug costs one answer, and must not end the callbacks
             self._walks.popleft()
-            self._loop.call_exception_handler({"message": "answering the admin process failed", "exception": error})
-            self._refuse(number, Refused(500, "an internal error"))
+            self._loop.call_exception_handler({"message": "failed to answer the admin process", "exception": error})
+            self._refuse(number, Refused(500, "internal error"))
         self._walk_on(time.monotonic_ns() - begun)
 
     # ---- inside ----

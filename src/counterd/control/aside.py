@@ -31,7 +31,7 @@ def start_thread(name: str, run: Callable[[], None]) -> threading.Thread:
     try:
         thread.start()
     except RuntimeError as error:
-        raise NoThread(f"no thread can be started: {error}; is there a limit of processes or of memory?") from None
+        raise NoThread(f"cannot start a thread: {error}; is there a limit on processes or memory?") from None
     return thread
 
 

@@ -98,7 +98,7 @@ class Authority:
                 except self._errors as error:
                     self._give_up(error)
                 except Exception as error:  # noqa: BLE001 - a bug; throttling must go on in spite of it
-                    self._loop.call_exception_handler({"message": "asking Redis failed", "exception": error})
+                    self._loop.call_exception_handler({"message": "failed to ask Redis", "exception": error})
                     self._give_up(error)
                 await asyncio.sleep(RETRY_S)
         finally:
@@ -106,7 +106,7 @@ class Authority:
 
     def _begin(self) -> None:
         if self.failing:
-            log.info("Redis decides again")
+            log.info("Redis is available again and decides")
             self.failing = ""
         self._source.begin(self._store, time.monotonic_ns())
 
@@ -147,7 +147,7 @@ class Authority:
     def _give_up(self, error: Exception) -> None:
         """Lets the store decide the requests that were taken and all later ones."""
         silent = isinstance(error, asyncio.TimeoutError)
-        why = f"it has not answered for {PATIENCE_S:g} s" if silent else str(error) or type(error).__name__
+        why = f"no answer for {PATIENCE_S:g} s" if silent else str(error) or type(error).__name__
         if not self.failing:
             self._report("shared", f"Redis is unavailable, so this master decides alone: {why}")
         self.failing = why

@@ -55,7 +55,7 @@ class Door:
                 self.tcp.append(open_tcp(address, number, keepalive_of(self._settings)))
             except OSError as error:
                 taken = error.errno == errno.EADDRINUSE
-                why = "it is in use" if taken else (error.strerror or str(error))
+                why = "address already in use" if taken else (error.strerror or str(error))
                 key = self.port.key("port") if taken else f"{self.port.room}.bind"
                 line = f"{self._config.place(key)}: cannot listen on {shown(address, number)}: {why}"
                 absent = error.errno in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT) and address in ("::1", "::")

@@ -42,7 +42,7 @@ def read_file(path: str, size_max: int, pipe_timeout: float = 0.0) -> bytes:
             if stat.S_ISFIFO(mode) and pipe_timeout:
                 content = _read_pipe(file.fileno(), size_max, time.monotonic() + pipe_timeout)
                 if content is None:
-                    raise FileError(path, f"is a pipe, and nobody has written all of it within {pipe_timeout:g} s")
+                    raise FileError(path, f"is a pipe that was not written to its end within {pipe_timeout:g} s")
             elif stat.S_ISREG(mode):
                 content = file.read(size_max + 1)
             else:
@@ -50,7 +50,7 @@ def read_file(path: str, size_max: int, pipe_timeout: float = 0.0) -> bytes:
     except (OSError, ValueError) as error:  # ValueError: a path that cannot be encoded
         raise FileError(path, f"cannot be read: {getattr(error, 'strerror', None) or error}") from None
     if content is None:  # some files in /proc would block, although they are regular
-        raise FileError(path, "cannot be read: it has nothing yet")
+        raise FileError(path, "cannot be read: it has no data yet")
     if len(content) > size_max:
         raise FileError(path, f"has more than {size_max} bytes")
     return content
@@ -96,13 +96,13 @@ def problems_of(error: ValueError) -> list[str]:
     """Returns the lines of an error, from its `problems` if it has them, at most PROBLEMS_MAX and a summary."""
     lines = list(getattr(error, "problems", ())) or [str(error)]
     left = len(lines) - PROBLEMS_MAX
-    return [*lines[:PROBLEMS_MAX], f"{left} more mistakes"] if left > 1 else lines
+    return [*lines[:PROBLEMS_MAX], f"and {left} more mistakes"] if left > 1 else lines
 
 
 def unreadable(paths: Mapping[str, str], place: Callable[[str], str]) -> list[str]:
     """Returns a line for each file that this process can no longer read, because the next reload would fail."""
     return [
-        f"{place(key)}: uid {os.geteuid()} cannot read {path}: a reload will be refused"
+        f"{place(key)}: uid {os.geteuid()} cannot read {path}, so a reload will be refused"
         for key, path in paths.items()
         if path and not os.access(path, os.R_OK)
     ]

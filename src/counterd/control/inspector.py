@@ -160,14 +160,16 @@ class Inspector:
 
     def _table(self, name: str, parameters: Mapping[str, str]) -> Steps:
         if name not in self._tables:
-            raise Refused(404, f"there is no table {name!r} here")
+            raise Refused(404, f"no table {name!r}: is its protocol enabled?")
         service, table = self._tables[name]
         begun = time.monotonic_ns()
         connection_id = parameters.get("connection")
         if connection_id is not None:
             room, connection = self._find(connection_id)
             if room is not service:
-                raise Refused(400, f"connection: {connection_id} is of {room.room.name}, this of {service.room.name}")
+                raise Refused(
+                    400, f"connection: {connection_id} is one of {room.room.name}, the table of {service.room.name}"
+                )
             parameters = {**parameters, "connection": str(connection.number)}
         try:
             walk = table.open(service.store, parameters)
@@ -243,21 +245,21 @@ class Inspector:
         service = self._services.get(room)
         connection = service.server.find(own) if service else None
         if service is None or connection is None:
-            raise Refused(404, "there is no such connection, or not any more")
+            raise Refused(404, "no such connection, or it is gone")
         return service, connection
 
     def _close(self, connection_id: str) -> dict[str, Any]:
         service, connection = self._find(connection_id)
-        log.info("connection ended over the admin endpoint", id=connection_id, peer=connection.origin())
+        log.info("connection closed through the admin endpoint", id=connection_id, peer=connection.origin())
         service.server.kill(connection)
         return {"closed": connection_id}
 
     def _drain(self, room: str, *, on: bool) -> dict[str, Any]:
         service = self._services.get(room)
         if service is None or service.room.drain_mode is None:
-            raise Refused(404, f"there is no protocol {room!r} here that has a drain mode")
+            raise Refused(404, f"no protocol {room!r} with a drain mode is enabled")
         service.room.drain_mode(service.store, on)
-        log.info(f"drain mode of {room} is {'on: it refuses new work' if on else 'off'}")
+        log.info(f"drain mode of {room} is {'on: new work is refused' if on else 'off'}")
         return {"protocol": room, "drain_mode": on}
 
     # ---- configuration ----
@@ -306,7 +308,7 @@ def columns(table: Table) -> list[dict[str, str]]:
     for column in table.columns:
         if column.kind == "connection":
             made.append({"name": column.name, "kind": "connection", "help": column.help})
-            made.append({"name": "peer", "kind": "text", "help": "where it comes from"})
+            made.append({"name": "peer", "kind": "text", "help": "its address"})
         elif column.kind == "since":
             made.append({"name": "age_seconds", "kind": "seconds", "help": f"{column.help}: how long ago"})
         else:
@@ -358,7 +360,7 @@ def split_id(text: str) -> tuple[str, int]:
     room, _, own = text.partition("-")
     number = own.partition("-")[0]
     if not number.isdecimal() or len(number) > 10:
-        raise ValueError(f"expected the id of a connection, not {text!r}")
+        raise ValueError(f"expected a connection id, not {text!r}")
     return room, int(number)
 
 

@@ -81,7 +81,7 @@ class Keeper:
         self._supervisor.start()
         await asyncio.shield(self._begun)
         if self._count:
-            log.info(f"restored {self.restored} records from {self._path}")
+            log.info(f"restored {self.restored} records from the journal {self._path}")
 
     def turn(self, now_ns: int) -> None:
         """Sends the next changes, if the last piece is written. Called in each turn of the store's driver."""
@@ -111,11 +111,12 @@ class Keeper:
             if behind < least:
                 least, until = behind, now + timeout
             elif now > until:
-                log.warning(f"changes that are not in {self._path}: {behind}", failing=self.failing)
+                text = f"stopping with {behind} changes that are not in the journal {self._path}"
+                log.warning(text, failing=self.failing)
                 return
             if now - self._said > PROGRESS_S:
                 self._said = now
-                log.info(f"writing {self._path}: changes that are left: {behind}")
+                log.info(f"writing the journal {self._path}: {behind} changes remain")
             self._driver.wake()
             await asyncio.sleep(CHECK_S)
         until = self._loop.time() + timeout
@@ -156,7 +157,7 @@ class Keeper:
             raise JournalFailed(f"{self._path}: {error}") from None
         if self._loop.time() - self._said > PROGRESS_S:
             self._said = self._loop.time()
-            log.info(f"restoring {self._path}: {self.restored} of {self._count} records")
+            log.info(f"restoring from the journal {self._path}: {self.restored} of {self._count} records")
 
     def on_begin(self, talk: Talk, told: dict[str, Any]) -> None:
         """Called when a process is ready for pieces."""
@@ -174,7 +175,7 @@ class Keeper:
     def on_written(self) -> None:
         """Called when the last piece is on disk, or when the journal works again without one."""
         if self.failing:
-            log.info(f"the journal {self._path} is written again")
+            log.info(f"the journal {self._path} can be written again")
             self.failing = ""
         position, self._piece = self._piece[0] if self._piece is not None else 0, None
         self._store.reach(position, time.monotonic_ns())
@@ -193,7 +194,7 @@ class Keeper:
         self._talk = None
         self._closed.set()
         if not self._begun.done():
-            self.on_error(f"{self._path}: the process that reads it has ended")
+            self.on_error(f"{self._path}: the process that reads it ended")
 
     # ---- inside ----
 
@@ -210,7 +211,7 @@ class Keeper:
         if left > 0:
             self._patience = self._loop.call_later(left, self._look)
         else:
-            self._fail(f"{self._path}: nothing has been written for {PATIENCE_S:g} s")
+            self._fail(f"{self._path}: no write finished for {PATIENCE_S:g} s")
 
     def _fail(self, why: str) -> None:
         self._report("journal", f"the journal cannot be written: {why}")
@@ -246,9 +247,9 @@ class Talk:
                 self._take(body[:1], body[1:])
         except JournalFailed as error:
             self._keeper.on_error(str(error))
-            self._child.cut("said what cannot be restored")
+            self._child.cut("sent records that cannot be restored")
         except (ValueError, LookupError, TypeError) as error:
-            self._child.cut(f"said what it should not: {type(error).__name__}: {error}")
+            self._child.cut(f"sent an invalid message: {type(error).__name__}: {error}")
 
     def paused(self) -> None:
         pass  # only one piece is sent at a time
@@ -274,4 +275,4 @@ class Talk:
         elif letter == b"E":
             self._keeper.on_error(body.decode())
         elif letter != b"L":
-            raise ValueError(f"{letter!r} is nothing that it says")
+            raise ValueError(f"unknown message {letter!r}")

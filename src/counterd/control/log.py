@@ -51,7 +51,7 @@ CLOSE_TIMEOUT = 1.0  # seconds
 # Lines of one cause that are logged in a period: enough to notice, too few to hide other lines.
 REPEATED_LINES = 5
 REPEATED_PERIOD_S = 10.0
-UNFORMATTED = "a log record cannot be formatted"
+UNFORMATTED = "cannot format a log message"
 
 
 def one_line(text: str) -> str:

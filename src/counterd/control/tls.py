@@ -38,9 +38,9 @@ def make_context(cert: str, key: str = "", client_ca: str = "", require_client_c
     except ssl.SSLError as error:
         if error.reason == "KEY_VALUES_MISMATCH":
             raise TLSError(
-                key_name, f"the private key in {key or cert} is not that of the certificate in {cert}"
+                key_name, f"the private key in {key or cert} does not belong to the certificate in {cert}"
             ) from None
-        raise TLSError(key_name, f"there is no private key in PEM in {key or cert}{_reason(error)}") from None
+        raise TLSError(key_name, f"no private key in PEM in {key or cert}{_reason(error)}") from None
     except ValueError as error:
         raise TLSError(key_name, f"the private key in {key or cert} {error}") from None
     except OSError as error:  # the file has vanished since it was read
@@ -64,7 +64,7 @@ def _check_certificates(name: str, path: str) -> str:
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_verify_locations(cadata=text)
     except (ssl.SSLError, ValueError) as error:
-        raise TLSError(name, f"there is no certificate in PEM in {path}{_reason(error)}") from None
+        raise TLSError(name, f"no certificate in PEM in {path}{_reason(error)}") from None
     return text
 
 
@@ -75,4 +75,4 @@ def _reason(error: Exception) -> str:
 
 def _no_passphrase() -> str:
     """Refuses a key with a passphrase, for which OpenSSL would ask at the terminal."""
-    raise ValueError("has a passphrase, and nobody is there to give it")
+    raise ValueError("has a passphrase, which counterd cannot ask for")

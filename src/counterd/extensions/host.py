@@ -65,14 +65,14 @@ def find(group: str, name: str) -> Callable[[Context], object]:
         entries = importlib.metadata.entry_points(group=group)
         if name not in entries.names:
             known = ", ".join(sorted(entries.names)) or "none"
-            raise LookupError(f"there is no entry point of that name in the group {group}, but {known}")
+            raise LookupError(f"the group {group} has no entry point of that name; it has {known}")
         module, _, attributes = entries[name].value.partition(":")
     found: Any
     try:
         found = importlib.import_module(module.strip())
     except ModuleNotFoundError as error:
         if error.name is not None and f"{module}.".startswith(f"{error.name}."):
-            raise LookupError(f"there is no module {error.name}") from None
+            raise LookupError(f"no module {error.name}") from None
         raise LookupError(f"importing {module} failed: {described(error)}") from error
     except (Exception, SystemExit) as error:
         raise LookupError(f"importing {module} failed: {described(error)}") from error
@@ -81,7 +81,7 @@ def find(group: str, name: str) -> Callable[[Context], object]:
             raise LookupError(f"the module {module} has no {attributes}")
         found = getattr(found, attribute)
     if not callable(found):
-        raise LookupError(f"{attributes} of the module {module} is no class and no function")
+        raise LookupError(f"{attributes} of the module {module} is neither a class nor a function")
     made: Callable[[Context], object] = found
     return made
 
@@ -179,7 +179,7 @@ class Fetching:
         for problem in problems:
             log.error(f"{name}: nothing changed: {problem}")
         if not problems:
-            log.info(f"{name}: {self._call} was taken over")
+            log.info(f"{name}: the result of {self._call} is in force")
 
     def _note(self, problems: list[str]) -> None:
         """The same of what happens again and again by itself, which may go wrong for days."""
@@ -260,10 +260,11 @@ class PluginHost:
         try:
             extension = self._found[key](Context(default, timeout))
         except (Exception, SystemExit) as error:
-            raise ConfigError([f"{where}: making it failed: {described(error)}"]) from error
+            raise ConfigError([f"{where}: creating it failed: {described(error)}"]) from error
         missing = [name for name in methods_of(self._room)[key] if not callable(getattr(extension, name, None))]
         if missing:
-            raise ConfigError([f"{where}: what it made, {type(extension).__name__}, has no {', '.join(missing)}"])
+            kind = type(extension).__name__
+            raise ConfigError([f"{where}: the object that it returned ({kind}) has no {', '.join(missing)}"])
         plugin = Plugin(key, value, extension, timeout, self)
         self.plugins.append(plugin)
         return plugin
@@ -271,7 +272,7 @@ class PluginHost:
     def on_loop(self, function: Callable[[int], T], timeout: float) -> T:
         loop = self._loop
         if loop is None or threading.get_ident() == self._thread:
-            raise RuntimeError("this is for an extension's calls, while the daemon serves")
+            raise RuntimeError("this works only within an extension's call, while the daemon serves")
         future: concurrent.futures.Future[T] = concurrent.futures.Future()
 
         def run() -> None:
@@ -287,7 +288,7 @@ class PluginHost:
             return future.result(timeout)
         except concurrent.futures.TimeoutError:
             if future.cancel():
-                raise TimeoutError(f"the engine had no turn within {timeout * 1000:g} ms") from None
+                raise TimeoutError(f"the engine did not answer within {timeout * 1000:g} ms") from None
             return future.result()  # it was under way
 
     def read(self, key: str) -> bytes:

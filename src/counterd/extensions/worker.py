@@ -57,7 +57,7 @@ def failed(error: BaseException) -> Failed:
         trace = "".join(traceback.format_exception(error)).rstrip("\n")[-TRACEBACK_MAX:]
         return Failed(f"{type(error).__name__}: {error}"[:TEXT_MAX], lines_of(error), trace)
     except BaseException:  # noqa: BLE001 - as with the job
-        text = "an error that cannot say what it is"
+        text = "an error whose text cannot be shown"
         return Failed(text, [text], text)
 
 
@@ -180,8 +180,8 @@ class Worker:
         if thread is not None and job is not None and job.due_ns <= now_ns:
             self._give_up(thread, job)
         if self._late != self._late_told:
-            text = f"{self.name}: it is asked for more than it can do: {self._late - self._late_told} calls"
-            self.report("late", f"{text} were not begun within {self.limit * 1000:g} ms")
+            text = f"{self.name}: overloaded: {self._late - self._late_told} calls"
+            self.report("late", f"{text} did not start within {self.limit * 1000:g} ms")
             self._late_told = self._late
 
     def burns(self, period: float) -> None:
@@ -194,7 +194,7 @@ class Worker:
         job = busiest.job
         call = job.call if job is not None else busiest.last
         figures = f"{sum(spent.values()):.2f} s in the last {period:.1f} s"
-        self.report("cpu", f"{self.name} burns CPU in {call}: {figures}")
+        self.report("cpu", f"{self.name} uses much CPU in {call}: {figures}")
 
     def stop(self) -> None:
         """Begins nothing any more, and tells nobody what comes of the rest."""
@@ -210,9 +210,9 @@ class Worker:
 
     def _why_busy(self) -> str:
         if self._active is not None:
-            return f"{WAITING_MAX} calls wait already"
+            return f"{WAITING_MAX} calls are waiting already"
         calls = sorted({thread.job.call for thread in self._stuck if thread.job is not None})
-        return f"all of its threads are stuck, in {', '.join(calls)}"
+        return f"all of its threads are stuck in {', '.join(calls)}"
 
     def _give_up(self, thread: Thread, job: Job) -> None:
         with self._lock:
@@ -225,8 +225,8 @@ class Worker:
                 with contextlib.suppress(RuntimeError):  # the system has no thread left
                     self._active = self._thread()
         text = f"{self.name}: {job.call} takes longer than {self.limit * 1000:g} ms"
-        more = "" if self._active is not None else ", and nothing more is asked of it until one comes back"
-        self.report("stuck", f"{text}: threads that are stuck: {len(self._stuck)}{more}")
+        more = "" if self._active is not None else "; it gets no further calls until one returns"
+        self.report("stuck", f"{text}; stuck threads: {len(self._stuck)}{more}")
 
     def _told_of(self, job: Job, outcome: Any) -> None:
         """Has job.then called on the loop's thread; from any."""

@@ -68,7 +68,7 @@ def lock(path: str, patience: float = LOCK_S) -> int:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             if time.monotonic() > until:
-                raise JournalError(f"{path}: another process writes this journal") from None
+                raise JournalError(f"{path}: another process is writing this journal") from None
             time.sleep(0.02)
         else:
             return descriptor
@@ -78,7 +78,7 @@ def room_of(database: sqlite3.Connection, path: str) -> str:
     """Returns the name of the protocol of a journal. Raises JournalError if the database is not a journal."""
     ((application,),) = database.execute("PRAGMA application_id")
     if application != APPLICATION_ID:
-        raise JournalError(f"{path}: is a database, and no journal of counterd")
+        raise JournalError(f"{path}: is a database, but not a journal of counterd")
     rooms = database.execute("SELECT room FROM journal").fetchmany(2)
     if len(rooms) != 1:
         raise JournalError(f"{path}: does not say which protocol's journal it is")
@@ -90,17 +90,17 @@ def check_layout(database: sqlite3.Connection, path: str, ledger: Ledger) -> Non
     ((layout,),) = database.execute("PRAGMA user_version")
     if layout != ledger.LAYOUT:
         raise JournalError(
-            f"{path}: has layout {layout}, and this version of counterd writes and reads layout {ledger.LAYOUT}"
+            f"{path}: has layout {layout}, but this version of counterd reads and writes layout {ledger.LAYOUT}"
         )
     with contextlib.closing(sqlite3.connect(":memory:")) as whole:
         whole.executescript(ledger.SCHEMA + OWN_SCHEMA)
         wrong = sorted({row[1] for row in set(whole.execute(SHAPE)) - set(database.execute(SHAPE))})
     if wrong:
-        those = f"{', '.join(wrong)} {'is' if len(wrong) == 1 else 'are'} missing, or another"
-        raise JournalError(f"{path}: is not as counterd made it: {those}")
+        those = f"{', '.join(wrong)} {'is' if len(wrong) == 1 else 'are'} missing or different"
+        raise JournalError(f"{path}: is not as counterd created it: {those}")
     triggers = sorted(name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'trigger'"))
     if triggers:
-        raise JournalError(f"{path}: has triggers, which counterd has not made: {', '.join(triggers)}")
+        raise JournalError(f"{path}: has triggers that counterd did not create: {', '.join(triggers)}")
 
 
 def lenient(database: sqlite3.Connection) -> sqlite3.Connection:
@@ -114,7 +114,7 @@ def find_ledger(room: str) -> Ledger:
     for one in find_rooms():
         if one.name == room and one.journal is not None:
             return importlib.import_module(one.journal.ledger)
-    raise JournalError(f"no protocol {room} is installed that has a journal")
+    raise JournalError(f"no installed protocol {room} has a journal")
 
 
 def ledger_of(database: sqlite3.Connection, path: str) -> Ledger:

@@ -60,11 +60,11 @@ def refusal(
         if access.users or access.groups:
             pid, uid, gids = process()
             if not access.allows_process(uid, gids):
-                return "allow", f"user {uid} (process {pid}) is not among those allowed"
+                return "allow", f"user {uid} (process {pid}) is not in socket_allow"
     elif not access.allows_address(address):
-        return "allow", f"{address_text(address)} is not among the addresses allowed"
+        return "allow", f"{address_text(address)} is not an allowed address"
     if count >= limits.max_connections:
-        return "max_connections", f"{count} connections are open, the limit"
+        return "max_connections", f"{count} connections are open, which is the limit"
     if address is not None and limits.max_per_address and of_address >= limits.max_per_address:
-        return "per_address", f"{address_text(address)} has {of_address} open, the limit of one address"
+        return "per_address", f"{address_text(address)} has {of_address} open, which is the limit for one address"
     return None

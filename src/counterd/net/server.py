@@ -231,7 +231,7 @@ class Server:
     def _on_slowed(self, connection: Connection) -> None:
         """Called when a connection exceeded the request rate, and is paused."""
         rate = self.limits.requests_per_second
-        self._report("slowed", f"{connection.origin()} sends more than {rate} requests a second: it is slowed down")
+        self._report("slowed", f"{connection.origin()} sends more than {rate} requests a second and is slowed down")
 
     def _on_stuck(self, connection: Connection) -> None:
         """Called when a connection's output got stuck. Starts the time limit."""
@@ -244,7 +244,7 @@ class Server:
 
     def _on_dropped(self, connection: Connection) -> None:
         """Called when the session dropped a connection, because the peer does not read what others send it."""
-        self._count_slow_reader("dropped a peer that has not taken what others sent it")
+        self._count_slow_reader("cut off a peer that read too slowly what others sent to it")
 
     def _on_lost(self, connection: Connection, error: BaseException | None) -> None:
         """Called when a connection has left the table by an error, with unsent output, or after part()."""
@@ -253,10 +253,10 @@ class Server:
             self._departure.set()
         if isinstance(error, TimeoutError):  # the kernel gave up: keepalive, or TCP_USER_TIMEOUT
             if connection.owed:
-                self._count_slow_reader("the kernel closed a connection whose peer took no output for too long")
+                self._count_slow_reader("the kernel closed a connection whose peer read no output for too long")
             else:
                 self.vanished += 1
-                self._report("vanished", "a peer vanished, or took no answer; what it held is given back")
+                self._report("vanished", "a peer vanished; what it held is given back")
 
     # ---- inside ----
 
@@ -306,7 +306,7 @@ class Server:
             since = now
         elif now - since > getattr(self.limits, connection.patience) * SECOND:
             del self._stuck[connection]
-            self._count_slow_reader(f"cut off a peer that has taken none of {left} bytes owed to it for too long")
+            self._count_slow_reader(f"cut off a peer that read none of {left} waiting bytes for too long")
             connection.abort()
             return
         self._stuck[connection] = (since, left)
@@ -321,7 +321,7 @@ class Server:
         idle, more = self._table.idle_among(first, IDLE_CHECKS, before)
         for connection in idle:
             self.idle_closed += 1
-            self._report("idle", f"{connection.origin()} has sent nothing for {self.limits.idle_timeout} s: closed")
+            self._report("idle", f"{connection.origin()} sent nothing for {self.limits.idle_timeout} s and was closed")
             connection.close()
         if more:
             self._idle_timer = self.loop.call_soon(self._check_idle, first + IDLE_CHECKS)

@@ -118,7 +118,7 @@ class UnixSocket:
                 if error.errno not in (errno.EAGAIN, errno.ETIMEDOUT) and not isinstance(error, TimeoutError):
                     raise
                 # The backlog is full, so a process listens.
-        raise OSError(errno.EADDRINUSE, "another process is already running on it", str(self.path))
+        raise OSError(errno.EADDRINUSE, "another process listens on it", str(self.path))
 
 
 @contextlib.contextmanager
@@ -132,7 +132,7 @@ def locked(path: Path) -> Iterator[None]:
     deadline = time.monotonic() + 2 * TIMEOUT_S  # another daemon needs TIMEOUT_S at most
     while (descriptor := _take_lock(lock)) is None:
         if time.monotonic() > deadline:
-            raise OSError(errno.EAGAIN, f"another process keeps {lock} locked", str(lock))
+            raise OSError(errno.EAGAIN, f"another process holds the lock {lock}", str(lock))
         time.sleep(0.01)
     try:
         yield
@@ -182,5 +182,5 @@ def _foreign(status: os.stat_result) -> str:
     if status.st_uid != os.geteuid():
         return f"belongs to uid {status.st_uid}"
     if status.st_mode & 0o077:
-        return f"can be opened by others: its mode is {stat.S_IMODE(status.st_mode):04o}"
+        return f"can be opened by other users: its mode is {stat.S_IMODE(status.st_mode):04o}"
     return ""

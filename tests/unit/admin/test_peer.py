@@ -237,7 +237,7 @@ def test_who_may_not_connect_hears_nothing_of_what_is_there() -> None:
             client.writer.write(GET)
             answer = await client.ends()
             assert answer.startswith(b"HTTP/1.1 403 ")
-            assert answer.endswith(b'{"error": "this address is not allowed here"}')
+            assert answer.endswith(b'{"error": "this address is not allowed"}')
             assert b"counterd" not in answer
         assert world.link.asked == []
 

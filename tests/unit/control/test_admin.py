@@ -233,7 +233,7 @@ def test_nonsense_ends_it(sent: bytes, play) -> None:
         await world.send(sent)
         await world.until(lambda: len(world.started) == 2)
         assert world.started[0].killed
-        assert "asked what it should not" in world.reports[0]
+        assert "sent an invalid request" in world.reports[0]
         assert world.inspector.restarts == 1
         assert world.complaints == []
 
@@ -244,7 +244,7 @@ def test_what_cannot_be_found_out_costs_one_answer(play) -> None:
     async def scene(world: World) -> None:
         await world.ask("exhausted", 1)
         answer = await world.receive()
-        assert answer["error"] == {"status": 503, "text": "it cannot be found out now: Too many open files"}
+        assert answer["error"] == {"status": 503, "text": "the daemon cannot find out now: Too many open files"}
         await world.ask("ping", 2)
         assert (await world.receive())["id"] == 2
         assert world.complaints == []
@@ -283,7 +283,7 @@ def test_one_that_does_not_read_costs_a_bounded_memory_and_is_replaced(play, mon
         assert module.OUTPUT_MAX < most < module.OUTPUT_MAX + 400_000  # one answer more than the bound
         world.pass_periods(child.SILENT_MAX + 1)
         await world.until(lambda: len(world.started) == 2)
-        assert "has said nothing for" in world.reports[0]
+        assert "was silent for" in world.reports[0]
 
     play(scene)
 
@@ -362,7 +362,9 @@ def test_listening_on_an_address() -> None:
     assert isinstance(listening, socket.socket)
     host, port = listening.getsockname()
     try:
-        with pytest.raises(ConfigError, match=f"^file:7: admin.bind: cannot listen on 127.0.0.1:{port}: it is in use$"):
+        with pytest.raises(
+            ConfigError, match=f"^file:7: admin.bind: cannot listen on 127.0.0.1:{port}: address already in use$"
+        ):
             open_listening(config(f"{host}:{port}"))
     finally:
         close_listening(listening)

@@ -24,7 +24,7 @@ def test_there_may_be_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
         raise RuntimeError("can't start new thread")
 
     async def main() -> None:
-        with pytest.raises(NoThread, match="no thread can be started: can't start new thread"):
+        with pytest.raises(NoThread, match="cannot start a thread: can't start new thread"):
             await aside(threading.get_ident)
 
     monkeypatch.setattr(threading.Thread, "start", refuse)

@@ -158,7 +158,7 @@ def test_whatever_else_goes_wrong_is_a_bug_and_does_not_end_it(
     scene = Scene(monkeypatch)
     scene.redis.answers = [b"7", error, b"8"]
     assert played(scene, b"a", b"b", b"c", told=6) == ["alone", "begin", [7], "alone", "begin", [8]]
-    assert scene.bugs == ["asking Redis failed"]
+    assert scene.bugs == ["failed to ask Redis"]
     assert len(scene.reports) == 1
 
 
@@ -183,4 +183,4 @@ def test_one_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     scene = Scene(monkeypatch)
     scene.redis.answers = [asyncio.TimeoutError()]
     assert played(scene, b"a", told=4) == ["alone", "begin", "alone", "begin"]
-    assert scene.reports == ["Redis is unavailable, so this master decides alone: it has not answered for 1 s"]
+    assert scene.reports == ["Redis is unavailable, so this master decides alone: no answer for 1 s"]

@@ -116,8 +116,8 @@ def test_what_is_in_use_is_told_with_the_key_of_its_port(directory: Path, stack:
     assert door.open() == ([], [])
     problems, missing = control.open()
     assert problems == [
-        f"--set: smockron.control_port: cannot listen on 127.0.0.1:{number}: it is in use",
-        f"--set: smockron.control_socket: cannot listen on {path}: another process is already running on it",
+        f"--set: smockron.control_port: cannot listen on 127.0.0.1:{number}: address already in use",
+        f"--set: smockron.control_socket: cannot listen on {path}: another process listens on it",
     ]
     assert missing == []
     control.close()
@@ -168,7 +168,7 @@ def test_a_port_by_which_nobody_can_come_is_a_mistake(
     with pytest.raises(ConfigError) as caught:
         doors(directory, stack, bind="", **{heard: "/a"})
     why = f"smockron.bind and smockron.{key} are both empty"
-    assert caught.value.problems == (f"--set smockron.bind=: {unheard} is enabled but listens nowhere, {why}",)
+    assert caught.value.problems == (f"--set smockron.bind=: {unheard} is enabled but listens nowhere: {why}",)
 
 
 def test_ports_that_were_all_passed_need_no_address(directory: Path, stack: contextlib.ExitStack) -> None:

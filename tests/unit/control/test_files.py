@@ -101,7 +101,7 @@ def test_a_file_that_would_be_waited_for_is_not(tmp_path: Path, monkeypatch: pyt
     os.mkfifo(tmp_path / "pipe")
     writer = os.open(tmp_path / "pipe", os.O_RDWR)
     try:
-        with pytest.raises(FileError, match="/pipe cannot be read: it has nothing yet"):
+        with pytest.raises(FileError, match="/pipe cannot be read: it has no data yet"):
             read_file(f"{tmp_path}/pipe", 5)
     finally:
         os.close(writer)
@@ -138,7 +138,7 @@ def test_a_pipe_that_nobody_writes_to_is_not_waited_for_without_end(tmp_path: Pa
     os.mkfifo(tmp_path / "pipe")
     keeper = os.open(tmp_path / "pipe", os.O_RDWR) if has_writer else -1
     try:
-        with pytest.raises(FileError, match=r"is a pipe, and nobody has written all of it within 0\.01 s"):
+        with pytest.raises(FileError, match=r"is a pipe that was not written to its end within 0\.01 s"):
             read_file(f"{tmp_path}/pipe", 5, 0.01)
     finally:
         if has_writer:
@@ -187,12 +187,12 @@ def test_nobody_reads_thousands_of_lines() -> None:
 
     assert [len(lines(count)) for count in (1, 100, 101, 102, 1000)] == [1, 100, 101, 101, 101]
     assert lines(101)[-1] == "100"
-    assert lines(1000)[-2:] == ["99", "900 more mistakes"]
+    assert lines(1000)[-2:] == ["99", "and 900 more mistakes"]
 
 
 def test_what_cannot_be_read_again_is_told(config: Config, tmp_path: Path) -> None:
     (tmp_path / "words").touch()
     paths = {"gate.words": f"{tmp_path}/words", "gate.others": f"{tmp_path}/others", "gate.third": ""}
     assert unreadable(paths, config.place) == [
-        f"{tmp_path}/F:3: gate.others: uid {os.geteuid()} cannot read {tmp_path}/others: a reload will be refused"
+        f"{tmp_path}/F:3: gate.others: uid {os.geteuid()} cannot read {tmp_path}/others, so a reload will be refused"
     ]

@@ -335,9 +335,9 @@ def test_a_table_of_one_connection_is_asked_for_by_its_id() -> None:
     assert len(answer["rows"]) == 1
     for gone in ("one-7-4", "one-8-3", "three-7-3", "7", ""):
         status, why = refused(asked, "table", table="things_one", parameters={"connection": gone})
-        assert (status, why) == (404, "there is no such connection, or not any more")
+        assert (status, why) == (404, "no such connection, or it is gone")
     status, why = refused(asked, "table", table="things_one", parameters={"connection": "two-7-4"})
-    assert (status, why) == (400, "connection: two-7-4 is of two, this of one")
+    assert (status, why) == (400, "connection: two-7-4 is one of two, the table of one")
     assert len(given) == 1
 
 
@@ -346,7 +346,7 @@ def test_a_connection_that_goes_during_the_walk_is_not_mixed_up_with_the_next() 
     steps = inspector(one).answer({"ask": "table", "table": "things_one", "parameters": {"connection": "one-7-3"}})
     next(steps)
     one.server.connections[7] = Connection(7, 4)
-    with pytest.raises(Refused, match="there is no such connection"):
+    with pytest.raises(Refused, match="no such connection"):
         finish(steps)
 
 
@@ -439,10 +439,10 @@ def test_drain_mode_is_switched_and_logged() -> None:
         assert ask(asked, "drain", protocol="one", on=True) == {"protocol": "one", "drain_mode": True}
         assert ask(asked, "drain", protocol="one", on=False) == {"protocol": "one", "drain_mode": False}
     assert switched == [(one.store, True), (one.store, False)]
-    said = ["drain mode of one is on: it refuses new work", "drain mode of one is off"]
+    said = ["drain mode of one is on: new work is refused", "drain mode of one is off"]
     assert [line["event"] for line in logged] == said
     for room in ("two", "three", ""):
-        text = f"there is no protocol {room!r} here that has a drain mode"
+        text = f"no protocol {room!r} with a drain mode is enabled"
         assert refused(asked, "drain", protocol=room, on=True) == (404, text)
     assert len(switched) == 2
 

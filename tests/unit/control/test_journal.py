@@ -164,7 +164,7 @@ def test_a_writer_that_was_killed_is_replaced_and_gets_its_piece_again(path: Pat
         for pid in pids:
             os.kill(pid, signal.SIGKILL)
         await kept.written(2)
-        assert "the journal process ended with status -9" in kept.reports[0]
+        assert "the journal process exited with status -9" in kept.reports[0]
         assert (kept.store.refused, kept.keeper.failing) == (0, "")
         kept.keeper.stop()
 
@@ -190,7 +190,7 @@ def test_one_that_hangs_counts_as_a_failure_until_it_goes_on(path: Path, monkeyp
         kept.keeper.turn(0)
         await until(lambda: kept.keeper.failing)
         assert kept.store.refused == 1
-        assert kept.keeper.failing == f"{path}: nothing has been written for 0.05 s"
+        assert kept.keeper.failing == f"{path}: no write finished for 0.05 s"
         await kept.keeper.finish(0.05)  # gives up
         for pid in children():
             os.kill(pid, signal.SIGCONT)
@@ -277,7 +277,7 @@ def test_a_reader_that_ends_ends_the_start(path: Path) -> None:
             for pid in children():
                 os.kill(pid, signal.SIGKILL)
             await asyncio.sleep(0.001)
-        with pytest.raises(JournalFailed, match="the process that reads it has ended"):
+        with pytest.raises(JournalFailed, match="the process that reads it ended"):
             await restoring
         kept.keeper.stop()
 
@@ -315,8 +315,8 @@ def test_lines_of_progress(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             await kept.keeper.finish(PATIENCE)
             kept.keeper.stop()
         assert [line["event"] for line in lines] == [
-            f"reading the journal {path}", f"restoring {path}: 512 of 999 records",
-            f"restoring {path}: 999 of 999 records", f"restored 999 records from {path}",
+            f"reading the journal {path}", f"restoring from the journal {path}: 512 of 999 records",
+            f"restoring from the journal {path}: 999 of 999 records", f"restored 999 records from the journal {path}",
         ]  # fmt: skip
 
     asyncio.run(history())

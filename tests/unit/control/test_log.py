@@ -430,7 +430,7 @@ def test_a_value_that_cannot_be_shown_is_logged_as_that_and_not_raised(pipe, for
     line = logged(pipe, format, lambda log: log.info("x", a=field))
     assert line.count("\n") == 1
     assert "ERROR" in line.upper()
-    assert "a log record cannot be formatted" in line
+    assert "cannot format a log message" in line
     assert error in line
     assert __file__ in line
 
@@ -448,7 +448,7 @@ def test_what_libraries_log_comes_too(pipe):
     one, two, three = messages(pipe.read_to_end())
     assert one == "INFO  one of 2 logger=some.library"
     assert two.startswith('ERROR x logger=some.library exc="Traceback')
-    assert three.startswith(f"ERROR a log record cannot be formatted place={__file__}:")
+    assert three.startswith(f"ERROR cannot format a log message place={__file__}:")
 
 
 def test_lines_go_to_standard_error_unless_told_otherwise(capfd):

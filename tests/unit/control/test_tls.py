@@ -72,15 +72,15 @@ def test_certificates_of_clients(files):
         (("cert", "key", "fifo"), "client_ca", "{fifo} is not a regular file"),
         (("long", "key", ""), "cert", "{long} has more than 1048576 bytes"),
         (("", "", ""), "cert", "{directory} cannot be read: Is a directory"),
-        (("text", "key", ""), "cert", "there is no certificate in PEM in {text}"),
-        (("broken", "key", ""), "cert", "there is no certificate in PEM in {broken}"),
-        (("key", "key", ""), "cert", "there is no certificate in PEM in {key}"),
-        (("cert", "text", ""), "key", "there is no private key in PEM in {text}"),
-        (("cert", "cert", ""), "key", "there is no private key in PEM in {cert}"),
-        (("cert", "", ""), "cert", "there is no private key in PEM in {cert}"),
-        (("cert", "other", ""), "key", "the private key in {other} is not that of the certificate in {cert}"),
-        (("cert", "key", "text"), "client_ca", "there is no certificate in PEM in {text}"),
-        (("cert", "key", "key"), "client_ca", "there is no certificate in PEM in {key}"),
+        (("text", "key", ""), "cert", "no certificate in PEM in {text}"),
+        (("broken", "key", ""), "cert", "no certificate in PEM in {broken}"),
+        (("key", "key", ""), "cert", "no certificate in PEM in {key}"),
+        (("cert", "text", ""), "key", "no private key in PEM in {text}"),
+        (("cert", "cert", ""), "key", "no private key in PEM in {cert}"),
+        (("cert", "", ""), "cert", "no private key in PEM in {cert}"),
+        (("cert", "other", ""), "key", "the private key in {other} does not belong to the certificate in {cert}"),
+        (("cert", "key", "text"), "client_ca", "no certificate in PEM in {text}"),
+        (("cert", "key", "key"), "client_ca", "no certificate in PEM in {key}"),
     ],
 )
 def test_files_that_cannot_be_used(files, given, name, why):
@@ -104,6 +104,6 @@ def test_a_passphrase_is_not_asked_for(files):
     openssl = needs.path("openssl")
     encrypt = [openssl, "pkey", "-in", files.key, "-out", files.locked, "-aes256", "-passout", "pass:x"]
     subprocess.run(encrypt, check=True)
-    with pytest.raises(TLSError, match="locked has a passphrase, and nobody is there to give it") as caught:
+    with pytest.raises(TLSError, match="locked has a passphrase, which counterd cannot ask for") as caught:
         make_context(files.cert, files.locked)
     assert caught.value.name == "key"

@@ -159,23 +159,23 @@ def test_or_an_entry_point(folder: Path) -> None:
     assert find("counterd.gate", "my-keeper").__name__ == "Keeper"  # type: ignore[attr-defined]
     with pytest.raises(LookupError) as caught:
         find("counterd.gate", "your-keeper")
-    known = "there is no entry point of that name in the group counterd.gate, but my-keeper"
+    known = "the group counterd.gate has no entry point of that name; it has my-keeper"
     assert caught.value.args == (known,)
 
 
 @pytest.mark.parametrize(
     ("name", "why"),
     [
-        ("nowhere:Keeper", "there is no module nowhere"),
-        ("nowhere.deep:Keeper", "there is no module nowhere"),
-        ("keepers.deep:Keeper", "there is no module keepers.deep"),
+        ("nowhere:Keeper", "no module nowhere"),
+        ("nowhere.deep:Keeper", "no module nowhere"),
+        ("keepers.deep:Keeper", "no module keepers.deep"),
         ("keepers:keeper", "the module keepers has no keeper"),
-        ("keepers:nothing", "nothing of the module keepers is no class and no function"),
+        ("keepers:nothing", "nothing of the module keepers is neither a class nor a function"),
         ("needy:Keeper", "importing needy failed: ModuleNotFoundError: No module named 'nowhere', in needy.py:1"),
         ("wrong:Keeper", "importing wrong failed: SyntaxError: "),
         ("raising:Keeper", "importing raising failed: ZeroDivisionError: division by zero, in raising.py:2"),
         ("leaving:Keeper", "importing leaving failed: SystemExit: 3, in leaving.py:1"),
-        ("keeper", "there is no entry point of that name in the group counterd.gate, but none"),
+        ("keeper", "the group counterd.gate has no entry point of that name; it has none"),
     ],
 )
 def test_what_is_said_of_a_name_that_finds_nothing(
@@ -227,9 +227,9 @@ def test_a_room_may_ask_for_what_is_not_named(configured: Callable[..., Config],
 @pytest.mark.parametrize(
     ("name", "why"),
     [
-        ("keepers:Half", "what it made, Half, has no open, shut"),
-        ("keepers:Broken", "making it failed: OSError: no such gate, in keepers.py:16"),
-        ("keepers:leaves", "making it failed: SystemExit: 3, in keepers.py:22"),
+        ("keepers:Half", "the object that it returned (Half) has no open, shut"),
+        ("keepers:Broken", "creating it failed: OSError: no such gate, in keepers.py:16"),
+        ("keepers:leaves", "creating it failed: SystemExit: 3, in keepers.py:22"),
         ("keepers:none", "the module keepers has no none"),
     ],
 )
@@ -291,14 +291,14 @@ def test_the_engine_is_reached_from_a_call(run: Callable[..., list[str]], gate: 
                 gate.face.on_loop(wrong, LIMIT)
             busy = threading.Event()
             loop.call_soon_threadsafe(busy.wait)
-            with pytest.raises(TimeoutError, match="the engine had no turn within 0 ms"):
+            with pytest.raises(TimeoutError, match="the engine did not answer within 0 ms"):
                 gate.face.on_loop(lambda _: told.append("too late"), 0.0)
             busy.set()
             return found
 
         gate.plugin.ask("open", call, lambda outcome, _: told.append(outcome))
         await until(lambda: told)
-        with pytest.raises(RuntimeError, match="for an extension's calls"):
+        with pytest.raises(RuntimeError, match="within an extension's call"):
             gate.face.on_loop(lambda _: None, LIMIT)
 
     assert run(main) == []
@@ -425,7 +425,7 @@ def test_a_reload_fetches_it_again_and_a_mistake_changes_nothing(
             host.refreshes[0]._next(asyncio.get_running_loop(), configured(keeper="keepers:Keeper"))
             await until(lambda: len(gate.taken) == 4)
         assert [entry["event"] for entry in logs if entry["log_level"] == "info"] == [
-            "gate: keeper keepers:Keeper: open was taken over"
+            "gate: keeper keepers:Keeper: the result of open is in force"
         ] * 2
         lines = [entry["event"] for entry in logs if entry["log_level"] == "error"]
         name = "gate: keeper keepers:Keeper: nothing changed: open: "

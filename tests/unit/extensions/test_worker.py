@@ -149,7 +149,7 @@ def test_an_error_is_asked_in_its_thread_what_it_says(bench: Bench) -> None:
     assert bench.told[1] == ("b", "b")
     assert asked
     assert threading.get_ident() not in asked
-    assert bench.lines == [("failed", "gate: keeper x:y: a failed: an error that cannot say what it is")]
+    assert bench.lines == [("failed", "gate: keeper x:y: a failed: an error whose text cannot be shown")]
 
 
 def test_a_mistake_of_ours_strands_nobody(bench: Bench) -> None:
@@ -174,9 +174,7 @@ def test_a_thread_that_is_stuck_has_a_successor(bench: Bench) -> None:
     bench.inspect_later()
     bench.until_told(1)
     assert bench.told == [("next", "next")]
-    assert bench.lines == [
-        ("stuck", "gate: keeper x:y: blocked takes longer than 100000 ms: threads that are stuck: 1")
-    ]
+    assert bench.lines == [("stuck", "gate: keeper x:y: blocked takes longer than 100000 ms; stuck threads: 1")]
     bench.let_go.set()
     bench.until_told(2)
     assert bench.told[1] == ("blocked", "blocked"), "whoever is told knows that it is too late"
@@ -205,12 +203,12 @@ def test_when_all_threads_are_stuck_it_is_not_asked_any_more(bench: Bench) -> No
         bench.stick(f"blocked {number % 2}")
         bench.inspect_later()
     assert threading.active_count() >= STUCK_MAX
-    assert bench.lines[-1][1].endswith("stuck: 4, and nothing more is asked of it until one comes back")
+    assert bench.lines[-1][1].endswith("stuck threads: 4; it gets no further calls until one returns")
     bench.ask("refused")
     assert bench.told == [], "whoever asks is not called back at once"
     bench.until_told(1)
     assert isinstance(bench.told[0][1], Busy)
-    text = "gate: keeper x:y: refused was refused: all of its threads are stuck, in blocked 0, blocked 1"
+    text = "gate: keeper x:y: refused was refused: all of its threads are stuck in blocked 0, blocked 1"
     assert bench.lines[STUCK_MAX:] == [("busy", text)]
     bench.let_go.set()
     bench.until_told(1 + STUCK_MAX)
@@ -241,7 +239,7 @@ def test_too_much_is_refused(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> N
     bench.until_told(1)
     assert bench.told[0][0] == "c"
     assert isinstance(bench.told[0][1], Busy)
-    assert bench.lines == [("busy", "gate: keeper x:y: c was refused: 2 calls wait already")]
+    assert bench.lines == [("busy", "gate: keeper x:y: c was refused: 2 calls are waiting already")]
     bench.let_go.set()
     bench.until_told(4)
     assert [call for call, _ in bench.told] == ["c", "blocked", "a", "b"]
@@ -259,7 +257,7 @@ def test_what_has_waited_too_long_is_not_begun(bench: Bench) -> None:
     assert [call for call, _ in bench.told] == ["blocked", "in time"]
     bench.worker.inspect(time.monotonic_ns())
     bench.worker.inspect(time.monotonic_ns())
-    text = "gate: keeper x:y: it is asked for more than it can do: 2 calls were not begun within 100000 ms"
+    text = "gate: keeper x:y: overloaded: 2 calls did not start within 100000 ms"
     assert bench.lines == [("late", text)]
 
 
@@ -283,7 +281,7 @@ def test_whoever_burns_cpu_is_named_with_the_call(bench: Bench) -> None:
     bench.let_go.set()
     cause, text = bench.lines[1]
     assert cause == "cpu"
-    assert text.startswith("gate: keeper x:y burns CPU in counts: 0.")
+    assert text.startswith("gate: keeper x:y uses much CPU in counts: 0.")
     assert text.endswith(" s in the last 0.0 s")
 
 

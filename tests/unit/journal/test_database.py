@@ -52,7 +52,7 @@ def test_without_sync(path: str) -> None:
 
 @pytest.mark.parametrize("room", ["counter", "nothing"])
 def test_a_protocol_without_a_journal(path: str, room: str) -> None:
-    with pytest.raises(JournalError, match=f"no protocol {room} is installed that has a journal"):
+    with pytest.raises(JournalError, match=f"no installed protocol {room} has a journal"):
         open_database(path, room, is_synced=True)
 
 
@@ -66,7 +66,7 @@ def test_the_journal_of_another_protocol(path: str) -> None:
 def test_another_layout(path: str) -> None:
     with opened(path) as database:
         database.execute("PRAGMA user_version = 7")
-        with pytest.raises(JournalError, match="has layout 7, and this version of counterd writes and reads layout 1"):
+        with pytest.raises(JournalError, match="has layout 7, but this version of counterd reads and writes layout 1"):
             check_layout(database, path, find_ledger(ROOM.name))
 
 
@@ -89,7 +89,7 @@ def test_without_the_name_of_its_protocol(path: str) -> None:
 def test_what_counterd_has_not_made(path: str, statements: str, named: str) -> None:
     with opened(path) as database:
         database.executescript(statements)
-    with pytest.raises(JournalError, match=f"^{path}: is not as counterd made it: {named} missing, or another$"):
+    with pytest.raises(JournalError, match=f"^{path}: is not as counterd created it: {named} missing or different$"):
         open_database(path, ROOM.name, is_synced=True)
 
 
@@ -99,14 +99,14 @@ def test_triggers(path: str) -> None:
         database.execute("CREATE INDEX more ON jobs (tube)")
     with opened(path) as database:  # which do no harm
         database.execute("CREATE TRIGGER t AFTER INSERT ON jobs BEGIN DELETE FROM jobs; END")
-    with pytest.raises(JournalError, match="has triggers, which counterd has not made: t"):
+    with pytest.raises(JournalError, match="has triggers that counterd did not create: t"):
         open_database(path, ROOM.name, is_synced=True)
 
 
 def test_the_database_of_another_program_is_left_as_it_is(path: str) -> None:
     with contextlib.closing(sqlite3.connect(path)) as other:
         other.execute("CREATE TABLE other (a)")
-        with pytest.raises(JournalError, match="is a database, and no journal of counterd"):
+        with pytest.raises(JournalError, match="is a database, but not a journal of counterd"):
             open_database(path, ROOM.name, is_synced=True)
         assert other.execute("PRAGMA journal_mode").fetchone() == ("delete",)
 
@@ -128,7 +128,7 @@ def test_one_process_has_it(path: str) -> None:
         assert holder.stdout is not None
         assert holder.stdin is not None
         assert holder.stdout.readline() == b"\n"
-        with pytest.raises(JournalError, match="another process writes this journal"):
+        with pytest.raises(JournalError, match="another process is writing this journal"):
             lock(path, 0)
         holder.stdin.close()
         os.close(lock(path))

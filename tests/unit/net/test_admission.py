@@ -46,7 +46,7 @@ def test_who_has_to_be_asked(made: Limits, *, is_open: bool) -> None:
 def test_everybody_is_let_in_as_long_as_there_is_room(address: bytes | None) -> None:
     assert limits().access == EVERYONE
     assert refusal(limits(), address, nobody, 9, 9) is None
-    full = ("max_connections", "10 connections are open, the limit")
+    full = ("max_connections", "10 connections are open, which is the limit")
     assert refusal(limits(), address, nobody, 10, 0) == full
 
 
@@ -60,14 +60,14 @@ def test_everybody_is_let_in_as_long_as_there_is_room(address: bytes | None) -> 
     ],
 )
 def test_addresses(address: bytes, text: str | None) -> None:
-    told = ("allow", f"{text} is not among the addresses allowed") if text else None
+    told = ("allow", f"{text} is not an allowed address") if text else None
     assert refusal(limits(access=NETWORKS), address, nobody, 0, 0) == told
     assert refusal(limits(access=USERS), address, nobody, 0, 0) is None
 
 
 @pytest.mark.parametrize(("user", "group", "allowed"), [(7, 0, True), (0, 8, True), (8, 7, False)])
 def test_processes(user: int, group: int, *, allowed: bool) -> None:
-    told = None if allowed else ("allow", f"user {user} (process 4711) is not among those allowed")
+    told = None if allowed else ("allow", f"user {user} (process 4711) is not in socket_allow")
     assert refusal(limits(access=USERS), None, lambda: process(user, group), 0, 0) == told
     assert refusal(limits(access=NETWORKS), None, nobody, 0, 0) is None
 
@@ -75,7 +75,7 @@ def test_processes(user: int, group: int, *, allowed: bool) -> None:
 def test_the_share_of_an_address() -> None:
     shared = limits(max_per_address=2)
     assert refusal(shared, ADDRESS, nobody, 5, 1) is None
-    told = ("per_address", "192.0.2.7 has 2 open, the limit of one address")
+    told = ("per_address", "192.0.2.7 has 2 open, which is the limit for one address")
     assert refusal(shared, ADDRESS, nobody, 5, 2) == told
     assert refusal(shared, None, nobody, 5, 5) is None
 
@@ -84,9 +84,9 @@ def test_the_first_reason_is_told() -> None:
     all_at_once = limits(access=USERS, max_per_address=1)
     assert refusal(all_at_once, None, lambda: process(1, 1), 10, 0) == (
         "allow",
-        "user 1 (process 4711) is not among those allowed",
+        "user 1 (process 4711) is not in socket_allow",
     )
     assert refusal(limits(max_per_address=1), ADDRESS, nobody, 10, 1) == (
         "max_connections",
-        "10 connections are open, the limit",
+        "10 connections are open, which is the limit",
     )

@@ -171,7 +171,7 @@ def test_a_stale_file_is_taken_over(path: Path) -> None:
 
 def test_a_running_daemon_s_file_is_not(path: Path) -> None:
     running = UnixSocket(str(path), 0o600)
-    with pytest.raises(OSError, match="already running") as caught:
+    with pytest.raises(OSError, match="another process listens") as caught:
         UnixSocket(str(path), 0o600)
     assert caught.value.errno == errno.EADDRINUSE
     assert caught.value.filename == str(path)
@@ -217,7 +217,7 @@ def test_a_lock_that_somebody_keeps_is_an_error_and_no_hang(path: Path, monkeypa
     monkeypatch.setattr("counterd.net.sockets.TIMEOUT_S", 0.05)
     lock_of(path).touch(0o600)
     with flocked(lock_of(path)):
-        with pytest.raises(OSError, match=f"another process keeps {lock_of(path)} locked") as caught:
+        with pytest.raises(OSError, match=f"another process holds the lock {lock_of(path)}") as caught:
             UnixSocket(str(path), 0o600)
         assert caught.value.filename == str(lock_of(path))
         assert not path.exists()
@@ -273,7 +273,7 @@ def test_who_waited_for_a_removed_lock_does_not_have_it(path: Path, monkeypatch:
         ("fifo", "is not a regular file"),
         ("directory", "cannot be opened: Is a directory"),
         ("socket", "cannot be opened: No such device or address"),
-        ("readable", "can be opened by others: its mode is 0644"),
+        ("readable", "can be opened by other users: its mode is 0644"),
     ],
 )
 def test_what_others_could_lock_is_no_lock(kind: str, why: str, path: Path) -> None:
@@ -330,7 +330,7 @@ def test_a_running_daemon_with_a_full_backlog_is_running(path: Path) -> None:
             clients[-1].setblocking(False)
             if clients[-1].connect_ex(str(path)) == errno.EAGAIN:
                 break
-        with pytest.raises(OSError, match="already running"):
+        with pytest.raises(OSError, match="another process listens"):
             UnixSocket(str(path), 0o600)
         for client in clients:
             client.close()

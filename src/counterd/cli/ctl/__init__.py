@@ -69,14 +69,14 @@ class Main(common.Group):
 @click.version_option(__version__, prog_name="counterctl")
 @click.pass_context
 def main(context: click.Context, /, timeout: float, **_: object) -> None:
-    """Asks a running counterd what is in use, and holds what it hands out.
+    """Shows what is in use in a running counterd, and acquires and releases it.
 
-    Every command has its own --help. Data goes to standard output, as --output says; all else to standard error.
-    Names are taken as bytes; what of them is not printable UTF-8 is shown as \\xNN.
+    Every command has its own --help. Data goes to standard output, in the format of --output; messages go to standard
+    error. Names are bytes; bytes that are not printable UTF-8 are shown as \\xNN.
 
-    Exit status: 0 if all went well, 1 for what is not available or not found, 2 for a command line that makes no sense
-    or output that cannot be written, 3 if the server cannot be reached, goes away, or is something else; 128 and more
-    for a signal.
+    Exit status: 0 for success, 1 if something is not available or not found, 2 for a wrong command line or output that
+    cannot be written, 3 if the server cannot be reached, disconnects, or speaks another protocol, 128 and more for a
+    signal.
 
     \b
       counterctl ping
@@ -84,6 +84,6 @@ def main(context: click.Context, /, timeout: float, **_: object) -> None:
       counterctl get db:main
       counterctl dump --held --sort consumption     what is in use now
       counterctl -u counter+unix:///run/counterd.sock stats
-      counterctl holders db:main                    who has it; asks the admin endpoint
+      counterctl holders db:main                    who holds it; asks the admin endpoint
     """
     context.obj = common.Target(common.chosen_address(context, "counter", common.PORT), timeout)

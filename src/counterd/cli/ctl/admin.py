@@ -68,7 +68,7 @@ class Endpoint(NamedTuple):
         except OSError as error:
             raise ConnectionLost(f"lost the connection to {self.url}: {error}") from error
         except (HTTPException, ValueError, LookupError, TypeError):
-            raise ConnectionLost(f"{self.url} is no admin endpoint of counterd") from None
+            raise ConnectionLost(f"{self.url} is not an admin endpoint of counterd") from None
         finally:
             connection.close()
         if response.status == NOT_FOUND and may_miss:
@@ -97,8 +97,8 @@ class Endpoint(NamedTuple):
 
 
 HINTS = {
-    UNAUTHORIZED: "COUNTERD_ADMIN_TOKEN has the token, or the file of --token-file",
-    FORBIDDEN: "what changes something needs `admin.token` in the server's configuration",
+    UNAUTHORIZED: "give the token in COUNTERD_ADMIN_TOKEN or --token-file",
+    FORBIDDEN: "to change something, set `admin.token` in the server's configuration",
 }
 
 
@@ -139,7 +139,7 @@ def admin_options(function: F) -> F:
         default=URL,
         help=f"The admin endpoint: http://host:port or unix:/path.  [default: {URL}]",
     )(function)
-    return click.option("--token-file", type=click.File(), metavar="FILE", help="The token is in there.")(function)
+    return click.option("--token-file", type=click.File(), metavar="FILE", help="The file with the token.")(function)
 
 
 def read_url(url: str) -> tuple[str, int, str]:
@@ -173,11 +173,11 @@ def endpoint_of(context: click.Context, admin: str, token_file: Any) -> Endpoint
     assert above is not None
     if is_said(context, "admin", ParameterSource.DEFAULT) and (said := other_address(above)):
         raise click.UsageError(
-            f"{said} is that of the {above.obj.what}; the admin endpoint has its own: --admin URL, or COUNTERD_ADMIN"
+            f"{said} is for the {above.obj.what}; give the admin endpoint with --admin URL or COUNTERD_ADMIN"
         )
     token = (token_file.read() if token_file else os.environ.get("COUNTERD_ADMIN_TOKEN", "")).strip()
     if not token.isascii() or not token.isprintable():
-        raise click.UsageError("a token is printable ASCII, on one line")
+        raise click.UsageError("a token must be one line of printable ASCII")
     server = above.find_object(Server)
     assert server is not None  # which the group has made
     return Endpoint(admin, *read_url(admin), token, server.timeout)
@@ -188,12 +188,12 @@ def endpoint_of(context: click.Context, admin: str, token_file: Any) -> Endpoint
 
 @click.command()
 @click.argument("name", type=NAME)
-@click.option("--limit", type=click.IntRange(1, PAGE), default=PAGE, metavar="N", help="Only so many.")
+@click.option("--limit", type=click.IntRange(1, PAGE), default=PAGE, metavar="N", help="Show at most N rows.")
 @admin_options
 @output_option
 @click.pass_context
 def holders(context: click.Context, /, name: bytes, limit: int, output: Output, **where: Any) -> None:
-    """Shows who holds a counter, and since when. Exit status 1 if nobody does."""
+    """Shows which connections hold a counter, and for how long. Exit status 1 if none does."""
     if not show("holders", endpoint_of(context, **where), output, name=name, limit=limit):
         say(f"nobody holds {shown(name)}")
         context.exit(EXIT_NOT_AVAILABLE)
@@ -201,14 +201,15 @@ def holders(context: click.Context, /, name: bytes, limit: int, output: Output, 
 
 @click.command()
 @click.argument("connection", metavar="ID")
-@click.option("--limit", type=click.IntRange(1, PAGE), default=PAGE, metavar="N", help="Only so many.")
+@click.option("--limit", type=click.IntRange(1, PAGE), default=PAGE, metavar="N", help="Show at most N rows.")
 @admin_options
 @output_option
 @click.pass_context
 def holdings(context: click.Context, /, connection: str, limit: int, output: Output, **where: Any) -> None:
     """Shows what a connection holds: permits, tokens, reserved jobs, or the channels that it is subscribed to.
 
-    An ID is what `counterctl connections` and `counterctl holders` show. Exit status 1 if it holds nothing, or is gone.
+    `counterctl connections` and `counterctl holders` show IDs. Exit status 1 if the connection holds nothing or is
+    gone.
     """
     endpoint = endpoint_of(context, **where)
     if not show_rows(table_of(endpoint, connection), endpoint, output, connection=connection, limit=limit):
@@ -302,21 +303,21 @@ def show_rows(table: Table, endpoint: Endpoint, output: Output, /, **parameters:
 def say_total(answer: dict[str, Any]) -> None:
     """If there are more rows than were asked for."""
     if answer["total"] > len(answer["rows"]) > 0:
-        say(f"these are {len(answer['rows']):,} of {answer['total']:,}")
+        say(f"showing {len(answer['rows']):,} of {answer['total']:,}")
 
 
 @click.command()
-@click.option("--protocol", metavar="NAME", help="Only those of this protocol, such as counter.")
-@click.option("--limit", type=click.IntRange(0), metavar="N", help="Only the first so many.")
+@click.option("--protocol", metavar="NAME", help="Show only connections of this protocol, such as counter.")
+@click.option("--limit", type=click.IntRange(0), metavar="N", help="Show at most N rows.")
 @admin_options
 @output_option
 @click.pass_context
 def connections(
     context: click.Context, /, protocol: str | None, limit: int | None, output: Output, **where: Any
 ) -> None:
-    """Shows who is connected. JSON and CSV have all that is known of TLS.
+    """Shows all connections. JSON and CSV also have the TLS details.
 
-    What stands under id is what `counterctl kill` takes.
+    `counterctl kill` takes the values of the column id.
     """
     columns = [
         Column("id"),
@@ -333,7 +334,7 @@ def connections(
     found = [listed(columns, row) for row in all_connections(endpoint_of(context, **where), protocol, limit)]
     output.rows(columns, found)
     if not found and limit != 0:
-        say("nobody is connected")
+        say("no connections")
 
 
 def all_connections(endpoint: Endpoint, protocol: str | None, limit: int | None) -> Iterator[dict[str, Any]]:
@@ -356,9 +357,9 @@ def all_connections(endpoint: Endpoint, protocol: str | None, limit: int | None)
 @admin_options
 @click.pass_context
 def kill(context: click.Context, /, ids: tuple[str, ...], **where: Any) -> None:
-    """Ends connections; what they hold is given back. Needs the server's admin.token.
+    """Closes connections; what they hold is given back. Needs the server's admin.token.
 
-    An ID is what `counterctl connections` and `counterctl holders` show. It never means another connection later.
+    `counterctl connections` and `counterctl holders` show IDs. An ID is never used again for another connection.
     """
     endpoint = endpoint_of(context, **where)
     missing = [each for each in ids if not end_connection(endpoint, each)]

@@ -93,13 +93,13 @@ def address_options(scheme: str, port: int, variable: str) -> Callable[[F], F]:
             show_envvar=True,
             help=f"The server: {scheme}://host:port, {scheme}s://host:port (TLS) or {scheme}+unix:///path.",
         ),
-        click.option("-h", "--host", help=f"Its host.  [default: {HOST}]"),
+        click.option("-h", "--host", help=f"The server's host.  [default: {HOST}]"),
         click.option(
-            "-p", "--port", type=click.IntRange(1, 65535), metavar="PORT", help=f"Its port.  [default: {port}]"
+            "-p", "--port", type=click.IntRange(1, 65535), metavar="PORT", help=f"The server's port.  [default: {port}]"
         ),
-        click.option("-s", "--socket", metavar="PATH", help="Its Unix socket."),
+        click.option("-s", "--socket", metavar="PATH", help="The server's Unix socket."),
         *TLS_OPTIONS,
-        click.option("--timeout", type=TIME_LIMIT, default=5.0, help="How long an answer may take.  [default: 5s]"),
+        click.option("--timeout", type=TIME_LIMIT, default=5.0, help="How long a reply may take.  [default: 5s]"),
     )
 
 
@@ -122,7 +122,7 @@ def timeout_below(context: click.Context, timeout: float, what: str) -> float:
     assert above is not None
     if has_address(above):
         raise click.UsageError(
-            f"that is where the counters are: the address of the {what} stands after `{context.info_name}`"
+            f"this address is for the counters: give the address of the {what} after `{context.info_name}`"
         )
     if context.get_parameter_source("timeout") is ParameterSource.DEFAULT:
         timeout = above.find_object(Target).timeout  # type: ignore[union-attr]  # which the group above has made
@@ -138,14 +138,14 @@ def chosen_address(context: click.Context, scheme: str, port: int) -> Address:
     over_tcp = host is not None or options["port"] is not None
     by_url = context.get_parameter_source("url") is ParameterSource.COMMANDLINE
     if by_url + over_tcp + (path is not None) > 1:
-        raise click.UsageError("a server is at a --url, or a --host and --port, or a --socket")
+        raise click.UsageError("give the server either as --url, as --host and --port, or as --socket")
     try:
         if path is None:
             read = read_address(host or HOST if over_tcp or url is None else url, options["port"] or port, scheme)
         elif path:
             read = Address(path=path)
         else:
-            raise click.UsageError("the --socket has no name")
+            raise click.UsageError("--socket is empty")
         return secured(read, options)
     except ValueError as error:
         raise click.UsageError(str(error)) from None
@@ -162,7 +162,7 @@ def secured(address: Address, options: dict[str, Any]) -> Address:
     assert isinstance(address.tls, Tls)
     tls = address.tls._replace(**({"key": ""} if "cert" in files else {}) | files)
     if tls.key and not tls.cert:
-        raise ValueError("the --key needs its --cert")
+        raise ValueError("--key needs --cert")
     return address._replace(tls=tls)
 
 

@@ -66,13 +66,13 @@ STATS_KINDS = {
 
 
 @click.command()
-@click.option("-c", "--count", type=click.IntRange(1), default=1, help="How often.  [default: 1]")
-@click.option("--interval", type=DURATION, default=1.0, help="The time between two.  [default: 1s]")
+@click.option("-c", "--count", type=click.IntRange(1), default=1, help="How often to ask.  [default: 1]")
+@click.option("--interval", type=DURATION, default=1.0, help="The time between two requests.  [default: 1s]")
 @output_option
 @pass_target
 @click.pass_context
 def ping(context: click.Context, /, target: Target, count: int, interval: float, output: Output) -> None:
-    """Says whether the server answers, and how fast."""
+    """Checks whether the server answers, and how fast."""
     times: list[float] = []
     add = output.stream(
         [Column("seq", Kind.NUMBER), Column("seconds", Kind.SPAN)],
@@ -91,7 +91,7 @@ def ping(context: click.Context, /, target: Target, count: int, interval: float,
         context.exit(EXIT_SIGNAL + SIGINT)
     if count > 1:
         mean = sum(times) / len(times)
-        say(f"{len(times)} answers: {span(min(times))} at least, {span(mean)} on average, {span(max(times))} at most")
+        say(f"{len(times)} answers: minimum {span(min(times))}, average {span(mean)}, maximum {span(max(times))}")
 
 
 # ---- get, dump, stats ----
@@ -103,7 +103,7 @@ def ping(context: click.Context, /, target: Target, count: int, interval: float,
 @pass_target
 @click.pass_context
 def get(context: click.Context, /, target: Target, names: tuple[bytes, ...], output: Output) -> None:
-    """Shows how much of each counter is in use. Exit status 1 if one does not exist."""
+    """Shows how many permits of each counter are in use. Exit status 1 if a counter does not exist."""
     with target.connect() as client:
         rows = [(name, consumption(client, name)) for name in names]
     output.rows([NAME_COLUMN, CONSUMPTION], rows)
@@ -123,7 +123,7 @@ def consumption(client: Client, name: bytes) -> int | None:
 @output_option
 @pass_target
 def stats(target: Target, output: Output) -> None:
-    """Shows the server's figures."""
+    """Shows the server's statistics."""
     with target.connect() as client:
         figures = client.stats()
     columns, row = [], []
@@ -142,17 +142,19 @@ ORDERS: dict[str, Callable[[DumpEntry], Any]] = {
 
 
 @click.command()
-@click.option("--match", metavar="GLOB", help="Only names like this: 'db:*'.")
-@click.option("--sort", type=click.Choice(list(ORDERS)), default="name", help="Largest first.  [default: name]")
-@click.option("--limit", type=click.IntRange(0), metavar="N", help="Only the first so many.")
-@click.option("--held", is_flag=True, help="Only what is in use now.")
+@click.option("--match", metavar="GLOB", help="Show only names that match this pattern: 'db:*'.")
+@click.option(
+    "--sort", type=click.Choice(list(ORDERS)), default="name", help="Show the largest first.  [default: by name]"
+)
+@click.option("--limit", type=click.IntRange(0), metavar="N", help="Show at most N rows.")
+@click.option("--held", is_flag=True, help="Show only counters that are in use now.")
 @output_option
 @pass_target
 def dump(target: Target, match: str | None, sort: str, limit: int | None, held: bool, output: Output) -> None:
     """Shows all counters, in use or not.
 
-    consumption is what is in use now, peak the most that was in this window of the statistics, limit the last MAX that
-    was asked for. All are numbers of permits.
+    consumption: permits in use now. peak: the most in use in this statistics window. limit: the MAX of the last
+    acquire.
     """
     with target.connect() as client:
         entries = client.dump()
@@ -169,9 +171,16 @@ def dump(target: Target, match: str | None, sort: str, limit: int | None, held: 
 @click.argument("name", type=NAME)
 @click.argument("resources", metavar="N", type=RESOURCES)
 @click.argument("maximum", metavar="MAX", type=RESOURCES)
-@click.option("-w", "--wait", "patience", type=DURATION, default=0.0, help="Wait so long for it.  [default: ask once]")
-@click.option("--for", "duration", type=DURATION, help="Hold it for so long; 0 gives it back at once.")
-@click.option("--until-stdin-closes", "stdin", is_flag=True, help="Hold it until standard input ends.")
+@click.option(
+    "-w",
+    "--wait",
+    "patience",
+    type=DURATION,
+    default=0.0,
+    help="How long to wait for the permits.  [default: do not wait]",
+)
+@click.option("--for", "duration", type=DURATION, help="Hold the permits for this time; 0 gives them back at once.")
+@click.option("--until-stdin-closes", "stdin", is_flag=True, help="Hold the permits until standard input ends.")
 @output_option
 @pass_target
 @click.pass_context
@@ -187,15 +196,15 @@ def acquire(
     stdin: bool,
     output: Output,
 ) -> None:
-    """Takes N permits of a counter, holds them, and gives them back in the end.
+    """Takes N permits of a counter, holds them until Ctrl-C or SIGTERM, and gives them back.
 
-    MAX is how many permits of it may be in use all together. The end is Ctrl-C or SIGTERM; with --for also when that
-    time is over, with --until-stdin-closes when standard input ends. Exit status 1 if there are not as many.
+    MAX is how many permits of the counter may be in use in total. --for and --until-stdin-closes end the hold earlier.
+    Exit status 1 if N permits are not available.
     """
     if resources > maximum:
-        raise click.UsageError(f"N is at most MAX: {resources} is more than {maximum}")
+        raise click.UsageError(f"N must be at most MAX: {resources} is more than {maximum}")
     if stdin and duration is not None:
-        raise click.UsageError("--for and --until-stdin-closes are two ends")
+        raise click.UsageError("give either --for or --until-stdin-closes")
     end = "standard input ends" if stdin else "Ctrl-C"
     until = f" until {end}" if duration is None else f" for {span(duration)}"
     status = 0
@@ -214,7 +223,7 @@ def acquire(
         except NotAvailable as error:
             used = "" if error.consumption is None else f": {error.consumption} of {maximum} are in use"
             within = f" within {span(patience)}" if patience else ""
-            say(f"{resources} of {shown(name)} are not available{within}{used}")
+            say(f"{resources} of {shown(name)} not available{within}{used}")
             context.exit(EXIT_NOT_AVAILABLE)
         say(f"gave {resources} of {shown(name)} back")
     context.exit(status)
@@ -241,13 +250,13 @@ def wait(client: Client, permits: Hold, duration: float | None, *, stdin: bool) 
 
 @click.command()
 @click.argument("names", metavar="NAME...", nargs=-1, required=True, type=NAME)
-@click.option("--interval", type=TIME_LIMIT, default=1.0, help="How often to look.  [default: 1s]")
+@click.option("--interval", type=TIME_LIMIT, default=1.0, help="The time between two looks.  [default: 1s]")
 @output_option
 @pass_target
 def watch(target: Target, names: tuple[bytes, ...], interval: float, output: Output) -> None:
-    """Shows counters whenever they change, until Ctrl-C.
+    """Shows counters at the beginning and whenever they change, until Ctrl-C.
 
-    Each is shown once at the beginning. A connection that is lost is made again.
+    A lost connection is made again.
     """
     columns = [Column("time", Kind.CLOCK), NAME_COLUMN, CONSUMPTION]
     width = max(len(shown(name)) for name in names)
@@ -264,7 +273,7 @@ def watch(target: Target, names: tuple[bytes, ...], interval: float, output: Out
             try:
                 if is_lost:
                     client.noop()
-                    say(f"connected to {target.address} again")
+                    say(f"reconnected to {target.address}")
                     is_lost = False
                 for name in names:
                     value = consumption(client, name)
@@ -289,7 +298,7 @@ def watch(target: Target, names: tuple[bytes, ...], interval: float, output: Out
 @click.argument("arguments", metavar="[ARGUMENTS]...", nargs=-1, type=click.UNPROCESSED)
 @pass_target
 def bench(target: Target, arguments: tuple[str, ...]) -> None:
-    """Loads the server: counterbench, with all its options."""
+    """Measures the server under load: runs counterbench, with all its options."""
     from counterd.cli.bench import main  # which says what is missing
 
     main.main([*place(target.address), *arguments], prog_name="counterctl bench")
@@ -311,7 +320,7 @@ def place(address: Address) -> list[str]:
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 @click.pass_context
 def completion(context: click.Context, /, shell: str) -> None:
-    """Prints what makes a shell complete command lines.
+    """Prints the code that makes a shell complete command lines.
 
     \b
       bash   eval "$(counterctl completion bash)"           in ~/.bashrc

@@ -331,5 +331,5 @@ def _chosen(context: click.Context, _: click.Parameter, value: str | None) -> Ou
 def output_option(function: F) -> F:
     """--output, whose last one counts: it may stand before the command and after it. Passes `output`, an Output."""
     return click.option(
-        "--output", type=click.Choice(FORMS), callback=_chosen, help="How data is written.  [default: table]"
+        "--output", type=click.Choice(FORMS), callback=_chosen, help="The format of the data.  [default: table]"
     )(function)

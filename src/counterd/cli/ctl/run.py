@@ -127,7 +127,7 @@ class Ended(NamedTuple):
     type=click.IntRange(1, NUMBER_MAX),
     default=1,
     show_default=True,
-    help="How many to hold.",
+    help="How many permits to hold.",
 )
 @click.option(
     "-m",
@@ -135,19 +135,23 @@ class Ended(NamedTuple):
     "maximum",
     type=click.IntRange(1, NUMBER_MAX),
     required=True,
-    help="Permits that there are, for all together.",
+    help="How many permits of NAME may be in use in total.",
 )
-@click.option("-w", "--wait", type=DURATION, help="Wait so long for them; 0 asks once.  [default: for ever]")
+@click.option(
+    "-w", "--wait", type=DURATION, help="How long to wait for the permits; 0 does not wait.  [default: for ever]"
+)
 @click.option("--close", is_flag=True, help="Do not let the command inherit the connection.")
 @click.option(
     "--on-lost",
     type=click.Choice(["term", "ignore"]),
     default="term",
     show_default=True,
-    help=f"What to do when the connection is lost, and the permits with it: end the command (SIGTERM, SIGKILL "
-    f"{GRACE_S:g} s later), or let it run without.",
+    help=f"What to do when the connection and so the permits are lost: end the command (SIGTERM, and SIGKILL "
+    f"{GRACE_S:g} s later), or let it continue without permits.",
 )
-@click.option("-q", "--quiet", is_flag=True, help="Do not say that it waits, nor that there were none in time.")
+@click.option(
+    "-q", "--quiet", is_flag=True, help="Do not print that it waits, or that the permits were not available in time."
+)
 @pass_target
 def run(
     target: Target,
@@ -164,11 +168,11 @@ def run(
 ) -> None:
     """Holds permits of NAME while COMMAND runs.
 
-    The permits last as long as the command or this process lives, also if the other one is killed; with --close as long
-    as this process. Signals are passed on to the command. Options end where COMMAND begins; `--` may stand before it.
+    The permits are held while the command or this process lives, even if the other one is killed; with --close, while
+    this process lives. Signals are forwarded to the command. Options must precede COMMAND; `--` may stand before it.
 
     \b
-    Exit status: that of the command, 128 and more if a signal ended it, or
+    Exit status: that of the command; 128 plus the signal's number if a signal ended it; or
       124  the permits were not available in time
       125  this command failed: no server, a wrong option, permits lost
       126  COMMAND cannot be run
@@ -176,7 +180,7 @@ def run(
 
     \b
       counterctl run backups --max 2 -- rsync -a /srv backup:/srv
-      counterctl run migrations --max 1 --wait 0 ./migrate || echo "somebody else does"
+      counterctl run migrations --max 1 --wait 0 ./migrate || echo "another process does it"
     """
     asked = Asked(name, resources, maximum)
     if resources > maximum:
@@ -334,7 +338,7 @@ class Child:
             if descriptor in ready:
                 poller.unregister(descriptor)
                 with contextlib.suppress(OSError):  # nobody may be there to be told
-                    say(f"{lost}: {self.name} {'is ended' if ends else 'goes on without'}")
+                    say(f"{lost}: {self.name} {'is ended' if ends else 'continues without them'}")
                 if ends:
                     was_ended = True
                     os.kill(self._pid, signal.SIGTERM)

@@ -39,23 +39,23 @@ LABEL_WIDTH = 13
 LOAD_WIDTH = 20
 HELP = (
     ("up, down", "move the cursor, also PgUp, PgDn, Home and End"),
-    ("Enter", "who holds the counter under the cursor, or what the connection holds"),
-    ("Tab", "connections, the tables of other protocols, and the counters again; so does Esc"),
-    ("k", "end the connection under the cursor, once y has confirmed it"),
-    ("s, left, right", "sort by the next column, or the one before"),
-    ("r", "turn the order round"),
-    ("/", "only names with a text in them: Enter keeps it, Esc takes it back"),
-    ("space", "pause, and go on"),
-    ("+ -", "a longer interval, a shorter one"),
-    ("h ?", "this help; any key leaves it"),
+    ("Enter", "show the holders of the selected counter, or what the selected connection holds"),
+    ("Tab", "connections, then the tables of other protocols, then the counters; Esc goes back"),
+    ("k", "close the selected connection, after y confirms it"),
+    ("s, left, right", "sort by the next or the previous column"),
+    ("r", "reverse the order"),
+    ("/", "show only names that contain a text: Enter applies it, Esc cancels"),
+    ("space", "pause or continue"),
+    ("+ -", "a longer or a shorter interval"),
+    ("h ?", "this help; any key closes it"),
     ("q", "quit"),
 )
 EXPLAINED = (
-    "limit: the last maximum that was asked for",
-    "peak:  the most that was in use in this window of the server's statistics",
-    "share: what is in use of the limit; with ~ of the peak, no limit being known",
-    "lately: what was in use each time that the list was asked for, of the same",
-    "Holders, holdings, connections and other protocols' tables are told by the admin endpoint",
+    "limit: the maximum of the last acquire",
+    "peak:  the most in use in the server's statistics window",
+    "share: permits in use as a share of the limit; with ~ of the peak if no limit is known",
+    "lately: the share at each of the last updates",
+    "Holders, holdings, connections and other protocols' tables come from the admin endpoint",
     "(--admin); k needs its token.",
 )
 HINTS = {
@@ -236,7 +236,7 @@ def _figures(before: Sample | None, sample: Sample, columns: int, *, plain: bool
         kinds = [name[len("refused:") :] for name in sample.figures if name.startswith("refused:")]
         ever = [kind for kind in kinds if sample.number(f"refused:{kind}")]
         cells = [_cell(kind.replace("_", " "), _rate(refused.get(kind)), 28) for kind in ever]
-        found += _lines("refused", cells or [Text("none so far", "dim")], columns)
+        found += _lines("refused", cells or [Text("none", "dim")], columns)
     traffic = rates(before, sample, "bytes_")
     if "bytes_in" in sample.figures:
         cells = [_cell(name, _bytes(traffic.get(name))) for name in ("in", "out")]
@@ -298,7 +298,7 @@ def _foot(what: Shown, columns: int) -> Text:
     if view.typed is not None:
         return Text().append("filter: ", "bold").append(view.typed).append(" ", "reverse")
     if view.doomed:
-        question = f"end {view.doomed}, and give back what it holds? y: yes; any other key: no"
+        question = f"close {view.doomed} and give back what it holds? y: yes; any other key: no"
         return Text(question, "bold red")
     left = _counted(what) if view.page == COUNTERS else _told(what)
     return _with_hints(Text(view.note, "bold") if view.note else left, HINTS.get(view.page, TABLE_HINTS), columns)
@@ -456,7 +456,7 @@ WIDTHS = {
     "id": 16, "connection": 16, "flow": 19, "job": 20, "type": 6, "limits": 11, "protocol": 9,
 }  # fmt: skip
 NUMBER_WIDTH = 9
-EMPTY = {CONNECTIONS: "nobody is connected", HOLDERS: "nobody holds it", HOLDINGS: "it holds nothing"}
+EMPTY = {CONNECTIONS: "no connections", HOLDERS: "no holders", HOLDINGS: "it holds nothing"}
 CONNECTION_FIELDS = (
     Field("id"),
     Field("peer"),

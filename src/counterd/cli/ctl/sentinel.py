@@ -83,7 +83,7 @@ count_argument = click.argument("count", type=COUNT, default=1)
 token_command: dict[str, Any] = {"context_settings": {"ignore_unknown_options": True}}
 token_argument = click.argument("token", type=TOKEN)
 limit_option = click.option(
-    "--limit", type=click.IntRange(1, PAGE), default=PAGE, metavar="N", help="Only the first so many."
+    "--limit", type=click.IntRange(1, PAGE), default=PAGE, metavar="N", help="Show at most N rows."
 )
 
 
@@ -93,12 +93,12 @@ limit_option = click.option(
     "--namespace",
     type=NAMESPACE,
     default="default",
-    help="Where thresholds for each connection count this one.  [default: default]",
+    help="The namespace in which this connection is registered.  [default: default]",
 )
 @output_option
 @click.pass_context
 def sentinel(context: click.Context, /, timeout: float, namespace: bytes, **_: object) -> None:
-    """Flows, and tokens for calls in progress."""
+    """Shows flows, asks whether calls may pass, and acquires and releases tokens."""
     timeout = timeout_below(context, timeout, "flows")
     context.obj = SentinelTarget(chosen_address(context, SCHEME, PORT), timeout, namespace)
 
@@ -107,22 +107,22 @@ def sentinel(context: click.Context, /, timeout: float, namespace: bytes, **_: o
 
 
 @sentinel.command()
-@click.option("--flow", type=FLOW, metavar="ID", help="Only those of this flow.")
+@click.option("--flow", type=FLOW, metavar="ID", help="Show only tokens of this flow.")
 @click.option(
     "--sort",
     type=click.Choice(["held", "count"]),
     default="held",
-    help="Those first that take longest, or stand for most.  [default: held]",
+    help="Show the longest held, or the largest count, first.  [default: held]",
 )
 @limit_option
 @admin_options
 @output_option
 @click.pass_context
 def tokens(context: click.Context, /, flow: int | None, sort: str, limit: int, output: Output, **where: Any) -> None:
-    """Shows the calls in progress: for how long, and whose.
+    """Shows the calls in progress: how long they have run, and which connections hold their tokens.
 
-    left is what is left of the lease. A token whose connection has gone ends with it, unless another one keeps it.
-    What stands under connection is what `counterctl kill` takes. Asks the admin endpoint.
+    left: the remaining time of the lease. A token whose connection is gone ends with its lease, unless another client
+    renews it. `counterctl kill` takes the values of the column connection. Asks the admin endpoint.
     """
     show("tokens", endpoint_of(context, **where), output, flow=flow, sort=sort, limit=limit)
 
@@ -132,16 +132,16 @@ def tokens(context: click.Context, /, flow: int | None, sort: str, limit: int, o
     "--sort",
     type=click.Choice(["now", "passed", "blocked", "expired"]),
     default="now",
-    help="Those first that have most of it.  [default: now]",
+    help="Show the largest first.  [default: now]",
 )
 @limit_option
 @admin_options
 @output_option
 @click.pass_context
 def flows(context: click.Context, /, sort: str, limit: int, output: Output, **where: Any) -> None:
-    """Shows the flows: what each lets through, how much of it is in use, and how often that was not given back.
+    """Shows the flows: their thresholds, how much of these is in use, and the number of calls.
 
-    Calls whose lease ended before they did count as expired. Asks the admin endpoint.
+    expired: calls whose lease expired before they ended. Asks the admin endpoint.
     """
     show("flows", endpoint_of(context, **where), output, sort=sort, limit=limit)
 
@@ -154,7 +154,7 @@ def flows(context: click.Context, /, sort: str, limit: int, output: Output, **wh
 @output_option
 @pass_target
 def ping(target: SentinelTarget, namespace: bytes | None, output: Output) -> None:
-    """Says how many connections are registered in a namespace, this one among them."""
+    """Shows how many connections are registered in a namespace, including this one."""
     if namespace is not None:
         target.namespace = namespace
     with target.connect() as client:
@@ -178,7 +178,7 @@ def ask(target: SentinelTarget, flow_id: int, count: int, output: Output, questi
 
     def sentence(row: Row) -> str:
         if row[4]:
-            return f"passed: {what}, after {span(row[4])}"
+            return f"passed: {what}, after a wait of {span(row[4])}"
         return f"passed: {what}" + ("" if row[3] is None else f", {row[3]:,} more could")
 
     columns = [
@@ -197,13 +197,15 @@ def ask(target: SentinelTarget, flow_id: int, count: int, output: Output, questi
 @sentinel.command()
 @flow_argument
 @count_argument
-@click.option("--prioritized", is_flag=True, help="May borrow from what comes next, and then waits for that.")
+@click.option(
+    "--prioritized", is_flag=True, help="Allow the calls to borrow from the next time window, and wait for it."
+)
 @output_option
 @pass_target
 def flow(target: SentinelTarget, flow_id: int, count: int, prioritized: bool, output: Output) -> None:
-    """Asks whether COUNT calls of a flow may pass, 1 unless told. Exit status 1 if they are blocked.
+    """Asks whether COUNT calls of a flow may pass (default 1). Exit status 1 if they are blocked.
 
-    They count. If they have to wait the command does.
+    The calls are counted. If they have to wait, the command waits.
     """
     ask(target, flow_id, count, output, lambda client: client.flow(flow_id, count, prioritized=prioritized))
 
@@ -246,7 +248,7 @@ class ParamValue(ParamType):
         try:
             return Typed(Tag[tag], read(rest.decode()))
         except ValueError:
-            self.fail(f"{shown(given)} is no {kind.decode()}", param, ctx)
+            self.fail(f"{shown(given)} is not a valid {kind.decode()}", param, ctx)
 
 
 @sentinel.command()
@@ -255,9 +257,9 @@ class ParamValue(ParamType):
 @output_option
 @pass_target
 def param(target: SentinelTarget, flow_id: int, values: tuple[Typed, ...], output: Output) -> None:
-    """Asks whether a call with these values of a parameter may pass. Exit status 1 if it is blocked.
+    """Asks whether a call with these parameter values may pass. Exit status 1 if it is blocked.
 
-    A VALUE is text, or int:5, long:5, short:5, byte:5, double:0.5, float:0.5, bool:true; text:int:5 is text again.
+    A VALUE is text, or int:5, long:5, short:5, byte:5, double:0.5, float:0.5, bool:true. text:int:5 is the text int:5.
     """
     ask(target, flow_id, 1, output, lambda client: client.param(flow_id, values))
 
@@ -265,18 +267,18 @@ def param(target: SentinelTarget, flow_id: int, values: tuple[Typed, ...], outpu
 @sentinel.command()
 @flow_argument
 @count_argument
-@click.option("--for", "duration", type=DURATION, help="Hold it for so long; 0 gives it back at once.")
+@click.option("--for", "duration", type=DURATION, help="Hold the token for this time; 0 gives it back at once.")
 @output_option
 @pass_target
 @click.pass_context
 def acquire(
     context: click.Context, /, target: SentinelTarget, flow_id: int, count: int, duration: float | None, output: Output
 ) -> None:
-    """Takes a token for COUNT calls of a flow, 1 unless told, holds it, and gives it back in the end.
+    """Takes a token for COUNT calls of a flow (default 1), holds it until Ctrl-C or SIGTERM, and gives it back.
 
-    The end is Ctrl-C or SIGTERM, or when the time of --for is over. Until then its lease is kept alive.
+    --for ends the hold earlier. The lease is renewed while the token is held.
 
-    Exit status 1 if the flow is blocked, 3 if the token is lost before the end.
+    Exit status 1 if the flow is blocked, 3 if the token is lost.
     """
     from counterd.client.sentinel import Blocked
 
@@ -311,16 +313,16 @@ def wait(hold: Hold, duration: float | None) -> None:
 
 
 def no_token(token: int) -> NoReturn:
-    refused(f"already released: there is no token {token}, or its lease is over")
+    refused(f"no token {token}: it was released, or its lease expired")
 
 
 @sentinel.command(**token_command)
 @token_argument
 @pass_target
 def release(target: SentinelTarget, token: int) -> None:
-    """Gives a token back, whoever has it. Exit status 1 if there is none.
+    """Gives a token back, no matter which connection holds it. Exit status 1 if there is no such token.
 
-    The call that it stands for goes on, and counts nowhere.
+    The call continues, but is no longer counted.
     """
     from counterd.client.sentinel import NoSuchRule, Token
 
@@ -328,7 +330,7 @@ def release(target: SentinelTarget, token: int) -> None:
         try:
             released = client.release(Token(token, 0, 0))
         except NoSuchRule:
-            say(f"token {token} is given back; its rule has gone")
+            say(f"gave token {token} back; its rule no longer exists")
             return
     if not released:
         no_token(token)
@@ -339,10 +341,10 @@ def release(target: SentinelTarget, token: int) -> None:
 @output_option
 @pass_target
 def keep(target: SentinelTarget, token: int, output: Output) -> None:
-    """Renews the lease of a token, and says what is left of it. Exit status 1 if there is none.
+    """Renews the lease of a token, and shows its remaining time. Exit status 1 if there is no such token.
 
-    It belongs to the connection of this command then, which ends: so it does too after the clientOfflineTime of its
-    rule, unless its client keeps it in time.
+    The token then belongs to the connection of this command, which ends. So the token ends after the clientOfflineTime
+    of its rule, unless its client renews it in time.
     """
     from counterd.client.sentinel import NoSuchRule, Token, TokenLost
 
@@ -354,5 +356,7 @@ def keep(target: SentinelTarget, token: int, output: Output) -> None:
         except NoSuchRule as error:
             error.name = b"token %d" % token
             raise
-    add = output.stream([TOKEN_COLUMN, Column("left", Kind.SPAN)], lambda row: f"{span(row[1])} left of token {row[0]}")
+    add = output.stream(
+        [TOKEN_COLUMN, Column("left", Kind.SPAN)], lambda row: f"token {row[0]} has {span(row[1])} left"
+    )
     add((str(token), left))

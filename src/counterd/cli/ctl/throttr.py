@@ -66,7 +66,7 @@ class ThrottrTarget(Server):
 
 
 pass_target = click.make_pass_decorator(ThrottrTarget)
-ttl_option = click.option("--ttl", type=DURATION, required=True, help="How long it lives: 60s, 500ms.")
+ttl_option = click.option("--ttl", type=DURATION, required=True, help="The time to live: 60s, 500ms.")
 keys_argument = click.argument("keys", metavar="KEY...", nargs=-1, required=True, type=KEY)
 
 
@@ -76,12 +76,12 @@ keys_argument = click.argument("keys", metavar="KEY...", nargs=-1, required=True
     "--value-size",
     type=click.Choice(SIZES),
     default="uint16",
-    help="The server's throttr.value_size, which nothing else tells.  [default: uint16]",
+    help="The server's throttr.value_size; the protocol does not transmit it.  [default: uint16]",
 )
 @output_option
 @click.pass_context
 def throttr(context: click.Context, /, timeout: float, value_size: str, **_: object) -> None:
-    """Quotas, buffers and channels."""
+    """Shows and changes quotas, buffers and channels."""
     timeout = timeout_below(context, timeout, "keys")
     context.obj = ThrottrTarget(chosen_address(context, SCHEME, PORT), timeout, value_size)
 
@@ -130,7 +130,7 @@ def ask_each(
 @output_option
 @pass_target
 def query(target: ThrottrTarget, keys: tuple[bytes, ...], output: Output) -> None:
-    """Shows quotas, and what is left of their time."""
+    """Shows quotas and their remaining time."""
 
     def ask(client: Client, key: bytes) -> Sequence[Any] | None:
         found = client.query(key)
@@ -145,15 +145,15 @@ def query(target: ThrottrTarget, keys: tuple[bytes, ...], output: Output) -> Non
 @ttl_option
 @pass_target
 def insert(target: ThrottrTarget, key: bytes, quota: int, ttl: float) -> None:
-    """Makes a counter with a quota. Refused if there is such a key."""
+    """Creates a counter with a quota. Refused if the key exists."""
     with target.connect() as client:
         if not client.insert(key, quota, *units_of(ttl, target)):
-            refused(f"{shown(key)} exists already, or there is no room")
+            refused(f"{shown(key)} exists already, or the server has no room")
 
 
 def change(function: Callable[..., None]) -> Callable[..., None]:
     """What update, incr and decr are given."""
-    function = click.option("--ttl", type=DURATION, help="Its time, instead of its quota.")(function)
+    function = click.option("--ttl", type=DURATION, help="Change the key's time instead of its quota.")(function)
     return click.argument("key", type=KEY)(function)
 
 
@@ -162,14 +162,11 @@ def change(function: Callable[..., None]) -> Callable[..., None]:
 @click.argument("quota", type=QUOTA, required=False)
 @pass_target
 def update(target: ThrottrTarget, key: bytes, quota: int | None, ttl: float | None) -> None:
-    """Replaces the quota of a key, or its time.
-
-    With --ttl it ends so long from now.
-    """
+    """Replaces the quota of a key, or with --ttl its time from now on."""
     from counterd.client.throttr import Change
 
     if quota is None and ttl is None:
-        raise click.UsageError("either a QUOTA or a --ttl")
+        raise click.UsageError("give either QUOTA or --ttl")
     change_key(target, key, Change.PATCH, quota, ttl)
 
 
@@ -178,10 +175,7 @@ def update(target: ThrottrTarget, key: bytes, quota: int | None, ttl: float | No
 @click.argument("by", type=QUOTA, required=False)
 @pass_target
 def incr(target: ThrottrTarget, key: bytes, by: int | None, ttl: float | None) -> None:
-    """Adds to the quota of a key, or to its time.
-
-    To the quota it is BY, 1 unless told.
-    """
+    """Adds BY (default 1) to the quota of a key, or with --ttl to its time."""
     from counterd.client.throttr import Change
 
     change_key(target, key, Change.INCREASE, by, ttl)
@@ -192,9 +186,9 @@ def incr(target: ThrottrTarget, key: bytes, by: int | None, ttl: float | None) -
 @click.argument("by", type=QUOTA, required=False)
 @pass_target
 def decr(target: ThrottrTarget, key: bytes, by: int | None, ttl: float | None) -> None:
-    """Takes from the quota of a key, or from its time.
+    """Subtracts BY (default 1) from the quota of a key, or with --ttl from its time.
 
-    From the quota it is BY, 1 unless told. Refused if there is not as much: nothing is taken then.
+    Refused if less is left; nothing is subtracted then.
     """
     from counterd.client.throttr import Change
 
@@ -206,11 +200,11 @@ def change_key(target: ThrottrTarget, key: bytes, how: int, value: int | None, t
     from counterd.client.throttr import Attribute
 
     if value is not None and ttl is not None:
-        raise click.UsageError("either the quota or the --ttl")
+        raise click.UsageError("give either the quota or --ttl")
     with target.connect() as client:
         if ttl is None:
             if not client.update(key, Attribute.QUOTA, how, 1 if value is None else value):
-                refused(f"{shown(key)}: there is no such quota, or not as much, or no room for more")
+                refused(f"{shown(key)}: no such quota, or its value would be out of range")
             return
         found = client.query(key)  # a TTL is changed in the unit that it was made with
         if found is None:
@@ -218,7 +212,7 @@ def change_key(target: ThrottrTarget, key: bytes, how: int, value: int | None, t
         count, rest = divmod(round(ttl * 1e9), unit_ns(found.ttl_type))
         if rest:
             step = span(unit_ns(found.ttl_type) / 1e9)
-            raise ValueError(f"the time of {shown(key)} goes in steps of {step}, as it was made: {ttl:g} s are none")
+            raise ValueError(f"the time of {shown(key)} changes in steps of {step}; {ttl:g} s is not a multiple")
         if not client.update(key, Attribute.TTL, how, count):
             refused(f"{shown(key)}: not found")
 
@@ -240,10 +234,10 @@ def purge(target: ThrottrTarget, keys: tuple[bytes, ...]) -> None:
 @ttl_option
 @pass_target
 def set_(target: ThrottrTarget, key: bytes, value: bytes, ttl: float) -> None:
-    """Makes or replaces a buffer. Refused if the key is a quota."""
+    """Creates or replaces a buffer. Refused if the key is a quota."""
     with target.connect() as client:
         if not client.set(key, value, *units_of(ttl, target)):
-            refused(f"{shown(key)} is a quota, or there is no room")
+            refused(f"{shown(key)} is a quota, or the server has no room")
 
 
 @throttr.command()
@@ -251,7 +245,7 @@ def set_(target: ThrottrTarget, key: bytes, value: bytes, ttl: float) -> None:
 @output_option
 @pass_target
 def get(target: ThrottrTarget, keys: tuple[bytes, ...], output: Output) -> None:
-    """Shows buffers, and what is left of their time."""
+    """Shows buffers and their remaining time."""
 
     def ask(client: Client, key: bytes) -> Sequence[Any] | None:
         found = client.get(key)
@@ -268,14 +262,14 @@ ORDERS: dict[str, Callable[[ListEntry], Any]] = {
 
 
 @throttr.command("list")
-@click.option("--match", metavar="GLOB", help="Only keys like this: 'user:*'.")
+@click.option("--match", metavar="GLOB", help="Show only keys that match this pattern: 'user:*'.")
 @click.option(
     "--sort",
     type=click.Choice(list(ORDERS)),
     default="key",
-    help="The next to expire first, or the largest.  [default: key]",
+    help="Show the next to expire, or the largest, first.  [default: by key]",
 )
-@click.option("--limit", type=click.IntRange(0), metavar="N", help="Only the first so many.")
+@click.option("--limit", type=click.IntRange(0), metavar="N", help="Show at most N rows.")
 @output_option
 @pass_target
 def list_(target: ThrottrTarget, match: str | None, sort: str, limit: int | None, output: Output) -> None:
@@ -332,7 +326,7 @@ def stat(target: ThrottrTarget, keys: tuple[bytes, ...], output: Output) -> None
 @output_option
 @pass_target
 def info(target: ThrottrTarget, output: Output) -> None:
-    """Shows the server's figures."""
+    """Shows the server's statistics."""
     with target.connect() as client:
         found = client.info()
     output.record([figure(name) for name in found._fields], found)
@@ -365,7 +359,7 @@ CONNECTION_COLUMNS = {
 @output_option
 @pass_target
 def connections(target: ThrottrTarget, output: Output) -> None:
-    """Shows who is connected. JSON and CSV have all that is counted of each."""
+    """Shows all connections. JSON and CSV have all their statistics."""
     from counterd.client.throttr import ConnectionInfo
 
     with target.connect() as client:
@@ -382,7 +376,7 @@ def connections(target: ThrottrTarget, output: Output) -> None:
 @output_option
 @pass_target
 def channels(target: ThrottrTarget, output: Output) -> None:
-    """Shows the channels that somebody is subscribed to."""
+    """Shows the channels that have subscribers."""
     with target.connect() as client:
         found = client.channels()
     output.rows(
@@ -403,11 +397,11 @@ def channels(target: ThrottrTarget, output: Output) -> None:
 def publish(target: ThrottrTarget, channel: bytes, payload: bytes) -> None:
     """Sends PAYLOAD to the subscribers of a channel.
 
-    Exit status 1 if there are none.
+    Exit status 1 if the channel has no subscribers.
     """
     with target.connect() as client:
         if not client.publish(channel, payload):
-            refused(f"nobody is subscribed to {shown(channel)}")
+            refused(f"{shown(channel)} has no subscribers")
 
 
 @throttr.command()
@@ -420,7 +414,7 @@ def subscribe(target: ThrottrTarget, channels: tuple[bytes, ...], output: Output
     with until_interrupted(), target.connect() as client:
         for channel in {*channels} - {EVERYBODY}:
             if not client.subscribe(channel):
-                refused(f"{shown(channel)}: there is no room for a subscription")
+                refused(f"{shown(channel)}: the server has no room for a subscription")
         while True:
             try:
                 event = client.next_event()

@@ -25,7 +25,7 @@ INTERVAL_MIN_S = 0.1
     "--interval",
     type=Reads("duration", at_least(INTERVAL_MIN_S, duration)),
     default=1.0,
-    help="Ask so often.  [default: 1s]",
+    help="The time between two updates.  [default: 1s]",
 )
 @admin_options
 @pass_target
@@ -33,13 +33,14 @@ INTERVAL_MIN_S = 0.1
 def top(context: click.Context, target: Target, /, interval: float, **where: Any) -> None:
     """Shows live what the server does, and its busiest counters.
 
-    Rates of requests and refusals, connections and how full the tables are; below, the counters of which most is in
-    use, with a bar of that against the last maximum that was asked for. Enter shows who holds one, Tab who is
-    connected, and then the keys, flows, tokens and tubes of other protocols, as the admin endpoint tells; `k` ends a
-    connection. `h` shows the keys, `q` quits. Where no counters are served, it begins with what other protocols have.
+    The upper part shows the rates of requests and refusals, the connections, and how full the tables are. Below are the
+    counters with the most permits in use; a bar shows the share of the last maximum. Enter shows the holders of a
+    counter. Tab shows the connections, then the keys, flows, tokens and tubes of other protocols; these come from the
+    admin endpoint. `k` closes a connection, `h` shows all keys, `q` quits. If the server does not serve the counter
+    protocol, the display begins with the other protocols.
     """
     if not (sys.stdin.isatty() and sys.stdout.isatty()) or os.environ.get("TERM", "dumb") in ("dumb", "unknown"):
-        say("top needs a terminal: `counterctl stats` and `counterctl dump` print what there is once")
+        say("top needs a terminal; `counterctl stats` and `counterctl dump` print the same once")
         raise SystemExit(EXIT_USAGE)
     endpoint: Endpoint | str
     try:

@@ -221,7 +221,7 @@ class View:
         elif key == "enter" and isinstance(self.cursor.on, bytes):
             self._turn_to(HOLDERS, self.cursor.on)
         elif key == "k":
-            self.note = "Enter shows who holds it, and k ends one of those"
+            self.note = "Enter shows its holders; k closes the connection of one"
 
     def _press_connections(self, key: str) -> None:
         if key in ("escape", "left", "backspace"):

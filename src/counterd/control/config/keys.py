@@ -65,7 +65,7 @@ def account_number(kind: str, text: str) -> int:
             return int(text)
         return by_name(text)
     except (KeyError, ValueError):  # ValueError: a NUL, or more digits than int() accepts
-        raise LookupError(f"there is no {kind} {text!r} on this machine") from None
+        raise LookupError(f"no {kind} {text!r} on this machine") from None
 
 
 def _account(kind: str) -> Reader:
@@ -126,7 +126,7 @@ def admin_bind(text: str) -> str:
 def _token(text: str) -> str:
     """Reads a token that fits into an HTTP header. Errors do not show the token."""
     if not re.fullmatch(f"[!-~]{{0,{TOKEN_MAX}}}", text):
-        raise ValueError(f"expected at most {TOKEN_MAX} visible ASCII characters, without blanks")
+        raise ValueError(f"expected at most {TOKEN_MAX} visible ASCII characters without spaces")
     return text
 
 
@@ -135,13 +135,13 @@ def _hosts(text: str) -> tuple[str, ...]:
     words = text.replace(",", " ").lower().split()
     for word in words:
         if not re.fullmatch(r"[a-z0-9_]([a-z0-9_.-]{0,252}[a-z0-9_])?", word):
-            raise ValueError(f"expected names of hosts, not {word!r}")
+            raise ValueError(f"expected host names, not {word!r}")
     return tuple(dict.fromkeys(words))
 
 
 # ---- the keys -------------------------------------------------------------------------------------------------------
 
-AUTHORITIES = "absolute path; empty is no client certificates"
+AUTHORITIES = "absolute path; empty means that clients are not asked for a certificate"
 SECONDS = integer(1, KEEPALIVE_SECONDS_MAX)
 TIMEOUT = integer(1, TIMEOUT_MAX)
 CONNECTIONS = integer(0, CONNECTIONS_MAX)
@@ -181,16 +181,16 @@ class Endpoint:
 
     enable: bool = setting(boolean, False)
     bind: str = setting(admin_bind, "127.0.0.1:11216", "IP address and port, or unix: and an absolute path")
-    token: str = setting(_token, "", "visible ASCII characters; empty is read-only", reload=True, secret=True)
-    allow: tuple[str, ...] = setting(networks, (), "CIDRs or addresses; none is everybody", reload=True)
+    token: str = setting(_token, "", "visible ASCII characters; empty means read-only", reload=True, secret=True)
+    allow: tuple[str, ...] = setting(networks, (), "CIDRs or addresses; empty means everybody", reload=True)
     insecure: bool = setting(boolean, False)
     hosts: tuple[str, ...] = setting(_hosts, (), "names of hosts", reload=True)
 
 
 @dataclass(frozen=True)
 class TLS:
-    cert: str = setting(absolute_path, "", "absolute path; empty is no TLS", reload=True)
-    key: str = setting(absolute_path, "", "absolute path; empty is the certificate's file", reload=True)
+    cert: str = setting(absolute_path, "", "absolute path; empty means no TLS", reload=True)
+    key: str = setting(absolute_path, "", "absolute path; empty means the certificate's file", reload=True)
     client_ca: str = setting(absolute_path, "", AUTHORITIES, reload=True)
     require_client_cert: bool = setting(boolean, False, reload=True)
 
@@ -200,20 +200,24 @@ class Listener:
     """Keys that every protocol has. The protocol defines the default of the port."""
 
     enable: bool = setting(boolean, False)
-    port: int = setting(integer(0, 65535), 0, "TCP port; 0 is any free one")
-    bind: tuple[str, ...] = setting(addresses, ("127.0.0.1", "::1"), "IP addresses; none is no TCP")
+    port: int = setting(integer(0, 65535), 0, "TCP port; 0 means any free port")
+    bind: tuple[str, ...] = setting(addresses, ("127.0.0.1", "::1"), "IP addresses; empty means no TCP")
     insecure: bool = setting(boolean, False)
-    allow: tuple[str, ...] = setting(networks, (), "CIDRs or addresses; none is everybody", reload=True)
+    allow: tuple[str, ...] = setting(networks, (), "CIDRs or addresses; empty means everybody", reload=True)
     tls: TLS = field(default_factory=TLS)
-    socket: str = setting(socket_path, "", "absolute path; empty is no Unix socket")
+    socket: str = setting(socket_path, "", "absolute path; empty means no Unix socket")
     socket_mode: int = setting(octal_mode, 0o660, "octal permissions")
     socket_user: str = setting(_account("user"), "", "name or number")
     socket_group: str = setting(_account("group"), "", "name or number")
-    socket_allow: tuple[str, ...] = setting(_accounts, (), "user:NAME and group:NAME; none is everybody", reload=True)
-    max_connections: int = setting(CONNECTIONS, 0, "connections; 0 is no limit", reload=True)
-    max_connections_per_address: int = setting(CONNECTIONS, 0, "connections; 0 is no limit", reload=True)
-    max_requests_per_second: int = setting(integer(0, REQUESTS_MAX), 0, "requests a second; 0 is no limit", reload=True)
-    idle_timeout: int = setting(integer(0, IDLE_TIMEOUT_MAX), 0, "seconds; 0 is no limit", reload=True)
+    socket_allow: tuple[str, ...] = setting(
+        _accounts, (), "user:NAME and group:NAME; empty means everybody", reload=True
+    )
+    max_connections: int = setting(CONNECTIONS, 0, "connections; 0 means no limit", reload=True)
+    max_connections_per_address: int = setting(CONNECTIONS, 0, "connections; 0 means no limit", reload=True)
+    max_requests_per_second: int = setting(
+        integer(0, REQUESTS_MAX), 0, "requests a second; 0 means no limit", reload=True
+    )
+    idle_timeout: int = setting(integer(0, IDLE_TIMEOUT_MAX), 0, "seconds; 0 means no limit", reload=True)
     keepalive_idle: int = setting(SECONDS, 10, "seconds", reload=True)
     keepalive_interval: int = setting(SECONDS, 2, "seconds", reload=True)
     keepalive_count: int = setting(integer(1, KEEPALIVE_COUNT_MAX), 7, "probes", reload=True)

@@ -177,13 +177,15 @@ def _yrmcds_bind(values: dict[str, Any], given: dict[str, Entry]) -> Iterator[st
         if name in given:
             given.setdefault(YRMCDS_BIND, given[name])
     if listed and "bind_ip" not in given:
-        yield f"bind_ip is not set: counter listens on virtual_ip ({' '.join(listed)}) only, yrmcds on all addresses"
+        only = " ".join(listed)
+        yield f"bind_ip is not set: counter listens only on virtual_ip ({only}); yrmcds listens on all addresses"
     if YRMCDS_INSECURE not in given and (open_to := " ".join(exposed("counter", values))):
         values[YRMCDS_INSECURE] = True
         where, ways = open_to, "counter.tls.cert or counter.allow"
         if not listed:
             where, ways = f"ALL addresses ({open_to})", f"{YRMCDS_BIND} or bind_ip, {ways}"
-        yield f"counter listens on {where}, as yrmcds does: whoever reaches this machine can use it; set {ways}"
+        reach = "so everybody who can reach this machine can use it"
+        yield f"counter listens on {where}, as yrmcds does, {reach}; set {ways}"
 
 
 # ---- reading --------------------------------------------------------------------------------------------------------
@@ -229,7 +231,8 @@ def load(
         names |= YRMCDS_NAMES
         unused = dict.fromkeys(entry.name for entry in in_file if names.get(entry.name, "") is None)
         if unused:
-            warnings.append(f"{path} is a file of yrmcds, and these of its keys are not used: {', '.join(unused)}")
+            keys = ", ".join(unused)
+            warnings.append(f"{path} is a configuration file of yrmcds; counterd ignores these keys of it: {keys}")
     given = _by_key(in_file, names, problems)
     given |= _by_key(_entries(((OVERRIDE, override) for override in overrides), problems), names, problems)
 
@@ -266,7 +269,7 @@ def merged(old: Config, new: Config, fixed: Iterable[str], rooms: Sequence[Room]
     config = Config(values, origins, new.warnings, new.path, old.sockets, shared)
     if problems := list(_contradictions(rooms, values, Places(new.where, new.shared), old.sockets)):
         keys = ", ".join(dict.fromkeys(map(new.name, kept)))
-        raise ConfigError(f"{problem} (until a restart these stay as they were: {keys})" for problem in problems)
+        raise ConfigError(f"{problem} (these keys cannot change until a restart: {keys})" for problem in problems)
     return config
 
 
@@ -324,7 +327,7 @@ def _hint(name: str, names: Iterable[str]) -> str:
     """Returns a hint about an unknown key."""
     prefix, _, rest = name.partition(".")
     if prefix == LISTENER and rest in NOT_SHARED:
-        return f", which is not for all listeners: set {' or '.join(key for key in names if _is_of_room(key, rest))}"
+        return f", because each protocol has its own: set {' or '.join(key for key in names if _is_of_room(key, rest))}"
     near = difflib.get_close_matches(name, names, n=1)
     return f", did you mean {near[0]}?" if near else ""
 
@@ -369,7 +372,7 @@ def _readable_secrets(path: Path, given: Mapping[str, Entry]) -> Iterator[str]:
     """Yields warnings about secrets in a file that everybody can read."""
     for key in sorted(SECRETS & given.keys()):
         if given[key].text and given[key].origin != OVERRIDE and path.stat().st_mode & stat.S_IROTH:
-            yield f"{given[key].where}: {key}: every user of this machine can read the file: chmod o= {path}"
+            yield f"{given[key].where}: {key}: every user of this machine can read the file; run chmod o= {path}"
 
 
 # ---- sockets that the process was started with ----------------------------------------------------------------------
@@ -395,17 +398,17 @@ def _assigned(
             one.name = owner  # remembered, because after a reload the file may have another address
         if not owner:
             problems.append(
-                f"{PASSED}: socket {number} listens on {shown(*one.address)}, and nothing here does: name it with"
-                f" FileDescriptorName={' or '.join(switches)}"
+                f"{PASSED}: socket {number} listens on {shown(*one.address)}, which no protocol is configured for:"
+                f" name it with FileDescriptorName={' or '.join(switches)}"
             )
         elif not values.get(switches[owner], True):
-            problems.append(f"{PASSED}: there is a socket for {owner}, but {switches[owner]} is false")
+            problems.append(f"{PASSED}: a socket was passed for {owner}, but {switches[owner]} is false")
         else:
             places.setdefault(owner, []).append(one)
     for owner, sockets in places.items():
         where = [one.address for one in sockets]
         if owner == ADMIN and len(sockets) > 1:
-            problems.append(f"{PASSED}: there are {len(sockets)} sockets for {ADMIN}, which has one address")
+            problems.append(f"{PASSED}: {len(sockets)} sockets were passed for {ADMIN}, which takes only one")
         found = {"admin.bind": shown(*where[0])} if owner == ADMIN else _found(ports[owner], where, values)
         for key, value in found.items():
             values[key] = value
@@ -472,7 +475,7 @@ def _contradictions(
             yield from _listener_contradictions(room.name, values, places)
             key = room.shared.address if room.shared is not None else ""
             if values.get(key) and importlib.util.find_spec(SHARED_NEEDS) is None:
-                yield f"{places.of(key)} needs more to be installed: pip install '.[redis]' in the source tree"
+                yield f"{places.of(key)} needs the extra redis: in the source tree, pip install '.[redis]'"
     yield from _collisions(rooms, values, places)
     if values.get("admin.enable"):
         yield from _admin_contradictions(values, places.where)
@@ -486,7 +489,7 @@ def _collisions(rooms: Sequence[Room], values: Mapping[str, Any], places: Places
         for host in values.get(f"{port.room}.bind", ()) if number else ():
             before = taken.setdefault((host, number), key)
             if before != key:
-                yield f"{places.of(key)}: {shown(host, number)} is where {before} listens"
+                yield f"{places.of(key)}: {shown(host, number)} is already used by {before}"
 
 
 def _is_off(key: str, values: Mapping[str, Any]) -> bool:
@@ -500,7 +503,7 @@ def _unheard(room: Room, values: Mapping[str, Any], places: Places, passed: Cont
         socket = port.key("socket")
         if port.name not in passed and _is_off(bind, values) and _is_off(socket, values):
             empty = f"{places.name(bind)} and {socket} are both empty"
-            yield f"{places.where(bind)}: {port.name} is enabled but listens nowhere, {empty}"
+            yield f"{places.where(bind)}: {port.name} is enabled but listens nowhere: {empty}"
 
 
 def _listener_contradictions(name: str, values: Mapping[str, Any], places: Places) -> Iterator[str]:
@@ -508,8 +511,8 @@ def _listener_contradictions(name: str, values: Mapping[str, Any], places: Place
     for address in exposed(name, values):
         cert, allow, insecure = (places.beside(bind, key) for key in ("tls.cert", "allow", "insecure"))
         yield (
-            f"{places.of(bind)}: {address} can be reached from other machines, by anybody:"
-            f" set {cert}, or {allow}, or {insecure} = true if that is meant"
+            f"{places.of(bind)}: {address} can be reached from other machines by everybody:"
+            f" set {cert}, or {allow}, or {insecure} = true if that is intended"
         )
     for one, needed in (
         ("tls.key", "tls.cert"),
@@ -524,11 +527,11 @@ def _listener_contradictions(name: str, values: Mapping[str, Any], places: Place
 def _admin_contradictions(values: Mapping[str, Any], where: Callable[[str], str]) -> Iterator[str]:
     if importlib.util.find_spec(ADMIN_NEEDS) is None:
         ways = "in the source tree, `make setup` or pip install '.[admin]'"
-        yield f"{where('admin.enable')}: admin.enable: it needs more to be installed: {ways}"
+        yield f"{where('admin.enable')}: admin.enable needs the extra admin: {ways}"
     host, port = split_bind(values["admin.bind"]) if "admin.bind" in values else ("", -1)
     allowed = values.get("admin.allow", True) or values.get("admin.insecure", True)
     if port >= 0 and not allowed and not ipaddress.ip_address(host).is_loopback:
         yield (
-            f"{where('admin.bind')}: admin.bind: {host} can be reached from other machines, by anybody:"
-            f" set admin.allow, or admin.insecure = true if that is meant"
+            f"{where('admin.bind')}: admin.bind: {host} can be reached from other machines by everybody:"
+            f" set admin.allow, or admin.insecure = true if that is intended"
         )

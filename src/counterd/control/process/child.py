@@ -159,7 +159,7 @@ class Child(asyncio.Protocol):
         self._silent = 0 if self._has_spoken else self._silent + 1
         self._has_spoken = False
         if self._silent >= SILENT_MAX:
-            self.cut(f"has said nothing for {SILENT_MAX * LISTEN_PERIOD_S:g} s")
+            self.cut(f"was silent for {SILENT_MAX * LISTEN_PERIOD_S:g} s")
         self._loop.call_later(LISTEN_PERIOD_S, self._check)
 
     def _epitaph(self) -> str:
@@ -169,7 +169,7 @@ class Child(asyncio.Protocol):
             said = os.read(self._words, LAST_WORDS)
         os.close(self._words)
         lines = said.decode(errors="replace").strip().splitlines()
-        how = self._why or f"ended with status {self._process.returncode}"
+        how = self._why or f"exited with status {self._process.returncode}"
         return f"{how}: {lines[-1]}" if lines else how
 
 

@@ -80,7 +80,8 @@ class Daemon:
         enabled = [room for room in rooms if config.listener(room.name).enable]
         limit = raise_descriptors()
         if limit < (least := least_descriptors(len(enabled))):
-            raise ConfigError([f"{config.path}: the process may have {limit} files open, and needs {least} at least"])
+            few = f"the process may open {limit} files and needs at least {least}: raise the limit (ulimit -n)"
+            raise ConfigError([f"{config.path}: {few}"])
         descriptors = share_descriptors(limit, len(enabled))
         self.services = [Service(room, config, descriptors, self._report) for room in enabled]
         self._reloading: asyncio.Task[None] | None = None
@@ -134,7 +135,7 @@ class Daemon:
     def reload(self) -> None:
         """Starts to reread the configuration; see _reload. During a reload, another one is started after it."""
         if self._stopping.is_set():
-            log.warning("not reloaded: stopping")
+            log.warning("not reloaded: counterd is stopping")
         elif self._reloading is not None:
             self._reload_again = True
         else:
@@ -177,7 +178,7 @@ class Daemon:
         try:
             prepared = await aside(self._prepare)  # slow for many rules, or on a network file system
             if self._stopping.is_set():
-                log.warning("not reloaded: stopping")
+                log.warning("not reloaded: counterd is stopping")
             else:
                 self._apply(prepared)
         except ConfigError as error:
@@ -241,7 +242,7 @@ class Daemon:
             wrong, missing = service.open()
             problems += wrong
             for line in missing:
-                log.warning(f"{line}; going on without it")
+                log.warning(f"{line}; continuing without it")
         if self.view.config.admin.enable:
             try:
                 self._admin_listening = open_listening(self.view.config)
@@ -283,7 +284,7 @@ class Daemon:
         what = context.get("message", error)
         if isinstance(error, MemoryError):
             self.view.memory_errors += 1
-            self._report("memory", f"no memory is left: {what}", "error", error)
+            self._report("memory", f"out of memory: {what}", "error", error)
         else:
             self.view.internal_errors += 1
             self._report("internal", f"internal error: {what}", "error", error)
@@ -311,11 +312,11 @@ class Daemon:
 
     def _on_stop(self) -> None:
         if self._stopping.is_set():
-            log.warning("a second signal: exiting at once")
+            log.warning("second signal: exiting immediately")
             self._close()
             self._writer.close(0.1)
             os._exit(1)
-        log.info("stopping: answering what was received")
+        log.info("stopping: answering the requests that were received")
         self._stopping.set()
 
     def _close(self) -> None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from counterd.control.process.systemd import notify
+from counterd.units import several
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -47,7 +48,7 @@ async def drain(services: Sequence[Service], settings: Drain, tell: Callable[...
         patience = timeout - min(PARTING_S, timeout / 2)
         for service in services:
             service.unlisten()
-        log.info(f"draining: nothing new is given out, and what is held has {patience:g} s to come back")
+        log.info(f"draining: nothing new is given out; holdings have {patience:g} s to be given back")
         await wait_for_holdings(services, patience)
     for service in services:
         service.part()
@@ -56,7 +57,7 @@ async def drain(services: Sequence[Service], settings: Drain, tell: Callable[...
         await asyncio.wait_for(gone, deadline - loop.time())
     except asyncio.TimeoutError:
         if remaining := [connection for service in services for connection in service.server.connections.values()]:
-            log.warning(f"drain.timeout is over: connections that were cut off: {len(remaining)}")
+            log.warning(f"drain.timeout expired: cut off {several(len(remaining), 'connection')}")
         for connection in remaining:
             connection.abort()
     finishing = asyncio.gather(*(service.finish(FINISH_S) for service in services))
@@ -79,7 +80,7 @@ async def wait_for_holdings(services: Sequence[Service], timeout: float) -> int:
             said = loop.time()
             _say(services, held)
     if held:
-        log.warning(f"draining: holdings that have not come back within {timeout:g} s: {held}", holdings=held)
+        log.warning(f"draining: {several(held, 'holding')} not given back within {timeout:g} s", holdings=held)
     else:
         log.info("draining: nothing is held any more")
     return held
@@ -90,11 +91,11 @@ def _held(services: Sequence[Service]) -> int:
 
 
 def _say(services: Sequence[Service], held: int) -> None:
-    notify(f"STATUS=draining: holdings that are left: {held}")
+    notify(f"STATUS=draining: waiting for {several(held, 'holding')}")
     for service in services:
         if left := service.store.held():
             log.info(
-                f"draining: holdings of {service.room.name} that are waited for: {left}",
+                f"draining: waiting for {several(left, 'holding')} of {service.room.name}",
                 held=", ".join(_leases(service)),
             )
 
@@ -105,7 +106,7 @@ def _leases(service: Service) -> list[str]:
     shown = []
     for number, name, amount, since in service.store.leases(SHOWN):
         connection = service.server.connections.get(number)
-        holder = connection.origin() if connection else "a connection that has gone"
+        holder = connection.origin() if connection else "a connection that is gone"
         what = name[:NAME_MAX].decode("utf-8", "backslashreplace") + ("..." if len(name) > NAME_MAX else "")
         shown.append(f"{amount} of {what} by {holder} for {(tenths - since) / 10:.1f} s")
     return shown

@@ -74,7 +74,7 @@ class Supervisor:
             if time.monotonic() - begun > STEADY_S:
                 delay = RESTART_MIN_S
             name = self._kind.name
-            self._report(name, f"the {name} process {why}; another one starts in {delay:g} s")
+            self._report(name, f"the {name} process {why}; restarting it in {delay:g} s")
             await asyncio.sleep(delay)
             delay = min(2 * delay, RESTART_MAX_S)
 

@@ -116,7 +116,7 @@ def passed_sockets(environ: MutableMapping[str, str] = os.environ, first: int = 
         )
         if not stream or not passed.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
             passed.close()
-            raise OSError(f"descriptor {first + index} is no socket that listens for streams")
+            raise OSError(f"descriptor {first + index} is not a listening stream socket")
         passed.setblocking(False)
         found.append(Passed(passed, named.get(index, "")))
     return found

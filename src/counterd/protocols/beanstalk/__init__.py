@@ -44,7 +44,7 @@ def timing(text: str) -> tuple[int, int]:
 class BeanstalkSettings:
     """The protocol's own settings."""
 
-    journal: str = setting(absolute_path, "", "absolute path; empty is none")
+    journal: str = setting(absolute_path, "", "absolute path; empty means no journal")
     sync: str = setting(sync, "always", "always, never or milliseconds")
 
     memory_limit: int = setting(size(MEMORY_MIN, MEMORY_MAX), 1 << 30, "bytes")
@@ -99,22 +99,34 @@ FIGURES = (
     Figure("jobs:reserved", "beanstalk_jobs", "gauge", "Jobs, by state.", {"state": "reserved"}),
     Figure("jobs:delayed", "beanstalk_jobs", "gauge", "Jobs, by state.", {"state": "delayed"}),
     Figure("jobs:buried", "beanstalk_jobs", "gauge", "Jobs, by state.", {"state": "buried"}),
-    Figure("total_jobs", "beanstalk_jobs_created_total", "counter", "Jobs that were put."),
-    Figure("timeouts", "beanstalk_timeouts_total", "counter", "Jobs whose worker did not end them in time."),
-    Figure("retired", "beanstalk_retired_total", "counter", "Jobs that were reserved as often as their tube allows."),
-    Figure("given_back", "beanstalk_given_back_total", "counter", "Jobs that became ready as their worker had gone."),
-    Figure("waiting", "beanstalk_waiting", "gauge", "Connections that wait for a job."),
-    Figure("tubes", "beanstalk_tubes", "gauge", "Tubes that there are."),
-    Figure("tubes_max", "beanstalk_tubes_limit", "gauge", "Tubes that there can be."),
-    Figure("used_memory", "beanstalk_memory_bytes", "gauge", "Memory that counts against the limit."),
-    Figure("memory_limit", "beanstalk_memory_limit_bytes", "gauge", "The limit of memory."),
-    Figure("longest_probe", "beanstalk_table_longest_probe", "gauge", "Slots that an insertion looked past, at most."),
-    Figure("refuses_puts", "beanstalk_drain_mode", "gauge", "1 in drain mode: put is answered DRAINING."),
+    Figure("total_jobs", "beanstalk_jobs_created_total", "counter", "Jobs that were put since the start."),
+    Figure(
+        "timeouts", "beanstalk_timeouts_total", "counter", "Jobs whose time to run ended before their worker finished."
+    ),
+    Figure("retired", "beanstalk_retired_total", "counter", "Jobs that reached the limit of reserves of their tube."),
+    Figure(
+        "given_back",
+        "beanstalk_given_back_total",
+        "counter",
+        "Jobs that became ready again because their worker disconnected.",
+    ),
+    Figure("waiting", "beanstalk_waiting", "gauge", "Connections that are waiting for a job."),
+    Figure("tubes", "beanstalk_tubes", "gauge", "Tubes that exist."),
+    Figure("tubes_max", "beanstalk_tubes_limit", "gauge", "Tubes that can exist."),
+    Figure("used_memory", "beanstalk_memory_bytes", "gauge", "Bytes of beanstalk.memory_limit in use."),
+    Figure("memory_limit", "beanstalk_memory_limit_bytes", "gauge", "The value of beanstalk.memory_limit."),
+    Figure(
+        "longest_probe", "beanstalk_table_longest_probe", "gauge", "Longest probe sequence of the hash table, in slots."
+    ),
+    Figure("refuses_puts", "beanstalk_drain_mode", "gauge", "1 in drain mode, in which put is answered DRAINING."),
     Figure("journal_failing", "beanstalk_journal_failing", "gauge", "1 while the journal cannot be written."),
     Figure("journal_behind", "beanstalk_journal_behind", "gauge", "Changes that are not on disk yet."),
-    Figure("journal_records", "beanstalk_journal_records_total", "counter", "Rows that the journal was told."),
+    Figure("journal_records", "beanstalk_journal_records_total", "counter", "Rows that were sent to the journal."),
     Figure(
-        "region", "beanstalk_region_bytes", "gauge", "Size of the mapping that has everything in it; used as needed."
+        "region",
+        "beanstalk_region_bytes",
+        "gauge",
+        "Size of the memory mapping of all tables; pages are used as needed.",
     ),
 )
 

@@ -10,13 +10,13 @@ from counterd.protocols.beanstalk.wire import Status
 
 _TEXTS = {
     Status.DEADLINE_SOON: "a reserved job's time to run ends within a second",
-    Status.DRAINING: "the server is draining, and takes no jobs",
-    Status.JOB_TOO_BIG: "the body is longer than the server takes",
+    Status.DRAINING: "the server is draining and takes no new jobs",
+    Status.JOB_TOO_BIG: "the body is longer than the server allows",
     Status.OUT_OF_MEMORY: "the server has no room for it",
     Status.INTERNAL_ERROR: "the server cannot write it to its journal",
-    Status.NOT_IGNORED: "a connection has to watch one tube at least",
-    Status.BAD_FORMAT: "the server does not take these arguments",
-    Status.UNKNOWN_COMMAND: "the server does not know this command, which is counterd's own",
+    Status.NOT_IGNORED: "a connection must watch at least one tube",
+    Status.BAD_FORMAT: "the server does not accept these arguments",
+    Status.UNKNOWN_COMMAND: "the server does not know this command, which only counterd has",
 }
 
 

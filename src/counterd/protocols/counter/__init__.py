@@ -28,8 +28,10 @@ class CounterSettings:
     """The protocol's own settings."""
 
     buckets: int = setting(integer(1, BUCKETS_MAX), 1_000_000, "counters")
-    holdings: int = setting(integer(0, HOLDINGS_MAX), 0, "holdings; 0 is twice counter.buckets")
-    holdings_per_connection: int = setting(integer(0, HOLDINGS_MAX), 0, "holdings; 0 is counter.holdings", reload=True)
+    holdings: int = setting(integer(0, HOLDINGS_MAX), 0, "holdings; 0 means twice counter.buckets")
+    holdings_per_connection: int = setting(
+        integer(0, HOLDINGS_MAX), 0, "holdings; 0 means counter.holdings", reload=True
+    )
     name_memory: int = setting(size(0, NAME_MEMORY_MAX), 256 << 20, "bytes")
     stats_interval: int = setting(integer(10, 1 << 31), 86400, "seconds", reload=True)
 
@@ -62,20 +64,32 @@ def tables() -> tuple[Table, ...]:
 
 
 FIGURES = (
-    Figure("busy", "counters", "gauge", "Counters that exist, by whether anything of them is held.", {"state": "busy"}),
-    Figure("idle", "counters", "gauge", "Counters that exist, by whether anything of them is held.", {"state": "idle"}),
-    Figure("buckets", "counters_limit", "gauge", "Counters that there can be."),
-    Figure("total_objects", "counters_created_total", "counter", "Counters that came into being."),
-    Figure("reclaimed", "counters_reclaimed_total", "counter", "Idle counters that made room for another."),
-    Figure("expired", "counters_expired_total", "counter", "Idle counters that were freed after their window."),
-    Figure("records", "table_load_ratio", "gauge", "Records in use, of those that there are.", over="buckets"),
-    Figure("longest_probe", "table_longest_probe", "gauge", "Slots that an insertion looked past, at most."),
-    Figure("holdings", "holdings", "gauge", "Holdings: how often a connection holds anything of a counter."),
-    Figure("holdings_max", "holdings_limit", "gauge", "Holdings that there can be."),
-    Figure("given_back", "holdings_returned_total", "counter", "Holdings of connections that ended, given back."),
-    Figure("name_memory", "name_memory_bytes", "gauge", "Memory of long names, in use."),
-    Figure("name_memory_max", "name_memory_limit_bytes", "gauge", "Memory that there is for long names."),
-    Figure("region", "region_bytes", "gauge", "Size of the mapping that has everything in it; used as needed."),
+    Figure("busy", "counters", "gauge", "Counters that exist, by state: in use or idle.", {"state": "busy"}),
+    Figure("idle", "counters", "gauge", "Counters that exist, by state: in use or idle.", {"state": "idle"}),
+    Figure("buckets", "counters_limit", "gauge", "Counters that can exist."),
+    Figure("total_objects", "counters_created_total", "counter", "Counters that were created."),
+    Figure(
+        "reclaimed", "counters_reclaimed_total", "counter", "Idle counters that were removed to make room for others."
+    ),
+    Figure(
+        "expired",
+        "counters_expired_total",
+        "counter",
+        "Idle counters that were removed after the end of the statistics window.",
+    ),
+    Figure("records", "table_load_ratio", "gauge", "Share of the counter records in use, from 0 to 1.", over="buckets"),
+    Figure("longest_probe", "table_longest_probe", "gauge", "Longest probe sequence of the hash table, in slots."),
+    Figure("holdings", "holdings", "gauge", "Holdings: pairs of a connection and a counter of which it holds permits."),
+    Figure("holdings_max", "holdings_limit", "gauge", "Holdings that can exist."),
+    Figure(
+        "given_back",
+        "holdings_returned_total",
+        "counter",
+        "Holdings that were given back because their connection ended.",
+    ),
+    Figure("name_memory", "name_memory_bytes", "gauge", "Bytes of counter.name_memory in use."),
+    Figure("name_memory_max", "name_memory_limit_bytes", "gauge", "The size of counter.name_memory in bytes."),
+    Figure("region", "region_bytes", "gauge", "Size of the memory mapping of all tables; pages are used as needed."),
 )
 
 ROOM = Room(

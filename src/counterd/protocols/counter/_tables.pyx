@@ -160,23 +160,23 @@ def open_holdings(CounterStore store, parameters):
 TABLES = (
     Table(
         "counters",
-        "The counters that exist, those first that have most of what `sort` says; `match` has to be in their names.",
+        "The counters, those with the largest value of `sort` first. `match`: only names that contain it.",
         (
-            Column("name", "name", "of the counter"),
-            Column("consumption", "integer", "permits that are held now"),
-            Column("limit", "integer", "the maximum that the last Acquire gave"),
-            Column("peak", "integer", "the largest consumption in the stats window"),
+            Column("name", "name", "the counter's name"),
+            Column("consumption", "integer", "permits in use now"),
+            Column("limit", "integer", "the maximum of the last Acquire"),
+            Column("peak", "integer", "the largest consumption in the statistics window"),
         ),
         tuple(ORDERS),
         open_counters,
     ),
     Table(
         "holders",
-        "Who holds permits of the counter `name`, who came last first.",
+        "The connections that hold permits of the counter `name`, the latest first.",
         (
-            Column("connection", "connection", "who holds them"),
-            Column("amount", "integer", "how many permits"),
-            Column("since", "since", "when it first acquired them"),
+            Column("connection", "connection", "the connection that holds them"),
+            Column("amount", "integer", "number of permits"),
+            Column("since", "since", "when the connection first acquired some"),
         ),
         (),
         open_holders,
@@ -184,11 +184,11 @@ TABLES = (
     ),
     Table(
         "holdings",
-        "What the connection `connection` holds, what it acquired last first.",
+        "The permits that the connection `connection` holds, the latest first.",
         (
-            Column("name", "name", "of the counter"),
-            Column("amount", "integer", "how many permits"),
-            Column("since", "since", "when it first acquired them"),
+            Column("name", "name", "the counter's name"),
+            Column("amount", "integer", "number of permits"),
+            Column("since", "since", "when the connection first acquired some"),
         ),
         (),
         open_holdings,

@@ -25,10 +25,10 @@ QPS_MAX = 1_000_000_000
 INTERVAL_MAX_MS = 60_000
 RULES_INTERVAL_MAX_S = 86_400
 NS_PER_MS = 1_000_000
-EXPIRED = "Tokens whose lease ended: their client had gone, or their call took too long."
+EXPIRED = "Tokens whose lease expired, because their client was gone or their call took too long."
 
 
-EXTENSION = "package.module:name or entry point; empty is counterd's own"
+EXTENSION = "package.module:name or entry point; empty means counterd's own"
 MS = integer(1, INTERVAL_MAX_MS)
 
 
@@ -36,17 +36,17 @@ MS = integer(1, INTERVAL_MAX_MS)
 class SentinelSettings:
     """The protocol's own settings."""
 
-    rules: str = setting(absolute_path, "", "absolute path; empty is no rules", reload=True)
-    rules_interval: int = setting(integer(0, RULES_INTERVAL_MAX_S), 0, "seconds; 0 is only then", reload=True)
+    rules: str = setting(absolute_path, "", "absolute path; empty means no rules", reload=True)
+    rules_interval: int = setting(integer(0, RULES_INTERVAL_MAX_S), 0, "seconds; 0 means no polling", reload=True)
     max_allowed_qps: int = setting(integer(1, QPS_MAX), 30_000, "requests a second", reload=True)
     max_tokens: int = setting(integer(1, TOKENS_MAX), 1 << 20, "tokens")
     max_param_values: int = setting(integer(1, PARAM_VALUES_MAX), 1 << 17, "values")
     sweep_interval: int = setting(MS, 100, "milliseconds", reload=True)
-    sweep_max_tokens: int = setting(integer(0, TOKENS_MAX), 100_000, "tokens; 0 is no limit", reload=True)
+    sweep_max_tokens: int = setting(integer(0, TOKENS_MAX), 100_000, "tokens; 0 means no limit", reload=True)
     sweep_max_duration: int = setting(MS, 50, "milliseconds", reload=True)
     token_service: str = setting(extension_name, "", EXTENSION)
     expire_strategy: str = setting(extension_name, "", EXTENSION)
-    rule_source: str = setting(extension_name, "", "package.module:name or entry point; empty is the file")
+    rule_source: str = setting(extension_name, "", "package.module:name or entry point; empty means the file")
     extension_timeout: int = setting(MS, 1000, "milliseconds")
 
 
@@ -108,22 +108,36 @@ def tables() -> tuple[Table, ...]:
 
 
 FIGURES = (
-    Figure("rules_flow", "sentinel_rules", "gauge", "Rules, by what they limit.", {"type": "flow"}),
-    Figure("rules_param", "sentinel_rules", "gauge", "Rules, by what they limit.", {"type": "param"}),
-    Figure("namespaces", "sentinel_namespaces", "gauge", "Namespaces that somebody is connected to."),
-    Figure("tokens", "sentinel_tokens", "gauge", "Tokens that are out: calls in progress."),
-    Figure("tokens_max", "sentinel_tokens_limit", "gauge", "Tokens that can be out."),
-    Figure("granted", "sentinel_tokens_granted_total", "counter", "Tokens that were given out."),
-    Figure("released", "sentinel_tokens_released_total", "counter", "Tokens that were released in time."),
-    Figure("kept", "sentinel_tokens_kept_total", "counter", "Leases that were renewed by a client."),
-    Figure("late", "sentinel_tokens_late_total", "counter", "Tokens released or kept when their lease was over."),
+    Figure("rules_flow", "sentinel_rules", "gauge", "Rules, by type.", {"type": "flow"}),
+    Figure("rules_param", "sentinel_rules", "gauge", "Rules, by type.", {"type": "param"}),
+    Figure("namespaces", "sentinel_namespaces", "gauge", "Namespaces with at least one connection."),
+    Figure("tokens", "sentinel_tokens", "gauge", "Tokens that are out, for calls in progress."),
+    Figure("tokens_max", "sentinel_tokens_limit", "gauge", "Tokens that can be out at once."),
+    Figure("granted", "sentinel_tokens_granted_total", "counter", "Tokens that were granted."),
+    Figure(
+        "released", "sentinel_tokens_released_total", "counter", "Tokens that were released before their lease expired."
+    ),
+    Figure("kept", "sentinel_tokens_kept_total", "counter", "Leases that clients renewed."),
+    Figure(
+        "late",
+        "sentinel_tokens_late_total",
+        "counter",
+        "Releases and renewals of tokens that came after the lease had expired.",
+    ),
     Figure("expired_offline", "sentinel_tokens_expired_total", "counter", EXPIRED, {"cause": "offline"}),
     Figure("expired_lease", "sentinel_tokens_expired_total", "counter", EXPIRED, {"cause": "timeout"}),
-    Figure("param_values", "sentinel_param_values", "gauge", "Values of parameters that are counted."),
-    Figure("param_values_max", "sentinel_param_values_limit", "gauge", "Values of parameters that can be counted."),
-    Figure("calls_pending", "sentinel_extension_calls", "gauge", "Requests that a token service has yet to answer."),
-    Figure("calls_overdue", "sentinel_extension_overdue_total", "counter", "What extensions did not answer in time."),
-    Figure("region", "sentinel_region_bytes", "gauge", "Size of the mapping that has everything in it."),
+    Figure("param_values", "sentinel_param_values", "gauge", "Parameter values that are counted."),
+    Figure("param_values_max", "sentinel_param_values_limit", "gauge", "Parameter values that can be counted at once."),
+    Figure(
+        "calls_pending", "sentinel_extension_calls", "gauge", "Requests that wait for an answer of the token service."
+    ),
+    Figure(
+        "calls_overdue",
+        "sentinel_extension_overdue_total",
+        "counter",
+        "Requests that an extension did not answer in time.",
+    ),
+    Figure("region", "sentinel_region_bytes", "gauge", "Size of the memory mapping of all tables."),
 )
 
 ROOM = Room(

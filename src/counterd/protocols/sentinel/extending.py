@@ -80,18 +80,18 @@ def serve(service: TokenService, call: Call) -> tuple[int, int]:
 def checked(kind: str, result: object) -> tuple[int, int]:
     """Returns the status and the value of a service's result. Raises TypeError or ValueError if it is invalid."""
     if not isinstance(result, TokenResult):
-        raise TypeError(f"a TokenResult was expected, not {type(result).__name__}")
+        raise TypeError(f"expected a TokenResult, not {type(result).__name__}")
     status, token_id, left_ms = result
     if status not in STATUSES:
-        raise ValueError(f"there is no status {status!r}")
+        raise ValueError(f"unknown status {status!r}")
     status = int(status)
     if kind == "request" and status == Status.OK:
         if type(token_id) is not int or not -(1 << 63) <= token_id < 1 << 63 or token_id == 0:
-            raise ValueError(f"a token's id is a 64-bit number and not 0, not {token_id!r}")
+            raise ValueError(f"a token id must be a 64-bit number other than 0, not {token_id!r}")
         return status, token_id
     if kind == "keep" and status == Status.OK:
         if type(left_ms) is not int or left_ms < 0:
-            raise ValueError(f"left_ms is a number of milliseconds, not {left_ms!r}")
+            raise ValueError(f"left_ms must be a number of milliseconds, not {left_ms!r}")
         return status, min(left_ms, LEASE_MAX)
     return status, 0
 
@@ -113,7 +113,7 @@ def judge(strategy: ExpireStrategy, leases: Sequence[Lease], ids: frozenset[int]
     """Calls the strategy, in its thread. Returns the ids of tokens that end. Raises what the strategy raises."""
     going = frozenset(strategy.expired(leases))
     if not going <= ids:
-        raise ValueError(f"ids of the tokens that it was given were expected, not {next(iter(going - ids))!r}")
+        raise ValueError(f"expected only ids of the tokens that were passed, not {next(iter(going - ids))!r}")
     return going
 
 

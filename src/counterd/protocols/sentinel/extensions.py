@@ -131,7 +131,7 @@ class DefaultTokenService:
             return _client.get()
         except LookupError:
             raise RuntimeError(
-                "nobody asks here for whom a token could be: call it within the service's call"
+                "no client is waiting for a token here: call this within a call of the token service"
             ) from None
 
     def _run(self, function: Callable[[int], _T]) -> _T:

@@ -123,9 +123,9 @@ class _Object:
         """Records unknown and duplicate names."""
         for name in self.members:
             if name not in known:
-                self.wrong(_plain(name), f"there is no such field{self._hint(name, known)}")
+                self.wrong(_plain(name), f"unknown field{self._hint(name, known)}")
         for name in getattr(self.members, "twice", ()):
-            self.wrong(_plain(name), "is there twice")
+            self.wrong(_plain(name), "is given twice")
 
     def _hint(self, name: object, known: tuple[str, ...]) -> str:
         if self._problems.full or not isinstance(name, str):  # matching is slow, and wrong names may be many
@@ -177,7 +177,7 @@ class _Object:
         if value is None:
             self.wrong(name, "is missing")
         elif not isinstance(value, str):
-            self.wrong(name, f"must be a text, not {_shown(value)}")
+            self.wrong(name, f"must be a string, not {_shown(value)}")
         elif _is_broken(value):
             self.wrong(name, f"must be Unicode, not {_shown(value)}")
         elif not blank and not value.strip():
@@ -269,9 +269,9 @@ def _read(document: object, problems: Problems) -> Rules:
         problems.add("the document", f"must be an object with a member for each namespace, not {_shown(document)}")
         return Rules()
     for name in getattr(document, "twice", ()):
-        problems.add(f"namespace {_shown(name)}", "is there twice")
+        problems.add(f"namespace {_shown(name)}", "is given twice")
     if len(document) > NAMESPACES_MAX:
-        problems.add("the document", f"it has {len(document)} namespaces, at most {NAMESPACES_MAX} are possible")
+        problems.add("the document", f"{len(document)} namespaces, at most {NAMESPACES_MAX} are possible")
     flows, params = _Ids("flow rules", FLOWS_MAX), _Ids("parameter flow rules", PARAMS_MAX)
     flow_rules: list[FlowRule] = []
     param_rules: list[ParamRule] = []
@@ -299,7 +299,7 @@ def _check_namespace(name: object, members: object, place: str, problems: Proble
     elif not name.strip():
         problems.add(place, "its name must not be blank")
     elif len(name.encode()) > NAMESPACE_MAX:
-        problems.add(place, f"its name has {len(name.encode())} bytes, at most {NAMESPACE_MAX} fit into a PING")
+        problems.add(place, f"its name has {len(name.encode())} bytes, but a PING can hold at most {NAMESPACE_MAX}")
     if not isinstance(members, dict):
         problems.add(place, f"must be an object with flowRules and paramFlowRules, not {_shown(members)}")
         return False
@@ -322,12 +322,12 @@ class _Ids:
         if "flowId" not in cluster.faulty:
             owner = self._places.setdefault(flow_id, cluster.place)
             if owner is not cluster.place:
-                cluster.wrong("flowId", f"{flow_id} is that of {owner}, too")
+                cluster.wrong("flowId", f"{flow_id} is already used by {owner}")
         return flow_id
 
     def check(self, problems: Problems) -> None:
         if self._count > self._most:
-            problems.add("the document", f"it has {self._count} {self._what}, at most {self._most} are possible")
+            problems.add("the document", f"{self._count} {self._what}, at most {self._most} are possible")
 
 
 def _flow(entry: _Object, namespace: str, ids: _Ids) -> FlowRule | None:
@@ -416,7 +416,7 @@ def _common(entry: _Object) -> tuple[str, float]:
     count = entry.number("count")
     entry.text("limitApp")
     if entry.boolean("regex", False):
-        entry.wrong("regex", "a rule of a cluster cannot be for all resources that match")
+        entry.wrong("regex", "a cluster rule cannot use a regular expression for its resource")
     return resource, count
 
 
@@ -428,7 +428,7 @@ def _cluster(cluster: _Object, ids: _Ids) -> tuple[int, int, int, int]:
     sample_count = cluster.whole("sampleCount", 1, SAMPLES_MAX, 10)
     window_ms = cluster.whole("windowIntervalMs", 1, WINDOW_MAX_MS, 1000)
     if window_ms % sample_count and not cluster.faulty & {"sampleCount", "windowIntervalMs"}:
-        cluster.wrong("windowIntervalMs", f"{window_ms} must be a multiple of the sampleCount, {sample_count}")
+        cluster.wrong("windowIntervalMs", f"{window_ms} must be a multiple of sampleCount, {sample_count}")
     return flow_id, threshold_type, sample_count, window_ms
 
 
@@ -498,10 +498,11 @@ def _items(entry: _Object) -> dict[bytes, int]:
         try:
             value = _item_value(item, text, class_type.strip() and class_type)
         except ValueError as error:
-            item.wrong("object", f"{_shown(text)} is no {class_type or 'String'} that a client can send: {error}")
+            kind = class_type or "String"
+            item.wrong("object", f"{_shown(text)} is not a value of type {kind} that a client can send: {error}")
             continue
         if value in found:
-            item.wrong("object", f"{_shown(text)} is there twice")
+            item.wrong("object", f"{_shown(text)} is given twice")
         elif value:
             found[value] = count
     return found
@@ -520,7 +521,7 @@ def _item_value(item: _Object, text: str, class_type: str) -> bytes:
     if class_type not in _KINDS:
         near = class_type.lower() if class_type.lower() in _KINDS else f"java.lang.{class_type}"
         hint = f", did you mean {near}?" if near in _KINDS else ""
-        item.wrong("classType", f"there is no type {_shown(class_type)}{hint}")
+        item.wrong("classType", f"unknown type {_shown(class_type)}{hint}")
         return b""
     tag, read = _KINDS[class_type]
     if len(text) > _NUMBER_LENGTH:

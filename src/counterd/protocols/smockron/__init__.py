@@ -21,17 +21,17 @@ if TYPE_CHECKING:
 IDENTIFIERS_MAX = 1 << 28
 MESSAGE_MIN, MESSAGE_MAX = 1 << 13, 1 << 24  # the longest identifier has to fit
 QUEUED_MIN, QUEUED_MAX = 1 << 16, 1 << 30
-REDIS = "redis://HOST:PORT/DATABASE, rediss:// for TLS, unix:///PATH?db=N; empty is in memory"
+REDIS = "redis://HOST:PORT/DATABASE, rediss:// for TLS, unix:///PATH?db=N; empty means in memory"
 
 
 @dataclass(frozen=True)
 class SmockronSettings:
     """The protocol's own settings."""
 
-    control_port: int = setting(integer(0, 65535), PORT + 1, "TCP port; 0 is any free one")
-    control_socket: str = setting(socket_path, "", "absolute path; empty is no Unix socket")
+    control_port: int = setting(integer(0, 65535), PORT + 1, "TCP port; 0 means any free port")
+    control_socket: str = setting(socket_path, "", "absolute path; empty means no Unix socket")
     state: str = setting(redis_url, "", REDIS, secret=True)
-    rules: str = setting(absolute_path, "", "absolute path of a file; empty is no domain", reload=True)
+    rules: str = setting(absolute_path, "", "absolute path of a file; empty means no domain", reload=True)
     max_identifiers: int = setting(integer(1, IDENTIFIERS_MAX), 1_000_000)
     max_message_size: int = setting(size(MESSAGE_MIN, MESSAGE_MAX), 1 << 16, "bytes")
     max_queued: int = setting(size(QUEUED_MIN, QUEUED_MAX), 1 << 20, "bytes", reload=True)
@@ -74,30 +74,45 @@ def tables() -> tuple[Table, ...]:
     return TABLES
 
 
-BROKEN = "Connections that were closed for what they sent."
+BROKEN = "Connections closed because of a protocol error, by cause."
 
 FIGURES = (
     Figure("identifiers", "smockron_identifiers", "gauge", "Identifiers in memory."),
     Figure("identifiers_max", "smockron_identifiers_limit", "gauge", "Identifiers that memory has room for."),
     Figure("expired", "smockron_expired_total", "counter", "Identifiers that expired."),
     Figure("evicted", "smockron_evicted_total", "counter", "Identifiers that were forgotten to make room for others."),
-    Figure("domains", "smockron_domains", "gauge", "Domains, with those that have identifiers but no rule any more."),
+    Figure("domains", "smockron_domains", "gauge", "Domains, with those that still have identifiers but no rule."),
     Figure("subscriptions", "smockron_subscriptions", "gauge", "Subscriptions of gatekeepers to control messages."),
-    Figure("published", "smockron_control_total", "counter", "Control messages."),
+    Figure("published", "smockron_control_total", "counter", "Control messages that were published."),
     Figure("delivered", "smockron_control_sent_total", "counter", "Control messages delivered to subscribers."),
-    Figure("lost", "smockron_control_lost_total", "counter", "Deliveries lost because the subscriber did not read."),
-    Figure("silent", "smockron_silent_total", "counter", "Connections that were silent for longer than they said."),
+    Figure(
+        "lost",
+        "smockron_control_lost_total",
+        "counter",
+        "Deliveries that were lost because the subscriber did not read.",
+    ),
+    Figure(
+        "silent",
+        "smockron_silent_total",
+        "counter",
+        "Connections closed because they were silent for longer than their own TTL.",
+    ),
     Figure("broken:not_zmtp", "smockron_broken_total", "counter", BROKEN, {"cause": "not_zmtp"}),
     Figure("broken:old_version", "smockron_broken_total", "counter", BROKEN, {"cause": "old_version"}),
     Figure("broken:mechanism", "smockron_broken_total", "counter", BROKEN, {"cause": "mechanism"}),
     Figure("broken:flags", "smockron_broken_total", "counter", BROKEN, {"cause": "flags"}),
     Figure("broken:too_long", "smockron_broken_total", "counter", BROKEN, {"cause": "too_long"}),
     Figure("broken:too_many_frames", "smockron_broken_total", "counter", BROKEN, {"cause": "too_many_frames"}),
-    Figure("asking", "smockron_state_waiting", "gauge", "Requests that Redis is yet to decide about."),
-    Figure("alone", "smockron_state_failing", "gauge", "1 while Redis is unavailable: this master decides alone."),
-    Figure("longest_probe", "smockron_table_longest_probe", "gauge", "Slots that an insertion looked past, at most."),
+    Figure("asking", "smockron_state_waiting", "gauge", "Requests that wait for a decision of Redis."),
+    Figure("alone", "smockron_state_failing", "gauge", "1 while Redis is unavailable and this master decides alone."),
     Figure(
-        "region", "smockron_region_bytes", "gauge", "Size of the mapping that has everything in it; used as needed."
+        "longest_probe", "smockron_table_longest_probe", "gauge", "Longest probe sequence of the hash table, in slots."
+    ),
+    Figure(
+        "region",
+        "smockron_region_bytes",
+        "gauge",
+        "Size of the memory mapping of all tables; pages are used as needed.",
     ),
 )
 

@@ -65,7 +65,7 @@ def parse_rules(text: bytes | str) -> Rules:
     if not isinstance(document, dict):
         raise DocumentError(('the document: must be an object, {"DOMAIN": {"rate": "100/sec", "burst": 10}, ...}',))
     for name in getattr(document, "twice", ()):
-        problems.add(_shown(name), "is there twice")
+        problems.add(_shown(name), "is given twice")
     for name, members in document.items():
         if wrong := _wrong_name(name):
             problems.add(_shown(name), wrong)
@@ -74,7 +74,7 @@ def parse_rules(text: bytes | str) -> Rules:
         elif (rule := _read_rule(_shown(name), members, problems)) is not None:
             rules[name.encode()] = rule
     if len(document) > DOMAINS_MAX:
-        problems.add("the document", f"has {len(document)} domains, {DOMAINS_MAX} are possible")
+        problems.add("the document", f"{len(document)} domains, at most {DOMAINS_MAX} are possible")
     if problems.told:
         raise DocumentError(tuple(problems))
     return rules
@@ -85,9 +85,9 @@ def _wrong_name(name: str) -> str:
     try:
         size = len(name.encode())
     except UnicodeEncodeError:
-        return "is not a name: it cannot be written in UTF-8"
+        return "is not a name: it is not valid Unicode"
     if size > NAME_MAX:
-        return f"is too long: a name has {NAME_MAX} bytes at most"
+        return f"is too long: a name can have at most {NAME_MAX} bytes"
     return "is not a name: it ends with a NUL" if name.endswith("\0") else ""
 
 
@@ -98,7 +98,7 @@ def _read_rule(place: str, members: Mapping[str, object], problems: Problems) ->
         if name not in _KEYS:
             problems.add(place, f"unknown field {_shown(name)}; expected rate, interval or burst")
     for name in getattr(members, "twice", ()):
-        problems.add(place, f"{name} is there twice")
+        problems.add(place, f"{name} is given twice")
     every = _read(place, "rate" if members.get("rate") else "interval", members, problems)
     ahead = _read(place, "burst", members, problems)
     if every is None or ahead is None or len(problems.told) > before:
@@ -114,10 +114,10 @@ def _read_rule(place: str, members: Mapping[str, object], problems: Problems) ->
 
 def _fits(place: str, interval: Fraction, burst: Fraction, problems: Problems) -> bool:
     mistakes = [
-        (interval == 0, "the interval is 0: every request would be let through"),
+        (interval == 0, "the interval is 0: every request would pass"),
         (interval > SPAN_MAX_NS, "the interval is longer than ten years"),
         (burst > SPAN_MAX_NS, "the burst lasts longer than ten years"),
-        (interval.denominator > PARTS_MAX, f"the rate is too fine: a nanosecond has {PARTS_MAX} parts at most"),
+        (interval.denominator > PARTS_MAX, f"the rate is too precise: a nanosecond has at most {PARTS_MAX} parts"),
     ]
     found = [text for is_wrong, text in mistakes if is_wrong]
     for text in found:
@@ -146,7 +146,7 @@ def _read(place: str, name: str, members: Mapping[str, object], problems: Proble
         if isinstance(value, (int, float)) and not isinstance(value, bool):
             return _number(value) * (1 if name == "burst" else NS_PER_MS), name == "burst"
         if not isinstance(value, str):
-            raise ValueError(f"must be a text or a number, not {_shown(value)}")
+            raise ValueError(f"must be a string or a number, not {_shown(value)}")
         if name == "burst" and _COUNT.fullmatch(value):
             return Fraction(int(value)), True
         return _duration(value), False
@@ -166,7 +166,7 @@ def _rate(value: object) -> Fraction:
     if match is None:
         raise ValueError(f'must be such as "100/sec" or "10 per 2 min", not {_shown(value)}')
     if int(match[1]) == 0:
-        raise ValueError("is 0: no request would be let through")
+        raise ValueError("is 0: no request would pass")
     return _duration(match[2]) / int(match[1])
 
 

@@ -63,20 +63,31 @@ def tables() -> tuple[Table, ...]:
     return TABLES
 
 
-KEYS_HELP = "Keys that there are, by type; with throttr.expiry_grace, those in their grace too."
+KEYS_HELP = "Keys that exist, by type, with those in their throttr.expiry_grace."
 FIGURES = (
     Figure("counters", "throttr_keys", "gauge", KEYS_HELP, {"type": "quota"}),
     Figure("buffers", "throttr_keys", "gauge", KEYS_HELP, {"type": "buffer"}),
-    Figure("keys_max", "throttr_keys_limit", "gauge", "Keys that there can be, if their values leave them memory."),
-    Figure("expired", "throttr_keys_expired_total", "counter", "Keys whose time was over."),
-    Figure("buffer_bytes", "throttr_buffer_bytes", "gauge", "Bytes in buffers."),
-    Figure("used_memory", "throttr_memory_bytes", "gauge", "Memory that counts against the limit."),
-    Figure("memory_limit", "throttr_memory_limit_bytes", "gauge", "The limit of memory."),
-    Figure("channels", "throttr_channels", "gauge", "Channels that are subscribed to; a connection has its own."),
-    Figure("subscriptions", "throttr_subscriptions", "gauge", "Subscriptions; each connection has two from the start."),
-    Figure("dropped_subscribers", "throttr_subscribers_dropped_total", "counter", "Connections that took no events."),
-    Figure("longest_probe", "throttr_table_longest_probe", "gauge", "Slots that an insertion looked past, at most."),
-    Figure("region", "throttr_region_bytes", "gauge", "Size of the mapping that has everything in it; used as needed."),
+    Figure("keys_max", "throttr_keys_limit", "gauge", "Keys that can exist, if values leave enough memory for them."),
+    Figure("expired", "throttr_keys_expired_total", "counter", "Keys that expired."),
+    Figure("buffer_bytes", "throttr_buffer_bytes", "gauge", "Bytes in the values of buffers."),
+    Figure("used_memory", "throttr_memory_bytes", "gauge", "Bytes of throttr.memory_limit in use."),
+    Figure("memory_limit", "throttr_memory_limit_bytes", "gauge", "The value of throttr.memory_limit."),
+    Figure(
+        "channels", "throttr_channels", "gauge", "Channels with subscribers; each connection has a channel of its own."
+    ),
+    Figure("subscriptions", "throttr_subscriptions", "gauge", "Subscriptions; each connection begins with two."),
+    Figure(
+        "dropped_subscribers",
+        "throttr_subscribers_dropped_total",
+        "counter",
+        "Connections closed because they did not read their events.",
+    ),
+    Figure(
+        "longest_probe", "throttr_table_longest_probe", "gauge", "Longest probe sequence of the hash table, in slots."
+    ),
+    Figure(
+        "region", "throttr_region_bytes", "gauge", "Size of the memory mapping of all tables; pages are used as needed."
+    ),
 )
 
 ROOM = Room(

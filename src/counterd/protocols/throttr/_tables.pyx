@@ -71,12 +71,12 @@ def open_subscriptions(ThrottrStore store, parameters):
 TABLES = (
     Table(
         "keys",
-        "The keys, the largest quotas and values first, or what lasts longest; `match` has to be in their names.",
+        "The keys, those with the largest quota or value first, or by time. `match`: only names that contain it.",
         (
-            Column("name", "name", "of the key"),
+            Column("name", "name", "the key"),
             Column("type", "text", "quota or buffer"),
-            Column("value", "integer", "the quota, or the bytes of a buffer"),
-            Column("ttl", "seconds", "how long it lasts"),
+            Column("value", "integer", "the quota, or the size of the buffer in bytes"),
+            Column("ttl", "seconds", "time until it expires"),
         ),
         SORTS,
         open_keys,
@@ -86,8 +86,8 @@ TABLES = (
         "The channels that the connection `connection` is subscribed to, the latest first.",
         (
             Column("channel", "name", "its name"),
-            Column("times", "integer", "how often it is subscribed"),
-            Column("since", "since", "when it first subscribed"),
+            Column("times", "integer", "number of its subscriptions"),
+            Column("since", "since", "when the connection first subscribed"),
         ),
         (),
         open_subscriptions,

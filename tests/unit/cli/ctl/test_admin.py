@@ -103,7 +103,7 @@ class Admin(HTTPServer):
             rows = self.connections[begin:end] if parameters.get("protocol") != "throttr" else []
             body = {"rows": rows, "next": rows[-1]["id"] if rows and end < len(self.connections) else None}
         elif token is None:
-            status, body = 401, {"error": "this needs the token: Authorization: Bearer TOKEN"}
+            status, body = 401, {"error": "this request needs the token: Authorization: Bearer TOKEN"}
         elif path != "/connections/counter-1-1":
             status, body = 404, {"error": "no such connection"}
         return status, json.dumps(body).encode()
@@ -178,7 +178,7 @@ def test_holders_for_programs(admin: Admin) -> None:
 def test_more_than_are_shown(admin: Admin) -> None:
     done = ctl(admin, "holders", "--limit", "1", b"db\xff%".decode("utf-8", "surrogateescape"))
     assert len(done.stdout.splitlines()) == 2
-    assert done.stderr == "counterctl: these are 1 of 2\n"
+    assert done.stderr == "counterctl: showing 1 of 2\n"
 
 
 def test_nobody_holds_it(admin: Admin) -> None:
@@ -200,7 +200,7 @@ def test_nobody_holds_it(admin: Admin) -> None:
 def test_holdings(admin: Admin, connection: str, path: str, lines: list[str]) -> None:
     done = ctl(admin, "holdings", connection)
     assert [" ".join(line.split()) for line in done.stdout.splitlines()] == lines
-    assert (done.exit_code, done.stderr) == (0, f"counterctl: these are {len(lines) - 1} of 9\n")
+    assert (done.exit_code, done.stderr) == (0, f"counterctl: showing {len(lines) - 1} of 9\n")
     assert admin.asked[-1][:3] == ("GET", path, {"connection": connection, "limit": "1000"})
     assert not any("Authorization" in asked[3] for asked in admin.asked)
 
@@ -218,7 +218,7 @@ def test_a_connection_that_holds_nothing_or_is_gone(admin: Admin) -> None:
     for words in ("db:main", "counters-4-12", ""):
         done = ctl(admin, "holdings", words)
         assert (done.exit_code, done.stdout) == (2, "")
-        assert f"{words!r} is not the id of a connection" in done.stderr
+        assert f"{words!r} is not a connection id" in done.stderr
 
 
 # ---- connections ----
@@ -255,7 +255,7 @@ def test_what_needs_no_token_sends_none(admin: Admin) -> None:
 
 def test_nobody_is_connected(admin: Admin) -> None:
     done = ctl(admin, "connections", "--protocol", "throttr")
-    assert (done.exit_code, done.stderr) == (0, "counterctl: nobody is connected\n")
+    assert (done.exit_code, done.stderr) == (0, "counterctl: no connections\n")
     assert ctl(admin, "connections", "--limit", "0").stderr == ""
 
 
@@ -290,18 +290,18 @@ def test_all_that_are_there_are_killed(admin: Admin) -> None:
     ("status", "text", "exit_code", "said"),
     [
         (400, "limit: expected 1 to 1000", 2, "limit: expected 1 to 1000"),
-        (401, "this is not the token", 1, "this is not the token; COUNTERD_ADMIN_TOKEN has the token, or"),
+        (401, "wrong token", 1, "wrong token; give the token in COUNTERD_ADMIN_TOKEN or"),
         (
             403,
             "read-only: admin.token is not set",
             1,
-            "read-only: admin.token is not set; what changes something",
+            "read-only: admin.token is not set; to change something",
         ),
-        (403, "this host is not known here", 1, "counterctl: this host is not known here\n"),
+        (403, "unknown host name; add it to admin.hosts", 1, "counterctl: unknown host name; add it to admin.hosts\n"),
         (404, "there is no table 'holders' here", 1, "counterctl: there is no table 'holders' here\n"),
         (503, "too many ask", 1, "counterctl: too many ask\n"),
         (503, "too\n\x1b[31m\ud800", 1, "counterctl: too\\x0a\\x1b[31m"),
-        (500, "an internal error", 3, "the server failed: an internal error (status 500)"),
+        (500, "internal error", 3, "the server failed: internal error (status 500)"),
     ],
 )
 def test_what_is_refused(admin: Admin, status: int, text: str, exit_code: int, said: str) -> None:
@@ -316,7 +316,7 @@ def test_who_is_no_admin_endpoint(admin: Admin, answer: tuple[int, bytes]) -> No
     admin.answer = answer
     done = ctl(admin, "connections")
     assert done.exit_code == 3
-    assert "is no admin endpoint of counterd\n" in done.stderr or "lost the connection to" in done.stderr
+    assert "is not an admin endpoint of counterd\n" in done.stderr or "lost the connection to" in done.stderr
 
 
 def test_a_server_that_does_not_answer() -> None:
@@ -338,7 +338,7 @@ def test_no_server(url: str) -> None:
 def test_a_token_that_cannot_be_is_not_shown(admin: Admin, token: str) -> None:
     done = ctl(admin, "kill", "x", token=token)
     assert done.exit_code == 2
-    assert "a token is printable ASCII" in done.stderr
+    assert "a token must be one line of printable ASCII" in done.stderr
     assert token not in done.stderr
 
 
@@ -348,11 +348,11 @@ NOBODY = "http://127.0.0.1:1"
 @pytest.mark.parametrize(
     ("words", "env", "said"),
     [
-        (["-h", "elsewhere", "kill", "x"], {}, "the address before `kill` is that of the counters"),
-        (["-s", "/run/x", "holders", "x"], {}, "the address before `holders` is that of the counters"),
-        (["holders", "x"], {"COUNTERD_URL": "counter://elsewhere"}, "COUNTERD_URL is that of the counters"),
-        (["kill", "x"], {"COUNTERD_URL": "counter+unix:///run/x"}, "COUNTERD_URL is that of the counters"),
-        (["connections"], {"COUNTERD_URL": "counter://127.0.0.1:31000"}, "COUNTERD_URL is that of the counters"),
+        (["-h", "elsewhere", "kill", "x"], {}, "the address before `kill` is for the counters"),
+        (["-s", "/run/x", "holders", "x"], {}, "the address before `holders` is for the counters"),
+        (["holders", "x"], {"COUNTERD_URL": "counter://elsewhere"}, "COUNTERD_URL is for the counters"),
+        (["kill", "x"], {"COUNTERD_URL": "counter+unix:///run/x"}, "COUNTERD_URL is for the counters"),
+        (["connections"], {"COUNTERD_URL": "counter://127.0.0.1:31000"}, "COUNTERD_URL is for the counters"),
     ],
 )
 def test_the_address_of_another_server_is_not_left_out(words: list[str], env: dict[str, str], said: str) -> None:
@@ -360,7 +360,7 @@ def test_the_address_of_another_server_is_not_left_out(words: list[str], env: di
     done = CliRunner().invoke(main, words, env={"COUNTERD_ADMIN": None, "COUNTERD_URL": None, **env})
     assert done.exit_code == 2
     assert said in done.stderr
-    assert "the admin endpoint has its own: --admin URL, or COUNTERD_ADMIN" in " ".join(done.stderr.split())
+    assert "give the admin endpoint with --admin URL or COUNTERD_ADMIN" in " ".join(done.stderr.split())
 
 
 @pytest.mark.parametrize(

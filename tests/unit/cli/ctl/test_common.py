@@ -82,10 +82,10 @@ def test_the_command_line_goes_before_the_environment(arguments: list[str], addr
 @pytest.mark.parametrize(
     ("arguments", "why"),
     [
-        (["-u", "counter://a", "-p", "7"], "a server is at a --url, or a --host and --port, or a --socket"),
-        (["-s", "/x", "-h", "a"], "a server is at a --url"),
-        (["-s", "/x", "-u", "counter://a"], "a server is at a --url"),
-        (["-s", ""], "the --socket has no name"),
+        (["-u", "counter://a", "-p", "7"], "give the server either as --url, as --host and --port, or as --socket"),
+        (["-s", "/x", "-h", "a"], "give the server either as --url"),
+        (["-s", "/x", "-u", "counter://a"], "give the server either as --url"),
+        (["-s", ""], "--socket is empty"),
         (["-u", "redis://a"], "expected counter://HOST:PORT"),
         (["-p", "0"], "0 is not in the range"),
         (["--timeout", "0s"], "expected 0.001 or more"),
@@ -134,7 +134,7 @@ def test_tls(arguments: list[str], url: str | None, address: Address, tmp_path: 
     ("arguments", "why"),
     [
         (["-s", "/x", "--tls"], "/x: there is no TLS on a Unix socket"),
-        (["--key", __file__], "the --key needs its --cert"),
+        (["--key", __file__], "--key needs --cert"),
         (["--cacert", "/none"], "'/none' does not exist"),
     ],
 )

@@ -157,7 +157,7 @@ def test_acquire_gives_back_at_once(server: Server) -> None:
 def test_acquire_of_more_than_there_is(server: Server) -> None:
     done = ctl(server.address.port, "acquire", "db:main", "2", "4")
     assert (done.exit_code, done.stdout) == (1, "")
-    assert done.stderr == "counterctl: 2 of db:main are not available: 3 of 4 are in use\n"
+    assert done.stderr == "counterctl: 2 of db:main not available: 3 of 4 are in use\n"
 
 
 def test_acquire_for_a_time(server: Server) -> None:
@@ -180,7 +180,7 @@ def test_acquire_waits_for_what_is_given_back(server: Server) -> None:
         done = ctl(freed.address.port, "acquire", "db:main", "2", "4", "--for", "0", "--wait", "1m")
     assert (done.exit_code, done.stdout) == (0, "acquired 2 of db:main (maximum 4) for 0 s\n")
     done = ctl(server.address.port, "acquire", "db:main", "2", "4", "--wait", "1ms")
-    assert done.stderr == "counterctl: 2 of db:main are not available within 1.00 ms: 3 of 4 are in use\n"
+    assert done.stderr == "counterctl: 2 of db:main not available within 1.00 ms: 3 of 4 are in use\n"
 
 
 class Leaving(Server):
@@ -205,11 +205,11 @@ def test_acquire_until_the_connection_is_lost() -> None:
 @pytest.mark.parametrize(
     ("arguments", "why"),
     [
-        (["a", "3", "2"], "N is at most MAX: 3 is more than 2"),
+        (["a", "3", "2"], "N must be at most MAX: 3 is more than 2"),
         (["a", "0", "2"], "0 is not in the range"),
         (["a", "1", "4294967296"], "is not in the range"),
         (["", "1", "1"], "a name has 1 to 65,535 bytes"),
-        (["a", "1", "1", "--for", "1s", "--until-stdin-closes"], "are two ends"),
+        (["a", "1", "1", "--for", "1s", "--until-stdin-closes"], "give either --for or --until-stdin-closes"),
     ],
 )
 def test_acquire_of_what_makes_no_sense(arguments: list[str], why: str) -> None:

@@ -218,7 +218,7 @@ def test_connections() -> None:
     assert lines[-1] == "30 connections" + " " * (80 - 14 - len(hint)) + hint
     assert drawn(connected(30, None))[-1].startswith("the first 30 connections ")
     assert "protocol" in "\n".join(drawn(what, 120))
-    assert drawn(connected(0, 0))[at + 2] == "nobody is connected"
+    assert drawn(connected(0, 0))[at + 2] == "no connections"
     what.view.press("down")
     assert reversed_lines(what) == ["id", "counter-1-12"]
 
@@ -227,7 +227,7 @@ def test_a_connection_is_ended_only_after_a_question() -> None:
     what = connected(3)
     drawn(what)
     what.view.press("k")
-    assert drawn(what)[-1] == "end counter-0-12, and give back what it holds? y: yes; any other key: no"
+    assert drawn(what)[-1] == "close counter-0-12 and give back what it holds? y: yes; any other key: no"
     what.view.press("y")
     assert what.view.kills == ["counter-0-12"]
     what.view.note = "ended counter-0-12"
@@ -255,7 +255,7 @@ def test_holders() -> None:
     what.told = Told(HOLDERS, b"calls", [], problem="cannot connect to the admin endpoint")
     assert "cannot connect to the admin endpoint" in drawn(what)
     what.told = Told(HOLDERS, b"calls", [])
-    assert "nobody holds it" in drawn(what)
+    assert "no holders" in drawn(what)
 
 
 @pytest.mark.parametrize(
@@ -283,7 +283,7 @@ def test_holdings(columns: list[Column], row: dict[str, object], lines: list[str
     assert [" ".join(line.split()) for line in found[at + 1 : at + 3]] == lines
     assert found[-1].startswith("2 holdings ")
     what.view.press("k")
-    assert drawn(what)[-1].startswith(f"end {connection}, and give back")
+    assert drawn(what)[-1].startswith(f"close {connection} and give back")
     what.view.press("n")
     what.told = Told(HOLDINGS, connection.encode(), [])
     assert "it holds nothing" in drawn(what)

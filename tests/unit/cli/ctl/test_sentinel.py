@@ -36,12 +36,12 @@ def test_values(text: str, expected: Typed) -> None:
 @pytest.mark.parametrize(
     ("arguments", "why"),
     [
-        (["-p", "1", "sentinel", "ping"], "the address of the flows stands after `sentinel`"),
-        (["sentinel", "-p", "1", "tokens"], "the address before `tokens` is that of the flows"),
+        (["-p", "1", "sentinel", "ping"], "give the address of the flows after `sentinel`"),
+        (["sentinel", "-p", "1", "tokens"], "the address before `tokens` is for the flows"),
         (["sentinel", "-u", "counter://a", "ping"], "expected sentinel://HOST:PORT"),
         (["sentinel", "flow", "0"], "0 is not in the range"),
-        (["sentinel", "param", "1", "bool:yes"], "bool:yes is no bool"),
-        (["sentinel", "param", "1", "int:\udcff"], r"int:\xff is no int"),
+        (["sentinel", "param", "1", "bool:yes"], "bool:yes is not a valid bool"),
+        (["sentinel", "param", "1", "int:\udcff"], r"int:\xff is not a valid int"),
         (["sentinel", "release", "x"], "'x' is not a valid integer"),
         (["sentinel", "acqire", "1"], "Did you mean 'acquire'?"),
     ],

@@ -11,7 +11,7 @@ from counterd.cli.ctl import main
 def test_it_needs_a_terminal() -> None:
     found = CliRunner().invoke(main, ["-p", "1", "top"])
     assert found.exit_code == 2
-    assert found.output.startswith("counterctl: top needs a terminal: ")
+    assert found.output.startswith("counterctl: top needs a terminal; ")
 
 
 @pytest.mark.parametrize("interval", ["0s", "10ms", "often"])

@@ -104,11 +104,11 @@ SHARED_MISTAKES = [
     ("listener.bnid = ::1", ["F:3: unknown key 'listener.bnid', did you mean listener.bind?"]),
     (
         "listener.port = 1",
-        ["F:3: unknown key 'listener.port', which is not for all listeners: set counter.port or gate.port"],
+        ["F:3: unknown key 'listener.port', because each protocol has its own: set counter.port or gate.port"],
     ),
     (
         "listener.enable = true",
-        ["F:3: unknown key 'listener.enable', which is not for all listeners: set counter.enable or gate.enable"],
+        ["F:3: unknown key 'listener.enable', because each protocol has its own: set counter.enable or gate.enable"],
     ),
     (
         "listener.bind = ::1\nlistener.bind = ::1",
@@ -117,15 +117,15 @@ SHARED_MISTAKES = [
     (
         "listener.bind = 192.0.2.1",
         [
-            "F:3: listener.bind: 192.0.2.1 can be reached from other machines, by anybody: set listener.tls.cert, or"
-            " listener.allow, or listener.insecure = true if that is meant"
+            "F:3: listener.bind: 192.0.2.1 can be reached from other machines by everybody: set listener.tls.cert, or"
+            " listener.allow, or listener.insecure = true if that is intended"
         ],
     ),
     (
         "listener.bind = 192.0.2.1\ngate.allow = 192.0.2.0/24",
         [
-            "F:3: listener.bind: 192.0.2.1 can be reached from other machines, by anybody: set listener.tls.cert, or"
-            " listener.allow, or listener.insecure = true if that is meant"
+            "F:3: listener.bind: 192.0.2.1 can be reached from other machines by everybody: set listener.tls.cert, or"
+            " listener.allow, or listener.insecure = true if that is intended"
         ],
     ),
     ("listener.tls.key = /key", ["F:3: listener.tls.key needs listener.tls.cert"]),
@@ -133,8 +133,8 @@ SHARED_MISTAKES = [
     (
         "listener.bind =",
         [
-            "F:3: counter is enabled but listens nowhere, listener.bind and counter.socket are both empty",
-            "F:3: gate is enabled but listens nowhere, listener.bind and gate.socket are both empty",
+            "F:3: counter is enabled but listens nowhere: listener.bind and counter.socket are both empty",
+            "F:3: gate is enabled but listens nowhere: listener.bind and gate.socket are both empty",
         ],
     ),
 ]
@@ -148,8 +148,8 @@ def test_a_mistake_in_what_is_for_all_listeners_is_told_once(problems, lines, me
 def test_two_ports_cannot_be_at_one_address(problems, write):
     lines = "counter.port = 9\ngate.port = 9\nlistener.bind = 127.0.0.1, ::1\n"
     assert problems(BOTH_ON + lines, rooms=(COUNTER, GATE)) == [
-        "F:4: gate.port: 127.0.0.1:9 is where counter.port listens",
-        "F:4: gate.port: [::1]:9 is where counter.port listens",
+        "F:4: gate.port: 127.0.0.1:9 is already used by counter.port",
+        "F:4: gate.port: [::1]:9 is already used by counter.port",
     ]
     for fine in (lines + "gate.bind = 127.0.0.2\n", lines.replace("9", "0")):
         load(write(BOTH_ON + fine), [], [COUNTER, GATE])
@@ -185,8 +185,8 @@ def test_what_stays_until_a_restart_is_told_by_the_names_in_the_new_file(write):
     with pytest.raises(ConfigError) as caught:
         merged(old, new, ["counter.bind", "gate.bind"], [COUNTER, GATE])
     assert caught.value.problems == (
-        "F:3: listener.bind: 192.0.2.1 can be reached from other machines, by anybody: set listener.tls.cert, or"
-        " listener.allow, or listener.insecure = true if that is meant (until a restart these stay as they were:"
+        "F:3: listener.bind: 192.0.2.1 can be reached from other machines by everybody: set listener.tls.cert, or"
+        " listener.allow, or listener.insecure = true if that is intended (these keys cannot change until a restart:"
         " listener.bind)",
     )
 

@@ -212,7 +212,7 @@ def test_the_longest_path_of_a_socket(write, problems):
     assert len(longest.encode()) == 107
     assert load(write(f"{ON}counter.socket = {longest}"), [], [COUNTER]).values["counter.socket"] == longest
     assert problems(f"{ON}counter.socket = {longest}a") == [
-        "F:2: counter.socket: the path has 108 bytes, a Unix socket's can have 107"
+        "F:2: counter.socket: the path has 108 bytes; the path of a Unix socket can have 107"
     ]
 
 
@@ -231,8 +231,8 @@ def test_one_enabled_room_is_enough(write):
 
 def reachable(address: str) -> str:
     return (
-        f"F:2: counter.bind: {address} can be reached from other machines, by anybody: set counter.tls.cert, or"
-        " counter.allow, or counter.insecure = true if that is meant"
+        f"F:2: counter.bind: {address} can be reached from other machines by everybody: set counter.tls.cert, or"
+        " counter.allow, or counter.insecure = true if that is intended"
     )
 
 
@@ -260,11 +260,11 @@ MISTAKES = [
     ("admin.bind = unix:/", ["F:2: admin.bind: expected the path of a Unix socket, not the folder /"]),
     ("counter.socket = run/x", ["F:2: counter.socket: expected an absolute path, not 'run/x'"]),
     ("counter.socket = /a\0b", ["F:2: counter.socket: expected a path without NUL, not '/a\\x00b'"]),
-    ("user = no-such-user", ["F:2: user: there is no user 'no-such-user' on this machine"]),
-    ("user = 4294967294", ["F:2: user: there is no user '4294967294' on this machine"]),
-    ("user = a\0b", ["F:2: user: there is no user 'a\\x00b' on this machine"]),
-    ("group = no-such-group", ["F:2: group: there is no group 'no-such-group' on this machine"]),
-    ("group = 4294967294", ["F:2: group: there is no group '4294967294' on this machine"]),
+    ("user = no-such-user", ["F:2: user: no user 'no-such-user' on this machine"]),
+    ("user = 4294967294", ["F:2: user: no user '4294967294' on this machine"]),
+    ("user = a\0b", ["F:2: user: no user 'a\\x00b' on this machine"]),
+    ("group = no-such-group", ["F:2: group: no group 'no-such-group' on this machine"]),
+    ("group = 4294967294", ["F:2: group: no group '4294967294' on this machine"]),
     ("counter.port = 1\n#\ncounter.port = 1", ["F:4: counter.port is given twice, first in F:2"]),
     (
         "counter.stats_interval = 60\ncounter.stat_interval = 60",
@@ -289,7 +289,7 @@ MISTAKES = [
     ),
     (
         "counter.socket_user = no-such-user",
-        ["F:2: counter.socket_user: there is no user 'no-such-user' on this machine"],
+        ["F:2: counter.socket_user: no user 'no-such-user' on this machine"],
     ),
     (
         "counter.socket_allow = root",
@@ -297,7 +297,7 @@ MISTAKES = [
     ),
     (
         "counter.socket_allow = user:0 group:no-such-group",
-        ["F:2: counter.socket_allow: there is no group 'no-such-group' on this machine"],
+        ["F:2: counter.socket_allow: no group 'no-such-group' on this machine"],
     ),
     ("counter.idle_timeout = 86401", ["F:2: counter.idle_timeout: 86401 is out of range, expected 0 to 86400"]),
     ("tls.handshake_timeout = 0", ["F:2: tls.handshake_timeout: 0 is out of range, expected 1 to 60"]),
@@ -318,17 +318,20 @@ MISTAKES = [
             "unix:a",
         )
     ),
-    ("admin.bind = unix:/" + "a" * 107, ["F:2: admin.bind: the path has 108 bytes, a Unix socket's can have 107"]),
-    ("admin.token = a b", ["F:2: admin.token: expected at most 1024 visible ASCII characters, without blanks"]),
-    ("admin.hosts = a.example -b", ["F:2: admin.hosts: expected names of hosts, not '-b'"]),
+    (
+        "admin.bind = unix:/" + "a" * 107,
+        ["F:2: admin.bind: the path has 108 bytes; the path of a Unix socket can have 107"],
+    ),
+    ("admin.token = a b", ["F:2: admin.token: expected at most 1024 visible ASCII characters without spaces"]),
+    ("admin.hosts = a.example -b", ["F:2: admin.hosts: expected host names, not '-b'"]),
     (
         "admin.enable = true\nadmin.bind = 0.0.0.0:11216",
         [
-            "F:3: admin.bind: 0.0.0.0 can be reached from other machines, by anybody: set admin.allow, or"
-            " admin.insecure = true if that is meant"
+            "F:3: admin.bind: 0.0.0.0 can be reached from other machines by everybody: set admin.allow, or"
+            " admin.insecure = true if that is intended"
         ],
     ),
-    ("counter.bind =", ["F:2: counter is enabled but listens nowhere, counter.bind and counter.socket are both empty"]),
+    ("counter.bind =", ["F:2: counter is enabled but listens nowhere: counter.bind and counter.socket are both empty"]),
 ]
 
 
@@ -356,7 +359,7 @@ OVERRIDE_MISTAKES = [
     ),
     (
         ["counter.bind="],
-        ["--set counter.bind=: counter is enabled but listens nowhere, counter.bind and counter.socket are both empty"],
+        ["--set counter.bind=: counter is enabled but listens nowhere: counter.bind and counter.socket are both empty"],
     ),
     (["counter.enable=false"], ["F: nothing is enabled, set counter.enable = true"]),
 ]
@@ -471,7 +474,7 @@ def test_any_file_and_overrides_are_a_configuration_or_a_config_error(tmp_path_f
 
 # ---- files of yrmcds ------------------------------------------------------------------------------------------------
 
-OPEN = ", as yrmcds does: whoever reaches this machine can use it; set "
+OPEN = ", as yrmcds does, so everybody who can reach this machine can use it; set "
 TLS_OR_ALLOW = "counter.tls.cert or counter.allow"
 
 YRMCDS = f"""
@@ -523,8 +526,8 @@ def test_a_file_of_yrmcds_is_used_as_it_is(write):
     assert (found.origins["log.level"], found.origins["counter.bind"]) == ("F:11", "F:6")
     assert found.origins.keys() == found.values.keys()
     assert found.warnings == (
-        "F is a file of yrmcds, and these of its keys are not used: port, repl_port, max_connections, temp_dir,"
-        " log.file, buckets, max_data_size, heap_data_limit, repl_buffer_size, initial_repl_sleep_delay_usec,"
+        "F is a configuration file of yrmcds; counterd ignores these keys of it: port, repl_port, max_connections,"
+        " temp_dir, log.file, buckets, max_data_size, heap_data_limit, repl_buffer_size, initial_repl_sleep_delay_usec,"
         " secure_erase, lock_memory, memory_limit, workers, gc_interval, slave_timeout",
         "F: counter listens on 192.0.2.1 192.0.2.7 2001:db8::7" + OPEN + TLS_OR_ALLOW,
     )
@@ -533,7 +536,7 @@ def test_a_file_of_yrmcds_is_used_as_it_is(write):
 @pytest.mark.parametrize("key", [name for name, meaning in config.YRMCDS_NAMES.items() if meaning is None])
 def test_each_key_of_memcache_makes_a_file_of_yrmcds_and_is_not_looked_at(write, key):
     found = load(write(f"{ON}counter.bind = ::1\n{key} = x\n{key} = y"), [], [COUNTER])
-    assert found.warnings == (f"F is a file of yrmcds, and these of its keys are not used: {key}",)
+    assert found.warnings == (f"F is a configuration file of yrmcds; counterd ignores these keys of it: {key}",)
     assert key not in found.values
 
 
@@ -546,7 +549,9 @@ def open_on(addresses: str) -> str:
     return f"F: counter listens on {addresses}{OPEN}{TLS_OR_ALLOW}"
 
 
-VIRTUAL_ONLY_WARNING = "F: bind_ip is not set: counter listens on virtual_ip (192.0.2.1) only, yrmcds on all addresses"
+VIRTUAL_ONLY_WARNING = (
+    "F: bind_ip is not set: counter listens only on virtual_ip (192.0.2.1); yrmcds listens on all addresses"
+)
 
 
 @pytest.mark.parametrize(
@@ -635,13 +640,13 @@ def test_where_admin_may_be_served(write, lines, bind):
 def test_admin_that_is_not_installed(problems, monkeypatch):
     monkeypatch.setattr(config, "ADMIN_NEEDS", "no_such_module")
     assert problems(ON + "admin.enable = true") == [
-        "F:2: admin.enable: it needs more to be installed: in the source tree, `make setup` or pip install '.[admin]'"
+        "F:2: admin.enable needs the extra admin: in the source tree, `make setup` or pip install '.[admin]'"
     ]
 
 
 def test_a_token_is_not_shown(problems):
     assert problems(ON, "admin.token=my secret") == [
-        "--set admin.token=...: admin.token: expected at most 1024 visible ASCII characters, without blanks"
+        "--set admin.token=...: admin.token: expected at most 1024 visible ASCII characters without spaces"
     ]
     assert problems(ON, "admin.token: secret") == ["--set: expected key = value, not ..."]
     assert problems(f"{ON}admin.token secret\n") == ["F:2: expected key = value, not ..."]
@@ -680,7 +685,7 @@ def test_merged_does_not_open_an_address_that_is_to_be_given_up(write):
     with pytest.raises(ConfigError) as caught:
         merged(old, new, ["counter.bind"], [COUNTER])
     assert caught.value.problems == (
-        reachable("192.0.2.1").replace("F:2", "F") + " (until a restart these stay as they were: counter.bind)",
+        reachable("192.0.2.1").replace("F:2", "F") + " (these keys cannot change until a restart: counter.bind)",
     )
 
 
@@ -725,7 +730,7 @@ def test_a_token_that_everybody_can_read(write, line, overrides, mode, warned):
     path = write(f"counter.enable = true\n{line}\n")
     path.chmod(mode)
     warnings = load(path, overrides, find_rooms()).warnings
-    expected = "F:2: admin.token: every user of this machine can read the file: chmod o= F"
+    expected = "F:2: admin.token: every user of this machine can read the file; run chmod o= F"
     assert warnings == ((expected,) if warned else ())
 
 

@@ -125,7 +125,7 @@ def test_a_child_that_does_not_read_is_a_pause(monkeypatch: pytest.MonkeyPatch) 
 def test_one_that_ends_leaves_its_last_words(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scene(talk: Talk, child: Child, process: Process) -> None:
         process.socket.shutdown(socket.SHUT_RDWR)
-        assert await child.ended() == "ended with status -9: ImportError: no module"
+        assert await child.ended() == "exited with status -9: ImportError: no module"
         assert process.killed
         assert talk.steps == ["opened", "closed"]
         child.write(b"nobody hears it")
@@ -147,7 +147,7 @@ def test_one_that_says_nothing_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "LISTEN_PERIOD_S", 0.001)
 
     async def scene(talk: Talk, child: Child, process: Process) -> None:
-        assert (await child.ended()).startswith("has said nothing for 0.004 s")
+        assert (await child.ended()).startswith("was silent for 0.004 s")
 
     play(monkeypatch, scene)
 

@@ -69,14 +69,14 @@ def test_what_is_held_comes_back():
     assert left == 0
     assert seconds == pytest.approx(12, abs=0.1)
     assert [line.partition(" |")[0] for line in lines] == [
-        "info draining: holdings of a that are waited for: 2",
-        "info draining: holdings of a that are waited for: 2",
-        "info draining: holdings of a that are waited for: 1",
+        "info draining: waiting for 2 holdings of a",
+        "info draining: waiting for 2 holdings of a",
+        "info draining: waiting for 1 holding of a",
         "info draining: nothing is held any more",
     ]
     first = lines[0].partition(" | ")[2]
     assert first.startswith("3 of jobs by 127.0.0.1:5432 for 2.")
-    assert f", 1 of \\xff{79 * 'x'}... by a connection that has gone for " in first
+    assert f", 1 of \\xff{79 * 'x'}... by a connection that is gone for " in first
 
 
 @pytest.mark.parametrize("timeout", [0, 3])
@@ -85,9 +85,9 @@ def test_the_timeout(timeout):
     assert left == 5
     assert seconds == pytest.approx(timeout, abs=0.1)
     assert lines == [
-        "info draining: holdings of a that are waited for: 1 | ",
-        "info draining: holdings of b that are waited for: 4 | ",
-        f"warning draining: holdings that have not come back within {timeout} s: 5",
+        "info draining: waiting for 1 holding of a | ",
+        "info draining: waiting for 4 holdings of b | ",
+        f"warning draining: 5 holdings not given back within {timeout} s",
     ]
 
 
@@ -102,7 +102,7 @@ def test_nobody_keeps_it_for_longer_than_its_timeout(mode: str, timeout: int) ->
     assert room.steps == [*(["unlisten"] if mode == "wait" else []), "part", "abort 7", "finish"]
     assert loop.now == pytest.approx(timeout, abs=0.001)
     assert [entry["event"] for entry in entries][-2:] == [
-        "drain.timeout is over: connections that were cut off: 1",
+        "drain.timeout expired: cut off 1 connection",
         "stopped",
     ]
 

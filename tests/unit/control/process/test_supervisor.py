@@ -90,7 +90,7 @@ def test_one_that_ends_is_replaced_and_its_last_words_are_told(play) -> None:
         world.process.socket.shutdown(socket.SHUT_RDWR)
         await world.until(lambda: len(world.started) == 2)
         assert world.reports == [
-            "the toy process ended with status -9: ImportError: no module; another one starts in 0.001 s"
+            "the toy process exited with status -9: ImportError: no module; restarting it in 0.001 s"
         ]
 
     play(scene)

@@ -71,7 +71,7 @@ def test_what_is_for_another_process_or_nothing(descriptors):
 @pytest.mark.parametrize("make", [socket.socket, lambda: socket.socket(type=socket.SOCK_DGRAM)])
 def test_what_does_not_listen(descriptors, make):
     first = descriptors(make())
-    with pytest.raises(OSError, match=f"descriptor {first} is no socket that listens for streams"):
+    with pytest.raises(OSError, match=f"descriptor {first} is not a listening stream socket"):
         passed_sockets(environ(1), first)
 
 

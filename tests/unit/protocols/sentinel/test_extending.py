@@ -219,15 +219,15 @@ def test_who_has_sent_its_last_byte_is_answered_first(bench: Bench, overdue: boo
         (
             "request",
             TokenResult(0, token_id=1 << 63),
-            "a token's id is a 64-bit number and not 0, not 9223372036854775808",
+            "a token id must be a 64-bit number other than 0, not 9223372036854775808",
         ),
-        ("request", TokenResult(0, token_id=True), "a token's id is a 64-bit number and not 0, not True"),
-        ("request", TokenResult(0), "a token's id is a 64-bit number and not 0, not 0"),
-        ("keep", TokenResult(0, left_ms=-1), "left_ms is a number of milliseconds, not -1"),
-        ("keep", TokenResult(0, left_ms=0.5), "left_ms is a number of milliseconds, not 0.5"),  # type: ignore[arg-type]
-        ("keep", TokenResult(-3), "there is no status -3"),
-        ("keep", TokenResult("OK"), "there is no status 'OK'"),  # type: ignore[arg-type]
-        ("keep", 0, "a TokenResult was expected, not int"),
+        ("request", TokenResult(0, token_id=True), "a token id must be a 64-bit number other than 0, not True"),
+        ("request", TokenResult(0), "a token id must be a 64-bit number other than 0, not 0"),
+        ("keep", TokenResult(0, left_ms=-1), "left_ms must be a number of milliseconds, not -1"),
+        ("keep", TokenResult(0, left_ms=0.5), "left_ms must be a number of milliseconds, not 0.5"),  # type: ignore[arg-type]
+        ("keep", TokenResult(-3), "unknown status -3"),
+        ("keep", TokenResult("OK"), "unknown status 'OK'"),  # type: ignore[arg-type]
+        ("keep", 0, "expected a TokenResult, not int"),
     ],
 )
 def test_results_are_checked(kind: str, result: Any, found: object) -> None:
@@ -273,7 +273,7 @@ def test_outside_of_a_call_there_is_nobody_to_own_it(bench: Bench) -> None:
     bench.extend()
     default = bench.defaults["sentinel.token_service"].default
     for call in (lambda: default.request_token(7, 1, False, "x"), lambda: default.keep_token(5)):
-        with pytest.raises(RuntimeError, match="nobody asks here"):
+        with pytest.raises(RuntimeError, match="no client is waiting for a token here"):
             call()
     assert default.release_token(5).status == Status.ALREADY_RELEASED
 
@@ -349,7 +349,7 @@ def test_only_what_was_asked_about_can_go() -> None:
     leases: Any = [SimpleNamespace(token_id=number) for number in (1, 2)]
     ids = frozenset((1, 2))
     assert judge(Strategy(lambda _: iter([2])), leases, ids) == {2}
-    with pytest.raises(ValueError, match="ids of the tokens that it was given were expected, not 3"):
+    with pytest.raises(ValueError, match="expected only ids of the tokens that were passed, not 3"):
         judge(Strategy(lambda _: [2, 3]), leases, ids)
 
 

@@ -146,7 +146,7 @@ def test_what_is_no_rule_of_a_cluster_is_skipped() -> None:
     other = {"resource": " ", "count": -1, "clusterMode": False, "clusterConfig": 5, "grade": "x"}
     assert read_rules(document(other, {}, {"clusterMode": None}, params=[{"paramIdx": "x"}])) == Rules()
     assert problems(document(other | {"clustermode": True})) == [
-        'namespace "shop": flowRules[0] (resource " "): clustermode: there is no such field, did you mean clusterMode?'
+        'namespace "shop": flowRules[0] (resource " "): clustermode: unknown field, did you mean clusterMode?'
     ]
     assert problems(document({"clusterMode": "true"})) == [
         'namespace "shop": flowRules[0]: clusterMode: must be true or false, not "true"'
@@ -186,7 +186,7 @@ def test_the_longest_name() -> None:
     assert len(name.encode()) == 1013
     assert read_rules(document(flow(), namespace=name)).flows[0].namespace == name
     assert problems(document(namespace=name + "c")) == [
-        f'namespace "{name[:60]}...": its name has 1014 bytes, at most 1013 fit into a PING'
+        f'namespace "{name[:60]}...": its name has 1014 bytes, but a PING can hold at most 1013'
     ]
 
 
@@ -228,32 +228,52 @@ def test_items_are_what_clients_send() -> None:
     [
         (item("x", "char"), "classType", "no client can send a char: it has no type on the wire"),
         (item("x", "java.lang.Character"), "classType", "no client can send a java.lang.Character: it has no type .*"),
-        (item("1", "Integer"), "classType", 'there is no type "Integer", did you mean java.lang.Integer?'),
-        (item("1", "INT"), "classType", 'there is no type "INT", did you mean int?'),
-        (item("1", "java.util.Date"), "classType", 'there is no type "java.util.Date"'),
-        (item("1", 5), "classType", "must be a text, not 5"),
-        (item("1.0", "int"), "object", '"1.0" is no int that a client can send: it must be a whole number'),
-        (item(" 1", "int"), "object", '" 1" is no int that a client can send: it must be a whole number'),
-        (item("1_0", "int"), "object", '"1_0" is no int .*: it must be a whole number'),
-        (item("\u0661", "int"), "object", '"\u0661" is no int .*: it must be a whole number'),
-        (item("1" * 401, "long"), "object", f'"{"1" * 60}..." is no long that a client can send: it is too long'),
-        (item("2147483648", "int"), "object", '"2147483648" is no int that a client can send: it is out of range'),
-        (item("128", "byte"), "object", '"128" is no byte .*: it is out of range'),
-        (item("1e400", "double"), "object", '"1e400" is no double .*: it is out of range'),
-        (item("1e39", "float"), "object", '"1e39" is no float .*: it is out of range'),
-        (item("0x1p3", "double"), "object", '"0x1p3" is no double .*: it must be a number'),
-        (item("nan", "double"), "object", '"nan" is no double .*: it must be a number'),
-        (item("", "double"), "object", '"" is no double .*: it must be a number'),
-        (item("yes", "boolean"), "object", '"yes" is no boolean .*: it must be true or false'),
-        (item("v" * 997), "object", '"v{60}..." is no String that a client can send: it does not fit into a request'),
-        (item(5), "object", "must be a text, not 5"),
+        (item("1", "Integer"), "classType", 'unknown type "Integer", did you mean java.lang.Integer?'),
+        (item("1", "INT"), "classType", 'unknown type "INT", did you mean int?'),
+        (item("1", "java.util.Date"), "classType", 'unknown type "java.util.Date"'),
+        (item("1", 5), "classType", "must be a string, not 5"),
+        (
+            item("1.0", "int"),
+            "object",
+            '"1.0" is not a value of type int that a client can send: it must be a whole number',
+        ),
+        (
+            item(" 1", "int"),
+            "object",
+            '" 1" is not a value of type int that a client can send: it must be a whole number',
+        ),
+        (item("1_0", "int"), "object", '"1_0" is not a value of type int .*: it must be a whole number'),
+        (item("\u0661", "int"), "object", '"\u0661" is not a value of type int .*: it must be a whole number'),
+        (
+            item("1" * 401, "long"),
+            "object",
+            f'"{"1" * 60}..." is not a value of type long that a client can send: it is too long',
+        ),
+        (
+            item("2147483648", "int"),
+            "object",
+            '"2147483648" is not a value of type int that a client can send: it is out of range',
+        ),
+        (item("128", "byte"), "object", '"128" is not a value of type byte .*: it is out of range'),
+        (item("1e400", "double"), "object", '"1e400" is not a value of type double .*: it is out of range'),
+        (item("1e39", "float"), "object", '"1e39" is not a value of type float .*: it is out of range'),
+        (item("0x1p3", "double"), "object", '"0x1p3" is not a value of type double .*: it must be a number'),
+        (item("nan", "double"), "object", '"nan" is not a value of type double .*: it must be a number'),
+        (item("", "double"), "object", '"" is not a value of type double .*: it must be a number'),
+        (item("yes", "boolean"), "object", '"yes" is not a value of type boolean .*: it must be true or false'),
+        (
+            item("v" * 997),
+            "object",
+            '"v{60}..." is not a value of type String that a client can send: it does not fit into a request',
+        ),
+        (item(5), "object", "must be a string, not 5"),
         (item(None), "object", "is missing"),
         (item("\udfff"), "object", r'must be Unicode, not "\\udfff"'),
         (item("1", count=-1), "count", whole(0, I32, -1)),
         (item("1", count=None), "count", "is missing"),
         (item("1", count=2**31), "count", whole(0, I32, 2**31)),
-        (item("1", klass=5), "klass", "there is no such field"),
-        (item("2"), "object", '"2" is there twice'),
+        (item("1", klass=5), "klass", "unknown field"),
+        (item("2"), "object", '"2" is given twice'),
     ],
 )
 def test_items_that_are_wrong(wrong: Json, where: str, what: str) -> None:
@@ -278,7 +298,7 @@ def positive(behavior: int, value: int) -> str:
     return f"must be positive with controlBehavior {behavior}, not {value}"
 
 
-MULTIPLE = "1000 must be a multiple of the sampleCount, 3"
+MULTIPLE = "1000 must be a multiple of sampleCount, 3"
 
 
 @pytest.mark.parametrize(
@@ -294,8 +314,8 @@ MULTIPLE = "1000 must be a multiple of the sampleCount, 3"
         (flow(grade=2), at("grade", whole(0, 1, 2))),
         (flow(grade=1.0), at("grade", "must be a whole number from 0 to 1, not 1.0")),
         (flow(grade=True), at("grade", "must be a whole number from 0 to 1, not true")),
-        (flow(regex=True), at("regex", "a rule of a cluster cannot be for all resources that match")),
-        (flow(limitApp=5), at("limitApp", "must be a text, not 5")),
+        (flow(regex=True), at("regex", "a cluster rule cannot use a regular expression for its resource")),
+        (flow(limitApp=5), at("limitApp", "must be a string, not 5")),
         (flow(strategy=-1), at("strategy", whole(0, I32, -1))),
         (flow(strategy=1), at("refResource", "must not be blank with strategy 1")),
         (flow(strategy=2, refResource=" "), at("refResource", "must not be blank with strategy 2")),
@@ -318,11 +338,11 @@ MULTIPLE = "1000 must be a multiple of the sampleCount, 3"
         (flow({"clientOfflineTime": 2**31}, grade=0), within("clientOfflineTime", whole(1, I32, 2**31))),
         (flow({"resourceTimeoutStrategy": 3}, grade=0), within("resourceTimeoutStrategy", whole(0, 2, 3))),
         (flow({"acquireRefuseStrategy": -1}, grade=0), within("acquireRefuseStrategy", whole(0, I32, -1))),
-        (flow({"flowID": 1}), within("flowID", "there is no such field, did you mean flowId?")),
-        (flow(qps=1), at("qps", "there is no such field")),
-        (flow(**{"a\nb": 1}), at('"a\\nb"', "there is no such field")),
+        (flow({"flowID": 1}), within("flowID", "unknown field, did you mean flowId?")),
+        (flow(qps=1), at("qps", "unknown field")),
+        (flow(**{"a\nb": 1}), at('"a\\nb"', "unknown field")),
         (flow(resource=None), 'namespace "shop": flowRules[0]: resource: is missing'),
-        (flow(resource=5), 'namespace "shop": flowRules[0]: resource: must be a text, not 5'),
+        (flow(resource=5), 'namespace "shop": flowRules[0]: resource: must be a string, not 5'),
         (flow(resource="\t "), 'namespace "shop": flowRules[0] (resource "\\t "): resource: must not be blank'),
         (
             flow(resource="\ud800"),
@@ -346,9 +366,9 @@ def test_a_mistake_is_told_with_its_place(entry: Any, problem: str) -> None:
         (param(maxQueueingTimeMs=-1), "maxQueueingTimeMs", whole(0, I32, -1)),
         (param(burstCount=-1), "burstCount", whole(0, I32, -1)),
         (param(durationInSec=0), "durationInSec", whole(1, I64, 0)),
-        (param(strategy=0), "strategy", "there is no such field"),
-        (param(regex=True), "regex", "a rule of a cluster cannot be for all resources that match"),
-        (param({"resourceTimeout": 1}), "clusterConfig.resourceTimeout", "there is no such field"),
+        (param(strategy=0), "strategy", "unknown field"),
+        (param(regex=True), "regex", "a cluster rule cannot use a regular expression for its resource"),
+        (param({"resourceTimeout": 1}), "clusterConfig.resourceTimeout", "unknown field"),
         (param({"sampleCount": 3}), "clusterConfig.windowIntervalMs", MULTIPLE),
         (param(clusterConfig=None), "clusterConfig", "is missing"),
         (param(paramFlowItemList={}), "paramFlowItemList", "must be an array, not an object"),
@@ -373,8 +393,8 @@ def test_a_mistake_of_a_parameter_rule(entry: Json, where: str, what: str) -> No
         ({5: {}}, "namespace 5: its name must be Unicode"),
         ({"a": []}, 'namespace "a": must be an object with flowRules and paramFlowRules, not an array'),
         ({"a": {"flowRules": {}}}, 'namespace "a": flowRules: must be an array, not an object'),
-        ({"a": {"flowrules": []}}, 'namespace "a": flowrules: there is no such field, did you mean flowRules?'),
-        ({"a": {5: []}}, 'namespace "a": 5: there is no such field'),
+        ({"a": {"flowrules": []}}, 'namespace "a": flowrules: unknown field, did you mean flowRules?'),
+        ({"a": {5: []}}, 'namespace "a": 5: unknown field'),
     ],
 )
 def test_a_mistake_around_the_rules(given_document: object, problem: str) -> None:
@@ -390,12 +410,12 @@ def test_everything_is_told_at_once() -> None:
 
 def test_a_flow_id_that_is_there_twice() -> None:
     told = problems(document(flow(), flow()) | document(flow(resource="b"), params=[param(), param()], namespace="x"))
-    first, kept = 'namespace "shop": flowRules[0] (resource "pay")', "clusterConfig.flowId: 1 is that of"
+    first, kept = 'namespace "shop": flowRules[0] (resource "pay")', "clusterConfig.flowId: 1 is already used by"
     second = 'namespace "x": paramFlowRules[0] (resource "pay")'
     assert told == [
-        f'namespace "shop": flowRules[1] (resource "pay"): {kept} {first}, too',
-        f'namespace "x": flowRules[0] (resource "b"): {kept} {first}, too',
-        f'namespace "x": paramFlowRules[1] (resource "pay"): {kept} {second}, too',
+        f'namespace "shop": flowRules[1] (resource "pay"): {kept} {first}',
+        f'namespace "x": flowRules[0] (resource "b"): {kept} {first}',
+        f'namespace "x": paramFlowRules[1] (resource "pay"): {kept} {second}',
     ]
 
 
@@ -410,13 +430,13 @@ def test_as_many_as_there_can_be(kind: str) -> None:
     assert len(found.flows) + len(found.params) == most == 16384
     what = "flow rules" if kind == "flowRules" else "parameter flow rules"
     many.append(many[0] | {"clusterConfig": {"flowId": 20000}})
-    assert problems({"a": {kind: many}}) == [f"the document: it has 16385 {what}, at most 16384 are possible"]
+    assert problems({"a": {kind: many}}) == [f"the document: 16385 {what}, at most 16384 are possible"]
 
 
 def test_too_many_namespaces() -> None:
     names = {f"n{number}": {} for number in range(1024)}
     assert read_rules(names) == Rules()
-    assert problems(names | {"one": {}}) == ["the document: it has 1025 namespaces, at most 1024 are possible"]
+    assert problems(names | {"one": {}}) == ["the document: 1025 namespaces, at most 1024 are possible"]
 
 
 def test_mistakes_without_end() -> None:
@@ -437,13 +457,13 @@ def test_mistakes_without_end() -> None:
         (b'{\n"\xff": 1}', r"line 2, byte 2: not UTF-8"),
         (JAVA.encode("utf-16"), r"line 1, byte 1: not UTF-8"),
         ('{"a": "\n"}', r"line 1, column 8: Invalid control character at"),
-        ("[" * 100_000, r"the document: it is nested too deeply"),
-        ('{"a":' * 100_000, r"the document: it is nested too deeply"),
-        ('{"a": {}, "b": {}, "a": {}}', r'namespace "a": is there twice'),
-        ('{"a": {"flowRules": [], "flowRules": []}}', r'namespace "a": flowRules: is there twice'),
+        ("[" * 100_000, r"the document: nested too deeply"),
+        ('{"a":' * 100_000, r"the document: nested too deeply"),
+        ('{"a": {}, "b": {}, "a": {}}', r'namespace "a": is given twice'),
+        ('{"a": {"flowRules": [], "flowRules": []}}', r'namespace "a": flowRules: is given twice'),
         (
             '{"a": {"flowRules": [{"grade": 1, "id": 1, "grade": 1}]}}',
-            r'namespace "a": flowRules\[0\]: grade: is there twice',
+            r'namespace "a": flowRules\[0\]: grade: is given twice',
         ),
     ],
 )
@@ -461,9 +481,9 @@ def test_fields_that_are_there_twice() -> None:
     with pytest.raises(RulesError) as caught:
         parse_rules(text)
     assert [problem.rpartition(" (")[2] for problem in caught.value.problems] == [
-        'resource "pay"): clusterConfig.flowId: is there twice',
-        'resource "pay"): paramFlowItemList[0].object: is there twice',
-        'resource "pay"): clusterConfig.flowId: is there twice',
+        'resource "pay"): clusterConfig.flowId: is given twice',
+        'resource "pay"): paramFlowItemList[0].object: is given twice',
+        'resource "pay"): clusterConfig.flowId: is given twice',
     ]
 
 

@@ -18,7 +18,7 @@ MS = 1_000_000
 SECOND = 1000 * MS
 DAY = 86_400 * SECOND
 NO_DURATION = 'has no duration such as "20 msec", "5s", "min" or "2 hours" in'
-TOO_FINE = "a nanosecond has 2147483647 parts at most"
+TOO_FINE = "a nanosecond has at most 2147483647 parts"
 
 
 def rule(**fields: Any) -> Rule:
@@ -128,19 +128,19 @@ def test_an_interval_can_have_a_fraction_as_a_number() -> None:
         ({"rate": "1/sec", "burst": None}, "'api': burst is missing"),
         ({"rate": 100, "burst": 1}, """'api': rate must be such as "100/sec" or "10 per 2 min", not 100"""),
         ({"rate": "fast", "burst": 1}, """'api': rate must be such as "100/sec" or "10 per 2 min", not 'fast'"""),
-        ({"rate": "0/sec", "burst": 1}, "'api': rate is 0: no request would be let through"),
+        ({"rate": "0/sec", "burst": 1}, "'api': rate is 0: no request would pass"),
         ({"rate": "1/secs", "burst": 1}, f"'api': rate {NO_DURATION} 'secs'"),
         ({"rate": "1/Sec", "burst": 1}, f"'api': rate {NO_DURATION} 'Sec'"),
-        ({"rate": "1/0 sec", "burst": 1}, "'api': the interval is 0: every request would be let through"),
-        ({"interval": 0, "burst": 1}, "'api': the interval is 0: every request would be let through"),
+        ({"rate": "1/0 sec", "burst": 1}, "'api': the interval is 0: every request would pass"),
+        ({"interval": 0, "burst": 1}, "'api': the interval is 0: every request would pass"),
         ({"interval": -1, "burst": 1}, "'api': interval must be a finite number of at least 0, not -1"),
-        ({"interval": True, "burst": 1}, "'api': interval must be a text or a number, not True"),
+        ({"interval": True, "burst": 1}, "'api': interval must be a string or a number, not True"),
         ({"interval": "1.5 s", "burst": 1}, f"'api': interval {NO_DURATION} '1.5 s'"),
         ({"interval": "3661 days", "burst": 0}, "'api': the interval is longer than ten years"),
         ({"interval": "1 day", "burst": 3661}, "'api': the burst lasts longer than ten years"),
-        ({"rate": "1/sec", "burst": []}, "'api': burst must be a text or a number, not []"),
+        ({"rate": "1/sec", "burst": []}, "'api': burst must be a string or a number, not []"),
         ({"rate": "1/sec", "burst": 1, "brust": 2}, "'api': unknown field 'brust'; expected rate, interval or burst"),
-        ({"rate": "2147483648001/sec", "burst": 0}, f"'api': the rate is too fine: {TOO_FINE}"),
+        ({"rate": "2147483648001/sec", "burst": 0}, f"'api': the rate is too precise: {TOO_FINE}"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_is_told_with_its_domain(fields: dict[str, Any], problem: str) -> None:
@@ -149,7 +149,7 @@ def test_what_is_wrong_is_told_with_its_domain(fields: dict[str, Any], problem: 
 
 def test_all_that_is_wrong_of_a_rule_is_told_at_once() -> None:
     assert problems({"api": {"interval": 0, "burst": "9999 days"}}) == (
-        "'api': the interval is 0: every request would be let through",
+        "'api': the interval is 0: every request would pass",
         "'api': the burst lasts longer than ten years",
     )
 
@@ -167,10 +167,10 @@ def test_names() -> None:
     usual = {"rate": "1/s", "burst": 1}
     assert list(parse_rules(json.dumps({"é": usual, "": usual, "a\0b": usual}))) == ["é".encode(), b"", b"a\0b"]
     assert parse_rules(json.dumps({"n" * 255: usual})).keys() == {b"n" * 255}
-    assert problems({"n" * 256: usual}) == (f"'{'n' * 60}...': is too long: a name has 255 bytes at most",)
-    assert problems('{"\\ud800": {}}') == ("'\\ud800': is not a name: it cannot be written in UTF-8",)
+    assert problems({"n" * 256: usual}) == (f"'{'n' * 60}...': is too long: a name can have at most 255 bytes",)
+    assert problems('{"\\ud800": {}}') == ("'\\ud800': is not a name: it is not valid Unicode",)
     assert problems('{"a": {}, "a": {"rate": "1/s", "rate": "1/s", "burst": 1}}') == (
-        "'a': is there twice", "'a': rate is there twice",
+        "'a': is given twice", "'a': rate is given twice",
     )  # fmt: skip
 
 
@@ -185,7 +185,9 @@ def test_there_are_bounds() -> None:
     many = {str(number): {"rate": "1/s", "burst": 1} for number in range(rules.DOMAINS_MAX)}
     assert len(parse_rules(json.dumps(many))) == rules.DOMAINS_MAX
     many["more"] = {"rate": "1/s", "burst": 1}
-    assert problems(many) == (f"the document: has {rules.DOMAINS_MAX + 1} domains, {rules.DOMAINS_MAX} are possible",)
+    assert problems(many) == (
+        f"the document: {rules.DOMAINS_MAX + 1} domains, at most {rules.DOMAINS_MAX} are possible",
+    )
 
 
 @given(st.recursive(st.none() | st.booleans() | st.floats() | st.integers() | st.text(), st.lists))

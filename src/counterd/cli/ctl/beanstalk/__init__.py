@@ -110,7 +110,7 @@ class BeanstalkTarget(Server):
 
 pass_target = click.make_pass_decorator(BeanstalkTarget)
 tube_argument = click.argument("tube", type=TUBE)
-tube_option = click.option("--tube", type=TUBE, help="Of this tube.  [default: default]")
+tube_option = click.option("--tube", type=TUBE, help="The tube.  [default: default]")
 job_option = click.option("--job", type=JOB, metavar="ID", help="This job.")
 
 
@@ -119,7 +119,7 @@ job_option = click.option("--job", type=JOB, metavar="ID", help="This job.")
 @output_option
 @click.pass_context
 def beanstalk(context: click.Context, /, timeout: float, **_: object) -> None:
-    """Tubes, and the jobs in them."""
+    """Shows and changes tubes and their jobs."""
     timeout = timeout_below(context, timeout, "jobs")
     context.obj = BeanstalkTarget(chosen_address(context, SCHEME, PORT), timeout)
 
@@ -159,18 +159,18 @@ ORDERS: dict[str, Callable[[dict[str, Any]], Any]] = {
 
 
 @beanstalk.command()
-@click.option("--match", metavar="GLOB", help="Only tubes like this: 'mail:*'.")
+@click.option("--match", metavar="GLOB", help="Show only tubes that match this pattern: 'mail:*'.")
 @click.option(
-    "--sort", type=click.Choice(list(ORDERS)), default="name", help="Those with the most jobs first.  [default: name]"
+    "--sort", type=click.Choice(list(ORDERS)), default="name", help="Show the largest first.  [default: by name]"
 )
-@click.option("--limit", type=click.IntRange(0), metavar="N", help="Only the first so many.")
+@click.option("--limit", type=click.IntRange(0), metavar="N", help="Show at most N rows.")
 @output_option
 @pass_target
 def tubes(target: BeanstalkTarget, match: str | None, sort: str, limit: int | None, output: Output) -> None:
     """Shows the tubes, and how many jobs are in each.
 
-    waiting are connections that wait for a job; oldest is for how long the ready job has been ready that has been so
-    for longest; paused, for how long no job will be reserved.
+    waiting: connections that are waiting for a job. oldest: how long the oldest ready job has been ready. paused: how
+    much longer no job of the tube can be reserved.
     """
     like = glob(match)
     with target.connect() as client:
@@ -196,17 +196,17 @@ def stats(target: BeanstalkTarget, tube: bytes | None, job: int | None, output: 
         else:
             found = client.stats() if job is None else client.stats_job(job)
     if found is None:
-        refused(f"there is no job {job}" if tube is None else f"there is no tube {shown(tube)}")
+        refused(f"no job {job}" if tube is None else f"no tube {shown(tube)}")
     record(found, output)
 
 
 def only_one(tube: bytes | None, job: int | None) -> None:
     if tube is not None and job is not None:
-        raise click.UsageError("either a --tube or a --job")
+        raise click.UsageError("give either --tube or --job")
 
 
 def no_tube(tube: bytes) -> NoReturn:
-    refused(f"there is no tube {shown(tube)}")
+    refused(f"no tube {shown(tube)}")
 
 
 @beanstalk.command()
@@ -216,22 +216,22 @@ def no_tube(tube: bytes) -> NoReturn:
     "--state",
     type=click.Choice(WITHOUT_WORKER),
     default="ready",
-    help="The one of the tube that is next in this state.  [default: ready]",
+    help="Show the next job of the tube in this state.  [default: ready]",
 )
-@click.option("--raw", is_flag=True, help="Write its body as it is, and nothing else.")
+@click.option("--raw", is_flag=True, help="Write only the body, unchanged.")
 @output_option
 @pass_target
 def peek(target: BeanstalkTarget, tube: bytes | None, job: int | None, state: str, raw: bool, output: Output) -> None:
-    """Shows a job and its body: the next one of a tube, or that with an ID. It stays as it is.
+    """Shows a job and its body: the next one of a tube, or the one with this ID. The job is not changed.
 
-    Exit status 1 if there is none.
+    Exit status 1 if there is no such job.
     """
     only_one(tube, job)
     tube = tube or DEFAULT
     with target.connect(tube) as client:
         found = getattr(client, f"peek_{state}")() if job is None else client.peek(job)
     if found is None:
-        refused(f"no job of {shown(tube)} is {state}" if job is None else f"there is no job {job}")
+        refused(f"no {state} job in {shown(tube)}" if job is None else f"no job {job}")
     if raw:
         output.raw(found.body)
     else:
@@ -241,8 +241,8 @@ def peek(target: BeanstalkTarget, tube: bytes | None, job: int | None, state: st
 @beanstalk.command("list")
 @tube_argument
 @click.option("--state", type=click.Choice(STATES), help="Only those.")
-@click.option("--search", type=TEXT, metavar="TEXT", default="", help="Only those with this in their bodies.")
-@click.option("--limit", type=click.IntRange(0), metavar="N", help="Only the first so many.")
+@click.option("--search", type=TEXT, metavar="TEXT", default="", help="Show only jobs whose body contains this text.")
+@click.option("--limit", type=click.IntRange(0), metavar="N", help="Show at most N rows.")
 @output_option
 @pass_target
 def list_(
@@ -250,8 +250,8 @@ def list_(
 ) -> None:
     """Shows the jobs of a tube, the oldest first, and leaves them there.
 
-    left is what is left of the delay of a job, or of its time to run. The server goes through all jobs for each
-    thousand that it shows.
+    left: the remaining delay or time to run of the job. The server reads all of its jobs once for each thousand that it
+    shows.
     """
     with target.connect() as client:
         if list(tubes_of(client, [tube])) == [None]:
@@ -264,13 +264,13 @@ def list_(
 
 @beanstalk.command()
 @tube_argument
-@click.option("--interval", type=TIME_LIMIT, default=1.0, help="How often to look.  [default: 1s]")
+@click.option("--interval", type=TIME_LIMIT, default=1.0, help="The time between two looks.  [default: 1s]")
 @output_option
 @pass_target
 def tail(target: BeanstalkTarget, tube: bytes, interval: float, output: Output) -> None:
-    """Shows the jobs that are put into a tube from now on, once each, until Ctrl-C. They stay there.
+    """Shows each job that is put into a tube from now on, once, until Ctrl-C. The jobs stay in the tube.
 
-    A job that has gone when it looks is not shown. For each look the server goes through all jobs.
+    A job that ends between two looks is not shown. The server reads all of its jobs for each look.
     """
     add = output.stream([Column("time", Kind.CLOCK), ID_COLUMN, STATE_COLUMN, BODY_COLUMN])
     with until_interrupted(), target.connect() as client:
@@ -287,13 +287,21 @@ def tail(target: BeanstalkTarget, tube: bytes, interval: float, output: Output) 
 
 @beanstalk.command()
 @click.argument("body", type=BODY, required=False)
-@click.option("--file", type=click.File("rb"), metavar="FILE", help="The body is in there; - is standard input.")
-@click.option("--tube", type=TUBE, default="default", help="Into this tube.  [default: default]")
-@click.option("--pri", type=UINT32, default=65536, metavar="N", help="Lower ones are reserved first.  [default: 65536]")
-@click.option("--delay", type=SECONDS, default=0, help="Before it is ready.  [default: 0]")
-@click.option("--ttr", type=SECONDS, default=60, help="How long a worker may take.  [default: 60s]")
-@click.option("--key", type=KEY, help="Only if there is no job with this key.")
-@click.option("--unique-for", type=SECONDS, help="And none has ended less than so long ago.  [default: 0]")
+@click.option("--file", type=click.File("rb"), metavar="FILE", help="The file with the body; - is standard input.")
+@click.option("--tube", type=TUBE, default="default", help="The tube to put the job into.  [default: default]")
+@click.option(
+    "--pri",
+    type=UINT32,
+    default=65536,
+    metavar="N",
+    help="Jobs with lower numbers are reserved first.  [default: 65536]",
+)
+@click.option("--delay", type=SECONDS, default=0, help="The time until the job is ready.  [default: 0]")
+@click.option("--ttr", type=SECONDS, default=60, help="The time to run: how long a worker may take.  [default: 60s]")
+@click.option("--key", type=KEY, help="Put the job only if no job has this key.")
+@click.option(
+    "--unique-for", type=SECONDS, help="Keep the key taken for this time after the job has ended.  [default: 0]"
+)
 @output_option
 @pass_target
 def put(
@@ -308,14 +316,14 @@ def put(
     unique_for: int | None,
     output: Output,
 ) -> None:
-    """Puts a job into a tube, and shows its id. Its BODY is that argument, a --file, or else standard input.
+    """Puts a job into a tube, and shows its id. The body is BODY, the content of --file, or else standard input.
 
-    With a --key that another job has the id is that one's, and nothing is put.
+    If another job has the --key, nothing is put, and the id of that job is shown.
     """
     if body is not None and file is not None:
-        raise click.UsageError("either a BODY or a --file")
+        raise click.UsageError("give either BODY or --file")
     if unique_for is not None and key is None:
-        raise click.UsageError("--unique-for is for a --key")
+        raise click.UsageError("--unique-for needs --key")
     if body is None:
         body = read_body(file)
     is_new = True
@@ -326,7 +334,7 @@ def put(
             job, is_new = client.put_unique(body, key, unique_for or 0, priority=pri, delay=delay, ttr=ttr)
     add = output.stream(
         [ID_COLUMN, Column("status")],
-        lambda row: f"put job {row[0]}" if is_new else f"job {row[0]} has this key: nothing was put",
+        lambda row: f"put job {row[0]}" if is_new else f"nothing was put: job {row[0]} has this key",
     )
     add((str(job), "inserted" if is_new else "exists"))
 
@@ -334,7 +342,7 @@ def put(
 def read_body(file: BinaryIO | None) -> bytes:
     """All that is in a file, or comes from standard input. ValueError if no server takes as much."""
     if file is None and sys.stdin is None:
-        raise click.UsageError("a BODY or a --file, as standard input is closed")
+        raise click.UsageError("give BODY or --file: standard input is closed")
     body = (file or sys.stdin.buffer).read(BODY_MAX + 1)
     if len(body) > BODY_MAX:
         raise ValueError(f"a body has at most {BODY_MAX:,} bytes")
@@ -348,20 +356,20 @@ def read_body(file: BinaryIO | None) -> bytes:
 @output_option
 @pass_target
 def kick(target: BeanstalkTarget, bound: int | None, tube: bytes | None, job: int | None, output: Output) -> None:
-    """Makes BOUND jobs of a tube ready, at most: the buried ones, or if there is none the delayed ones.
+    """Makes up to BOUND buried jobs of a tube ready, or delayed jobs if none is buried.
 
-    With a --job it is that one, and exit status 1 if it is neither buried nor delayed.
+    With --job, makes that job ready. Exit status 1 if it is neither buried nor delayed.
     """
     only_one(tube, job)
     if (bound is None) == (job is None):
-        raise click.UsageError("either a BOUND or a --job")
+        raise click.UsageError("give either BOUND or --job")
     tube = tube or DEFAULT
     with target.connect(tube) as client:
         if job is None:
             assert bound is not None
             counted("kicked", client.kick(bound), tube, output)
         elif not client.kick_job(job):
-            refused(f"there is no job {job} that is buried or delayed")
+            refused(f"no job {job} that is buried or delayed")
 
 
 def counted(what: str, jobs: int, tube: bytes, output: Output) -> None:
@@ -376,9 +384,9 @@ def counted(what: str, jobs: int, tube: bytes, output: Output) -> None:
 @output_option
 @pass_target
 def clear(target: BeanstalkTarget, tube: bytes, state: str, output: Output) -> None:
-    """Deletes the jobs of a tube that are in a state, or all. Not those that are reserved.
+    """Deletes the jobs of a tube in a state, or in all states except reserved.
 
-    No more are deleted than there are when it begins.
+    Jobs that are put after the command began are not deleted.
     """
     with target.connect() as client:
         jobs = client.clear_tube(tube, state)
@@ -388,25 +396,27 @@ def clear(target: BeanstalkTarget, tube: bytes, state: str, output: Output) -> N
 
 
 @beanstalk.command()
-@click.option("--off", is_flag=True, help="End it: jobs are taken again.")
-@click.option("--show", is_flag=True, help="Only show whether it is on.")
+@click.option("--off", is_flag=True, help="End drain mode: the server takes jobs again.")
+@click.option("--show", is_flag=True, help="Only show whether drain mode is on.")
 @admin_options
 @output_option
 @click.pass_context
 def drain(context: click.Context, /, off: bool, show: bool, output: Output, **where: Any) -> None:
-    """Begins drain mode: put is answered DRAINING, and everything else goes on. Shows the jobs that there are.
+    """Begins drain mode, in which the server answers put with DRAINING and serves all other requests.
 
-    It ends with --off, and with the process of the server. Asks the admin endpoint; needs the server's admin.token,
+    Shows how many jobs there are.
+
+    Drain mode ends with --off, and when the server stops. Asks the admin endpoint; needs the server's admin.token,
     except with --show.
     """
     if off and show:
-        raise click.UsageError("--off ends drain mode, and --show changes nothing: give one of them")
+        raise click.UsageError("give either --off or --show")
     endpoint = endpoint_of(context, **where)
     if not show:
         endpoint.ask("DELETE" if off else "PUT", "/drain/beanstalk")
     room = endpoint.ask("GET", "/stats")["protocols"].get("beanstalk")
     if room is None:
-        refused("the server does not have the beanstalk protocol")
+        refused("the server does not serve the beanstalk protocol")
     figures = room["figures"]
     # Figures are as of a moment ago: what has been switched just now they may not show.
     is_on = bool(figures["refuses_puts"]) if show else not off

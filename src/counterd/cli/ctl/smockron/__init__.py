@@ -60,7 +60,7 @@ class SmockronTarget(Server):
     def control(self) -> Address:
         """Where it tells gatekeepers. Not all commands need it, so it is missed where it is used."""
         if self._control is None:
-            raise click.UsageError(f"where is control of {self.address}? Give --control-port or --control-socket")
+            raise click.UsageError(f"{self.address} needs an address for control: --control-port or --control-socket")
         return self._control
 
     def account(self, *request: Any, **more: Any) -> None:
@@ -75,23 +75,28 @@ pass_target = click.make_pass_decorator(SmockronTarget)
 domain_argument = click.argument("domain", type=DOMAIN)
 identifier_argument = click.argument("identifier", type=IDENTIFIER)
 match_option = click.option(
-    "--match", type=Bytes("text", 1, 4096), metavar="TEXT", help="Only those that have it in their names."
+    "--match", type=Bytes("text", 1, 4096), metavar="TEXT", help="Show only names that contain this text."
 )
-limit_option = click.option("--limit", type=click.IntRange(1, PAGE), default=PAGE, metavar="N", help="Show at most N.")
+limit_option = click.option(
+    "--limit", type=click.IntRange(1, PAGE), default=PAGE, metavar="N", help="Show at most N rows."
+)
 
 
 @click.group(cls=Group)
 @address_options(SCHEME, PORT, "SMOCKRON_URL")
 @click.option(
-    "--control-port", type=click.IntRange(1, 65535), metavar="PORT", help="Of control messages.  [default: port + 1]"
+    "--control-port",
+    type=click.IntRange(1, 65535),
+    metavar="PORT",
+    help="The port for control messages.  [default: port + 1]",
 )
-@click.option("--control-socket", metavar="PATH", help="Of control messages, where the server is at a --socket.")
+@click.option("--control-socket", metavar="PATH", help="The Unix socket for control messages, with --socket.")
 @output_option
 @click.pass_context
 def smockron(
     context: click.Context, /, timeout: float, control_port: int | None, control_socket: str | None, **_: object
 ) -> None:
-    """A master of gatekeepers: who has to wait, and until when."""
+    """Shows and changes which identifiers a master throttles, and until when."""
     timeout = timeout_below(context, timeout, "master")
     address = chosen_address(context, SCHEME, PORT)
     context.obj = SmockronTarget(address, control_of(address, control_port, control_socket), timeout)
@@ -117,7 +122,7 @@ def control_of(address: Address, port: int | None, path: str | None) -> Address 
 @output_option
 @click.pass_context
 def throttled(context: click.Context, /, match: bytes | None, limit: int, output: Output, **where: Any) -> None:
-    """Shows the identifiers that have to wait, those first that wait longest. Asks the admin endpoint."""
+    """Shows the throttled identifiers, the longest wait first. Asks the admin endpoint."""
     show("throttled", endpoint_of(context, **where), output, match=match, limit=limit)
 
 
@@ -126,16 +131,17 @@ def throttled(context: click.Context, /, match: bytes | None, limit: int, output
     "--sort",
     type=click.Choice(["told", "accepted", "delayed", "rejected", "identifiers"]),
     default="told",
-    help="Those first that have most of it.  [default: told]",
+    help="Show the largest first.  [default: told]",
 )
 @limit_option
 @admin_options
 @output_option
 @click.pass_context
 def domains(context: click.Context, /, sort: str, limit: int, output: Output, **where: Any) -> None:
-    """Shows the domains: their rules, and what was let through in them. Asks the admin endpoint.
+    """Shows the domains with their rules and their numbers of requests. Asks the admin endpoint.
 
-    interval is what a request uses up, 0 if no rule is for the domain any more; burst, how far requests can be ahead.
+    interval: the time that a request uses up; 0 if the rule of the domain is gone. burst: how far requests can run
+    ahead of the rate.
     """
     show("domains", endpoint_of(context, **where), output, sort=sort, limit=limit)
 
@@ -148,9 +154,9 @@ def domains(context: click.Context, /, sort: str, limit: int, output: Output, **
 @output_option
 @pass_target
 def watch(target: SmockronTarget, domains: tuple[bytes, ...], output: Output) -> None:
-    """Shows what gatekeepers are told, of these domains or of all, until Ctrl-C.
+    """Shows the control messages of these domains, or of all domains, until Ctrl-C.
 
-    wait is how long the identifier has to. JSON and CSV have the moment too, in milliseconds of Unix time.
+    wait: how long the identifier is delayed. JSON and CSV also have the end of the delay, in milliseconds of Unix time.
     """
     from counterd.cli.ctl.smockron.zmtp import Subscriber
 
@@ -169,21 +175,23 @@ def watch(target: SmockronTarget, domains: tuple[bytes, ...], output: Output) ->
 @identifier_argument
 @pass_target
 def forget(target: SmockronTarget, domain: bytes, identifier: bytes) -> None:
-    """Has a master forget what an identifier has used up, and its gatekeepers too, if they are counterd's.
+    """Makes a master forget the usage of an identifier. Its gatekeepers forget it too, if they are counterd's.
 
-    Masters that share their state in a Redis forget it too; what gatekeepers of other masters were told stays.
+    Masters that share their state in a Redis forget it too, but the gatekeepers of those other masters do not.
     """
     target.account(domain, "FORGET", identifier)
-    say(f"told the master to forget {shown(identifier)} in {shown(domain)}")
+    say(f"asked the master to forget {shown(identifier)} in {shown(domain)}")
 
 
 @smockron.command()
 @domain_argument
 @click.argument("status", type=click.Choice(["accepted", "delayed", "rejected"]))
 @identifier_argument
-@click.option("--time", "received_ms", type=MOMENT, metavar="MS", help="When it came, Unix time.  [default: now]")
-@click.option("--until", "delayed_until_ms", type=MOMENT, metavar="MS", help="Until when it is delayed, Unix time.")
-@click.option("--log-info", type=LOG_INFO, default="", metavar="TEXT", help="Information for a log.")
+@click.option(
+    "--time", "received_ms", type=MOMENT, metavar="MS", help="The time of the request, in Unix time.  [default: now]"
+)
+@click.option("--until", "delayed_until_ms", type=MOMENT, metavar="MS", help="The end of the delay, in Unix time.")
+@click.option("--log-info", type=LOG_INFO, default="", metavar="TEXT", help="Text for a log.")
 @pass_target
 def send(
     target: SmockronTarget,
@@ -194,9 +202,9 @@ def send(
     delayed_until_ms: int | None,
     log_info: bytes,
 ) -> None:
-    """Tells the master of a request, as a gatekeeper does. It answers nothing: see `watch`."""
+    """Reports a request to the master, as a gatekeeper does. The master sends no reply: see `watch`."""
     if (status == "delayed") != (delayed_until_ms is not None):
-        raise click.UsageError("--until is for what is delayed, which needs it")
+        raise click.UsageError("a delayed request needs --until, and others do not take it")
     target.account(
         domain, status.upper(), identifier, received_ms, delayed_until_ms=delayed_until_ms, log_info=log_info
     )

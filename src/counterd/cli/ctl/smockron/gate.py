@@ -42,7 +42,7 @@ def read_rejected(text: str) -> str | float:
     type=Reads("address", read_listen),
     default=DEFAULT,
     metavar="HOST:PORT",
-    help=f"Where proxies ask; or unix:/PATH.  [default: {DEFAULT}]",
+    help=f"The address at which proxies ask, or unix:/PATH.  [default: {DEFAULT}]",
 )
 @click.option("--domain", type=Bytes("domain", 0, 255), default="default", help="The domain.  [default: default]")
 @click.option(
@@ -51,30 +51,30 @@ def read_rejected(text: str) -> str | float:
     multiple=True,
     default=("header:X-Real-IP",),
     metavar="WHAT",
-    help="What tells requests apart: header:NAME, path, or client, which is who asks here. Several are one identifier."
+    help="What identifies a request: header:NAME, path, or client (the peer's address). Several make one identifier."
     "  [default: header:X-Real-IP]",
 )
-@click.option("--max-delay", type=DURATION, default=5.0, help="Who would wait for longer is rejected.  [default: 5s]")
+@click.option("--max-delay", type=DURATION, default=5.0, help="Reject a request that would wait longer.  [default: 5s]")
 @click.option(
     "--max-delayed",
     type=click.IntRange(0),
     default=1000,
     metavar="N",
-    help="At most N requests wait; further ones are rejected.  [default: 1000]",
+    help="Let at most N requests wait; reject further ones.  [default: 1000]",
 )
 @click.option(
     "--rejected",
     type=Reads("share", read_rejected),
     default="all",
     metavar="all|none|SHARE",
-    help="Which rejected requests the master is told of.  [default: all]",
+    help="Which rejected requests are reported to the master.  [default: all]",
 )
 @click.option(
     "--rejected-status",
     type=click.IntRange(400, 599),
     default=503,
     metavar="STATUS",
-    help="What a rejected request is answered with; nginx and Envoy need 403.  [default: 503]",
+    help="The status of a rejected request; nginx and Envoy need 403.  [default: 503]",
 )
 @click.pass_obj
 def gate(
@@ -87,15 +87,15 @@ def gate(
     rejected: Any,
     rejected_status: int,
 ) -> None:
-    """Lets requests pass, wait, or be rejected, for nginx, Traefik, Caddy, Envoy and others that ask by HTTP.
+    """Lets requests pass, delays or rejects them, for nginx, Traefik, Caddy, Envoy and others that ask over HTTP.
 
-    The answer is 200, which comes when a request has waited, or the status of --rejected-status with Retry-After. A
-    request passes without a limit if --identifier names headers or client and it has none of them; the first is logged.
-    The path is that in X-Forwarded-Uri, X-Original-URI, or of the request itself, as the client has written it. A
-    client can write into a header what it likes: name those that the proxy overwrites.
+    The answer is 200, after the delay if there is one, or --rejected-status with Retry-After. A request that has none
+    of what --identifier names passes without a limit; the first such request is logged. The path is taken from
+    X-Forwarded-Uri, from X-Original-URI, or from the request itself, unchanged. A client can send any header: use only
+    headers that the proxy overwrites.
 
-    It needs aiohttp (the extra admin). deploy/ has files for the proxies. SIGTERM and SIGINT end it, once those that
-    wait have their answers.
+    It needs aiohttp (the extra admin). deploy/ has configuration files for the proxies. SIGTERM and SIGINT end it,
+    after the waiting requests have been answered.
     """
     if importlib.util.find_spec("aiohttp") is None:
         refused("gate needs aiohttp: in the source tree, `make setup` or pip install '.[admin]'")
