@@ -105,7 +105,7 @@ def test_holders_connections_and_the_end_of_one(start: Callable[..., Daemon], sh
         wait_for_line(seen, "holders of calls")
         wait_for_line(seen, "1 holder ")
         seen.type(b"k")
-        wait_for_line(seen, "end counter-")
+        wait_for_line(seen, "close counter-")
         seen.type(b"n")
         wait_for_line(seen, "1 holder ")
         assert two.get("calls") == 2

@@ -99,7 +99,7 @@ def test_a_socket_without_a_name_is_known_by_its_address(run_with: Callable[...,
 @pytest.mark.parametrize(
     ("settings", "address", "names", "problem"),
     [
-        ({}, "127.0.0.1", None, "LISTEN_FDS: socket 0 listens on 127.0.0.1:{port}, and nothing here does"),
+        ({}, "127.0.0.1", None, "LISTEN_FDS: socket 0 listens on 127.0.0.1:{port}, which no protocol is"),
         ({}, "127.0.0.1", "throttr", "LISTEN_FDS: a socket was passed for throttr, but throttr.enable is false"),
         ({}, "0.0.0.0", "counter", "LISTEN_FDS: counter.bind: 0.0.0.0 can be reached from other machines by everybody"),
     ],

@@ -95,7 +95,7 @@ def test_only_so_many_questions_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scene(link: Link, daemon: Daemon) -> None:
         waiting = [asyncio.create_task(link.ask("ping", 10)) for _ in range(2)]
         await daemon.receive()
-        with pytest.raises(Refused, match="too much"):
+        with pytest.raises(Refused, match="too many questions"):
             await link.ask("ping", 10)
         for task in waiting:
             task.cancel()

@@ -276,7 +276,7 @@ def table_of(endpoint: Endpoint, connection: str) -> Table:
     for table in tables_of(endpoint):
         if table.protocol == protocol and "connection" in table.parameters:
             return table.without(WHO)
-    raise WrongArguments(BAD_REQUEST, f"{connection!r} is not the id of a connection, such as counter-4-12")
+    raise WrongArguments(BAD_REQUEST, f"{connection!r} is not a connection id such as counter-4-12")
 
 
 def other_tables(endpoint: Endpoint) -> tuple[Table, ...]:
@@ -288,7 +288,7 @@ def show(name: str, endpoint: Endpoint, output: Output, /, **parameters: Any) ->
     """Shows a table of the server. False: it has no rows. Raises what Endpoint.ask() does."""
     table = next((each for each in tables_of(endpoint) if each.name == name), None)
     if table is None:
-        raise Refused(NOT_FOUND, f"there is no table {name!r} here")
+        raise Refused(NOT_FOUND, f"no table {name!r}: is its protocol enabled?")
     return show_rows(table, endpoint, output, **parameters)
 
 

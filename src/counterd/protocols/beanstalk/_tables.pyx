@@ -148,7 +148,12 @@ TABLES = (
         SORTS,
         open_tubes,
         metrics=(
-            Figure("oldest", "beanstalk_tube_oldest_ready_seconds", "gauge", "How long the oldest ready job has been ready."),
+            Figure(
+                "oldest",
+                "beanstalk_tube_oldest_ready_seconds",
+                "gauge",
+                "How long the oldest ready job has been ready.",
+            ),
             Figure(
                 "queued",
                 "beanstalk_tube_time_in_queue_seconds",

@@ -153,8 +153,12 @@ TABLES = (
         (
             Column("flow", "text", "the id of its rule"),
             Column("resource", "name", "the resource of its rule"),
-            Column("limits", "text", 'concurrency or qps; "no rule" if tokens are still out after their rule was removed'),
-            Column("threshold", "integer", "limit of concurrent calls or of calls a second, for the clients connected now"),
+            Column(
+                "limits", "text", 'concurrency or qps; "no rule" if tokens are still out after their rule was removed'
+            ),
+            Column(
+                "threshold", "integer", "limit of concurrent calls or of calls a second, for the clients connected now"
+            ),
             Column("now", "integer", "calls in progress"),
             Column("passed", "integer", "calls that passed since the start"),
             Column("blocked", "integer", "calls that were refused"),

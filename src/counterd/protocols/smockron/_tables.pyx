@@ -110,7 +110,9 @@ TABLES = (
             Figure("accepted", "smockron_domain_accepted_total", "counter", "Requests that passed without a delay."),
             Figure("delayed", "smockron_domain_delayed_total", "counter", "Requests that passed after a delay."),
             Figure("rejected", "smockron_domain_rejected_total", "counter", "Requests that were rejected."),
-            Figure("told", "smockron_domain_throttled_total", "counter", "Control messages that were sent (DELAY_UNTIL)."),
+            Figure(
+                "told", "smockron_domain_throttled_total", "counter", "Control messages that were sent (DELAY_UNTIL)."
+            ),
         ),
     ),
 )

@@ -298,7 +298,7 @@ def test_all_that_are_there_are_killed(admin: Admin) -> None:
             "read-only: admin.token is not set; to change something",
         ),
         (403, "unknown host name; add it to admin.hosts", 1, "counterctl: unknown host name; add it to admin.hosts\n"),
-        (404, "there is no table 'holders' here", 1, "counterctl: there is no table 'holders' here\n"),
+        (404, "no table 'holders'", 1, "counterctl: no table 'holders'\n"),
         (503, "too many ask", 1, "counterctl: too many ask\n"),
         (503, "too\n\x1b[31m\ud800", 1, "counterctl: too\\x0a\\x1b[31m"),
         (500, "internal error", 3, "the server failed: internal error (status 500)"),

@@ -56,7 +56,7 @@ def test_where_the_flows_are_does_not_say_where_the_admin_endpoint_is() -> None:
     env = {"COUNTERD_ADMIN": None, "COUNTERD_URL": "counter://elsewhere"}
     done = CliRunner().invoke(main, ["sentinel", "flows"], env={**env, "SENTINEL_URL": "sentinel://elsewhere"})
     assert done.exit_code == 2
-    assert "SENTINEL_URL is that of the flows" in done.stderr
+    assert "SENTINEL_URL is for the flows" in done.stderr
     done = CliRunner().invoke(main, ["sentinel", "flows"], env={**env, "COUNTERD_ADMIN": "http://127.0.0.1:1"})
     assert done.exit_code == 3
     assert "cannot connect to the admin endpoint at http://127.0.0.1:1" in done.stderr
