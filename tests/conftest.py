@@ -47,7 +47,7 @@ LONGEST = (
     "tests/property/test_cuts.py::test_any_stream",
     "tests/unit/bench/test_page.py::test_any_text_leaves_it_well_formed",
     "tests/chaos/test_chaos.py::test_no_promise_is_broken",
-    "tests/benchmarks/test_drills.py::",
+    "tests/drills/test_drills.py::",
     "tests/property/test_sentinel_model.py::Test",
     "tests/property/test_throttr_model.py::Test",
     "tests/simulation/",
@@ -152,7 +152,7 @@ def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
     """Gatekeepers drop no old messages, and close() waits until all are sent, even on a busy machine."""
     monkeypatch.setattr("counterd.client.smockron._gatekeeping.HELD_NS", int(LONG_S * 1e9))
     for module in ("_tender", "_aiogatekeeper"):
-        monkeypatch.setattr(f"counterd.client.{module}.LINGER_S", LONG_S)
+        monkeypatch.setattr(f"counterd.client.smockron.{module}.LINGER_S", LONG_S)
 
 
 @pytest.fixture(scope="session")

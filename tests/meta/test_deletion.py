@@ -30,12 +30,14 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[2]
 INSTALLED = Path(counterd.__file__).parent
 
-# The protocol whose client the tests of counterctl use to see that a daemon serves. Without it they are not run.
+# The protocol whose client tests use to see that a daemon serves. Without it they, and their fixtures, are not there.
 ASKED = "counter"
+WITHOUT_FIXTURES = ("-k", "not full_queue")
 # What belongs to a protocol without being named after it: users import it by that name.
 ALSO = {"counter": {"client/aio.py"}}
 
-TESTS_OF_ALL = ("tests/unit/client", "tests/unit/bench")
+TESTS_OF_ALL = ("tests/unit/client", "tests/unit/bench/dialects")
+LOADED = {"counter", "throttr", "beanstalk"}  # which need no rules for a load
 # Tests of what reads what protocols register.
 TESTS = (
     "tests/meta/test_facts.py",
@@ -127,7 +129,7 @@ class Tree:
         """What the copy's Python prints; it has to end well."""
         env = {key: value for key, value in daemon.environment().items() if not key.startswith(("PYTEST_", "COV"))}
         done = subprocess.run(
-            [self.python, *arguments], cwd=self.folder, env=env, capture_output=True, text=True, check=False
+            [self.python, *map(str, arguments)], cwd=self.folder, env=env, capture_output=True, text=True, check=False
         )
         assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
         return done.stdout
@@ -163,11 +165,15 @@ def test_what_is_left_works(deleted: tuple[str, Tree], short_path: Path) -> None
         ctl = ("-c", "from counterd.cli.ctl import main; main()")
         offered = re.findall(r"^  (\w+) ", tree.run(*ctl, "--help"), re.MULTILINE)
         assert {"ping", "connections", *left} - {"counter"} <= {*offered} - {protocol} == {*offered}
+        for name in LOADED & {*left}:
+            port = it.served(f"{name} listens on")[0].port
+            assert "200 answered" in tree.run("-m", "counterd.cli.bench", "--protocol", name, "-p", port, "-n", 200)
         tree.run(*ctl, "--timeout", f"{PATIENCE:g}s", "connections", "--admin", f"unix:{short_path}/admin")
 
     tests = TESTS_OF_ALL if protocol == ASKED else TESTS_OF_ALL + TESTS
     assert all((tree.folder / name).exists() for name in tests)
-    tree.run("-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", *tests)
+    chosen = WITHOUT_FIXTURES if protocol == ASKED else ()
+    tree.run("-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", *chosen, *tests)
 
 
 def test_what_belongs_to_a_protocol() -> None:

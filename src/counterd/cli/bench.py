@@ -190,7 +190,7 @@ class Told(click.Group):
     type=click.Choice(list(NUMBER_SIZES)),
     default=Plan.number_type,
     show_default=True,
-    help="The width of numbers in the throttr protocol: the server's throttr.value_size.",
+    help="The width of numbers, for a protocol that has several: the server's value_size.",
 )
 @click.option("--delay", type=TIME, default=0.0, help="The delay of jobs, in whole seconds.  [default: 0s]")
 @click.option("--ttl", type=MEASURED, default=Plan.ttl, help="The TTL of keys that insert creates.  [default: 100ms]")

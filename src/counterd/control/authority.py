@@ -106,7 +106,7 @@ class Authority:
 
     def _begin(self) -> None:
         if self.failing:
-            log.info("Redis is available again and decides")
+            log.info("Redis is available again and makes the decisions")
             self.failing = ""
         self._source.begin(self._store, time.monotonic_ns())
 

@@ -179,7 +179,7 @@ class Fetching:
         for problem in problems:
             log.error(f"{name}: nothing changed: {problem}")
         if not problems:
-            log.info(f"{name}: the result of {self._call} is in force")
+            log.info(f"{name}: now using the result of {self._call}")
 
     def _note(self, problems: list[str]) -> None:
         """The same of what happens again and again by itself, which may go wrong for days."""

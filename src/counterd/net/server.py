@@ -284,7 +284,7 @@ class Server:
         return connection.queued + (struct.unpack("i", unsent)[0] if unsent else 0)
 
     def _check_stuck(self) -> None:
-        """Closes connections none of whose output was taken for longer than their limit."""
+        """Closes each connection whose peer has read none of its waiting output for longer than the time limit."""
         now = self._clock()
         if not self._unchecked:
             self._unchecked.extend(self._stuck)

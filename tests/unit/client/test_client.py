@@ -9,6 +9,7 @@ import contextlib
 import importlib
 import inspect
 import math
+import pkgutil
 import socket
 import struct
 import subprocess
@@ -592,7 +593,11 @@ def test_times_that_are_no_numbers() -> None:
         Client().hold("n", maximum=1, timeout="5s")  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("module", ["counterd.client", "counterd.client.throttr", "counterd.client.sentinel"])
+# The folders of the protocols that have such clients, as far as they are installed.
+FOLDERS = {each.name for each in pkgutil.iter_modules(counterd.client.__path__)} & {"throttr", "sentinel", "beanstalk"}
+
+
+@pytest.mark.parametrize("module", ["counterd.client", *(f"counterd.client.{name}" for name in sorted(FOLDERS))])
 def test_clients_of_all_protocols_have_the_same_two_names(module: str) -> None:
     imported = importlib.import_module(module)
     assert {"Client", "AsyncClient"} <= {*imported.__all__}

@@ -425,7 +425,7 @@ def test_a_reload_fetches_it_again_and_a_mistake_changes_nothing(
             host.refreshes[0]._next(asyncio.get_running_loop(), configured(keeper="keepers:Keeper"))
             await until(lambda: len(gate.taken) == 4)
         assert [entry["event"] for entry in logs if entry["log_level"] == "info"] == [
-            "gate: keeper keepers:Keeper: the result of open is in force"
+            "gate: keeper keepers:Keeper: now using the result of open"
         ] * 2
         lines = [entry["event"] for entry in logs if entry["log_level"] == "error"]
         name = "gate: keeper keepers:Keeper: nothing changed: open: "

@@ -153,7 +153,7 @@ def frame(
 
 
 def noop(opaque: int) -> bytes:
-    """A request that does nothing but is answered (section "Noop"). opaque: 0 to 2^32-1, as in all encoders."""
+    """A request that has no effect and gets a reply (section "Noop"). opaque: 0 to 2^32-1, as in all encoders."""
     return _request(Opcode.NOOP, opaque)
 
 

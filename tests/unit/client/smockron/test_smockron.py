@@ -16,8 +16,8 @@ import pytest
 
 import loops
 from certificates import client_context, server_context
-from counterd.client import _aiogatekeeper, _connection, _tender, smockron
-from counterd.client.smockron import AsyncGatekeeper, Gatekeeper, Rejected, Verdict
+from counterd.client import _connection, smockron
+from counterd.client.smockron import AsyncGatekeeper, Gatekeeper, Rejected, Verdict, _aiogatekeeper, _tender
 from counterd.errors import ConnectionLost
 from counterd.protocols.smockron import wire
 from daemon import wait_until

@@ -1,5 +1,5 @@
 """The counter room's tables: what their columns say. Order, slices and what happens between them is tested elsewhere:
-tests/unit/test_walk.py and tests/property/test_tables.py.
+tests/unit/engine/test_walk.py and tests/property/test_tables.py.
 """
 
 from __future__ import annotations
@@ -179,5 +179,5 @@ def test_numbers_that_no_connection_has(number: object) -> None:
     with pytest.raises(ValueError, match="connection"):
         listed(make_store(), "holdings", connection=str(number))
     assert listed(make_store(), "holdings", connection=str(1 << 20)) == ([], 0)
-    with pytest.raises(ValueError, match="connection is missing"):
+    with pytest.raises(ValueError, match="missing parameter connection"):
         listed(make_store(), "holdings")

@@ -240,7 +240,7 @@ def peek(target: BeanstalkTarget, tube: bytes | None, job: int | None, state: st
 
 @beanstalk.command("list")
 @tube_argument
-@click.option("--state", type=click.Choice(STATES), help="Only those.")
+@click.option("--state", type=click.Choice(STATES), help="Show only jobs in this state.")
 @click.option("--search", type=TEXT, metavar="TEXT", default="", help="Show only jobs whose body contains this text.")
 @click.option("--limit", type=click.IntRange(0), metavar="N", help="Show at most N rows.")
 @output_option
