@@ -41,6 +41,7 @@ class Pending:
     """The calls of one connection: what the protocols have in common."""
 
     MASK: int  # of opaques
+    IS_ORDERED = False  # replies come in the order of the requests
 
     def __init__(self) -> None:
         self.pending: dict[int, Call] = {}  # by opaque, the oldest first
@@ -117,6 +118,7 @@ class Ordered(Pending):
     """The calls of one connection whose replies come in the order of the requests, which are those of _command."""
 
     MASK = (1 << 63) - 1
+    IS_ORDERED = True
 
     def add(self, call: Call, request: Any, *_: Any) -> bytes:
         self._opaque += 1

@@ -13,7 +13,6 @@ import select
 import socket
 import threading
 import time
-from collections import deque
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -98,7 +97,7 @@ class Link:
         self._reading = 0  # the thread that does
         self._watched = False
         self._pushing: set[ThreadCall] = set()  # whose threads wait until the kernel takes more
-        self._waiting: deque[ThreadCall] = deque()  # while another reads; those that were settled stay until their turn
+        self._waiting: dict[ThreadCall, None] = {}  # calls whose threads wait while another thread reads, in order
         self._poller = select.poll()
         self._poller.register(connected, select.POLLIN)
 
@@ -143,9 +142,9 @@ class Link:
         call = ThreadCall()
         try:
             with self._lock:
+                self.calls.listeners.append(call)
                 if self.closed or self.calls.has_unasked():
                     return True
-                self.calls.listeners.append(call)
             self._wait(call, deadline)
         except DeadlinePassed:
             return False
@@ -295,12 +294,12 @@ class Link:
         self._give_back()
         if self.closed:
             self._close_unused()
-        while not self._reading and self._waiting:
-            call = self._waiting.popleft()
-            if call.wake is not None:
-                call.wake.release()
-                call.wake = None
-                return
+        if not self._reading:
+            for call in list(self._waiting):  # threads take their calls out without the lock
+                if call.wake is not None:
+                    call.wake.release()
+                    call.wake = None
+                    return
 
     def _receive(self) -> None:
         """Takes what has come. If that is interrupted nobody knows what is missing of the stream."""
@@ -365,7 +364,9 @@ class Link:
                     calls.clear()
                     return
                 self._send(self.calls.add_all(calls, requests))
-            except BaseException:
+            except BaseException as error:
+                if self.calls.IS_ORDERED and not isinstance(error, (ValueError, TypeError)):
+                    self._drop("sending was interrupted")  # a call that was not sent would take the next one's reply
                 if leaving is not None and leaving not in self.holds:
                     self._drop("leaving was interrupted")  # nobody knows whether its permits are on their way
                 raise
@@ -381,9 +382,7 @@ class Link:
                     if self._reading:
                         wake = call.wake = threading.Lock()
                         wake.acquire()
-                        while self._waiting and self._waiting[0].done:
-                            self._waiting.popleft()
-                        self._waiting.append(call)
+                        self._waiting[call] = None
                     else:
                         reads = self._reading = threading.get_ident()
                 if wake is not None and not wake.acquire(timeout=_seconds_left(deadline)):
@@ -394,6 +393,7 @@ class Link:
                 if reads:
                     self._reading = 0  # before the lock: others may read, whatever interrupts this
                     self._hand_over()
+                self._waiting.pop(call, None)
 
     def _hand_over(self) -> None:
         with self._lock:

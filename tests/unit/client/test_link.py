@@ -124,12 +124,22 @@ def test_answers_are_handed_to_those_who_wait(pair: Pair) -> None:
     assert reader.ends() == 1
 
 
+def test_who_has_listened_in_vain_is_not_kept(pair: Pair) -> None:
+    (reader,) = reading_and_waiting(pair, (wire.noop,))
+    for _ in range(3):
+        assert Caller(pair.link.listen, 0.01).ends() is False
+        assert not pair.link._waiting
+        assert pair.link.calls.listeners == []
+    pair.says(response(0, 1))
+    assert reader.ends() is None
+
+
 def test_those_who_have_their_answers_are_not_kept(pair: Pair) -> None:
     """However long one reads for the others."""
     (reader,) = reading_and_waiting(pair, (wire.get, b"a"))
     for number in range(2, 6):
         caller = Caller(pair.link.call, wire.get, b"b")
-        wait_until(lambda: pair.link._waiting and not pair.link._waiting[-1].done, "it waits")
+        wait_until(lambda: pair.link._waiting, "it waits")
         assert len(pair.link._waiting) == 1
         pair.says(response(1, number, ONE))
         assert caller.ends() == 1
@@ -176,7 +186,7 @@ def test_one_who_was_interrupted_is_not_asked_to_read_either(pair: Pair, monkeyp
     pair.link._begin([acquire], [call], None)
     pair.link._give_up([call], _link.SETTLE_S)
     other = Caller(pair.link.call, wire.noop)
-    wait_until(lambda: len(pair.link._waiting) == 2, "it waits")
+    wait_until(lambda: len(pair.link._waiting) == 1, "it waits")
     pair.says(response(0, 1))
     reader.ends()
     pair.says(response(0, 3))

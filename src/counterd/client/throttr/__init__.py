@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from counterd.client._addresses import read_addresses
 from counterd.client._aioshared import Commanded as AioCommanded
+from counterd.client._connection import NOT_YET
 from counterd.client._shared import Commanded
 from counterd.client.throttr._events import EVENTS_MAX
 from counterd.client.throttr._keys import Commands, Exchange, KeyCalls
@@ -152,7 +153,7 @@ class Client(Commands, Commanded):
         return self._exchange.greeting()
 
     def _on_end(self, link: Link) -> None:
-        if link.calls.answered:
+        if link.closed != NOT_YET and link is self._link:  # else nobody has had it
             self._exchange.lost(link.where, link.closed)
 
     def _after_fork(self) -> None:
@@ -215,7 +216,7 @@ class AsyncClient(Commands, AioCommanded):
         return self._exchange.greeting()
 
     def _on_end(self, link: AioLink) -> None:
-        if link.calls.answered:
+        if link.closed != NOT_YET and link is self._link:  # else nobody has had it
             self._exchange.lost(link.where, link.closed)
 
     def _after_fork(self) -> None:

@@ -6,8 +6,9 @@ takes them is told where and how many; they never come out of order.
 
 from __future__ import annotations
 
+import threading
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from counterd.errors import ConnectionLost, EventsLost
 
@@ -26,6 +27,7 @@ class Events:
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
+        self._lock: Any = threading.RLock()  # reentrant: a signal handler may find it locked by what it interrupted
         self._kept: deque[Event | ConnectionLost] = deque()
         self._bytes = 0
         self._lost = 0
@@ -35,32 +37,36 @@ class Events:
 
     def put(self, event: Event) -> None:
         size = _event_bytes(event)
-        if self._lost or (self._kept and self._bytes + size > self._limit):
-            self._lost += 1
-        else:
-            self._kept.append(event)
-            self._bytes += size
+        with self._lock:
+            if self._lost or (self._bytes and self._bytes + size > self._limit):
+                self._lost += 1
+            else:
+                self._kept.append(event)
+                self._bytes += size
 
     def put_loss(self, loss: ConnectionLost) -> None:
         """The connection was lost, and maybe events after those that are here. Of several in a row one is kept."""
-        if not self._lost and not (self._kept and isinstance(self._kept[-1], ConnectionLost)):
-            self._kept.append(loss)
+        with self._lock:
+            if not self._lost and not (self._kept and isinstance(self._kept[-1], ConnectionLost)):
+                self._kept.append(loss)
 
     def take(self) -> Event | None:
         """The next one, or None. Raises EventsLost or ConnectionLost where some are missing, once."""
-        if self._kept:
-            event = self._kept.popleft()
-            if isinstance(event, ConnectionLost):
-                raise event
-            self._bytes -= _event_bytes(event)
-            return event
-        if self._lost:
-            count, self._lost = self._lost, 0
-            raise EventsLost(count)
-        return None
+        with self._lock:
+            if self._kept:
+                event = self._kept.popleft()
+                if isinstance(event, ConnectionLost):
+                    raise event
+                self._bytes -= _event_bytes(event)
+                return event
+            if self._lost:
+                count, self._lost = self._lost, 0
+                raise EventsLost(count)
+            return None
 
     def clear(self) -> None:
-        """Forgets all events, and that some are missing."""
+        """Forgets all events, and that some are missing. In the child of a fork the lock may be another thread's."""
+        self._lock = threading.RLock()
         self._kept.clear()
         self._bytes = self._lost = 0
 

@@ -98,7 +98,7 @@ class KeyCalls(Ordered):
             if isinstance(item, Event):
                 self._events.put(item)
                 self.wake_listeners()
-            else:
+            elif self.pending:  # else a signal handler has closed the connection meanwhile
                 call, result, error = self._read([item.result])
                 call.settle(result, error)
 
@@ -202,8 +202,9 @@ class Commands(Shape):
         name = as_bytes(channel)
 
         def read(results: list[Any]) -> bool:
-            self._exchange.channels[name] += _only(results)
-            return bool(_only(results))
+            if is_subscribed := bool(_only(results)):
+                self._exchange.channels[name] += 1
+            return is_subscribed
 
         return Made(self.encoder.subscribe(name), read, is_repeatable=True)
 

@@ -318,6 +318,20 @@ def test_a_loss_that_a_call_has_seen_is_still_told_to_who_takes_events(serve, sh
 
 
 @SHAPES
+def test_a_client_that_only_takes_events_hears_of_a_loss_too(serve, shape: str) -> None:
+    async def scenario() -> None:
+        hold, release = gate()
+        async with opened(made(shape, serve(hold, (b"", None), again=[((b"", event(3)),)]))) as client:
+            assert await got(client.next_event(0)) is None
+            release()
+            with pytest.raises(errors.ConnectionLost, match=MISSED):
+                await got(client.next_event())
+            assert await got(client.next_event()) == told(3)
+
+    run(shape, scenario())
+
+
+@SHAPES
 def test_events_beyond_the_bound(serve, shape: str) -> None:
     """Each takes 1 + 49 + 150 bytes."""
 
@@ -596,6 +610,7 @@ def test_a_subscription_that_is_refused_the_second_time(serve, shape: str) -> No
                 await got(client.next_event())
             with pytest.raises(errors.OutOfMemory, match=r"^the server has no room for the subscription to b'c'"):
                 await got(client.next_event())
+            assert not client._exchange.events  # nobody has had that connection
 
     run(shape, scenario())
 
