@@ -74,7 +74,7 @@ class Client(Commands["Job"], Commanded):
 
     Reserved jobs belong to the connection. When it is lost, the server makes them ready again for any worker. A call
     whose connection is lost is repeated once on a new connection if that is safe. Otherwise it raises ConnectionLost:
-    after a put(), for example, nobody knows whether the job was added. Use put_unique() where that matters.
+    after a put(), for example, nobody knows whether the job was added. Use put_unique() with `keep` where that matters.
 
     Every call may raise Refused, Timeout, ProtocolError or ConnectionLost. Arguments that do not fit the protocol raise
     ValueError before anything is sent. After a failed attempt to connect, calls fail at once until the next attempt,

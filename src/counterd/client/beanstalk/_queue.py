@@ -218,7 +218,8 @@ class Commands(Shape, Generic[JobT]):
 
         keep: seconds for which the key stays taken after the job has ended.
 
-        It is safe to repeat, so the client repeats it if the connection is lost.
+        With `keep` it is safe to repeat, so the client repeats it if the connection is lost. Without, the job may have
+        been done in the meantime, and would be added again.
         """
         frame = wire.put_unique(as_bytes(body), as_bytes(key), keep, priority=priority, delay=delay, ttr=ttr)
         return asked(
@@ -227,7 +228,7 @@ class Commands(Shape, Generic[JobT]):
                 Status.INSERTED: lambda reply: Inserted(_number(reply), True),
                 Status.EXISTS: lambda reply: Inserted(_number(reply), False),
             },
-            is_repeatable=True,
+            is_repeatable=keep > 0,
         )
 
     @command

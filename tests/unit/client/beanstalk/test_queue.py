@@ -133,9 +133,9 @@ def test_which_can_give() -> None:
 
 
 def test_what_may_be_asked_again() -> None:
-    again = [ask.reserve(), ask.reserve_batch(1), ask.put_unique("a", "k"), ask.stats(), ask.use("a"), ask.watch("a")]
+    again = [ask.reserve(), ask.reserve_batch(1), ask.put_unique("a", "k", 9), ask.stats(), ask.use("a")]
     assert all(request.is_repeatable for request in again)
-    once = [ask.put("a"), ask.delete(1), ask.kick(1), ask.kick_job(1), ask.reserve_job(1), ask.clear_tube("a")]
+    once = [ask.put("a"), ask.delete(1), ask.kick(1), ask.kick_job(1), ask.reserve_job(1), ask.put_unique("a", "k")]
     assert not any(request.is_repeatable for request in once)
     assert [ask.reserve(3).patience, ask.reserve().patience, ask.stats().patience] == [3, float("inf"), 0]
 
