@@ -32,11 +32,15 @@ INSTALLED = Path(counterd.__file__).parent
 
 # The protocol whose client tests use to see that a daemon serves. Without it they, and their fixtures, are not there.
 ASKED = "counter"
-WITHOUT_FIXTURES = ("-k", "not full_queue")
 # What belongs to a protocol without being named after it: users import it by that name.
 ALSO = {"counter": {"client/aio.py"}}
 
-TESTS_OF_ALL = ("tests/unit/client", "tests/unit/bench/dialects")
+TESTS_OF_ALL = (
+    "tests/unit/bench/dialects",
+    "tests/unit/client/test_addresses.py",
+    "tests/unit/client/test_calls.py",
+    "tests/unit/client/test_waiting.py",
+)
 LOADED = {"counter", "throttr", "beanstalk"}  # which need no rules for a load
 # Tests of what reads what protocols register.
 TESTS = (
@@ -172,8 +176,7 @@ def test_what_is_left_works(deleted: tuple[str, Tree], short_path: Path) -> None
 
     tests = TESTS_OF_ALL if protocol == ASKED else TESTS_OF_ALL + TESTS
     assert all((tree.folder / name).exists() for name in tests)
-    chosen = WITHOUT_FIXTURES if protocol == ASKED else ()
-    tree.run("-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", *chosen, *tests)
+    tree.run("-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", *tests)
 
 
 def test_what_belongs_to_a_protocol() -> None:
