@@ -247,7 +247,7 @@ def test_it_shows_what_there_is(counterd: Daemon, client: Client) -> None:
         seen.type(b"/\x7fob\r")
         wait_for_list(seen, "jobs")
         seen.type(b"h")
-        wait_until(lambda: any("go on" in line for line in screen(seen)), "the help")
+        wait_until(lambda: any("any key closes it" in line for line in screen(seen)), "the help")
         seen.type(b"hq")
         assert seen.ended() == 0
         assert seen.attributes() == before
