@@ -56,7 +56,7 @@ class Connection:
     """One blocking connection to an address, made at once. Not thread-safe.
 
     timeout: seconds that connecting to an address may take, and then each call as a whole. A client overrides
-    _received(), and _doubt() if it has one, and does all that needs the connection within _exchange().
+    _received(), and does all that needs the connection within _exchange().
     """
 
     def __init__(self, address: Address, timeout: float) -> None:
@@ -86,10 +86,6 @@ class Connection:
         """Takes the next bytes from the server. Raises ProtocolError for what it may not send."""
         raise NotImplementedError
 
-    def _doubt(self) -> str:
-        """Ends a message that there is no reply: why that may be, if anything hints at it."""
-        return ""
-
     @contextlib.contextmanager
     def _exchange(self) -> Iterator[float]:
         """Yields the deadline for what is done meanwhile; closes the connection if that goes wrong."""
@@ -101,7 +97,7 @@ class Connection:
             raise
         except DeadlinePassed:
             self._close(too_late(self._timeout))
-            raise not_answered(self._where, self._timeout, self._doubt()) from None
+            raise not_answered(self._where, self._timeout) from None
         except OSError as error:
             self._close(str(error))
             raise lost(self._where, str(error)) from error
@@ -130,7 +126,7 @@ class Connection:
         except BlockingIOError:  # of TLS there may be less than a record
             return
         if not data:
-            raise closed_by_server(self._where, self._doubt())
+            raise closed_by_server(self._where)
         self._received(data)
 
     def _wait(self, events: int, deadline: float) -> int:

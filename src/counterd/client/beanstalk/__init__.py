@@ -10,22 +10,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from counterd.client._addresses import read_addresses
 from counterd.client._aioshared import Commanded as AioCommanded
 from counterd.client._command import Awaiting, Blocking, Request
 from counterd.client._shared import Commanded
-from counterd.client.beanstalk._queue import Commands, Inserted, JobCommands, Peeked, QueueCalls, Recorded, Tubes
+from counterd.client.beanstalk._queue import ClientCommands, Inserted, JobCommands, Peeked, Recorded
 from counterd.client.beanstalk._worker import AsyncWorker, Worker
 from counterd.client.beanstalk._working import Bury, Retry
 from counterd.errors import ServerError
 from counterd.protocols.beanstalk.errors import DeadlineSoon, Draining, JobTooBig, NoRoom, Refused
-from counterd.protocols.beanstalk.wire import PORT
 
 if TYPE_CHECKING:
     import asyncio
-    import os
-    import ssl
-    from collections.abc import Sequence
 
     from counterd.protocols.beanstalk.wire import Reply
 
@@ -54,7 +49,7 @@ class Job(JobCommands, Blocking):
     """A reserved job. id: its number on the server. body: bytes."""
 
 
-class Client(Commands["Job"], Commanded):
+class Client(ClientCommands["Job"], Commanded):
     """A connection to a server, which is made again when it is lost. Use it in a `with`, or close() it.
 
     It connects with the first call. Threads may share a client. Their calls share one connection and are answered in
@@ -81,21 +76,6 @@ class Client(Commands["Job"], Commanded):
     0.05 to 2 s later.
     """
 
-    def __init__(
-        self,
-        host: str | Sequence[str] = "127.0.0.1",
-        port: int = PORT,
-        *,
-        path: str | os.PathLike[str] | None = None,
-        tls: bool | ssl.SSLContext = False,
-        use: str | bytes = "default",
-        watch: str | bytes | Sequence[str | bytes] = "default",
-        timeout: float = 5.0,
-        connect_timeout: float | None = None,
-    ) -> None:
-        self._tubes = Tubes(use, watch)
-        super().__init__(read_addresses(host, port, path, "beanstalk", tls), timeout, connect_timeout)
-
     def pipeline(self) -> Pipeline:
         """Collects commands and sends them together: `client.pipeline().put("a").put("b").execute()`."""
         return Pipeline(self)
@@ -115,12 +95,6 @@ class Client(Commands["Job"], Commanded):
                 raise call.error
         return [call.result if call.error is None else call.error for call in calls]
 
-    def _make_calls(self) -> QueueCalls:
-        return QueueCalls()
-
-    def _greeting(self) -> Sequence[Request[Any]]:
-        return self._tubes.greeting()
-
 
 class Pipeline(Recorded["Job"]):
     """Commands that are sent together. Client.pipeline() makes one."""
@@ -138,28 +112,13 @@ class AsyncJob(JobCommands, Awaiting):
     """A reserved job. id: its number on the server. body: bytes."""
 
 
-class AsyncClient(Commands["AsyncJob"], AioCommanded):
+class AsyncClient(ClientCommands["AsyncJob"], AioCommanded):
     """Client for the tasks of one event loop. Use it in an `async with`, or await close().
 
     It has the arguments, results and errors of Client. If a reserve() is cancelled and a job arrives later, it is
     released again. Prefer reserve(timeout) to cancelling: later calls wait until the server has answered the cancelled
     reserve(). If no job is reserved here, the client ends the connection instead and makes a new one.
     """
-
-    def __init__(
-        self,
-        host: str | Sequence[str] = "127.0.0.1",
-        port: int = PORT,
-        *,
-        path: str | os.PathLike[str] | None = None,
-        tls: bool | ssl.SSLContext = False,
-        use: str | bytes = "default",
-        watch: str | bytes | Sequence[str | bytes] = "default",
-        timeout: float = 5.0,
-        connect_timeout: float | None = None,
-    ) -> None:
-        super().__init__(read_addresses(host, port, path, "beanstalk", tls), timeout, connect_timeout)
-        self._tubes = Tubes(use, watch)
 
     def pipeline(self) -> AsyncPipeline:
         """Collects commands and sends them together: `await client.pipeline().put("a").put("b").execute()`."""
@@ -183,12 +142,6 @@ class AsyncClient(Commands["AsyncJob"], AioCommanded):
             for call in calls:
                 link.forget(call)
             raise
-
-    def _make_calls(self) -> QueueCalls:
-        return QueueCalls()
-
-    def _greeting(self) -> Sequence[Request[Any]]:
-        return self._tubes.greeting()
 
 
 class AsyncPipeline(Recorded["AsyncJob"]):

@@ -9,6 +9,7 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
+from counterd.client._addresses import read_addresses
 from counterd.client._calls import Ordered
 from counterd.client._command import Recording, Request, Shape, command
 from counterd.client._connection import as_bytes
@@ -18,6 +19,8 @@ from counterd.protocols.beanstalk.errors import refused
 from counterd.protocols.beanstalk.wire import Reply, Status
 
 if TYPE_CHECKING:
+    import os
+    import ssl
     from collections.abc import Callable, Sequence
 
     from counterd.client._calls import Call
@@ -528,3 +531,29 @@ class QueueCalls(Ordered):
 
     def may_grant(self, call: Call) -> bool:
         return bool(call.request.gives)
+
+
+class ClientCommands(Commands[JobT]):
+    """The commands of a client, which has the rest from its shape."""
+
+    def __init__(
+        self,
+        host: str | Sequence[str] = "127.0.0.1",
+        port: int = wire.PORT,
+        *,
+        path: str | os.PathLike[str] | None = None,
+        tls: bool | ssl.SSLContext = False,
+        use: str | bytes = "default",
+        watch: str | bytes | Sequence[str | bytes] = "default",
+        timeout: float = 5.0,
+        connect_timeout: float | None = None,
+    ) -> None:
+        self._tubes = Tubes(use, watch)
+        addresses = read_addresses(host, port, path, "beanstalk", tls)
+        super().__init__(addresses, timeout, connect_timeout)  # type: ignore[call-arg] # of the base with the connection
+
+    def _make_calls(self) -> QueueCalls:
+        return QueueCalls()
+
+    def _greeting(self) -> list[Request[Any]]:
+        return self._tubes.greeting()

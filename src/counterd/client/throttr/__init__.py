@@ -12,16 +12,11 @@ import time
 from asyncio import get_running_loop
 from typing import TYPE_CHECKING
 
-from counterd.client._addresses import read_addresses
 from counterd.client._aioshared import Commanded as AioCommanded
-from counterd.client._connection import NOT_YET
 from counterd.client._shared import Commanded
-from counterd.client.throttr._events import EVENTS_MAX
-from counterd.client.throttr._keys import Commands, Exchange, KeyCalls
+from counterd.client.throttr._keys import Commands
 from counterd.errors import ConnectionLost
-from counterd.protocols.throttr import wire
 from counterd.protocols.throttr.wire import (
-    PORT,
     Attribute,
     Change,
     ChannelEntry,
@@ -41,13 +36,7 @@ from counterd.protocols.throttr.wire import (
 )
 
 if TYPE_CHECKING:
-    import os
-    import ssl
-    from collections.abc import AsyncIterator, Iterator, Sequence
-
-    from counterd.client._aiolink import Link as AioLink
-    from counterd.client._command import Request
-    from counterd.client._link import Link
+    from collections.abc import AsyncIterator, Iterator
 
 __all__ = [
     "AsyncClient",
@@ -101,22 +90,6 @@ class Client(Commands, Commanded):
     After a failed attempt to connect, calls fail at once until the next attempt, 0.05 to 2 s later.
     """
 
-    def __init__(
-        self,
-        host: str | Sequence[str] = "127.0.0.1",
-        port: int = PORT,
-        *,
-        path: str | os.PathLike[str] | None = None,
-        tls: bool | ssl.SSLContext = False,
-        timeout: float = 5.0,
-        connect_timeout: float | None = None,
-        value_size: str | ValueSize = ValueSize.UINT16,
-        value_max: int = wire.VALUE_MAX,
-        events_max: int = EVENTS_MAX,
-    ) -> None:
-        self._exchange = Exchange(value_size, value_max, events_max)
-        super().__init__(read_addresses(host, port, path, "throttr", tls), timeout, connect_timeout)
-
     def next_event(self, timeout: float | None = None) -> Event | None:
         """Returns the next event (EVENT), or None if none comes within timeout seconds. timeout=None: waits for ever.
 
@@ -144,22 +117,6 @@ class Client(Commands, Commanded):
                 return
             yield event
 
-    # ---- inside ----
-
-    def _make_calls(self) -> KeyCalls:
-        return self._exchange.calls()
-
-    def _greeting(self) -> Sequence[Request[None]]:
-        return self._exchange.greeting()
-
-    def _on_end(self, link: Link) -> None:
-        if link.closed != NOT_YET and link is self._link:  # else nobody has had it
-            self._exchange.lost(link.where, link.closed)
-
-    def _after_fork(self) -> None:
-        super()._after_fork()
-        self._exchange.events.clear()  # they are the parent's
-
 
 class AsyncClient(Commands, AioCommanded):
     """Client for the tasks of one event loop. Use it in an `async with`, or await close().
@@ -167,22 +124,6 @@ class AsyncClient(Commands, AioCommanded):
     It has the arguments, results and errors of Client. Calls may run side by side: each is sent at once, and replies
     come in order. The reply to a call that was cancelled is still awaited, in its turn.
     """
-
-    def __init__(
-        self,
-        host: str | Sequence[str] = "127.0.0.1",
-        port: int = PORT,
-        *,
-        path: str | os.PathLike[str] | None = None,
-        tls: bool | ssl.SSLContext = False,
-        timeout: float = 5.0,
-        connect_timeout: float | None = None,
-        value_size: str | ValueSize = ValueSize.UINT16,
-        value_max: int = wire.VALUE_MAX,
-        events_max: int = EVENTS_MAX,
-    ) -> None:
-        self._exchange = Exchange(value_size, value_max, events_max)
-        super().__init__(read_addresses(host, port, path, "throttr", tls), timeout, connect_timeout)
 
     async def next_event(self, timeout: float | None = None) -> Event | None:
         """As Client.next_event(). A call that is cancelled takes no event."""
@@ -206,19 +147,3 @@ class AsyncClient(Commands, AioCommanded):
             if event is None:
                 return
             yield event
-
-    # ---- inside ----
-
-    def _make_calls(self) -> KeyCalls:
-        return self._exchange.calls()
-
-    def _greeting(self) -> Sequence[Request[None]]:
-        return self._exchange.greeting()
-
-    def _on_end(self, link: AioLink) -> None:
-        if link.closed != NOT_YET and link is self._link:  # else nobody has had it
-            self._exchange.lost(link.where, link.closed)
-
-    def _after_fork(self) -> None:
-        super()._after_fork()
-        self._exchange.events.clear()  # they are the parent's

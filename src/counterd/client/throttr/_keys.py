@@ -8,16 +8,21 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from counterd.client._addresses import read_addresses
 from counterd.client._calls import Ordered
 from counterd.client._command import Request as Made
 from counterd.client._command import Shape, command
-from counterd.client._connection import CLOSED, as_bytes, lost
-from counterd.client.throttr._events import Events
+from counterd.client._connection import CLOSED, NOT_YET, as_bytes, lost
+from counterd.client.throttr._events import EVENTS_MAX, Events
 from counterd.errors import OutOfMemory
 from counterd.protocols.throttr import wire
 from counterd.protocols.throttr.wire import Attribute, Change, Encoder, Event, TTLType, ValueSize
 
 if TYPE_CHECKING:
+    import os
+    import ssl
+    from collections.abc import Sequence
+
     from counterd.client._calls import Call
     from counterd.protocols.throttr.wire import ConnectionInfo, Executed, Get, Info, Query, Request, Stat
 
@@ -104,9 +109,29 @@ class KeyCalls(Ordered):
 
 
 class Commands(Shape):
-    """The methods of a client. Keys, channels, values and payloads are bytes, or text, which is encoded as UTF-8."""
+    """The methods of a client, which has the rest from its shape.
 
-    _exchange: Exchange
+    Keys, channels, values and payloads are bytes, or text, which is encoded as UTF-8.
+    """
+
+    _link: Any
+
+    def __init__(
+        self,
+        host: str | Sequence[str] = "127.0.0.1",
+        port: int = wire.PORT,
+        *,
+        path: str | os.PathLike[str] | None = None,
+        tls: bool | ssl.SSLContext = False,
+        timeout: float = 5.0,
+        connect_timeout: float | None = None,
+        value_size: str | ValueSize = ValueSize.UINT16,
+        value_max: int = wire.VALUE_MAX,
+        events_max: int = EVENTS_MAX,
+    ) -> None:
+        self._exchange = Exchange(value_size, value_max, events_max)
+        addresses = read_addresses(host, port, path, "throttr", tls)
+        super().__init__(addresses, timeout, connect_timeout)  # type: ignore[call-arg] # of the base with the connection
 
     @property
     def encoder(self) -> Encoder:
@@ -253,3 +278,19 @@ class Commands(Shape):
     def event(self, channel: str | bytes, request: Request[T]) -> Made[Executed[T] | None]:
         """Has a request of self.encoder executed, as the payload of an event (EVENT). None if that was refused."""
         return asked(self.encoder.event(as_bytes(channel), request))
+
+    # ---- connections ----
+
+    def _make_calls(self) -> KeyCalls:
+        return self._exchange.calls()
+
+    def _greeting(self) -> Sequence[Made[None]]:
+        return self._exchange.greeting()
+
+    def _on_end(self, link: Any) -> None:
+        if link.closed != NOT_YET and link is self._link:  # else nobody has had it
+            self._exchange.lost(link.where, link.closed)
+
+    def _after_fork(self) -> None:
+        super()._after_fork()  # type: ignore[misc] # of the base with the connection
+        self._exchange.events.clear()  # they are the parent's

@@ -537,6 +537,37 @@ def test_an_interrupted_call_ends_the_connection(serve, monkeypatch: pytest.Monk
         assert script.ended.wait(PATIENCE)
 
 
+def test_a_request_whose_sending_is_interrupted_ends_the_connection(serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else its call would take the reply to the next request."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with Client(port=serve((PURGE, b"\1"), again=[((QUERY, b"\0"),)]).port) as client:
+        assert client.purge("k")
+        monkeypatch.setattr(client._link, "_send", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            client.purge("k")
+        assert client._link.closed == "sending was interrupted"
+        assert client.query("k") is None
+
+
+def test_closed_by_a_signal_handler_while_a_reply_is_read(serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Client(port=serve((PURGE, b"\1"), (PURGE, b"\1")).port) as client:
+        assert client.purge("k")
+        parser = client._link.calls._parser  # type: ignore[attr-defined]
+        feed = parser.feed
+
+        def closing(data: bytes) -> Any:
+            items = feed(data)
+            client.close()
+            return items
+
+        monkeypatch.setattr(parser, "feed", closing)
+        with pytest.raises(errors.ConnectionLost, match=r"close\(\) was called$"):
+            client.purge("k")
+
+
 @SHAPES
 def test_nobody_listens(tmp_path: Path, shape: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:
@@ -621,6 +652,7 @@ def test_a_subscription_that_was_refused_is_not_asked_for_again(serve, shape: st
         script = serve((SUBSCRIBE, b"\0"), (PURGE, None), again=[((QUERY, b"\0"),)])
         async with opened(made(shape, script)) as client:
             assert not await got(client.subscribe("c"))
+            assert len(client._exchange.channels) == 0
             with pytest.raises(errors.ConnectionLost):
                 await got(client.purge("k"))
             assert await got(client.query("k")) is None
