@@ -41,3 +41,12 @@ def own_time() -> Iterator[Callable[[], float]]:
     finally:
         took = time.thread_time() - start
         gc.enable()
+
+
+def is_open(descriptor: int) -> bool:
+    """Returns whether this process has that descriptor."""
+    try:
+        os.fstat(descriptor)
+    except OSError:
+        return False
+    return True

@@ -218,7 +218,7 @@ def test_not_available_in_time(counterd: Daemon, client: Client, wait: str, with
         silent = run(counterd, "-q", "busy", "-n", 2, "--max", 3, "--wait", wait, "echo", "ran")
     assert (silent.returncode, silent.stdout, silent.stderr) == (124, "", "")
     assert (found.returncode, found.stdout) == (124, "")
-    assert found.stderr == f"counterctl: 2 of busy not available{within}: 2 of 3 in use\n"
+    assert found.stderr == f"counterctl: 2 of busy not available{within}: 2 of 3 are in use\n"
 
 
 @pytest.mark.parametrize("quiet", [False, True])
@@ -231,7 +231,7 @@ def test_it_waits_until_another_gives_back(counterd: Daemon, client: Client, qui
                     process.wait(1.5)
             else:
                 assert process.stderr is not None
-                assert process.stderr.readline() == "counterctl: waiting for 1 of late: 1 of 1 in use\n"
+                assert process.stderr.readline() == "counterctl: waiting for 1 of late: 1 of 1 are in use\n"
         out, err = process.communicate(timeout=PATIENCE)
     assert (process.returncode, out, err) == (5, "", "")
 

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
     from counterd.client._calls import Request
 
+LOOP_CLOSED = "its event loop was closed"
+
 
 def put_away(transport: asyncio.Transport) -> None:
     """In the child of a fork: closes its copy of the socket, whose number the loop still knows, and only that."""
@@ -101,11 +103,7 @@ class Link(asyncio.Protocol):
         self._check()
         loop = self._loop
         call = FutureCall(loop.create_future(), loop.time() + self._timeout + patience)
-        data = self.calls.add(call, *request)
-        if self._unsent:  # of this turn of the loop: it goes out with that
-            self._unsent.append(data)
-        else:
-            self._send(data, call.deadline)
+        self._send(self.calls.add(call, *request), call.deadline)
         return call
 
     def start_all(self, requests: Sequence[Request], patience: float = 0.0) -> list[FutureCall]:
@@ -197,7 +195,7 @@ class Link(asyncio.Protocol):
     def after_loop(self) -> None:
         """Its loop has been closed: none of its tasks runs any more, but its socket may be open still."""
         if not self.closed:
-            self.closed = "its event loop was closed"
+            self.closed = LOOP_CLOSED
             self.unheard = self.calls.held > sum(self.holds.values())
             self.calls.pending.clear()
             if self._transport is not None:

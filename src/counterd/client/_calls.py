@@ -8,6 +8,7 @@ Stands beside the floors, shared by the blocking client and that for asyncio.
 
 from __future__ import annotations
 
+import copy
 from typing import TYPE_CHECKING, Any
 
 from counterd.errors import CounterdError, ServerError
@@ -20,12 +21,13 @@ Request = tuple[Any, ...]
 # Calls that were not answered, and given up, before the connection is: what a server that never answers can make a
 # program keep.
 UNANSWERED_MAX = 1 << 17
+FRAME_KEPT = 1024  # bytes of a request that is kept with a call, where only its reply is still awaited
 
 
 class Call:
     """A request that is under way. How its caller waits is up to the client, which overrides settle()."""
 
-    frame = b""  # what was sent
+    frame = b""  # what was sent; of a protocol whose replies come in order, its first byte
     request: Any = None  # it was made from this one, of a protocol whose replies come in order
     permits = 0  # that it was granted, and that are not given back; of sentinel, the token that stands for them
     jobs: Sequence[int] = ()  # that it was given, of beanstalk
@@ -122,9 +124,13 @@ class Ordered(Pending):
 
     def add(self, call: Call, request: Any, *_: Any) -> bytes:
         self._opaque += 1
-        call.frame, call.request = request.frame, request
+        frame: bytes = request.frame
+        if len(frame) > FRAME_KEPT:
+            request = copy.copy(request)
+            request.frame = b""
+        call.frame, call.request = frame[:1], request
         self.pending[self._opaque] = call
-        return call.frame
+        return frame
 
     def forget(self, call: Call) -> None:
         """Its reply is still awaited, in its turn."""

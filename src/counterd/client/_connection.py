@@ -13,7 +13,6 @@ import math
 import os
 import select
 import socket
-import threading
 import time
 import weakref
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -42,8 +41,8 @@ USER_TIMEOUT_MS = 10_000
 QUEUE_PAUSE_S = 0.01  # before a Unix socket whose queue was full is tried again
 # Clients whose _after_fork() is called in the child of a process that forks.
 forked: weakref.WeakSet[Any] = weakref.WeakSet()
-# What each thread connects now, by its number. In the child of a fork that thread does not exist: its copy is closed.
-_connecting: dict[int, socket.socket] = {}
+# The sockets of blocking clients. The child of a fork closes its copies, which would keep the parent's connections open.
+_sockets: weakref.WeakSet[socket.socket] = weakref.WeakSet()
 
 Self = TypeVar("Self", bound="Connection")
 
@@ -147,9 +146,9 @@ class Connection:
 
 
 def _after_fork() -> None:
-    for connecting in _connecting.values():
-        connecting.close()
-    _connecting.clear()
+    for sock in list(_sockets):
+        sock.close()
+    _sockets.clear()
     for client in list(forked):
         client._after_fork()
 
@@ -193,13 +192,7 @@ def refuse_itself(near: object, far: object) -> None:
 
 def connected_socket(address: Address, timeout: float) -> socket.socket | SecureSocket:
     """Connecting to an address may take so many seconds, and as many again what TLS begins with."""
-    try:
-        return _connected_socket(address, min(timeout, POLL_MAX / 1000))  # math.inf is one that calls may have
-    finally:
-        _connecting.pop(threading.get_ident(), None)
-
-
-def _connected_socket(address: Address, timeout: float) -> socket.socket | SecureSocket:
+    timeout = min(timeout, POLL_MAX / 1000)  # math.inf is one that calls may have
     if not address.path:
         connected = _connected_tcp(address, timeout)
         try:
@@ -229,12 +222,13 @@ def _connected_socket(address: Address, timeout: float) -> socket.socket | Secur
 
 
 def _new_socket(family: int, kind: int = socket.SOCK_STREAM, protocol: int = 0) -> socket.socket:
-    made = _connecting[threading.get_ident()] = socket.socket(family, kind, protocol)
+    made = socket.socket(family, kind, protocol)
+    _sockets.add(made)
     return made
 
 
 def _connected_tcp(address: Address, timeout: float) -> socket.socket:
-    """As socket.create_connection(), with sockets that are known meanwhile."""
+    """As socket.create_connection(), with sockets that a fork closes."""
     failure = OSError("its name has no address")
     for family, kind, protocol, _, where in socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM):
         connected = _new_socket(family, kind, protocol)

@@ -105,6 +105,21 @@ def test_requests_of_one_turn_go_out_together() -> None:
     play(main)
 
 
+def test_the_shortest_deadline_of_one_turn_is_kept() -> None:
+    """Two requests that have patience, and then one that has none, go out together."""
+
+    async def main(case: Case) -> None:
+        patient = [case.link.start(wire.noop, patience=100.0) for _ in range(2)]
+        call = case.link.start(wire.noop)
+        assert call.future is not None
+        with pytest.raises(Timeout):
+            await call.future
+        assert case.loop.time() == call.deadline
+        assert not any(each.future.done() for each in patient if each.future)
+
+    play(main)
+
+
 @pytest.mark.parametrize(
     ("request_", "body", "given_back"),
     [

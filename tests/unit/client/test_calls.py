@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from counterd.client._calls import Call, Ordered
+from counterd.client._calls import FRAME_KEPT, Call, Ordered
 from counterd.client._command import Request
 from counterd.errors import ConnectionLost, CounterdError, NotFound
 
@@ -78,3 +78,14 @@ def test_who_listens_is_woken_once_by_what_comes_and_by_the_end() -> None:
     calls.listeners.append(second)
     calls.fail(lambda: ConnectionLost("gone"))
     assert (first.ends, second.ends) == ([(None, None)], [(None, None)])
+
+
+def test_a_large_request_is_not_kept() -> None:
+    """A call that was given up stays until its turn comes: its caller may have gone, and what it sent as well."""
+    calls = Numbers()
+    large = request(bytes(FRAME_KEPT + 1))
+    assert len(calls.add(call := Kept(), large)) == FRAME_KEPT + 1
+    assert len(call.frame) + len(call.request.frame) == 1
+    assert len(large.frame) == FRAME_KEPT + 1, "whoever made it may send it again"
+    calls.feed(b"\7")
+    assert call.ends == [(7, None)]

@@ -24,6 +24,7 @@ from counterd.client._connection import (
     set_options,
 )
 from counterd.errors import ConnectionLost, Timeout
+from machine import is_open
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -97,6 +98,17 @@ def test_a_deadline_that_has_passed_reads_nothing(pair) -> None:
     with pytest.raises(Timeout, match=r"did not answer within 0\.2 s$"):
         keeper.wait(time.monotonic())
     assert keeper.received == b""
+
+
+def test_the_child_of_a_fork_has_no_copy(pair) -> None:
+    """Whoever made it: a thread that waits for the first reply may be the only one that knows it."""
+    keeper, _ = pair
+    number = keeper._socket.fileno()
+    child = os.fork()
+    if child == 0:
+        os._exit(is_open(number))
+    assert os.waitpid(child, 0)[1] == 0
+    assert is_open(number)
 
 
 @pytest.mark.parametrize("deadline", [math.inf, 1e12])

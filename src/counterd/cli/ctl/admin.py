@@ -212,7 +212,8 @@ def holdings(context: click.Context, /, connection: str, limit: int, output: Out
     gone.
     """
     endpoint = endpoint_of(context, **where)
-    if not show_rows(table_of(endpoint, connection), endpoint, output, connection=connection, limit=limit):
+    table = table_of(endpoint, connection)
+    if table is None or not show_rows(table, endpoint, output, connection=connection, limit=limit):
         say(f"{shown_text(connection)} holds nothing")
         context.exit(EXIT_NOT_AVAILABLE)
 
@@ -270,12 +271,18 @@ def tables_of(endpoint: Endpoint) -> list[Table]:
     ]
 
 
-def table_of(endpoint: Endpoint, connection: str) -> Table:
-    """The table of what the connection with this id holds. Raises WrongArguments if the server has no such protocol."""
+def table_of(endpoint: Endpoint, connection: str) -> Table | None:
+    """The table of what the connection with this id holds. None: connections of its protocol hold nothing.
+
+    Raises WrongArguments if the server has no such protocol.
+    """
     protocol = connection.partition("-")[0]
-    for table in tables_of(endpoint):
-        if table.protocol == protocol and "connection" in table.parameters:
+    tables = [table for table in tables_of(endpoint) if table.protocol == protocol]
+    for table in tables:
+        if "connection" in table.parameters:
             return table.without(WHO)
+    if tables:
+        return None
     raise WrongArguments(BAD_REQUEST, f"{connection!r} is not a connection id such as counter-4-12")
 
 

@@ -244,7 +244,10 @@ def told(endpoint: Endpoint, page: str, name: bytes, tables: Sequence[Table]) ->
     asked: dict[str, Any]
     if page == HOLDINGS:
         asked = {"connection": name.decode("utf-8", "replace")}
-        table = table_of(endpoint, asked["connection"])
+        held = table_of(endpoint, asked["connection"])
+        if held is None:
+            return Told(page, name, [], 0)
+        table = held
     else:
         asked = {"name": name} if page == HOLDERS else {"sort": name.decode()}
         known = tables_of(endpoint) if page == HOLDERS else tables

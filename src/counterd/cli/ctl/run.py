@@ -91,7 +91,7 @@ class Asked(NamedTuple):
     def in_use(self, error: CounterdError) -> str:
         """Why there are none."""
         if isinstance(error, NotAvailable) and error.consumption is not None:
-            return f"{error.consumption} of {self.maximum} in use"
+            return f"{error.consumption} of {self.maximum} are in use"
         return explain(error, None)[0]
 
     def environment(self, descriptor: int | None) -> dict[bytes, bytes]:

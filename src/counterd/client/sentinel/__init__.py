@@ -14,6 +14,7 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
+from counterd.client._aiolink import LOOP_CLOSED
 from counterd.client._aioshared import Shared as AioShared
 from counterd.client._command import Awaiting, Blocking
 from counterd.client._connection import CLOSED, FORKED
@@ -304,7 +305,7 @@ class AsyncClient(Commands[AsyncHold], AioShared, Awaiting):
 
     def _start_anew(self) -> None:
         super()._start_anew()
-        self._leases.forget("its event loop was closed")
+        self._leases.forget(LOOP_CLOSED)
         self._keeping_task = self._timer = None
         self._outage = ""
 

@@ -137,7 +137,10 @@ class Commands(Shape, Generic[HoldT]):
 
     @command
     def release(self, token: Token) -> Steps[bool]:
-        """Gives a token back. Returns False if it was gone: given back before, or its lease was over."""
+        """Gives a token back. Returns False if it was gone: given back before, or its lease was over.
+
+        If the connection is lost meanwhile it asks again, and returns True even if the token is gone by then.
+        """
         return self._released(token)
 
     @command
@@ -195,7 +198,12 @@ class Commands(Shape, Generic[HoldT]):
 
     # ---- calls ----
 
-    def _called(self, request: Request, granted: Callable[[Response], object] | None = None) -> Steps[Response]:
+    def _called(
+        self,
+        request: Request,
+        granted: Callable[[Response], object] | None = None,
+        on_repeat: Callable[[], object] | None = None,
+    ) -> Steps[Response]:
         """Asks the server; once more if the connection is lost. That is safe, as what was granted unseen ends soon
         without a connection. A connection on which the server never answered is no reason to ask again.
         """
@@ -206,6 +214,8 @@ class Commands(Shape, Generic[HoldT]):
         except ConnectionLost:
             if not link.calls.answered or self._closed:
                 raise
+        if on_repeat is not None:
+            on_repeat()
         again: Response = yield SEND, (yield from self._reached()), request, granted
         return again
 
@@ -277,14 +287,17 @@ class Commands(Shape, Generic[HoldT]):
         if token.fallback:
             released = self._fallback.release(token)
         else:
+            repeated: list[None] = []
             try:
-                status = (yield from self._called((wire.release, token.id))).status
+                status = (
+                    yield from self._called((wire.release, token.id), on_repeat=lambda: repeated.append(None))
+                ).status
             except FAILURES:
                 raise
             except BaseException:
                 self._give_back(token)  # maybe once more
                 raise
-            released = status != Status.ALREADY_RELEASED
+            released = status != Status.ALREADY_RELEASED or bool(repeated)  # maybe by the first request
             if status not in RELEASED:
                 raise not_kept(status, token)
             self._fallback.gone(token)

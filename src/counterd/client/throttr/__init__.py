@@ -12,6 +12,7 @@ import time
 from asyncio import get_running_loop
 from typing import TYPE_CHECKING
 
+from counterd.client._aiolink import LOOP_CLOSED
 from counterd.client._aioshared import Commanded as AioCommanded
 from counterd.client._shared import Commanded
 from counterd.client.throttr._keys import Commands
@@ -135,15 +136,33 @@ class AsyncClient(Commands, AioCommanded):
                 return None
         return event
 
-    async def events(self, timeout: float | None = None) -> AsyncIterator[Event]:
-        """As Client.events()."""
-        while True:
-            try:
-                event = await self.next_event(timeout)
-            except ConnectionLost:
-                if self._closed:
-                    return
-                raise
-            if event is None:
-                return
-            yield event
+    def events(self, timeout: float | None = None) -> AsyncIterator[Event]:
+        """As Client.events(). Waiting for the next event may be cancelled, and done again."""
+        return _AsyncEvents(self, timeout)
+
+    def _start_anew(self) -> None:
+        super()._start_anew()
+        if self._link is not None and self._link.closed == LOOP_CLOSED:
+            self._exchange.lost(self._link.where, LOOP_CLOSED)
+
+
+class _AsyncEvents:
+    """Is no generator: that would be over if it was cancelled."""
+
+    def __init__(self, client: AsyncClient, timeout: float | None) -> None:
+        self._client = client
+        self._timeout = timeout
+
+    def __aiter__(self) -> _AsyncEvents:
+        return self
+
+    async def __anext__(self) -> Event:
+        try:
+            event = await self._client.next_event(self._timeout)
+        except ConnectionLost:
+            if self._client._closed:
+                raise StopAsyncIteration from None
+            raise
+        if event is None:
+            raise StopAsyncIteration
+        return event

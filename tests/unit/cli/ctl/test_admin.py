@@ -55,6 +55,7 @@ TABLES = [
         "token:text flow:text count:integer connection:connection peer:text held:seconds left:seconds kept:integer",
         *("flow", "connection"),
     ),
+    table("throttled", "smockron", "domain:name", "domain"),
 ]
 TLS = {"version": "TLSv1.3", "cipher": "TLS_AES_256_GCM_SHA384", "subject": "CN=me"}
 
@@ -215,6 +216,8 @@ def test_a_connection_that_holds_nothing_or_is_gone(admin: Admin) -> None:
     assert (done.exit_code, done.stderr) == (1, "counterctl: counter-4-idle holds nothing\n")
     done = ctl(admin, "holdings", "counter-4-gone")
     assert (done.exit_code, done.stdout, done.stderr) == (1, "", "counterctl: no such connection\n")
+    done = ctl(admin, "holdings", "smockron-4-12")
+    assert (done.exit_code, done.stderr) == (1, "counterctl: smockron-4-12 holds nothing\n")
     for words in ("db:main", "counters-4-12", ""):
         done = ctl(admin, "holdings", words)
         assert (done.exit_code, done.stdout) == (2, "")

@@ -70,7 +70,7 @@ def test_what_the_command_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_why_there_are_none() -> None:
     refused = NotAvailable(0x21, "Resource not available")
     refused.consumption = 9
-    assert Asked(b"db", 2, 10).in_use(refused) == "9 of 10 in use"
+    assert Asked(b"db", 2, 10).in_use(refused) == "9 of 10 are in use"
     assert Asked(b"db", 2, 10).in_use(ConnectionLost("nobody\nlistens")) == "nobody listens"
 
 

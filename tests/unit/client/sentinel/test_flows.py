@@ -210,6 +210,20 @@ def test_what_went_wrong_with_a_release_does_not_give_back_again() -> None:
     assert client.sent_back == []
 
 
+def test_a_release_that_is_repeated_may_have_done_it_the_first_time() -> None:
+    """Whoever gives back then has not lost anything."""
+    client = Client()
+    gone = responded(MessageType.RELEASE, Status.ALREADY_RELEASED)
+    for steps, result in ((client.release(TOKEN), True), (client.held()._leaving(None), None)):
+        client.connect()
+        next(steps)
+        client._link.closed = "the server closed it"
+        assert steps.throw(CUT) == (CONNECT,)
+        assert steps.send(client.connect())[2] == (wire.release, 7)
+        assert ended(steps, gone) is result
+    assert client.stats().lost == 0
+
+
 # ---- holds ----------------------------------------------------------------------------------------------------------
 
 

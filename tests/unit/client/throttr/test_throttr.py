@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import inspect
 import os
 import select
@@ -70,7 +71,7 @@ def made(shape: str, script: Script, **options: Any) -> Any:
 async def events_of(client: Any, timeout: float | None = None) -> list[Event]:
     """All, until its iterator ends."""
     found = client.events(timeout)
-    return list(found) if inspect.isgenerator(found) else [each async for each in found]
+    return list(found) if isinstance(client, Client) else [each async for each in found]
 
 
 # ---- every method of both clients
@@ -693,6 +694,38 @@ def test_a_cancelled_call_leaves_the_connection_in_step(serve, shape: str) -> No
             assert await client.purge("k") is True
 
     run(shape, scenario())
+
+
+@ASYNC
+def test_an_iteration_goes_on_after_a_wait_that_was_cancelled(serve, shape: str) -> None:
+    async def scenario() -> None:
+        hold, release = gate()
+        async with opened(made(shape, serve((PURGE, b"\1"), hold, (b"", event(1))))) as client:
+            assert await client.purge("k")
+            events = client.events()
+            with pytest.raises(asyncio.TimeoutError):
+                await asyncio.wait_for(anext(events), 0.01)
+            release()
+            assert await anext(events) == told(1)
+
+    run(shape, scenario())
+
+
+@pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")
+def test_in_another_loop_events_may_have_been_missed(serve) -> None:
+    async def second(client: AsyncClient) -> None:
+        async with client:
+            with pytest.raises(errors.ConnectionLost, match="event loop was closed; events may have been missed"):
+                await client.next_event()
+            assert await client.next_event() == told(1)
+
+    def both() -> None:
+        client = made("asyncio", serve((PURGE, b"\1"), again=[((b"", event(1)),)]))
+        assert asyncio.run(client.purge("k"))
+        asyncio.run(second(client))
+
+    both()
+    gc.collect()  # the first loop left its transport unclosed
 
 
 @ASYNC
