@@ -68,7 +68,7 @@ def drain(stage: Stage) -> None:
         daemon.crowd.call("mark")
         daemon.signal(signal.SIGTERM)
         begun = time.monotonic()
-        wait_until(lambda: daemon.ask("/readyz")[0] == http.client.SERVICE_UNAVAILABLE, "it is not ready")
+        wait_until(lambda: daemon.status("/readyz") == http.client.SERVICE_UNAVAILABLE, "it is not ready")
         report.figure("SIGTERM to /readyz red, ms", 1e3 * (time.monotonic() - begun))
         time.sleep(stage.seconds)
         during = daemon.crowd.call("mark")

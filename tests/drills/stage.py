@@ -132,7 +132,7 @@ class Daemon:
             "counter.port": str(self.ports["counter"]),
             "counter.socket": self.path, "counter.buckets": "10000", "counter.tls.cert": str(stage.cert),
             "throttr.port": str(self.ports["throttr"]), "throttr.bind": "127.0.0.1",
-            "admin.enable": "true", "admin.bind": f"unix:{self._admin}", "drain.timeout": "30", **settings,
+            "admin.enable": "true", "admin.bind": f"unix:{self._admin}", "drain.timeout": f"{PATIENCE:g}", **settings,
         }  # fmt: skip
 
     @property

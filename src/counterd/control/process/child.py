@@ -22,7 +22,10 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 LISTEN_PERIOD_S = 5.0
-SILENT_MAX = 4  # periods; counted rather than timed, so that a daemon that was itself stopped does not blame the child
+# Periods; counted rather than timed, so that a daemon that was itself stopped does not blame the child. The first word
+# may take longer: with a low priority on a busy machine, a child needs many seconds to import its modules.
+SILENT_MAX = 4
+FIRST_SILENT_MAX = 24
 LAST_WORDS = 64 << 10  # bytes that a pipe holds
 END_S = 1.0  # how long the kernel may take to end a killed process
 
@@ -80,8 +83,9 @@ class Child(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._gone = asyncio.Event()
         self._why = ""
-        self._has_spoken = True
+        self._has_spoken = False
         self._silent = 0
+        self._silent_max = FIRST_SILENT_MAX
 
     async def open(self) -> None:
         """Connects the socket to the loop. Raises OSError."""
@@ -137,6 +141,7 @@ class Child(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._has_spoken = True
+        self._silent_max = SILENT_MAX
         self._conversation.received(data)
 
     def pause_writing(self) -> None:
@@ -158,8 +163,8 @@ class Child(asyncio.Protocol):
             return
         self._silent = 0 if self._has_spoken else self._silent + 1
         self._has_spoken = False
-        if self._silent >= SILENT_MAX:
-            self.cut(f"was silent for {SILENT_MAX * LISTEN_PERIOD_S:g} s")
+        if self._silent >= self._silent_max:
+            self.cut(f"was silent for {self._silent * LISTEN_PERIOD_S:g} s")
         self._loop.call_later(LISTEN_PERIOD_S, self._check)
 
     def _epitaph(self) -> str:
