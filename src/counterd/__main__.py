@@ -1,12 +1,12 @@
-"""`counterd` and `python -m counterd`: starts the daemon. Importing its parts takes half a second."""
+"""`counterd` and `python -m counterd`: starts the daemon. Importing the daemon's modules takes half a second."""
 
 import signal
 import sys
 
 
 def main() -> int:
-    """Runs the command; returns its exit status."""
-    for number in (signal.SIGHUP, signal.SIGUSR1):  # by default they would end the process before it is ready
+    """Runs the command and returns its exit status."""
+    for number in (signal.SIGHUP, signal.SIGUSR1):  # until the daemon is ready, their default would end the process
         signal.signal(number, signal.SIG_IGN)
     if sys.argv[1:2] == ["journal"]:
         from counterd.cli import journal  # noqa: PLC0415

@@ -1,11 +1,12 @@
 """The contract: what `net` and `control` may call on a protocol, and what a protocol may call on them.
 
 Floor 0: declarations, which a type checker enforces on both sides. A protocol registers itself as a Room. The Room
-names its optional abilities (Windows, Files, tables, Extensions, Journal, Shared, drain mode).
+lists the optional abilities of the protocol (Windows, Files, tables, Extensions, Journal, Shared, drain mode).
 
 - Time is an argument: nanoseconds on the caller's monotonic clock. No protocol reads a clock, a file or a socket.
 - Calls of one store and its sessions do not nest.
-- A peer can cause replies and closes, never an exception. An exception is a bug: that connection is closed.
+- A peer can make a session reply or close, but never raise an exception. An exception is a bug: its connection is
+  closed.
 """
 
 from __future__ import annotations
@@ -31,24 +32,24 @@ Figures = Callable[[], Mapping[str, object]]
 class Store(Protocol):
     """The state that a protocol's sessions share. Each protocol has one store for all its listeners.
 
-    A subclass of `_core.Store`. `net` also reads its C field `stirred`: tick() or take_dirty() may be due earlier than
-    next_deadline() last returned.
+    A subclass of `_core.Store`. `net` also reads its C field `stirred`: if it is set, tick() or take_dirty() may be due
+    earlier than next_deadline() last returned.
     """
 
     def session(self, now_ns: int, port: int) -> Session:
-        """Makes the session of a new connection. port: 0 is the first. Raises MemoryError if there is no room."""
+        """Makes the session of a new connection. port: its port's number, from 0. Raises MemoryError."""
 
     def next_deadline(self) -> int:
-        """Returns when tick() or take_dirty() is due; 0 is now, -1 is never."""
+        """Returns when tick() or take_dirty() is due. 0 means now, -1 means never."""
 
     def tick(self, now_ns: int) -> None:
-        """Does due work, for half a millisecond at most."""
+        """Does the work that is due, for half a millisecond at most."""
 
     def take_dirty(self) -> Sequence[Session]:
-        """Returns the sessions that got output from another session or tick(), or were dropped, since the last call."""
+        """Returns sessions that were dropped or got output from another session or tick(), since the last call."""
 
     def set_wall(self, unix_ns: int, now_ns: int) -> None:
-        """Gives both clocks at one instant, at least once a second, for protocols that show Unix time."""
+        """Called at least once a second with the time of both clocks, for protocols that show Unix time."""
 
     def snapshot(self) -> Mapping[str, int]:
         """Returns the current figures by name."""
@@ -57,10 +58,10 @@ class Store(Protocol):
         """Returns (operation, status, count) for each combination that has occurred."""
 
     def begin_drain(self) -> None:
-        """With drain.mode = wait: hands out nothing more, and lets no request wait; serves all other requests."""
+        """With drain.mode = wait: hands out nothing more, and lets no request wait. Serves all other requests."""
 
     def held(self) -> int:
-        """Returns how many holdings a drain waits for, including those of gone connections not yet given back."""
+        """Returns how many holdings a drain waits for. Those of ended connections count until they are given back."""
 
     def leases(self, limit: int) -> Sequence[tuple[int, bytes, int, int]]:
         """Returns at most `limit` of the holdings of held(): (connection, name, amount, since in 1/10 s)."""
@@ -70,41 +71,41 @@ class Store(Protocol):
 
 
 class Session(Protocol):
-    """The machine of one connection: bytes in, replies out. A subclass of `_core.Session`.
+    """The state machine of one connection: gets bytes, returns replies. A subclass of `_core.Session`.
 
     The state tells the caller what to do (`_core.STATE_NAMES`, `_core.TRANSITIONS`):
 
     reading    read, and pass the input to receive()
     streaming  read nothing; call take_output() when the last output has been sent and other connections were served
-    parked     read nothing, call nothing until the session is dirty; watch for the end of the connection
-    ended      as streaming; nothing more arrives
+    parked     read nothing, and call nothing until the session is dirty; watch for the end of the connection
+    ended      do as in streaming; the peer sends nothing more
     closing    send the last output, then close
     """
 
     state: int
     owner: Peer | None  # the connection; set by net
-    number: int  # of the connection in the store; 0 once its holdings are queued to be given back
+    number: int  # the number of the connection in the store; 0 once its holdings are queued to be given back
     requests: int  # executed so far
-    awaited: int  # replies that will be posted later; until then it does not close, and must not be ended
-    dropped: bool  # close at once and discard pending output
+    awaited: int  # replies that will be posted later; until then the session does not close, and must not be ended
+    dropped: bool  # close immediately and discard pending output
 
     def receive(self, data: bytes, now_ns: int) -> bytes:
-        """Executes input and returns the replies: 256 KiB and one reply at most, then the rest of the input waits."""
+        """Executes input. Returns at most 256 KiB of replies and one reply more; then the rest of the input waits."""
 
     def take_output(self, now_ns: int) -> bytes:
-        """Returns the next piece of output: of a long reply, then posted messages, then replies to kept requests."""
+        """Returns the next output: first of a long reply, then posted messages, then replies to input that waited."""
 
     def wait(self) -> None:
-        """Called in place of take_output() if the last output was not sent. From now on, bounds posted messages."""
+        """Called instead of take_output() if the last output was not sent. From now on, posted messages are limited."""
 
     def eof(self, now_ns: int) -> bytes:
-        """Called when the peer has sent its last byte. Answers earlier requests, gives holdings back, then closes."""
+        """Called when the peer has sent its last byte. Answers its requests, gives its holdings back, then closes."""
 
     def hang_up(self, now_ns: int) -> None:
-        """Ends the wait of a parked request, and lets no later request wait, because the connection is about to end."""
+        """Called before the connection is ended. Ends the wait of a parked request, and lets no later request wait."""
 
     def closed(self, now_ns: int) -> None:
-        """Called when the connection is gone. Its holdings are queued, and tick() gives them back."""
+        """Called when the connection has ended. Its holdings are queued, and tick() gives them back."""
 
 
 # ---- what a protocol may call ----------------------------------------------------------------------------------------
@@ -117,19 +118,19 @@ class Peer(Protocol):
         """Returns the peer's IP address as text and its port, or ("", 0) on a Unix socket."""
 
     def origin(self) -> str:
-        """Returns the same as text for people: 127.0.0.1:5432, [::1]:5432 or unix uid=0 pid=12."""
+        """Returns the peer in a form for people: 127.0.0.1:5432, [::1]:5432 or unix uid=0 pid=12."""
 
 
 class Busy(Exception):
-    """A job was rejected: the queue is full, or every thread is stuck."""
+    """A job was rejected, because the queue is full or every thread is stuck."""
 
 
 @dataclass(frozen=True)
 class Context:
     """The only argument with which an extension is created.
 
-    default: the built-in implementation, for the extension to delegate to. It has the same methods.
-    timeout: seconds after which an answer is no longer waited for.
+    default: the built-in implementation, to which the extension can delegate. It has the same methods.
+    timeout: the time limit for a call, in seconds.
     """
 
     default: Any
@@ -144,16 +145,16 @@ class Plugin(Protocol):
     def ask(self, call: str, job: Callable[[], _T], then: Callable[[_T | Exception, int], None]) -> None:
         """Runs job() in the thread, then then(outcome, now_ns) on the loop's thread.
 
-        The outcome is the job's result, Busy, or another error with the text of what the job raised. Jobs run one after
-        the other. A job that waits longer than the time limit is not started, and then() is not called. If a job runs
-        longer, another may run beside it. call: the method's name, for errors in the log.
+        The outcome is the job's result, Busy, or another error with the message of the exception that the job raised.
+        Jobs run one after the other. A job that waits longer than the time limit is not started, and then() is not
+        called. While a job runs longer than the limit, another job may run. call: the method's name, for the log.
         """
 
     def refresh(self, call: str, job: Callable[[], _T], take: Callable[[_T], None], interval: str) -> None:
         """Runs job() at the start, at each reload, and every N seconds; N is the value of the setting `interval`.
 
-        take() gets the result, on the loop's thread. If either raises at the start, the configuration is refused.
-        Later the error is logged, one line for each of its `problems`, and the previous result stays in force.
+        take() gets the result, on the loop's thread. If job() or take() raises at the start, the configuration is
+        refused. Later, the error is logged, one line for each of its `problems`, and the old result stays in force.
         """
 
 
@@ -164,10 +165,10 @@ class PluginHost(Protocol):
         """Creates the extension that a setting names, with a Context (timeout in s). Returns None if it names none."""
 
     def on_loop(self, function: Callable[[int], _T], timeout: float) -> _T:
-        """Runs function(now_ns) on the loop's thread, for any other thread. Raises its error, or TimeoutError."""
+        """Called by other threads: runs function(now_ns) on the loop's thread. Raises its error, or TimeoutError."""
 
     def read(self, key: str) -> bytes:
-        """Reads the file that a setting names, b"" if it names none. Raises ValueError with a text for people."""
+        """Reads the file that a setting names; b"" if it names none. Raises ValueError with a message for people."""
 
 
 # ---- how a protocol registers itself ---------------------------------------------------------------------------------
@@ -177,7 +178,7 @@ class WindowedStore(Store, Protocol):
     """The store of a protocol that has Windows."""
 
     def begin_window(self, number: int) -> None:
-        """Begins a stats window. number: higher than the last one's."""
+        """Begins a stats window. number: higher than the number of the last window."""
 
 
 @dataclass(frozen=True)
@@ -220,38 +221,38 @@ class JournalSource(Protocol):
         """Restores a piece. Returns its number of records. Raises ValueError or MemoryError."""
 
     def begin(self, store: Any, **reserved: int) -> None:
-        """Records changes from now on. reserved: what Ledger.reserve() returned."""
+        """Records changes from now on. reserved: the result of Ledger.reserve()."""
 
     def take(self, store: Any, now_ns: int) -> tuple[int, bytes] | None:
         """Returns a position and a piece with the changes up to it; None if no piece is due."""
 
     def hurry(self, store: Any) -> None:
-        """Makes changes due at once from now on, because the daemon is about to stop."""
+        """Makes each change due immediately from now on, because the daemon is about to stop."""
 
     def refuse(self, store: Any, now_ns: int) -> None:
-        """Called when the journal cannot be written. Ends with the next reach()."""
+        """Called when the journal cannot be written. Refuses requests until the next reach()."""
 
     def end(self, store: Any) -> Mapping[str, int]:
-        """Called when all is written and nothing may change any more. Returns the arguments of Ledger.release()."""
+        """Called when all changes are written and no more may follow. Returns the arguments of Ledger.release()."""
 
 
 class Ledger(Protocol):
     """The module for a protocol's tables in the journal, an SQLite database. It runs in the writer process.
 
-    A piece contains the records that JournalSource.take() returned, or that restore() gets after a restart.
+    A piece contains records: JournalSource.take() returns pieces, and restore() gets pieces after a restart.
     """
 
     LAYOUT: int  # the version of SCHEMA
     SCHEMA: str  # SQL that creates the tables of a new journal
 
     def write(self, database: sqlite3.Connection, piece: bytes) -> None:
-        """Writes a piece, in the caller's transaction. Idempotent."""
+        """Writes a piece, in the caller's transaction. Writing it twice is the same as writing it once."""
 
     def reserve(self, database: sqlite3.Connection) -> Mapping[str, int]:
         """Returns the arguments of JournalSource.begin(). Runs in the caller's transaction."""
 
     def release(self, database: sqlite3.Connection, **left: int) -> None:
-        """Undoes reserve(), in the caller's transaction. left: what JournalSource.end() returned."""
+        """Undoes reserve(), in the caller's transaction. left: the result of JournalSource.end()."""
 
     def count(self, database: sqlite3.Connection) -> int:
         """Returns the number of records."""
@@ -300,7 +301,7 @@ class SharedSource(Protocol):
         """Lets Redis decide from now on."""
 
     def take(self, store: Any, now_ns: int) -> tuple[list[bytes], list[bytes | int]] | None:
-        """Returns keys and arguments of the next call; None if there is none, or the last one is not yet settled."""
+        """Returns keys and arguments of the next call; None if there is none, or the last call is not settled yet."""
 
     def settle(self, store: Any, answer: object, now_ns: int) -> None:
         """Applies the answer to the call that was taken last. Raises ValueError if the answer is invalid."""
@@ -322,11 +323,11 @@ class Shared:
 
 @dataclass(frozen=True)
 class Extensions:
-    """Other people's code in place of a protocol's own. Control imports it after it has given up privileges.
+    """Other people's code that replaces a protocol's own. Control imports it after it has given up privileges.
 
     methods: the methods that an extension must have, by setting. The setting names a callable that takes a Context:
         `package.module:name`, or an entry point of the group `counterd.<protocol>`; "" = no extension.
-    extend: connects a new store, with its settings, to its extensions. Called once, unless no extension is named.
+    extend: connects a new store, with its settings, to its extensions. Called once, if an extension is named.
     """
 
     methods: Mapping[str, tuple[str, ...]]
@@ -339,16 +340,16 @@ class Room:
 
     settings: a frozen dataclass whose fields are the protocol's own settings, without `name.` (see counterd.settings).
         Control adds the settings that every listener has.
-    make_store: makes the store from the settings, a function that returns the figures of the floors above (for
-        protocols that serve statistics to clients), and the time. May raise ValueError or MemoryError.
-    reload: applies the settings, which may have changed, to a running store.
+    make_store: makes the store. Its arguments are the settings, a function that returns the figures of the floors above
+        (for protocols that serve statistics to clients), and the time. May raise ValueError or MemoryError.
+    reload: applies settings that have changed to a running store.
     aliases: other spellings of settings, `{accepted: real}`.
     figures: the figures of its snapshot that the metrics show.
     windows, files, extensions, journal, shared: its abilities, if it has them.
-    tables: returns the tables that people can ask for. Unlike the others it may import compiled modules.
-    drain_mode: makes a running store refuse new work (True) or accept it again (False), and serve all else meanwhile.
-    ports: names of its ports after the first, in order. `NAME_port` and `NAME_socket` are settings of the protocol; all
-        other settings of the port are those of the first.
+    tables: returns the tables that people can request. Unlike the other fields it may import compiled modules.
+    drain_mode: makes a running store refuse new work (True) or accept it again (False). Other requests are served.
+    ports: names of its ports after the first, in order. `NAME_port` and `NAME_socket` are settings of the protocol. All
+        other settings of such a port are those of the first port.
     """
 
     name: str

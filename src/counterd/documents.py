@@ -1,6 +1,6 @@
 """Reads JSON documents that people write, and collects all mistakes in them.
 
-Floor 0, pure Python, knows no file. The reader of a document checks its contents.
+Floor 0, pure Python, without file access. The caller checks the contents of a document.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ PROBLEMS_MAX = 100  # problems that are listed; more are only counted
 
 
 class DocumentError(ValueError):
-    """A document has mistakes. Each problem begins with its place."""
+    """A document has mistakes. Each problem begins with its place in the document."""
 
     def __init__(self, problems: tuple[str, ...]) -> None:
         super().__init__(problems)

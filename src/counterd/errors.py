@@ -27,7 +27,7 @@ class ConnectionLost(CounterdError):
 
 
 class Timeout(CounterdError):
-    """The server did not answer, or accept the connection, in time. It may still execute the request, or never."""
+    """The server did not answer, or did not accept the connection, in time. It may still execute the request."""
 
 
 class ProtocolError(CounterdError):

@@ -1,7 +1,7 @@
 """Frames on the sockets between the daemon and its child processes: a length of 4 bytes, big-endian, then the body.
 
-Floor 0, without I/O: bytes in, bodies out. Also the error that can take the place of an answer. The two ends define
-the bodies: control/admin.py and admin/link.py, control/journal.py and journal/__main__.py.
+Floor 0, without I/O. Also has the error that can take the place of an answer. The modules at the two ends define the
+bodies: control/admin.py and admin/link.py, control/journal.py and journal/__main__.py.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Frames:
         self._rest = bytearray()
 
     def feed(self, data: bytes | memoryview) -> Iterator[bytes]:
-        """Yields the bodies that are complete now. Raises ValueError if the stream announces one that is too long."""
+        """Yields the bodies that are complete now. Raises ValueError if the stream announces a too long body."""
         self._rest += data
         while len(self._rest) >= _LENGTH.size:
             (length,) = _LENGTH.unpack_from(self._rest)

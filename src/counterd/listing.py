@@ -1,6 +1,6 @@
-"""What a protocol shows to people: figures of its store as metrics, and tables, which a walk fills in steps.
+"""The data that a protocol shows to people: figures of its store as metrics, and tables, which a walk fills in steps.
 
-Floor 0: declarations, and readers of a table's parameters. Knows no protocol and needs no compiled module.
+Floor 0: declarations, and readers for a table's parameters. Needs no protocol and no compiled module.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from counterd.settings import Reader
 
-ROWS_MAX = 1000  # rows of an answer
+ROWS_MAX = 1000  # the most rows of an answer
 ROWS = 100  # the default
 
 CONNECTION = integer(1, (1 << 32) - 1)  # reads a parameter that is the engine's number of a connection
@@ -28,8 +28,8 @@ class Figure:
     key: its key in the snapshot.
     name: the metric's name with its unit, without the prefix `counterd_`; ends in `_total` if the figure only rises.
     kind: the Prometheus type.
-    labels: distinguish it from other figures with the same name.
-    over: the key of the figure to divide by, to show a ratio from 0 to 1; or "".
+    labels: they distinguish the figure from others with the same name.
+    over: the key of the figure to divide by, to show a ratio from 0 to 1; "" if the figure is not a ratio.
     """
 
     key: str
@@ -51,7 +51,7 @@ class Column:
     name        bytes that a client chose
     integer
     text        a few words
-    connection  the engine's number of a connection, which may be gone by now (int)
+    connection  the engine's number of a connection, which may have ended (int)
     since       a point in time, in tenths of a second on the monotonic clock (int)
     seconds     a duration (float)
     """
@@ -64,14 +64,14 @@ class Column:
 class Walk(Protocol):
     """A walk through a store, in steps. The store serves requests between two steps. A store has one walk at a time.
 
-    Each row was true at one moment, during one of the steps. An entry that exists throughout and ranks high enough is
-    a row, exactly once. An entry that comes, goes or changes between two steps may or may not be a row.
+    Each row shows its entry at one moment, during one of the steps. An entry that exists throughout the walk and ranks
+    high enough becomes a row, exactly once. An entry that is added, removed or changed meanwhile may become a row.
     """
 
-    total: int  # entries that matched, whether or not they are rows; final once step() has returned True
+    total: int  # how many entries match, including those that are not rows; final once step() has returned True
 
     def step(self) -> bool:
-        """Continues for 250 us at most, measured by counting work. Returns True when the rows are ready."""
+        """Continues for at most 250 us, which it estimates from the work done. Returns True when the rows are ready."""
 
     def rows(self) -> list[tuple[Any, ...]]:
         """Returns the rows in order. The cells are in the order of the table's columns."""
@@ -81,14 +81,16 @@ class Walk(Protocol):
 class Table:
     """A list that a protocol can show.
 
-    name: letters only, unique among the protocols.
-    sorts: the values of the parameter `sort`, each largest first; the first one is the default. Empty for no order.
-    parameters: names besides `match`, `sort` and `limit`. Without sorts, the first one is required. For the parameter
-        `connection`, people give a connection's id, which control converts to the engine's number.
-    open: begins a walk through a store. Parameters are text, with one character for each byte of a name (latin-1).
-        Raises ValueError, with a text for people, for a parameter that is unknown, missing or wrong.
+    name: only letters; no other protocol may have a table of this name.
+    sorts: the values of the parameter `sort`; each sorts the largest first. The first value is the default. Empty: the
+        table has no order.
+    parameters: the names of further parameters besides `match`, `sort` and `limit`. If sorts is empty, the first one is
+        required. For the parameter `connection`, people give a connection's id; control converts it to the engine's
+        number.
+    open: begins a walk through a store. Its parameters are strings, with one character for each byte of a name
+        (latin-1). Raises ValueError, with a message for people, if a parameter is unknown, missing or wrong.
     metrics: figures of each of the first ROWS_MAX rows, in the default order. A figure's key is a column. The first
-        column, a name that no other row has, becomes a label.
+        column becomes a label: it is a name that no other row has.
     """
 
     name: str
@@ -121,7 +123,7 @@ def ranked_parameters(parameters: Mapping[str, str], sorts: Sequence[str]) -> tu
 def read_parameters(
     parameters: Mapping[str, str], readers: Mapping[str, Reader], defaults: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Reads a table's parameters. Raises ValueError for one without a reader, or with neither text nor default."""
+    """Reads a table's parameters. Raises ValueError if one has no reader, or a missing one has no default."""
     values = dict(defaults)
     for name, text in parameters.items():
         if name not in readers:

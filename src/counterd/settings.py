@@ -1,8 +1,8 @@
 """Settings: a setting has a key, a reader, a default and a unit. Settings are the fields of dataclasses.
 
 Floor 0: plain data. Protocols declare settings and control reads them from files; this module depends on neither.
-A reader parses the text of a value, or raises ValueError that says what was expected.
-Code reads a value from an object of such a dataclass, so that a type checker knows each key.
+A reader parses the text of a value, or raises a ValueError that says which values are valid.
+Code takes a value from an object of such a dataclass, so a type checker knows each key.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class Setting:
     read: Reader
     default: Any
     unit: str = ""
-    reload: bool = False  # a reload applies a new value
-    secret: bool = False  # never shown
+    reload: bool = False  # whether a reload applies a new value
+    secret: bool = False  # whether the value must never be shown
 
 
 def setting(read: Reader, default: Any, unit: str = "", *, reload: bool = False, secret: bool = False) -> Any:
@@ -54,9 +54,9 @@ def settings_of(kind: type[Any], prefix: str = "") -> Iterator[Setting]:
 
 
 def assembled(kind: type[T], values: Mapping[str, Any], prefix: str = "") -> T:
-    """Makes an object of such a class from the values of all its keys."""
+    """Makes an object of a class of settings from the values of all its keys."""
     found = {}
-    for one in fields(kind):  # type: ignore[arg-type] # a dataclass, which no annotation can say
+    for one in fields(kind):  # type: ignore[arg-type] # kind is a dataclass, but no annotation can express that
         key = prefix + one.name
         found[one.name] = values[key] if "setting" in one.metadata else assembled(_inner(one), values, f"{key}.")
     return kind(**found)
@@ -166,7 +166,7 @@ def networks(text: str) -> tuple[str, ...]:
     found = []
     for word in text.replace(",", " ").split():
         try:
-            if "%" in word:  # peer addresses are compared without their interface
+            if "%" in word:  # an interface; peer addresses are compared without it
                 raise ValueError
             network = ipaddress.ip_network(word, strict=False)
         except ValueError:

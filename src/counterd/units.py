@@ -1,4 +1,4 @@
-"""Reads numbers and times from a command line, and formats them and foreign text for people.
+"""Reads numbers and times from a command line. Formats numbers, times and text of unknown origin for people.
 
 Floor 0, pure Python. Numbers are shown with three significant digits, the precision of the histograms.
 """
@@ -39,7 +39,7 @@ def whole_number(text: str) -> int:
 
 
 def scaled(value: float, units: tuple[tuple[str, int], ...]) -> tuple[float, str]:
-    """Converts a value to the largest unit of which it is at least 1 after rounding: 999.9 µs are 1 ms."""
+    """Converts a value to the largest unit in which it is at least 1 after rounding: 999.9 µs are 1 ms."""
     name, size = max(
         (unit for unit in units if float(f"{value:.3g}") >= unit[1]), key=lambda unit: unit[1], default=units[0]
     )
@@ -47,7 +47,7 @@ def scaled(value: float, units: tuple[tuple[str, int], ...]) -> tuple[float, str
 
 
 def digits(value: float) -> str:
-    """Formats a number with three significant digits and all digits before the point; zero as 0."""
+    """Formats a number with three significant digits, or all digits before the point if there are more; zero as 0."""
     if not value:
         return "0"
     rounded = float(f"{value:.3g}")
@@ -94,5 +94,5 @@ def rate(per_second: float) -> str:
 
 
 def printable(text: object) -> str:
-    """Makes foreign text safe to show on one line: replaces control characters, line ends and invalid characters."""
+    """Makes any text safe to show on one line: replaces control characters, line ends and invalid characters."""
     return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in str(text))

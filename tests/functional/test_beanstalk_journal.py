@@ -282,11 +282,11 @@ def test_a_journal_that_can_be_read_and_makes_no_sense(path: Path, tmp_path: Pat
         "the last id cannot be -1: can't convert negative value to uint64_t",
         "the limit of tube t: its names or its number are impossible",
         "job -7: can't convert negative value to uint64_t",
-        "job 3: another has the key k too",
+        "job 3: another job has the key k too",
     ]
     assert f"`counterd journal repair {path}` keeps what can be read" in refused(path, tmp_path)
     assert tool("repair", path).stdout == (
-        f"{path}: 3 records kept, 4 places could not be read; the old file is now {path}.damaged\n"
+        f"{path}: 3 records kept, 4 parts of the file could not be read; the old file is now {path}.damaged\n"
     )
     assert tool("check", path).stdout == f"{path}: ok, 3 records\n"
     with running(path) as (_, peer):
@@ -318,7 +318,7 @@ def test_a_journal_whose_jobs_cannot_be_found(path: Path, tmp_path: Path):
         file.write(b"\xff" * 4096)
     assert f"`counterd journal repair {path}` keeps what can be read" in refused(path, tmp_path)
     assert tool("repair", path).stdout == (
-        f"{path}: 0 records kept, 1 place could not be read; the old file is now {path}.damaged\n"
+        f"{path}: 0 records kept, 1 part of the file could not be read; the old file is now {path}.damaged\n"
     )
     with running(path) as (_, peer):
         assert peer.ask(wire.peek(1), wire.put(b"x")) == [b"NOT_FOUND", b"INSERTED 101"]
@@ -350,7 +350,7 @@ def test_names_that_are_no_text(path: Path, tmp_path: Path):
     checked = tool("check", path)
     assert checked.returncode == 1
     assert [line.split(": ")[1] for line in checked.stderr.splitlines()] == ["job 1", "job 2"]
-    assert "1 record kept, 2 places" in tool("repair", path).stdout
+    assert "1 record kept, 2 parts" in tool("repair", path).stdout
 
 
 @pytest.mark.needs("sqlite3")

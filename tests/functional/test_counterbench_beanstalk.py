@@ -292,7 +292,7 @@ def test_a_job_that_has_ended_and_is_there_in_the_end() -> None:
             return self.right_answer(asked)
 
     with Keeping() as queue:
-        text = "2 jobs: still there, which had ended or which nobody had put"
+        text = "2 jobs: still exist, although they had ended or were never put"
         assert judged(queue, connections=1).violations == [text], "with one, the first job put is the first to end"
 
 
@@ -305,7 +305,7 @@ def test_a_job_that_is_there_twice() -> None:
             return self.right_answer(asked)
 
     with Doubling() as queue:
-        assert judged(queue, work="put").violations == ["1 job: there more than once"]
+        assert judged(queue, work="put").violations == ["1 job: exist more than once"]
 
 
 @pytest.mark.parametrize("work", ["cycle", "fan"])

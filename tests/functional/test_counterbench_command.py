@@ -76,7 +76,7 @@ def test_rules_for_a_sentinel_room() -> None:
     assert ([rule.count for rule in rules.flows], len(rules.params)) == ([2000] * 10, 1)
     found = counterbench("rules", "--protocol", "smockron", "--maximum", "2k")
     assert json.loads(found.stdout)["counterbench"] == {"rate": "2000/sec", "burst": 2000}
-    assert counterbench("rules", "-r", "10k").stderr.endswith("there are 8192 flows of a kind at most, not 10000\n")
+    assert counterbench("rules", "-r", "10k").stderr.endswith("there can be at most 8192 flows of a kind, not 10000\n")
 
 
 def test_jobs(tmp_path: Path) -> None:
@@ -165,7 +165,7 @@ def test_an_interrupt_ends_a_run_with_figures(port: int) -> None:
         out, err = process.communicate(timeout=30)
     assert process.returncode == 0
     assert "throughput" in out
-    assert err == "counterbench: interrupted; these are the figures until then\n"
+    assert err == "counterbench: interrupted; the report shows what was measured until then\n"
 
 
 @pytest.mark.parametrize(
@@ -233,15 +233,15 @@ def test_holding_churn_and_verification(port: int) -> None:
         (["--html", "/proc"], "is a directory"),
         (["--rate", "fast"], "a number such as"),
         (["--find-max", "p99>1ms"], "a bound on a percentile"),
-        (["--scan", "10k:1k:1k"], "a scan goes up"),
+        (["--scan", "10k:1k:1k"], "expected a scan with rising rates"),
         (["--scan", "1k:2k:1k", "--find-max", "p99<1ms"], "give either --find-max or --scan"),
-        (["--scan", "1k:2k:1k", "--repeat", "2"], "a search takes no --repeat"),
-        (["--scan", "1k:2k:1k", "--rate", "1k"], "it chooses the rates"),
+        (["--scan", "1k:2k:1k", "--repeat", "2"], "--find-max and --scan take no --repeat"),
+        (["--scan", "1k:2k:1k", "--rate", "1k"], "they choose the rates"),
         (["-r", "300", "--name-size", "2"], "names of 2 bytes"),
         (["--resources", "5", "--maximum", "4"], "none would be granted"),
-        (["--protocol", "redis", "--verify"], "which redis does not know"),
+        (["--protocol", "redis", "--verify"], "which redis does not have"),
         (["-k", "0", "-P", "2"], "one in flight"),
-        (["--threads", "4", "-c", "3"], "need as many connections"),
+        (["--threads", "4", "-c", "3"], "need at least as many connections"),
         (["--protocol", "throttr", "-t", "acquire"], "the throttr protocol has noop, get, query"),
         (["--protocol", "throttr", "-t", "set", "--value-size", "65536"], "0 to 65535 bytes"),
         (["--number-type", "uint24"], "'uint24' is not one of"),

@@ -479,7 +479,7 @@ def test_an_interrupt_while_permits_are_waited_for_leaves_the_figures() -> None:
         bench.interrupt()
         run = bench.result()
     assert run.requests == 1
-    assert run.violations == ["it is not known whether all came back: interrupted"]
+    assert run.violations == ["it is not known whether everything was given back: interrupted"]
 
 
 def test_a_server_that_shows_more_than_the_maximum() -> None:

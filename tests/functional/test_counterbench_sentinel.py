@@ -121,7 +121,7 @@ def test_flows_that_are_not_there_are_errors(short_path: Path) -> None:
     with sentinel(short_path, maximum=5) as server:
         run = load(server, requests=100, work="acquire", protocol="sentinel", names=40, keys="seq")
         assert (run.requests, run.errors) == (60, {"error reply": 40})
-        text = "LoadError: --verify: flow 1: 0 of 6 are held, and the other 6 are not to be had: the count of each"
+        text = "LoadError: --verify: flow 1: 0 of 6 are held, and the other 6 cannot be acquired: the count of each"
         patches = {"counterd.protocols.sentinel.load.LOOK_S": 0.0}
         assert text in load_fails(server, requests=1, protocol="sentinel", maximum=6, verify=True, patches=patches)
         text = "LoadError: --verify: flow 21: 0 of 5 are held, and the answer is status 3: the count of each rule"
@@ -194,7 +194,7 @@ def test_a_room_that_grants_too_much() -> None:
     with Generous() as room:
         run = judged(room, requests=10, connections=1, depth=10, work="acquire", maximum=4)
         assert run.violations is not None
-        assert run.violations[0].startswith("a limit was exceeded, or a token told twice, 3 times; the first: ")
+        assert run.violations[0].startswith("a limit was exceeded, or a token was granted twice, 3 times; the first: ")
         assert run.violations[0].endswith("flow 1: 5 were held at once, with a maximum of 4")
         assert "flow 1: 4 of 4 are held, and 1 more were granted" not in run.violations
 
@@ -209,7 +209,7 @@ def test_a_token_that_is_told_twice() -> None:
 
     with Forgetful(1000) as room:
         run = judged(room)
-        text = "a limit was exceeded, or a token told twice, 1 times; the first: token 14 was told twice"
+        text = "a limit was exceeded, or a token was granted twice, 1 times; the first: token 14 was told twice"
         assert run.violations is not None
         assert run.violations[0] == text
 
@@ -225,7 +225,7 @@ def test_a_room_that_keeps_what_is_released() -> None:
     with Keeping(1000) as room:
         run = judged(room)
         assert run.violations is not None
-        assert any("are not to be had" in text for text in run.violations)
+        assert any("cannot be acquired" in text for text in run.violations)
 
 
 @pytest.mark.parametrize(
@@ -272,4 +272,4 @@ def test_redis_without_scripts() -> None:
 
     with Old() as room:
         said = load_fails(room, requests=1, protocol="redis-lua")
-        assert said == "LoadError: the server does not take scripts: b\"-ERR unknown command 'SCRIPT'\\r\\n\"\n"
+        assert said == "LoadError: the server does not accept scripts: b\"-ERR unknown command 'SCRIPT'\\r\\n\"\n"

@@ -158,9 +158,9 @@ def test_a_lease_that_ends(place: Place) -> None:
 
 
 def test_calls_by_rate_and_by_value(place: Place) -> None:
-    assert place.ask("flow", "105") == (0, "passed: 1 of flow 105, 1 more could\n", "")
+    assert place.ask("flow", "105") == (0, "passed: 1 of flow 105, 1 more can pass now\n", "")
     assert place.ask("flow", "105", "2") == (1, "", "counterctl: blocked: 2 of flow 105\n")
     assert place.ask("flow", "7") == (1, "", "counterctl: no such rule (status 3): asked for 1 of flow 7\n")
     answers = [place.ask("param", "201", *values)[0] for values in (["int:5"], ["long:5", "5"], ["int:5"])]
     assert answers == [0, 0, 1]
-    assert place.ask("ping", "shop")[1].endswith(": 1 connected in shop\n")
+    assert place.ask("ping", "shop")[1].endswith(": 1 connected in namespace shop\n")

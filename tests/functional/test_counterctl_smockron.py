@@ -143,9 +143,13 @@ def test_watching_as_a_table(place: Place, ear: Gate) -> None:
         (
             ("send", "login", "accepted", "me", "--until", "5"),
             2,
-            "a delayed request needs --until, and others do not take it",
+            "--until is required for a delayed request, and not allowed for others",
         ),
-        (("send", "login", "delayed", "me"), 2, "a delayed request needs --until, and others do not take it"),
+        (
+            ("send", "login", "delayed", "me"),
+            2,
+            "--until is required for a delayed request, and not allowed for others",
+        ),
         (("send", "login", "forgotten", "me"), 2, "'forgotten' is not one of 'accepted', 'delayed', 'rejected'"),
         (("send", "login\0".replace("\0", "x" * 300), "accepted", "me"), 2, "a domain has 0 to 255 bytes, not 305"),
         (("throttled", "--limit", "0"), 2, "--limit"),
@@ -167,8 +171,11 @@ def test_control_is_where_it_is_said_or_at_the_next_port(where: tuple[str, str],
 def test_what_is_not_the_right_server(place: Place) -> None:
     control = f"smockron://{place.control.host}:{place.control.port}"
     assert place.ask("-u", control, "send", "login", "accepted", "me") == (
-        1, "", f"counterctl: {place.control.host}:{place.control.port} is not the port for that: Invalid socket type\n"
-    )  # fmt: skip
+        1,
+        "",
+        f"counterctl: {place.control.host}:{place.control.port} does not accept this kind of connection: "
+        "Invalid socket type\n",
+    )
     admin = place.environment["COUNTERD_ADMIN"].replace("http", "smockron")
     status, _, stderr = place.ask("-u", admin, "send", "login", "accepted", "me")
     assert status == 3

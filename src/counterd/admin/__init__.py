@@ -1,5 +1,5 @@
-"""The admin process: HTTP for people, Prometheus and orchestrators. A side: it asks the daemon as a stranger would.
+"""The admin process: serves HTTP for people, Prometheus and orchestrators. A side: the daemon does not trust it.
 
-It is a child of the daemon with a loop of its own, so whatever is asked of it, and however slow its clients are, costs
-the daemon no more than the few questions that control/admin.py answers.
+It is a child process of the daemon with its own event loop. So requests to it, and slow clients, cost the daemon only
+the few questions that control/admin.py answers.
 """

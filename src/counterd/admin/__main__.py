@@ -1,8 +1,8 @@
 """`python -m counterd.admin LISTENING LINK DAEMON`: the admin process, which only the daemon starts.
 
-A side. Its arguments are the numbers of two descriptors it was given, a listening socket and the socket to the daemon,
-and the daemon's pid. It ends when the daemon does, and only then: a signal that is meant for all processes of a service
-comes here too, while the daemon drains and somebody wants to know how far it is.
+A side. LISTENING and LINK are the descriptors of two inherited sockets: the listening socket, and the socket to the
+daemon. DAEMON is the daemon's pid. The process ends with the daemon, and not before: a signal to all processes of the
+service reaches this process too, but people still want to watch how the daemon drains.
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ import signal
 import socket
 import sys
 
-PRIORITY = 10  # nice: requests go first
+PRIORITY = 10  # nice value: the daemon's requests have priority
 PING_PERIOD_S = 5.0
 PR_SET_PDEATHSIG = 1
 
 
 def prepare_process(daemon: int) -> None:
-    """Lets this process end with the daemon, and for no other reason; it gets what processor time the daemon leaves."""
+    """Makes this process end with the daemon, ignore other signals, and have a lower priority than the daemon."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != daemon:  # it ended before that was said
+    if os.getppid() != daemon:  # the daemon ended before prctl() was called
         sys.exit(0)
     os.nice(PRIORITY)
 
 
 def inherited(descriptor: str) -> socket.socket:
-    """The socket behind a number, for nobody else to inherit."""
+    """Returns the inherited socket with this descriptor. Child processes do not inherit it again."""
     given = socket.socket(fileno=int(descriptor))
     given.set_inheritable(False)
     given.setblocking(False)
@@ -38,8 +38,8 @@ def inherited(descriptor: str) -> socket.socket:
 
 
 async def serve(listening: socket.socket, connected: socket.socket) -> None:
-    """Serves until the daemon is gone."""
-    # Imported once the process is prepared: together they take as long as all the rest of its start.
+    """Serves until the daemon has ended."""
+    # Imported after the process is prepared, because these imports take half of the time of its start.
     from counterd.admin.link import Link, keep_alive  # noqa: PLC0415
     from counterd.admin.site import Site  # noqa: PLC0415
     from counterd.protocols import find_rooms  # noqa: PLC0415
@@ -57,8 +57,8 @@ async def serve(listening: socket.socket, connected: socket.socket) -> None:
     ended = asyncio.ensure_future(link.ended.wait())
     await asyncio.wait((working, ended), return_when=asyncio.FIRST_COMPLETED)
     if working.done():
-        working.result()  # a bug: the process ends with it, and the daemon starts another one
-    os._exit(0)  # connections of clients are not waited for: the daemon is gone already
+        working.result()  # raises: after a bug this process ends, and the daemon starts another one
+    os._exit(0)  # without waiting for connections of clients, because the daemon has ended already
 
 
 def main() -> None:

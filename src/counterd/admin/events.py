@@ -1,7 +1,8 @@
-"""/events: figures and a table, again and again, to any number of pages that look at them, for one question each.
+"""/events: streams figures and a table to pages. All pages that show the same share one question to the daemon.
 
-A side. A slow reader misses what came meanwhile and gets the latest: there is no queue. There are LISTENERS_MAX
-streams. One more takes the place of the oldest of the address that has most: no address keeps another one out.
+A side. There is no queue: a slow reader misses old states and gets the latest one. There are at most LISTENERS_MAX
+streams. If there is one more, the oldest stream of the address with the most streams is ended. So no address can keep
+another address from getting a stream.
 """
 
 from __future__ import annotations
@@ -20,16 +21,16 @@ if TYPE_CHECKING:
 LISTENERS_MAX = 16
 STATS_PERIOD_S = 1.0
 TABLE_PERIOD_S = 2.0
-RETRY_MS = 2000  # after which a browser connects again
+RETRY_MS = 2000  # the time after which a browser connects again
 
 
 def event(name: str, data: Any) -> bytes:
-    """One event. JSON has no raw line breaks, so it is one line of data."""
+    """Formats one event. JSON has no raw line breaks, so it takes one line of data."""
     return f"event: {name}\ndata: {json.dumps(data)}\n\n".encode()
 
 
 class Feed:
-    """One question that is asked each period while somebody listens, and its latest answer."""
+    """One question, which is asked each period while there are listeners, and the latest answer to it."""
 
     def __init__(self, name: str, period: float, fetch: Callable[[], Awaitable[Any]]) -> None:
         self.latest = b""
@@ -55,7 +56,7 @@ class Feed:
 
     async def _run(self) -> None:
         while True:
-            with contextlib.suppress(Refused):  # the daemon is busy or ending: the next one, perhaps
+            with contextlib.suppress(Refused):  # the daemon is busy or ending: try again after the period
                 self.latest = event(self._name, await self._fetch())
                 for listener in self.listeners:
                     listener.tell(self)
@@ -63,7 +64,7 @@ class Feed:
 
 
 class Listener:
-    """One stream: which of its feeds have news. address: of its reader; cut: ends the connection."""
+    """One stream, which knows which of its feeds have news. address: of the reader. cut: ends the connection."""
 
     def __init__(self, address: str, cut: Callable[[], None]) -> None:
         self.address = address
@@ -77,13 +78,16 @@ class Listener:
         self._awake.set()
 
     def end(self) -> None:
-        """Another stream gets its place. Its reader may take nothing, so the connection is cut."""
+        """Ends the stream in favour of another one. Cuts the connection, because its reader may not read."""
         self._has_ended = True
         self._awake.set()
         self._cut()
 
     async def next(self) -> bytes:
-        """The latest of all that has news, once there is any. ConnectionResetError if the stream was ended."""
+        """Waits for news. Returns the latest event of each feed that has news.
+
+        Raises ConnectionResetError if the stream was ended.
+        """
         await self._awake.wait()
         if self._has_ended:
             raise ConnectionResetError("another stream took its place")
@@ -93,18 +97,18 @@ class Listener:
 
 
 class Hub:
-    """All streams. stats, table: ask the daemon; table with the name of one and its parameters."""
+    """All streams. stats: asks the daemon for the figures. table: asks for a table, by its name and parameters."""
 
     def __init__(
         self, stats: Callable[[], Awaitable[Any]], table: Callable[[str, Mapping[str, str]], Awaitable[Any]]
     ) -> None:
-        self.listeners: list[Listener] = []  # the oldest first
+        self.listeners: list[Listener] = []  # in the order of their beginning
         self._stats = Feed("stats", STATS_PERIOD_S, stats)
         self._table = table
         self._tables: dict[tuple[str, tuple[tuple[str, str], ...]], Feed] = {}
 
     def feeds(self, table: str | None, parameters: Mapping[str, str]) -> list[Feed]:
-        """The feeds of a stream: the figures, and the table if there is one."""
+        """Returns the feeds of a stream: the figures, and the table if one is given."""
         if table is None:
             return [self._stats]
         key = (table, tuple(sorted(parameters.items())))
@@ -116,7 +120,7 @@ class Hub:
     def listen(
         self, table: str | None, parameters: Mapping[str, str], address: str, cut: Callable[[], None]
     ) -> Iterator[Listener]:
-        """A listener, while the block runs."""
+        """Adds a listener while the block runs."""
         listener = Listener(address, cut)
         feeds = self.feeds(table, parameters)
         self.listeners.append(listener)
@@ -130,7 +134,7 @@ class Hub:
                 feed.join(listener)
             yield listener
         finally:
-            if listener in self.listeners:  # else another one has its place
+            if listener in self.listeners:  # otherwise it was ended in favour of another one
                 self.listeners.remove(listener)
             for feed in feeds:
                 feed.leave(listener)

@@ -1,8 +1,8 @@
-"""Who may ask what: addresses, names of hosts, pages of other sites, the token.
+"""Decides who may request what: checks addresses, host names, requests from pages of other sites, and the token.
 
-A side, without I/O. A browser is the way in that a socket on the loopback interface leaves open: any page that somebody
-on this machine looks at can send requests here. A Host that is neither an address nor a name that we know gives away a
-page that has bound its own name to our address; Origin and Sec-Fetch-Site give away the others.
+A side, without I/O. A loopback address does not protect against browsers: any page that is open in a browser on this
+machine can send requests here. If an attacker's site has bound its own name to our address, the Host header is neither
+an address nor a name that we know. Origin and Sec-Fetch-Site reveal the requests of all other pages.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ CHANGING = ("DELETE", "PUT")  # the methods that need the token
 
 @dataclass(frozen=True)
 class Guard:
-    """The settings of admin: token, networks that may connect (none = all), further names of hosts."""
+    """The settings of admin: the token, the networks that may connect (none: all may), and additional host names."""
 
     token: str = ""
     networks: tuple[ipaddress.IPv4Network | ipaddress.IPv6Network, ...] = ()
@@ -33,20 +33,20 @@ class Guard:
 
     @classmethod
     def of(cls, settings: Mapping[str, Any]) -> Guard:
-        """From the hello of the daemon."""
+        """Makes a guard from the settings in the daemon's hello."""
         networks = tuple(map(ipaddress.ip_network, settings["allow"]))
         return cls(settings["token"], networks, frozenset(settings["hosts"]))
 
     def allows_peer(self, address: str) -> bool:
-        """Whether an IP address may connect, or "", a Unix socket: who may use that is up to its file."""
+        """Returns True if an IP address may connect. "" is a Unix socket: the permissions of its file decide."""
         if not address or not self.networks:
             return True
         peer = ipaddress.ip_address(address.partition("%")[0])
-        peer = getattr(peer, "ipv4_mapped", None) or peer  # a socket of both families, which only systemd opens
+        peer = getattr(peer, "ipv4_mapped", None) or peer  # on a socket for both families, which only systemd opens
         return any(peer in network for network in self.networks)
 
     def check(self, method: str, hosts: list[str], headers: Mapping[str, str]) -> None:
-        """Raises Refused for a request that nobody was to send; hosts are the values of its Host headers."""
+        """Raises Refused if the request is not allowed. hosts: the values of its Host headers."""
         if len(hosts) != 1:
             raise Refused(400, "expected one Host header")
         if not self._knows(host_name(hosts[0])):
@@ -55,13 +55,13 @@ class Guard:
         if headers.get("Origin", ours[0]).lower() not in ours:
             raise Refused(403, "requests from pages of other sites are refused")
         site = headers.get("Sec-Fetch-Site", "none")
-        visited = headers.get("Sec-Fetch-Mode") == "navigate" and method == "GET"  # somebody followed a link
+        visited = headers.get("Sec-Fetch-Mode") == "navigate" and method == "GET"  # the user followed a link
         if site not in ("none", "same-origin") and not visited:
             raise Refused(403, "requests from pages of other sites are refused")
         self._check_token(method, headers.get("Authorization"))
 
     def _check_token(self, method: str, given: str | None) -> None:
-        """Reading needs none; but one that is given has to be right."""
+        """Checks the token. A request that only reads needs none, but a wrong token is refused even there."""
         if method in CHANGING and not self.token:
             raise Refused(403, "read-only: admin.token is not set")
         if given is None:
@@ -69,7 +69,7 @@ class Guard:
                 raise Refused(401, "this request needs the token: Authorization: Bearer TOKEN")
             return
         if not self.token:
-            return  # a proxy's, perhaps: there is none of ours to compare it with
+            return  # no token is set to compare it with; it may be meant for a proxy
         token = given[len(BEARER) :].strip() if given[: len(BEARER)].lower() == BEARER else ""
         if not hmac.compare_digest(token.encode("utf-8", "surrogateescape"), self.token.encode()):
             raise Refused(401, "wrong token")
@@ -85,6 +85,6 @@ class Guard:
 
 
 def host_name(host: str) -> str:
-    """The name or address in a Host header, in small letters and without brackets; "" if it has none."""
+    """Returns the name or address in a Host header, in lower case and without brackets; "" if it is invalid."""
     match = re.fullmatch(r"(?:\[([0-9A-Fa-f:.]+)\]|([A-Za-z0-9_.-]+))(?::[0-9]{0,5})?", host)
     return (match[1] or match[2]).lower().removesuffix(".") if match else ""

@@ -1,6 +1,6 @@
-"""The child's end of the socket to the daemon: questions go out with a number, answers come back with it.
+"""The child's end of the socket to the daemon. Each question has a number, and its answer has the same number.
 
-A side, without HTTP. The frames are those of frames.py, their bodies JSON:
+A side, without HTTP. The frames are those of frames.py. Their bodies are JSON:
     child to daemon   {"id": 1, "ask": "figures", ...}  and, about itself, {"note": "what went wrong"}
     daemon to child   {"id": 1, "answer": ...}, {"id": 1, "error": {"status": 404, "text": "..."}}
                       {"hello": {settings}} first of all, and after each reload
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Callable
 
-# A question that waits costs the child a few hundred bytes; HTTP lets 64 be there at once, the event streams 17.
+# A question that waits costs the child a few hundred bytes. HTTP can have 64 questions waiting, the event streams 17.
 ASKED_MAX = 256
 
 
 class Link(asyncio.Protocol):
-    """on_hello: is called with the settings that the daemon hands down. ended: is set when the daemon is gone."""
+    """on_hello: called with the settings whenever the daemon sends them. ended: is set when the daemon has ended."""
 
     def __init__(self, on_hello: Callable[[dict[str, Any]], None]) -> None:
         self.ended = asyncio.Event()
@@ -36,13 +36,16 @@ class Link(asyncio.Protocol):
 
     @classmethod
     async def open(cls, connected: socket.socket, on_hello: Callable[[dict[str, Any]], None]) -> Link:
-        """A link over a socket that is connected to the daemon."""
+        """Makes a link over a socket that is connected to the daemon."""
         loop = asyncio.get_running_loop()
         _, link = await loop.create_unix_connection(lambda: cls(on_hello), sock=connected)
         return link
 
     async def ask(self, what: str, patience: float, **arguments: Any) -> Any:
-        """The daemon's answer. Raises Refused: what it says, or 503 if it says nothing for patience seconds."""
+        """Asks the daemon and returns its answer.
+
+        Raises Refused if the daemon refuses, or with status 503 if it does not answer within patience seconds.
+        """
         if self._transport is None or len(self._asked) >= ASKED_MAX:
             raise Refused(503, "too many questions to the daemon are waiting")
         self._number += 1
@@ -57,7 +60,7 @@ class Link(asyncio.Protocol):
             del self._asked[number]
 
     def note(self, text: str) -> None:
-        """Tells the daemon what went wrong here; it keeps the log."""
+        """Reports an error in this process to the daemon, which writes it to the log."""
         if self._transport is not None:
             self._send({"note": text})
 
@@ -85,7 +88,7 @@ class Link(asyncio.Protocol):
         if "hello" in message:
             self._on_hello(message["hello"])
             return
-        waiting = self._asked.get(message["id"])  # whoever asked may have stopped waiting
+        waiting = self._asked.get(message["id"])  # None if the caller has stopped waiting
         if waiting is None or waiting.done():
             return
         if error := message.get("error"):
@@ -95,7 +98,7 @@ class Link(asyncio.Protocol):
 
 
 async def keep_alive(link: Link, period: float) -> None:
-    """Asks now and then, for the daemon replaces a child that says nothing."""
+    """Sends a ping each period, because the daemon replaces a child that sends nothing."""
     while True:
         with contextlib.suppress(Refused):
             await link.ask("ping", period)

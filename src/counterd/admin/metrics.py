@@ -1,7 +1,7 @@
-"""What /stats says, as metrics: names and units as Prometheus's conventions have them.
+"""Makes metrics of the answer to /stats, with names and units as in Prometheus's conventions.
 
-A side, without HTTP. A room's own figures are those that it registers, so a new room needs no line here. Nothing is
-kept between two scrapes: what is counted, the daemon counts.
+A side, without HTTP. A room registers its own figures, so a new room needs no change here. Nothing is kept between two
+scrapes: the daemon does all counting.
 """
 
 from __future__ import annotations
@@ -40,11 +40,13 @@ REJECTED = "Connections that were refused, by cause."
 CLOSED = "Connections that the server closed, by cause."
 HANDSHAKES_FAILED = "TLS handshakes that failed, by cause."
 
-# Of every room's listeners; what a room registers comes behind it.
+# The figures of every room's listeners. The figures that a room registers follow them.
 LISTENER_FIGURES = (
     Figure("curr_connections", "connections", "gauge", "Open connections."),
-    Figure("connections_max", "connections_limit", "gauge", "Connections that can be open at once."),
-    Figure("total_connections", "connections_opened_total", "counter", "Connections that were opened and not refused."),
+    Figure("connections_max", "connections_limit", "gauge", "Connections that can be open at the same time."),
+    Figure(
+        "total_connections", "connections_opened_total", "counter", "Connections that were accepted and not refused."
+    ),
     *(
         Figure(f"rejected:{cause}", "connections_rejected_total", "counter", REJECTED, {"cause": cause})
         for cause in ("allow", "max_connections", "per_address", "memory", "descriptors")
@@ -64,19 +66,19 @@ LISTENER_FIGURES = (
         "counter",
         "Times that a connection was slowed down because it exceeded max_requests_per_second.",
     ),
-    Figure("stuck_outputs", "slow_readers", "gauge", "Connections whose client does not read its output now."),
+    Figure("stuck_outputs", "slow_readers", "gauge", "Connections whose client is not reading its replies."),
     Figure("bytes_in", "received_bytes_total", "counter", "Bytes read from connections."),
     Figure("bytes_out", "sent_bytes_total", "counter", "Bytes written to connections."),
 )
 
 ROOM_HISTOGRAMS = {
-    "batch_seconds": "Time from reading requests of a connection to sending their replies.",
-    "batch_bytes": "Bytes per read from a connection.",
+    "batch_seconds": "Seconds from reading requests of a connection to sending the replies.",
+    "batch_bytes": "Bytes that each read from a connection returned.",
 }
 
 
 class Scrape(Collector):
-    """The metrics of one answer to /stats, and of rows of tables that have some, by the table's name."""
+    """The metrics of one answer to /stats. rows: those of the tables that have metrics, by the table's name."""
 
     def __init__(self, stats: Mapping[str, Any], rooms: Sequence[Room], rows: Rows) -> None:
         self._stats = stats
@@ -91,7 +93,7 @@ class Scrape(Collector):
     def _of_daemon(self) -> Iterator[Metric]:
         stats = self._stats
         build = {"version": stats["version"], "python": platform.python_version(), "uvloop": version("uvloop")}
-        # As a gauge: of the two formats only OpenMetrics has a type for it.
+        # A gauge, because only one of the two formats, OpenMetrics, has a type for this.
         made_of = family(
             "build_info", "gauge", "Versions of counterd, Python and uvloop, as labels; the value is always 1.", build
         )
@@ -104,19 +106,19 @@ class Scrape(Collector):
         yield counter("internal_errors", "Unexpected exceptions: bugs in counterd.", stats["internal_errors"])
         yield counter("memory_errors", "Times that the daemon ran out of memory.", stats["memory_errors"])
         yield counter("admin_restarts", "Times that the admin process was restarted.", stats["admin"]["restarts"])
-        late = HistogramMetricFamily(f"{PREFIX}event_loop_lag_seconds", "How late the event loop ran its timers.")
+        late = HistogramMetricFamily(f"{PREFIX}event_loop_lag_seconds", "Delay of the event loop's timers in seconds.")
         add_histogram(late, (), stats["histograms"].get("loop_lag_seconds"))
         yield late
 
     def _of_process(self) -> Iterator[Metric]:
-        """Under the names that Prometheus's own libraries give them; of the daemon, not of the admin process."""
+        """Yields the metrics of the daemon's process (not of the admin process), named as in Prometheus's libraries."""
         process = self._stats["process"]
         cpu = "User and system CPU time of the daemon in seconds."
         yield CounterMetricFamily("process_cpu_seconds", cpu, process["cpu_seconds"])
         for name, key, text in (
             ("process_resident_memory_bytes", "resident_bytes", "Resident memory of the daemon in bytes."),
             ("process_open_fds", "open_fds", "Open file descriptors of the daemon."),
-            ("process_max_fds", "max_fds", "Limit of open file descriptors of the daemon."),
+            ("process_max_fds", "max_fds", "File descriptors that the daemon can have open."),
             ("process_start_time_seconds", "start_time_seconds", "Start time of the daemon in seconds since 1970."),
         ):
             yield GaugeMetricFamily(name, text, process[key])
@@ -145,22 +147,22 @@ class Scrape(Collector):
 
 
 def negotiate(accept: str) -> tuple[Encoder, str]:
-    """What makes the format that an Accept header prefers, and its content type."""
+    """Returns the encoder for the format that an Accept header prefers, and its content type."""
     try:
         return exposition.choose_encoder(accept)
-    except (TypeError, ValueError):  # a version that is none
+    except (TypeError, ValueError):  # a version that is not a version number
         return exposition.choose_encoder("")
 
 
 def encode(stats: Mapping[str, Any], rooms: Sequence[Room], rows: Rows, encoder: Encoder) -> bytes:
-    """The metrics."""
+    """Encodes the metrics."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(Scrape(stats, rooms, rows))
     return encoder(registry)
 
 
 def family(name: str, kind: str, text: str, labels: Iterable[str]) -> Family:
-    """An empty family; of a counter the name may end in _total."""
+    """Makes an empty family. The name of a counter may end in _total."""
     made = CounterMetricFamily if kind == "counter" else GaugeMetricFamily
     return made(PREFIX + name, text, labels=tuple(labels))
 
@@ -174,14 +176,14 @@ def counter(name: str, text: str, value: float) -> CounterMetricFamily:
 
 
 def add_figure(families: dict[str, Family], figure: Figure, room: str, snapshot: Mapping[str, float]) -> None:
-    """Adds what a room registers to the family of its name, which other figures and rooms may have begun."""
+    """Adds a figure of a room to the family of its name. Other figures and other rooms may be in the same family."""
     if figure.name not in families:
         families[figure.name] = family(figure.name, figure.kind, figure.help, ("protocol", *figure.labels))
     families[figure.name].add_metric((room, *figure.labels.values()), figure.value(snapshot))
 
 
 def add_rows(families: dict[str, Family], table: Table, room: str, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Adds what a table has for the metrics, of each row that came from the site, so with a name percent-encoded."""
+    """Adds the metrics of a table, from its rows as the site makes them: their names are percent-encoded."""
     label = table.columns[0].name
     for figure in table.metrics:
         made = families[figure.name] = family(
@@ -193,7 +195,7 @@ def add_rows(families: dict[str, Family], table: Table, room: str, rows: Iterabl
 
 
 def add_histogram(histogram: HistogramMetricFamily, labels: tuple[str, ...], counted: Mapping[str, Any] | None) -> None:
-    """Adds counts of ours, each of its own bucket, as the cumulative ones that Prometheus wants."""
+    """Adds counts of single buckets, converted to cumulative ones, as Prometheus needs them."""
     if counted is None:
         return
     bounds = (*map(floatToGoString, counted["bounds"]), "+Inf")

@@ -1,11 +1,12 @@
-"""One HTTP connection: aiohttp's, with the bounds that it lacks; and who is let in.
+"""One HTTP connection: aiohttp's, with the limits that aiohttp lacks; and which connections are accepted.
 
-A side. Nobody can keep a connection for longer than they use it: PATIENCE_S is for the head of a request, from the
-moment the connection is there or the last answer is known, and for taking an answer. What a request is answered within
-is up to the site. There are CONNECTIONS_MAX connections. One more waits for a place, in the order of arrival: it takes
-that of the connection that has been idle for longest, and none is idle before it had its chance, CHANCE_S, to be heard.
-While somebody waits, a connection ends with its answer. So neither who only connects nor who asks without end keeps
-anybody out. The three bounds are those of the admin endpoint; who serves something else gives Peers its own.
+A side. No client can occupy a connection without using it. A client has PATIENCE_S to send the head of a request, from
+the moment when it has connected or the last answer was ready, and PATIENCE_S to read an answer. The site limits how
+long it takes to answer a request. There are at most CONNECTIONS_MAX connections. Further clients wait, in the order of
+arrival. A waiting client replaces the connection that has been idle for longest. A connection counts as idle after
+CHANCE_S without a request, so each one has a chance to send its request. While a client waits, each connection is
+closed after its answer. So neither clients that only connect nor clients that send requests without end can keep others
+out. These three limits are those of the admin endpoint. Other servers pass their own limits to Peers.
 """
 
 from __future__ import annotations
@@ -25,11 +26,12 @@ if TYPE_CHECKING:
 
 CONNECTIONS_MAX = 64
 PATIENCE_S = 10.0
-# A client sends within a round trip of connecting, and what it sent is read before this time is looked at. The longest
-# line there can be, the kernel's backlog of 4,096, has its turn within 64 of these, if none of it says anything.
+# A client sends its request within a round trip after connecting, and received data is read before this time is
+# checked. Even if 4,096 silent clients wait, the most that the kernel's backlog holds, all get their turn within 64 of
+# these periods.
 CHANCE_S = 0.1
 EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
-EXHAUSTED_S = 1.0  # until it is tried again
+EXHAUSTED_S = 1.0  # before accept() is tried again
 
 HEAD_LINE_MAX = 3 * 65_535 + 1024  # bytes of the request line: the longest name, percent-encoded, and the rest
 HEAD_FIELD_MAX = 8190
@@ -40,7 +42,7 @@ PLAIN = {"Server": "counterd", "Cache-Control": "no-store", "X-Content-Type-Opti
 
 
 def _refusal(status: str, text: str) -> bytes:
-    """An answer before anything was asked. It does not say who answers: whoever it is for may not be here."""
+    """Makes an answer for a client that may not connect. It does not name the server, unlike other answers."""
     body = json.dumps({"error": text})
     head = f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\nConnection: close\r\n"
     return f"HTTP/1.1 {status}\r\n{head}\r\n{body}".encode()
@@ -50,10 +52,10 @@ FOREIGN = _refusal("403 Forbidden", "this address is not allowed")
 
 
 class Peers:
-    """The connections that are there.
+    """The open connections.
 
-    fresh: without a request, and not for long. idle: without one for longer, by when they became so. busy: the others.
-    is_awaited: whether somebody waits for a place.
+    fresh: connections that have had no request for a short time. idle: connections that have had none for longer, in
+    the order in which they became idle. busy: the others. is_awaited: True while a client waits for a place.
     """
 
     def __init__(
@@ -66,7 +68,7 @@ class Peers:
         field: int = HEAD_FIELD_MAX,
         fields: int = HEAD_FIELDS_MAX,
     ) -> None:
-        """head: bytes that the head of a request can have. field: bytes of one field in it; fields: how many."""
+        """head: the most bytes in the head of a request. field: the most bytes in a header field. fields: how many."""
         self.guard = guard
         self.connections = CONNECTIONS_MAX if connections is None else connections
         self.patience = PATIENCE_S if patience is None else patience
@@ -80,7 +82,7 @@ class Peers:
         self._changed = asyncio.Event()
 
     async def place(self) -> None:
-        """Waits until one more may come, for whom the one that has been idle for longest goes."""
+        """Waits until there is a place for one more connection. Cuts the connection that has been idle for longest."""
         while len(self.fresh) + len(self.idle) + len(self.busy) >= self.connections:
             oldest = next(iter(self.idle), None)
             if oldest is not None:
@@ -92,18 +94,18 @@ class Peers:
         self.is_awaited = False
 
     def heard(self, peer: Peer) -> None:
-        """It has a request."""
+        """Called when a connection has a request."""
         if peer in self.fresh or peer in self.idle:
             self._take_out(peer)
             self.busy.add(peer)
 
     def waits(self, peer: Peer) -> None:
-        """It is new, or its answer is known."""
+        """Called when a connection is new, or its answer is ready."""
         self._take_out(peer)
         self.fresh.add(peer)
 
     def had_chance(self, peer: Peer) -> None:
-        """It has been fresh for long enough."""
+        """Called when a connection has had no request for CHANCE_S."""
         self._take_out(peer)
         self.idle[peer] = None
         self._changed.set()
@@ -119,12 +121,12 @@ class Peers:
 
 
 async def let_in(listening: socket.socket, peers: Peers, make_peer: Callable[[], Peer]) -> None:
-    """Accepts connections for ever, one after the other, each when there is a place for it."""
+    """Accepts connections for ever, one after the other. Each waits until there is a place for it."""
     loop = asyncio.get_running_loop()
     while True:
         try:
             connected, address = await loop.sock_accept(listening)
-        except OSError as error:  # a connection that has gone already, or nothing left for another one
+        except OSError as error:  # the client has closed already, or the system has no resources left
             await asyncio.sleep(EXHAUSTED_S if error.errno in EXHAUSTED else 0)
             continue
         if peers.guard.allows_peer(host_of(address)):
@@ -133,52 +135,52 @@ async def let_in(listening: socket.socket, peers: Peers, make_peer: Callable[[],
 
 
 def host_of(address: object) -> str:
-    """The IP address in the address of a socket; "" for a Unix socket."""
+    """Returns the IP address in the address of a socket; "" for a Unix socket."""
     return str(address[0]) if isinstance(address, tuple) else ""
 
 
 class Peer(web.RequestHandler):
-    """A connection. It has a request from the moment that its head is read until the site calls end()."""
+    """A connection. It has a request from the time when the request's head is read until the site calls end()."""
 
     def __init__(self, peers: Peers, manager: web.Server, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__(
             manager,
             loop=loop,
-            access_log=None,  # type: ignore[arg-type] # what aiohttp documents to switch it off
+            access_log=None,  # type: ignore[arg-type] # switches the access log off, as aiohttp documents
             lingering_time=0,
             max_line_size=HEAD_LINE_MAX,
             max_field_size=peers.field,
             max_headers=peers.fields,
-            auto_decompress=False,  # no body is read, so nobody is refused for how his is encoded
+            auto_decompress=False,  # no body is read, so no request is refused because of its body's encoding
         )
         self.host = ""  # its IP address, "" on a Unix socket
         self._peers = peers
         self._pipe: asyncio.Transport | None = None
-        self._unheard = 0  # bytes of a request that has not come in whole
+        self._unheard = 0  # received bytes of a head that is not complete
         self._idle_timer: asyncio.TimerHandle | None = None
         self._stuck_timer: asyncio.TimerHandle | None = None
 
     def cut(self) -> None:
-        """Ends the connection now, whatever is owed."""
+        """Ends the connection now. Discards unsent answers."""
         self._forget()
         if self._pipe is not None:
             self._pipe.abort()
 
     def begin(self) -> None:
-        """A request has come in whole."""
+        """Called when the head of a request is complete."""
         if self._idle_timer is not None:
             self._idle_timer.cancel()
         self._peers.heard(self)
 
     def end(self) -> None:
-        """Its answer is known; what is left of it goes out within the patience for the next request."""
+        """Called when the answer is ready. The rest of the answer is sent within the patience for the next request."""
         if self in self._peers.busy:
             self._wait()
 
     # ---- called by the transport ----
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        transport = cast("asyncio.Transport", transport)  # uvloop's are not of its class
+        transport = cast("asyncio.Transport", transport)  # uvloop's transports are not instances of it
         self.host = host_of(transport.get_extra_info("peername"))
         if not self._peers.guard.allows_peer(self.host):
             transport.write(FOREIGN)
@@ -192,7 +194,7 @@ class Peer(web.RequestHandler):
         if self._pipe is None:
             return
         super().data_received(data)
-        if self._messages:  # which aiohttp's task comes to in one of the next turns of the loop
+        if self._messages:  # complete requests, which aiohttp's task takes in one of the next turns of the loop
             self._unheard = 0
             self.begin()
         elif self not in self._peers.busy:
@@ -220,7 +222,7 @@ class Peer(web.RequestHandler):
     def handle_error(
         self, request: web.BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None
     ) -> web.StreamResponse:
-        """What is no request in the eyes of the parser: says so, and no more."""
+        """Answers data that the parser does not accept as a request, only with the status."""
         response = web.Response(status=status, text=f"{status}\n", headers=PLAIN)
         response.force_close()
         return response

@@ -1,7 +1,7 @@
-"""What is served at which path: reads the request, asks the daemon, writes the answer.
+"""Serves the paths of the admin endpoint: reads the request, asks the daemon, writes the answer.
 
-A side. Nothing here is found in a file system, and a body is never read. Names are bytes: they come percent-encoded,
-travel as text with one character for each byte, and go out percent-encoded.
+A side. No path leads to a file, and the body of a request is never read. Names are bytes. In requests and answers they
+are percent-encoded; between the two processes, a name is a string with one character for each byte.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ if TYPE_CHECKING:
     from counterd.contract import Room
 
     Handler = Callable[[web.BaseRequest, dict[str, str]], Awaitable[web.StreamResponse]]
-    Changer = Callable[[str, str], Awaitable[web.StreamResponse]]  # the method, and what follows the beginning
+    Changer = Callable[[str, str], Awaitable[web.StreamResponse]]  # gets the method, and the path after its beginning
 
-LIVE_PATIENCE_S = 1.0  # an orchestrator's probe wants to hear "no" rather than nothing
-ASK_PATIENCE_S = 9.0  # every request ends in one question at most, so within this
+LIVE_PATIENCE_S = 1.0  # a probe of an orchestrator must get an answer, even a negative one
+ASK_PATIENCE_S = 9.0  # a request asks the daemon at most one question, so it is answered within this time
 PARAMETERS_MAX = 16
 READING = ("GET", "HEAD")
 
@@ -50,13 +50,13 @@ HEADERS = {
 
 
 class Site:
-    """All that is served. link: leads to the daemon; rooms: those that are installed."""
+    """Everything that is served. link: the link to the daemon. rooms: the installed rooms."""
 
     def __init__(self, link: Link, rooms: Sequence[Room]) -> None:
         self.peers = Peers(Guard())
         self._link = link
         self._rooms = rooms
-        self._asking: dict[Hashable, asyncio.Task[Any]] = {}  # what several may wait for
+        self._asking: dict[Hashable, asyncio.Task[Any]] = {}  # questions whose answers several requests may share
         self._hub = Hub(self._stats, self._rows)
         self._page = resources.files("counterd.admin").joinpath("dashboard.html").read_bytes()
         self._page_policy = page_policy(self._page.decode())
@@ -70,7 +70,7 @@ class Site:
             "/readyz": self._on_readyz,
             "/stats": self._on_stats,
         }
-        # Beginnings of paths at which something is changed, with their methods.
+        # The beginnings of paths whose requests change something, with their methods.
         self._changers: dict[str, tuple[tuple[str, ...], Changer]] = {
             "/connections/": (("DELETE",), self._on_connection),
             "/drain/": (("DELETE", "PUT"), self._on_drain),
@@ -78,11 +78,11 @@ class Site:
         self._tables = {f"/{table.name}": table for room in rooms for table in room.tables()}
 
     def configure(self, settings: Mapping[str, Any]) -> None:
-        """Takes over the settings that the daemon hands down."""
+        """Applies the settings that the daemon has sent."""
         self.peers.guard = Guard.of(settings)
 
     async def serve(self, listening: socket.socket) -> None:
-        """Serves whoever connects to a socket that listens, until it is cancelled."""
+        """Serves all clients that connect to a listening socket, until it is cancelled."""
         loop = asyncio.get_running_loop()
         manager = web.Server(self._handle)
         await let_in(listening, self.peers, lambda: Peer(self.peers, manager, loop))
@@ -98,8 +98,8 @@ class Site:
         except Refused as error:
             response = refused(error.status, str(error))
         except ConnectionError:
-            raise  # whoever asked has gone
-        except Exception as error:  # noqa: BLE001 - a bug: one answer less, and the daemon's log says so
+            raise  # the client has closed the connection
+        except Exception as error:  # noqa: BLE001 - a bug must cost only one answer; the daemon logs it
             self._link.note(f"{request.method} {request.path}: {type(error).__name__}: {error}")
             response = refused(500, "internal error")
         finally:
@@ -171,15 +171,15 @@ class Site:
 
     async def _on_events(self, request: web.BaseRequest, parameters: dict[str, str]) -> web.StreamResponse:
         if request.method == "HEAD":
-            raise Refused(405, "a stream has no HEAD")
+            raise Refused(405, "a stream does not support HEAD")
         table = parameters.pop("table", None)
         if table is None and parameters:
-            raise Refused(400, "parameters need a table")
+            raise Refused(400, "these parameters need the parameter table")
         if table is not None:
             try:
-                await self._rows(table, parameters)  # whatever is wrong with them is said now
+                await self._rows(table, parameters)  # reports invalid parameters before the stream begins
             except Refused as error:
-                if error.status != 503:  # while the daemon is busy it is asked again, by the stream
+                if error.status != 503:  # 503: the daemon is busy; the stream asks again
                     raise
         peer = request.protocol
         assert isinstance(peer, Peer)
@@ -194,12 +194,12 @@ class Site:
     # ---- asking the daemon ----
 
     async def _share(self, key: Hashable, ask: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
-        """What ask() returns. All who want it while it is being asked for get the same answer, the same object."""
+        """Returns the result of ask(). If the same question is under way already, waits for that one's answer."""
         if key not in self._asking:
 
             def done(asking: asyncio.Task[Any]) -> None:
                 del self._asking[key]
-                asking.exception()  # is known to those who wait, of whom there may be none by now
+                asking.exception()  # marks the error as handled: perhaps no request waits for it any more
 
             self._asking[key] = asyncio.create_task(ask())
             self._asking[key].add_done_callback(done)
@@ -209,7 +209,7 @@ class Site:
         return await self._share("figures", lambda: self._link.ask("figures", ASK_PATIENCE_S))
 
     async def _render(self, encoder: metrics.Encoder) -> bytes:
-        """The metrics. A table that is not to be had, as its protocol is not enabled or the daemon busy, is empty."""
+        """Renders the metrics. A table counts as empty if its protocol is not enabled or the daemon is busy."""
         names = [table.name for table in self._tables.values() if table.metrics]
 
         async def rows_of(name: str) -> Any:
@@ -226,7 +226,7 @@ class Site:
         return await self._share(key, lambda: self._fetch_rows(name, parameters))
 
     async def _fetch_rows(self, name: str, parameters: Mapping[str, str]) -> Any:
-        """A table, with its names percent-encoded."""
+        """Returns a table, with its names percent-encoded."""
         table = self._tables.get(f"/{name}")
         if table is None:
             raise Refused(404, "no such table")
@@ -239,10 +239,10 @@ class Site:
 
 
 def parameters_of(query: str) -> dict[str, str]:
-    """The parameters in a query, as latin-1 text: a character for each byte. Raises Refused."""
-    octets = query.encode("utf-8", "surrogateescape").decode("latin-1")  # what was not even encoded
+    """Returns the parameters in a query, as strings with one character for each byte (latin-1). Raises Refused."""
+    octets = query.encode("utf-8", "surrogateescape").decode("latin-1")  # bytes that are not percent-encoded
     try:
-        # Strictly, which an empty query does not pass; blank values are values.
+        # The two True: blank values are kept, and parsing is strict, so it would refuse an empty query.
         pairs = parse_qsl(octets, True, True, "latin-1", max_num_fields=PARAMETERS_MAX) if octets else []
     except ValueError as error:
         raise Refused(400, f"invalid query: {error}") from None
@@ -257,7 +257,7 @@ def answered(data: Any) -> web.Response:
 
 
 def refused(status: int, text: str) -> web.Response:
-    """An error; the connection ends with it, whatever else was to come on it."""
+    """Makes an error response. The connection is closed after it, even if further requests have been received."""
     response = web.Response(status=status, body=json.dumps({"error": text}).encode(), content_type="application/json")
     if status == 401:
         response.headers["WWW-Authenticate"] = "Bearer"
@@ -268,7 +268,7 @@ def refused(status: int, text: str) -> web.Response:
 
 
 def page_policy(page: str) -> str:
-    """The Content-Security-Policy of a page whose scripts and styles are all in it: those, and nothing else, run."""
+    """Returns a Content-Security-Policy that permits only the scripts and styles in the page itself."""
 
     def hashes(tag: str) -> str:
         inline = re.findall(rf"<{tag}\b[^>]*>(.*?)</{tag}>", page, re.DOTALL)

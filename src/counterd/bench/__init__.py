@@ -1,6 +1,6 @@
-"""counterbench: loads a server, and says what came of it. A side of the house: the daemon needs none of it.
+"""counterbench: puts load on a server, and reports the results. A side: the daemon does not need it.
 
-plan.py says what a run does, _load.pyx does it, run.py watches over it; result.py is what a run leaves behind, which
-report.py, page.py and chart.py show. The load.py of each protocol, and dialects/ for other servers, say what requests
-look like. Its own dependencies are the extra `bench`.
+plan.py describes a run, _load.pyx executes it, and run.py supervises it. result.py has the result of a run, which
+report.py, page.py and chart.py show. The load.py of each protocol makes the requests; dialects/ does so for other
+servers. The dependencies of counterbench are in the extra `bench`.
 """

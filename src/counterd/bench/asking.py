@@ -1,4 +1,4 @@
-"""Where a server is, and a connection to it that asks this and that before and after a load.
+"""The address of a server, and a connection to it for requests before and after a load.
 
 A side, pure Python.
 """
@@ -20,28 +20,28 @@ if TYPE_CHECKING:
 
     from counterd.bench.plan import Plan
 
-TRY_S = 5.0  # that the first connection may take, which is to say whether there can be others
+TRY_S = 5.0  # time limit for the first connection, which tests whether the server can be reached
 ANSWER_S = 30.0
 RECEIVE_SIZE = 1 << 18
-SHOWN = 10  # findings
+SHOWN = 10  # how many findings are listed
 
 T = TypeVar("T")
 
 
 class Parser(Protocol[T]):
-    """One of a protocol's wire module."""
+    """A parser of a protocol's wire module."""
 
     def feed(self, data: bytes, /) -> list[T]:
-        """The answers that are complete with these bytes."""
+        """Returns the answers that are complete now."""
 
 
 class LoadError(Exception):
-    """There is nothing to report: the load never began, or a process of it died."""
+    """There is no result: the load never began, or one of its processes died."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """An address that takes connections, and what these are secured with."""
+    """An address that accepts connections. context: for TLS, or None."""
 
     family: int
     address: Any
@@ -49,7 +49,7 @@ class Place:
     context: ssl.SSLContext | None
 
     def connect(self) -> socket.socket:
-        """A connection. OSError: not now."""
+        """Makes a connection. Raises OSError."""
         connection = socket.socket(self.family, socket.SOCK_STREAM)
         try:
             connection.settimeout(ANSWER_S)
@@ -62,7 +62,7 @@ class Place:
         return connection
 
     def sockaddr(self) -> bytes:
-        """The address as the kernel wants it."""
+        """Returns the address in the form of the kernel's struct sockaddr."""
         if self.family == socket.AF_UNIX:
             return struct.pack("=H", self.family) + os.fsencode(str(self.address)) + b"\0"
         host, port = self.address[:2]
@@ -74,10 +74,10 @@ class Place:
 
 
 def resolve(plan: Plan) -> Place:
-    """Of the server's addresses the first that takes a connection. LoadError: none does."""
+    """Returns the first of the server's addresses that accepts a connection. Raises LoadError if none does."""
     if plan.socket is not None:
         if len(os.fsencode(plan.socket)) > 107:
-            raise LoadError(f"{plan.socket}: the path of a Unix socket has 107 bytes at most")
+            raise LoadError(f"{plan.socket}: the path of a Unix socket can have at most 107 bytes")
         found: list[tuple[int, Any]] = [(socket.AF_UNIX, plan.socket)]
     else:
         try:
@@ -105,13 +105,13 @@ def resolve(plan: Plan) -> Place:
 
 
 def context_of(plan: Plan) -> ssl.SSLContext | None:
-    """What the connections of a plan are secured with, if they are. OSError: a file cannot be used."""
+    """Returns the TLS context for a plan's connections; None without TLS. Raises OSError if a file cannot be used."""
     tls = Tls(plan.cacert or "", plan.cert or "", plan.key or "") if plan.tls else None
     return Address(plan.host, plan.port, tls=tls).make_context()
 
 
 def asked(connection: socket.socket, requests: list[bytes], parser: Parser[T], why: str) -> list[T]:
-    """The answers, in the order of the requests. why: what the connection did, for a ProtocolError."""
+    """Sends requests. Returns the answers, in order. why: the connection's purpose, for a ProtocolError."""
     answers: list[T] = []
     connection.sendall(b"".join(requests))
     while len(answers) < len(requests):
@@ -123,5 +123,5 @@ def asked(connection: socket.socket, requests: list[bytes], parser: Parser[T], w
 
 
 def bounded(found: list[str]) -> list[str]:
-    """The first of many findings, and how many more there are."""
+    """Limits a list of findings: returns the first ones, and a line with the number of the others."""
     return found if len(found) <= SHOWN else [*found[:SHOWN], f"and {len(found) - SHOWN} more"]

@@ -1,8 +1,8 @@
-"""Line and bar charts as SVG, drawn as text.
+"""Draws line and bar charts as SVG text.
 
-A side, pure Python; knows nothing of runs. What a chart shows can be told apart without colour: by dashes, by the shape
-of the markers and by the tooltips of the points. `STYLE` colours it for both schemes; a page with many charts has it
-once (standalone=False). Everything that is given as text is escaped here.
+A side, pure Python, without knowledge of runs. The lines of a chart can be distinguished without colour: by dashes, by
+the shapes of the markers and by the tooltips of the points. `STYLE` has the colours for light and dark. A page with
+many charts contains it only once (standalone=False). This module escapes all text that it is given.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from counterd.units import count_tick, printable
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-# Text has a contrast of at least 4.5 to 1 against the paper, lines have 3.
+# The contrast to the background is at least 4.5 to 1 for text, and at least 3 to 1 for lines.
 LIGHT = (
     "--paper:#ffffff;--ink:#1b1f24;--soft:#57606a;--grid:#dfe3e8;--bad:#c01c28;"
     "--c0:#0a5fc2;--c1:#b8480b;--c2:#0b7a4b;--c3:#8a37bd;--c4:#8a6100;--c5:#b3226e"
@@ -29,7 +29,7 @@ DARK = (
 )
 COLOURS = 6
 DASHES = ("", "7 4", "2 3", "10 3 2 3", "14 5")
-# Circle, square, triangle, diamond, triangle upside down, plus: paths around 0 0.
+# Circle, square, triangle, diamond, inverted triangle, plus: paths around the origin.
 MARKERS = (
     "M-3.5 0a3.5 3.5 0 1 0 7 0a3.5 3.5 0 1 0-7 0z",
     "M-3.2-3.2h6.4v6.4h-6.4z",
@@ -39,7 +39,7 @@ MARKERS = (
     "M-4-1.4h2.6V-4h2.8v2.6H4v2.8H1.4V4h-2.8V1.4H-4z",
 )
 CROSS = '<path class="halo" d="M-5-5L5 5M-5 5L5-5"/><path class="bad" d="M-5-5L5 5M-5 5L5-5"/>'
-MARKERS_MAX = 14  # of one line: more would hide it
+MARKERS_MAX = 14  # markers of one line: more would hide the line
 
 STYLE = (
     f".chart{{{LIGHT}}}@media(prefers-color-scheme:dark){{.chart{{{DARK}}}}}@media print{{.chart{{{LIGHT}}}}}"
@@ -54,7 +54,7 @@ STYLE = (
     + "".join(f".chart .l{n}{{stroke:var(--c{n})}}.chart .f{n}{{fill:var(--c{n})}}" for n in range(COLOURS))
 )
 
-# What is less is nothing: no unit is so small, and the steps between such numbers are no numbers any more.
+# Smaller values count as 0: no unit is so small, and steps between such values could not be represented.
 SMALLEST = 1e-9
 
 FONT = 12
@@ -64,7 +64,7 @@ GAP = 8
 
 
 class Point(NamedTuple):
-    """`note` is what its tooltip adds; a bad one is crossed out."""
+    """A point. note: the text of its tooltip, or "" for the default. bad: the point is crossed out."""
 
     x: float
     y: float
@@ -74,7 +74,7 @@ class Point(NamedTuple):
 
 @dataclass(frozen=True)
 class Series:
-    """A line, or the bars of one colour. Without `colour` and `dash` it looks unlike its neighbours."""
+    """A line, or the bars of one colour. By default its colour and dash differ from those of its neighbours."""
 
     name: str
     points: Sequence[Point]
@@ -84,7 +84,7 @@ class Series:
 
 @dataclass(frozen=True)
 class Axis:
-    """`kind` is linear (from 0), log, or percentile: of values 1 / (1 - p), as 2 for the median."""
+    """An axis. kind: linear (from 0), log, or percentile, whose values are 1 / (1 - p), such as 2 for the median."""
 
     title: str
     kind: str = "linear"
@@ -93,7 +93,7 @@ class Axis:
 
 @dataclass(frozen=True)
 class Scale:
-    """An axis that has been given its place: `ticks` are values, `start` and `end` pixels."""
+    """An axis at its place in the drawing. ticks: values. start, end: pixels."""
 
     axis: Axis
     ticks: list[float]
@@ -114,7 +114,7 @@ class Scale:
 
 
 def linear_ticks(high: float, wanted: int = 6) -> list[float]:
-    """From 0 to at least `high`, in steps of 1, 2 or 5."""
+    """Returns ticks from 0 to at least `high`, in steps of 1, 2 or 5."""
     high = high if high >= SMALLEST else 1.0
     rough = high / wanted
     power = 10.0 ** math.floor(math.log10(rough))
@@ -123,7 +123,7 @@ def linear_ticks(high: float, wanted: int = 6) -> list[float]:
 
 
 def log_ticks(low: float, high: float) -> list[float]:
-    """From at most `low` to at least `high`: 1, 2 and 5 of each power of ten, or where that is too many powers only."""
+    """Returns ticks from at most `low` to at least `high`: 1, 2 and 5 times each power of ten; fewer if too many."""
     factors = (1, 2, 5) if high / low <= 1000 else (1,)
     powers = range(math.floor(math.log10(low)) - 1, math.ceil(math.log10(high)) + 2)
     steps = [float(f"{factor}e{power}") for power in powers for factor in factors]
@@ -133,18 +133,18 @@ def log_ticks(low: float, high: float) -> list[float]:
 
 
 def percentile_ticks(high: float) -> list[float]:
-    """Of 1 / (1 - p): 0, 50, 90, 99, ... to at least `high`."""
+    """Returns ticks of 1 / (1 - p) for p = 0, 50, 90, 99, ... per cent, to at least `high`."""
     return [1.0, 2.0, *(10.0**power for power in range(1, max(math.ceil(math.log10(high) - 1e-9), 1) + 1))]
 
 
 def percentile_text(value: float) -> str:
-    """Of a tick: 0 %, 50 %, 99.9 %."""
+    """Formats a tick of a percentile axis: 0 %, 50 %, 99.9 %."""
     nines = round(math.log10(value))
     return f"{100 - 100 / value:.{max(nines - 2, 0)}f} %"
 
 
 def make_scale(axis: Axis, values: Sequence[float], start: float, end: float) -> Scale:
-    """For all of the values, of which there may be none."""
+    """Makes a scale that contains all of the values. There may be none."""
     usable = [value for value in values if math.isfinite(value)]
     if axis.kind == "linear":
         ticks = linear_ticks(max(usable, default=1.0), max(2, round(abs(end - start) / 60)))
@@ -160,17 +160,17 @@ def make_scale(axis: Axis, values: Sequence[float], start: float, end: float) ->
 
 
 def escape(text: object) -> str:
-    """Fit for an element or an attribute of HTML and XML."""
+    """Escapes text for elements and attributes of HTML and XML."""
     return html.escape(printable(text))
 
 
 def text_width(text: str, size: float = FONT) -> float:
-    """About, and rather too much: nobody knows which font will be there."""
+    """Estimates the width of text, rather too large, because the font is not known."""
     return sum(1.0 if unicodedata.east_asian_width(letter) in "WF" else 0.62 for letter in text) * size
 
 
 def shortened(text: str, width: float) -> str:
-    """With an ellipsis in the place of what does not fit: in the middle, as names often differ at their ends only."""
+    """Shortens text to a width, with an ellipsis in the middle: names often differ only at their ends."""
     text = printable(text)
     if text_width(text) <= width:
         return text
@@ -200,7 +200,7 @@ def text_at(x: float, y: float, text: str, *, anchor: str = "start", style: str 
 
 @dataclass
 class Frame:
-    """What all charts have around their drawing. Its parts take their places from the top."""
+    """The parts around the drawing that all charts have. They are placed from top to bottom."""
 
     width: float
     parts: list[str]
@@ -238,7 +238,7 @@ class Frame:
 
 
 def y_axis(frame: Frame, axis: Axis, values: Sequence[float], height: float) -> tuple[Scale, float]:
-    """Draws it, under its title; the scale, and where the drawing begins on the left."""
+    """Draws the y axis below its title. Returns the scale, and the left edge of the drawing."""
     frame.top += LINE + 2
     frame.parts.append(text_at(GAP, frame.top, axis.title, style="soft"))
     frame.top += GAP + 4
@@ -257,7 +257,7 @@ def y_axis(frame: Frame, axis: Axis, values: Sequence[float], height: float) -> 
 
 
 def x_axis(frame: Frame, axis: Axis, values: Sequence[float], left: float, height: float) -> Scale:
-    """Draws it. From the right: the last of the percentiles is worth more than the first."""
+    """Draws the x axis, with labels from right to left: the last percentile is more important than the first."""
     bottom = frame.top + height
     scale = make_scale(axis, values, left, frame.width - GAP - text_width("99.999 %") / 2)
     edge = frame.width
@@ -273,7 +273,7 @@ def x_axis(frame: Frame, axis: Axis, values: Sequence[float], left: float, heigh
 
 
 def look(series: Series, index: int) -> tuple[int, int]:
-    """Colour and dash."""
+    """Returns the numbers of a series' colour and dash."""
     colour = index if series.colour is None else series.colour
     dash = index if series.dash is None else series.dash
     return colour % COLOURS, dash % len(DASHES)
@@ -284,7 +284,7 @@ def dash_attribute(dash: int) -> str:
 
 
 def draw_line(series: Series, index: int, x: Scale, y: Scale) -> str:
-    """The line, and over it its points, of which some show their marker and all have a tooltip."""
+    """Draws a line and, over it, its points. Some of the points have a marker, and all of them have a tooltip."""
     points = [point for point in series.points if math.isfinite(point.x) and math.isfinite(point.y)]
     colour, dash = look(series, index)
     places = [(f"{x.place(point.x):.1f}", f"{y.place(point.y):.1f}") for point in points]
@@ -321,7 +321,7 @@ class Bar(NamedTuple):
     height: float
 
     def draw(self, colour: int) -> str:
-        """With stripes across, closer with each colour: what tells bars apart in grey. The first has none."""
+        """Draws the bar with stripes, closer for each further colour, so that bars differ without colour too."""
         x, top, width, height = (f"{value:.1f}" for value in self)
         rect = f'<rect class="bar f{colour}" x="{x}" y="{top}" width="{width}" height="{height}"/>'
         step = 24 / (colour + 1)
@@ -344,7 +344,7 @@ def line_chart(
     height: float = 260,
     standalone: bool = True,
 ) -> str:
-    """An SVG `width` wide, with a drawing `height` high. Series without points are in the legend only."""
+    """Draws an SVG of this width, whose drawing has this height. A series without points is only in the legend."""
     frame = Frame.begin(title, width)
     frame.legend([one.name for one in series], [line_sample(one, index) for index, one in enumerate(series)])
     points = [point for one in series for point in one.points]
@@ -368,10 +368,10 @@ def bar_chart(
     height: float = 220,
     standalone: bool = True,
 ) -> str:
-    """Bars side by side: point.x is the number of its group. The axis begins at 0, or lengths would lie."""
+    """Draws groups of bars. point.x: the number of the group. The axis begins at 0, so lengths are proportional."""
     frame = Frame.begin(title, width)
     colours = [look(one, index)[0] for index, one in enumerate(series)]
-    if [one.name for one in series] != list(groups):  # else each bar has its name below it
+    if [one.name for one in series] != list(groups):  # otherwise each bar has its name below it
         frame.legend([one.name for one in series], [Bar(4, -7, 14, 14).draw(colour) for colour in colours])
     scale, left = y_axis(frame, y, [point.y for one in series for point in one.points], height)
     step = (width - GAP - left) / max(len(groups), 1)

@@ -1,8 +1,8 @@
-"""Reports side by side: ratios against the first, and what is to be known before one believes them.
+"""Compares reports: ratios to the first report, and warnings about them.
 
-A side, pure Python. A ratio is better or worse only if it is beyond what the runs vary by themselves: from run to run
-where there are several of the same load, else from second to second. Where the loads differ, or a run failed, a ratio
-has no verdict.
+A side, pure Python. A ratio counts as better or worse only if it is larger than the variation of the runs themselves:
+from run to run if there are several of the same load, otherwise from second to second. If the loads differ, or a run
+failed, a ratio has no verdict.
 """
 
 from __future__ import annotations
@@ -40,22 +40,22 @@ if TYPE_CHECKING:
 
     from counterd.bench.result import Moment, Report, Run
 
-# Two runs of the same thing differ by this much on a quiet machine.
+# Two runs of the same load differ by so much on a machine without other load.
 SAME = 0.05
-SECONDS_MIN = 3  # of a run, to know how much they vary
+SECONDS_MIN = 3  # the fewest seconds of a run from which its variation is computed
 MARKS = {"better": "▲", "worse": "▼", "same": "=", "": ""}
 RATE = "throughput"
 NAMES = (RATE, *ROW_NAMES)
-# What of the options is the load: the rest says where it went, for how long, and from how many processes.
+# The options that define the load. The others define the server, the duration, and the number of processes.
 SHAPE = (
     *("rate", "arrivals", "connections", "pipeline", "keep-alive", "ops", "names", "keys", "name-size", "value-size"),
     *("resources", "maximum", "hold", "churn", "producers", "delay"),
 )
-SWITCHES = ("rate", "hold", "churn", "delay")  # which are not there where they are off
+SWITCHES = ("rate", "hold", "churn", "delay")  # options that are missing if they are off
 
 
 class Row(NamedTuple):
-    """A line of a comparison: a run, or all runs of the same load. shown: whose figures stand there."""
+    """A row of a comparison: a run, or all runs of the same load. shown: the run whose figures are shown."""
 
     title: str
     shown: Run
@@ -66,9 +66,9 @@ class Row(NamedTuple):
 
 
 class Ratio(NamedTuple):
-    """Of a figure to that of the first report. `verdict` is better, worse, same or, where none can be given, empty.
+    """The ratio of a figure to the figure of the first report. verdict: better, worse, same, or "" if there is none.
 
-    band: how far from 1 a ratio may be and still be the same.
+    band: how far from 1 a ratio may be and still count as the same.
     """
 
     ratio: float
@@ -81,7 +81,7 @@ class Ratio(NamedTuple):
 
 
 def rows_of(name: str, report: Report) -> list[Row]:
-    """Of a report."""
+    """Returns the rows of a report."""
     if report.repeats() and report.runs:
         title = f"{printable(name)}, median of {len(report.runs)}"
         return [Row(title, representative(report), report.runs)]
@@ -89,7 +89,7 @@ def rows_of(name: str, report: Report) -> list[Row]:
 
 
 def compared_rows(reports: list[tuple[str, Report]]) -> Iterator[tuple[Row, Row | None]]:
-    """Each row with what it is held against, if that is anything."""
+    """Yields each row with the row that it is compared with, or None."""
     if not reports:
         return
     first = rows_of(*reports[0])
@@ -99,9 +99,9 @@ def compared_rows(reports: list[tuple[str, Report]]) -> Iterator[tuple[Row, Row 
 
 
 def base_of(report: Report, first: list[Row], run: Run) -> Row | None:
-    """The row of the first report that another's run is held against: its only one, or the one that did the same.
+    """Returns the row of the first report with which a run is compared: its only row, or the row of the same load.
 
-    Of searches that is the one at the same rate, also when their loads differ: that is what is compared.
+    For searches it is the row at the same rate, even if the loads differ, because searches compare rates.
     """
     if len(first) == 1:
         return first[0]
@@ -114,7 +114,7 @@ def base_of(report: Report, first: list[Row], run: Run) -> Row | None:
 
 
 def ratios(row: Row, base: Row) -> list[Ratio | None]:
-    """Of the figures in NAMES."""
+    """Returns the ratios of the figures in NAMES."""
     judged = not (row.failed() or base.failed() or differences(row.shown, base.shown))
     return [
         compared(
@@ -129,7 +129,7 @@ def ratios(row: Row, base: Row) -> list[Ratio | None]:
 
 
 def compared(value: float, base: float, *, more_is_better: bool, judged: bool, band: float = SAME) -> Ratio | None:
-    """None where there is nothing to divide by."""
+    """Returns the ratio of two figures; None if it cannot be computed."""
     if not base or math.isnan(value + base):
         return None
     ratio = value / base
@@ -141,7 +141,7 @@ def compared(value: float, base: float, *, more_is_better: bool, judged: bool, b
 
 
 def value_of(row: Row, name: str) -> float:
-    """The median of its runs; nan if there is none."""
+    """Returns the median of a figure over the runs of a row; nan if there is none."""
     values = [value for run in row.runs if (value := _figure(run, name)) is not None]
     return statistics.median(values) if values else math.nan
 
@@ -151,13 +151,16 @@ def _figure(run: Run, name: str) -> float | None:
 
 
 def variation(runs: Sequence[Run], name: str) -> float:
-    """By what part of itself a figure varies: of several runs half of what lies between them, of one twice the standard
-    error of its seconds. 0 where that cannot be known."""
+    """Returns by what fraction a figure varies; 0 if this is not known.
+
+    Several runs: half of the distance between the smallest and the largest. One run: twice the standard error of its
+    seconds.
+    """
     if len(runs) > 1:
         values = [value for run in runs if (value := _figure(run, name)) is not None]
         middle = statistics.median(values) if values else 0.0
         return (max(values) - min(values)) / 2 / middle if middle else 0.0
-    if name == "max":  # of a run it is that of one second
+    if name == "max":  # the maximum of a run comes from only one second
         return 0.0
     seconds = [value for moment in runs[0].series if (value := _moment(moment, name)) is not None]
     mean = statistics.fmean(seconds) if len(seconds) >= SECONDS_MIN else 0.0
@@ -165,14 +168,14 @@ def variation(runs: Sequence[Run], name: str) -> float:
 
 
 def _moment(moment: Moment, name: str) -> float | None:
-    """Of a whole second; the last may be a short one."""
+    """Returns the figure of one second; None for a short one, as the last one may be."""
     if moment.seconds < 0.5:
         return None
     return moment.requests / moment.seconds if name == RATE else moment.percentiles.get(name)
 
 
 def differences(run: Run, base: Run) -> list[str]:
-    """What of the load is another: then the ratios say more of the loads than of the servers."""
+    """Returns the options in which two loads differ. If they do, the ratios do not compare the servers."""
     found = []
     for name in SHAPE:
         ours, theirs = run.options.get(name), base.options.get(name)
@@ -190,7 +193,7 @@ def _option(value: Any) -> str:
 
 
 def compare_table(reports: list[tuple[str, Report]]) -> RenderableType:
-    """A row a run, with ratios to the first report's."""
+    """Makes a table with a row for each run, with ratios to the first report."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     table.add_column("run", overflow="fold")
     for column in (RATE, *map(percentile_name, ROW_NAMES)):
@@ -215,7 +218,7 @@ def compare_table(reports: list[tuple[str, Report]]) -> RenderableType:
 
 
 def warning(row: Row, base: Row | None) -> str:
-    """That two rows are not of the same load; empty if they are, or there is only one."""
+    """Returns a warning if two rows have different loads; "" if they have the same, or there is only one row."""
     other = [] if base is None else differences(row.shown, base.shown)
     if base is None or not other:
         return ""
@@ -223,7 +226,7 @@ def warning(row: Row, base: Row | None) -> str:
 
 
 def _about(name: str, report: Report) -> list[Text]:
-    """What was loaded, where the rows do not say it, and what a search found."""
+    """Returns lines about the load, if the rows do not describe it, and about the result of a search."""
     words = [printable(report.runs[0].label)] if report.runs and is_one_load(report) else []
     if report.repeats():
         words.append(spread(report))

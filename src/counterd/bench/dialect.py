@@ -1,8 +1,8 @@
-"""What a protocol tells the load about itself: its requests as bytes, its bounds, and its words in reports.
+"""The description of a protocol for the load: its requests as bytes, its limits, and its texts in reports.
 
 A side, pure Python. A dialect is a module that exports DIALECT, with a Codec beside it (_codec.pxd) that writes the
-requests and reads the replies. dialects/__init__.py finds them. The load itself knows kinds of requests and three kinds
-of work, and asks nobody for the name of a protocol.
+requests and reads the replies. dialects/__init__.py finds the dialects. The load itself knows only kinds of requests
+and three kinds of work, but no protocol.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ COUNTING = ("noop", "get", "acquire", "release")
 KEEPING = ("query", "update", "insert", "purge", "set")
 JOBS = ("put", "cycle", "fan")
 MESSAGES = ("account", "control")
-OPS = (*COUNTING, *KEEPING, "flow", "param", "keep", "counts", *JOBS, *MESSAGES)  # all that a mix can have
-NAMED = frozenset({"names", "keys", "name-size"})  # options of a load that chooses among names
+OPS = (*COUNTING, *KEEPING, "flow", "param", "keep", "counts", *JOBS, *MESSAGES)  # all requests that a mix can contain
+NAMED = frozenset({"names", "keys", "name-size"})  # options of a load whose requests have names
 NUMBER_SIZES = {"uint8": 1, "uint16": 2, "uint32": 4, "uint64": 8}  # bytes of --number-type
-NUMBERED_SIZE = 8  # bytes of a body that has a job's number,
-STAMPED_SIZE = 24  # and of one that has the time too
-DIGITS_MAX = 8  # of a name's number, in hexadecimal
-VALUE = b"v"  # what buffers are full of: no digit of a name is in it
+NUMBERED_SIZE = 8  # bytes of a job's body that contains the job's number
+STAMPED_SIZE = 24  # bytes of a job's body that also contains the time
+DIGITS_MAX = 8  # digits of a name's number, in hexadecimal
+VALUE = b"v"  # buffers consist of this byte, which is not a digit of a name
 
-Mistakes = list[tuple[bool, str]]  # each: whether it was made, and what is wrong about it
+Mistakes = list[tuple[bool, str]]  # for each possible mistake: whether it was made, and the error message
 
 
 @dataclass(frozen=True)
 class Checks:
-    """What --verify looks at: once the load is over, and once its connections are closed. Both return violations."""
+    """The checks of --verify after the load, and after its connections were closed. Both return violations."""
 
     while_held: Callable[[Board], list[str]]
     when_gone: Callable[[Board], list[str]]
@@ -43,9 +43,9 @@ class Checks:
 
 @dataclass(frozen=True)
 class Rules:
-    """What `counterbench rules` writes.
+    """The rules that `counterbench rules` prints.
 
-    write: a file for so many names with that maximum. May raise ValueError.
+    write: makes the rules from a number of names and their maximum. May raise ValueError.
     """
 
     write: Callable[[int, int], str]
@@ -53,9 +53,9 @@ class Rules:
 
 
 def names_of(plan: Plan, run: int) -> dict[str, bytes]:
-    """The name in each kind of request but for its last digits: of numbers, of buffers, and of what is new each time.
+    """Returns the name in each kind of request, without its last digits: for numbers, buffers, and new names.
 
-    run: its low 28 bits keep the names that one run inserts or is told of from those of others.
+    run: its low 28 bits make the new names of this run differ from those of other runs.
     """
     size = plan.name_size - min(plan.name_size, DIGITS_MAX)
     fresh = (b"i" + (b"%07x" % (run & 0xFFFFFFF))[::-1] + b"i" * size)[:size]
@@ -65,19 +65,19 @@ def names_of(plan: Plan, run: int) -> dict[str, bytes]:
 
 @dataclass(frozen=True)
 class Dialect:
-    """A protocol, as the load speaks it.
+    """A protocol, as the load uses it.
 
-    order: where it stands in lists for people. codec: the module whose LoadCodec writes and reads.
-    ops: of OPS those that it has. requests: each kind of request for a name, as bytes that the codec completes.
-    kind: of the work. names: the name in each kind of request but for its last digits; the key "" is for all others.
-    fill: the requests that make a name exist; none if there is nothing to make. needs_fill: they are always sent.
-    opening: what each connection asks first; listening: the same of one that control messages come by.
-    options: of the options that not all protocols know, those that this one does.
-    tokens: whether a permit has one, chosen by the server when it is granted, or by the load when it is asked for.
-    fetches: whether a get is of a buffer, not of a number. mistakes: what of a plan this protocol cannot do.
-    counts: it says how much of a name is in use. prepare, checks and tidy: before a load, for --verify, and after it.
-    checks raises LoadError or CounterdError if it cannot be verified. broken, kept: what --verify calls its promises.
-    doubt: what to ask oneself where nothing was answered.
+    order: its place in lists for people. codec: the module with the LoadCodec, which writes requests and reads replies.
+    ops: the members of OPS that it has. requests: each kind of request for a name, as bytes that the codec completes.
+    kind: of the work. names: the name in each kind of request, without its last digits; the key "" is for other kinds.
+    fill: the requests that make a name exist; none if names need not exist. needs_fill: these are always sent.
+    opening: the first requests of each connection. listening: the first requests of a connection for control messages.
+    options: the options that only some protocols have, and that this one has.
+    tokens: whether a permit has a token. The server chooses it when it grants, or the load when it asks.
+    fetches: whether a get reads a buffer, and not a number. mistakes: the parts of a plan that this protocol cannot do.
+    counts: whether the server reports how many permits of a name are held. prepare: called before a load. tidy: called
+    after it. checks: makes the checks of --verify; raises LoadError or CounterdError if they are not possible.
+    broken, kept: the texts for promises that were broken or kept. doubt: the question for people if no reply came.
     """
 
     name: str
@@ -105,6 +105,6 @@ class Dialect:
     checks: Callable[[Plan], Checks] | None = None
     tidy: Callable[[Plan], None] | None = None
     broken: str = ""
-    kept: str = "nothing was granted twice, and everything came back"
+    kept: str = "nothing was granted twice, and everything was given back"
     doubt: str = "does the server speak the {protocol} protocol?"
     rules: Rules | None = None

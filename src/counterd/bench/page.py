@@ -1,8 +1,8 @@
-"""One self-contained page of HTML: figures, curves, tables and where they come from, of one report or of several.
+"""Makes one self-contained HTML page of one or several reports: figures, curves, tables, and the origin of the data.
 
-A side, pure Python. No script and nothing from anywhere else, which the page's own policy has browsers enforce.
-Whatever comes from a report goes through escape(). Each chart is there twice, drawn for a desktop and for a phone: one
-that is merely scaled has letters that nobody can read on one of the two.
+A side, pure Python. The page has no scripts and loads nothing; its content security policy makes browsers enforce that.
+All text from a report goes through escape(). Each chart is drawn twice, for a desktop and for a phone: the text of a
+scaled chart would be illegible on one of them.
 """
 
 from __future__ import annotations
@@ -62,15 +62,15 @@ if TYPE_CHECKING:
 Reports = list[tuple[str, "Report"]]
 
 BAD, WORDS, WIDE = ' class="bad"', ' class="words"', ' class="wide"'
-# More curves than this nobody tells apart.
+# Nobody could distinguish more curves.
 CURVES_MAX = 6
-# Of a line over time; longer runs are thinned to it.
+# The points of a line over time; longer runs are thinned to so many.
 POINTS_MAX = 240
-# Beyond this, a linear axis shows only the largest.
+# If the ratio of the values is larger, a linear axis would only show the largest ones.
 LINEAR_MAX = 25
-# Of a table on a phone; one with more scrolls.
+# The columns that fit on a phone; a table with more columns scrolls.
 COLUMNS_MAX = 3
-# A curve's points each time the distance to 100 % halves.
+# How many points a curve has each time that the distance to 100 % halves.
 TICKS_PER_HALF = 5
 
 STYLE_PAGE = (
@@ -118,19 +118,19 @@ footer{margin-top:36px;font-size:13px;color:var(--soft)}
 
 
 class Curve(NamedTuple):
-    """A run that is drawn, under the name that it has in every legend."""
+    """A run that is drawn, with its name for all legends."""
 
     name: str
     run: Run
 
 
 def write_page(reports: Reports, path: Path) -> None:
-    """Writes the page of reports that each have a name."""
+    """Writes the page of reports to a file. Each report has a name."""
     path.write_text(page(reports), "utf-8")
 
 
 def page(reports: Reports) -> str:
-    """The page's text."""
+    """Returns the HTML of the page."""
     title = " and ".join(name for name, _ in reports) or "nothing"
     sections = [_failures(reports), _cards(reports), _charts(reports), _tables(reports), _origin(reports)]
     return (
@@ -162,7 +162,7 @@ def _short_name(reports: Reports, name: str, report: Report, run: Run) -> str:
 
 
 def _picked(reports: Reports) -> list[Curve]:
-    """All runs, or of each report the first, the last, and the one that its card shows."""
+    """Returns all runs. If they are too many: of each report the first, the last, and the one on its card."""
     curves = _curves(reports)
     if len(curves) <= CURVES_MAX:
         return curves
@@ -181,7 +181,7 @@ def _failures(reports: Reports) -> str:
         return ""
     items = "".join(f"<li>{escape(line)}</li>" for line in lines)
     return (
-        '<div class="alert" role="note"><strong class="bad">Not everything went right: read these figures with care'
+        '<div class="alert" role="note"><strong class="bad">Not everything went right: these figures may be misleading'
         f"</strong><ul>{items}</ul></div>\n"
     )
 
@@ -192,7 +192,7 @@ def _cards(reports: Reports) -> str:
 
 
 def _card(name: str, report: Report) -> str:
-    """Of a search the run that came nearest to its answer, else the fastest that nothing is wrong with."""
+    """Makes the card of a report, with its best run."""
     if not report.runs:
         return f'<section class="card"><h2>{escape(name)}</h2><p>no runs</p></section>'
     run = _best(report)
@@ -238,7 +238,7 @@ def _best(report: Report) -> Run:
 
 
 class Figure(NamedTuple):
-    """A chart that is still to be drawn, in the sizes that it is needed in."""
+    """A chart that is not drawn yet, because it is needed in several sizes."""
 
     draw: Callable[..., str]
 
@@ -253,7 +253,7 @@ class Figure(NamedTuple):
 
 
 def _grid(heading: str, figures: Sequence[Figure]) -> str:
-    """Two side by side; of an odd number the first has a row of its own."""
+    """Arranges charts in rows of two. If their number is odd, the first one has its own row."""
     if not figures:
         return ""
     drawn = "".join(figure.html(wide=not index and len(figures) % 2 == 1) for index, figure in enumerate(figures))
@@ -262,7 +262,7 @@ def _grid(heading: str, figures: Sequence[Figure]) -> str:
 
 def _charts(reports: Reports) -> str:
     curves = _picked(reports)
-    keys = ("latency", "service") if len(curves) <= 2 else ("latency",)  # else they are too many
+    keys = ("latency", "service") if len(curves) <= 2 else ("latency",)  # otherwise there would be too many curves
     figures = [_percentile_figure(curves, "Latency by percentile", keys, "latency")]
     if churned := [curve for curve in curves if curve.run.give_back is not None]:
         figures.append(_percentile_figure(churned, "Give-back by percentile", ("give_back",), "time until it was back"))
@@ -280,7 +280,7 @@ def _is_scan(report: Report) -> bool:
 
 
 def _time_axis(title: str, values: Iterable[float]) -> Axis:
-    """Logarithmic if one value would press the others flat."""
+    """Makes an axis for times: logarithmic if a linear one would make small values indistinguishable."""
     positive = [value for value in values if value > 0]
     wide = bool(positive) and max(positive) / min(positive) > LINEAR_MAX
     return Axis(title, "log" if wide else "linear", duration_tick)
@@ -296,12 +296,12 @@ def _percentile_figure(curves: Sequence[Curve], title: str, keys: Sequence[str],
             series.append(Series(own, percentile_points(own, times.values), colour, dash))
     x = Axis("percentile", "percentile", percentile_text)
     y = _time_axis(axis, (point.y for one in series for point in one.points))
-    about = "How long the slowest took: each step to the right leaves out ten times fewer."
+    about = "The time of the slowest requests: each step to the right shows a ten times smaller part of them."
     return Figure(partial(line_chart, series, x, y, title=title, description=about))
 
 
 def percentile_points(name: str, values: HdrHistogram) -> list[Point]:
-    """Places are 1 / (1 - p). 100 % has none: the largest of n values stands where the n - 1/2th would."""
+    """Returns points at x = 1 / (1 - p). For p = 1 there is none, so the largest of n values is at rank n - 1/2."""
     total = values.get_total_count()
     points: list[Point] = []
     for step in values.get_percentile_iterator(TICKS_PER_HALF) if total else ():
@@ -313,7 +313,7 @@ def percentile_points(name: str, values: HdrHistogram) -> list[Point]:
 
 
 def _rate_figure(reports: Reports) -> Figure:
-    """Of one scan four lines, of several three each; a run with errors is crossed out."""
+    """Draws four lines for one scan, or three for each of several scans. Runs with errors are crossed out."""
     keys = ("50", "99", "99.9", "max") if len(reports) == 1 else ("50", "99", "max")
     series = []
     for number, (name, report) in enumerate(reports):
@@ -330,7 +330,7 @@ def _rate_figure(reports: Reports) -> Figure:
             Axis("requests/s wanted"),
             y,
             title="Response time against rate",
-            description="The rate at which the curve turns up is what the server can take. Crossed out: with errors.",
+            description="The server can handle rates up to the one at which the curve rises. Crossed out: with errors.",
         )
     )
 
@@ -342,7 +342,7 @@ def _rate_point(run: Run, key: str) -> Point:
 
 
 def _throughput_bars(reports: Reports) -> Figure:
-    """A group for each thing that was done, a bar for each report."""
+    """Draws a group of bars for each load, with a bar for each report."""
     several = any(len(report.runs) > 1 for _, report in reports)
     groups: list[str] = []
     series = []
@@ -368,7 +368,7 @@ def _throughput_bars(reports: Reports) -> Figure:
 
 
 def _over_time(curves: Sequence[Curve]) -> list[Figure]:
-    """Throughput, and latency: of up to two runs in one chart, of more in one for each percentile."""
+    """Makes charts of throughput and latency: one chart for up to two runs, otherwise one for each percentile."""
     thin = [(name, thinned(run.series)) for name, run in curves]
     rates = [Series(name, [_moment_rate(name, moment) for moment in moments]) for name, moments in thin]
     figures = [_over_time_figure(rates, Axis("requests/s"), "Throughput over time")]
@@ -410,7 +410,7 @@ def _moment_rate(name: str, moment: Moment) -> Point:
 
 
 def _moment_series(name: str, key: str, moments: Sequence[Moment]) -> Series:
-    """A second in which nothing was answered has no latency: the line goes past it."""
+    """Makes a line over time. A second without answers has no latency, so it has no point."""
     points = []
     for moment in moments:
         if key in moment.percentiles:
@@ -420,7 +420,7 @@ def _moment_series(name: str, key: str, moments: Sequence[Moment]) -> Series:
 
 
 def thinned(moments: Sequence[Moment]) -> list[Moment]:
-    """At most POINTS_MAX of them: neighbours become one, with the worst of their percentiles."""
+    """Reduces moments to at most POINTS_MAX: neighbours are joined, with the worst of their percentiles."""
     size = max(1, math.ceil(len(moments) / POINTS_MAX))
     return [_joined(moments[start : start + size]) for start in range(0, len(moments), size)]
 
@@ -440,14 +440,14 @@ def _joined(moments: Sequence[Moment]) -> Moment:
 
 
 class Row(NamedTuple):
-    """The first cell is its heading."""
+    """A row of a table. The first cell is its heading."""
 
     cells: Sequence[str]
     bad: bool = False
 
 
 def _table(title: str, columns: Sequence[str], rows: Sequence[Row], *, words: bool = False) -> str:
-    """Scrolls sideways where it is too wide, which a keyboard can do only to what it can reach."""
+    """Makes a table that scrolls sideways if it is too wide. It can get the focus, so that a keyboard can scroll it."""
     if not rows:
         return ""
     head = "".join(f'<th scope="col">{escape(column)}</th>' for column in columns)
@@ -479,7 +479,7 @@ def _tables(reports: Reports) -> str:
 
 
 def _comparison(reports: Reports) -> str:
-    """Ratios to the first report."""
+    """Makes the table with the ratios to the first report."""
     pairs = [(row, base) for row, base in compared_rows(reports) if base is not None]
     rows = [
         Row(
@@ -494,7 +494,7 @@ def _comparison(reports: Reports) -> str:
 
 
 def _ratio(found: Ratio) -> str:
-    """In words: a page has no legend beside it."""
+    """Formats a ratio in words, because the page has no legend for symbols."""
     around = f" ±{found.band:.0%}" if found.band > SAME else ""
     return f"{digits(found.ratio)}x{around} {found.verdict}".rstrip()
 
@@ -529,7 +529,7 @@ def _time_rows(curve: Curve) -> list[Row]:
 
 
 def _objective_table(name: str, report: Report) -> str:
-    """Which runs of a search met what it was for."""
+    """Makes the table of a search's runs: which of them met the objective."""
     objective = objective_of(report)
     if objective is None:
         return ""
@@ -544,7 +544,7 @@ def _meanings(curves: Sequence[Curve]) -> str:
 
 
 def _kinds_tables(curves: Sequence[Curve]) -> list[str]:
-    """How the answers turned out, and what else happened."""
+    """Makes the tables of the answers by outcome, and of the errors."""
     tables = []
     for title, kinds in (
         ("Outcomes", [curve.run.outcomes for curve in curves]),
@@ -560,7 +560,7 @@ def _kinds_tables(curves: Sequence[Curve]) -> list[str]:
 
 
 def _origin(reports: Reports) -> str:
-    """What was asked for, where, and of what."""
+    """Makes the section with commands, options, machines and versions."""
     names = [name for name, _ in reports]
     commands = [{"command": report.command} if report.command else {} for _, report in reports]
     options = [_options(report) for _, report in reports]
@@ -577,7 +577,7 @@ def _dict_rows(dicts: Sequence[dict[str, str]]) -> list[Row]:
 
 
 def _options(report: Report) -> dict[str, str]:
-    """Of all runs; where they differ, their values one after the other."""
+    """Returns the options of all runs. If the runs differ in an option, it has all of their values."""
     keys = dict.fromkeys(key for run in report.runs for key in run.options)
     values = {key: dict.fromkeys(_option(run.options.get(key)) for run in report.runs) for key in keys}
     return {key: ", ".join(found) for key, found in values.items()}

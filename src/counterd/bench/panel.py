@@ -1,6 +1,6 @@
-"""What a run looks like while it goes on, on a terminal.
+"""Shows the progress of a run on a terminal.
 
-A side. Drawn from the parent's own loop: a thread that redraws would be one that load processes are forked beside.
+A side. The parent's own loop redraws the panel, because load processes must not be forked while another thread runs.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ BAR_WIDTH = 60
 
 @contextlib.contextmanager
 def panel(console: Console | None) -> Iterator[Callable[[str], Callable[[Progress], None] | None]]:
-    """Gives a function that makes a watcher for a run of that label; without a console, runs are not watched."""
+    """Yields a function that takes the label of a run and returns its watcher; None if there is no console."""
     if console is None:
         yield lambda _: None
         return
@@ -49,8 +49,8 @@ def panel(console: Console | None) -> Iterator[Callable[[str], Callable[[Progres
 
 
 def draw(label: str, progress: Progress) -> RenderableType:
-    """One moment of it."""
-    bar = Table.grid()  # which ends the bar's line, as a Group does not
+    """Draws the state of a run."""
+    bar = Table.grid()  # unlike a Group, this ends the line of the bar
     bar.add_row(
         ProgressBar(completed=100 * (progress.fraction or 0.0), width=BAR_WIDTH, pulse=progress.fraction is None)
     )

@@ -1,7 +1,7 @@
-"""What a run does: the options of counterbench, read and checked.
+"""The plan of a run: reads and checks the options of counterbench.
 
-A side, pure Python. Readers, here and in counterd.units, take the text of an option and raise ValueError with what was
-expected.
+A side, pure Python. Readers, here and in counterd.units, parse the text of an option. They raise a ValueError that says
+what was expected.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from counterd.units import seconds
 NAMES_MAX = 1 << 30
 PORT_MAX = 65535
 CONNECTIONS = 50
-WORKERS = 500  # of a fan
+WORKERS = 500  # connections of workers in a fan
 BUFFER_SIZE = 100
-BUFFER_SIZE_MAX = 1 << 19  # so that one fits into what is sent at once
+BUFFER_SIZE_MAX = 1 << 19  # so that a buffer fits into the data that is sent together
 U32_MAX = 0xFFFFFFFF
-DEPTH_MAX = 1 << 20  # 32 MiB of what is known about each request, for each connection
-TIME_MAX = 1e7  # seconds: what is counted in nanoseconds stays far from overflowing, whatever is drawn around it
-RATE_MIN, RATE_MAX = 1e-6, 1e9  # a second; for the same reason, and one for each nanosecond
-VERIFIED_MAX = 1 << 24  # 128 MiB that all load processes share
+DEPTH_MAX = 1 << 20  # 32 MiB of data about requests, for each connection
+TIME_MAX = 1e7  # seconds: a random time with this mean is far from overflowing when it is counted in nanoseconds
+RATE_MIN, RATE_MAX = 1e-6, 1e9  # per second; the minimum for the same reason, the maximum is one per nanosecond
+VERIFIED_MAX = 1 << 24  # 128 MiB of memory, which all load processes share
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Keys:
 
     @property
     def text(self) -> str:
-        """As the command line has it."""
+        """The form on the command line."""
         return f"zipf:{self.exponent:g}" if self.kind == "zipf" else self.kind
 
 
@@ -66,10 +66,10 @@ class Hold:
 
 @dataclass(frozen=True)
 class Work:
-    """What is asked: acquire and release in turn, or any mix of requests."""
+    """The kinds of requests that are sent: acquire and release in turn, or any mix of requests."""
 
     text: str = PAIRS
-    weights: dict[str, int] = field(default_factory=dict)  # empty = in turn
+    weights: dict[str, int] = field(default_factory=dict)  # empty: acquire and release in turn
 
     @classmethod
     def read(cls, text: str) -> Work:
@@ -84,30 +84,30 @@ class Work:
         weights = {match[1]: int(match[2]) for match in pairs if match}
         unknown = sorted(weights.keys() - set(OPS))
         if unknown or len(weights) < len(pairs) or not sum(weights.values()):
-            raise ValueError(f"each of {', '.join(OPS)} may be in a mix once, with a share: not {text!r}")
+            raise ValueError(f"expected a mix with each of {', '.join(OPS)} at most once, with a share, not {text!r}")
         return cls(text, weights)
 
 
 def connections_of(work: Work, producers: int) -> int:
-    """How many there are if nobody says."""
+    """Returns the default number of connections."""
     return WORKERS + producers if "fan" in work.weights else CONNECTIONS
 
 
 @dataclass(frozen=True)
 class Plan:
-    """One run. Times are in seconds, rates per second, everything for all processes together."""
+    """One run. Times are in seconds, rates per second. All numbers are for all processes together."""
 
     protocol: str = next(iter(DIALECTS))
     host: str = "127.0.0.1"
-    port: int = 0  # 0 = the protocol's
-    control_port: int = 0  # where control messages come from; 0 = the next one
+    port: int = 0  # 0: the protocol's default port
+    control_port: int = 0  # the port for control messages; 0: the port after `port`
     socket: str | None = None
     tls: bool = False
-    cacert: str | None = None  # files for TLS; None: whom this system trusts, no certificate of our own, the key in it
+    cacert: str | None = None  # files for TLS; None: the system's authorities, no certificate, the key in cert
     cert: str | None = None
     key: str | None = None
     connections: int = CONNECTIONS
-    producers: int = 1  # of those, in a fan
+    producers: int = 1  # how many of the connections are producers, in a fan
     depth: int = 1
     keep_alive: bool = True
     requests: int | None = None
@@ -122,7 +122,7 @@ class Plan:
     name_size: int = 16
     resources: int = 1
     maximum: int = 1_000_000
-    value_size: int | None = None  # of a buffer; with redis, get reads numbers unless this or a set says otherwise
+    value_size: int | None = None  # of a buffer. With redis, get reads numbers unless this is given or there is a set
     number_type: str = "uint16"
     ttl: float = 0.1
     delay: int = 0  # of jobs
@@ -133,7 +133,7 @@ class Plan:
     seed: int = 1
 
     def __post_init__(self) -> None:
-        """Raises ValueError for what cannot be done together."""
+        """Raises ValueError if a value is invalid, or if options cannot be used together."""
         if self.port == 0:
             object.__setattr__(self, "port", self.dialect.port)
         if self.control_port == 0 and self.port < PORT_MAX:
@@ -153,11 +153,11 @@ class Plan:
         return DIALECTS[self.protocol]
 
     def fetches(self) -> bool:
-        """Whether a get is of a buffer, not of a number."""
+        """Returns True if a get reads a buffer, and not a number."""
         return self.dialect.fetches(self)
 
     def fills(self) -> tuple[str, ...]:
-        """The requests that make a name exist: a number's, a buffer's or both."""
+        """Returns the requests that make a name exist: for numbers, for buffers, or both."""
         asked = self.work.weights.keys()
         buffers = self.fetches() and bool(asked & {"get", "set"})
         numbers = not buffers or not asked <= {"get", "set"}
@@ -167,11 +167,11 @@ class Plan:
         return "fan" in self.work.weights
 
     def listens(self) -> bool:
-        """Whether each load process has one more connection, for control messages."""
+        """Returns True if each load process has one more connection, for control messages."""
         return "control" in self.work.weights
 
     def needs_names(self) -> bool:
-        """Whether there are requests for what has to exist."""
+        """Returns True if there are requests that need existing names."""
         wanted = {"query", "update", *(["get"] if self.fetches() else [])}
         return any(self.work.weights.get(op) for op in wanted)
 
@@ -181,57 +181,57 @@ class Plan:
         hold = self.hold.mean if self.hold else 0.0
         return [
             (self.tls and self.socket is not None, "there is no TLS on a Unix socket"),
-            (not self.tls and any((self.cacert, self.cert, self.key)), "--cacert, --cert and --key are for --tls"),
-            (self.key is not None and self.cert is None, "the --key needs its --cert"),
-            (min(self.connections, self.processes) < 1, "there is at least one connection, and one thread"),
-            (not 1 <= self.depth <= DEPTH_MAX, f"there are 1 to {DEPTH_MAX} requests in flight, not {self.depth}"),
-            (self.requests is not None and self.requests < 0, "a number of requests is not negative"),
+            (not self.tls and any((self.cacert, self.cert, self.key)), "--cacert, --cert and --key need --tls"),
+            (self.key is not None and self.cert is None, "--key needs --cert"),
+            (min(self.connections, self.processes) < 1, "there must be at least one connection and one thread"),
+            (not 1 <= self.depth <= DEPTH_MAX, f"there can be 1 to {DEPTH_MAX} requests in flight, not {self.depth}"),
+            (self.requests is not None and self.requests < 0, "the number of requests must not be negative"),
             (
                 not all(0 <= time <= TIME_MAX for time in (self.duration or 0.0, self.warmup, hold)),
-                f"a time is {TIME_MAX:g} seconds at most",
+                f"a time must be 0 to {TIME_MAX:g} seconds",
             ),
             (
                 not all(rate is None or RATE_MIN <= rate <= RATE_MAX for rate in (self.rate, self.churn or None)),
-                f"a rate is {RATE_MIN:g} to {RATE_MAX:g} a second",
+                f"a rate must be {RATE_MIN:g} to {RATE_MAX:g} a second",
             ),
-            (self.verify and self.names > VERIFIED_MAX, f"--verify keeps count of {VERIFIED_MAX} names at most"),
+            (self.verify and self.names > VERIFIED_MAX, f"--verify can count at most {VERIFIED_MAX} names"),
             (self.requests is None and self.duration is None, "give --requests, --duration or both"),
             (
                 self.processes > self.connections,
-                f"{self.processes} threads need as many connections, not {self.connections}",
+                f"{self.processes} threads need at least as many connections, not {self.connections}",
             ),
             (not 1 <= self.names <= NAMES_MAX, f"there can be 1 to {NAMES_MAX} names, not {self.names}"),
             (
                 self.names > 16**digits,
-                f"names of {self.name_size} bytes can be {16**digits} at most, not {self.names}: see --name-size",
+                f"there are only {16**digits} names of {self.name_size} bytes, not {self.names}: see --name-size",
             ),
             (
                 not 1 <= self.name_size <= self.dialect.name_size_max,
-                f"a name has 1 to {self.dialect.name_size_max} bytes in the {self.protocol} protocol",
+                f"a name must have 1 to {self.dialect.name_size_max} bytes in the {self.protocol} protocol",
             ),
-            (not 1 <= self.resources <= U32_MAX, f"resources are 1 to {U32_MAX}"),
-            (self.maximum > U32_MAX, f"the maximum is {U32_MAX} at most"),
+            (not 1 <= self.resources <= U32_MAX, f"resources must be 1 to {U32_MAX}"),
+            (self.maximum > U32_MAX, f"the maximum must be at most {U32_MAX}"),
             (
                 self.maximum < self.resources,
                 f"each acquire asks for {self.resources}, and the maximum is {self.maximum}: none would be granted",
             ),
-            (self.hold is not None and not pairs, f"--hold is for {PAIRS}"),
+            (self.hold is not None and not pairs, f"--hold can only be used with {PAIRS}"),
             (
                 not self.keep_alive and self.depth > 1,
-                "--keep-alive 0 opens a connection for each request, with one in flight: no --pipeline",
+                "--keep-alive 0 opens a connection for each request: --pipeline cannot be used with it",
             ),
             (
                 not self.keep_alive and self.rate is not None,
-                "--keep-alive 0 opens a connection for each request, in a closed loop: no --rate",
+                "--keep-alive 0 opens a connection for each request, in a closed loop: --rate cannot be used with it",
             ),
-            (not self.keep_alive and bool(self.hold or self.churn), "--hold and --churn need connections that stay"),
+            (not self.keep_alive and bool(self.hold or self.churn), "--hold and --churn need --keep-alive 1"),
             (
                 self.dialect.checks is None and bool(self.verify or self.churn),
-                f"--verify and --churn are about what connections hold, which {self.protocol} does not know",
+                f"--verify and --churn check the holdings of connections, which {self.protocol} does not have",
             ),
             (
                 not self.dialect.counts and bool(self.churn),
-                f"--churn looks what the server counts, which {self.protocol} does not tell",
+                f"--churn reads how many permits are held, which {self.protocol} does not report",
             ),
             *self._mistakes_of_work(),
             *self._mistakes_of_jobs(),
@@ -246,33 +246,33 @@ class Plan:
         named = (self.names, self.name_size, self.keys) != (1, Plan.name_size, Keys())
         return [
             (self.delay > 0 and not ours, f"--delay is for jobs, which the {self.protocol} protocol does not have"),
-            (not 0 <= self.delay <= TIME_MAX, f"a delay is 0 to {TIME_MAX:g} seconds"),
-            (ours and named, f"jobs have no names: no --names, --keys or --name-size with {self.protocol}"),
+            (not 0 <= self.delay <= TIME_MAX, f"a delay must be 0 to {TIME_MAX:g} seconds"),
+            (ours and named, f"jobs have no names: do not use --names, --keys or --name-size with {self.protocol}"),
             (
                 ours and not self.keep_alive,
-                f"jobs belong to connections that stay: no --keep-alive 0 with {self.protocol}",
+                f"jobs belong to connections that stay open: do not use --keep-alive 0 with {self.protocol}",
             ),
-            (ours and self.buffer_size < size_min, f"what is known of a job by its body needs {size_min} bytes of it"),
-            (self.fans() and len(self.work.weights) > 1, "a fan is not part of a mix"),
+            (ours and self.buffer_size < size_min, f"the body of a job must have {size_min} bytes to identify the job"),
+            (self.fans() and len(self.work.weights) > 1, "a fan cannot be part of a mix"),
             (
                 self.fans() and not self.processes <= self.producers < self.connections,
-                f"a fan has a producer for each of {self.processes} threads at least, and workers besides: of "
-                f"{self.connections} connections not {self.producers} are producers",
+                f"a fan needs at least one producer for each of {self.processes} threads, and also workers: of "
+                f"{self.connections} connections, {self.producers} cannot be producers",
             ),
             (
                 ours and self.verify and "put" in self.work.weights and (self.requests or 1 << 32) > VERIFIED_MAX,
-                f"--verify knows {VERIFIED_MAX} jobs at most, and those of put stay: give --requests",
+                f"--verify can check at most {VERIFIED_MAX} jobs, and the jobs of put stay: give --requests",
             ),
         ]
 
     def _mistakes_of_messages(self) -> list[tuple[bool, str]]:
         return [
-            (self.listens() and len(self.work.weights) > 1, "control is not part of a mix"),
-            (self.listens() and self.socket is not None, "control needs two ports: no --socket"),
-            (self.listens() and not self.control_port, f"there is no port behind {PORT_MAX}: give --control-port"),
+            (self.listens() and len(self.work.weights) > 1, "control cannot be part of a mix"),
+            (self.listens() and self.socket is not None, "control needs two ports: --socket cannot be used with it"),
+            (self.listens() and not self.control_port, f"there is no port after {PORT_MAX}: give --control-port"),
             (
                 self.listens() and self.name_size < DIGITS_MAX,
-                f"identifiers are all new with control, for which they need {DIGITS_MAX} bytes: see --name-size",
+                f"with control each identifier is new, so identifiers need {DIGITS_MAX} bytes: see --name-size",
             ),
         ]
 
@@ -286,23 +286,23 @@ class Plan:
             ),
             (
                 not 0 <= self.buffer_size <= BUFFER_SIZE_MAX,
-                f"a buffer has 0 to {BUFFER_SIZE_MAX} bytes, not {self.buffer_size}",
+                f"a buffer must have 0 to {BUFFER_SIZE_MAX} bytes, not {self.buffer_size}",
             ),
             (
                 self.name_size <= DIGITS_MAX and len({self._kind_of(op) for op in asked - {"noop"}}) > 1,
-                f"names of {self.name_size} bytes are all number: what is counted, set and inserted would have the "
-                f"same, see --name-size",
+                f"names of {self.name_size} bytes contain only a number: counters, buffers and inserted keys would "
+                f"have the same names, see --name-size",
             ),
         ]
 
     def _kind_of(self, op: str) -> str:
-        """Requests of different kinds have different names, but for the last digits: see dialect.names_of."""
+        """Returns the kind of name for an op. The names of two kinds differ before their last digits: see names_of."""
         if op in ("insert", "purge"):
             return "inserted"
         return "buffer" if op == "set" or (op == "get" and self.fetches()) else "number"
 
     def as_options(self) -> dict[str, Any]:
-        """For people and files: the options of the command line that matter here, by their names there."""
+        """Returns the options of the command line that matter for this plan, by their names, for people and files."""
         asked = self.work.weights.keys()
         limits = {"requests": self.requests, "duration": _time(self.duration), "warmup": _time(self.warmup or None)}
         load = {
@@ -324,7 +324,7 @@ class Plan:
         return {name: value for name, value in options if value is not None and name not in unknown}
 
     def makes_grants(self) -> bool:
-        """Whether permits are asked for."""
+        """Returns True if there are requests for permits."""
         return not self.work.weights or bool(self.work.weights.keys() & {"acquire", "release", "flow", "param"})
 
     def _sends_buffers(self) -> bool:
@@ -342,7 +342,7 @@ class Plan:
 
 
 def _time(seconds: float | None) -> str | None:
-    """As the command line has it: 10s, 100ms, 250us."""
+    """Formats a time as on the command line: 10s, 100ms, 250us."""
     if seconds is None:
         return None
     unit, size = next(each for each in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6), ("ns", 0.0)) if seconds >= each[1])

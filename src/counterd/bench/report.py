@@ -1,7 +1,7 @@
-"""What a run found, for a terminal, a spreadsheet and the tools that read HdrHistogram's percentile files.
+"""Writes the results of runs for a terminal, a spreadsheet and the tools that read HdrHistogram's percentile files.
 
 A side, pure Python. A run with errors, with requests that were never sent or with violations is marked wherever its
-figures stand: numbers of requests that did not happen must not win a comparison.
+figures are shown: otherwise it could look better than a correct run, because it has done less.
 """
 
 from __future__ import annotations
@@ -38,23 +38,23 @@ ROW_NAMES = ("50", "99", "99.9", "max")
 AS_FAST_AS_IT_GOES = "as fast as it goes"
 REFUSALS = ("refused", "too many requests")
 FAN_LATENCY = "from the intended start, or from when a job is due, to its delivery"
-# Of HdrHistogram's percentile files: 5 lines each time the distance to 100 % has halved.
+# HdrHistogram's percentile files have 5 lines each time that the distance to 100 % has halved.
 TICKS_PER_HALF = 5
 
 
 class Times(NamedTuple):
-    """One of a run's histograms, with the name that says from where to where it measures."""
+    """One of a run's histograms. meaning: from when to when its times are measured."""
 
     name: str
-    key: str  # in the CSV
+    key: str  # its name in the CSV
     meaning: str
     values: HdrHistogram
 
 
 def all_times(run: Run) -> list[Times]:
-    """Those that a run has, the one that matters first."""
+    """Returns the histograms of a run, the most important one first."""
     if run.service is None:
-        # Of an open loop without a service time: jobs, which are sent for others.
+        # An open loop without a service time: jobs, which are sent for other connections.
         meaning = "from the sending to the answer" if run.rate_wanted is None else FAN_LATENCY
         found = [Times("latency", "latency", meaning, run.latency)]
     else:
@@ -63,7 +63,7 @@ def all_times(run: Run) -> list[Times]:
             Times("service time", "service", "from the sending to the answer", run.service),
         ]
     if run.give_back is not None:
-        meaning = "from the killing of a client until its permits were back"
+        meaning = "from the killing of a client until its permits were given back"
         found.append(Times("give-back", "give_back", meaning, run.give_back))
     return found
 
@@ -73,7 +73,7 @@ def percentile_name(name: str) -> str:
 
 
 def run_name(report: Report, run: Run) -> str:
-    """What tells it from the others of its report: the label, the rate, and where both are the same a number."""
+    """Returns a name that no other run of the report has: the label, the rate, or if both are the same, a number."""
     if len(report.runs) == 1:
         return printable(run.label)
     twins = [other for other in report.runs if (other.label, other.rate_wanted) == (run.label, run.rate_wanted)]
@@ -88,38 +88,38 @@ def run_name(report: Report, run: Run) -> str:
 
 
 def is_one_load(report: Report) -> bool:
-    """Whether all runs put the same load on the server, at different rates: a search's."""
+    """Returns True if the runs are those of a search: the same load at different rates."""
     return len({run.label for run in report.runs}) == 1
 
 
 def full_name(name: str, report: Report, run: Run) -> str:
-    """What tells it from those of all reports, each of which has a name."""
+    """Returns a name that no other run of all reports has. name: that of its report."""
     return printable(name) if len(report.runs) == 1 else f"{printable(name)}, {run_name(report, run)}"
 
 
 def by_kind(kinds: dict[str, int]) -> str:
-    """granted 1,000, refused 12; the most frequent first."""
+    """Formats counts, the most frequent first: granted 1,000, refused 12."""
     ordered = sorted(kinds.items(), key=lambda kind: -kind[1])
     return ", ".join(f"{printable(name)} {count(number)}" for name, number in ordered)
 
 
 def faults(run: Run) -> str:
-    """Everything that makes the figures mean less than they say; empty if nothing does."""
+    """Returns everything that makes the figures of a run unreliable; "" if there is nothing."""
     found = [f"errors: {by_kind(run.errors)}"] if run.errors else []
     if run.unsent:
         found.append(f"{count(run.unsent)} never sent")
     if run.violations:
-        found.append("violations of --verify")  # of many only the first are listed: no number
+        found.append("violations of --verify")  # without a number, because only the first violations are listed
     return "; ".join(found)
 
 
 def details(run: Run) -> list[str]:
-    """What is known of its faults, each on a line."""
+    """Returns the known details of a run's faults, a line each."""
     return [*run.evidence, *(run.violations or ())]
 
 
 def objective_of(report: Report) -> Objective | None:
-    """What a search was for."""
+    """Returns the objective of a search."""
     text = (report.search or {}).get("objective")
     with contextlib.suppress(ValueError):
         return Objective.read(text) if isinstance(text, str) else None
@@ -127,25 +127,25 @@ def objective_of(report: Report) -> Objective | None:
 
 
 def judged(objective: Objective, run: Run) -> tuple[str, str]:
-    """(what the objective is about, whether it was met) of a run"""
+    """Returns the figure of a run that the objective limits, and whether the run meets the objective."""
     value = duration(objective.value_of(run)) if run.requests else "-"
     return value, "met" if objective.is_met(run) else "missed"
 
 
 def granted_rate(run: Run) -> float | None:
-    """Permits granted a second. None where nothing was refused: then it is no other figure than the rate."""
+    """Returns the permits granted a second; None if nothing was refused, because then it is the same as the rate."""
     refused = any(run.outcomes.get(outcome) for outcome in REFUSALS)
     return run.outcomes.get("granted", 0) / run.seconds if refused and run.seconds else None
 
 
 def granted(run: Run) -> str:
-    """That rate, beside the headline; empty where there is none."""
+    """Returns a text with granted_rate(); "" if there is none."""
     found = granted_rate(run)
     return "" if found is None else f"{rate(found)} granted, the others are refusals or releases"
 
 
 def answer(search: dict[str, Any]) -> tuple[str, bool]:
-    """The sentence that a search ends with, and whether it found what it looked for."""
+    """Returns the final sentence about a search, and whether the search was successful."""
     ended = search.get("ended")
     early = f"; not finished: {printable(ended)}" if ended else ""
     if "repeat" in search:
@@ -167,12 +167,12 @@ def answer(search: dict[str, Any]) -> tuple[str, bool]:
 
 
 def representative(report: Report) -> Run:
-    """Of runs of the same load the one in the middle, by throughput."""
+    """Returns the run with the median throughput, of runs of the same load."""
     return sorted(report.runs, key=lambda run: run.rate)[(len(report.runs) - 1) // 2]
 
 
 def spread(report: Report) -> str:
-    """How much runs of the same load differ: of each figure the median, the least and the most."""
+    """Describes how much runs of the same load differ: the median, the least and the most of each figure."""
     times = [percentiles(run.latency) for run in report.runs]
     figures = {"": [run.rate for run in report.runs]}
     figures |= {name: [each[name] for each in times if each] for name in ("50", "99")}
@@ -189,7 +189,7 @@ def spread(report: Report) -> str:
 
 
 def summary(report: Report) -> RenderableType:
-    """All about one run, or a row for each of several and the search's answer."""
+    """Shows everything about one run, or a row for each of several runs and the result of the search."""
     parts: list[RenderableType]
     if len(report.runs) == 1:
         run = report.runs[0]
@@ -209,7 +209,7 @@ def summary(report: Report) -> RenderableType:
 
 
 def brief(report: Report) -> str:
-    """A line a run, and the answer of a search for one."""
+    """Returns a line for each run, and a line for the result of a search."""
     objective = objective_of(report)
     lines = [_brief(run, objective, is_one=len(report.runs) == 1) for run in report.runs]
     if report.repeats():
@@ -265,17 +265,17 @@ def _facts(run: Run) -> Table:
 
 
 def dialect_of(run: Run) -> Dialect | type[Dialect]:
-    """What the run's protocol says; of one that is unknown here, what is said of all."""
+    """Returns the dialect of a run's protocol; the class with its defaults if the protocol is not installed."""
     return DIALECTS.get(run.options.get("protocol", ""), Dialect)
 
 
 def verified(run: Run) -> str:
-    """What --verify has found right."""
+    """Returns the promises that --verify has found to be kept."""
     return dialect_of(run).kept
 
 
 def cpu(run: Run) -> str:
-    """What the load itself took: near a core a process, it is the load that is measured."""
+    """Formats the CPU of the load itself. If it is near one core for each process, the load limits the throughput."""
     if not run.requests:
         return f"{digits(run.cpu_seconds)} s"
     cores = run.cpu_seconds / run.seconds if run.seconds else 0.0
@@ -283,14 +283,14 @@ def cpu(run: Run) -> str:
 
 
 def server_use(run: Run) -> str:
-    """What the server took, as far as this machine can tell."""
+    """Formats the CPU and memory of the server, if they are known."""
     if run.server.unknown:
         return f"CPU and memory not known: {printable(run.server.unknown)}"
     return f"{digits(run.server.cores)} cores, {run.server.memory / 2**20:,.1f} MiB of memory"
 
 
 def fairness(run: Run) -> str:
-    """How unlike the connections were served; empty where there is nothing to tell."""
+    """Describes how differently the connections were served; "" if this is not known."""
     if run.grants is None:
         return ""
     least, median, most = run.grants.least, run.grants.median, run.grants.most
@@ -346,7 +346,7 @@ def _runs_table(report: Report) -> Table:
 
 
 def _faults_of(report: Report) -> list[Text]:
-    """A red line for each run that has any, with all that is known of them."""
+    """Makes a red line for each run that has faults, with their details."""
     lines = []
     for run in report.runs:
         if run.failed():
@@ -361,7 +361,7 @@ def _faults_of(report: Report) -> list[Text]:
 
 
 def write_csv(report: Report, path: Path) -> None:
-    """A row a run; a figure that there is none of is an empty cell."""
+    """Writes a row for each run. A figure that a run does not have is an empty cell."""
     rows = [_csv_row(run) for run in report.runs]
     with path.open("w", encoding="utf-8", newline="", errors="backslashreplace") as file:
         writer = csv.writer(file)
@@ -370,7 +370,7 @@ def write_csv(report: Report, path: Path) -> None:
 
 
 def _csv_column(key: str, name: str) -> str:
-    """latency_p99_9_us: no point in it, which databases take for a table's."""
+    """Makes the name of a column, such as latency_p99_9_us. It has no point, which databases would misunderstand."""
     return f"{key}_{percentile_name(name).replace('.', '_')}_us"
 
 
@@ -409,14 +409,14 @@ def _csv_row(run: Run) -> dict[str, Any]:
 
 
 def write_hgrm(report: Report, path: Path) -> None:
-    """In microseconds. Of several runs each has its file: PATH with -1, -2, ... before the suffix."""
+    """Writes percentiles in microseconds. Several runs have a file each: PATH with -1, -2, ... before the suffix."""
     for number, run in enumerate(report.runs, 1):
         own = path if len(report.runs) == 1 else path.with_name(f"{path.stem}-{number}{path.suffix}")
         own.write_text(_hgrm(run.latency), "utf-8")
 
 
 def _hgrm(values: HdrHistogram) -> str:
-    """Not the library's own writer: it scales the mean and forgets to scale the deviation."""
+    """Formats a percentile file. The library's own writer is not used: it scales the mean, but not the deviation."""
     lines = [f"{'Value':>12} {'Percentile':>14} {'TotalCount':>10} {'1/(1-Percentile)':>14}", ""]
     for step in values.get_percentile_iterator(TICKS_PER_HALF) if values.get_total_count() else ():
         part = step.percentile_level_iterated_to / 100

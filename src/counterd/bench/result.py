@@ -1,7 +1,7 @@
-"""What a run leaves behind, and the file that it is kept in.
+"""The result of a run, and the file in which it is kept.
 
-A side, pure Python. Times are in nanoseconds where the name does not say otherwise. A histogram is an HdrHistogram of
-nanoseconds, 3 significant digits up to an hour, and is kept in files in that library's own compressed form.
+A side, pure Python. Times are in nanoseconds unless the name has another unit. A histogram is an HdrHistogram of
+nanoseconds, with 3 significant digits, up to an hour. Files contain it in the compressed form of that library.
 """
 
 from __future__ import annotations
@@ -26,48 +26,48 @@ HIGHEST_NS = 3_600_000_000_000
 DIGITS = 3
 PERCENTILES = (50.0, 90.0, 99.0, 99.9, 99.99)
 
-# What a file may hold: any sum or quotient of such numbers is still a number.
+# The largest number in a file: any sum or quotient of such numbers is finite.
 NUMBER_MAX = 2**63
 FRACTION_MIN = 1e-9
-# Before the counts of a histogram: cookie, length of the counts, offset, digits, lowest, highest, ratio.
+# The header of a compressed histogram: cookie, length of the counts, offset, digits, lowest, highest, ratio.
 HISTOGRAM_HEADER = struct.Struct(">IIIIQQd")
 HISTOGRAM_COOKIE = 0x1C849313
-# Over what one can be: 33,792 counts of at most 9 bytes.
+# More bytes than a histogram can have: 33,792 counts of at most 9 bytes.
 HISTOGRAM_BYTES_MAX = 2**19
 
 
 class ResultError(Exception):
-    """A file that is no result; the text names the file and what is wrong with it."""
+    """A file is not a valid result. The text names the file and the mistake."""
 
 
 def histogram() -> HdrHistogram:
-    """An empty one."""
+    """Makes an empty histogram."""
     return HdrHistogram(1, HIGHEST_NS, DIGITS)
 
 
 @dataclass
 class Moment:
-    """One second (the last may be shorter) of the measured time."""
+    """One second of the measured time; the last one may be shorter."""
 
     end: float  # seconds since the measured time began
     seconds: float
     requests: int  # answered
     errors: int
-    percentiles: dict[str, int]  # "50", "99", "max" of the latency, of what was answered; empty if nothing was
+    percentiles: dict[str, int]  # "50", "99", "max" of the latency of answered requests; empty if there are none
 
 
 @dataclass
 class ServerUse:
-    """What the server's processes took in the measured time, if they are on this machine."""
+    """The use of CPU and memory by the server's processes in the measured time, if they are on this machine."""
 
     cores: float = 0.0
     memory: int = 0  # bytes, at the end
-    unknown: str = ""  # why it is not known
+    unknown: str = ""  # why the use is not known, or ""
 
 
 @dataclass
 class Grants:
-    """What the connections were granted in the measured time: how unlike each other they are."""
+    """How many permits the connections were granted in the measured time: the least, the median and the most."""
 
     least: int
     median: int
@@ -76,17 +76,17 @@ class Grants:
 
 @dataclass
 class Run:
-    """One run. `latency` is what a user sees: from the intended start in an open loop, else from the sending."""
+    """One run. latency: as a user sees it, from the intended start in an open loop, otherwise from the sending."""
 
     label: str
     options: dict[str, Any]
     started: str  # ISO 8601, UTC
-    seconds: float  # measured, up to the last answer
-    requests: int  # answered in that time
-    outcomes: dict[str, int]  # of those: granted, refused, not held, ...
+    seconds: float  # the measured time, up to the last answer
+    requests: int  # how many were answered in that time
+    outcomes: dict[str, int]  # how many answers were granted, refused, not held, ...
     errors: dict[str, int]  # by kind; empty = none
     latency: HdrHistogram
-    evidence: list[str] = field(default_factory=list)  # of wrong answers and errors: the first
+    evidence: list[str] = field(default_factory=list)  # descriptions of the first wrong answers and errors
     service: HdrHistogram | None = None  # open loop: from the sending
     give_back: HdrHistogram | None = None  # churn: from the killing until the permits were back
     rate_wanted: float | None = None  # open loop
@@ -94,46 +94,46 @@ class Run:
     unsent: int = 0  # open loop: requests that were due and never sent
     cpu_seconds: float = 0.0  # of the load processes, in the measured time
     series: list[Moment] = field(default_factory=list)
-    violations: list[str] | None = None  # None = nobody looked (no --verify)
+    violations: list[str] | None = None  # None: not checked, because --verify was not given
     server: ServerUse = field(default_factory=ServerUse)
-    grants: Grants | None = None  # None = one connection, or nothing was granted
+    grants: Grants | None = None  # None: there is only one connection, or nothing was granted
 
     @property
     def rate(self) -> float:
-        """Requests answered a second."""
+        """How many requests were answered a second."""
         return self.requests / self.seconds if self.seconds else 0.0
 
     def failed(self) -> bool:
-        """Whether anything happened that makes its figures mean less than they say."""
+        """True if something happened that makes the figures unreliable."""
         return bool(self.errors or self.unsent or self.violations)
 
 
 @dataclass
 class Report:
-    """What one call of the command found: one run, or those of a search."""
+    """The result of one call of the command: one run, or the runs of a search."""
 
     runs: list[Run]
     machine: dict[str, str]  # cpu, cores, memory, kernel
     versions: dict[str, str]  # counterd, python
     # {"objective": "p99<1ms", "rate": 120000.0 or None, "contrary": runs}, {"scan": "..."} or {"repeat": times};
-    # and "ended": why, where it ended early
+    # and "ended": why it ended early, if it did
     search: dict[str, Any] | None = None
-    command: str = ""  # that found it, as a shell reads it
+    command: str = ""  # the command line, quoted for a shell
 
     def repeats(self) -> bool:
-        """Whether its runs put the same load on the server, again and again."""
+        """Returns True if all runs put the same load on the server."""
         return self.search is not None and "repeat" in self.search
 
 
 def save(report: Report, path: Path) -> None:
-    """Writes the whole of it as JSON."""
+    """Writes a report as JSON."""
     document = {"format": FORMAT, **dataclasses.asdict(dataclasses.replace(report, runs=[]))}
     document["runs"] = [_encode(run) for run in report.runs]
     path.write_text(json.dumps(document, indent=1) + "\n", "utf-8")
 
 
 def load(path: Path) -> Report:
-    """Reads what save() wrote. Raises ResultError."""
+    """Reads a file that save() has written. Raises ResultError."""
     try:
         document = json.loads(path.read_text("utf-8"))
     except OSError as error:
@@ -146,7 +146,7 @@ def load(path: Path) -> Report:
     try:
         report = _made(Report, document, "")
     except ValueError as error:
-        raise ResultError(f"{path}: not a whole result: {error}") from None
+        raise ResultError(f"{path}: not a complete result: {error}") from None
     assert isinstance(report, Report)
     return report
 
@@ -163,7 +163,7 @@ def _encode(run: Run) -> dict[str, Any]:
 
 
 def _made(kind: Any, value: Any, where: str) -> Any:
-    """`value`, found at `where` in a file, as what the type `kind` says. Raises ValueError."""
+    """Converts a value of a file to the type `kind`. where: its place in the file. Raises ValueError."""
     inner = typing.get_args(kind)
     if kind is Any:
         return value
@@ -177,7 +177,7 @@ def _made(kind: Any, value: Any, where: str) -> Any:
     if expected is float and type(value) is int:
         value = float(min(value, NUMBER_MAX))
     if type(value) is not expected:
-        raise ValueError(f"{where} is no {expected.__name__}")
+        raise ValueError(f"{where} is not of type {expected.__name__}")
     if expected is list:
         value = [_made(inner[0], item, f"{where}[{index}]") for index, item in enumerate(value)]
     elif expected is dict:
@@ -189,8 +189,8 @@ def _made(kind: Any, value: Any, where: str) -> Any:
 
 def _made_dataclass(kind: Any, value: Any, where: str) -> Any:
     if not isinstance(value, dict):
-        raise ValueError(f"{where} is no object")
-    if kind is Run:  # for people and other tools; they follow from the rest
+        raise ValueError(f"{where} is not an object")
+    if kind is Run:  # these members are for people and other tools; they can be computed from the others
         value = {key: item for key, item in value.items() if key not in ("rate", "percentiles")}
     kinds = typing.get_type_hints(kind)
     prefix = f"{where}." if where else ""
@@ -201,7 +201,7 @@ def _made_dataclass(kind: Any, value: Any, where: str) -> Any:
 
 
 def _decoded(text: Any, where: str) -> HdrHistogram:
-    """The library believes what a histogram says of its size, and unpacks whatever there is: look before it does."""
+    """Checks and decodes a histogram. The library does not check the size that a histogram claims to have."""
     try:
         packed = base64.b64decode(text, validate=True)[8:]
         unpacker = zlib.decompressobj()
@@ -209,18 +209,18 @@ def _decoded(text: Any, where: str) -> HdrHistogram:
         size = len(plain) - HISTOGRAM_HEADER.size
         header = HISTOGRAM_HEADER.pack(HISTOGRAM_COOKIE, max(size, 0), 0, DIGITS, 1, HIGHEST_NS, 1.0)
         if not unpacker.eof or not plain.startswith(header):
-            raise ValueError("not one of counterbench")
+            raise ValueError("counterbench has not written it")
         values = HdrHistogram.decode(text)
         if sum(values.counts) != values.total_count:
-            raise ValueError("more than can be counted")
-    except Exception as error:  # noqa: BLE001 - six kinds, of three modules
-        raise ValueError(f"{where} is no histogram: {error}") from None
+            raise ValueError("its counts are too large")
+    except Exception as error:  # noqa: BLE001 - six kinds of exceptions, of three modules
+        raise ValueError(f"{where} is not a valid histogram: {error}") from None
     return values
 
 
 def percentiles(values: HdrHistogram) -> dict[str, int]:
-    """PERCENTILES and max, as the tables show them; empty if nothing was recorded."""
+    """Returns PERCENTILES and max, as the tables show them; an empty dict if nothing was recorded."""
     if not values.get_total_count():
         return {}
-    found = values.get_percentile_to_value_dict(PERCENTILES)  # one walk over the counts, where each alone is one
+    found = values.get_percentile_to_value_dict(PERCENTILES)  # one walk, not one for each
     return {**{f"{percent:g}": int(found[percent]) for percent in PERCENTILES}, "max": int(values.get_max_value())}

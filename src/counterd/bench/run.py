@@ -1,6 +1,6 @@
-"""One run from outside: starts the load processes, lets them begin together, watches, and gathers what they saw.
+"""Supervises one run: starts the load processes, lets them begin together, watches them, and collects their results.
 
-A side. The load processes are forked before anything else here starts a thread, and share one Board with their parent.
+A side. The load processes are forked before this process starts a thread. They share a Board with it.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ if TYPE_CHECKING:
     from counterd.bench.plan import Plan
 
 LOOK_S = 0.05
-LEAVE_S = 10.0  # that processes may take to close their connections
+LEAVE_S = 10.0  # how long processes may take to close their connections
 FOREVER_NS = 1 << 62
 PR_SET_PDEATHSIG = 1
 
 
 @dataclass
 class Progress:
-    """What a run looks like from outside while it goes on."""
+    """The state of a run that is under way."""
 
     stage: str  # connecting, filling, warming up, measuring, finishing
     fraction: float | None  # of the measured time or requests
@@ -52,7 +52,7 @@ class Progress:
 
 @dataclass
 class Interruption:
-    """Whether a signal has ended a run before its time."""
+    """Whether a signal has ended a run early."""
 
     happened: bool = False
 
@@ -63,9 +63,9 @@ def run(
     watch: Callable[[Progress], None] | None = None,
     interruption: Interruption | None = None,
 ) -> Run:
-    """Puts the load of a plan on the server. SIGINT ends it early, and what was measured until then is returned.
+    """Puts the load of a plan on the server. SIGINT ends it early; then the result until this time is returned.
 
-    Raises LoadError when no connection can be opened.
+    Raises LoadError if no connection can be opened.
     """
     interruption = interruption or Interruption()
     allow_descriptors(plan.connections // plan.processes + 1 + RESERVE)
@@ -95,14 +95,14 @@ def run(
 
 
 def counted(plan: Plan) -> int:
-    """How many names, or jobs, are counted one by one."""
+    """Returns how many names, or jobs, --verify counts one by one."""
     if not plan.verify:
         return 0
     return VERIFIED_MAX if plan.dialect.kind == "jobs" else plan.names
 
 
 def _checks(plan: Plan) -> Checks | None:
-    """None without --verify. LoadError: it cannot be verified."""
+    """Returns the checks of --verify; None without --verify. Raises LoadError if the load cannot be verified."""
     if not plan.verify or plan.dialect.checks is None:
         return None
     try:
@@ -112,18 +112,18 @@ def _checks(plan: Plan) -> Checks | None:
 
 
 def _looked(look: Callable[[], list[str]], interruption: Interruption) -> list[str]:
-    """What it finds; whatever keeps it from looking is found, too. The figures of the run are there in any case."""
+    """Returns the violations that a check finds. It is a violation too, not an exception, if the check fails."""
     try:
         return look()
     except KeyboardInterrupt:
         interruption.happened = True
-        return ["it is not known whether all came back: interrupted"]
+        return ["it is not known whether everything was given back: interrupted"]
     except (CounterdError, LoadError, OSError) as error:
         return [f"it is not known what is in use: {error}"]
 
 
 def describe(plan: Plan) -> str:
-    """A short name of what a plan does."""
+    """Returns a short description of a plan."""
     words = [
         f"{plan.protocol} {plan.work.text}",
         several(plan.connections, "connection"),
@@ -156,7 +156,7 @@ RESERVE = 64  # descriptors that are not connections
 
 
 def allow_descriptors(wanted: int) -> None:
-    """Raises this process's limit of open files if it has to. LoadError: it must not be raised so far."""
+    """Raises this process's limit of open files if necessary. Raises LoadError if the hard limit is too low."""
     import resource  # noqa: PLC0415  not everywhere
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -172,7 +172,7 @@ def allow_descriptors(wanted: int) -> None:
 
 @contextlib.contextmanager
 def _interruptible(board: Board, interruption: Interruption) -> Iterator[None]:
-    """SIGINT and SIGTERM end the load, not the program: there is something to report."""
+    """Makes SIGINT and SIGTERM end the load, but not the program: it still has to report the result."""
 
     def end(*_: object) -> None:
         interruption.happened = True
@@ -213,7 +213,7 @@ def _start(load: Load) -> int:
         if os.getppid() == parent:
             load.run()
             status = 0
-    except BaseException:  # noqa: BLE001  nothing may leave a forked process but its status
+    except BaseException:  # noqa: BLE001  no exception may leave the forked process
         import traceback  # noqa: PLC0415
 
         traceback.print_exc()
@@ -222,7 +222,7 @@ def _start(load: Load) -> int:
 
 
 class _Watching:
-    """The parent's part: when to begin, what a second was like, whether all goes well."""
+    """The parent's part in a run: decides when the load begins, takes the figures of each second, detects errors."""
 
     def __init__(
         self,
@@ -243,7 +243,7 @@ class _Watching:
         self._start = self._measure = self._end = self._finish = 0  # ns
 
     def until_ready(self) -> None:
-        """Connects and fills, then says when to begin."""
+        """Waits until the processes have connected and filled, then sets the time when the load begins."""
         while any(stage in ("connecting", "filling") for stage in self._stages()):
             self._show("filling" if "filling" in self._board.stages() else "connecting")
             time.sleep(LOOK_S)
@@ -278,7 +278,7 @@ class _Watching:
         if violations is not None and exceeded:
             violations[:0] = [f"{self._plan.dialect.broken} {exceeded} times; the first: {evidence[0]}"]
         plan = self._plan
-        # Of a time, all of it counts, however little was answered in it; of a number of requests, what they took.
+        # If a time was given, all of it counts, even if few replies came. If a number of requests: the time they took.
         end = self._board.last_ns()
         if plan.requests is None or totals["requests"] < plan.requests:
             end = max(end, min(self._finish, self._end))
@@ -305,7 +305,7 @@ class _Watching:
         )
 
     def _stages(self) -> list[str]:
-        """Of the processes; LoadError when one of them has died."""
+        """Returns the stages of the processes. Raises LoadError if one of them has died."""
         stages = self._board.stages()
         for pid, stage in zip(self._pids, stages, strict=True):
             if stage != "gone" and os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
@@ -358,7 +358,7 @@ class _Watching:
 
 
 def served(plan: Plan, granted: list[int]) -> list[int]:
-    """Without the producers of a fan, which are the first connections of each process."""
+    """Returns the grants without those of a fan's producers, which are the first connections of each process."""
     if not plan.fans():
         return granted
     found: list[int] = []
@@ -369,12 +369,12 @@ def served(plan: Plan, granted: list[int]) -> list[int]:
 
 
 def _share(total: int, processes: int, index: int) -> int:
-    """Of a process: the first ones take what is left over."""
+    """Returns the share of one process. The first processes get the remainder."""
     return total // processes + (index < total % processes)
 
 
 def spread(granted: list[int]) -> Grants | None:
-    """Of what the connections were granted."""
+    """Returns how differently the connections were granted permits."""
     if len(granted) < 2 or not any(granted):
         return None
     return Grants(min(granted), int(statistics.median(granted)), max(granted))

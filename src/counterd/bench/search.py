@@ -1,6 +1,7 @@
-"""Several runs to one end: the highest rate that meets an objective, a curve over rates, or how much runs differ.
+"""Searches, which consist of several runs.
 
-A side, pure Python.
+A side, pure Python. They find the highest rate that meets an objective, or show the latency at several rates, or the
+variation of equal runs.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ if TYPE_CHECKING:
 
 Runner = Callable[["Plan"], "Run"]
 
-PRECISION = 0.02  # of the rate that is found
+PRECISION = 0.02  # relative precision of the rate that is found
 TRIALS_MAX = 24
-TRIES = 2  # at a rate, one after the other: a miss that only one run saw was a busy neighbour's doing
-REACHED = 0.99  # of the rate wanted: less means that the server, or the load, does not keep up
+TRIES = 2  # runs at a rate: if only one of them misses the objective, another program was busy then
+REACHED = 0.99  # the fraction of the wanted rate below which the server, or the load, does not keep up
 RATES_MAX = 1000
-SECONDS_MIN = 1.0  # of a trial, where a number of requests says how long the first run is
+SECONDS_MIN = 1.0  # the shortest trial, if the length of the first run is given as a number of requests
 
 
 @dataclass(frozen=True)
@@ -46,21 +47,21 @@ class Objective:
 
     @property
     def of(self) -> str:
-        """What it is about: p99, max."""
+        """Returns the name of the figure that is limited: p99, max."""
         return "max" if self.percentile == 100 else f"p{self.percentile:g}"
 
     def is_met(self, run: Run) -> bool:
-        """Only by a run that did all that was wanted of it, without errors."""
+        """Returns True if a run meets the objective. The run must have reached its rate, without errors."""
         reached = run.rate_wanted is None or run.rate >= REACHED * run.rate_wanted
         return not run.failed() and reached and run.requests > 0 and self.value_of(run) < self.bound_ns
 
     def value_of(self, run: Run) -> int:
-        """What the bound is on, in nanoseconds."""
+        """Returns the figure of a run that is limited, in nanoseconds."""
         return int(run.latency.get_value_at_percentile(self.percentile))
 
 
 class Ended(Exception):
-    """What a runner raises when there can be no more runs. The text says why; `run` is what was cut short, if any."""
+    """Raised by a runner if no more runs are possible. The text says why. run: the run that was cut short, or None."""
 
     def __init__(self, why: str, run: Run | None = None) -> None:
         super().__init__(why)
@@ -69,14 +70,14 @@ class Ended(Exception):
 
 @dataclass
 class Found:
-    """What a search came to."""
+    """The result of a search."""
 
     runs: list[Run] = field(default_factory=list)
-    best: float | None = None  # the highest rate that met the objective, if any did
-    ended: str | None = None  # why, where it ended before its time: the last run may be one that was cut short
+    best: float | None = None  # the highest rate that met the objective, or None
+    ended: str | None = None  # why the search ended early, or None. Then the last run may have been cut short
 
     def contrary(self, objective: Objective) -> int:
-        """How many runs missed the objective at the best rate or a lower one: the more, the less the rate means."""
+        """Returns how many runs missed the objective at the best rate or below: if many, the rate is not reliable."""
         best = self.best or 0.0
         return sum((run.rate_wanted or math.inf) <= best and not objective.is_met(run) for run in self.runs)
 
@@ -88,11 +89,11 @@ class Found:
 
 
 def find_max(plan: Plan, objective: Objective, runner: Runner) -> Found:
-    """The highest rate that meets the objective.
+    """Finds the highest rate that meets the objective.
 
-    A closed loop first finds what the server can do at most; then the interval is halved until it is narrow enough. At
-    last the lowest rate that missed is tried again, some runs after the miss: if it meets the objective now, something
-    else was busy then, all misses are forgotten, and the halving goes on.
+    A closed loop first finds the server's maximum rate. Then the interval of possible rates is halved until it is
+    narrow enough. At the end, the lowest rate that missed is tried again, some runs after the miss. If it meets the
+    objective now, another program was busy during the miss: then all misses are forgotten, and the halving continues.
     """
     found = Found()
     try:
@@ -128,7 +129,7 @@ def _narrow(plan: Plan, objective: Objective, runner: Runner, found: Found) -> N
 
 
 def repeat(plan: Plan, times: int, runner: Runner) -> Found:
-    """The same run so many times."""
+    """Makes the same run several times."""
     found = Found()
     try:
         for _ in range(times):
@@ -139,18 +140,18 @@ def repeat(plan: Plan, times: int, runner: Runner) -> Found:
 
 
 def read_scan(text: str) -> list[float]:
-    """The rates of FROM:TO:STEP, both ends included."""
+    """Returns the rates of FROM:TO:STEP, including both ends."""
     try:
         start, stop, step = map(number, text.split(":"))
     except ValueError:
         raise ValueError(f"expected FROM:TO:STEP, such as 10k:200k:10k, not {text!r}") from None
     if not 0 < start <= stop or step <= 0 or (stop - start) / step > RATES_MAX:
-        raise ValueError(f"a scan goes up, in {RATES_MAX} steps at most: not {text!r}")
+        raise ValueError(f"expected a scan with rising rates, in at most {RATES_MAX} steps, not {text!r}")
     return [start + step * i for i in range(int((stop - start) / step + 1e-9) + 1)]
 
 
 def scan(plan: Plan, rates: list[float], runner: Runner) -> Found:
-    """A run at each of these rates."""
+    """Makes a run at each of these rates."""
     found = Found()
     try:
         for rate in rates:

@@ -1,8 +1,8 @@
-"""What the server itself takes while it is loaded: processor and memory of the processes that listen at its address.
+"""Measures the server under load: processor time and memory of the processes that listen at its address.
 
-A side, pure Python. They are found through /proc, before the load begins, by the socket that they hold; on another
-machine, in another container, or without the right to look, they are not found, and the report says why. A process 1
-that holds the socket has opened it for another, as systemd does, and is not the server.
+A side, pure Python. The processes are found in /proc, before the load begins, by their listening socket. If they run on
+another machine or in another container, or if this user may not see them, they are not found, and the report says why.
+If process 1 has the socket, it is not the server: like systemd, it has opened the socket for another process.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ if TYPE_CHECKING:
     from counterd.bench.asking import Place
 
 PROC = Path("/proc")
-LISTENS = "0A"  # the state of a socket, in /proc/net/tcp
-UNIX_LISTENS = "00010000"  # its flags, in /proc/net/unix
-LINKS_MAX = 100_000  # descriptors that are looked at: about a second
-TIME_MIN_S = 0.1  # ten of the ticks that the kernel counts a process's time in
+LISTENS = "0A"  # the state of a listening socket, in /proc/net/tcp
+UNIX_LISTENS = "00010000"  # the flags of a listening socket, in /proc/net/unix
+LINKS_MAX = 100_000  # the most descriptors that are checked, which takes about a second
+TIME_MIN_S = 0.1  # ten ticks; the kernel counts the time of a process in ticks
 
 
 class Unknown(Exception):
-    """Why it is not known."""
+    """The use of the server is not known. The text says why."""
 
 
 class Watch:
-    """The server's processes over a run: begin(), then end()."""
+    """Measures the server's processes during a run: begin(), then end()."""
 
     def __init__(self, place: Place) -> None:
         self._why = ""
@@ -45,12 +45,12 @@ class Watch:
             self._why = str(error)
 
     def begin(self) -> None:
-        """The measured time begins, unless it has."""
+        """Begins the measured time, unless it has begun already."""
         if not self._began:
             self._began, (self._cpu, _) = time.monotonic(), self._used()
 
     def end(self) -> ServerUse:
-        """What it took since then."""
+        """Returns the server's use since begin()."""
         if self._why:
             return ServerUse(unknown=self._why)
         took = time.monotonic() - self._began if self._began else 0.0
@@ -62,7 +62,7 @@ class Watch:
         return ServerUse(cores=max(cpu - self._cpu, 0.0) / took, memory=memory)
 
     def _used(self) -> tuple[float, int]:
-        """(seconds of processor so far, bytes of memory) of all its processes; those that have ended have none."""
+        """Returns (seconds of processor time so far, bytes of memory) of all processes that have not ended."""
         cpu, memory = 0.0, 0
         for pid in self._pids:
             try:
@@ -75,27 +75,27 @@ class Watch:
 
 
 def processes(place: Place) -> list[int]:
-    """Those that hold a socket which listens at an address. Unknown: none can be found."""
+    """Returns the processes that have a listening socket at an address. Raises Unknown if none can be found."""
     if place.family != socket.AF_UNIX and not _is_here(place):
         raise Unknown("it is on another machine")
     found = _holders({f"socket:[{inode}]" for inode in _listening(place)})
     if not found:
-        raise Unknown("no process that this user may look at listens there")
+        raise Unknown("no process that this user may see listens there")
     return found
 
 
 def _is_here(place: Place) -> bool:
-    """Whether packets to that address leave from the same one."""
+    """Returns True if the address is one of this machine: packets to it have the same source address."""
     with socket.socket(place.family, socket.SOCK_DGRAM) as probe:
         try:
-            probe.connect(place.address)  # which sends nothing
+            probe.connect(place.address)  # sends nothing, because it is a datagram socket
         except OSError:
             return False
         return bool(probe.getsockname()[0] == probe.getpeername()[0])
 
 
 def _listening(place: Place) -> set[str]:
-    """The inodes of the sockets that listen there."""
+    """Returns the inodes of the sockets that listen at an address."""
     if place.family == socket.AF_UNIX:
         rows = (row for row in _rows("unix") if len(row) > 7 and row[3] == UNIX_LISTENS)
         return {row[6] for row in rows if row[7] == str(place.address)}
@@ -108,21 +108,21 @@ def _listening(place: Place) -> set[str]:
 def _rows(table: str) -> Iterator[list[str]]:
     try:
         text = (PROC / "net" / table).read_text("utf-8", "replace")
-    except OSError:  # of a kernel without IPv6
+    except OSError:  # a kernel without IPv6
         return
     for line in text.splitlines()[1:]:
         yield line.split(maxsplit=7 if table == "unix" else -1)
 
 
 def _words_of(place: Place) -> str:
-    """An address as the kernel writes it: words of four bytes, each in the order of this machine."""
+    """Formats an address as /proc does: words of four bytes, each in the byte order of this machine."""
     packed = socket.inet_pton(place.family, place.address[0].partition("%")[0])
     words = (packed[at : at + 4] for at in range(0, len(packed), 4))
     return "".join(f"{int.from_bytes(word, sys.byteorder):08X}" for word in words)
 
 
 def _holders(links: set[str]) -> list[int]:
-    """The processes that hold one of these sockets."""
+    """Returns the processes that have one of these sockets."""
     found = []
     left = LINKS_MAX
     for process in PROC.iterdir() if links else ():
@@ -130,11 +130,11 @@ def _holders(links: set[str]) -> list[int]:
             continue
         try:
             files = list((process / "fd").iterdir())
-        except OSError:  # it has ended, or is not ours to look at
+        except OSError:  # the process has ended, or this user may not see it
             continue
         left -= len(files)
         if left < 0:
-            raise Unknown("too many files are open on this machine to look for it")
+            raise Unknown("too many files are open on this machine to find the server")
         if any(_link(file) in links for file in files):
             found.append(int(process.name))
     return found

@@ -1,8 +1,7 @@
 """`counterbench`: the load tester's command.
 
-Floor 5. Exit status: 0 when all went well, 1 when there were errors, requests that could not be sent, violations of
-what --verify looks at, or a search that was not finished, 2 for a command line that makes no sense or a server that is
-not there.
+Floor 5. Exit status: 0 for success; 1 for errors, requests that could not be sent, violations that --verify found, or a
+search that did not finish; 2 for a wrong command line or a server that cannot be reached.
 """
 
 from __future__ import annotations
@@ -61,7 +60,7 @@ MEASURED = Reads("time", at_least(0.001, units.seconds))
 
 
 class Written(click.Path):
-    """A file to write once a run is over: where that cannot work, it is known before the run."""
+    """A file that is written after the run. A path that cannot be written is refused before the run."""
 
     def __init__(self) -> None:
         super().__init__(dir_okay=False, writable=True, path_type=Path)
@@ -81,7 +80,7 @@ FILE = Written()
 
 
 class Told(click.Group):
-    """Remembers the words of its command line, for the report."""
+    """A group that keeps its command line for the report."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         ctx.meta[COMMAND] = shlex.join(["counterbench", *args])
@@ -95,7 +94,7 @@ class Told(click.Group):
     "--port",
     type=click.IntRange(1, 65535),
     metavar="PORT",
-    help=f"The port.  [default: {', '.join(f'{each.port} for {name}' for name, each in DIALECTS.items())}]",
+    help=f"The server's port.  [default: {', '.join(f'{each.port} for {name}' for name, each in DIALECTS.items())}]",
 )
 @click.option(
     "--control-port",
@@ -116,25 +115,35 @@ class Told(click.Group):
     "-c",
     "--connections",
     type=NUMBER,
-    help=f"Connections in total.  [default: {planning.CONNECTIONS}; in a fan {planning.WORKERS} workers]",
+    help=f"How many connections to open in total.  [default: {planning.CONNECTIONS}; with -t fan {planning.WORKERS} "
+    "workers and the --producers]",
 )
 @click.option(
     "--producers",
     type=NUMBER,
     default=Plan.producers,
     show_default=True,
-    help="How many connections of a fan put jobs.",
+    help="With -t fan: how many of the connections put jobs.",
 )
 @click.option(
     "-n",
     "--requests",
     type=NUMBER,
-    help="Stop after N requests in total, or after --duration if that ends first.",
+    help="Stop after N requests in total, or after --duration if that comes first.",
 )
-@click.option("--duration", type=MEASURED, help="How long to measure.  [default: 10s; 3s for each run of a search]")
+@click.option(
+    "--duration",
+    type=MEASURED,
+    help="How long to measure.  [default: 10s; 3s for each run of --find-max or --scan]",
+)
 @click.option("--warmup", type=TIME, default=0.0, help="How long to send load before measuring.  [default: 0s]")
 @click.option(
-    "-P", "--pipeline", type=NUMBER, default=1, show_default=True, help="Requests in flight on each connection."
+    "-P",
+    "--pipeline",
+    type=NUMBER,
+    default=1,
+    show_default=True,
+    help="How many requests are in flight on each connection.",
 )
 @click.option(
     "-k",
@@ -149,7 +158,8 @@ class Told(click.Group):
     type=NUMBER,
     default=1,
     show_default=True,
-    help="Load processes, which share the connections. Use more if one fills its core in a closed loop.",
+    help="How many processes send requests; they share the connections. Use more if one process keeps a core busy in a "
+    "closed loop.",
 )
 @click.option(
     "-t",
@@ -182,15 +192,15 @@ class Told(click.Group):
     "--value-size",
     type=click.IntRange(0, planning.BUFFER_SIZE_MAX),
     metavar="BYTES",
-    help=f"The size of a job's body, or of a buffer for set and get. With redis, get without it reads a number.  "
-    f"[default: {planning.BUFFER_SIZE}]",
+    help=f"The size of a job's body, or of a buffer for set and get. With redis, get reads a number if this option is "
+    f"not given.  [default: {planning.BUFFER_SIZE}]",
 )
 @click.option(
     "--number-type",
     type=click.Choice(list(NUMBER_SIZES)),
     default=Plan.number_type,
     show_default=True,
-    help="The width of numbers, for a protocol that has several: the server's value_size.",
+    help="The width of numbers, for a protocol with several widths. It must be the server's value_size.",
 )
 @click.option("--delay", type=TIME, default=0.0, help="The delay of jobs, in whole seconds.  [default: 0s]")
 @click.option("--ttl", type=MEASURED, default=Plan.ttl, help="The TTL of keys that insert creates.  [default: 100ms]")
@@ -203,12 +213,13 @@ class Told(click.Group):
     type=NUMBER,
     default=1_000_000,
     show_default=True,
-    help="How many permits of a name can be in use; further acquires are refused. For flows: the count of the rules.",
+    help="How many permits of a name can be in use; additional acquires are refused. For flows: the count in the "
+    "server's rules.",
 )
 @click.option(
     "--hold",
     type=Reads("hold", Hold.read),
-    help="How long a permit is held before its release: fixed:10ms or exp:50ms (mean).",
+    help="How long a permit is held before its release: fixed:10ms, or exp:50ms for random times with this mean.",
 )
 @click.option(
     "--churn",
@@ -234,13 +245,13 @@ class Told(click.Group):
     "--find-max",
     type=Reads("objective", search.Objective.read),
     metavar="OBJECTIVE",
-    help="Find the highest rate that meets this objective: 'p99<1ms', 'max<20ms'. Takes at most 25 runs.",
+    help="Find the highest rate that meets this objective, such as 'p99<1ms' or 'max<20ms'. Takes at most 25 runs.",
 )
 @click.option(
     "--scan",
     type=Reads("scan", search.read_scan),
     metavar="FROM:TO:STEP",
-    help="Run an open loop at each of these rates: 10k:200k:10k.",
+    help="Run an open loop at each rate from FROM to TO in steps of STEP, such as 10k:200k:10k.",
 )
 @click.option(
     "--repeat",
@@ -252,8 +263,8 @@ class Told(click.Group):
 @click.option(
     "--verify",
     is_flag=True,
-    help="Check that no name was ever above its maximum and that everything was given back at the end. Tokens: also "
-    "that each id is given out once. Jobs: that none is lost and none is delivered twice.",
+    help="Check that the permits in use of a name never exceed its maximum, and that all permits are given back at the "
+    "end. For tokens, also check that no id is granted twice. For jobs, check that none is lost or delivered twice.",
 )
 @click.option("--seed", type=click.IntRange(0), default=1, show_default=True, help="The seed of the random choices.")
 @click.option("--json", type=FILE, help="Write all results to this file, for `counterbench compare` and other tools.")
@@ -262,26 +273,27 @@ class Told(click.Group):
     "--hdr",
     type=FILE,
     help="Write the latency distribution to this file, in microseconds, in the format of HdrHistogram (.hgrm). "
-    "A search writes one file for each run, with -1, -2, ... before the suffix.",
+    "If there are several runs, each run has a file of its own, with -1, -2, ... before the suffix.",
 )
 @click.option("--html", type=FILE, help="Write a page with charts to this file.")
 @click.option("-q", "--quiet", is_flag=True, help="Print one line for each run, and no live panel.")
 @click.version_option(__version__, prog_name="counterbench")
 @click.pass_context
 def main(context: click.Context, /, **options: Any) -> None:
-    """Measures how fast a server is under load, and checks that it keeps its promises.
+    """Measures how fast a server is under load, and with --verify checks that its replies are right.
 
     Numbers can be written as 10k or 1.5m, times as 500us, 10ms, 5s or 2m. Without -n or --duration a run takes 10 s.
     Ctrl-C ends a run and prints what was measured until then. Exit status: 0 for success; 1 for errors, requests that
-    could not be sent, violations, or a search that did not finish; 2 if the run could not begin.
+    could not be sent, violations found by --verify, or a search (--find-max, --scan) that did not finish; 2 if the run
+    could not begin.
 
     \b
-      counterbench -r 100k                             50 connections, acquire and release in turn
-      counterbench -r 100k -P 64 --threads 2           64 requests in flight on each
-      counterbench --rate 20k --arrivals poisson       what users see at that rate
-      counterbench --find-max 'p99<1ms'                the highest rate that it can serve
+      counterbench -r 100k                             50 connections acquire and release in turn
+      counterbench -r 100k -P 64 --threads 2           64 requests are in flight on each connection
+      counterbench --rate 20k --arrivals poisson       the latency that users see at this rate
+      counterbench --find-max 'p99<1ms'                the highest rate with this latency
       counterbench --protocol redis -p 6379 -r 100k    the same load on a redis-server
-      counterbench --hold exp:50ms --churn 10 --verify held permits, dying clients
+      counterbench --hold exp:50ms --churn 10 --verify permits are held, and clients are killed
       counterbench compare before.json after.json      two runs side by side
     """
     if context.invoked_subcommand is not None:
@@ -311,7 +323,10 @@ def main(context: click.Context, /, **options: Any) -> None:
 @click.argument("files", nargs=-1, required=True, type=click.Path(dir_okay=False, path_type=Path))
 @click.option("--html", type=FILE, default="compare.html", show_default=True, help="Where to write the page.")
 def compare(files: tuple[Path, ...], html: Path) -> None:
-    """Shows files that --json wrote side by side, with ratios to the first, and writes a page with charts."""
+    """Shows the results in files that --json wrote side by side, with ratios to the first file.
+
+    It also writes a page with charts.
+    """
     try:
         reports = [(path.stem, load(path)) for path in files]
         page.write_page(reports, html)
@@ -336,12 +351,12 @@ def rules(protocol: str, names: int, maximum: int) -> None:
 
 
 def show(console: Console, what: RenderableType) -> None:
-    """Lines break between words on a terminal, and nowhere in a file, where they are searched."""
+    """Prints a report. Lines are wrapped on a terminal only: in a file, long lines can be searched more easily."""
     console.print(what, soft_wrap=not console.is_terminal)
 
 
 def failed(found: Report) -> bool:
-    """Whether anything went wrong. In a search requests that were not sent do not count: it goes to where that is."""
+    """Whether anything went wrong. Unsent requests do not count in a search, which tries rates that are too high."""
     if found.search is not None and found.search.get("ended"):
         return True
     searching = found.search is not None and not found.repeats()
@@ -354,14 +369,14 @@ def give_up(error: Exception) -> NoReturn:
 
 
 def read_plan(options: dict[str, Any]) -> Plan:
-    """Raises ValueError for what cannot be done together."""
+    """Makes a plan of the options. Raises ValueError for options that exclude each other."""
     searching = options["find_max"] or options["scan"]
     if options["find_max"] and options["scan"]:
         raise ValueError("give either --find-max or --scan")
     if searching and (options["rate"] or options["requests"]):
-        raise ValueError("a search takes neither --rate nor -n: it chooses the rates, and runs for a time")
+        raise ValueError("--find-max and --scan take neither --rate nor -n: they choose the rates, and run for a time")
     if searching and options["repeat"] > 1:
-        raise ValueError("a search takes no --repeat")
+        raise ValueError("--find-max and --scan take no --repeat")
     duration = options["duration"]
     if duration is None and options["requests"] is None:
         duration = SEARCH_S if searching else DURATION_S
@@ -398,7 +413,7 @@ def measure(
     *,
     quiet: bool,
 ) -> Report:
-    """Does the run, or those of the search: what ends that too early costs only what was still to come."""
+    """Does the run, or the runs of a search. If a search ends too early, the runs that are complete are kept."""
     interruption = Interruption()
     with panel(console if console.is_terminal and not quiet else None) as begin:
         label = describe(plan)
@@ -434,12 +449,12 @@ def measure(
     if not found.runs:
         raise LoadError(found.ended)
     if interruption.happened and answer is None:
-        click.echo("counterbench: interrupted; these are the figures until then", err=True)
+        click.echo("counterbench: interrupted; the report shows what was measured until then", err=True)
     return Report(found.runs, machine(), versions(), answer)
 
 
 def machine() -> dict[str, str]:
-    """What the load ran on."""
+    """Describes the machine on which the load ran."""
     models = re.findall(r"^model name\s*: (.*)", Path("/proc/cpuinfo").read_text("utf-8"), re.MULTILINE)
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return {
@@ -455,7 +470,7 @@ def versions() -> dict[str, str]:
 
 
 def write(found: Report, options: dict[str, Any]) -> None:
-    """The files that were asked for."""
+    """Writes the files that the options name."""
     if options["json"]:
         save(found, options["json"])
     if options["csv"]:

@@ -1,7 +1,7 @@
 """`counterd`: the daemon's command.
 
-Floor 5. Exit status: 0 after a drain, 1 after a second signal or if the system lacks a thread or memory for the start,
-2 for anything wrong with the command line or the configuration, a line each.
+Floor 5. Exit status: 0 after a drain; 1 after a second signal, or if the system has no thread or memory left for the
+start; 2 for mistakes in the command line or the configuration, with a line for each mistake.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return EXIT_CONFIG
 
     def read(pipe_timeout: float = 0.0) -> Config:
-        # A pipe is for the start: by a reload it has been read, and nobody may ever write to it again.
+        # A configuration in a pipe can be read only once, at the start. At a reload nobody may write to it any more.
         path = configuration.find_file(options.config)
         return configuration.load(path, options.overrides, rooms, passed, pipe_timeout)
 
@@ -87,11 +87,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def prepare_process() -> None:
-    """Gives the process what the rest relies on, whoever started it."""
+    """Prepares the process: opens the standard streams, enables faulthandler, and sets the switch interval."""
     for descriptor in range(3):
         try:
             os.fstat(descriptor)
-        except OSError:  # closed: the first socket would become it, and be written to
+        except OSError:  # it is closed: the first socket would get its number, and messages would be written to it
             os.open(os.devnull, os.O_RDWR)
     faulthandler.enable(file=2)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
@@ -106,15 +106,15 @@ def serve(config: Config, rooms: Sequence[Room], reread: Callable[[], Config]) -
         try:
             daemon = Daemon(config, rooms, writer, reread)
         finally:
-            writer.start()  # now: a thread keeps the privileges that the process had when it was started
+            writer.start()  # not before: a thread keeps the privileges that the process had when it was started
         loop = uvloop.new_event_loop()
         loop.run_until_complete(daemon.run())
         loop.close()
     except ConfigError as error:
         for problem in error.problems:
-            sys.stderr.write(f"{problem}\n")  # in one piece: the log is written there too, by another thread
+            sys.stderr.write(f"{problem}\n")  # one write for a line: another thread writes the log there too
         return leave(EXIT_CONFIG)
-    except (NoThread, MemoryError) as error:  # which may be over by the next start
+    except (NoThread, MemoryError) as error:  # the next start may succeed
         sys.stderr.write(f"{error if isinstance(error, NoThread) else NO_MEMORY}\n")
         return leave(EXIT_LACKS)
     finally:
@@ -123,7 +123,7 @@ def serve(config: Config, rooms: Sequence[Room], reread: Callable[[], Config]) -
 
 
 def leave(status: int) -> int:
-    """The status, and the process ends even if an extension's threads would keep it."""
+    """Returns the status, and makes sure that the process ends even if threads of an extension still run."""
     if any(not thread.daemon for thread in threading.enumerate() if thread is not threading.main_thread()):
         timer = threading.Timer(LEAVE_S, os._exit, (status,))
         timer.daemon = True

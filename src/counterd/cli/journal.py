@@ -1,7 +1,7 @@
-"""`counterd journal`: looks into the file of a journal, and mends it.
+"""`counterd journal`: checks, shows or repairs the file of a journal.
 
-Floor 5. Exit status: 0, 1 if something is wrong with the journal, or was not kept of it, 2 for anything wrong with the
-command line.
+Floor 5. Exit status: 0 for success, 1 if the journal has a problem or a repair lost records, 2 for a wrong command
+line.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="counterd journal", description=description)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, text in (
-        ("check", "check that the journal can be read and is consistent; the daemon may run"),
-        ("dump", "print the records as JSON, one per line; the daemon may run"),
-        ("repair", "keep the records that can be read; the old file becomes FILE.damaged; the daemon must not run"),
+        ("check", "check that the journal can be read and is consistent; the daemon may be running"),
+        ("dump", "print the records as JSON, one per line; the daemon may be running"),
+        ("repair", "keep the records that can be read; the old file becomes FILE.damaged; stop the daemon first"),
     ):
         commands.add_parser(name, help=text, description=text).add_argument("file", metavar="FILE")
     return parser.parse_args(arguments)
@@ -61,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def read_only(path: str) -> sqlite3.Connection:
-    """Its database, for reading. Raises JournalError if there is none."""
+    """Opens the database of a journal for reading. Raises JournalError if there is no such file."""
     if not Path(path).is_file():
         raise JournalError(f"{path}: no such file")
     return lenient(sqlite3.connect(f"{Path(path).absolute().as_uri()}?mode=ro", uri=True, isolation_level=None))
@@ -99,7 +99,7 @@ def repair(path: str) -> int:
             raise JournalError(f"{aside} exists already: move it away")
         make_like(repaired, path)
         with closing(lenient(sqlite3.connect(path, isolation_level=None))) as source:
-            source.execute("PRAGMA writable_schema = ON")  # else nothing can be read of a file whose end is missing
+            source.execute("PRAGMA writable_schema = ON")  # without it, nothing can be read of a truncated file
             ledger = ledger_of(source, path)
             lost = 0
             with (
@@ -116,13 +116,13 @@ def repair(path: str) -> int:
             with suppress(FileNotFoundError):
                 Path(path + suffix).rename(f"{aside}{suffix}")
         repaired.rename(path)
-    what = f"{several(kept, 'record')} kept, {several(lost, 'place')} could not be read"
+    what = f"{several(kept, 'record')} kept, {several(lost, 'part')} of the file could not be read"
     print(f"{path}: {what}; the old file is now {aside}")
     return 1 if lost else 0
 
 
 def make_like(new: Path, path: str) -> None:
-    """An empty file with the mode and the owner of another one."""
+    """Creates an empty file with the mode and the owner of another file."""
     new.unlink(missing_ok=True)
     like = Path(path).stat()
     new.touch(0o600)

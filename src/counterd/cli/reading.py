@@ -1,6 +1,6 @@
-"""Options that the commands have in common, and those whose text a function reads.
+"""Options that several commands have, and a type for options whose value a function reads.
 
-Floor 5. Needs click, as the commands that use it do.
+Floor 5. Needs click, as do the commands that use this module.
 """
 
 from __future__ import annotations
@@ -14,24 +14,26 @@ if TYPE_CHECKING:
 
     ParamType = click.ParamType[Any]
 else:
-    ParamType = click.ParamType  # which older ones of click's versions do not let be subscripted
+    ParamType = click.ParamType  # cannot be subscripted in older versions of click
 
 
 F = TypeVar("F", bound="Callable[..., Any]")
 
 PEM = click.Path(exists=True, dir_okay=False)
 TLS_OPTIONS = (
-    click.option("--tls", is_flag=True, help="Use TLS. The three options below imply it."),
+    click.option("--tls", is_flag=True, help="Use TLS. The options --cacert, --cert and --key imply it."),
     click.option(
         "--cacert", type=PEM, metavar="FILE", help="The CA certificates to trust.  [default: those of this system]"
     ),
     click.option("--cert", type=PEM, metavar="FILE", help="The client certificate, for a server that asks for one."),
-    click.option("--key", type=PEM, metavar="FILE", help="The key of --cert.  [default: in the same file]"),
+    click.option(
+        "--key", type=PEM, metavar="FILE", help="The private key of --cert.  [default: in the file of --cert]"
+    ),
 )
 
 
 def with_options(*options: Callable[[F], F]) -> Callable[[F], F]:
-    """All of them, in this order, for a command."""
+    """Returns a decorator that adds all of these options to a command, in this order."""
 
     def decorate(function: F) -> F:
         for option in reversed(options):
@@ -42,7 +44,7 @@ def with_options(*options: Callable[[F], F]) -> Callable[[F], F]:
 
 
 class Reads(ParamType):
-    """An option whose text a function reads."""
+    """The type of an option whose value a function reads."""
 
     def __init__(self, name: str, read: Callable[[str], Any]) -> None:
         self.name = name

@@ -1,8 +1,8 @@
 """Clients for counterd, blocking and for asyncio: one module for each protocol.
 
-Client and AsyncClient are for the counter protocol: permits with a maximum, which hold() has while a block runs.
-counterd.client.throttr, counterd.client.sentinel and counterd.client.beanstalk have a Client and an AsyncClient too,
-and counterd.client.smockron has gatekeepers. counterd.client.aio.Client is another name of AsyncClient.
+Client and AsyncClient are for the counter protocol: a counter has a maximum of permits, and hold() holds permits while
+a block runs. counterd.client.throttr, counterd.client.sentinel and counterd.client.beanstalk also have a Client and an
+AsyncClient, counterd.client.smockron has gatekeepers. counterd.client.aio.Client is another name of AsyncClient.
 
 Stands beside the floors.
 """
@@ -51,7 +51,7 @@ __all__ = [
     "UnknownCommand",
 ]
 
-if not TYPE_CHECKING:  # else every name would be there for a type checker
+if not TYPE_CHECKING:  # with __getattr__() a type checker would accept any name
     _LATER = {
         "AsyncClient": ("counterd.client.aio", "Client"),
         "DumpEntry": ("counterd.protocols.counter.wire", "DumpEntry"),
@@ -59,7 +59,7 @@ if not TYPE_CHECKING:  # else every name would be there for a type checker
     }
 
     def __getattr__(name: str) -> Any:
-        """What is imported once it is asked for: asyncio takes longer than all else, and other protocols need none."""
+        """Imports a module when its name is used first: asyncio takes longer to import than everything else."""
         if name not in _LATER:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         module, found = _LATER[name]

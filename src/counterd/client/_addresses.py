@@ -1,4 +1,4 @@
-"""Where a server is: host and port, the path of a Unix socket, or a URL that says either; and whether TLS is spoken.
+"""Addresses of servers: host and port, the path of a Unix socket, or a URL that has one of these, and TLS or not.
 
 Stands beside the floors, shared by the clients. Nothing here touches a socket, or imports ssl before it is needed.
 """
@@ -14,12 +14,12 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 HOST = "127.0.0.1"
-VARIABLE = "COUNTERD_URL"  # where the server of the counter protocol is, in the environment
+VARIABLE = "COUNTERD_URL"  # the environment variable with the address of the counter protocol's server
 PORT_MAX = 65535
 
 
 class Tls(NamedTuple):
-    """TLS with these files of PEM. "": the certificates that this system trusts, none of our own, the key with it."""
+    """TLS with these PEM files. cacert "": the certificates that this system trusts. key "": it is in the file cert."""
 
     cacert: str = ""
     cert: str = ""
@@ -27,7 +27,7 @@ class Tls(NamedTuple):
 
 
 class Address(NamedTuple):
-    """host and port of a TCP address, or the path of a Unix socket; the others are then "", 0 and "". tls: None = no"""
+    """host and port of a TCP address, or the path of a Unix socket; the rest is "" or 0. tls: None means no TLS."""
 
     host: str = ""
     port: int = 0
@@ -40,7 +40,7 @@ class Address(NamedTuple):
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
     def make_context(self) -> ssl.SSLContext | None:
-        """What a connection is secured with, if it is. OSError: a file cannot be used."""
+        """Returns the TLS context of a connection, or None without TLS. Raises OSError if a file cannot be used."""
         if self.tls is None:
             return None
         from counterd.client import _tls  # noqa: PLC0415 - ssl takes as long to import as all else
@@ -55,10 +55,10 @@ def read_addresses(
     scheme: str = "counter",
     tls: bool | ssl.SSLContext = False,
 ) -> list[Address]:
-    """What a client is given, as addresses of one server: path alone if there is one, else each host or URL.
+    """Returns the addresses from the arguments of a client: only the path if there is one, else each host or URL.
 
-    Raises ValueError for a URL of another kind, a port that cannot be, TLS for a Unix socket, and where nothing is left
-    to connect to.
+    Raises ValueError for a URL of another scheme, an impossible port, TLS with a Unix socket, and if there is no
+    address.
     """
     if isinstance(port, int) and not 0 <= port <= PORT_MAX:  # getaddrinfo() would take it modulo 65536
         raise ValueError(f"port must be 0 to {PORT_MAX}, not {port}")
@@ -89,7 +89,7 @@ def read_default(
 
 
 def with_tls(address: Address, tls: bool | ssl.SSLContext) -> Address:
-    """The address with TLS, and that context. ValueError if it has a Unix socket, or says otherwise what to use."""
+    """Returns the address with TLS. ValueError if it is a Unix socket, or has TLS files and `tls` is a context."""
     if address.path:
         raise ValueError(f"{address.path}: there is no TLS on a Unix socket")
     if isinstance(tls, bool):
@@ -97,18 +97,18 @@ def with_tls(address: Address, tls: bool | ssl.SSLContext) -> Address:
     if not hasattr(tls, "wrap_bio"):
         raise TypeError(f"tls is True, False or an ssl.SSLContext, not {tls!r}")
     if address.tls not in (None, Tls()):
-        raise ValueError(f"{address}: the files in its URL, and a context, are two ways to say the same")
+        raise ValueError(f"{address}: its URL names files for TLS, so tls cannot be a context")
     return address._replace(tls=tls)
 
 
 def read_address(text: str, port: int, scheme: str = "counter") -> Address:
     """A host, SCHEME://HOST[:PORT], SCHEMEs://HOST[:PORT][?cacert=FILE&cert=FILE&key=FILE] or SCHEME+unix:///PATH.
 
-    port is for where none is said. Raises ValueError, which shows the text.
+    port: the default. Raises ValueError, which shows the text.
     """
     if "://" not in text:
         if text.count(":") == 1 or text.startswith("["):  # an IPv6 address has two colons at least
-            raise ValueError(f"{text!r}: expected a host, or with a port {scheme}://{text}")
+            raise ValueError(f"{text!r}: expected a host without a port, or {scheme}://{text}")
         return Address(_checked(text, text), port)
     try:
         url = urlsplit(text)
@@ -124,13 +124,13 @@ def read_address(text: str, port: int, scheme: str = "counter") -> Address:
     if url.scheme not in (scheme, f"{scheme}s") or not url.hostname or rest or url.path not in ("", "/"):
         raise ValueError(f"{text!r}: expected {scheme}://HOST:PORT, {scheme}s://HOST:PORT or {scheme}+unix:///PATH")
     if url.query and not secure:
-        raise ValueError(f"{text!r}: nothing follows the address of {scheme}://HOST:PORT")
+        raise ValueError(f"{text!r}: nothing may follow HOST:PORT in a {scheme}:// URL")
     tls = _read_query(text, url.query, scheme) if secure else None
     return Address(_checked(url.hostname, text), port if said is None else said, tls=tls)
 
 
 def _checked(host: str, text: str) -> str:
-    """A name that cannot be looked up at all is refused at once; from a lookup that would be no OSError."""
+    """Returns the host. Raises ValueError if no lookup can succeed: the lookup would raise no OSError."""
     try:
         host.encode("idna")
     except UnicodeError as error:

@@ -1,6 +1,6 @@
-"""One connection of the client for asyncio, which any number of tasks use at a time.
+"""One connection of a client for asyncio, which any number of tasks use at the same time.
 
-Stands beside the floors. Requests of one turn of the loop go out in one piece.
+Stands beside the floors. Requests that are made in one turn of the event loop are sent in one piece.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ LOOP_CLOSED = "its event loop was closed"
 
 
 def put_away(transport: asyncio.Transport) -> None:
-    """In the child of a fork: closes its copy of the socket, whose number the loop still knows, and only that."""
+    """In the child of a fork: replaces its copy of the socket by /dev/null, as the loop still knows its number."""
     number = cast("socket.socket", transport.get_extra_info("socket")).fileno()
     if number >= 0:
         null = os.open(os.devnull, os.O_RDWR)
@@ -35,7 +35,7 @@ def put_away(transport: asyncio.Transport) -> None:
 
 
 def hang_up(transport: asyncio.Transport) -> None:
-    """After its loop was closed: ends the connection, which the server would keep otherwise."""
+    """Ends a connection whose event loop was closed. Otherwise the server would keep it."""
     connected = transport.get_extra_info("socket")
     if isinstance(connected, TransportSocket):  # uvloop has closed its own
         with suppress(OSError):
@@ -43,9 +43,9 @@ def hang_up(transport: asyncio.Transport) -> None:
 
 
 class FutureCall(Call):
-    """A call that a task waits for, or nobody.
+    """A call that a task waits for. future: None if no task waits.
 
-    granted: is called with the result, in the same step, if the call succeeds and is still waited for.
+    granted: is called with the result, in the same step, if the call succeeds and its task still waits.
     """
 
     granted: Callable[[Any], object] | None = None
@@ -83,20 +83,20 @@ class Link(asyncio.Protocol):
         self.where = where
         self.closed = ""  # why it is not connected any more
         self.calls = calls
-        self.holds: dict[Any, int] = {}  # with how many permits
-        self.unheard = False  # it was lost with permits that no hold looks after, and nobody was told yet
+        self.holds: dict[Any, int] = {}  # and the number of permits of each
+        self.unheard = False  # it was lost with permits of no hold, and no call has raised that yet
         self._loop = loop
         self._timeout = timeout
         self._on_end = on_end
-        self._on_release = on_release  # called with what gives back
+        self._on_release = on_release  # called with each request that gives something back
         self._transport: asyncio.Transport | None = None
         self._gone: asyncio.Future[None] = loop.create_future()
         self._unsent: list[bytes] = []
         self._paused = False
-        self._timer: asyncio.TimerHandle | None = None  # runs no later than the oldest call's deadline
+        self._timer: asyncio.TimerHandle | None = None  # fires no later than the oldest call's deadline
 
     def start(self, *request: Any, patience: float = 0.0) -> FutureCall:
-        """Sends a request. Its future gets the result, or an error. ValueError for what does not fit the protocol.
+        """Sends a request. Its future gets the result or an error. ValueError if it does not fit the protocol.
 
         patience: seconds that the server may take beyond the timeout.
         """
@@ -115,16 +115,13 @@ class Link(asyncio.Protocol):
         return calls
 
     def start_unawaited(self, *request: Any) -> None:
-        """Sends a request whose answer nobody waits for."""
+        """Sends a request and does not wait for the reply."""
         self._check()
         call = FutureCall(None, self._loop.time() + self._timeout)
         self._send(self.calls.add(call, *request), call.deadline)
 
     async def listen(self, seconds: float | None) -> bool:
-        """Waits until something is here that the server sent unasked, or the connection has ended: True.
-
-        Or for that many seconds: False.
-        """
+        """True once the server has sent something unasked, or the connection has ended; False after so many seconds."""
         if self.closed or self.calls.has_unasked():
             return True
         future: asyncio.Future[Any] = self._loop.create_future()
@@ -138,11 +135,11 @@ class Link(asyncio.Protocol):
         return future.done()
 
     async def result(self, *request: Any) -> Any:
-        """Sends a request and waits for its result. If that ends in another way, nothing of it stays behind."""
+        """Sends a request and waits for its result. If that is interrupted, what the call is granted is given back."""
         return await self._result(self.start(*request))
 
     async def acquire(self, hold: object, request: Request) -> None:
-        """As result(), for a hold: it has the permits from the moment of the grant."""
+        """As result(), for a hold, which has the permits from the moment of the grant."""
         call = self.start(*request)
         call.granted = lambda granted: self.holds.__setitem__(hold, granted)
         try:
@@ -152,11 +149,11 @@ class Link(asyncio.Protocol):
             raise
 
     def forget(self, call: FutureCall) -> None:
-        """The task that waited has gone. What an acquire was granted, or will be, is given back."""
+        """Called when the task does not wait any more: what the call was granted, or will be, is given back."""
         future = call.future
         assert future is not None
         if not future.cancel() and not future.cancelled():
-            future.exception()  # was looked at
+            future.exception()  # else asyncio would log that nobody looked at it
         self.calls.forget(call)
         self._give_back()
 
@@ -164,7 +161,7 @@ class Link(asyncio.Protocol):
         return self._loop.time()
 
     def flush(self) -> None:
-        """Hands all that is to be sent to the transport, which sends what the kernel takes now."""
+        """Passes all unsent bytes to the transport, which sends what the kernel takes now."""
         self._flush()
 
     def drop(self, why: str, error: Callable[[], CounterdError] | None = None) -> None:
@@ -187,13 +184,13 @@ class Link(asyncio.Protocol):
             await asyncio.shield(self._gone)
 
     def after_fork(self) -> None:
-        """In the child: closes its copy of the socket, and only that."""
+        """In the child of a fork: closes its copy of the socket, and nothing else."""
         if self._transport is not None and not self._gone.done():
             put_away(self._transport)
         self.closed = self.closed or FORKED
 
     def after_loop(self) -> None:
-        """Its loop has been closed: none of its tasks runs any more, but its socket may be open still."""
+        """Called when its loop was closed: none of its tasks runs any more, but its socket may still be open."""
         if not self.closed:
             self.closed = LOOP_CLOSED
             self.unheard = self.calls.held > sum(self.holds.values())
@@ -255,7 +252,7 @@ class Link(asyncio.Protocol):
             raise lost(self.where, self.closed)
 
     def _send(self, data: bytes, deadline: float) -> None:
-        """Now, or with all that is sent in this turn of the loop."""
+        """Sends the data now, or together with all that is sent in this turn of the loop."""
         if self._timer is None or deadline < self._timer.when():
             self._expire_at(deadline)
         if self._unsent or self._paused:
@@ -286,7 +283,7 @@ class Link(asyncio.Protocol):
         self._timer = None if moment == math.inf else self._loop.call_at(moment, self._expire)
 
     def _expire(self) -> None:
-        """Ends the wait of those that have waited long enough. Their answers may still come."""
+        """Ends the wait of the calls whose deadline has passed. Their replies may still come."""
         now = self._loop.time()
         self._timer = None
         late, following = 0, math.inf

@@ -1,4 +1,4 @@
-"""The base of the clients for asyncio whose connection tasks share: the next connection when one is lost, and turns.
+"""The base of the clients for asyncio: a connection for all tasks, a new one when it is lost, and the turns of holds.
 
 Stands beside the floors.
 """
@@ -42,7 +42,7 @@ Self = TypeVar("Self", bound="Shared")
 
 
 class Turn:
-    """An event that one task waits for, with a timeout: how one waits for its turn, and in between two askings."""
+    """An event with a timeout. A task waits for it until its turn has come, and between two requests."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -57,7 +57,7 @@ class Turn:
         self._is_set = False
 
     async def wait(self, seconds: float | None) -> bool:
-        """Until it is set, or so long. Whether it is set."""
+        """Waits until it is set, or for so many seconds. Returns whether it is set."""
         if not self._is_set:
             self._future = self._loop.create_future()
             timer = None if seconds is None else self._loop.call_later(seconds, self._wake)
@@ -75,7 +75,7 @@ class Turn:
 
 
 class Shared:
-    """A connection to a server, and the next one."""
+    """A connection to a server, which is made again when it is lost."""
 
     def __init__(self, addresses: list[Address], timeout: float, connect_timeout: float | None) -> None:
         self._addresses = addresses
@@ -85,7 +85,7 @@ class Shared:
         self._loop: asyncio.AbstractEventLoop | None = None  # in which it is used
         self._link: Link | None = None
         self._lost: Link | None = None  # the connection with which something was lost, until a call has raised that
-        self._tasks: set[asyncio.Task[None]] = set()  # its own
+        self._tasks: set[asyncio.Task[None]] = set()  # tasks of the client
         self._connecting: asyncio.Task[None] | None = None
         self._turns = Turns()
         forked.add(self)
@@ -100,14 +100,14 @@ class Shared:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if kind is GeneratorExit:  # a coroutine that is thrown away cannot wait
+        if kind is GeneratorExit:  # a coroutine that is destroyed cannot wait
             self._end()
         else:
             await self.close()
 
     @property
     def where(self) -> str:
-        """The address that it is connected to, or was last, or will be first."""
+        """The address of the connection, of the last one if it was lost, or the first address that will be tried."""
         return str(self._addresses[0]) if self._link is None else self._link.where
 
     async def close(self) -> None:
@@ -119,47 +119,47 @@ class Shared:
         if self._link is not None:
             await self._link.gone()
 
-    # ---- what a client says ----
+    # ---- what a client overrides ----
 
     def _make_calls(self) -> Pending:
-        """What a new connection keeps its calls in."""
+        """Returns what a new connection keeps its calls in."""
         raise NotImplementedError
 
     def _make_link(self, loop: asyncio.AbstractEventLoop, where: str) -> Link:
         return Link(loop, where, self._timeout, self._on_end, self._on_release, calls=self._make_calls())
 
     def _on_end(self, link: Link) -> None:
-        """A connection has ended."""
+        """Called when a connection has ended."""
         if link.unheard:
             self._lost = link
 
     def _on_release(self, request: Any) -> None:
-        """What was granted to nobody is given back by this request."""
+        """Called with a request that gives back what was granted to a caller that has gone."""
 
     async def _greet(self, link: Link) -> None:
-        """What is said first through a new connection, and has to be answered before anybody uses it. CounterdError."""
+        """Sends the first requests of a new connection, before it is used for calls. Raises CounterdError."""
 
     def _on_connected(self, link: Link) -> None:
-        """There is a new connection."""
+        """Called when there is a new connection."""
 
     async def _ask(self, hold: Any, asked: Any) -> Any:
-        """Asks for what a hold wants, once. NotAvailable, ConnectionLost, or what is not waited for."""
+        """Asks once for what a hold wants. After NotAvailable or ConnectionLost the hold waits; others end its wait."""
         raise NotImplementedError
 
     async def _look_around(self, asked: Any) -> Seen:
-        """Whether others want what a hold wants. Is called if there is a tenure."""
+        """Returns whether other clients want what a hold wants. Called only if there is a tenure."""
         raise NotImplementedError
 
     async def _gives_up(self, queue: Queue, asked: Any) -> CounterdError:
-        """The error for who has waited long enough."""
+        """Returns the error for a hold whose timeout is over."""
         raise NotImplementedError
 
     # ---- connecting ----
 
     async def _connected(self, *, hears: bool = True) -> Link:
-        """The connection, a new one if it was lost. ConnectionLost or Timeout.
+        """Returns the connection, a new one if it was lost. Raises ConnectionLost or Timeout.
 
-        hears: the caller is to be told if permits were lost with it, and nobody was told yet.
+        hears: ConnectionLost is raised first if permits were lost with the last one, and no call has raised that yet.
         """
         loop = self._own_loop()
         while True:
@@ -172,17 +172,17 @@ class Shared:
             if link is not None and not link.closed:
                 return link
             connecting = self._connecting_now(loop)
-            await asyncio.wait([connecting])  # which others may wait for as well: it goes on if this is cancelled
+            await asyncio.wait([connecting])  # unlike await, it does not cancel `connecting` if this task is cancelled
             if not connecting.cancelled():
                 connecting.result()
             if self._attempts.failure is not None:
                 raise copy.copy(self._attempts.failure)
             link = self._link
-            if link is not None and link.closed and not self._closed:  # already: a server that has no room does that
+            if link is not None and link.closed and not self._closed:  # already: a server without room closes it
                 raise lost(link.where, link.closed)
 
     def _connecting_now(self, loop: asyncio.AbstractEventLoop) -> asyncio.Task[None]:
-        """The task that connects, a new one if there is none. ConnectionLost if it is too early to try again."""
+        """Returns the task that connects, a new one if there is none. Raises ConnectionLost if it is too early."""
         link = self._link
         if self._connecting is None or self._connecting.done():
             was_good = link is not None and link.calls.answered
@@ -191,7 +191,7 @@ class Shared:
         return self._connecting
 
     async def _connect(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Leaves a link, or a failure. Nobody need be there to hear of either."""
+        """Leaves a link, or a failure, in the attributes of the client."""
         failure: CounterdError | None = None
         for address in self._addresses:
             link = self._make_link(loop, str(address))
@@ -220,12 +220,12 @@ class Shared:
         self._attempts.failed(loop.time(), failure)
 
     def _heard(self, link: Link) -> None:
-        """A call has told that this connection was lost."""
+        """Called when a call raises that this connection was lost."""
         if self._lost is link:
             self._lost = None
 
     def _started(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """A task that close() ends."""
+        """Starts a task that close() cancels."""
         task = get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -240,14 +240,14 @@ class Shared:
         self._turns.wake_all()
 
     def _after_fork(self) -> None:
-        """In the child, which has no loop yet, and in which no task will run."""
+        """In the child of a fork, which has no loop yet, and where no task of the parent runs."""
         if self._link is not None:
             self._link.after_fork()
         self._lost = None
         self._start_anew()
 
     def _own_loop(self) -> asyncio.AbstractEventLoop:
-        """The loop that runs. RuntimeError if the client belongs to another, unless that has been closed."""
+        """Returns the running loop. Raises RuntimeError if the client belongs to another loop that is not closed."""
         loop = get_running_loop()
         if self._loop is not loop:
             if self._loop is not None and not self._loop.is_closed():
@@ -260,7 +260,7 @@ class Shared:
         return loop
 
     def _start_anew(self) -> None:
-        """Nothing is left of the loop that it was used in."""
+        """Forgets everything that belonged to the last loop."""
         self._loop = None
         self._connecting = None
         self._tasks = set()
@@ -269,7 +269,7 @@ class Shared:
     # ---- waiting ----
 
     async def _take(self, hold: Any, asked: Wanted, tenure: Tenure | None = None) -> Any:
-        """Waits for what a hold wants, in turn; returns what asking for it did. See waiting()."""
+        """Waits in turn for what a hold wants, and returns the result of _ask(). See waiting()."""
         loop = self._own_loop()
         turn = Turn(loop)
         steps = waiting(self._turns, turn, asked, tenure, now=loop.time, retry_at=self._next_attempt)
@@ -309,13 +309,13 @@ class Commanded(Shared, Awaiting):
         except BaseException as error:
             link.forget(call)
             calls = link.calls
-            # What waits in the server would hold up all behind it, and nobody is there to take what it brings.
+            # The server would answer later calls only after this one, whose caller has gone.
             if not isinstance(error, ServerError) and calls.may_grant(call) and not calls.held and calls.pending:
                 link.drop("a call that waited was given up")
             raise
 
     def _greeting(self) -> Sequence[Request[Any]]:
-        """What is asked first of a new connection. What is refused ends it."""
+        """Returns the first requests of a new connection. A refusal ends the connection."""
         return ()
 
     async def _greet(self, link: Link) -> None:

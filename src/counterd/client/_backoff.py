@@ -1,4 +1,4 @@
-"""How long to wait before trying again: longer each time up to a bound, and never in step with others.
+"""Delays before trying again: longer each time up to a bound, and random, so that clients do not retry together.
 
 Stands beside the floors; knows no clock.
 """
@@ -15,24 +15,24 @@ if TYPE_CHECKING:
 
 
 class Backoff:
-    """Delays in seconds: first, then twice the last, up to the longest; each is drawn from its upper half."""
+    """Delays in seconds: first, then twice the last one, up to longest. Each is shortened by up to half at random."""
 
     def __init__(self, first: float, longest: float) -> None:
         self._first = self._next = first
         self._longest = longest
 
     def delay(self) -> float:
-        """The next one."""
+        """Returns the next delay."""
         delay = self._next
         self._next = min(2 * delay, self._longest)
         return delay * random.uniform(0.5, 1)
 
     def reset(self) -> None:
-        """It went well: the next delay is the first again."""
+        """Called after a success: the next delay is the shortest one again."""
         self._next = self._first
 
     def lengthen(self) -> None:
-        """Others go first: the next delay is the longest."""
+        """Called to let others go first: the next delay is the longest one."""
         self._next = self._longest
 
 
@@ -57,7 +57,7 @@ class Attempts:
         self._good: object = None  # the last connection that was good and has ended
 
     def begin(self, now: float, ended: object, was_good: bool, why: CounterdError) -> None:
-        """An attempt begins, after this connection has ended for this reason. ConnectionLost if it is too early."""
+        """Called before an attempt, with the connection that has ended and why. ConnectionLost if it is too early."""
         if was_good and ended is not self._good:
             self._good = ended
             self._backoff.reset()
@@ -67,12 +67,12 @@ class Attempts:
         self.failure = None
 
     def failed(self, now: float, failure: CounterdError) -> None:
-        """The attempt has failed."""
+        """Called when the attempt has failed."""
         self.failure = failure
         self.retry_at = now + self._backoff.delay()
 
     def succeeded(self, now: float, ended: object) -> None:
-        """There is a new connection in the place of the one that has ended."""
+        """Called when a new connection replaces the one that has ended."""
         self.failure = None
         if ended is not self._good:
             self.retry_at = now + self._backoff.delay()

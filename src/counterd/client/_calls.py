@@ -16,55 +16,54 @@ from counterd.errors import CounterdError, ServerError
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-# What is asked: an encoder of a wire module, and its arguments but the opaque; or one request of _command.
+# An encoder of a wire module and its arguments except the opaque; or one request of _command.
 Request = tuple[Any, ...]
-# Calls that were not answered, and given up, before the connection is: what a server that never answers can make a
-# program keep.
+# After so many calls that were given up without an answer, the client closes the connection: it keeps each of them.
 UNANSWERED_MAX = 1 << 17
-FRAME_KEPT = 1024  # bytes of a request that is kept with a call, where only its reply is still awaited
+FRAME_KEPT = 1024  # bytes: a longer request is not kept after it was sent
 
 
 class Call:
     """A request that is under way. How its caller waits is up to the client, which overrides settle()."""
 
-    frame = b""  # what was sent; of a protocol whose replies come in order, its first byte
-    request: Any = None  # it was made from this one, of a protocol whose replies come in order
-    permits = 0  # that it was granted, and that are not given back; of sentinel, the token that stands for them
-    jobs: Sequence[int] = ()  # that it was given, of beanstalk
-    batch: Any = None  # of those that it was sent with, of the counter protocol,
-    entries: list[Any] | None = None  # and of a Dump, so far
+    frame = b""  # what was sent; if replies come in order, only its first byte
+    request: Any = None  # if replies come in order: the object that the call was made from
+    permits = 0  # granted, and not given back; with sentinel, the id of the token
+    jobs: Sequence[int] = ()  # with beanstalk: reserved by this call
+    batch: Any = None  # with the counter protocol: of the requests that were sent together
+    entries: list[Any] | None = None  # with the counter protocol: the result of a Dump so far
 
     def settle(self, result: Any, error: CounterdError | None) -> bool:
-        """Tells the caller how it ended. False if nobody waits for it any more."""
+        """Gives the caller the result or the error. Returns False if the caller does not wait any more."""
         raise NotImplementedError
 
 
 class Pending:
     """The calls of one connection: what the protocols have in common."""
 
-    MASK: int  # of opaques
+    MASK: int  # the largest opaque
     IS_ORDERED = False  # replies come in the order of the requests
 
     def __init__(self) -> None:
         self.pending: dict[int, Call] = {}  # by opaque, the oldest first
-        self.listeners: list[Call] = []  # that wait for what the server sends unasked
-        self.refused = 0  # acquires for which no permits were available; counted of the counter protocol only
-        self.answered = False  # the server has said something that makes sense
-        self.held = 0  # what would be lost with the connection, but what has been sent back
-        self.give_back: list[Request] = []  # what gives back what was granted to nobody
+        self.listeners: list[Call] = []  # calls that wait for what the server sends unasked
+        self.refused = 0  # acquires for which no permits were available; only the counter protocol counts them
+        self.answered = False  # the server has sent a valid reply
+        self.held = 0  # how much would be lost with the connection, without what is being released
+        self.give_back: list[Request] = []  # requests that give back what was granted to callers that have gone
         self._opaque = 0
 
     def add(self, call: Call, encode: Callable[..., bytes], *arguments: Any) -> bytes:
         """Gives the call an opaque; returns what to send. Raises ValueError for what does not fit the protocol."""
         opaque = self._opaque = (self._opaque + 1) & self.MASK
-        while opaque in self.pending:  # one that is as old as all other opaques together
+        while opaque in self.pending:  # that call is very old: all other opaques were used since
             opaque = self._opaque = (opaque + 1) & self.MASK
         call.frame = frame = encode(opaque, *arguments)
         self.pending[opaque] = call
         return frame
 
     def add_all(self, calls: Sequence[Call], requests: Sequence[Request]) -> bytes:
-        """As add(), of each call its request, or of none."""
+        """As add(), for all calls and their requests; if one raises, for none."""
         try:
             return b"".join([self.add(call, *request) for call, request in zip(calls, requests, strict=True)])
         except BaseException:
@@ -74,45 +73,45 @@ class Pending:
             raise
 
     def feed(self, data: bytes) -> None:
-        """Settles the calls that are answered with these bytes. Raises ProtocolError for what no server may send."""
+        """Settles the calls that are answered with these bytes. Raises ProtocolError if no server may send them."""
         raise NotImplementedError
 
     def fail(self, error: Callable[[], CounterdError]) -> None:
-        """The connection has gone: settles all calls, each with an error of its own."""
+        """Called when the connection has ended: settles all calls, each with an error of its own."""
         pending, self.pending = self.pending, {}
         for call in pending.values():
             call.settle(None, error())
         self.wake_listeners()
 
     def has_unasked(self) -> bool:
-        """Whether something is here that came unasked, and was not taken yet."""
+        """Returns whether the server has sent something unasked that was not taken yet."""
         return False
 
     def wake_listeners(self) -> None:
-        """Something has come unasked, or the connection has gone."""
+        """Called when something has come unasked, or the connection has ended."""
         listeners, self.listeners = self.listeners, []
         for call in listeners:
             call.settle(None, None)
 
     @property
     def doubt(self) -> str:
-        """Ends a message that there is no reply: why that may be, if anything hints at it."""
+        """The end of the message that there is no reply: a possible reason, or ""."""
         return ""
 
     def forget(self, call: Call) -> None:
-        """Nobody is there to take what this was granted."""
+        """Called when the caller has gone: notes in give_back what the call was granted."""
         raise NotImplementedError
 
     def release(self, name: bytes, permits: int) -> Request:
-        """What gives these back."""
+        """Returns the request that gives these permits back."""
         raise NotImplementedError
 
     def may_grant(self, call: Call) -> bool:
-        """Whether its answer can be something that has to be given back."""
+        """Returns whether the reply may grant something, which then has to be given back."""
         raise NotImplementedError
 
     def _take_back(self, call: Call) -> None:
-        """It is not sent after all."""
+        """Removes a call whose request is not sent after all."""
         raise NotImplementedError
 
 
@@ -133,20 +132,20 @@ class Ordered(Pending):
         return frame
 
     def forget(self, call: Call) -> None:
-        """Its reply is still awaited, in its turn."""
+        """Does nothing: the reply is still awaited, in its turn."""
 
     def may_grant(self, call: Call) -> bool:
         return False
 
     def _read(self, replies: list[Any]) -> tuple[Call, Any, ServerError | None]:
-        """The oldest call, which these replies answer; and its result, or its refusal."""
+        """Returns the oldest call, which these replies answer, with its result or its refusal."""
         opaque, call = next(iter(self.pending.items()))
         result, error = None, None
         try:
             result = call.request.read(replies)
         except ServerError as refusal:
             error = refusal
-        self.pending.pop(opaque, None)  # all of it may have ended meanwhile: a signal handler may close()
+        self.pending.pop(opaque, None)  # it may be gone: a signal handler may have closed the connection
         return call, result, error
 
     def _take_back(self, call: Call) -> None:

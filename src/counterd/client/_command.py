@@ -1,6 +1,6 @@
-"""The methods of a client, each written once for both shapes: a command makes a request, and the client runs it.
+"""The methods of clients, written once for both shapes, blocking and asyncio: a command makes a request to be run.
 
-A blocking client returns the result, one for asyncio a coroutine of it, a pipeline adds the request to its others.
+A blocking client returns the result, a client for asyncio returns a coroutine, and a pipeline collects the requests.
 
 Stands beside the floors.
 """
@@ -21,11 +21,11 @@ RecordingT = TypeVar("RecordingT", bound="Recording")
 
 
 class Request(Generic[T]):
-    """What is asked of a server whose replies come in the order of the requests.
+    """A request to a server that replies in the order of the requests.
 
-    frame: what is sent. read: makes the result of the replies, mostly one; raises ServerError for a refusal.
-    patience: seconds that the server may take to reply, beyond the client's timeout.
-    is_repeatable: nothing is different if it is done twice, so it may be sent again through another connection.
+    frame: what is sent. read: makes the result from the replies, mostly one; raises ServerError for a refusal.
+    patience: seconds that the server may take to reply, in addition to the client's timeout.
+    is_repeatable: executing it twice has the same effect, so it may be sent again on another connection.
     """
 
     __slots__ = ("frame", "is_repeatable", "patience", "read")
@@ -40,7 +40,7 @@ class Request(Generic[T]):
 
 
 class Shape:
-    """Who runs commands."""
+    """The base of the classes that run commands."""
 
     def _run_command(self, made: Any) -> Any:
         raise NotImplementedError
@@ -55,11 +55,11 @@ class Awaiting(Shape):
 
 
 class Recording(Shape):
-    """Its commands return it, with the request added."""
+    """Its commands add the request to it, and return it."""
 
 
 class Command(Generic[P, T]):
-    """What a method is for each shape. At run time it is a function like any other."""
+    """The type of a method in each shape. At run time it is an ordinary function."""
 
     if TYPE_CHECKING:
 
@@ -73,7 +73,7 @@ class Command(Generic[P, T]):
 
 
 def command(make: Callable[Concatenate[Any, P], Request[T] | Steps[T]]) -> Command[P, T]:
-    """The method that runs what the function makes of its arguments: a request, or steps."""
+    """Returns a method that runs the request, or the steps, that the function makes from its arguments."""
     said: str = make.__annotations__["return"]
     make.__annotations__["return"] = said.partition("[")[2].removesuffix("]")  # for help()
 

@@ -1,8 +1,8 @@
 """What the clients share: one connection, the deadline of a call, and the rule that a broken connection stays broken.
 
-Stands beside the floors. The socket never blocks; whoever waits, waits in poll() with a
-deadline. While a request does not go out what comes in is read, so a server that reads no more before its own output
-has gone cannot hold a client up.
+Stands beside the floors. The socket never blocks: a thread waits only in poll(), with a deadline. While a request
+cannot be sent, the client reads what arrives. So a server that stops reading until its own output has been sent cannot
+block a client.
 """
 
 from __future__ import annotations
@@ -34,28 +34,28 @@ POLL_MAX = 2**31 - 1  # ms
 CLOSED = "close() was called"
 NOT_YET = "it was not connected yet"
 FORKED = "the process forked: the connection belongs to the parent"
-# A host or network that has vanished is given up after 10 to 12 s; the server does that in 25 s unless it is set
-# otherwise. So whoever loses permits knows it before another can have them.
+# A client gives up a host or network that has vanished after 10 to 12 s, the server after 25 s by default. So a client
+# that loses permits knows it before another client can have them.
 KEEPALIVE_IDLE_S, KEEPALIVE_INTERVAL_S, KEEPALIVE_COUNT = 4, 2, 3
 USER_TIMEOUT_MS = 10_000
-QUEUE_PAUSE_S = 0.01  # before a Unix socket whose queue was full is tried again
+QUEUE_PAUSE_S = 0.01  # before connecting again to a Unix socket whose queue was full
 # Clients whose _after_fork() is called in the child of a process that forks.
 forked: weakref.WeakSet[Any] = weakref.WeakSet()
-# The sockets of blocking clients. The child of a fork closes its copies, which would keep the parent's connections open.
+# The sockets of blocking clients. The child of a fork closes its copies, which would keep the connections open.
 _sockets: weakref.WeakSet[socket.socket] = weakref.WeakSet()
 
 Self = TypeVar("Self", bound="Connection")
 
 
 class DeadlinePassed(Exception):
-    """Ours, where a TimeoutError would be the kernel's: that a vanished peer has been given up."""
+    """The deadline of a call has passed. A TimeoutError, in contrast, means that the kernel has given up the peer."""
 
 
 class Connection:
-    """One blocking connection to an address, made at once. Not thread-safe.
+    """One blocking connection to an address, which the constructor makes. Not thread-safe.
 
-    timeout: seconds that connecting to an address may take, and then each call as a whole. A client overrides
-    _received(), and does all that needs the connection within _exchange().
+    timeout: seconds for connecting to the address, and then for each call in all. A subclass overrides _received(), and
+    uses the connection only within _exchange().
     """
 
     def __init__(self, address: Address, timeout: float) -> None:
@@ -82,12 +82,12 @@ class Connection:
         self._close(CLOSED)
 
     def _received(self, data: bytes) -> None:
-        """Takes the next bytes from the server. Raises ProtocolError for what it may not send."""
+        """Takes the next bytes from the server. Raises ProtocolError if the protocol does not allow them."""
         raise NotImplementedError
 
     @contextlib.contextmanager
     def _exchange(self) -> Iterator[float]:
-        """Yields the deadline for what is done meanwhile; closes the connection if that goes wrong."""
+        """Yields the deadline of the block. Closes the connection if the block raises anything but a ServerError."""
         if self._closed:
             raise no_connection(self._where, self._closed)
         try:
@@ -105,7 +105,7 @@ class Connection:
             raise
 
     def _send(self, request: bytes, deadline: float) -> None:
-        """Within an exchange: sends all of it, and takes what comes in while that does not go out."""
+        """Within an exchange: sends the whole request. While the kernel takes no more of it, reads what arrives."""
         left = memoryview(request)
         while left:
             try:
@@ -115,14 +115,14 @@ class Connection:
                     self._read()
 
     def _receive(self, deadline: float) -> None:
-        """Within an exchange: waits for bytes until the deadline, of the monotonic clock, and takes them."""
+        """Within an exchange: waits for bytes until the deadline (of the monotonic clock), and takes them."""
         self._wait(select.POLLIN, deadline)
         self._read()
 
     def _read(self) -> None:
         try:
             data = self._socket.recv(RECEIVE_SIZE)
-        except BlockingIOError:  # of TLS there may be less than a record
+        except BlockingIOError:  # with TLS, if less than a record has come
             return
         if not data:
             raise closed_by_server(self._where)
@@ -157,13 +157,13 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 def set_options(connected: socket.socket) -> None:
-    """Of a TCP connection: nothing is sent late, and a network that is gone is found out before the server does.
+    """Sets TCP options: bytes are sent without delay, and the client notices a lost network sooner than the server.
 
-    A server on this machine is not probed: the kernel tells when it ends, and loopback loses probes of thousands.
+    A server on this machine is not probed: the kernel reports its end, and loopback loses probes of many connections.
     """
     connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     set_tcp_option(connected, "TCP_USER_TIMEOUT", USER_TIMEOUT_MS)
-    with contextlib.suppress(OSError):  # it has ended already
+    with contextlib.suppress(OSError):  # the connection has ended already
         host = connected.getpeername()[0]
         if host == "::1" or host.startswith("127."):
             return
@@ -174,7 +174,7 @@ def set_options(connected: socket.socket) -> None:
 
 
 def check_timeouts(timeout: float, connect_timeout: float | None) -> tuple[float, float]:
-    """Both; that for connecting may be left out. ValueError or TypeError if nothing could ever end in that time."""
+    """Returns both; connect_timeout is the same as timeout if it is None. ValueError or TypeError for a bad value."""
     connect_timeout = timeout if connect_timeout is None else connect_timeout
     for what, seconds in (("timeout", timeout), ("connect_timeout", connect_timeout)):
         if not isinstance(seconds, (int, float)):
@@ -185,14 +185,14 @@ def check_timeouts(timeout: float, connect_timeout: float | None) -> tuple[float
 
 
 def refuse_itself(near: object, far: object) -> None:
-    """To a port of this host that nobody listens on, and that the kernel chose for us, we would connect ourselves."""
+    """Raises if a socket is connected to itself: the kernel can choose the port that it connects to as its own."""
     if near == far:
         raise ConnectionRefusedError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED))
 
 
 def connected_socket(address: Address, timeout: float) -> socket.socket | SecureSocket:
-    """Connecting to an address may take so many seconds, and as many again what TLS begins with."""
-    timeout = min(timeout, POLL_MAX / 1000)  # math.inf is one that calls may have
+    """Returns a connected socket. timeout: seconds for connecting, and as many again for TLS's handshake."""
+    timeout = min(timeout, POLL_MAX / 1000)  # the timeout of calls may be math.inf
     if not address.path:
         connected = _connected_tcp(address, timeout)
         try:
@@ -229,7 +229,7 @@ def _new_socket(family: int, kind: int = socket.SOCK_STREAM, protocol: int = 0) 
 
 def _connected_tcp(address: Address, timeout: float) -> socket.socket:
     """As socket.create_connection(), with sockets that a fork closes."""
-    failure = OSError("its name has no address")
+    failure = OSError("the host name has no address")
     for family, kind, protocol, _, where in socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM):
         connected = _new_socket(family, kind, protocol)
         try:
@@ -245,11 +245,11 @@ def _connected_tcp(address: Address, timeout: float) -> socket.socket:
     try:
         raise failure
     finally:
-        del failure  # which has this frame
+        del failure  # it refers to this frame
 
 
 def _is_taken(connecting: socket.socket, path: str) -> bool:
-    """Connects to a Unix socket; False if its queue of connections is full, where TCP would wait."""
+    """Connects to a Unix socket. Returns False if the server's queue of connections is full; with TCP it would wait."""
     try:
         connecting.connect(path)
     except BlockingIOError:
@@ -258,19 +258,19 @@ def _is_taken(connecting: socket.socket, path: str) -> bool:
 
 
 async def open_transport(loop: asyncio.AbstractEventLoop, protocol: asyncio.BaseProtocol, address: Address) -> None:
-    """Connects the protocol, for asyncio: what connected_socket() does, until it is cancelled. OSError."""
+    """Connects an asyncio protocol to an address, without a timeout of its own. Raises OSError."""
     if address.path:
-        import asyncio  # noqa: PLC0415 - whoever awaits this has it, the blocking clients do without
+        import asyncio  # noqa: PLC0415 - only the clients for asyncio need it, and they have it
 
         while True:
             try:
                 await loop.create_unix_connection(lambda: protocol, address.path)
-            except BlockingIOError:  # its queue of connections is full
+            except BlockingIOError:  # the server's queue of connections is full
                 await asyncio.sleep(QUEUE_PAUSE_S)
             else:
                 return
     try:
-        if isinstance(address.tls, Tls):  # to read the files takes milliseconds, those of the system tens of them
+        if isinstance(address.tls, Tls):  # reading files takes milliseconds, those of the system tens
             context = await loop.run_in_executor(None, address.make_context)
         else:
             context = address.make_context()
@@ -285,7 +285,7 @@ async def open_transport(loop: asyncio.AbstractEventLoop, protocol: asyncio.Base
 
 
 def as_bytes(text: str | bytes) -> bytes:
-    """What is sent for a name: text as UTF-8, bytes as they are. TypeError for anything else."""
+    """Returns what is sent for a name: text as UTF-8, bytes as they are. Raises TypeError for anything else."""
     if isinstance(text, str):
         return text.encode()
     if not isinstance(text, bytes):
@@ -313,7 +313,7 @@ def too_late(timeout: float) -> str:
 
 
 def closed_by_server(where: str, doubt: str = "", *, plain_and_new: bool = False) -> ConnectionLost:
-    """plain_and_new: it is TCP without TLS, and the server has said nothing yet."""
+    """plain_and_new: the connection is TCP without TLS, and the server has sent nothing yet."""
     hint = ": it may expect TLS, have no room, or not allow this address" if plain_and_new else doubt
     return ConnectionLost(f"{where} closed the connection{hint}")
 

@@ -1,4 +1,4 @@
-"""What holding permits is, however one waits for them: what was asked for, and what becomes of it when they are lost.
+"""What the holds of all protocols have in common: what a hold waits for, the kinds of loss, and decorators.
 
 Stands beside the floors, shared by the blocking client and that for asyncio.
 """
@@ -19,12 +19,12 @@ F = TypeVar("F", bound="Callable[..., Any]")
 
 REACQUIRE: Literal["reacquire"] = "reacquire"
 RAISE: Literal["raise"] = "raise"
-# Why a connection ended, where that is no loss: its owner wanted it, or never had it.
+# Reasons for the end of a connection that are no loss: the program closed it, or it belongs to the parent process.
 NO_LOSS = (CLOSED, FORKED)
 
 
 class Wanted:
-    """What one waits for. name: whoever waits for the same has the same. timeout: seconds that it may take, or None."""
+    """What a hold waits for. name: the same for all holds that want the same. timeout: seconds, or None."""
 
     def __init__(self, name: bytes, timeout: float | None, on_lost: Any) -> None:
         if on_lost not in (RAISE, REACQUIRE) and not callable(on_lost):
@@ -43,10 +43,10 @@ def printed(name: bytes) -> str:
 
 
 def decorated(function: F, hold: Callable[[], AbstractContextManager[object]]) -> F:
-    """A function, or a generator, that is in a new hold while it runs; each call in its own."""
+    """Returns a function, or a generator, that runs inside a hold; each call has a new one."""
     if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
         raise TypeError(
-            f"{function!r} is asynchronous: it needs a hold of a client for asyncio, as of counterd.client.aio"
+            f"{function!r} is asynchronous: it needs a hold of a client for asyncio, such as counterd.client.aio.Client"
         )
 
     def generate(*arguments: Any, **named: Any) -> Any:
@@ -74,7 +74,7 @@ def decorated_async(function: F, hold: Callable[[], AbstractAsyncContextManager[
                         sent = yield item
                     except GeneratorExit:
                         raise
-                    except BaseException as error:  # noqa: BLE001 - it is the generator's to handle
+                    except BaseException as error:  # noqa: BLE001 - the generator handles it
                         item = await generator.athrow(error)
                     else:
                         item = await generator.asend(sent)
@@ -90,5 +90,5 @@ def decorated_async(function: F, hold: Callable[[], AbstractAsyncContextManager[
     if inspect.isasyncgenfunction(function):
         return cast("F", functools.wraps(function)(generate))
     if not inspect.iscoroutinefunction(function):
-        raise TypeError(f"{function!r} is not asynchronous: it needs a hold of a blocking client, as counterd.client")
+        raise TypeError(f"{function!r} is not asynchronous: it needs a hold of a blocking client of counterd.client")
     return cast("F", functools.wraps(function)(call))

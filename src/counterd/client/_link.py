@@ -1,9 +1,9 @@
-"""One connection of the blocking client, which any number of threads use at a time.
+"""One connection of a blocking client, which any number of threads use at the same time.
 
-Stands beside the floors. Whoever waits for an answer and finds nobody reading reads for all, until its own answer has
-come; then another of those who wait does. So there is no thread of its own, and nobody waits for another's answer.
-The socket never blocks; whoever waits, waits in poll() with a deadline. What the kernel does not take stays in order
-in front of what is sent next, so that requests are never torn, whatever interrupts a caller.
+Stands beside the floors. If a thread waits for a reply and no other thread reads, it reads for all threads until it has
+its own reply; then another waiting thread reads. So a client needs no thread of its own, and no thread waits longer
+than for its own reply. The socket never blocks: a thread waits only in poll(), with a deadline. Bytes that the kernel
+does not take are sent before later requests, so each request is sent whole, whatever interrupts a caller.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ if TYPE_CHECKING:
     from counterd.client._calls import Request
     from counterd.client._tls import SecureSocket
 
-PUSH_SLICE_S = 0.05  # what somebody who only sends may wait before looking whether nobody reads any more
-# Seconds that taking what is there already may take: poll() counts milliseconds, and a deadline of now is over at once.
+PUSH_SLICE_S = 0.05  # a thread that only sends checks so often whether another thread still reads
+# The shortest wait in seconds, to read what has come already: with a deadline of now, nothing would be read.
 _AT_ONCE = 0.001
-SETTLE_S = 1.0  # what an interrupted caller waits to learn whether something was granted to it
+SETTLE_S = 1.0  # how long an interrupted caller waits for a reply that may grant it something
 
 _ENDED = _portable.PEER_ENDED | select.POLLHUP | select.POLLERR
 
@@ -48,14 +48,14 @@ _ENDED = _portable.PEER_ENDED | select.POLLHUP | select.POLLERR
 class ThreadCall(Call):
     """A call that a thread waits for.
 
-    granted: is called with the result, in the same step, if the call succeeds and is still waited for.
+    granted: is called with the result, in the same step, if the call succeeds and its thread still waits.
     """
 
     done = False
     abandoned = False
     result: Any = None
     error: CounterdError | None = None
-    wake: threading.Lock | None = None  # locked while its thread waits for another that reads
+    wake: threading.Lock | None = None  # locked while its thread waits and another thread reads
 
     def __init__(self, granted: Callable[[Any], object] | None = None) -> None:
         self.granted = granted
@@ -63,7 +63,7 @@ class ThreadCall(Call):
     def settle(self, result: Any, error: CounterdError | None) -> bool:
         if self.granted is not None and error is None and not self.abandoned:
             self.granted(result)
-        self.result, self.error, self.done = result, error, True  # from here on its thread may go on
+        self.result, self.error, self.done = result, error, True  # from here on its thread may continue
         if self.wake is not None:
             self.wake.release()
             self.wake = None
@@ -87,16 +87,16 @@ class Link:
         self._timeout = timeout
         self.closed = ""  # why it is not connected any more
         self.calls = calls
-        self.holds: dict[Any, int] = {}  # with how many permits
-        self.unheard = False  # it was lost with permits that no hold looks after, and nobody was told yet
+        self.holds: dict[Any, int] = {}  # and the number of permits of each
+        self.unheard = False  # it was lost with permits of no hold, and no call has raised that yet
         self._socket = connected
-        # For one thread at a time; reentrant only so that a thread can see that it has it.
+        # Reentrant only because a thread has to know whether it has the lock itself.
         self._lock: Any = threading.RLock()
-        self._disowned: list[tuple[Any, bytes]] = []  # by the garbage collector, while its thread had the lock
+        self._disowned: list[tuple[Any, bytes]] = []  # the garbage collector ended them under the lock
         self._unsent = bytearray()
-        self._reading = 0  # the thread that does
+        self._reading = 0  # the id of the thread that reads
         self._watched = False
-        self._pushing: set[ThreadCall] = set()  # whose threads wait until the kernel takes more
+        self._pushing: set[ThreadCall] = set()  # calls whose threads wait until the kernel takes more bytes
         self._waiting: dict[ThreadCall, None] = {}  # calls whose threads wait while another thread reads, in order
         self._poller = select.poll()
         self._poller.register(connected, select.POLLIN)
@@ -112,19 +112,18 @@ class Link:
         return call.result
 
     def run(self, requests: Sequence[Request], patience: float = 0.0) -> list[ThreadCall]:
-        """Sends requests at once, and returns their calls when all have been answered.
+        """Sends requests together, and returns their calls when all have been answered. Raises Timeout.
 
-        Raises Timeout. What was granted by those that are given up, for that or because something interrupted this, is
-        given back.
+        After a timeout or an interruption, what these calls are granted is given back.
         """
         calls = [ThreadCall() for _ in requests]
         self._complete(requests, calls, patience=patience)
         return calls
 
     def take(self, request: Request, granted: Callable[[Any], object] | None) -> Any:
-        """As call(). What is granted is the caller's from the moment of the grant: granted is called with the result.
+        """As call(), and calls `granted` with the result at the moment of the grant.
 
-        Another exception than those of call() may come after that.
+        From then on the caller has to give it back. An interrupt may raise another exception than those of call().
         """
         call = ThreadCall(granted)
         self._complete((request,), [call])
@@ -133,10 +132,7 @@ class Link:
         return call.result
 
     def listen(self, seconds: float | None) -> bool:
-        """Waits until something is here that the server sent unasked, or the connection has ended: True.
-
-        Or for that many seconds: False.
-        """
+        """True once the server has sent something unasked, or the connection has ended; False after so many seconds."""
         self._check_interrupted()
         deadline = math.inf if seconds is None else time.monotonic() + max(seconds, _AT_ONCE)
         call = ThreadCall()
@@ -154,30 +150,30 @@ class Link:
         return True
 
     def tell(self, *request: Any) -> None:
-        """Sends a request whose answer nobody waits for, unless the connection has ended."""
+        """Sends a request, unless the connection has ended, and does not wait for the reply."""
         with self._lock:
             if not self.closed:
                 self._tell(*request)
 
     def acquire(self, hold: object, name: bytes, request: Request) -> None:
-        """As call(), for a hold: it has the permits from the moment of the grant."""
+        """As call(), for a hold, which has the permits from the moment of the grant."""
         try:
             self.take(request, lambda granted: self.holds.__setitem__(hold, granted))
-        except BaseException:  # it may have come after the grant
+        except BaseException:  # an interrupt may have come after the grant
             self.disown(hold, name)
             raise
 
     def release(self, hold: object, name: bytes) -> None:
-        """As call(), with what the hold has here. Where that is interrupted, disown() gives back what is left."""
+        """Gives back what the hold has here, as call(). If that is interrupted, disown() gives back the rest."""
         call = ThreadCall()
         self._complete((self.calls.release(name, self.holds.get(hold, 0)),), [call], hold)
         if call.error is not None:
             raise call.error
 
     def disown(self, hold: object, name: bytes) -> None:
-        """Gives back what the hold has here, if it has anything, and waits for nothing.
+        """Gives back what the hold has here, if it has anything, without waiting for the reply.
 
-        The garbage collector does so where it ends a generator, maybe in the midst of this thread's own call.
+        The garbage collector calls it when it ends a generator, maybe in the middle of a call of the same thread.
         """
         self._disowned.append((hold, name))
         if not is_mine(self._lock):
@@ -185,7 +181,7 @@ class Link:
                 self._give_back()
 
     def is_alive(self) -> bool:
-        """Looks at the socket: False if the server has ended the connection, or it was closed here."""
+        """Checks the socket. Returns False if the server has ended the connection, or this client has closed it."""
         with self._lock:
             if not self.closed and _portable.has_ended(self._socket):
                 self._drop("the server closed it", self._closed_by_server)
@@ -199,9 +195,9 @@ class Link:
             self._drop(why)
 
     def after_fork(self) -> None:
-        """In the child: closes its copy, and only that. Other threads, and what they had locked, are not here."""
+        """In the child of a fork: closes its copy of the socket. The lock may be held by a thread of the parent."""
         self.closed = self.closed or FORKED
-        self.unheard = False  # what was lost was the parent's
+        self.unheard = False  # it was lost by the parent
         self._lock = threading.RLock()
         self._socket.close()
 
@@ -210,7 +206,7 @@ class Link:
     def watch(self, wake: int, timeout: float | None) -> None:
         """Waits until the connection ends, the descriptor wake is readable, or so many seconds have passed.
 
-        May return earlier where the system does not tell that a connection ends.
+        May return earlier on a system whose poll() does not report that a connection ends.
         """
         with self._lock:
             self._watched = not self.closed
@@ -236,14 +232,14 @@ class Link:
         """Ends the connection. Calls that have no answer yet raise error, or ConnectionLost."""
         if not self.closed:
             self.unheard = self.calls.held > sum(self.holds.values())
-            self.closed = why  # from now on another thread may look for a new connection, and at that
+            self.closed = why  # from now on another thread may read unheard and connect again
             self._unsent.clear()
             self._on_end(self)
             if self._is_polled():
-                with suppress(OSError):  # whoever is in poll() wakes, and closes it
+                with suppress(OSError):  # wakes the threads in poll(), which close the socket
                     self._socket.shutdown(socket.SHUT_RDWR)
             self._close_unused()
-        # Also one that had not quite begun when a signal handler closed this.
+        # Also a call that was just beginning when a signal handler closed the connection.
         self.calls.fail(error or (lambda: lost(self.where, self.closed)))
 
     def _closed_by_server(self) -> ConnectionLost:
@@ -258,7 +254,7 @@ class Link:
             self._socket.close()
 
     def _send(self, data: bytes) -> None:
-        """As much as the kernel takes; the rest stays in front of what comes next."""
+        """Sends as much as the kernel takes. The rest is sent before what comes next."""
         try:
             if not self._unsent:
                 sent = self._socket.send(data)
@@ -272,11 +268,11 @@ class Link:
         except OSError as error:
             self._drop(str(error))
         except BaseException:
-            self._drop("sending was interrupted")  # nobody knows what has gone out
+            self._drop("sending was interrupted")  # it is not known how much was sent
             raise
 
     def _give_back(self) -> None:
-        """Releases what was granted to somebody who does not wait any more, and what holds have left behind."""
+        """Releases what was granted to callers that do not wait any more, and what holds have left."""
         while self._disowned:
             hold, name = self._disowned.pop()
             if permits := self.holds.pop(hold, 0):
@@ -290,7 +286,7 @@ class Link:
         self._send(self.calls.add(call, *request))
 
     def _pass_on(self) -> None:
-        """This thread does not use the socket any more. If nobody reads, one of those who wait does."""
+        """Called when this thread stops using the socket. If no thread reads, wakes one that waits, to read."""
         self._give_back()
         if self.closed:
             self._close_unused()
@@ -302,7 +298,7 @@ class Link:
                     return
 
     def _receive(self) -> None:
-        """Takes what has come. If that is interrupted nobody knows what is missing of the stream."""
+        """Takes what has come. If that is interrupted, bytes may be missing, so the connection ends."""
         try:
             data = self._socket.recv(RECEIVE_SIZE)
             if not data:
@@ -322,11 +318,11 @@ class Link:
         if self.calls.give_back:
             self._give_back()
 
-    # ---- without ----
+    # ---- without the lock ----
 
     def _check_interrupted(self) -> None:
         if is_mine(self._lock) or self._reading == threading.get_ident():
-            raise interrupted()  # what it interrupts would have to go on first
+            raise interrupted()  # the interrupted call would have to continue first
 
     def _stop_listening(self, call: ThreadCall) -> None:
         with self._lock:
@@ -355,7 +351,7 @@ class Link:
             raise
 
     def _begin(self, requests: Sequence[Request], calls: list[ThreadCall], leaving: object) -> None:
-        """Sends all, or nothing. leaving: the hold that gives back what it has; if it has nothing there is no call."""
+        """Sends all requests, or none. leaving: the hold that gives back its permits; without any, nothing is sent."""
         with self._lock:
             if self.closed:
                 raise lost(self.where, self.closed)
@@ -368,11 +364,11 @@ class Link:
                 if self.calls.IS_ORDERED and not isinstance(error, (ValueError, TypeError)):
                     self._drop("sending was interrupted")  # a call that was not sent would take the next one's reply
                 if leaving is not None and leaving not in self.holds:
-                    self._drop("leaving was interrupted")  # nobody knows whether its permits are on their way
+                    self._drop("leaving was interrupted")  # it is not known whether the release was sent
                 raise
 
     def _wait(self, call: ThreadCall, deadline: float) -> None:
-        """Until the call is settled. Raises DeadlinePassed."""
+        """Waits until the call is settled. Raises DeadlinePassed."""
         while not call.done:
             wake, reads = None, 0
             try:
@@ -391,7 +387,7 @@ class Link:
                     self._read(self._poller, deadline)
             finally:
                 if reads:
-                    self._reading = 0  # before the lock: others may read, whatever interrupts this
+                    self._reading = 0  # before taking the lock: others can read even if this is interrupted
                     self._hand_over()
                 self._waiting.pop(call, None)
 
@@ -400,8 +396,8 @@ class Link:
             self._pass_on()
 
     def _read(self, poller: select.poll, deadline: float) -> None:
-        """As the one who reads: waits for what the poller looks for, and takes what has come, if anything has."""
-        # SO_RCVTIMEO would save this call, and begins anew with every signal.
+        """In the thread that reads: waits for events of the poller, and takes what has come."""
+        # SO_RCVTIMEO would save this call, but starts again with every signal.
         ready = poller.poll(min(math.ceil(_seconds_left(deadline) * 1000), POLL_MAX))
         if not ready:
             raise DeadlinePassed
@@ -411,7 +407,7 @@ class Link:
                     self._receive()
 
     def _push(self, last: ThreadCall, deadline: float) -> None:
-        """Gets out what the kernel did not take at first, and reads meanwhile: a server may wait for that."""
+        """Sends what the kernel did not take at first, and reads meanwhile: the server may wait for that."""
         poller = select.poll()
         while self._unsent and not last.done:
             reads = 0
@@ -437,14 +433,14 @@ class Link:
                     self._send(b"")
 
     def _give_up(self, calls: list[ThreadCall], patience: float) -> None:
-        """These are not waited for any more. Tries to learn of grants for so many seconds, to give them back."""
+        """Gives up these calls. Waits up to `patience` seconds for their grants, to give them back."""
         with self._lock:
             unanswered = []
             for call in calls:
                 call.abandoned, call.wake = True, None
                 if not call.done:
                     unanswered += [call] if call.frame else []  # else it was not sent
-                elif call.granted is None:  # else it is the hold that has it
+                elif call.granted is None:  # else the hold has what was granted
                     self.calls.forget(call)
             self._pass_on()
         deadline = time.monotonic() + patience
@@ -457,7 +453,7 @@ class Link:
             self._leave_behind([call for call in unanswered if not call.done])
 
     def _leave_behind(self, unanswered: list[ThreadCall]) -> None:
-        """These have no thread any more. Ends the connection if that hides a grant, or they are too many."""
+        """No thread waits for these calls any more. Ends the connection if they are too many, or may hide a grant."""
         with self._lock:
             for call in unanswered:
                 call.wake = None
@@ -470,7 +466,7 @@ class Link:
                 self._expect_late_grants()
 
     def _expect_late_grants(self) -> None:
-        """With the lock. What is granted now would stay unseen until somebody reads: maybe never."""
+        """With the lock. A grant that comes now would not be seen until some thread reads, maybe never."""
         if self._has_nothing_else():
             self._drop("an acquire was not answered in time, and nothing is held")
 

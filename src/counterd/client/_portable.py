@@ -1,7 +1,7 @@
-"""What Linux has and other systems may not: a client that is pure Python works without it.
+"""Replacements for what only Linux has, so that the clients work on other systems too.
 
-Stands beside the floors. An eventfd is a pipe elsewhere. Where poll() does not tell that the peer has sent its last
-byte, the client looks whether it has.
+Stands beside the floors. A pipe replaces an eventfd. If poll() does not report that the peer has sent its last byte,
+the client checks that itself from time to time.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ import socket
 import sys
 from typing import Any, Protocol
 
-# Told by poll() as soon as the peer has ended its side, whatever is unread. 0: this system does not tell.
+# poll() reports this as soon as the peer has ended its side, even if bytes are unread. 0: this system cannot do that.
 PEER_ENDED: int = getattr(select, "POLLRDHUP", 0)
-LOOK_S = 0.5  # between two looks where it does not
+LOOK_S = 0.5  # between two checks on such a system
 
 
 class HasDescriptor(Protocol):
@@ -40,11 +40,11 @@ class Waker:
 
     def wake(self) -> None:
         if self._ends:
-            with contextlib.suppress(BlockingIOError):  # then it is readable already
+            with contextlib.suppress(BlockingIOError):  # it is readable already
                 os.write(self._ends[-1], (1).to_bytes(8, sys.byteorder))
 
     def take(self) -> bool:
-        """Whether it was woken since the last time."""
+        """Returns whether wake() was called since the last take()."""
         try:
             return bool(os.read(self._ends[0], 4096))
         except BlockingIOError:
@@ -57,14 +57,14 @@ class Waker:
 
 
 def set_tcp_option(connected: socket.socket, name: str, value: int) -> None:
-    """TCP_KEEPIDLE and the like: nothing, where this system has no option of that name."""
+    """Sets an option such as TCP_KEEPIDLE, if this system has it."""
     option = getattr(socket, name, None)
     if option is not None:
         connected.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
 def has_ended(connected: HasDescriptor) -> bool:
-    """Whether the peer has sent its last byte, or the connection is broken. Reads nothing, and never waits."""
+    """Returns whether the peer has sent its last byte, or the connection is broken. Reads nothing, and never waits."""
     if PEER_ENDED:
         poller = select.poll()
         poller.register(connected.fileno(), PEER_ENDED)
@@ -81,8 +81,8 @@ def has_ended(connected: HasDescriptor) -> bool:
 
 
 def is_mine(lock: Any) -> bool:
-    """Whether this thread has that RLock: a signal handler, or the garbage collector, may run while it has.
+    """Returns whether this thread holds an RLock: a signal handler, or the garbage collector, may run while it does.
 
-    Only CPython's own, private method tells, so it is called here and nowhere else.
+    Only a private method of CPython's RLock reports that. Nothing else calls it.
     """
     return bool(lock._is_owned())

@@ -1,4 +1,4 @@
-"""The base of the blocking clients whose connection threads share: the next connection when one is lost, and turns.
+"""The base of the blocking clients: a connection for all threads, a new one when it is lost, and the turns of holds.
 
 Stands beside the floors.
 """
@@ -45,10 +45,10 @@ Self = TypeVar("Self", bound="Shared")
 
 
 class Shared:
-    """A connection to a server, and the next one."""
+    """A connection to a server, which is made again when it is lost."""
 
     def __init__(self, addresses: list[Address], timeout: float, connect_timeout: float | None) -> None:
-        """A client has to be complete but for this: it is asked for a link at once."""
+        """A subclass calls this last, because this calls its _make_link()."""
         self._addresses = addresses
         self._timeout, self._connect_timeout = check_timeouts(timeout, connect_timeout)
         self._closed = False
@@ -76,45 +76,45 @@ class Shared:
 
     @property
     def where(self) -> str:
-        """The address that it is connected to, or was last."""
+        """The address of the connection, of the last one if it was lost, or the first address that will be tried."""
         return self._link.where
 
-    # ---- what a client says ----
+    # ---- what a client overrides ----
 
     def _make_calls(self) -> Pending:
-        """What a new connection keeps its calls in."""
+        """Returns what a new connection keeps its calls in."""
         raise NotImplementedError
 
     def _make_link(self, connected: socket.socket | SecureSocket, where: str) -> Link:
         return Link(connected, where, self._timeout, self._on_end, calls=self._make_calls())
 
     def _on_end(self, link: Link) -> None:
-        """A connection has ended. Is called with its lock."""
+        """Called, with the lock of the connection, when it has ended."""
 
     def _greet(self, link: Link) -> None:
-        """What is said first through a new connection, and has to be answered before anybody uses it. CounterdError."""
+        """Sends the first requests of a new connection, before it is used for calls. Raises CounterdError."""
 
     def _on_connected(self) -> None:
-        """There is a new connection."""
+        """Called when there is a new connection."""
 
     def _ask(self, hold: Any, asked: Any) -> Any:
-        """Asks for what a hold wants, once. NotAvailable, ConnectionLost, or what is not waited for."""
+        """Asks once for what a hold wants. After NotAvailable or ConnectionLost the hold waits; others end its wait."""
         raise NotImplementedError
 
     def _look_around(self, asked: Any) -> Seen:
-        """Whether others want what a hold wants. Is called if there is a tenure."""
+        """Returns whether other clients want what a hold wants. Called only if there is a tenure."""
         raise NotImplementedError
 
     def _gives_up(self, queue: Queue, asked: Any) -> CounterdError:
-        """The error for who has waited long enough."""
+        """Returns the error for a hold whose timeout is over."""
         raise NotImplementedError
 
     # ---- connecting ----
 
     def _connected(self, *, hears: bool = True) -> Link:
-        """The connection, a new one if it was lost. ConnectionLost or Timeout.
+        """Returns the connection, a new one if it was lost. Raises ConnectionLost or Timeout.
 
-        hears: the caller is to be told if something was lost with the last one, and nobody was told yet.
+        hears: ConnectionLost is raised first if something was lost with the last one, and no call has raised that yet.
         """
         link = self._link
         if not link.closed and not (hears and self._before.unheard):
@@ -140,7 +140,7 @@ class Shared:
         if ended.unheard:
             self._before = ended
         self._link = link
-        if self._closed:  # meanwhile
+        if self._closed:  # close() was called meanwhile
             link.close()
             raise no_connection(link.where, CLOSED)
         self._on_connected()
@@ -172,19 +172,19 @@ class Shared:
         raise failure
 
     def _no_link(self) -> Link:
-        """What a client has before it connects first, which it does without a pause."""
+        """Returns a closed link, for a client that has not connected yet. `answered` makes it connect at once."""
         link = self._make_link(socket.socket(), str(self._addresses[0]))
         link.close(NOT_YET)
         link.calls.answered = True
         return link
 
     def _make_locks(self) -> None:
-        """Reentrant: a signal handler may find them locked by what it interrupted."""
+        """Reentrant locks, because a signal handler may have interrupted a thread that has them."""
         self._turns = Turns()
         self._connecting: Any = threading.RLock()
 
     def _after_fork(self) -> None:
-        """In the child. Locks may be held there by threads that are not, and queues have waiters that are not."""
+        """In the child of a fork: makes new locks and queues. Threads that do not run there may be in the old ones."""
         self._link.after_fork()
         self._before = self._link
         self._make_locks()
@@ -192,7 +192,7 @@ class Shared:
     # ---- waiting ----
 
     def _take(self, hold: Any, asked: Wanted, tenure: Tenure | None = None) -> Any:
-        """Waits for what a hold wants, in turn; returns what asking for it did. See waiting()."""
+        """Waits in turn for what a hold wants, and returns the result of _ask(). See waiting()."""
         turn = threading.Event()
         steps = waiting(self._turns, turn, asked, tenure, now=time.monotonic, retry_at=self._next_attempt)
         acts: Acts = {
@@ -221,7 +221,7 @@ class Commanded(Shared, Blocking):
         return self._connected(hears=False).call(request, patience=request.patience)
 
     def _greeting(self) -> Sequence[Request[Any]]:
-        """What is asked first of a new connection. What is refused ends it."""
+        """Returns the first requests of a new connection. A refusal ends the connection."""
         return ()
 
     def _greet(self, link: Link) -> None:

@@ -93,7 +93,7 @@ class Tenure:
                 return min(LOOK_S, self._away_until - now)
             self._end(min(2 * self._slice, SLICE_LONGEST_S))
             return None
-        # Without what this client has just given back there would be room for one less.
+        # seen.room includes the room that this client has just left: without it there would be room for one less.
         is_full = seen.room < 2
         others_wait = self._waited if knew is None or seen.refused is None else seen.refused > knew
         self._waited = False
@@ -102,7 +102,7 @@ class Tenure:
             self._next_slice = SLICE_AMONG_FEW_S if is_few else SLICE_S
             self._away_until = now + random.uniform(AWAY_S, AWAY_LONGEST_S)
             return min(LOOK_S, self._away_until - now)
-        # Where there was room, another may have given back at the same moment: the next look is at another one.
+        # If there was room, another client may have given back at the same moment: the next look comes at another one.
         self._since = now if is_full else now - random.uniform(0, self._slice)
         return None
 

@@ -1,13 +1,13 @@
-"""TLS beneath the clients: what a context is made of, and a socket of the blocking ones that speaks it.
+"""TLS for the clients: how a context is made, and a socket with TLS for the blocking clients.
 
-Stands beside the floors; is imported only where there is TLS. SecureSocket keeps ssl's buffers itself (MemoryBIO), so
-that a plain and a secure socket are the same to whoever waits in poll():
+Stands beside the floors; is imported only if TLS is used. SecureSocket keeps the buffers of ssl itself (MemoryBIO), so
+that poll() works as with a plain socket:
 
-- recv() leaves nothing behind that could be decrypted: what poll() does not tell of is not there;
-- send() says that bytes were taken once all that became of them is with the kernel. Whoever hears that fewer were sends
-  the others next, as they are, and those are what has been encrypted already;
-- closing says nothing to the server, as the connection may live on in another process that has the descriptor. Frames
-  say how long they are, so nobody can cut one short unseen.
+- recv() decrypts everything that it has read, so nothing is left that poll() does not report;
+- send() counts bytes as sent only when the kernel has taken all their encrypted bytes. If it returns less than it was
+  given, the caller has to send the same remaining bytes next: they may be encrypted already;
+- close() sends nothing to the server, as the connection may continue in another process that has the descriptor. Each
+  frame has its length, so a frame that was cut off is noticed.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from counterd.client._addresses import Tls
 
-RECORD = 16384  # bytes: what one has at most
+RECORD = 16384  # bytes: the largest record
 RECEIVE_SIZE = 65536
-# What OpenSSL calls an answer that is no TLS at all.
+# The reasons that OpenSSL gives if the answer is not TLS.
 NOT_TLS = frozenset(("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "PACKET_LENGTH_TOO_LONG", "UNEXPECTED_MESSAGE"))
 
 
 def make_context(tls: Tls | ssl.SSLContext) -> ssl.SSLContext:
-    """What a connection is secured with. Files are read each time, so that new certificates are used from then on.
+    """Returns the TLS context for a connection. Files are read each time, so that new certificates are used at once.
 
     Raises OSError, which names the file that cannot be used.
     """
@@ -48,7 +48,7 @@ def make_context(tls: Tls | ssl.SSLContext) -> ssl.SSLContext:
 
 
 def handshake_error(error: OSError) -> OSError:
-    """With words, where asyncio and OpenSSL have few: that the server closed the connection, or speaks no TLS."""
+    """Returns an error that says more than that of asyncio or OpenSSL, if the server may have no TLS or no room."""
     if not isinstance(error, (ssl.SSLError, ConnectionError)) or isinstance(error, ConnectionRefusedError):
         return error
     ended = isinstance(error, (ConnectionError, ssl.SSLEOFError))
@@ -63,16 +63,16 @@ def _text(error: OSError) -> str:
 
 
 class SecureSocket:
-    """A connected socket with TLS on it, made when that is agreed on. Like a socket that never blocks."""
+    """A connected socket with TLS, like a socket that never blocks. The constructor does the handshake."""
 
     def __init__(self, connected: socket.socket, context: ssl.SSLContext, host: str, timeout: float) -> None:
-        """timeout: seconds that the handshake may take; TimeoutError. Other failures are an OSError too."""
+        """timeout: seconds for the handshake, then TimeoutError. Other failures raise another OSError."""
         self._socket = connected
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._tls = context.wrap_bio(self._incoming, self._outgoing, server_hostname=host)
         self._unsent = b""  # encrypted, and not taken by the kernel
-        self._covers = 0  # the bytes that are told as sent when it is
-        self._ended = False  # the server has said its last
+        self._covers = 0  # so many bytes are counted as sent when _unsent has been sent
+        self._ended = False  # the server sends no more
         self._shake_hands(time.monotonic() + timeout)
         connected.setblocking(False)
 
@@ -86,7 +86,7 @@ class SecureSocket:
         self._socket.close()
 
     def send(self, data: bytes | bytearray | memoryview) -> int:
-        """How many bytes were taken. BlockingIOError if none were; other OSErrors."""
+        """Returns how many bytes were sent. Raises BlockingIOError if none were, or another OSError."""
         taken = 0
         try:
             while True:
@@ -103,7 +103,7 @@ class SecureSocket:
             raise BlockingIOError from None
 
     def recv(self, size: int) -> bytes:
-        """All that can be decrypted of so many bytes, b"" at the end. BlockingIOError if that is nothing yet."""
+        """Reads up to size bytes and decrypts them. Returns b"" at the end. BlockingIOError if that is nothing yet."""
         if not self._ended:
             data = self._socket.recv(size)
             if data:
@@ -111,12 +111,12 @@ class SecureSocket:
             else:
                 self._incoming.write_eof()
         pieces = self._decrypted()
-        if self._outgoing.pending:  # what the protocol itself answers
+        if self._outgoing.pending:  # replies of TLS itself
             self._unsent += self._outgoing.read()
-            with suppress(BlockingIOError):  # then it goes out before what is sent next
+            with suppress(BlockingIOError):  # it is sent before what comes next
                 self._flush()
         if pieces and self._ended:
-            with suppress(OSError):  # poll() is to tell the end too, which is read already
+            with suppress(OSError):  # so that poll() reports the end, which was read already
                 self._socket.shutdown(socket.SHUT_RD)
         if not pieces and not self._ended:
             raise BlockingIOError
@@ -126,7 +126,7 @@ class SecureSocket:
         pieces = []
         incoming, read = self._incoming, self._tls.read
         try:
-            while not self._ended and (incoming.pending or incoming.eof):  # an exception costs more than to look
+            while not self._ended and (incoming.pending or incoming.eof):  # checking is cheaper than an exception
                 piece = read(RECORD)
                 if piece:
                     pieces.append(piece)
@@ -151,7 +151,7 @@ class SecureSocket:
             except ssl.SSLWantReadError:
                 pass
             except ssl.SSLError:
-                with suppress(OSError):  # it is told why
+                with suppress(OSError):  # sends the server the reason
                     self._socket.send(self._outgoing.read())
                 raise
             self._limit(deadline)
@@ -171,7 +171,7 @@ class SecureSocket:
 
 
 def secured(connected: socket.socket, tls: Tls | ssl.SSLContext, host: str, timeout: float) -> SecureSocket:
-    """The socket with TLS on it; closed if that cannot be."""
+    """Returns the socket with TLS. Closes the socket if the handshake fails."""
     try:
         return SecureSocket(connected, make_context(tls), host, timeout)
     except TimeoutError:

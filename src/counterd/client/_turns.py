@@ -1,7 +1,7 @@
-"""Who waits for which counter in this program, in order: only the first of them asks the server.
+"""The queues of a client: which holds wait for a name, in order. Only the first hold of a queue asks the server.
 
-Stands beside the floors, shared by the blocking client and that for asyncio. A waiter is an Event of either kind; this
-module only sets it.
+Stands beside the floors, shared by the blocking client and that for asyncio. A waiter is the threading.Event, or the
+Turn, of a hold; this module only sets it.
 """
 
 from __future__ import annotations
@@ -14,33 +14,33 @@ from typing import Any, Protocol
 from counterd.client._backoff import ASK_FIRST_S, ASK_LONGEST_S, Backoff
 from counterd.client._tenure import LONG_WAIT_S, Tenure
 
-COUNTED_FOR_S = 0.1  # how long a consumption may be told to others who give up
-TENURES_MAX = 256  # names whose use a client remembers: some 40 KiB. One that was forgotten begins anew
+COUNTED_FOR_S = 0.1  # for how long a consumption that was asked for serves other holds that give up
+TENURES_MAX = 256  # names whose use a client remembers, in some 40 KiB. A name that was forgotten begins anew
 
 
 class Waiter(Protocol):
-    """What is set when a waiter has become the first, or something was given back here while it was."""
+    """It is set when it has become the first of its queue, or when something is given back while it is the first."""
 
     def set(self) -> object: ...
 
 
 class Queue:
-    """Those who wait for one name. Asking grows slower with each refusal, whoever is the first."""
+    """The waiters for one name. The pause before the next request grows with each refusal of any of them."""
 
     def __init__(self) -> None:
         self.waiters: OrderedDict[Waiter, None] = OrderedDict()
         self.backoff = Backoff(ASK_FIRST_S, ASK_LONGEST_S)
-        self.consumption: int | None = None  # as it was when somebody gave up last
+        self.consumption: int | None = None  # when a hold last gave up
         self.counted_at = -math.inf
-        self.counting: Any = None  # whom the others who give up meanwhile wait for
+        self.counting: Any = None  # the task that asks for it now; other holds that give up wait for this task
 
     def delay(self, waited: float) -> float:
-        """How long the first waits before it asks again, when it has waited so many seconds."""
+        """Returns for how many seconds the first pauses before it asks again. waited: seconds that it has waited."""
         delay = self.backoff.delay()
         return delay / 2 if waited > LONG_WAIT_S else delay
 
     def wake(self) -> None:
-        """The first may ask again; there may be none yet."""
+        """Lets the first waiter ask again, if there is one."""
         for first in self.waiters:
             first.set()
             return
@@ -50,12 +50,12 @@ class Turns:
     """The queues of a client by name, and what it has had of each name. Thread-safe."""
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()  # the garbage collector may end a generator, and a hold in it, anywhere
+        self._lock = threading.RLock()  # reentrant: the garbage collector may end a hold at any moment
         self._queues: dict[bytes, Queue] = {}
         self._tenures: dict[bytes, Tenure] = {}
 
     def tenure(self, name: bytes) -> Tenure:
-        """What this client has had of a name."""
+        """Returns what this client has had of a name."""
         tenure = self._tenures.get(name)
         if tenure is None:
             with self._lock:
@@ -69,29 +69,29 @@ class Turns:
             return next(iter(self._queues[name].waiters)) is waiter
 
     def join(self, name: bytes, waiter: Waiter) -> Queue:
-        """At the end of the queue, until leave()."""
+        """Puts the waiter at the end of the queue, until leave()."""
         with self._lock:
             queue = self._queues.setdefault(name, Queue())
             queue.waiters[waiter] = None
             return queue
 
     def leave(self, name: bytes, waiter: Waiter) -> None:
-        """Whether it has joined or not. Who stayed in a queue without being there would block it for ever."""
+        """Removes the waiter, if it has joined. One that stayed without a hold would block the queue for ever."""
         try:
             self._leave(name, waiter)
-        except BaseException:  # a signal's, while this waited for a lock
+        except BaseException:  # from a signal handler, while this waited for the lock
             self._leave(name, waiter)
             raise
 
     def wake_all(self) -> None:
-        """Whatever they wait for, it is over."""
+        """Called when the client is closed: wakes the first waiter of each queue."""
         with self._lock:
             for queue in self._queues.values():
                 queue.wake()
 
     def wake(self, name: bytes) -> None:
-        """Something was given back: the first asks again at once."""
-        if name in self._queues:  # else nobody has joined who has not yet to ask
+        """Called when something was given back: the first waiter asks again at once."""
+        if name in self._queues:  # else there is no waiter; one that joins from now on asks anyway
             with self._lock:
                 if queue := self._queues.get(name):
                     queue.wake()

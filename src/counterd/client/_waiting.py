@@ -1,4 +1,4 @@
-"""How a client waits for what a hold wants, in turn: a step machine, which a thin driver for each shape moves.
+"""How a hold waits for its turn, and then for what it wants: a step machine, which a small driver for each shape runs.
 
 Stands beside the floors. No I/O, no clock of its own.
 """
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
 
 class Act(Enum):
-    """What a step is, before its arguments.
+    """What a driver does for a step. The arguments follow it.
 
-    WAIT: until the turn is set, or for so many seconds; None: however long that takes. Whether it is set.
-    LOOK: whether others want it: Seen. ASK: for it, once: what that did. NotAvailable and ConnectionLost are known.
-    GIVE_UP: the error for who has waited long enough in that queue.
+    WAIT: waits until the turn is set, or for so many seconds (None: without end). Returns whether the turn is set.
+    LOOK: returns a Seen. ASK: asks once, and returns the result; after NotAvailable or ConnectionLost the hold waits.
+    GIVE_UP: returns the error for a hold whose timeout is over. Its argument is the queue.
     """
 
     WAIT = 0
@@ -39,7 +39,7 @@ WAIT, LOOK, ASK, GIVE_UP = Act
 
 
 class Turn(Protocol):
-    """An event of either kind."""
+    """A threading.Event, or the Turn of _aioshared."""
 
     def set(self) -> object: ...
     def clear(self) -> object: ...
@@ -54,10 +54,10 @@ def waiting(
     now: Callable[[], float],
     retry_at: Callable[[], float | None],
 ) -> Steps:
-    """The steps until it is there; returns what asking for it did. Close it in any case: it leaves the queue then.
+    """The steps until ASK succeeds; returns its result. Close it in any case, so that it leaves the queue.
 
-    tenure: what this client has had of it. Without one, others never go first.
-    retry_at: when a client without a connection may make another; None: never, it is closed.
+    tenure: what this client has had of the name. None: other clients never go first.
+    retry_at: returns when a client without a connection may connect again; None if it never may, because it is closed.
     """
     begun = now()
     deadline = None if asked.timeout is None else begun + asked.timeout
@@ -67,7 +67,7 @@ def waiting(
 
     try:
         queue = turns.join(asked.name, turn)
-        # Who does not wait has no turn either: what the first was refused may be there for this one.
+        # A hold that does not wait needs no turn: what it wants may be available although the first waiter was refused.
         while asked.timeout != 0 and not turns.is_first(asked.name, turn):
             if not (yield WAIT, left()):
                 raise (yield GIVE_UP, queue)
@@ -103,7 +103,7 @@ def waiting(
 
 
 def drive(steps: Steps, acts: Acts) -> Any:
-    """Does each step; returns what the machine does. An error that is not a CounterdError closes the machine."""
+    """Does each step, and returns the result of the machine. An error other than CounterdError closes the machine."""
     try:
         act, *arguments = next(steps)
         while True:
@@ -120,7 +120,7 @@ def drive(steps: Steps, acts: Acts) -> Any:
 
 
 async def drive_async(steps: Steps, acts: Acts) -> Any:
-    """As drive(), where doing a step is awaited."""
+    """As drive(), but awaits each step."""
     try:
         act, *arguments = next(steps)
         while True:

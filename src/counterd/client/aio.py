@@ -1,6 +1,6 @@
 """The client of counterd.client for asyncio, with any event loop: the same names, the same arguments, and `await`.
 
-Any number of tasks share one connection; their calls are under way side by side.
+Any number of tasks may share a client: their calls are under way side by side on one connection.
 
 Stands beside the floors.
 """
@@ -44,12 +44,12 @@ _log = logging.getLogger(__name__)
 
 
 class Client(Shared):
-    """As counterd.client.Client, for tasks of one event loop. `async with Client(...) as client`, or await close().
+    """Client of counterd.client for the tasks of one event loop. Use it in an `async with`, or await close().
 
-    Connects with the first call, which raises if it cannot, or with a hold, which waits for a server.
-    A call that is cancelled leaves nothing behind: what an acquire is granted after its caller has gone is given back.
-    The loop sees at once when the connection is lost: nothing needs a thread. Not thread-safe, and for one event loop:
-    in another it raises RuntimeError, unless the first was closed; then it connects again, and what was held is lost.
+    It has the arguments, results and errors of that Client, except for watch: the event loop notices a lost connection
+    at once. A call that is cancelled leaves nothing behind: permits that are granted after the caller has gone are
+    given back. The client needs no thread, and is not thread-safe. In another event loop it raises RuntimeError, unless
+    the first loop was closed; then it connects again, and the permits that were held are lost.
     """
 
     def __init__(
@@ -64,46 +64,46 @@ class Client(Shared):
     ) -> None:
         super().__init__(read_default(host, port, path, tls, default_port=wire.PORT), timeout, connect_timeout)
         self._recovering: asyncio.Task[None] | None = None
-        self._again: list[Hold] = []  # those whose permits are to be acquired again
-        self._reacquiring = asyncio.Lock()  # while they are, for one of these
+        self._again: list[Hold] = []  # holds whose permits are to be acquired again
+        self._reacquiring = asyncio.Lock()  # locked while permits are acquired again for a hold
 
-    # These pass a coroutine on instead of being one more around it: with many tasks that is a tenth of a call.
+    # These return the coroutine of _call() instead of awaiting it: with many tasks that saves a tenth of a call.
 
     def noop(self) -> Coroutine[Any, Any, None]:
-        """Makes the server answer (section "Noop")."""
+        """Sends a request that does nothing, and waits for the reply (section "Noop")."""
         return self._call(wire.noop)
 
     def get(self, name: str | bytes, default: int | None = None) -> Coroutine[Any, Any, int]:
-        """How much of a counter is consumed (section "Get"). If there is none: default, or NotFound without one."""
+        """As Client.get() of counterd.client."""
         asked = self._call(wire.get, as_bytes(name))
         return asked if default is None else _found(asked, default)
 
     def acquire(self, name: str | bytes, resources: int = 1, *, maximum: int) -> Coroutine[Any, Any, int]:
-        """Acquires resources, if no more than maximum of the counter are consumed then (section "Acquire").
+        """Acquires resources of a counter, unless more than maximum would be consumed then (section "Acquire").
 
-        Asks once, and never waits: hold() does. They are held until release(), or until the connection ends.
-        Returns how many were granted. NotAvailable if the maximum leaves no room, InvalidArguments if resources are
-        0 or above maximum, OutOfMemory if the server has no room for another counter or holding.
+        Asks once, and does not wait for them as hold() does. They are held until release(), or until the connection
+        ends. Returns how many were granted. Raises NotAvailable if the maximum leaves no room, InvalidArguments if
+        resources are 0 or above maximum, OutOfMemory if the server has no room for another counter or holding.
         """
         return self._call(wire.acquire, as_bytes(name), resources, maximum)
 
     def release(self, name: str | bytes, resources: int = 1) -> Coroutine[Any, Any, None]:
-        """Gives back resources that acquire() got (section "Release"). A hold gives its own back.
+        """Gives back resources of acquire() (section "Release"). A hold gives back its own.
 
-        NotFound if there is no such counter, NotAcquired if this connection holds less; nothing is released then.
+        Raises NotFound if there is no such counter, NotAcquired if the connection holds less. Nothing is released then.
         """
         return self._call(wire.release, as_bytes(name), resources)
 
     def stats(self) -> Coroutine[Any, Any, dict[str, str]]:
-        """The server's statistics by name, in its order, as the texts it sends (section "Stats")."""
+        """Returns the server's statistics by name, in the server's order and as strings (section "Stats")."""
         return self._call(wire.stats)
 
     def dump(self) -> Coroutine[Any, Any, list[DumpEntry]]:
-        """Every counter, used or not, in no particular order (section "Dump"). All of them are in memory at once."""
+        """Returns all counters, used or not, in no particular order (section "Dump"). The whole list is in memory."""
         return self._call(wire.dump, True)
 
     def pipeline(self) -> Pipeline:
-        """Requests that are sent together: `results = await client.pipeline().get("a").get("b").execute()`."""
+        """Collects requests and sends them together: `await client.pipeline().get("a").get("b").execute()`."""
         return Pipeline(self)
 
     def hold(
@@ -115,14 +115,14 @@ class Client(Shared):
         timeout: float | None = None,
         on_lost: Callable[[Hold], object] | Literal["raise", "reacquire"] = RAISE,
     ) -> Hold:
-        """Permits while a block runs: `async with client.hold("db:main", 2, maximum=10, timeout=5):`, or a decorator.
+        """Holds permits while a block runs: `async with client.hold("db:main", maximum=10):`, or as a decorator.
 
-        As Client.hold() of counterd.client. A function as on_lost is called by the loop; nothing needs watch=True.
+        As Client.hold() of counterd.client. A function as on_lost is called by the event loop.
         """
         return Hold(self, Asked(name, resources, maximum, timeout, on_lost))
 
     def semaphore(self, name: str | bytes, maximum: int) -> Semaphore:
-        """A counter of so many permits with the methods of asyncio.BoundedSemaphore."""
+        """Returns a counter of `maximum` permits with the methods of asyncio.BoundedSemaphore."""
         return Semaphore(self, name, maximum)
 
     # ---- calling ----
@@ -134,21 +134,21 @@ class Client(Shared):
         call = link.start(*request)
         assert call.future is not None
         if request[0] is wire.release:
-            self._turns.wake(request[1])  # whoever asks from here on is behind the release
+            self._turns.wake(request[1])  # a request that is made from here on is sent after the release
         try:
             return await call.future
         except BaseException as error:
             link.forget(call)
             if isinstance(error, (ConnectionLost, ProtocolError)):
                 self._heard(link)
-            # Where nothing was held nothing is lost, and what was granted unseen is back: it is safe to ask again.
+            # If nothing was held, nothing is lost, and the server has taken back what this call was granted.
             was_good, is_release = link.calls.answered, request[0] is wire.release
             if not isinstance(error, ConnectionLost) or not was_good or link.calls.held or is_release:
                 raise
         return await (await self._connected()).result(*request)
 
     async def _run(self, requests: list[Request]) -> list[Any]:
-        """The results of all; refusals are among them."""
+        """Returns the results of all requests; refusals are among them."""
         if not requests:
             return []
         link = await self._connected()
@@ -173,7 +173,7 @@ class Client(Shared):
         return PermitCalls()
 
     def _on_release(self, request: Request) -> None:
-        self._turns.wake(request[1])  # who waits for that name may ask again
+        self._turns.wake(request[1])  # the first hold that waits for that name may ask again
 
     def _start_anew(self) -> None:
         super()._start_anew()
@@ -186,10 +186,10 @@ class Client(Shared):
     async def _ask(self, hold: Hold, asked: Asked) -> Link:
         try:
             link = await self._connected(hears=False)
-        except Timeout as error:  # no answer to connecting is no server, and that is waited for
+        except Timeout as error:  # a hold waits for a server that accepts connections
             raise ConnectionLost(str(error)) from error
         await link.acquire(hold, (wire.acquire, asked.name, asked.resources, asked.maximum))
-        if link.closed:  # in the same turn of the loop
+        if link.closed:  # in the same turn of the loop as the grant
             raise lost(link.where, link.closed)
         return link
 
@@ -210,7 +210,7 @@ class Client(Shared):
         return asked.not_available(await self._consumption(queue, asked))
 
     async def _consumption(self, queue: Queue, asked: Asked) -> int | None:
-        """For who gives up. When many do at once, one asks."""
+        """Returns how much is in use, for the error of a hold that gives up. If many give up together, one asks."""
         loop = get_running_loop()
         if queue.counting is None and loop.time() - queue.counted_at > COUNTED_FOR_S:
             queue.counting = self._started(self._count(queue, asked.name))
@@ -227,7 +227,7 @@ class Client(Shared):
             queue.counted_at, queue.counting = get_running_loop().time(), None
 
     def _on_end(self, link: Link) -> None:
-        """A connection has ended: its holds hear of it."""
+        """Called when a connection has ended: notifies its holds."""
         if link.closed in NO_LOSS:
             return
         super()._on_end(link)
@@ -236,7 +236,7 @@ class Client(Shared):
             self._recovering = self._started(self._recover())
 
     async def _recover(self) -> None:
-        """Acquires again what was lost, until all of it is there or nobody wants it any more."""
+        """Acquires lost permits again, until each hold has them or does not want them any more."""
         backoff = Backoff(ASK_FIRST_S, ASK_LONGEST_S)
         loop = get_running_loop()
         while self._again:
@@ -264,7 +264,7 @@ class Hold:
     def __init__(self, client: Client, asked: Asked) -> None:
         self._client = client
         self._asked = asked
-        self._tenure = Tenure()  # while it is entered: that of the name
+        self._tenure = Tenure()  # of the name, while the hold is entered
         self._entered = False
         self._link: Link | None = None  # through which they are held
 
@@ -278,7 +278,7 @@ class Hold:
         try:
             if self._asked.on_lost == REACQUIRE:
                 async with self._client._reacquiring:
-                    pass  # from now on it is not the block before that permits are acquired again for
+                    pass  # no permits are acquired again for the last block any more
             self._tenure = self._client._turns.tenure(self._asked.name)
             self._link = await self._client._take(self, self._asked, self._tenure)
             self._tenure.granted(self, self._link.now())
@@ -290,7 +290,7 @@ class Hold:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if kind is GeneratorExit:  # a coroutine that is thrown away cannot wait
+        if kind is GeneratorExit:  # a coroutine that is destroyed cannot wait
             with suppress(ConnectionLost):
                 self._release()
             return
@@ -307,21 +307,21 @@ class Hold:
             self._entered = False
 
     def __call__(self, function: F) -> F:
-        """A coroutine function or asynchronous generator that holds the permits while it runs; each call its own."""
+        """Returns a coroutine function, or an asynchronous generator, that holds permits while it runs, as Hold."""
         return decorated_async(function, lambda: Hold(self._client, self._asked))
 
     @property
     def lost(self) -> bool:
-        """Whether the connection, and the permits with it, were lost while the block runs. Costs nothing."""
+        """Whether the connection, and the permits with it, were lost while the block runs, as far as the loop knows."""
         return self._link is not None and bool(self._link.closed)
 
     def raise_if_lost(self) -> None:
-        """ConnectionLost if hold.lost, to be asked before what must not be done without the permits."""
+        """Raises ConnectionLost if hold.lost. Call it before what must not be done without the permits."""
         if self._link is not None and self._link.closed:
             raise self._asked.lost(self._link.where, self._link.closed)
 
     def _release(self) -> None:
-        """Gives the permits back without waiting for the answer. ConnectionLost if they were lost, and it counts."""
+        """Gives the permits back without waiting for the reply. If they were lost, raises as _raise_loss()."""
         link = self._left()
         self._entered = False
         if link.closed:
@@ -330,7 +330,7 @@ class Hold:
             link.start_unawaited(wire.release, self._asked.name, self._asked.resources)
 
     def _left(self) -> Link:
-        """The block is over. Whoever waits asks again, behind the release that is sent now."""
+        """Called when the block ends. The first hold that waits asks again, after the release that is sent now."""
         link, self._link = self._link, None
         assert link is not None
         link.holds.pop(self, None)
@@ -343,19 +343,19 @@ class Hold:
             raise self._asked.lost(link.where, link.closed) from None
 
     def _tell(self) -> bool:
-        """They were lost. Returns whether they are wanted again."""
+        """Called when the permits were lost. Returns whether to acquire them again."""
         on_lost = self._asked.on_lost
         if self._link is None:  # the block was left
             return False
         if callable(on_lost):
             try:
                 on_lost(self)
-            except Exception:  # noqa: BLE001 - the caller's, and the loop has others to serve
-                _log.exception("on_lost of %s", self._asked)
+            except Exception:  # noqa: BLE001 - the user's function, and other holds need to be notified
+                _log.exception("on_lost of %s failed", self._asked)
         return on_lost == REACQUIRE
 
     async def _acquire_again(self) -> bool:
-        """Whether that is done, or not wanted any more."""
+        """Acquires lost permits again. Returns False if it has to be called again."""
         async with self._client._reacquiring:
             before = self._link
             if before is None or not before.closed:  # it was left, and maybe entered again
@@ -364,7 +364,7 @@ class Hold:
                 link = await self._client._ask(self, self._asked)
             except CounterdError as error:
                 if not isinstance(error, (NotAvailable, ConnectionLost)):
-                    _log.warning("acquiring %s again: %s", self._asked, error)
+                    _log.warning("cannot acquire %s again: %s", self._asked, error)
                 return False
             if self._link is before:
                 self._link = link
@@ -394,37 +394,37 @@ class Pipeline(Requests):
         self._taken()
 
     async def execute(self) -> list[Result]:
-        """As Pipeline.execute() of counterd.client. Cancelled, it gives back what its acquires were granted."""
+        """As Pipeline.execute() of counterd.client. If it is cancelled, what was acquired is given back."""
         return await self._client._run(self._taken())
 
 
 class Semaphore:
-    """A counter with the methods of asyncio.BoundedSemaphore, of which locked() has to be awaited: it asks the server.
+    """A counter with the methods of asyncio.BoundedSemaphore, but locked() has to be awaited: it asks the server.
 
-    Each acquire is a permit of its own, and only as many can be released.
+    Each acquire() takes one permit, and no more can be released than were acquired.
     """
 
     def __init__(self, client: Client, name: str | bytes, maximum: int) -> None:
         self._client = client
         self._name = as_bytes(name)
         self._maximum = maximum
-        client.hold(name, maximum=maximum)  # what does not fit the protocol is told here already
+        client.hold(name, maximum=maximum)  # raises for arguments that do not fit the protocol
         self._holds: list[Hold] = []
 
     async def acquire(self) -> Literal[True]:
-        """Takes a permit, and waits for it as long as it takes."""
+        """Takes a permit. Waits until there is one."""
         self._holds.append(await self._client.hold(self._name, maximum=self._maximum).__aenter__())
         return True
 
     def release(self) -> None:
-        """Gives a permit back. ValueError if none was acquired, ConnectionLost if it was lost with its connection."""
+        """Gives a permit back. Raises ValueError if none was acquired, ConnectionLost if it was lost."""
         self._taken()._release()
 
     def __repr__(self) -> str:
         return f"<Semaphore {printed(self._name)}, maximum {self._maximum}, {len(self._holds)} acquired here>"
 
     async def locked(self) -> bool:
-        """Whether no permit is free now, for anybody."""
+        """Returns whether all permits of the counter are in use."""
         return await self._client.get(self._name, default=0) >= self._maximum
 
     async def __aenter__(self) -> None:

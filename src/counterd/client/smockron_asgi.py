@@ -25,28 +25,28 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None]]
 
-# Bytes of a body that are read while its request waits. Beyond that it is not seen that the client goes away.
+# Bytes of a body that are read while its request waits. After that the middleware does not notice if the client leaves.
 READ_AHEAD = 65536
 
 
 class Middleware:
-    """An application behind a gatekeeper. Other than HTTP requests (lifespan, websocket) go through untouched.
+    """An application behind a gatekeeper. Only HTTP requests are limited; others (lifespan, websocket) pass unchanged.
 
-    A request that is delayed holds no thread. If its client goes away meanwhile, the application is not called. One
-    that is rejected is answered with 503 and Retry-After.
+    A request that is delayed holds no thread. If its client disconnects meanwhile, the application is not called. A
+    request that is rejected is answered with 503 and Retry-After.
 
     app: the application.
-    gatekeeper: is not closed with the application.
-    identifier: what tells requests apart. "client": the address that the server gives; "path"; "header:NAME"; several
-    of these in a list; or a function of the scope, which returns None for a request that is to pass. A request passes
-    without a limit if "client" or headers are named and it has none of them; the first is logged. On a Unix socket most
-    servers know no "client". What is longer than 4,096 bytes is sent as its SHA-256.
+    gatekeeper: the middleware does not close it.
+    identifier: what is limited: each value of it has its own limit. "client": the client's address as the server gives
+    it; "path"; "header:NAME"; a list of several of these; or a function of the scope, which returns None to let a
+    request pass. A request passes without a limit if "client" or headers are named and it has none of them; the first
+    such request is logged. On a Unix socket most servers have no "client". An identifier of more than 4,096 bytes is
+    sent as its SHA-256.
     domain: instead of the gatekeeper's default.
-    log_info: a function of the scope that gives what the master is told for its log, 1,024 bytes at most. counterd
-    ignores it.
+    log_info: a function of the scope that returns text for the master's log, 1,024 bytes at most. counterd ignores it.
 
-    A client can write into a header what it likes. Behind a proxy, "client" is the proxy's address unless the server is
-    told to trust what the proxy says.
+    A client can write any value into a header. Behind a proxy, "client" is the proxy's address unless the server is
+    configured to trust the proxy's headers.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class Middleware:
         self._identify = identify_by(identifier, _client, _path, _header)
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
-        """Serves a request, as ASGI has it."""
+        """Serves a request, as ASGI defines it."""
         identifier = self._identify(scope) if scope["type"] == "http" else None
         if identifier is None:
             await self._app(scope, receive, send)
@@ -84,7 +84,7 @@ class Middleware:
                 await reader.close()
 
     async def _wait(self, decision: Decision, reader: _Reader) -> bool:
-        """Whether the client is still there when the time has come."""
+        """Waits for the delay. Returns whether the client is still connected."""
         watching = asyncio.ensure_future(reader.watch())
         try:
             await asyncio.wait([watching], timeout=decision.delay_s)
@@ -95,15 +95,15 @@ class Middleware:
 
 
 class _Reader:
-    """What a client sends while its request waits, kept for the application."""
+    """Keeps what a client sends while its request waits, for the application."""
 
     def __init__(self, receive: Receive) -> None:
         self._receive = receive
         self._kept: deque[Message] = deque()
-        self._coming: asyncio.Future[Message] | None = None  # goes on if the task that waits for it is cancelled
+        self._coming: asyncio.Future[Message] | None = None  # is not cancelled with the task that waits for it
 
     async def watch(self) -> bool:
-        """Returns True when the client goes away. Does not return if too much of a body is unread for that."""
+        """Returns True when the client disconnects. Never returns if the body is too long to be read until then."""
         size = 0
         while size <= READ_AHEAD:
             message = await asyncio.shield(self._next())
@@ -116,7 +116,7 @@ class _Reader:
         return await never
 
     async def receive(self) -> Message:
-        """For the application: what was kept, then what comes."""
+        """Returns to the application what was kept, then what comes."""
         if self._kept:
             return self._kept.popleft()
         if self._coming is None:
@@ -126,12 +126,12 @@ class _Reader:
         return message
 
     async def close(self) -> None:
-        """The application is done."""
+        """Called when the application has finished."""
         if self._coming is not None:
             self._coming.cancel()
             await asyncio.wait([self._coming])
             if not self._coming.cancelled():
-                self._coming.exception()  # was looked at
+                self._coming.exception()  # else asyncio would log that nobody looked at it
 
     def _next(self) -> asyncio.Future[Message]:
         self._coming = asyncio.ensure_future(self._receive())
@@ -149,7 +149,7 @@ async def _reject(send: Send, decision: Decision) -> None:
 
 
 def _client(scope: MutableMapping[str, Any]) -> str | None:
-    """None where the server does not know, as on a Unix socket."""
+    """Returns None if the server does not know it, as on a Unix socket."""
     client = scope.get("client")
     return str(client[0]) if client else None
 

@@ -25,24 +25,25 @@ App = Callable[[dict[str, Any], StartResponse], Iterable[bytes]]
 class Middleware:
     """An application behind a gatekeeper.
 
-    A request that is delayed waits in sleep(), and holds its thread for that time: WSGI has nothing else. Give the
-    server threads for as many as max_delayed of the gatekeeper says, or the gatekeeper a smaller number. Where a thread
-    is cheap because the server has replaced time.sleep() (gevent, eventlet), that is what is called. It is not noticed
-    if the client goes away meanwhile. A request that is rejected is answered with 503 and Retry-After.
+    A request that is delayed sleeps in its thread, because WSGI has no other way to wait: set the gatekeeper's
+    max_delayed to no more than the server's threads. If the server has replaced time.sleep() (gevent, eventlet), its
+    replacement is called. A client that disconnects meanwhile is not noticed. A request that is rejected is answered
+    with 503 and Retry-After.
 
     app: the application.
-    gatekeeper: is not closed with the application.
-    identifier: what tells requests apart. "client": the address that the server gives; "path"; "header:NAME"; several
-    of these in a list; or a function of the environment, which returns None for a request that is to pass. A request
-    passes without a limit if "client" or headers are named and it has none of them; the first is logged. On a Unix
-    socket most servers know no "client". What is longer than 4,096 bytes is sent as its SHA-256.
+    gatekeeper: the middleware does not close it.
+    identifier: what is limited: each value of it has its own limit. "client": the client's address as the server gives
+    it; "path"; "header:NAME"; a list of several of these; or a function of the environment, which returns None to let a
+    request pass. A request passes without a limit if "client" or headers are named and it has none of them; the first
+    such request is logged. On a Unix socket most servers have no "client". An identifier of more than 4,096 bytes is
+    sent as its SHA-256.
     domain: instead of the gatekeeper's default.
-    log_info: a function of the environment that gives what the master is told for its log, 1,024 bytes at most.
-    counterd ignores it.
-    sleep: waits the seconds that it is given, instead of time.sleep().
+    log_info: a function of the environment that returns text for the master's log, 1,024 bytes at most. counterd
+    ignores it.
+    sleep: a function that waits for so many seconds, instead of time.sleep().
 
-    A client can write into a header what it likes. Behind a proxy, "client" is the proxy's address unless the server is
-    told to trust what the proxy says.
+    A client can write any value into a header. Behind a proxy, "client" is the proxy's address unless the server is
+    configured to trust the proxy's headers.
     """
 
     def __init__(
@@ -63,7 +64,7 @@ class Middleware:
         self._sleep = sleep
 
     def __call__(self, environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
-        """Serves a request, as WSGI has it."""
+        """Serves a request, as WSGI defines it."""
         identifier = self._identify(environ)
         if identifier is None:
             return self._app(environ, start_response)
@@ -85,12 +86,12 @@ class Middleware:
 
 
 def _client(environ: dict[str, Any]) -> str | None:
-    """None where the server does not know, as on a Unix socket."""
+    """Returns None if the server does not know it, as on a Unix socket."""
     return environ.get("REMOTE_ADDR") or None
 
 
 def _path(environ: dict[str, Any]) -> bytes:
-    """WSGI's texts are bytes, each as a character of Latin-1."""
+    """The path in bytes: in the strings of WSGI each character stands for one byte."""
     return (str(environ.get("SCRIPT_NAME", "")) + str(environ.get("PATH_INFO", ""))).encode("latin-1")
 
 

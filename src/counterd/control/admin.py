@@ -1,8 +1,9 @@
 """The daemon's end of the admin process: its listening socket, and the answers to its questions.
 
 Floor 4. The daemon spends at most a fifth of its time on the admin process: it answers questions for a slice of time,
-then rests four times as long. Answers that take steps are made one at a time, with the same rests between two steps.
-While answers are unread, no further question is answered. supervisor.py starts and replaces the process.
+then rests four times as long. Long answers are made in steps, one answer at a time, with the same rests between two
+steps. While the admin process has not read its answers, the daemon answers no more questions. supervisor.py starts and
+replaces the process.
 """
 
 from __future__ import annotations
@@ -34,15 +35,15 @@ if TYPE_CHECKING:
 SOCKET_MODE = 0o660
 KEEPALIVE = Keepalive(idle=10, interval=2, count=7, user_timeout=25)
 
-REST = 4  # rests are this many times as long as the work before: a fifth of the loop's time
+REST = 4  # a rest is this many times as long as the work before it, which so takes a fifth of the loop's time
 WALKS_MAX = 8
-QUESTION_MAX = 256 << 10  # bytes: enough for a name of 64 KiB, with two bytes for each of its bytes
-OUTPUT_MAX = 256 << 10  # unread bytes, beyond which no more questions are answered
+QUESTION_MAX = 256 << 10  # bytes: enough for a name of 64 KiB, each of whose bytes becomes two
+OUTPUT_MAX = 256 << 10  # bytes; while more are unread, no question is answered
 KIND = Kind("admin", "counterd.admin", OUTPUT_MAX)
 
 
 def open_listening(config: Config) -> socket.socket | UnixSocket:
-    """Returns the socket that the process was started with, or opens that of admin.bind. Raises ConfigError."""
+    """Returns the socket that was passed to the daemon, or opens one on admin.bind. Raises ConfigError."""
     if ADMIN in config.sockets:
         return config.sockets[ADMIN][0]
     bind = config.admin.bind
@@ -55,7 +56,7 @@ def open_listening(config: Config) -> socket.socket | UnixSocket:
 
 
 def close_listening(listening: socket.socket | UnixSocket) -> None:
-    """Closes what open_listening() opened."""
+    """Closes the socket that open_listening() returned."""
     if isinstance(listening, UnixSocket):
         listening.unlink()
         listening = listening.socket
@@ -63,9 +64,9 @@ def close_listening(listening: socket.socket | UnixSocket) -> None:
 
 
 class Admin:
-    """Keeps an admin process that serves on a socket, from start() to stop().
+    """Keeps an admin process running that serves on a socket, from start() to stop().
 
-    inspector: answers its questions. report: called with a cause and a sentence, as in net.server.
+    inspector: answers the questions of the process. report: called with a cause and a sentence, as in net.server.
     """
 
     def __init__(
@@ -83,7 +84,7 @@ class Admin:
         self._supervisor = Supervisor(KIND, [self._socket()], self._converse, report)
 
     def start(self) -> None:
-        """Starts the process, which serves some tenths of a second later."""
+        """Starts the process. It is ready some tenths of a second later."""
         self._supervisor.start()
 
     def reload(self, settings: Endpoint) -> None:
@@ -98,7 +99,7 @@ class Admin:
         close_listening(self._listening)
 
     def address(self) -> str:
-        """Returns the address where it listens, for people."""
+        """Returns the address of the listening socket, for people."""
         listening = self._socket()
         if listening.family == socket.AF_UNIX:
             return f"unix:{listening.getsockname()}"
@@ -134,7 +135,7 @@ class Answers:
         self._has_questions = self._is_resting = self._is_walking = self._is_stuck = False
 
     def hello(self, settings: dict[str, Any]) -> None:
-        """Sends the settings, at once or when the child is connected."""
+        """Sends the settings: now, or when the child is connected."""
         self._settings = settings
         self._send(b'{"hello": ' + encoded(settings) + b"}")
 
@@ -164,7 +165,7 @@ class Answers:
     # ---- questions ----
 
     def _take_questions(self) -> None:
-        """Answers questions for a slice of time, then rests. Reads no further questions meanwhile."""
+        """Answers questions for a slice of time, then rests. Reads no questions while it rests."""
         if self._child is None:
             return
         begun = time.monotonic_ns()
@@ -187,7 +188,7 @@ class Answers:
         self._go_on()
 
     def _go_on(self) -> None:
-        """Answers the questions that were already read, or reads more."""
+        """Answers the questions that were already read. If there are none, reads more."""
         if self._has_questions and not self._is_resting and not self._is_stuck:
             self._take_questions()
         else:
@@ -210,7 +211,7 @@ class Answers:
         except Refused as refused:
             self._refuse(number, refused)
         except OSError as error:  # such as a lack of descriptors
-            self._refuse(number, Refused(503, f"the daemon cannot find out now: {error.strerror}"))
+            self._refuse(number, Refused(503, f"the daemon cannot answer now: {error.strerror}"))
 
     # ---- answers that take steps ----
 
@@ -233,7 +234,7 @@ class Answers:
         except Refused as refused:
             self._walks.popleft()
             self._refuse(number, refused)
-        except Exception as error:  # noqa: BLE001 - a bug costs one answer, and must not end the callbacks
+        except Exception as error:  # noqa: BLE001 - a bug may cost one answer, but must not end the chain of callbacks
             self._walks.popleft()
             self._loop.call_exception_handler({"message": "failed to answer the admin process", "exception": error})
             self._refuse(number, Refused(500, "internal error"))

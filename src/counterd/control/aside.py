@@ -16,17 +16,17 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# Python's default is 5 ms, for which every read and write of the loop would wait. The shorter interval slows the thread
-# by a few per cent (docs/decisions/0014-extensions.md), and has no effect without such a thread.
+# With Python's default, 5 ms, every read and write of the loop would wait that long. The shorter interval slows the
+# thread by a few per cent (docs/decisions/0014-extensions.md). It has no effect without such a thread.
 SWITCH_INTERVAL_S = 0.0001
 
 
 class NoThread(Exception):
-    """The system refuses another thread, because of a limit of processes or a lack of memory."""
+    """The system refuses another thread, because of a limit on processes or a lack of memory."""
 
 
 def start_thread(name: str, run: Callable[[], None]) -> threading.Thread:
-    """Starts a daemon thread, which does not keep the process from ending. Raises NoThread."""
+    """Starts a daemon thread: the process can end while the thread runs. Raises NoThread."""
     thread = threading.Thread(target=run, name=name, daemon=True)
     try:
         thread.start()
@@ -36,9 +36,9 @@ def start_thread(name: str, run: Callable[[], None]) -> threading.Thread:
 
 
 async def aside(function: Callable[[], T]) -> T:
-    """Runs the function in a thread. Returns its result or raises its exception, or NoThread.
+    """Runs the function in a thread. Returns its result or raises its exception. Raises NoThread if there is none.
 
-    The thread keeps neither the loop nor the process from ending.
+    Neither the loop nor the process waits for the thread when it ends.
     """
     loop = asyncio.get_running_loop()
     done: asyncio.Future[T] = loop.create_future()

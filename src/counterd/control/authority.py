@@ -1,6 +1,6 @@
-"""Calls the Redis that a store shares its state with. Each call contains all requests that wait to be decided.
+"""Calls the Redis in which stores share their state. Each call contains all requests that wait for a decision.
 
-Floor 4. While Redis is unavailable the store decides alone. That is logged once, and Redis is tried again each second.
+Floor 4. While Redis is unavailable, the store decides alone. This is logged once, and Redis is tried again each second.
 redis-py makes the connection (docs/decisions/0017-redis.md); it is installed with the extra `redis`.
 """
 
@@ -31,8 +31,8 @@ RETRY_S = 1.0  # before a Redis that did not answer is tried again
 class Authority:
     """Calls Redis for one store: start(), then turn() in each turn of the driver, then stop().
 
-    values: of the settings, by key. report: called with a cause and a sentence, as in net.server. failing: why Redis
-    is unavailable, or "".
+    values: the values of the settings, by key. report: called with a cause and a sentence, as in net.server.
+    failing: why Redis is unavailable, or "".
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class Authority:
         driver: Driver,
         report: Callable[[str, str], None],
     ) -> None:
-        import hiredis  # noqa: PLC0415 - of an extra; the configuration check has made sure that it is installed
+        import hiredis  # noqa: PLC0415 - only in an extra; the check of the configuration has found it installed
         import redis.asyncio  # noqa: PLC0415
         from redis.exceptions import NoScriptError, RedisError  # noqa: PLC0415
 
@@ -51,7 +51,7 @@ class Authority:
         self.failing = ""
         self._errors = (RedisError, OSError, ValueError, asyncio.TimeoutError)
         self._unknown = NoScriptError
-        self._pack = hiredis.pack_command  # redis-py's own takes most of the time of a call
+        self._pack = hiredis.pack_command  # redis-py's own function would take most of the time of a call
         self._source: SharedSource = importlib.import_module(room.shared.source)
         self._redis = redis.asyncio.from_url(
             values[room.shared.address],
@@ -68,13 +68,13 @@ class Authority:
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Starts to connect. Until Redis is connected the store decides alone."""
+        """Starts to connect. Until there is a connection, the store decides alone."""
         self._source.alone(self._store, time.monotonic_ns())
         self._loop = asyncio.get_running_loop()
         self._task = self._loop.create_task(self._run())
 
     def turn(self, now_ns: int) -> None:
-        """Takes the next requests to decide, if no call is under way. Called in each turn of the store's driver."""
+        """Sends the requests that wait, if no call is under way. Called in each turn of the store's driver."""
         if self._batch is None:
             self._batch = self._source.take(self._store, now_ns)
             if self._batch is not None:
@@ -97,7 +97,7 @@ class Authority:
                         await self._ask()
                 except self._errors as error:
                     self._give_up(error)
-                except Exception as error:  # noqa: BLE001 - a bug; throttling must go on in spite of it
+                except Exception as error:  # noqa: BLE001 - a bug, despite which throttling must continue
                     self._loop.call_exception_handler({"message": "failed to ask Redis", "exception": error})
                     self._give_up(error)
                 await asyncio.sleep(RETRY_S)
@@ -111,7 +111,7 @@ class Authority:
         self._source.begin(self._store, time.monotonic_ns())
 
     async def _ask(self) -> None:
-        """Makes calls while there are requests to decide. Sends the next call before settling the last answer."""
+        """Makes calls while requests wait. Sends the next call before it applies the answer to the last one."""
         await self._wanted.wait()
         self._wanted.clear()
         await self._send()
@@ -145,7 +145,7 @@ class Authority:
         return connection
 
     def _give_up(self, error: Exception) -> None:
-        """Lets the store decide the requests that were taken and all later ones."""
+        """Lets the store decide: about the requests that were taken, and about all later ones."""
         silent = isinstance(error, asyncio.TimeoutError)
         why = f"no answer for {PATIENCE_S:g} s" if silent else str(error) or type(error).__name__
         if not self.failing:

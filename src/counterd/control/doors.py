@@ -43,7 +43,7 @@ class Door:
         return [*self.tcp, *([self.unix.socket] if self.unix else []), *self._passed_unix]
 
     def open(self) -> tuple[list[str], list[str]]:
-        """Opens the sockets. Returns errors, and addresses that this machine merely lacks, a line each."""
+        """Opens the sockets. Returns errors, and the addresses that this machine does not have, a line each."""
         problems: list[str] = []
         missing: list[str] = []
         if self.port.name in self._config.sockets:
@@ -61,7 +61,7 @@ class Door:
                 absent = error.errno in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT) and address in ("::1", "::")
                 (missing if absent else problems).append(line)
             else:
-                number = self.tcp[-1].getsockname()[1]  # with port 0, all addresses share the port that was assigned
+                number = self.tcp[-1].getsockname()[1]  # port 0: all addresses get the port of the first one
         if self._path:
             try:
                 self.unix = UnixSocket(self._path, self._settings.socket_mode)
@@ -79,12 +79,12 @@ class Door:
             self._own(uid, gid)
 
     def keep_alive(self, keepalive: Keepalive) -> None:
-        """Sets the keepalive of TCP connections that are accepted from now on."""
+        """Sets the keepalive of the TCP connections that are accepted from now on."""
         for listening in self.tcp:
             set_keepalive(listening, keepalive)
 
     def addresses(self) -> list[str]:
-        """Returns the addresses where it listens, for people."""
+        """Returns the addresses of the sockets, for people."""
         places = [shown(*listening.getsockname()[:2]) for listening in self.tcp]
         return [*places, f"unix:{self._path}"] if self.unix or self._passed_unix else places
 
@@ -104,7 +104,7 @@ class Door:
                 self.tcp.append(listening)
 
     def _own(self, uid: int, gid: int) -> None:
-        """Gives the socket's file to the configured user and group, or else to these; -1 leaves them unchanged."""
+        """Gives the socket's file to the configured user and group, or if there is none, to uid or gid (-1: nobody)."""
         user, group = self._settings.socket_user, self._settings.socket_group
         uid = account_number("user", user) if user else uid
         gid = account_number("group", group) if group else gid

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-# Bytes of a protocol's file. What a protocol accepts has its own, far smaller limits.
+# Bytes of a protocol's file. Each protocol also limits the contents, far below this.
 FILE_MAX = 1 << 25
 PIECE = 1 << 16  # bytes that a pipe holds
 PROBLEMS_MAX = 100  # lines of errors in one file
@@ -32,9 +32,9 @@ class FileError(Exception):
 def read_file(path: str, size_max: int, pipe_timeout: float = 0.0) -> bytes:
     """Reads a regular file. Raises FileError.
 
-    pipe_timeout: a pipe is accepted too, if it is written completely within so many seconds; 0: pipes are refused.
+    pipe_timeout: a pipe is accepted too, if its writer closes it within so many seconds; 0: pipes are refused.
 
-    Opening does not wait, because a pipe could block a daemon that reloads for ever.
+    Opening does not wait: otherwise a pipe without a writer could block a reload for ever.
     """
     try:
         with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK | os.O_NOCTTY)) as file:

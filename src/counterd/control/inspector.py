@@ -1,7 +1,8 @@
 """Answers the admin process's questions, from the view of the daemon, its servers and the registered tables.
 
-Floor 4. Answers are JSON, as bytes. Answers whose size depends on a store's contents or on the number of connections
-are made in steps of SLICE_NS, between which the loop serves requests. Figures are computed at most ten times a second.
+Floor 4. Answers are JSON, as bytes. An answer whose size depends on a store's contents or on the number of connections
+is made in steps of SLICE_NS. Between two steps the loop serves requests. Figures are computed at most ten times a
+second.
 """
 
 from __future__ import annotations
@@ -38,8 +39,8 @@ Steps = Generator[None, None, bytes]
 
 SLICE_NS = 250_000
 FIGURES_PERIOD_NS = 100_000_000
-ROWS_BYTES_MAX = 4 << 20  # of rows in an answer; needed because a thousand names of 64 KiB do not fit into a frame
-PROBES = 512  # connection numbers checked between two looks at the clock: 40 ns each
+ROWS_BYTES_MAX = 4 << 20  # bytes of the rows in an answer: a thousand names of 64 KiB would not fit into a frame
+PROBES = 512  # connection numbers that are checked, at 40 ns each, before the clock is read again
 MASKED = "***"
 DESCRIPTORS = Path("/proc/self/fd")
 MEMORY = "/proc/self/statm"
@@ -47,9 +48,9 @@ PAGE_SIZE = resource.getpagesize()
 
 
 class Inspector:
-    """Answers questions. Created when the services listen, because it reads their addresses once.
+    """Answers questions. Is created when the services listen already, because it reads their addresses only once.
 
-    restarts: of the admin process, counted by control/admin.py.
+    restarts: how often the admin process was restarted, counted by control/admin.py.
     """
 
     def __init__(self, view: View, services: Sequence[Service]) -> None:
@@ -81,7 +82,7 @@ class Inspector:
         names = (question.get(name, "") for name in ("connection", "protocol", "table"))
         texts = (*names, *parameters, *parameters.values())
         if not all(isinstance(text, str) for text in texts):
-            raise TypeError("expected texts")
+            raise TypeError("expected strings")
         at_once: dict[str, Callable[[], Any]] = {
             "ping": lambda: {"state": self._state()},
             "config": self._config,
@@ -168,7 +169,7 @@ class Inspector:
             room, connection = self._find(connection_id)
             if room is not service:
                 raise Refused(
-                    400, f"connection: {connection_id} is one of {room.room.name}, the table of {service.room.name}"
+                    400, f"connection: {connection_id} belongs to {room.room.name}, the table to {service.room.name}"
                 )
             parameters = {**parameters, "connection": str(connection.number)}
         try:
@@ -178,7 +179,7 @@ class Inspector:
         while not walk.step():
             yield
         if connection_id is not None:
-            self._find(connection_id)  # refuses if it is gone by now, because its number may have been reused
+            self._find(connection_id)  # the connection must still exist: its number may have been reused
         rows = [found(service, table, row, begun) for row in walk.rows()]
         yield
         rest = {"table": name, "protocol": service.room.name, "columns": [column["name"] for column in columns(table)]}
@@ -212,7 +213,7 @@ class Inspector:
         return (yield from listed(rows, {"next": None}))
 
     def _connected_beyond(self, room: str, number: int) -> Iterator[Connection | None]:
-        """Yields a protocol's connections with a larger number, by number, and None when it is time for a pause."""
+        """Yields a protocol's connections with larger numbers, in order, and None whenever a pause is due."""
         connections = self._services[room].server.connections
         last = max(connections, default=-1)  # the only step here that visits all connections: 15 ns each
         yield None
@@ -285,7 +286,7 @@ def encoded(data: Any) -> bytes:
 
 
 def listed(rows: Iterable[Mapping[str, Any]], rest: Mapping[str, Any]) -> Steps:
-    """Makes, in slices, a JSON object with the rows and the rest. It has "truncated" if the rows are too long."""
+    """Makes, in slices, a JSON object of the rows and the other members. Adds "truncated" if the rows are too long."""
     texts: list[bytes] = []
     left = ROWS_BYTES_MAX
     begun = time.monotonic_ns()
@@ -303,7 +304,7 @@ def listed(rows: Iterable[Mapping[str, Any]], rest: Mapping[str, Any]) -> Steps:
 
 
 def columns(table: Table) -> list[dict[str, str]]:
-    """Returns the columns of an answer. A connection becomes its id and its peer, a point in time its age."""
+    """Returns the columns of an answer. A connection is shown by its id and its peer, a point in time by its age."""
     made = []
     for column in table.columns:
         if column.kind == "connection":
@@ -329,9 +330,9 @@ def shape(service: Service, table: Table) -> dict[str, Any]:
 
 
 def found(service: Service, table: Table, row: tuple[Any, ...], begun: int) -> list[Any]:
-    """Replaces the numbers of connections in a row by the connections, or by None if one is gone.
+    """Replaces each number of a connection in a row by the connection, or by None if it has ended.
 
-    begun: when the walk began. A connection that came later may have the number of one that is gone.
+    begun: when the walk began. A connection that is younger may have the number of one that has ended.
     """
     cells = list(row)
     for place, column in enumerate(table.columns):

@@ -1,7 +1,7 @@
-"""The daemon's end of the journal process: sends pieces, one at a time, and waits until they are written.
+"""The daemon's end of the journal process: sends a piece, and the next one when the process has written it.
 
-Floor 4. supervisor.py starts and replaces the process; a new one gets the unwritten piece again. While nothing can be
-written, the store refuses requests whose reply would promise that a change is on disk.
+Floor 4. supervisor.py starts and replaces the process; a new process gets the unwritten piece again. While nothing can
+be written, the store refuses requests whose reply would promise that a change is on disk.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 log = structlog.get_logger()
 
 KIND = Kind("journal", "counterd.journal", 1 << 20)
-PATIENCE_S = 5.0  # for writing a piece; after that the journal counts as failing
+PATIENCE_S = 5.0  # time limit for writing a piece; after it, the journal counts as failing
 CHECK_S = 0.01
 PROGRESS_S = 1.0  # between two lines of the log
 
@@ -41,7 +41,7 @@ class JournalFailed(Exception):
 class Keeper:
     """Keeps the journal of one store: restore(), then turn() in each turn of the driver, then finish() and stop().
 
-    values: of the settings, by key. report: called with a cause and a sentence, as in net.server.
+    values: the values of the settings, by key. report: called with a cause and a sentence, as in net.server.
     failing: why nothing can be written now, or "". restored: how many records were restored.
     """
 
@@ -66,9 +66,9 @@ class Keeper:
         self._loop = asyncio.get_running_loop()
         self._supervisor = Supervisor(KIND, [], lambda: Talk(self), report)
         self._talk: Talk | None = None
-        self._piece: tuple[int, bytes] | None = None  # the piece that is not known to be written
+        self._piece: tuple[int, bytes] | None = None  # the piece that is not written yet
         self._sent = 0.0  # when the piece was sent
-        self._patience: asyncio.TimerHandle | None = None  # for the current or a later piece
+        self._patience: asyncio.TimerHandle | None = None  # checks the current piece, or a later one
         self._begun: asyncio.Future[None] = self._loop.create_future()
         self._closed = asyncio.Event()
         self._count = 0
@@ -84,7 +84,7 @@ class Keeper:
             log.info(f"restored {self.restored} records from the journal {self._path}")
 
     def turn(self, now_ns: int) -> None:
-        """Sends the next changes, if the last piece is written. Called in each turn of the store's driver."""
+        """Sends the next changes, if the last piece has been written. Called in each turn of the store's driver."""
         if self._piece is not None or not self._begun.done():
             return
         self._piece = self._source.take(self._store, now_ns)
@@ -98,7 +98,7 @@ class Keeper:
     async def finish(self, timeout: float) -> None:
         """Waits until all changes are on disk and the process has closed its file.
 
-        timeout: gives up if nothing was written for so many seconds.
+        timeout: gives up if nothing is written for so many seconds.
         """
         if not self._begun.done():
             return
@@ -173,7 +173,7 @@ class Keeper:
             self.on_written()
 
     def on_written(self) -> None:
-        """Called when the last piece is on disk, or when the journal works again without one."""
+        """Called when the last piece is on disk. Also called, without a piece, when the journal works again."""
         if self.failing:
             log.info(f"the journal {self._path} can be written again")
             self.failing = ""
@@ -182,7 +182,7 @@ class Keeper:
         self._driver.wake()
 
     def on_error(self, text: str) -> None:
-        """Called when the process fails. During a restore it is not replaced, because records would come twice."""
+        """Called when the process fails. A restore then ends, because a new process would send all records again."""
         if self._begun.done():
             self._fail(text)
         else:

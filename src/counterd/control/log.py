@@ -1,13 +1,13 @@
 """The log: one thread writes all lines, so that code that logs never waits for the reader of the log.
 
-Floor 4. structlog makes an event of a call and passes it through a chain that ends with one line of bytes, which is
-queued. The queue is limited in lines and each line in bytes. Lines that do not fit or cannot be written are dropped and
-counted, and a line reports their number when writing works again. One event is one line in both formats; a message
-cannot begin another line:
+Floor 4. structlog makes an event of a call and passes it through a chain, which turns it into one line of bytes and
+queues the line. The number of lines in the queue and the length of a line are limited. Lines that do not fit or cannot
+be written are dropped and counted. When writing works again, a line reports how many were dropped. One event is one
+line in both formats, whatever its message contains:
     text  2026-11-20T05:08:30.123Z INFO  message key=value other="with blanks" exc="Traceback ...\\n..."
     json  {"ts": "2026-11-20T05:08:30.123Z", "level": "info", "msg": "message", "key": "value", "exc": "Traceback ..."}
-An exception is in the field `exc`, with the end of a long traceback. A line that is still too long is cut: text ends
-with [cut], json keeps the beginning of the message and has `"cut": true`.
+The field `exc` has the exception; of a long traceback only the end. A line that is still too long is cut: a text line
+then ends with [cut], a JSON line has `"cut": true` and the beginning of the message.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ from typing import TYPE_CHECKING, Any
 
 from counterd.control.aside import start_thread
 
-# structlog imports rich if it is installed, for colours that the daemon does not use. That took half of the start.
+# structlog imports rich if it is installed, for colours that the daemon does not use. This keeps it from doing so:
+# the import would take half of the time that the daemon needs to start.
 sys.modules.setdefault("rich", None)  # type: ignore[arg-type]
 import structlog  # noqa: E402
 
@@ -48,14 +49,14 @@ CUT = b" [cut]\n"
 CUT_MESSAGE = 500  # characters, of at most 12 bytes each in JSON
 TRACEBACK_MAX = 4096  # characters
 CLOSE_TIMEOUT = 1.0  # seconds
-# Lines of one cause that are logged in a period: enough to notice, too few to hide other lines.
+# How many lines of one cause are logged in a period: enough to be noticed, too few to hide other lines.
 REPEATED_LINES = 5
 REPEATED_PERIOD_S = 10.0
 UNFORMATTED = "cannot format a log message"
 
 
 def one_line(text: str) -> str:
-    """Escapes characters that are not printable, so that a text can neither begin a line nor hide part of one."""
+    """Escapes characters that are not printable, so that a string can neither begin a new line nor hide part of one."""
     if text.isprintable():
         return text
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
@@ -72,7 +73,7 @@ def text_line(event: Mapping[str, Any]) -> bytes:
 
 
 def json_line(event: Mapping[str, Any]) -> bytes:
-    """Formats an event for programs: an object with ts, level, msg and the fields, which cannot replace these three."""
+    """Formats an event for programs: an object with ts, level, msg and the fields. No field can replace these three."""
     ts, level, message, fields = _parts(event)
     head = {"ts": ts, "level": level, "msg": message}
     line = _json({**head, **fields, **head})
@@ -100,7 +101,7 @@ def _stamp(_logger: object, _method: str, event: EventDict) -> EventDict:
 
 
 def _explain(_logger: object, _method: str, event: EventDict) -> EventDict:
-    """Makes the field exc from an exception. Any other true value stands for the exception that is being handled."""
+    """Makes the field exc from an exception. Any other true value means the exception that is being handled."""
     error = event.pop("exc_info", None)
     if error is not None and not isinstance(error, BaseException):
         error = sys.exc_info()[1] if error else None
@@ -120,7 +121,7 @@ def _json(fields: Mapping[str, Any]) -> bytes:
 
 
 def _own(level: str, message: str, **fields: object) -> EventDict:
-    """Makes an event of the log itself."""
+    """Makes an event about the log itself."""
     return _stamp(None, level, {"level": level, "event": message, **fields})
 
 
@@ -137,20 +138,20 @@ class LogWriter:
 
     level: the least severe level that is written: error, warning, info or debug.
     format: text or json.
-    fd: where lines are written, blocking or not; it is not closed here.
+    fd: the descriptor to write to, blocking or not. The writer does not close it.
     capacity: how many lines can wait.
 
-    Lines are accepted from the beginning and written after start() was called. Logging never waits, even if the reader
-    of fd is stuck, slow or gone, and never raises an exception because of a value.
+    Lines can be queued before start(), and are written after it. Logging never waits, even if the process that reads fd
+    is stuck, slow or has ended. It never raises an exception because of a value.
     """
 
     def __init__(self, level: str, format: str, fd: int = 2, capacity: int = CAPACITY) -> None:
         self._fd = fd
         self._capacity = capacity
-        # Not queue.Queue: a finalizer that logs while this thread holds the queue's lock would wait for itself.
+        # Not queue.Queue: a finalizer that logs while its own thread holds the queue's lock would wait for ever.
         self._queue: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
-        # put() changes _refused, under this lock; only the writer changes _failed, so it needs no lock.
+        # put() changes _refused under this lock. Only the writer's thread changes _failed, so _failed needs no lock.
         self._lock = threading.RLock()
         self._refused = 0
         self._failed = 0
@@ -193,14 +194,14 @@ class LogWriter:
     debug = info = warning = error = critical = put  # structlog calls the method named by the level
 
     def close(self, timeout: float = CLOSE_TIMEOUT) -> None:
-        """Writes what is queued, waiting at most timeout seconds for it, and stops. Later calls do nothing."""
+        """Writes the queued lines, for at most timeout seconds, and stops. Later calls do nothing."""
         thread, self._thread = self._thread, None
         if thread:
             self._queue.put(None)
             thread.join(timeout)
 
     def _sift(self, _logger: object, method: str, event: EventDict) -> EventDict:
-        """Drops an event whose level is not written, before it costs any work."""
+        """Drops an event whose level is not written, before any other work is done for it."""
         if not self.writes(method):
             raise structlog.DropEvent
         event["level"] = method
@@ -228,7 +229,7 @@ class LogWriter:
             self._reported = dropped
 
     def _write(self, line: bytes) -> bool:
-        """Writes a whole line, however long it takes. Returns False if it cannot be written."""
+        """Writes a whole line, however long that takes. Returns False if the line cannot be written."""
         rest = memoryview(line)
         while rest:
             try:
@@ -243,7 +244,7 @@ class LogWriter:
 
 
 class Foreign(logging.Handler):
-    """Passes what libraries log with the standard library to structlog, with the field `logger`."""
+    """Passes the lines that libraries log with the standard library to structlog, with the field `logger`."""
 
     def __init__(self, log: Any) -> None:
         super().__init__()
@@ -277,10 +278,10 @@ class _Window:
 class Bounded:
     """Limits the number of lines per cause and period.
 
-    lines: how many lines of a cause are let through in a period.
-    period: seconds; a cause's period begins with the first line that is let through.
-    causes: how many causes are distinguished. While that many have had lines in the last period, all others count as
-        one. A cause that has been quiet for a period can be replaced, and its count of suppressed lines is lost.
+    lines: how many lines of a cause are logged in a period.
+    period: seconds. The period of a cause begins with the first line that is logged.
+    causes: how many causes are distinguished. While that many causes have had lines in the last period, all other
+        causes count as one. A cause without lines for a period can be replaced: its count of suppressed lines is lost.
 
     Not thread-safe.
     """
@@ -320,7 +321,7 @@ class Bounded:
 
 
 class Reports:
-    """Logs lines that peers can cause any number of times: a few per cause and period, and how many were suppressed."""
+    """Logs lines that peers can cause any number of times: a few per cause and period, and how many it suppressed."""
 
     def __init__(self) -> None:
         self._bounded = Bounded(REPEATED_LINES, REPEATED_PERIOD_S)

@@ -17,15 +17,15 @@ if TYPE_CHECKING:
 
 PERIOD_S = 0.1
 PERIOD_MIN_S = 0.01  # a shorter watchdog period would take much CPU, and fail at the first long turn of the loop
-# Seconds. The loop's timers have a resolution of 1 ms, so an idle loop is in one of the first two.
+# Seconds. The loop's timers have a resolution of 1 ms, so the beats of an idle loop are in the first two buckets.
 BOUNDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 
 
 class Pulse:
     """Beats every PERIOD_S from start() to stop(), or more often if the watchdog needs it.
 
-    feed: called every feed_s seconds, at most every PERIOD_MIN_S; 0 is never.
-    last, max: how late the last beat was, and the latest of all, in seconds.
+    feed: called every feed_s seconds, or every PERIOD_MIN_S if feed_s is less; never if feed_s is 0.
+    last, max: how late the last beat was, and the latest beat of all, in seconds.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, feed: Callable[[], object], feed_s: float = 0.0) -> None:
@@ -41,7 +41,7 @@ class Pulse:
         self._timer: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
-        """Feeds at once, and starts to beat."""
+        """Calls feed, and starts to beat."""
         self._wait(time.monotonic_ns())
 
     def stop(self) -> None:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from counterd.contract import Figures, JournaledStore, Room, Store
     from counterd.control.config.loading import Config
 
-    # Called with a cause, by which repeated lines are limited, a sentence, and fields of the line.
+    # Called with a cause (repeated lines are limited for each cause), a sentence, and fields of the line.
     Report = Callable[..., None]
 
 TLS_FILES = ("tls.cert", "tls.key", "tls.client_ca")
@@ -56,7 +56,7 @@ def readers_of(room: Room) -> Mapping[str, Callable[[bytes], Any]]:
 
 
 def prepare(room: Room, config: Config) -> Ready:
-    """Reads the files, and looks up the users and groups, that a protocol's settings name. Raises ConfigError."""
+    """Reads the files that a protocol's settings name, and looks up the users and groups. Raises ConfigError."""
     name = room.name
     listener = config.listener(name)
     context = None
@@ -80,7 +80,7 @@ def prepare(room: Room, config: Config) -> Ready:
 
 
 def check(room: Room, config: Config) -> None:
-    """Makes the checks of open() and extend() that concern files and names. Raises ConfigError."""
+    """Checks the files and names that open() and extend() will use. Raises ConfigError."""
     problems = find_extensions(room, config)[1]
     try:
         prepare(room, config)
@@ -94,8 +94,8 @@ class Service:
     """A protocol in the process. The order of calls: open(), make_store(), extend(), start(), restore() if it has a
     keeper, listen(), apply() for each reload, finish() and close().
 
-    descriptors: how many its connections may use.
-    ready: the contents of its files that are in force.
+    descriptors: how many descriptors its connections may use.
+    ready: the contents of its files, as they are in force.
     plugin_host: runs its extensions.
     """
 
@@ -107,15 +107,15 @@ class Service:
         self.store: Store
         self.server: Server
         self.windows: Windows
-        self.keeper: Keeper | None = None  # of its journal
-        self.authority: Authority | None = None  # the Redis that its state is in
+        self.keeper: Keeper | None = None  # writes its journal
+        self.authority: Authority | None = None  # calls the Redis that has its state
         self._config = config
         self._settings = config.listener(room.name)
         self._descriptors = descriptors
         self._report = report
 
     def open(self) -> tuple[list[str], list[str]]:
-        """Opens all sockets. Returns errors, and addresses that this machine merely lacks, a line each."""
+        """Opens all sockets. Returns errors, and the addresses that this machine does not have, a line each."""
         problems: list[str] = []
         missing: list[str] = []
         try:
@@ -148,7 +148,7 @@ class Service:
         self.plugin_host.open(self.store)
 
     async def start(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Makes the server and starts everything except listening. Raises ConfigError."""
+        """Makes the server and starts everything, but does not listen yet. Raises ConfigError."""
         self.server = Server(loop, self.store, self._limits(), self._told)
         self.windows = Windows(self.server, self._window())
         self._apply(self._config, self.ready)
@@ -175,11 +175,11 @@ class Service:
 
     @property
     def failing(self) -> bool:
-        """True while its journal cannot be written."""
+        """True while the journal of this protocol cannot be written."""
         return self.keeper is not None and bool(self.keeper.failing)
 
     async def finish(self, timeout: float) -> None:
-        """Waits until the journal has all changes. timeout: see Keeper.finish()."""
+        """Waits until all changes are in the journal. timeout: see Keeper.finish()."""
         if self.keeper is not None:
             await self.keeper.finish(timeout)
 
@@ -224,7 +224,7 @@ class Service:
         return {door.port.name: door.addresses() for door in self.doors}
 
     def unlisten(self) -> None:
-        """Stops accepting, and makes the store hand out nothing new."""
+        """Stops accepting connections, and makes the store hand out nothing new."""
         self.server.unlisten()
         self.store.begin_drain()
 
@@ -243,7 +243,7 @@ class Service:
             door.close()
 
     def _told(self, cause: str, text: str) -> None:
-        """Passes on a report of the server, with the limit that it is about."""
+        """Passes on a report of the server. Adds the limit that the report is about."""
         limit = self._limit(cause)
         self._report(cause, text, protocol=self.room.name, **({"limit": limit} if limit else {}))
 

@@ -9,11 +9,11 @@ import ssl
 
 from counterd.control.files import FileError, read_file
 
-FILE_MAX = 1 << 20  # bytes, some thousand certificates: limits how long a reload takes
+FILE_MAX = 1 << 20  # bytes, about a thousand certificates: limits how long a reload takes
 
 
 class TLSError(Exception):
-    """A file cannot be used. name: the last part of its setting, such as "cert"; str(): why."""
+    """A file cannot be used. name: the last part of its setting, such as "cert". str() says why."""
 
     def __init__(self, name: str, why: str) -> None:
         self.name = name
@@ -59,7 +59,7 @@ def _read(name: str, path: str) -> bytes:
 
 
 def _check_certificates(name: str, path: str) -> str:
-    """Reads and checks a file of certificates alone, because OpenSSL's errors do not say which file is wrong."""
+    """Reads and checks one file of certificates. OpenSSL's errors would not say which of several files is wrong."""
     text = _read(name, path).decode("ascii", "replace").replace("\N{REPLACEMENT CHARACTER}", "?")
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_verify_locations(cadata=text)
@@ -74,5 +74,5 @@ def _reason(error: Exception) -> str:
 
 
 def _no_passphrase() -> str:
-    """Refuses a key with a passphrase, for which OpenSSL would ask at the terminal."""
+    """Refuses a key with a passphrase. Without this, OpenSSL would ask for the passphrase at the terminal."""
     raise ValueError("has a passphrase, which counterd cannot ask for")

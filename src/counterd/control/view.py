@@ -1,4 +1,4 @@
-"""The fields of the daemon that its parts may read. They get no methods that act on the daemon.
+"""The fields of the daemon that its parts may read. The parts get no methods that act on the daemon.
 
 Floor 4. Only the daemon writes to the view.
 """
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
 @dataclass
 class View:
-    """config: in force now. settings: all settings by key. lines_lost: returns how many lines of the log were lost.
+    """config: the configuration in force. settings: all settings by key. lines_lost: returns the number of lost lines.
 
-    started_ns: when the daemon was created, on the monotonic clock. internal_errors: unhandled exceptions, except
-    memory_errors, which are those by lack of memory. pulse: set when the loop runs.
+    started_ns: when the daemon was created, on the monotonic clock. memory_errors: how many unhandled exceptions were
+    due to a lack of memory. internal_errors: how many others there were. pulse: is set when the loop runs.
     """
 
     config: Config

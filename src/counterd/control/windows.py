@@ -1,6 +1,6 @@
 """Gives a store the wall-clock time, and begins its stats windows at multiples of an interval.
 
-Floor 4. The number of a window counts the windows, so it only rises, even if the clock or the interval changes.
+Floor 4. Windows are numbered one after the other, so the number rises even if the clock or the interval changes.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from counterd.contract import WindowedStore
     from counterd.net.server import Server
 
-# How often the wall clock is read, because it can be set at any time.
+# How often the wall clock is read. It can be set at any time.
 CHECK_S = 1.0
 
 
@@ -47,7 +47,7 @@ class Windows:
             self._number += 1
             cast("WindowedStore", self._server.store).begin_window(self._number)
             self._server.driver.wake()
-        self._period = period  # smaller if the clock was set back; then the next multiple begins a window as usual
+        self._period = period  # smaller if the clock was set back. The next multiple still begins a window.
         wait = min(CHECK_S, max(0.001, (period + 1) * self._interval - now)) if self._interval else CHECK_S
         self._timer = self._server.loop.call_later(wait, self.turn)
 

@@ -1,1 +1,1 @@
-"""The plugin host: other people's code that the settings name, and the threads it works in. Floor 4, beside control."""
+"""The plugin host: runs other people's code, which the settings name, in threads. Floor 4, beside control."""

@@ -1,7 +1,7 @@
-"""The plugin host of one protocol: finds extensions by name, makes them, gives them threads, and passes jobs on.
+"""The plugin host of one protocol: finds extensions by name, creates them, gives them threads, and passes jobs on.
 
-Floor 4. What is named is imported when the process has given up its privileges and before anybody is served; it is
-never imported again, so another name or another version of the code needs a restart.
+Floor 4. An extension is imported after the process has given up its privileges and before the first client is served.
+It is never imported again, so a new name or a new version of its code needs a restart.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ log = structlog.get_logger()
 
 T = TypeVar("T")
 
-INSPECT_S = 0.25  # how late it is noticed, at most, that a thread is stuck; less for a short time limit
+INSPECT_S = 0.25  # a stuck thread is noticed at most so much later; sooner if the time limit is short
 INSPECT_MIN_S = 0.01
 BURN_PERIOD_S = 1.0
 
@@ -41,12 +41,12 @@ BURN_PERIOD_S = 1.0
 
 
 def methods_of(room: Room) -> Mapping[str, tuple[str, ...]]:
-    """That its extensions have to have, by key."""
+    """Returns the methods that each extension of a protocol must have, by key."""
     return room.extensions.methods if room.extensions else {}
 
 
 def find_extensions(room: Room, config: Config) -> tuple[dict[str, Callable[[Context], object]], list[str]]:
-    """What the settings of a protocol name, by key, imported but not made; and what is wrong, a line each."""
+    """Imports the extensions that a protocol's settings name. Returns their factories by key, and lines of errors."""
     found: dict[str, Callable[[Context], object]] = {}
     problems: list[str] = []
     for key in methods_of(room):
@@ -59,7 +59,7 @@ def find_extensions(room: Room, config: Config) -> tuple[dict[str, Callable[[Con
 
 
 def find(group: str, name: str) -> Callable[[Context], object]:
-    """What a name stands for. Raises LookupError, with a sentence for people."""
+    """Returns the class or function that a name means. Raises LookupError, with a sentence for people."""
     module, colon, attributes = name.partition(":")
     if not colon:
         entries = importlib.metadata.entry_points(group=group)
@@ -109,7 +109,7 @@ class Plugin(Worker):
 
 
 class Fetching:
-    """What is fetched again and again: see contract.Plugin.refresh."""
+    """A result that is fetched repeatedly: see contract.Plugin.refresh."""
 
     def __init__(
         self, plugin: Plugin, call: str, job: Callable[[], Any], take: Callable[[Any], None], interval: str
@@ -120,11 +120,11 @@ class Fetching:
         self._take = take
         self._interval = interval
         self._begun = 0
-        self._taken = 0  # the job whose outcome was taken last: one that was stuck would bring what is old
+        self._taken = 0  # number of the job whose outcome was taken last; outcomes of earlier jobs are ignored
         self._timer: asyncio.TimerHandle | None = None
 
     async def first(self, config: Config) -> None:
-        """Waits for the first that there is. Raises ConfigError."""
+        """Fetches for the first time, and waits for the result. Raises ConfigError."""
         plugin = self._plugin
         done: asyncio.Future[list[str]] = asyncio.get_running_loop().create_future()
         self._begin(lambda problems: None if done.done() else done.set_result(problems))
@@ -137,11 +137,11 @@ class Fetching:
             raise ConfigError(f"{where}: {problem}" for problem in problems)
 
     def again(self) -> None:
-        """Has it fetched now, because somebody wants to know: all that comes of it is logged."""
+        """Fetches now, at a reload. The result or each error is logged."""
         self._begin(self._log)
 
     def repeat(self, loop: asyncio.AbstractEventLoop, config: Config) -> None:
-        """Has it fetched every so many seconds from now on, as the configuration says."""
+        """Fetches from now on at the interval that the configuration sets."""
         self.stop()
         if seconds := config.values[self._interval]:
             self._timer = loop.call_later(seconds, self._next, loop, config)
@@ -165,7 +165,7 @@ class Fetching:
                 if isinstance(outcome, Exception):
                     raise outcome
                 self._take(outcome)
-            except Exception as error:  # noqa: BLE001 - of somebody else's code, or of what it gave
+            except Exception as error:  # noqa: BLE001 - raised by other people's code, or because of its result
                 lines = error.lines if isinstance(error, Failed) else lines_of(error)
                 told([f"{self._call}: {line}" for line in lines])
             else:
@@ -182,7 +182,7 @@ class Fetching:
             log.info(f"{name}: now using the result of {self._call}")
 
     def _note(self, problems: list[str]) -> None:
-        """The same of what happens again and again by itself, which may go wrong for days."""
+        """Logs the errors of a periodic fetch, but only a few, because it may fail for days."""
         for problem in problems:
             self._plugin.report("refresh", f"{self._plugin.name}: nothing changed: {problem}", "error")
 
@@ -190,7 +190,7 @@ class Fetching:
 class PluginHost:
     """The extensions of one protocol: see contract.PluginHost.
 
-    plugins: those that there are. refreshes: what is fetched again and again.
+    plugins: all plugins. refreshes: the results that are fetched repeatedly.
     """
 
     def __init__(self, room: Room, config: Config, report: Report) -> None:
@@ -201,13 +201,13 @@ class PluginHost:
         self._config = config
         self._found: dict[str, Callable[[Context], object]] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread = 0  # the loop's
+        self._thread = 0  # the identifier of the loop's thread
         self._wake: Callable[[], None]
         self._timer: asyncio.TimerHandle | None = None
         self._burned_ns = 0
 
     def open(self, store: Store) -> None:
-        """Imports and makes what is named, and has the protocol join it to its store. Raises ConfigError."""
+        """Imports the extensions that are named, and lets the protocol create and connect them. Raises ConfigError."""
         self._found, problems = find_extensions(self._room, self._config)
         if problems:
             raise ConfigError(problems)
@@ -215,9 +215,9 @@ class PluginHost:
             self._room.extensions.extend(store, self._config.own(self._room), self)
 
     async def start(self, loop: asyncio.AbstractEventLoop, wake: Callable[[], None]) -> None:
-        """Begins to work, and waits for what has to be fetched first. Raises ConfigError.
+        """Starts the threads, and waits for the first result of everything that is fetched. Raises ConfigError.
 
-        wake: has the store looked at, after something may have changed in it.
+        wake: makes the driver check the store, after something may have changed in it.
         """
         if not self.plugins:
             return
@@ -231,7 +231,7 @@ class PluginHost:
             fetching.repeat(loop, self._config)
 
     def apply(self, config: Config) -> None:
-        """Fetches everything again, from now on as often as a new configuration says."""
+        """Fetches everything again, and from now on at the intervals of a new configuration."""
         self._config = config
         for fetching in self.refreshes:
             fetching.again()
@@ -239,7 +239,7 @@ class PluginHost:
                 fetching.repeat(self._loop, config)
 
     def close(self) -> None:
-        """Ends all work; threads that are stuck end with the process."""
+        """Ends all work. Threads that are stuck end with the process."""
         if self._loop is None:
             return
         if self._timer is not None:
@@ -279,7 +279,7 @@ class PluginHost:
             if future.set_running_or_notify_cancel():
                 try:
                     future.set_result(function(time.monotonic_ns()))
-                except Exception as error:  # noqa: BLE001 - it goes to whoever asked
+                except Exception as error:  # noqa: BLE001 - the caller's thread raises it
                     future.set_exception(error)
                 self._wake()
 
@@ -289,7 +289,7 @@ class PluginHost:
         except concurrent.futures.TimeoutError:
             if future.cancel():
                 raise TimeoutError(f"the engine did not answer within {timeout * 1000:g} ms") from None
-            return future.result()  # it was under way
+            return future.result()  # the function was running already
 
     def read(self, key: str) -> bytes:
         path = self._config.values[key]
@@ -301,7 +301,7 @@ class PluginHost:
     # ---- inside ----
 
     def _inspect(self) -> None:
-        """Looks after the threads, again and again."""
+        """Checks the threads, periodically."""
         now_ns = time.monotonic_ns()
         burned = (now_ns - self._burned_ns) / 1e9
         for plugin in self.plugins:

@@ -1,12 +1,13 @@
-"""The threads that an extension works in: jobs, one after the other, for which nobody ever waits.
+"""The threads in which an extension runs: they execute jobs, one after the other. The event loop never waits for a job.
 
-Floor 4. An extension is somebody else's code. It may block, loop, raise or return anything, and the engine goes on:
-jobs wait in a bounded queue, each has a time limit, and whoever asked is answered by the engine if that is over. A
-thread that is stuck in a job is given up and gets a successor, up to STUCK_MAX; after that jobs are refused
-until one comes back, and at once if it computes: a second one that does would take twice as much of the interpreter
-from those who are served. Threads are daemons: none keeps the process.
+Floor 4. An extension is other people's code. Whether it blocks, loops, raises or returns anything, the engine continues
+to work: jobs wait in a bounded queue and have a time limit. If the time limit is over, the engine itself answers the
+request. A thread that is stuck in a job is given up and replaced by a new one, until STUCK_MAX threads are stuck. After
+that, jobs are refused until one of these threads returns. A stuck thread that computes is not replaced at all: a second
+one would take twice as much of the interpreter's time from the clients. The threads are daemon threads: the process can
+end while they run.
 
-What no thread can help against is native code that keeps the interpreter's lock; systemd's watchdog does.
+Threads do not help against native code that keeps the interpreter's lock. systemd's watchdog does.
 """
 
 from __future__ import annotations
@@ -28,21 +29,21 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable
 
-    # Told a cause that repeats, a sentence, and fields of the line.
+    # Called with a cause (repeated lines are limited for each cause), a sentence, and fields of the line.
     Report = Callable[..., None]
     Then = Callable[[Any, int], None]
 
-WAITING_MAX = 4096  # jobs: more than a thread does within any time limit
-STUCK_MAX = 4  # threads; each costs its stack, and the time it may burn
-SLICE_NS = 250_000  # of outcomes, on the loop's thread, in one go
-BURNING = 0.5  # of a core
-TEXT_MAX = 1000  # characters of what an error says
+WAITING_MAX = 4096  # jobs: more than a thread can do within any time limit
+STUCK_MAX = 4  # threads; each costs its stack, and may use processor time
+SLICE_NS = 250_000  # how long the loop's thread passes on outcomes in one turn
+BURNING = 0.5  # the part of a core beyond which an extension is reported
+TEXT_MAX = 1000  # characters of an error's message
 
 
 class Failed(Exception):
-    """What a job raised, in words, made in its thread: an error's words are its author's code, as the job is.
+    """The error of a job, as strings. They are made in the job's thread, because making them runs the extension's code.
 
-    lines: for people. trace: the end of its traceback.
+    lines: for people. trace: the end of the traceback.
     """
 
     def __init__(self, text: str, lines: list[str], trace: str) -> None:
@@ -52,31 +53,31 @@ class Failed(Exception):
 
 
 def failed(error: BaseException) -> Failed:
-    """That error, whatever becomes of asking it."""
+    """Makes the Failed for an error, even if the error itself raises when it is converted to a string."""
     try:
         trace = "".join(traceback.format_exception(error)).rstrip("\n")[-TRACEBACK_MAX:]
         return Failed(f"{type(error).__name__}: {error}"[:TEXT_MAX], lines_of(error), trace)
-    except BaseException:  # noqa: BLE001 - as with the job
-        text = "an error whose text cannot be shown"
+    except BaseException:  # noqa: BLE001 - other people's code may raise anything
+        text = "an error whose message cannot be shown"
         return Failed(text, [text], text)
 
 
 def lines_of(error: BaseException) -> list[str]:
-    """What is said of an error: its problems, if it has some."""
+    """Returns the lines that describe an error: its problems, if it has any."""
     if isinstance(error, ValueError) and hasattr(error, "problems"):
         return [f"{line}"[:TEXT_MAX] for line in problems_of(error)]
     return [described(error)]
 
 
 def described(error: BaseException) -> str:
-    """An error of somebody else's code: its type, what it says, and where it happened."""
+    """Describes an error of other people's code: its type, its message, and where it was raised."""
     frames = traceback.extract_tb(error.__traceback__)
     place = f", in {Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""
     return f"{type(error).__name__}: {error}"[:TEXT_MAX] + place
 
 
 class Job(NamedTuple):
-    """What is to be done. call: its name, for people. then: told the outcome. due_ns: when nobody waits any more."""
+    """One job. call: its name, for people. then: called with the outcome. due_ns: when its time limit is over."""
 
     call: str
     run: Callable[[], Any]
@@ -85,50 +86,50 @@ class Job(NamedTuple):
 
 
 def outcome_of(job: Job) -> Any:
-    """What it returns; or Failed."""
+    """Runs a job. Returns its result, or Failed."""
     try:
         return job.run()
-    except BaseException as error:  # noqa: BLE001 - whatever it is, sys.exit() too, it is somebody else's
+    except BaseException as error:  # noqa: BLE001 - other people's code may raise anything, even call sys.exit()
         return failed(error)
 
 
 class Thread:
-    """One of the threads. `job` is what it is at, which only it sets; `clock` that of the CPU time it has had."""
+    """One of the threads. job: the job that it runs; only the thread itself sets this. clock: of its CPU time."""
 
     def __init__(self, work: Callable[[Thread], None], name: str) -> None:
         self.job: Job | None = None
-        self.last = ""  # the call it was at last
+        self.last = ""  # the call that it ran last
         self.given_up = False
         self.clock: int | None = None
-        self._begun_s = self._seen_s = 0.0  # of CPU, when the job began, and when last looked
+        self._begun_s = self._seen_s = 0.0  # its CPU time when the job began, and at the last burnt()
         threading.Thread(target=work, args=(self,), name=name, daemon=True).start()
 
     def begin(self, job: Job) -> None:
-        """For the thread itself."""
+        """Called by the thread itself when it begins a job."""
         self._begun_s = time.thread_time()
         self.last, self.job = job.call, job
 
     def burnt(self) -> float:
-        """Seconds of CPU since this was last asked."""
+        """Returns the seconds of CPU time since the last call."""
         before, self._seen_s = self._seen_s, self._cpu()
         return self._seen_s - before
 
     def burnt_in_job(self) -> float:
-        """Seconds of CPU since the job began."""
+        """Returns the seconds of CPU time since the job began."""
         return self._cpu() - self._begun_s
 
     def _cpu(self) -> float:
         try:
             return time.clock_gettime(self.clock) if self.clock is not None else 0.0
-        except OSError:  # it has ended
+        except OSError:  # the thread has ended
             return self._seen_s
 
 
 class Worker:
     """The threads of one extension.
 
-    name: of the extension, for people. limit: seconds that a job may wait, and may take. report: see Daemon.report.
-    All methods are for the loop's thread.
+    name: of the extension, for people. limit: how many seconds a job may wait, and how many it may take. report: see
+    Report. Only the loop's thread may call the public methods.
     """
 
     def __init__(self, name: str, limit: float, report: Report) -> None:
@@ -137,24 +138,24 @@ class Worker:
         self.report = report
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._outcomes: deque[tuple[Job, Any]] = deque()
-        # Guards who works, who is given up, and whether the loop knows of outcomes; never held while a job runs.
+        # Guards _active, _stuck and _told. It is never held while a job runs.
         self._lock = threading.Lock()
         self._told = False
         self._active: Thread | None = None
         self._stuck: set[Thread] = set()
-        self._late = 0  # jobs that were not begun in time
+        self._late = 0  # how many jobs did not begin in time
         self._late_told = 0
         self._closed = False
         self._loop: asyncio.AbstractEventLoop
         self._wake: Callable[[], None]
 
     def start(self, loop: asyncio.AbstractEventLoop, wake: Callable[[], None]) -> None:
-        """Begins to work. wake: called after outcomes were told."""
+        """Starts the first thread. wake: called after outcomes were passed on."""
         self._loop, self._wake = loop, wake
         self._active = self._thread()
 
     def ask(self, call: str, job: Callable[[], Any], then: Then) -> None:
-        """See contract.Plugin.ask; what the job raises is logged."""
+        """See contract.Plugin.ask. An error of the job is logged."""
 
         def done(outcome: Any, now_ns: int) -> None:
             if isinstance(outcome, Failed):
@@ -164,7 +165,7 @@ class Worker:
         self.submit(call, job, done)
 
     def submit(self, call: str, job: Callable[[], Any], then: Then) -> None:
-        """The same, and nothing is logged of what it raises."""
+        """Does the same as ask(), but does not log an error of the job."""
         one = Job(call, job, then, time.monotonic_ns() + int(self.limit * 1e9))
         if self._active is None or self._jobs.qsize() >= WAITING_MAX:
             error = Busy(self._why_busy())
@@ -174,7 +175,7 @@ class Worker:
             self._jobs.put(one)
 
     def inspect(self, now_ns: int) -> None:
-        """Gives up a thread that is stuck, and tells of jobs that took or waited too long; for a timer."""
+        """Gives up a thread that is stuck, and reports jobs that waited too long. A timer calls this."""
         thread = self._active
         job = thread.job if thread is not None else None
         if thread is not None and job is not None and job.due_ns <= now_ns:
@@ -185,7 +186,7 @@ class Worker:
             self._late_told = self._late
 
     def burns(self, period: float) -> None:
-        """Tells if more than half of a period, in seconds, went into its threads; to be called once in each."""
+        """Reports if the threads used the CPU for more than half of a period. period: seconds since the last call."""
         threads = [thread for thread in (self._active, *self._stuck) if thread is not None]
         spent = {thread: thread.burnt() for thread in threads}
         if sum(spent.values()) <= BURNING * period:
@@ -197,7 +198,7 @@ class Worker:
         self.report("cpu", f"{self.name} uses much CPU in {call}: {figures}")
 
     def stop(self) -> None:
-        """Begins nothing any more, and tells nobody what comes of the rest."""
+        """Stops: no further job begins, and no outcome is passed on any more."""
         self._closed = True
         self._active = None
         for _ in range(STUCK_MAX + 1):
@@ -217,19 +218,19 @@ class Worker:
     def _give_up(self, thread: Thread, job: Job) -> None:
         with self._lock:
             if thread.job is not job:
-                return  # it has just come back
+                return  # the job has just ended
             thread.given_up = True
             self._stuck.add(thread)
             self._active = None
             if len(self._stuck) < STUCK_MAX and thread.burnt_in_job() <= BURNING * self.limit:
-                with contextlib.suppress(RuntimeError):  # the system has no thread left
+                with contextlib.suppress(RuntimeError):  # the system refuses another thread
                     self._active = self._thread()
         text = f"{self.name}: {job.call} takes longer than {self.limit * 1000:g} ms"
         more = "" if self._active is not None else "; it gets no further calls until one returns"
         self.report("stuck", f"{text}; stuck threads: {len(self._stuck)}{more}")
 
     def _told_of(self, job: Job, outcome: Any) -> None:
-        """Has job.then called on the loop's thread; from any."""
+        """Makes the loop's thread call job.then. May be called by any thread."""
         self._outcomes.append((job, outcome))
         self._schedule()
 
@@ -239,7 +240,7 @@ class Worker:
         if not told and not self._closed:
             try:
                 self._loop.call_soon_threadsafe(self._deliver)
-            except RuntimeError:  # the loop was closed meanwhile, and so will be the process
+            except RuntimeError:  # the loop was closed meanwhile, so the process is about to end
                 self._closed = True
 
     def _deliver(self) -> None:
@@ -259,7 +260,7 @@ class Worker:
     # ---- in the threads ----
 
     def _work(self, thread: Thread) -> None:
-        # By itself: of a thread that has ended there is no asking, a number of its clock is harmless.
+        # The thread gets its own clock, because getting that of an ended thread is undefined. Reading it then is safe.
         thread.clock = time.pthread_getcpuclockid(threading.get_ident())
         while (job := self._jobs.get()) is not None and not self._closed:
             now_ns = time.monotonic_ns()
@@ -268,13 +269,13 @@ class Worker:
                 continue
             thread.begin(job._replace(due_ns=now_ns + int(self.limit * 1e9)))
             outcome = outcome_of(job)
-            goes_on = self._goes_on(thread)  # first: whoever is told may ask whether the thread is stuck
+            goes_on = self._goes_on(thread)  # first, because job.then may check if it is stuck
             self._told_of(job, outcome)
             if not goes_on:
                 return
 
     def _goes_on(self, thread: Thread) -> bool:
-        """Whether the thread is needed: one that was stuck is, if it has no successor."""
+        """Returns True if the thread is still needed. One that was stuck is needed if no other thread replaced it."""
         with self._lock:
             thread.job = None
             if not thread.given_up:

@@ -1,1 +1,1 @@
-"""Journals: databases from which a protocol's store is restored. Run as a program, it is the writer process."""
+"""Journals: databases from which a protocol's store is restored. Run as a program, this is the writer process."""

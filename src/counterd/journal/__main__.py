@@ -1,15 +1,16 @@
 """`python -m counterd.journal LINK DAEMON`: the process that writes a journal. Only the daemon starts it.
 
 A side. LINK is the descriptor of a socket to the daemon. When the socket is closed, the process writes the pieces that
-it has received, and ends. If the daemon was killed, and `sync` is not always, they exist nowhere else.
+it has received, and ends. If the daemon was killed, and `sync` is not always, these pieces exist nowhere else.
 
 The frames are those of frames.py:
-    daemon to child   first JSON: {"room": name, "path": ..., "is_synced": ..., "is_new": ...}; then one piece per
-                      frame, the next when the last was written. is_new: the store has to be restored. An empty frame:
-                      no more pieces follow. After that JSON, the arguments of release(), and the file is closed
-    child to daemon   a letter, then   A: the last piece is written. L: nothing; the process is alive.
-                      P: a piece, to restore. C: JSON, the number of records that follow.
-                      B: JSON, the arguments of begin(): the process is ready. E: an error message; the process ends
+    daemon to child   first JSON: {"room": name, "path": ..., "is_synced": ..., "is_new": ...}; is_new: the store has to
+                      be restored. Then one piece per frame; the next piece is sent when the last one is written. An
+                      empty frame: no more pieces follow. Then JSON: the arguments of release(), after which the child
+                      closes the file
+    child to daemon   a letter, then its data.   A: no data; the last piece is written. L: no data; the child is alive.
+                      P: a piece to restore. C: JSON, the number of records that follow. B: JSON, the arguments of
+                      begin(); the child is ready. E: an error message; the child ends
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 LIVES_PERIOD_S = 2
-LIVES_STEPS = 1_000_000  # instructions of SQLite's virtual machine, some 0.1 s
+LIVES_STEPS = 1_000_000  # instructions of SQLite's virtual machine, which take about 0.1 s
 READ_SIZE = 1 << 20
 
 
@@ -44,24 +45,24 @@ class Link:
         connected.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", LIVES_PERIOD_S, 0))
 
     def say(self, letter: bytes, body: bytes = b"") -> None:
-        """Sends a frame. Raises OSError if the daemon is gone."""
+        """Sends a frame. Raises OSError if the daemon has ended."""
         self._said = time.monotonic()
         self._socket.sendall(frame(letter + body, PIECE_MAX))
 
     def live(self) -> None:
-        """Called while SQLite works, so that the daemon does not take long work for a hang."""
+        """Called while SQLite works, so that the daemon does not mistake long work for a hang."""
         if time.monotonic() - self._said > LIVES_PERIOD_S:
-            with contextlib.suppress(OSError):  # the next say() raises it
+            with contextlib.suppress(OSError):  # the next say() raises it again
                 self.say(b"L")
 
     def frames(self) -> Iterator[bytes]:
-        """Yields the daemon's frames until it is gone. Sends L while there are none."""
+        """Yields the daemon's frames until the daemon has ended. Sends L while there are none."""
         frames = Frames(PIECE_MAX)
         data = memoryview(bytearray(READ_SIZE))
         while True:
             try:
                 size = self._socket.recv_into(data)
-            except BlockingIOError:  # nothing for LIVES_PERIOD_S
+            except BlockingIOError:  # no data for LIVES_PERIOD_S
                 with contextlib.suppress(BrokenPipeError):  # there may still be something to read
                     self.say(b"L")
                 continue
@@ -71,7 +72,7 @@ class Link:
 
 
 def write_journal(link: Link) -> None:
-    """Writes the daemon's pieces. Raises JournalError, or OSError if the daemon is gone."""
+    """Writes the daemon's pieces. Raises JournalError, or OSError if the daemon has ended."""
     frames = link.frames()
     told = json.loads(next(frames))
     ledger = find_ledger(told["room"])
@@ -90,20 +91,20 @@ def write_journal(link: Link) -> None:
         link.say(b"B", json.dumps(begin).encode())
         for piece in frames:
             if not piece:
-                if (left := next(frames, None)) is not None:  # else the daemon is gone
+                if (left := next(frames, None)) is not None:  # otherwise the daemon has ended
                     with transaction(database):
                         ledger.release(database, **json.loads(left))
                 break
             with transaction(database):
                 ledger.write(database, piece)
-            with contextlib.suppress(BrokenPipeError):  # the daemon is gone, but pieces may remain to be written
+            with contextlib.suppress(BrokenPipeError):  # the daemon has ended, but some pieces may not be written yet
                 link.say(b"A")
         database.close()
 
 
 def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
-        signal.signal(number, signal.SIG_IGN)  # signals are for the daemon, which still needs this process
+        signal.signal(number, signal.SIG_IGN)  # such a signal is meant for the daemon, which still needs this process
     os.umask(0o077)
     link = Link(socket.socket(fileno=int(sys.argv[1])))
     try:

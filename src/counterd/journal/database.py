@@ -1,6 +1,6 @@
 """Opens, creates and locks the file of a journal, and words errors for people.
 
-A side: works without the rest of the daemon, so that its journal can always be inspected.
+A side: this works without the rest of the daemon, so a journal can always be inspected.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 APPLICATION_ID = 0x63746A31  # "ctj1", in the file's header
 MODE = 0o600
-LOCK_S = 10.0  # how long to wait until the writer of a killed daemon has ended
-BUSY_MS = 10_000  # how long to wait for another process that uses the database
+LOCK_S = 10.0  # how long to wait for the lock: the writer process of a killed daemon may still have it
+BUSY_MS = 10_000  # how long to wait while another process uses the database
 CHECKPOINT_PAGES = 2000  # 8 MB: about the size of the write-ahead log
 LOG_SIZE_MAX = 16 << 20
 CACHE_KIB = 32 << 10
@@ -40,14 +40,14 @@ class JournalError(Exception):
 
 @contextlib.contextmanager
 def explained(path: str, *, repairs: bool = False) -> Iterator[None]:
-    """Turns errors of SQLite and the system into JournalError. repairs: omit the advice to repair the journal."""
+    """Turns errors of SQLite and the system into JournalError. repairs: omits the advice to repair the journal."""
     advice = "" if repairs else f"; `counterd journal repair {path}` keeps what can be read"
     try:
         yield
     except sqlite3.DatabaseError as error:
         damaged = "malformed" in str(error) or "Could not decode" in str(error)
         raise JournalError(f"{path}: {error}{advice if damaged else ''}") from None
-    except (BrokenPipeError, ConnectionResetError):  # of a socket
+    except (BrokenPipeError, ConnectionResetError):  # an error of the socket, not of the file
         raise
     except OSError as error:
         raise JournalError(f"{path}: {error.strerror or error}") from None
@@ -58,8 +58,8 @@ def explained(path: str, *, repairs: bool = False) -> Iterator[None]:
 def lock(path: str, patience: float = LOCK_S) -> int:
     """Locks the file for this process until it ends. Creates the file if it does not exist.
 
-    patience: seconds to wait for the lock. Raises JournalError if another process keeps it, or OSError. The descriptor
-    must stay open, because closing it would release SQLite's own locks of this file.
+    patience: seconds to wait for the lock. Raises OSError, or JournalError if another process keeps the lock. The
+    descriptor must stay open, because closing it would release SQLite's own locks of this file.
     """
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, MODE)
     until = time.monotonic() + patience
@@ -104,7 +104,7 @@ def check_layout(database: sqlite3.Connection, path: str, ledger: Ledger) -> Non
 
 
 def lenient(database: sqlite3.Connection) -> sqlite3.Connection:
-    """Makes text that is not UTF-8 readable. It becomes text that is not a valid name."""
+    """Makes text readable that is not UTF-8. Such text becomes a string that is not a valid name."""
     database.text_factory = lambda data: data.decode("utf-8", "surrogateescape")
     return database
 
@@ -134,7 +134,7 @@ def open_database(path: str, room: str, *, is_synced: bool) -> sqlite3.Connectio
         database = sqlite3.connect(path, isolation_level=None, timeout=BUSY_MS / 1000)
         undo.callback(database.close)
         ((tables,),) = database.execute("SELECT count(*) FROM sqlite_master")
-        if tables:  # check first: another program's database must not be changed
+        if tables:  # checked first, because another program's database must not be changed
             if (found := room_of(database, path)) != room:
                 raise JournalError(f"{path}: is the journal of {found}, not of {room}")
             check_layout(database, path, ledger)

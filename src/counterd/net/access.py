@@ -27,7 +27,7 @@ class Access:
     networks: tuple[Network, ...] = ()
     users: frozenset[int] = frozenset()
     groups: frozenset[int] = frozenset()
-    # Network prefixes by (bits of an address, bits after the prefix), so any number of networks takes a few lookups.
+    # Prefixes of networks by (bits of an address, bits after it). A check takes a few lookups, however many they are.
     _prefixes: dict[tuple[int, int], set[int]] = field(init=False, repr=False, compare=False, default_factory=dict)
 
     def __post_init__(self) -> None:

@@ -19,7 +19,7 @@ REJECTED = ("max_connections", "memory", "descriptors", "allow", "per_address")
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits that may change while the server runs. Timeouts are in seconds. 0 is no limit, except in max_connections.
+    """Limits that may change while the server runs. Timeouts are in seconds. 0: no limit, except in max_connections.
 
     max_per_address: connections of one IP address.
     requests_per_second: of one connection; a connection that exceeds it is read more slowly.
@@ -51,7 +51,7 @@ def refusal(
 ) -> tuple[str, str] | None:
     """Returns the cause and a sentence if a new connection is refused, else None.
 
-    address: the peer's, None on a Unix socket.
+    address: the IP address of the peer; None on a Unix socket.
     process: returns the pid, user and groups of a peer on a Unix socket.
     count: open connections; of_address: how many of them have this address.
     """
@@ -66,5 +66,5 @@ def refusal(
     if count >= limits.max_connections:
         return "max_connections", f"{count} connections are open, which is the limit"
     if address is not None and limits.max_per_address and of_address >= limits.max_per_address:
-        return "per_address", f"{address_text(address)} has {of_address} open, which is the limit for one address"
+        return "per_address", f"{address_text(address)} has {of_address} open connections, the limit for one address"
     return None

@@ -29,17 +29,17 @@ if TYPE_CHECKING:
 
     from counterd.contract import Store
 
-    # Called with a cause, by which the log limits repeated lines, and a sentence.
+    # Called with a cause (the log limits repeated lines for each cause) and a sentence.
     Report = Callable[[str, str], None]
 
 HANDSHAKES_FAILED = ("timeout", "protocol", "certificate")
 
 STUCK_CHECK_S = 1.0
-STUCK_CHECKS = 128  # connections checked in one go: some 2 us each
-IDLE_CHECKS = 1024  # connection numbers checked in one go: some 0.1 us each
+STUCK_CHECKS = 128  # connections that are checked in one turn of the loop: some 2 us each
+IDLE_CHECKS = 1024  # connection numbers that are checked in one turn of the loop: some 0.1 us each
 
-# With a request rate, one read takes at most as many bytes as a second's worth of short requests. So one read never
-# causes a long pause. That matters because a dead peer is noticed when replies are sent to it, between two reads.
+# If there is a limit on requests, one read takes at most as many bytes as the short requests of one second have. So a
+# read never causes a long pause. This matters because a dead peer is noticed between two reads, by the replies to it.
 REQUEST_SIZE = 12
 LIMITED_READ_MIN = 512
 SECOND = 1_000_000_000
@@ -47,9 +47,9 @@ SECOND = 1_000_000_000
 
 @dataclass(frozen=True)
 class Histogram:
-    """A histogram. counts[i] counts values up to and including bounds[i]; the last count is above all bounds.
+    """A histogram. counts[i] counts the values up to and including bounds[i]; the last count, those above all bounds.
 
-    sum: of all values.
+    sum: the sum of all values.
     """
 
     bounds: tuple[float, ...]
@@ -61,7 +61,7 @@ class Server:
     """Serves one store on any number of listening sockets. clock: returns nanoseconds on the monotonic clock.
 
     connections: the connections with a session, by the engine's number.
-    arriving: admitted connections whose handshake is under way.
+    arriving: the admitted connections whose handshake is under way.
     addresses: the number of connections by IP address (4 or 16 bytes).
     """
 
@@ -102,7 +102,7 @@ class Server:
         self._common = Common(loop, store, self.driver, events)
         self._poller: Poller | None = None
         self._listening: list[socket.socket] = []
-        self._stuck: dict[Connection, tuple[int, int]] = {}  # since when (ns), and bytes owed at the last check
+        self._stuck: dict[Connection, tuple[int, int]] = {}  # since when (ns), and the bytes owed at the last check
         self._unchecked: deque[Connection] = deque()
         self._stuck_timer: asyncio.Handle | None = None
         self._departure = asyncio.Event()
@@ -123,7 +123,7 @@ class Server:
 
     @property
     def context(self) -> ssl.SSLContext | None:
-        """The TLS context of new TCP connections; None for plain ones. Assigning it turns renegotiation off."""
+        """The TLS context of new TCP connections; None means plain TCP. Assigning a context turns renegotiation off."""
         return self._table.context
 
     @context.setter
@@ -169,14 +169,14 @@ class Server:
         self._listening.append(listening)
 
     def unlisten(self) -> None:
-        """Stops accepting. Existing connections are served as before."""
+        """Stops accepting connections. Existing connections are served as before."""
         if self._poller is not None:
             self._poller.unlisten()
         for listening in self._listening:
             listening.close()
 
     def part(self) -> None:
-        """Stops accepting, and ends each connection when its requests so far are answered."""
+        """Stops accepting connections. Ends each connection when the requests received from it are answered."""
         self.unlisten()
         self._common.parting = True
         self._apply_limits()
@@ -184,18 +184,18 @@ class Server:
             connection.part()
 
     async def emptied(self) -> None:
-        """Returns when the last connection is gone. Await it after part()."""
+        """Returns when the last connection has ended. Call it after part()."""
         while len(self._table):
             self._departure.clear()
             await self._departure.wait()
 
     def kill(self, connection: Connection) -> None:
-        """Ends a connection at once. Its holdings are given back."""
+        """Ends a connection immediately. Its holdings are given back."""
         self.killed += 1
         connection.abort()
 
     def histograms(self) -> dict[str, Histogram]:
-        """Returns histograms of batches (the bytes that one read returned): times to answer them, and sizes."""
+        """Returns histograms of batches (a batch is the bytes that one read returned): their sizes and answer times."""
         by_time, all_ns, by_size, all_bytes = self._common.batches.counts()
         return {
             "batch_seconds": Histogram(SECONDS_BOUNDS, by_time, all_ns / SECOND),
@@ -229,12 +229,12 @@ class Server:
         self._report(f"handshake:{cause}", f"TLS with {connection.origin()} failed: {reason}")
 
     def _on_slowed(self, connection: Connection) -> None:
-        """Called when a connection exceeded the request rate, and is paused."""
+        """Called when a connection exceeded the request rate. The connection is paused."""
         rate = self.limits.requests_per_second
         self._report("slowed", f"{connection.origin()} sends more than {rate} requests a second and is slowed down")
 
     def _on_stuck(self, connection: Connection) -> None:
-        """Called when a connection's output got stuck. Starts the time limit."""
+        """Called when the peer of a connection stops reading its output. Starts the time limit."""
         self._stuck[connection] = (self._clock(), self._owed(connection))
         if self._stuck_timer is None:
             self._stuck_timer = self.loop.call_later(STUCK_CHECK_S, self._check_stuck)
@@ -243,11 +243,11 @@ class Server:
         self._stuck.pop(connection, None)
 
     def _on_dropped(self, connection: Connection) -> None:
-        """Called when the session dropped a connection, because the peer does not read what others send it."""
-        self._count_slow_reader("cut off a peer that read too slowly what others sent to it")
+        """Called when the session dropped a connection, because the peer did not read the messages of others."""
+        self._count_slow_reader("cut off a peer that was too slow to read the messages of others")
 
     def _on_lost(self, connection: Connection, error: BaseException | None) -> None:
-        """Called when a connection has left the table by an error, with unsent output, or after part()."""
+        """Called when a connection has left the table after an error, with unsent output, or after part()."""
         self._stuck.pop(connection, None)
         if self._common.parting and not len(self._table):
             self._departure.set()
@@ -256,7 +256,7 @@ class Server:
                 self._count_slow_reader("the kernel closed a connection whose peer read no output for too long")
             else:
                 self.vanished += 1
-                self._report("vanished", "a peer vanished; what it held is given back")
+                self._report("vanished", "a peer vanished; its holdings are given back")
 
     # ---- inside ----
 
@@ -279,12 +279,12 @@ class Server:
 
     @staticmethod
     def _owed(connection: Connection) -> int:
-        """Returns how many bytes the peer has not acknowledged, in the connection's queue and in the kernel's."""
+        """Returns how many bytes the peer has not acknowledged, in the queues of the connection and of the kernel."""
         unsent: bytes = fcntl.ioctl(connection.fd, termios.TIOCOUTQ, struct.pack("i", 0)) if connection.fd >= 0 else b""
         return connection.queued + (struct.unpack("i", unsent)[0] if unsent else 0)
 
     def _check_stuck(self) -> None:
-        """Closes each connection whose peer has read none of its waiting output for longer than the time limit."""
+        """Closes each connection whose peer has read no output for longer than the time limit, although some waits."""
         now = self._clock()
         if not self._unchecked:
             self._unchecked.extend(self._stuck)
@@ -312,7 +312,7 @@ class Server:
         self._stuck[connection] = (since, left)
 
     def _idle_period(self) -> float:
-        """Returns the seconds between two rounds of idle checks. A connection is closed at most that much too late."""
+        """Returns the seconds between two rounds of idle checks. An idle connection is closed at most so much late."""
         return min(max(self.limits.idle_timeout / 8, 0.25), 10.0)
 
     def _check_idle(self, first: int) -> None:

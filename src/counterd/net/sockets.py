@@ -1,6 +1,6 @@
 """Opens listening sockets, with the options that accepted sockets inherit.
 
-Floor 3. Errors are OSError with a text for the operator. The caller adds which setting the address comes from.
+Floor 3. An error is an OSError with a message for the operator. The caller adds the setting that has the address.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-BACKLOG = 4096  # connections of a burst beyond it wait a second until their SYN is sent again
+BACKLOG = 4096  # a connection that finds the backlog full waits for a second: then its SYN is sent again
 LOCK_SUFFIX = ".lock"
-TIMEOUT_S = 1.0  # for connecting to an existing socket file, to find out if a process serves it
+TIMEOUT_S = 1.0  # for connecting to an existing socket file, to find out whether a process listens on it
 
 
 @dataclass(frozen=True)
 class Keepalive:
-    """When a connection with a silent TCP peer is closed: seconds, except count."""
+    """When a connection is closed whose TCP peer is silent. In seconds, except count."""
 
     idle: int
     interval: int
@@ -65,10 +65,10 @@ def open_tcp(address: str, port: int, keepalive: Keepalive) -> socket.socket:
 
 
 class UnixSocket:
-    """A listening Unix socket and its file. unlink() removes the file if it is still this daemon's."""
+    """A listening Unix socket and its file. unlink() removes the file if it still belongs to this socket."""
 
     def __init__(self, path: str, mode: int) -> None:
-        """Replaces a stale socket file, but never that of a running daemon or a file that is not a socket."""
+        """Replaces a stale socket file, but never the socket of a running daemon or a file that is not a socket."""
         self.path = Path(path)
         with locked(self.path):
             self._remove_stale()
@@ -91,7 +91,7 @@ class UnixSocket:
         os.chown(self.path, uid, gid, follow_symlinks=False)
 
     def unlink(self) -> None:
-        """Removes the file, unless another daemon has replaced it, or permission is missing."""
+        """Removes the file, unless another daemon has replaced it, or this daemon may not remove it."""
         with contextlib.suppress(OSError):
             if self._identify() == self._identity:
                 self.path.unlink()
@@ -123,10 +123,11 @@ class UnixSocket:
 
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Lets one daemon at a time check and replace a socket's file, because a socket that is only bound looks stale.
+    """Lets only one daemon at a time check and replace a socket's file.
 
+    Without this, a socket that another daemon has bound, but does not listen on yet, would look stale.
     The lock is a file beside the socket. Only its owner can open it, so another user cannot lock it. It is removed at
-    the end. The file of a killed daemon is no longer locked and is used again. Raises OSError.
+    the end. The lock file of a killed daemon is not locked any more, and is used again. Raises OSError.
     """
     lock = path.with_name(path.name + LOCK_SUFFIX)
     deadline = time.monotonic() + 2 * TIMEOUT_S  # another daemon needs TIMEOUT_S at most
@@ -137,17 +138,17 @@ def locked(path: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        # Removed while locked: a daemon that locks the removed file finds that its name is gone, and makes a new one.
+        # Removed while locked: a daemon that locks the removed file sees that its name is gone, and makes a new one.
         with contextlib.suppress(OSError):
             lock.unlink()
         os.close(descriptor)
 
 
 def _take_lock(lock: Path) -> int | None:
-    """Returns the locked file's descriptor; None if another process has the lock. Raises OSError for a foreign file.
+    """Returns the descriptor of the locked file; None if another process has the lock. Raises OSError.
 
-    In a folder that others can write to, the path may be anything, so opening it follows no link, waits for nothing,
-    and writes or truncates nothing.
+    It is an error if other users could lock the file. If others can write to the folder, anything can be at this path.
+    So opening the path follows no link, does not wait, and neither writes nor truncates.
     """
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
     try:
@@ -175,7 +176,7 @@ def _take_lock(lock: Path) -> int | None:
 def _foreign(status: os.stat_result) -> str:
     """Returns why another user could lock a file, as the rest of a sentence; or "".
 
-    A hard link to a file of this user that no one else can open is accepted, because only this user can lock it.
+    A hard link is accepted if it leads to a file of this user that nobody else can open: only this user can lock it.
     """
     if not stat.S_ISREG(status.st_mode):
         return "is not a regular file"

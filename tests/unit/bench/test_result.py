@@ -197,7 +197,7 @@ def test_a_missing_or_an_unknown_field_is_named(tmp_path: Path, document: dict[s
 
 def test_the_place_of_a_wrong_value_is_named(tmp_path: Path, document: dict[str, Any]) -> None:
     document["runs"][0]["series"][3]["percentiles"]["99"] = "fast"
-    wrong = "not a whole result: runs[0].series[3].percentiles.99 is no int"
+    wrong = "not a complete result: runs[0].series[3].percentiles.99 is not of type int"
     assert refusal(tmp_path / "r.json", json.dumps(document)) == wrong
 
 
@@ -241,7 +241,7 @@ def test_this_is_how_they_are_packed() -> None:
 )
 def test_a_broken_histogram_is_refused(tmp_path: Path, document: dict[str, Any], text: Any) -> None:
     document["runs"][0]["service"] = text
-    assert "runs[0].service is no histogram: " in refusal(tmp_path / "r.json", json.dumps(document))
+    assert "runs[0].service is not a valid histogram: " in refusal(tmp_path / "r.json", json.dumps(document))
 
 
 def test_a_bomb_is_not_unpacked(tmp_path: Path, document: dict[str, Any]) -> None:
@@ -249,7 +249,7 @@ def test_a_bomb_is_not_unpacked(tmp_path: Path, document: dict[str, Any]) -> Non
     size = HISTOGRAM_BYTES_MAX - len(HEADER)
     bomb = packed(HEADER[:4] + struct.pack(">I", size) + HEADER[8:] + bytes(1 << 24))
     document["runs"][0]["service"] = bomb
-    wrong = "not a whole result: runs[0].service is no histogram: not one of counterbench"
+    wrong = "not a complete result: runs[0].service is not a valid histogram: counterbench has not written it"
     assert refusal(tmp_path / "r.json", json.dumps(document)) == wrong
 
 

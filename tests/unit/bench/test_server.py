@@ -105,9 +105,9 @@ def test_where_nobody_listens_is_not_known() -> None:
             Place(socket.AF_INET, bound.getsockname(), "", None),
             Place(socket.AF_UNIX, "/no/such", "", None),
         ):
-            with pytest.raises(Unknown, match="no process that this user may look at"):
+            with pytest.raises(Unknown, match="no process that this user may see"):
                 processes(where)
-            assert Watch(where).end().unknown == "no process that this user may look at listens there"
+            assert Watch(where).end().unknown == "no process that this user may see listens there"
 
 
 def test_another_machine_is_not_known() -> None:

@@ -50,7 +50,7 @@ def test_reads(text: str, address: Address, shown: str) -> None:
         ("counter://", "expected counter://HOST"),
         ("counter://:1", "expected counter://HOST"),
         ("counter://host/path", "expected counter://HOST"),
-        ("counter://host?cacert=a", "nothing follows the address of counter://HOST"),
+        ("counter://host?cacert=a", "nothing may follow HOST:PORT in a counter:// URL"),
         ("counter://host#a", "expected counter://HOST"),
         ("counter://me@host", "expected counter://HOST"),
         ("counter://me:secret@host", "expected counter://HOST"),
@@ -58,7 +58,7 @@ def test_reads(text: str, address: Address, shown: str) -> None:
         ("counter://host:-1", "[Pp]ort"),
         ("counter://host:x", "[Pp]ort"),
         ("counter://[::1", "IPv6"),
-        ("host:11215", "expected a host, or with a port counter://host:11215"),
+        ("host:11215", "expected a host without a port, or counter://host:11215"),
         ("host:", "expected a host"),
         ("[::1]", r"counter://\[::1\]"),
         ("[::1]:11215", r"counter://\[::1\]:11215"),
@@ -118,7 +118,7 @@ def test_a_context_is_what_is_used() -> None:
     read = read_addresses(["a", "counters://b"], 7, None, tls=context)
     assert [each.make_context() for each in read] == [context, context]
     assert Address("a", 7).make_context() is None
-    with pytest.raises(ValueError, match="c:7: the files in its URL, and a context, are two ways to say the same"):
+    with pytest.raises(ValueError, match="c:7: its URL names files for TLS, so tls cannot be a context"):
         read_addresses("counters://c?cacert=/x", 7, None, tls=context)
 
 

@@ -244,7 +244,7 @@ def test_what_cannot_be_found_out_costs_one_answer(play) -> None:
     async def scene(world: World) -> None:
         await world.ask("exhausted", 1)
         answer = await world.receive()
-        assert answer["error"] == {"status": 503, "text": "the daemon cannot find out now: Too many open files"}
+        assert answer["error"] == {"status": 503, "text": "the daemon cannot answer now: Too many open files"}
         await world.ask("ping", 2)
         assert (await world.receive())["id"] == 2
         assert world.complaints == []

@@ -337,7 +337,7 @@ def test_a_table_of_one_connection_is_asked_for_by_its_id() -> None:
         status, why = refused(asked, "table", table="things_one", parameters={"connection": gone})
         assert (status, why) == (404, "no such connection, or it is gone")
     status, why = refused(asked, "table", table="things_one", parameters={"connection": "two-7-4"})
-    assert (status, why) == (400, "connection: two-7-4 is one of two, the table of one")
+    assert (status, why) == (400, "connection: two-7-4 belongs to two, the table to one")
     assert len(given) == 1
 
 

@@ -149,7 +149,7 @@ def test_an_error_is_asked_in_its_thread_what_it_says(bench: Bench) -> None:
     assert bench.told[1] == ("b", "b")
     assert asked
     assert threading.get_ident() not in asked
-    assert bench.lines == [("failed", "gate: keeper x:y: a failed: an error whose text cannot be shown")]
+    assert bench.lines == [("failed", "gate: keeper x:y: a failed: an error whose message cannot be shown")]
 
 
 def test_a_mistake_of_ours_strands_nobody(bench: Bench) -> None:

@@ -75,7 +75,7 @@ def test_processes(user: int, group: int, *, allowed: bool) -> None:
 def test_the_share_of_an_address() -> None:
     shared = limits(max_per_address=2)
     assert refusal(shared, ADDRESS, nobody, 5, 1) is None
-    told = ("per_address", "192.0.2.7 has 2 open, which is the limit for one address")
+    told = ("per_address", "192.0.2.7 has 2 open connections, the limit for one address")
     assert refusal(shared, ADDRESS, nobody, 5, 2) == told
     assert refusal(shared, None, nobody, 5, 5) is None
 

@@ -1,6 +1,6 @@
-"""Finds the dialects: one in the folder of each protocol of counterd, and here those of other servers.
+"""Finds the dialects: one in the folder of each protocol of counterd, and those of other servers in this folder.
 
-A side, pure Python. A protocol's folder has its dialect in load.py: deleting the folder removes it.
+A side, pure Python. A protocol's folder has its dialect in load.py: deleting the folder removes the dialect.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from counterd.bench.dialect import Dialect
 
 
 def _found() -> dict[str, Dialect]:
-    """By name, in their order for people."""
+    """Returns the dialects by name, in the order in which people see them."""
     folders = [Path(path) for path in protocols.__path__]
     modules = [f"{protocols.__name__}.{each.parent.name}.load" for path in folders for each in path.glob("*/load.py")]
     modules += [f"{__name__}.{each.name}" for each in pkgutil.iter_modules(__path__) if not each.name.startswith("_")]
@@ -23,13 +23,13 @@ def _found() -> dict[str, Dialect]:
 
 
 DIALECTS = _found()
-PROTOCOL_HELP = ", ".join(
+PROTOCOL_HELP = " ".join(
     (
-        "What the server speaks: counterd's protocols",
+        "The protocol of the server: one of counterd's, or for comparisons redis, redis-lua or memcached.",
         *(each.help for each in DIALECTS.values() if each.help),
-        "and for side by side figures redis, which has a counterpart of all requests for counters and keys",
-        "redis-lua, its usual scripts for semaphores and rates",
-        "and memcached (incr, decr, get).",
+        "redis has a counterpart of all requests for counters and keys,",
+        "redis-lua has the usual scripts for semaphores and rates,",
+        "and memcached has incr, decr and get.",
     )
 )
 OPS_HELP = " ".join(
@@ -42,6 +42,6 @@ OPS_HELP = " ".join(
 )
 RULES = {name: each.rules for name, each in DIALECTS.items() if each.rules is not None}
 _FILES = " or ".join(f"{name}.rules" for name in RULES)
-RULES_HELP = f"Prints the rules that a server needs for a load, for a file that {_FILES} names.\n\n" + " ".join(
+RULES_HELP = f"Prints the rules that a server needs for a load, for the file in {_FILES}.\n\n" + " ".join(
     f"With {name} {rules.help}" for name, rules in RULES.items()
 )

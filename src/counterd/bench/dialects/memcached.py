@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def requests_of(plan: Plan, name: bytes) -> dict[str, bytes]:
-    """Each kind of request for that name; "fill" makes it exist, which incr does not."""
+    """Returns each kind of request for a name. "fill" makes the name exist, because incr does not."""
     return {
         "noop": b"mn\r\n",
         "get": b"get %b\r\n" % name,

@@ -14,12 +14,12 @@ if TYPE_CHECKING:
 
 
 def resp(*words: bytes) -> bytes:
-    """A request of redis."""
+    """Encodes a request of redis."""
     return b"*%d\r\n" % len(words) + b"".join(b"$%d\r\n%b\r\n" % (len(word), word) for word in words)
 
 
 def requests_of(plan: Plan, name: bytes) -> dict[str, bytes]:
-    """Each kind of request for that name; "fill" makes it exist."""
+    """Returns each kind of request for a name. "fill" makes the name exist."""
     amount = () if plan.resources == 1 else (b"%d" % plan.resources,)
     by = b"BY" if amount else b""
     return {
@@ -39,7 +39,7 @@ def requests_of(plan: Plan, name: bytes) -> dict[str, bytes]:
 
 
 def mistakes_of(plan: Plan) -> Mistakes:
-    """What redis has no unit for."""
+    """Returns the mistake of a TTL for which redis has no unit."""
     fraction = round(plan.ttl * 1e9) % 1_000_000
     return [("insert" in plan.work.weights and fraction != 0, "redis counts a TTL in milliseconds")]
 

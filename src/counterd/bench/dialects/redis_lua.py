@@ -1,11 +1,12 @@
-"""Redis with the usual scripts for semaphores and rates, and no cleverer ones, as counterbench loads it.
+"""Redis with the usual scripts for semaphores and rates, as counterbench loads it.
 
-A side, pure Python. Time is the server's own, as clients' clocks differ. KEYS[1] is what is limited, ARGV[1] the limit,
-ARGV[2] milliseconds; all answer 1 or 0. A permit is given back with a plain ZREM.
+A side, pure Python. The scripts use the server's time, because the clocks of clients differ. KEYS[1] is the key of the
+limited thing, ARGV[1] the limit, ARGV[2] a number of milliseconds. All scripts return 1 or 0. A permit is given back
+with a plain ZREM.
 
 acquire  a leased semaphore: a sorted set of those that hold a permit (ARGV[3]), by when their lease ends
-flow     a sliding window: a sorted set of all requests that passed, by when they came
-counts   estimates that from the numbers of this window and the last, which costs less and is sometimes wrong
+flow     a sliding window: a sorted set of all requests that passed, by their time
+counts   the same, estimated from the counts of this window and the last one: costs less, and is sometimes wrong
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from counterd.bench.plan import Plan
 
 TOKEN = b"t" * 16  # stands for a token, in hexadecimal
-LEASE_MS = 4000  # as long as counterd's, if nobody says otherwise
+LEASE_MS = 4000  # the default of a lease in counterd
 WINDOW_MS = 1000
 LINE_MAX = 1000
 
@@ -68,12 +69,12 @@ return 1
 
 
 def digest(script: str) -> bytes:
-    """What EVALSHA calls it by."""
+    """Returns the digest by which EVALSHA identifies a script."""
     return hashlib.sha1(SCRIPTS[script], usedforsecurity=False).hexdigest().encode()
 
 
 def requests_of(plan: Plan, name: bytes) -> dict[str, bytes]:
-    """What each is limited by has a key of its own."""
+    """Returns each kind of request for a name. Each script has its own key for the name."""
     limit, lease, window = b"%d" % plan.maximum, b"%d" % LEASE_MS, b"%d" % WINDOW_MS
     held = b"held:" + name
     return {
@@ -86,7 +87,7 @@ def requests_of(plan: Plan, name: bytes) -> dict[str, bytes]:
 
 
 def install(place: Place) -> None:
-    """Has the server know all of them. LoadError: it does not take them."""
+    """Loads all scripts into the server. Raises LoadError if the server refuses one."""
     with place.connect() as connection, connection.makefile("rwb") as stream:
         for script, text in SCRIPTS.items():
             stream.write(resp(b"SCRIPT", b"LOAD", text))
@@ -94,7 +95,7 @@ def install(place: Place) -> None:
             said = stream.readline(LINE_MAX)
             said = stream.readline(LINE_MAX) if said == b"$40\r\n" else said
             if said.strip() != digest(script):
-                raise LoadError(f"the server does not take scripts: {said!r}")
+                raise LoadError(f"the server does not accept scripts: {said!r}")
 
 
 DIALECT = Dialect(

@@ -1,7 +1,7 @@
-"""`counterctl`: the command line for everything a running counterd can be asked.
+"""`counterctl`: the command line for a running counterd.
 
-Floor 5. Exit status: 0 when all went well, 1 for what is not available or not found, 2 for a command line that makes no
-sense, 3 for a server that cannot be reached, went away, or is something else.
+Floor 5. Exit status: 0 for success, 1 if something is not available or not found, 2 for a wrong command line, 3 if the
+server cannot be reached, disconnects, or speaks another protocol.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import sys
 try:
     import click
 
-    if importlib.util.find_spec("rich") is None:  # it takes longer to import than all else, and only tables need it
+    if importlib.util.find_spec("rich") is None:  # not imported here: that takes long, and only tables need it
         raise ModuleNotFoundError("No module named 'rich'", name="rich")
     from counterd.cli.ctl import common
     from counterd.cli.ctl.output import output_option
@@ -27,10 +27,10 @@ except ModuleNotFoundError as error:
 from counterd import protocols
 from counterd.version import __version__
 
-# Those that speak to one protocol: a module here of the protocol's name.
+# The commands for one protocol. The module here has the name of the protocol.
 OF_PROTOCOLS = sorted({each.name for each in pkgutil.iter_modules(__path__)} & {*protocols.names()})
 
-# By command; its module here has a function of the command's name.
+# The module of each command. The function in it has the name of the command.
 MODULES = {
     "ping": "data",
     "get": "data",
@@ -51,7 +51,7 @@ MODULES = {
 
 
 class Main(common.Group):
-    """Imports the module of a command when that is asked for."""
+    """A group that imports the module of a command only when the command is used."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(MODULES)
@@ -69,21 +69,21 @@ class Main(common.Group):
 @click.version_option(__version__, prog_name="counterctl")
 @click.pass_context
 def main(context: click.Context, /, timeout: float, **_: object) -> None:
-    """Shows what is in use in a running counterd, and acquires and releases it.
+    """Shows which permits of a running counterd are in use, and acquires and releases permits.
 
     Every command has its own --help. Data goes to standard output, in the format of --output; messages go to standard
     error. Names are bytes; bytes that are not printable UTF-8 are shown as \\xNN.
 
     Exit status: 0 for success, 1 if something is not available or not found, 2 for a wrong command line or output that
-    cannot be written, 3 if the server cannot be reached, disconnects, or speaks another protocol, 128 and more for a
-    signal.
+    cannot be written, 3 if the server cannot be reached, disconnects, or speaks another protocol, 128 plus the number
+    of a signal if that ended the command.
 
     \b
       counterctl ping
-      counterctl acquire db:main 2 10 --for 10s     2 of 10, for ten seconds
+      counterctl acquire db:main 2 10 --for 10s     2 of at most 10 permits, for ten seconds
       counterctl get db:main
-      counterctl dump --held --sort consumption     what is in use now
+      counterctl dump --held --sort consumption     the counters in use now, the largest first
       counterctl -u counter+unix:///run/counterd.sock stats
-      counterctl holders db:main                    who holds it; asks the admin endpoint
+      counterctl holders db:main                    which connections hold it (asks the admin endpoint)
     """
     context.obj = common.Target(common.chosen_address(context, "counter", common.PORT), timeout)

@@ -1,8 +1,8 @@
-"""`counterctl holders`, `holdings`, `connections` and `kill`: what only the admin endpoint of a server tells, and does.
+"""`counterctl holders`, `holdings`, `connections` and `kill`: the commands that ask the admin endpoint of a server.
 
 Floor 5. HTTP with the standard library, over TCP or a Unix socket. The token is never on the command line, where every
-user of the machine could read it, and never in a message; it is sent only with what needs one. Where the counters are
-does not say where the admin endpoint is: nothing here asks, or changes, a server that nobody named.
+user of the machine could read it, and never in a message. It is sent only with requests that need it. The address of
+the admin endpoint is not derived from that of the counters, so no request goes to a server that the user did not name.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
 
 URL = "http://127.0.0.1:11216"
 PORT = 11216
-PAGE = 1000  # rows: the most that the server tells at once
+PAGE = 1000  # rows: the most that one reply of the server has
 OK, BAD_REQUEST, UNAUTHORIZED, FORBIDDEN, NOT_FOUND, BUSY = 200, 400, 401, 403, 404, 503
 
 F = TypeVar("F", bound="Callable[..., Any]")
 
 
 class Endpoint(NamedTuple):
-    """Where it is: host and port, or the path of a Unix socket. timeout: seconds that an answer may take."""
+    """The admin endpoint: host and port, or the path of a Unix socket. timeout: seconds that a reply may take."""
 
     url: str
     host: str
@@ -42,7 +42,7 @@ class Endpoint(NamedTuple):
     timeout: float
 
     def ask(self, method: str, path: str, *, may_miss: bool = False, **parameters: object) -> Any:
-        """What it answers; None if it knows of no such thing, and that may be.
+        """Sends a request and returns the reply. With may_miss, returns None for a reply of status 404.
 
         Raises Refused, ConnectionLost or Timeout.
         """
@@ -55,7 +55,7 @@ class Endpoint(NamedTuple):
         except OSError as error:
             raise ConnectionLost(
                 f"cannot connect to the admin endpoint at {self.url}: {error}; `admin.enable = true` in the server's "
-                "configuration opens it, and --admin says where it is"
+                "configuration enables it, and --admin sets its address"
             ) from error
         try:
             headers = {"Authorization": f"Bearer {self.token}"} if self.token and method != "GET" else {}
@@ -103,21 +103,21 @@ HINTS = {
 
 
 class Refused(ServerError):
-    """The endpoint does not do it; the text says why, and what would help."""
+    """The endpoint refuses the request. The text has the reason, and a hint."""
 
     def __str__(self) -> str:
         return self.text
 
 
 class WrongArguments(InvalidArguments):
-    """The endpoint knows no such value."""
+    """The endpoint does not accept the value of an argument."""
 
     def __str__(self) -> str:
         return self.text
 
 
 def refusal(status: int, text: str) -> CounterdError:
-    """What the endpoint says, as an error."""
+    """Returns the exception for an error reply of the endpoint."""
     if status == BAD_REQUEST:
         return WrongArguments(status, text)
     if status not in (UNAUTHORIZED, FORBIDDEN, NOT_FOUND, BUSY):
@@ -130,7 +130,7 @@ def refusal(status: int, text: str) -> CounterdError:
 
 
 def admin_options(function: F) -> F:
-    """--admin and --token-file: what endpoint_of() makes an Endpoint of."""
+    """Adds --admin and --token-file, from which endpoint_of() makes an Endpoint."""
     function = click.option(
         "--admin",
         metavar="URL",
@@ -139,7 +139,9 @@ def admin_options(function: F) -> F:
         default=URL,
         help=f"The admin endpoint: http://host:port or unix:/path.  [default: {URL}]",
     )(function)
-    return click.option("--token-file", type=click.File(), metavar="FILE", help="The file with the token.")(function)
+    return click.option(
+        "--token-file", type=click.File(), metavar="FILE", help="The file with the server's admin.token."
+    )(function)
 
 
 def read_url(url: str) -> tuple[str, int, str]:
@@ -158,8 +160,8 @@ def read_url(url: str) -> tuple[str, int, str]:
 
 
 def other_address(context: click.Context) -> str:
-    """What says where the server of a group is, its options or its variable; empty if nothing does."""
-    groups = (context, context.find_root())  # in the one above only options are meant for this command
+    """Returns what names the server of a group: its options or its environment variable. Empty if neither does."""
+    groups = (context, context.find_root())  # of the root, only options count, not its environment variable
     if group := next(filter(has_address, groups), None):
         return f"the address before `{group.invoked_subcommand}`"
     if is_said(context, "url", ParameterSource.ENVIRONMENT):
@@ -168,7 +170,7 @@ def other_address(context: click.Context) -> str:
 
 
 def endpoint_of(context: click.Context, admin: str, token_file: Any) -> Endpoint:
-    """What the options of admin_options() say."""
+    """Makes an Endpoint from the options of admin_options()."""
     above = context.parent
     assert above is not None
     if is_said(context, "admin", ParameterSource.DEFAULT) and (said := other_address(above)):
@@ -179,7 +181,7 @@ def endpoint_of(context: click.Context, admin: str, token_file: Any) -> Endpoint
     if not token.isascii() or not token.isprintable():
         raise click.UsageError("a token must be one line of printable ASCII")
     server = above.find_object(Server)
-    assert server is not None  # which the group has made
+    assert server is not None  # the group has made it
     return Endpoint(admin, *read_url(admin), token, server.timeout)
 
 
@@ -193,7 +195,7 @@ def endpoint_of(context: click.Context, admin: str, token_file: Any) -> Endpoint
 @output_option
 @click.pass_context
 def holders(context: click.Context, /, name: bytes, limit: int, output: Output, **where: Any) -> None:
-    """Shows which connections hold a counter, and for how long. Exit status 1 if none does."""
+    """Shows which connections hold a counter, and for how long. Exit status 1 if no connection holds it."""
     if not show("holders", endpoint_of(context, **where), output, name=name, limit=limit):
         say(f"nobody holds {shown(name)}")
         context.exit(EXIT_NOT_AVAILABLE)
@@ -208,8 +210,8 @@ def holders(context: click.Context, /, name: bytes, limit: int, output: Output, 
 def holdings(context: click.Context, /, connection: str, limit: int, output: Output, **where: Any) -> None:
     """Shows what a connection holds: permits, tokens, reserved jobs, or the channels that it is subscribed to.
 
-    `counterctl connections` and `counterctl holders` show IDs. Exit status 1 if the connection holds nothing or is
-    gone.
+    `counterctl connections` and `counterctl holders` show IDs. Exit status 1 if the connection holds nothing or does
+    not exist.
     """
     endpoint = endpoint_of(context, **where)
     table = table_of(endpoint, connection)
@@ -218,7 +220,7 @@ def holdings(context: click.Context, /, connection: str, limit: int, output: Out
         context.exit(EXIT_NOT_AVAILABLE)
 
 
-# ---- tables: which there are, and what their columns are, the server says ----
+# ---- tables: the server says which tables it has, and which columns ----
 
 KINDS = {
     "name": Kind.BYTES,
@@ -227,11 +229,11 @@ KINDS = {
     "connection": Kind.TEXT,
     "seconds": Kind.SPAN,
 }
-WHO = ("connection", "peer")  # columns that say who has something
+WHO = ("connection", "peer")  # the columns for the holder
 
 
 class Table(NamedTuple):
-    """What a server can list. sorts: the orders that it knows. parameters: that it knows besides."""
+    """A table that a server can list. sorts: its orders. parameters: the other parameters that it accepts."""
 
     name: str
     protocol: str
@@ -240,7 +242,7 @@ class Table(NamedTuple):
     parameters: list[str]
 
     def ask(self, endpoint: Endpoint, /, **parameters: Any) -> Any:
-        """Its rows, with names as bytes. Raises what Endpoint.ask() does."""
+        """Returns the reply with the rows, whose names are bytes. Raises the same as Endpoint.ask()."""
         answer = endpoint.ask("GET", f"/{self.name}", **parameters)
         names = [each.name for each in self.columns if each.kind is Kind.BYTES]
         for row in answer["rows"]:
@@ -248,12 +250,12 @@ class Table(NamedTuple):
         return answer
 
     def without(self, names: Container[str]) -> Table:
-        """The same, without these columns."""
+        """Returns the same table without these columns."""
         return self._replace(columns=[each for each in self.columns if each.name not in names])
 
 
 def tables_of(endpoint: Endpoint) -> list[Table]:
-    """All that a server has. Raises what Endpoint.ask() does."""
+    """Returns all tables of a server. Raises the same as Endpoint.ask()."""
 
     def column(name: str, kind: str) -> Column:
         title = "age" if name == "age_seconds" else ""
@@ -287,12 +289,12 @@ def table_of(endpoint: Endpoint, connection: str) -> Table | None:
 
 
 def other_tables(endpoint: Endpoint) -> tuple[Table, ...]:
-    """Those that have an order, of the protocols that the server has besides that of the counters."""
+    """Returns the tables of all protocols except that of the counters, if they can be sorted."""
     return tuple(table for table in tables_of(endpoint) if table.sorts and table.protocol != "counter")
 
 
 def show(name: str, endpoint: Endpoint, output: Output, /, **parameters: Any) -> bool:
-    """Shows a table of the server. False: it has no rows. Raises what Endpoint.ask() does."""
+    """Shows a table of the server. Returns False if it has no rows. Raises the same as Endpoint.ask()."""
     table = next((each for each in tables_of(endpoint) if each.name == name), None)
     if table is None:
         raise Refused(NOT_FOUND, f"no table {name!r}: is its protocol enabled?")
@@ -300,7 +302,7 @@ def show(name: str, endpoint: Endpoint, output: Output, /, **parameters: Any) ->
 
 
 def show_rows(table: Table, endpoint: Endpoint, output: Output, /, **parameters: Any) -> bool:
-    """Shows what is in it. False: nothing is."""
+    """Shows the rows of a table. Returns False if it has none."""
     answer = table.ask(endpoint, **parameters)
     output.rows(table.columns, [listed(table.columns, row) for row in answer["rows"]])
     say_total(answer)
@@ -308,7 +310,7 @@ def show_rows(table: Table, endpoint: Endpoint, output: Output, /, **parameters:
 
 
 def say_total(answer: dict[str, Any]) -> None:
-    """If there are more rows than were asked for."""
+    """Prints how many rows there are if not all of them are shown."""
     if answer["total"] > len(answer["rows"]) > 0:
         say(f"showing {len(answer['rows']):,} of {answer['total']:,}")
 
@@ -324,7 +326,7 @@ def connections(
 ) -> None:
     """Shows all connections. JSON and CSV also have the TLS details.
 
-    `counterctl kill` takes the values of the column id.
+    The values in the column id are the IDs that `counterctl kill` and `counterctl holdings` take.
     """
     columns = [
         Column("id"),
@@ -345,7 +347,7 @@ def connections(
 
 
 def all_connections(endpoint: Endpoint, protocol: str | None, limit: int | None) -> Iterator[dict[str, Any]]:
-    """Page by page. Who comes or goes meanwhile may be among them or not."""
+    """Yields all connections, page by page. Connections that begin or end meanwhile may be missing."""
     after = None
     while limit is None or limit > 0:
         page = PAGE if limit is None else min(limit, PAGE)
@@ -364,7 +366,7 @@ def all_connections(endpoint: Endpoint, protocol: str | None, limit: int | None)
 @admin_options
 @click.pass_context
 def kill(context: click.Context, /, ids: tuple[str, ...], **where: Any) -> None:
-    """Closes connections; what they hold is given back. Needs the server's admin.token.
+    """Closes connections, so that everything that they hold is given back. Needs the server's admin.token.
 
     `counterctl connections` and `counterctl holders` show IDs. An ID is never used again for another connection.
     """
@@ -376,10 +378,10 @@ def kill(context: click.Context, /, ids: tuple[str, ...], **where: Any) -> None:
 
 
 def end_connection(endpoint: Endpoint, connection: str) -> bool:
-    """False: there is none with that id (any more)."""
+    """Closes a connection. Returns False if none with this id exists."""
     return endpoint.ask("DELETE", f"/connections/{quote(connection, safe='')}", may_miss=True) is not None
 
 
 def listed(columns: list[Column], row: dict[str, Any]) -> Row:
-    """The cells of a row. An empty text is nothing."""
+    """Returns the cells of a row. An empty string becomes None."""
     return [None if row[column.name] == "" else row[column.name] for column in columns]

@@ -1,6 +1,6 @@
-"""What the commands of counterctl share: where the server is, names, times, and how errors end.
+"""Code that all commands of counterctl share: the server's address, names, durations, and the handling of errors.
 
-Floor 5. Nothing here imports a client before it is needed: completion asks for the commands' names only.
+Floor 5. Nothing here imports a client before it is needed, because completion needs only the names of the commands.
 """
 
 from __future__ import annotations
@@ -30,17 +30,20 @@ if TYPE_CHECKING:
 EXIT_NOT_AVAILABLE = 1
 EXIT_USAGE = 2
 EXIT_NO_CONNECTION = 3
-EXIT_SIGNAL = 128  # and the signal's number, as shells say it
+EXIT_SIGNAL = 128  # plus the number of the signal, as in shells
 
 HOST = "127.0.0.1"
 PORT = 11215
 
 NAME_MAX = 65_535  # bytes
-DURATION_MAX = 60e6  # seconds, two years: every clock and every system call can wait so long
+DURATION_MAX = 60e6  # seconds, two years: every clock and every system call can wait for this time
 
 
 class Server:
-    """A server as the options name it, not connected yet. For messages: what is there, and how it is asked."""
+    """A server that the options name, not connected yet.
+
+    what: what the server has, for messages. protocol: the name of its protocol, for messages.
+    """
 
     what = "things"
     protocol = "a protocol"
@@ -51,7 +54,7 @@ class Server:
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """What every client is made with: `Client(**server.arguments)`. OSError: a file for TLS cannot be used."""
+        """The arguments for a client: `Client(**server.arguments)`. Raises OSError if a file for TLS cannot be used."""
         host, port, path, tls = self.address
         where = {"path": path} if path else {"host": host, "port": port}
         return {"timeout": self.timeout, **where} | ({"tls": self.address.make_context()} if tls else {})
@@ -64,13 +67,13 @@ class Target(Server):
     protocol = "the counter protocol"
 
     def connect(self, **options: Any) -> Client:
-        """A client that is connected to it; options are the client's, and go over those of the command line."""
+        """Returns a connected client. options: for the client; they override those of the command line."""
         client = self.make(**options)
         client.fileno()  # connects
         return client
 
     def make(self, **options: Any) -> Client:
-        """The same, which connects when it is used."""
+        """Returns a client that connects when it is used first."""
         from counterd.client import Client
 
         return Client(**{**self.arguments, **options})
@@ -79,12 +82,12 @@ class Target(Server):
 pass_target = click.make_pass_decorator(Target)
 
 
-# What chosen_address() makes an address of.
+# The options from which chosen_address() makes an address.
 ADDRESS_OPTIONS = ("url", "host", "port", "socket", "tls", "cacert", "cert", "key")
 
 
 def address_options(scheme: str, port: int, variable: str) -> Callable[[F], F]:
-    """ADDRESS_OPTIONS, and --timeout."""
+    """Returns a decorator that adds ADDRESS_OPTIONS and --timeout to a command."""
     return with_options(
         click.option(
             "-u",
@@ -104,19 +107,19 @@ def address_options(scheme: str, port: int, variable: str) -> Callable[[F], F]:
 
 
 def has_address(context: click.Context) -> bool:
-    """Whether the command line says where the server is, by the options of address_options()."""
+    """Whether the command line names the server, with one of ADDRESS_OPTIONS."""
     return any(is_said(context, name) for name in ADDRESS_OPTIONS)
 
 
 def is_said(context: click.Context, name: str, source: ParameterSource = ParameterSource.COMMANDLINE) -> bool:
-    """Whether an option has its value from there."""
+    """Whether the value of an option comes from this source."""
     return context.get_parameter_source(name) is source
 
 
 def timeout_below(context: click.Context, timeout: float, what: str) -> float:
-    """The timeout of a group of another protocol: its own, or that of the group above, which has no address then.
+    """Returns the timeout for the group of a protocol: its own, or else that of counterctl.
 
-    what: that has the address.
+    Raises UsageError if an address is given before the group's name. what: what is at the address, for the message.
     """
     above = context.parent
     assert above is not None
@@ -125,12 +128,12 @@ def timeout_below(context: click.Context, timeout: float, what: str) -> float:
             f"this address is for the counters: give the address of the {what} after `{context.info_name}`"
         )
     if context.get_parameter_source("timeout") is ParameterSource.DEFAULT:
-        timeout = above.find_object(Target).timeout  # type: ignore[union-attr]  # which the group above has made
+        timeout = above.find_object(Target).timeout  # type: ignore[union-attr]  # made by the group above
     return timeout
 
 
 def chosen_address(context: click.Context, scheme: str, port: int) -> Address:
-    """What the options of address_options() say; the command line goes before the environment."""
+    """Makes an address of the options. The command line takes precedence over the environment."""
     from counterd.client._addresses import Address, read_address
 
     options = context.params
@@ -152,7 +155,7 @@ def chosen_address(context: click.Context, scheme: str, port: int) -> Address:
 
 
 def secured(address: Address, options: dict[str, Any]) -> Address:
-    """The address with TLS, if the options say so; they go before what a URL says. ValueError if that cannot be."""
+    """Adds TLS to an address if the options require it. They override a URL. Raises ValueError if they are wrong."""
     from counterd.client._addresses import Tls, with_tls
 
     files = {name: options[name] for name in Tls._fields if options[name] is not None}
@@ -170,7 +173,7 @@ def secured(address: Address, options: dict[str, Any]) -> Address:
 
 
 def duration(text: str) -> float:
-    """A time such as 500ms, 10s or 2m, in seconds."""
+    """Converts a duration such as 500ms, 10s or 2m to seconds."""
     value = seconds(text)
     if value > DURATION_MAX:
         raise ValueError(f"expected at most {DURATION_MAX / 60:.0f}m, not {text!r}")
@@ -182,7 +185,7 @@ TIME_LIMIT = Reads("duration", at_least(0.001, duration))
 
 
 class Bytes(ParamType):
-    """A text as the bytes of the command line, whatever the locale makes of them."""
+    """The type of an argument that is taken as bytes, in any locale. least, most: the allowed number of bytes."""
 
     def __init__(self, name: str, least: int, most: int) -> None:
         self.name = name
@@ -203,12 +206,12 @@ NAME = Bytes("name", 1, NAME_MAX)
 
 
 def as_text(name: bytes) -> str:
-    """With a character for each byte that is not UTF-8."""
+    """Decodes a name. Each byte that is not UTF-8 becomes one character."""
     return name.decode("utf-8", "surrogateescape")
 
 
 def glob(pattern: str | None) -> Callable[[bytes], object]:
-    """Says whether a name is like the pattern of the command line; None is like all. ? is a character."""
+    """Returns a function that compares names with a pattern. None matches all names; ? matches one character."""
     if pattern is None:
         return lambda _: True
     like = re.compile(fnmatch.translate(as_text(os.fsencode(pattern)))).match
@@ -216,9 +219,9 @@ def glob(pattern: str | None) -> Callable[[bytes], object]:
 
 
 def shown(name: bytes) -> str:
-    r"""A name as text on one line. What is not printable UTF-8 is \xNN for each byte, and a backslash is two.
+    r"""Formats a name as one line: each byte that is not printable UTF-8 becomes \xNN, and a backslash is doubled.
 
-    So nothing is lost: bash's $'...' makes the same bytes of it.
+    No information is lost: bash's $'...' turns the text into the same bytes again.
     """
     text = as_text(name)
     if text.isprintable() and "\\" not in text:
@@ -238,18 +241,18 @@ def _escaped(letter: str) -> str:
 
 
 def say(line: str) -> None:
-    """One line for the user, on stderr: stdout has nothing but data."""
+    """Prints one line for the user on stderr, because only data is written to stdout."""
     click.echo(f"counterctl: {line}", err=True)
 
 
 def refused(why: str) -> NoReturn:
-    """Ends a command that the server does not do."""
+    """Prints why the server refused the command, and ends the command with exit status 1."""
     say(why)
     click.get_current_context().exit(EXIT_NOT_AVAILABLE)
 
 
 def explain(error: Exception, server: Server | None) -> tuple[str, int]:
-    """(one line, the exit status) for what a command may raise."""
+    """Returns one line and the exit status for an exception of a command."""
     line = printable(re.sub(r"\s+", " ", re.sub(r"\[Errno -?[0-9]+\] ", "", str(error))))
     if isinstance(error, ProtocolError) and server is not None:
         return f"{server.address} does not speak {server.protocol}: {line}", EXIT_NO_CONNECTION
@@ -259,12 +262,12 @@ def explain(error: Exception, server: Server | None) -> tuple[str, int]:
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM, to those who asked for it."""
+    """Raised on SIGTERM inside terminations_interrupt()."""
 
 
 @contextlib.contextmanager
 def terminations_interrupt() -> Iterator[None]:
-    """Within the block SIGTERM is raised, as SIGINT always is."""
+    """Within the block, SIGTERM raises Terminated, as SIGINT always raises KeyboardInterrupt."""
 
     def interrupt(number: int, frame: object) -> None:
         raise Terminated
@@ -277,7 +280,7 @@ def terminations_interrupt() -> Iterator[None]:
 
 
 def interrupted(error: KeyboardInterrupt) -> int:
-    """The exit status after a signal. A terminal has shown ^C: what comes next begins on a line of its own."""
+    """Returns the exit status after a signal. Ends the line on which the terminal has shown ^C."""
     if isinstance(error, Terminated):
         return EXIT_SIGNAL + signal.SIGTERM
     if sys.stderr.isatty():
@@ -287,7 +290,7 @@ def interrupted(error: KeyboardInterrupt) -> int:
 
 @contextlib.contextmanager
 def until_interrupted() -> Iterator[None]:
-    """For what goes on until Ctrl-C, which is then no error."""
+    """For commands that run until Ctrl-C: it ends the block without an error."""
     try:
         yield
     except KeyboardInterrupt as error:
@@ -295,7 +298,7 @@ def until_interrupted() -> Iterator[None]:
 
 
 class Group(click.Group):
-    """A group of commands, whose errors are one line and an exit status."""
+    """A group of commands. An error of a command becomes one line and an exit status."""
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
         near = difflib.get_close_matches(args[0], self.list_commands(ctx), 1)
@@ -307,9 +310,9 @@ class Group(click.Group):
         try:
             result = super().invoke(ctx)
             if has_output():
-                sys.stdout.flush()  # while what goes wrong can still be told
+                sys.stdout.flush()  # here, where an error can still be reported
         except BrokenPipeError:
-            # Whoever reads has enough, and says so to every other program by a signal.
+            # The reader has closed the pipe. Other programs end by SIGPIPE then.
             discard_output()
             ctx.exit(EXIT_SIGNAL + signal.SIGPIPE)
         except KeyboardInterrupt as error:
@@ -324,12 +327,12 @@ class Group(click.Group):
 
 
 def has_output() -> bool:
-    """Whether stdout was open when this began."""
+    """Whether stdout was open when this process started."""
     return sys.stdout is not None
 
 
 def discard_output() -> None:
-    """What is buffered for stdout goes nowhere, and is not tried again when the interpreter ends."""
+    """Discards the data that is buffered for stdout, so that the interpreter does not write it when it ends."""
     if not has_output():
         return
     nowhere = os.open(os.devnull, os.O_WRONLY)

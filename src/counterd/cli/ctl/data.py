@@ -1,4 +1,4 @@
-"""The commands that ask for counters, hold some, and show what changes; and those that hand over to others.
+"""The commands that show, hold and watch counters, and the commands `bench` and `completion`.
 
 Floor 5.
 """
@@ -49,7 +49,7 @@ STDIN = 0
 POLL_MAX = 2**31 - 1  # ms
 CONSUMPTION = Column("consumption", Kind.NUMBER, nothing="not found")
 
-# What the figures of stats are that are not plain numbers.
+# The figures of stats that are not plain numbers.
 STATS_KINDS = {
     "used_memory": Kind.SIZE,
     "bytes_in": Kind.SIZE,
@@ -66,7 +66,7 @@ STATS_KINDS = {
 
 
 @click.command()
-@click.option("-c", "--count", type=click.IntRange(1), default=1, help="How often to ask.  [default: 1]")
+@click.option("-c", "--count", type=click.IntRange(1), default=1, help="How many requests to send.  [default: 1]")
 @click.option("--interval", type=DURATION, default=1.0, help="The time between two requests.  [default: 1s]")
 @output_option
 @pass_target
@@ -79,7 +79,7 @@ def ping(context: click.Context, /, target: Target, count: int, interval: float,
         lambda row: f"{target.address} answered in {span(row[1])}" + (f" ({row[0]} of {count})" if count > 1 else ""),
     )
     with until_interrupted(), target.connect() as client:
-        client.noop()  # what the first request of a connection finds cold is not the way there and back
+        client.noop()  # the first request of a connection is slower than the round trip
         for seq in range(1, count + 1):
             if times:
                 time.sleep(interval)
@@ -112,7 +112,7 @@ def get(context: click.Context, /, target: Target, names: tuple[bytes, ...], out
 
 
 def consumption(client: Client, name: bytes) -> int | None:
-    """None if there is no such counter."""
+    """Returns the consumption of a counter, None if it does not exist."""
     try:
         return client.get(name)
     except NotFound:
@@ -144,7 +144,10 @@ ORDERS: dict[str, Callable[[DumpEntry], Any]] = {
 @click.command()
 @click.option("--match", metavar="GLOB", help="Show only names that match this pattern: 'db:*'.")
 @click.option(
-    "--sort", type=click.Choice(list(ORDERS)), default="name", help="Show the largest first.  [default: by name]"
+    "--sort",
+    type=click.Choice(list(ORDERS)),
+    default="name",
+    help="Sort by this column; numbers in descending order.  [default: name]",
 )
 @click.option("--limit", type=click.IntRange(0), metavar="N", help="Show at most N rows.")
 @click.option("--held", is_flag=True, help="Show only counters that are in use now.")
@@ -153,8 +156,8 @@ ORDERS: dict[str, Callable[[DumpEntry], Any]] = {
 def dump(target: Target, match: str | None, sort: str, limit: int | None, held: bool, output: Output) -> None:
     """Shows all counters, in use or not.
 
-    consumption: permits in use now. peak: the most in use in this statistics window. limit: the MAX of the last
-    acquire.
+    consumption: the permits in use now. peak: the most permits in use in this statistics window. limit: the MAX of the
+    last acquire.
     """
     with target.connect() as client:
         entries = client.dump()
@@ -179,7 +182,7 @@ def dump(target: Target, match: str | None, sort: str, limit: int | None, held: 
     default=0.0,
     help="How long to wait for the permits.  [default: do not wait]",
 )
-@click.option("--for", "duration", type=DURATION, help="Hold the permits for this time; 0 gives them back at once.")
+@click.option("--for", "duration", type=DURATION, help="Hold the permits for this time; 0 gives them back immediately.")
 @click.option("--until-stdin-closes", "stdin", is_flag=True, help="Hold the permits until standard input ends.")
 @output_option
 @pass_target
@@ -198,8 +201,8 @@ def acquire(
 ) -> None:
     """Takes N permits of a counter, holds them until Ctrl-C or SIGTERM, and gives them back.
 
-    MAX is how many permits of the counter may be in use in total. --for and --until-stdin-closes end the hold earlier.
-    Exit status 1 if N permits are not available.
+    MAX is how many permits of the counter may be in use in total. The options --for and --until-stdin-closes end the
+    hold earlier. Exit status 1 if N permits are not available.
     """
     if resources > maximum:
         raise click.UsageError(f"N must be at most MAX: {resources} is more than {maximum}")
@@ -230,9 +233,9 @@ def acquire(
 
 
 def wait(client: Client, permits: Hold, duration: float | None, *, stdin: bool) -> None:
-    """Until the end of a hold. ConnectionLost, if what is held is lost before."""
+    """Waits until the end of a hold. Raises ConnectionLost if the permits are lost before."""
     if stdin and sys.stdin is None:
-        return  # it was closed before this began, and its number may be the connection's
+        return  # it was closed before the start; the connection may have its descriptor's number
     deadline = math.inf if duration is None else time.monotonic() + duration
     poller = select.poll()
     poller.register(client.fileno(), select.POLLRDHUP)
@@ -250,13 +253,13 @@ def wait(client: Client, permits: Hold, duration: float | None, *, stdin: bool) 
 
 @click.command()
 @click.argument("names", metavar="NAME...", nargs=-1, required=True, type=NAME)
-@click.option("--interval", type=TIME_LIMIT, default=1.0, help="The time between two looks.  [default: 1s]")
+@click.option("--interval", type=TIME_LIMIT, default=1.0, help="The time between two checks.  [default: 1s]")
 @output_option
 @pass_target
 def watch(target: Target, names: tuple[bytes, ...], interval: float, output: Output) -> None:
-    """Shows counters at the beginning and whenever they change, until Ctrl-C.
+    """Shows the value of each counter at the start and whenever it changes, until Ctrl-C.
 
-    A lost connection is made again.
+    If the connection is lost, the command connects again.
     """
     columns = [Column("time", Kind.CLOCK), NAME_COLUMN, CONSUMPTION]
     width = max(len(shown(name)) for name in names)
@@ -298,14 +301,14 @@ def watch(target: Target, names: tuple[bytes, ...], interval: float, output: Out
 @click.argument("arguments", metavar="[ARGUMENTS]...", nargs=-1, type=click.UNPROCESSED)
 @pass_target
 def bench(target: Target, arguments: tuple[str, ...]) -> None:
-    """Measures the server under load: runs counterbench, with all its options."""
-    from counterd.cli.bench import main  # which says what is missing
+    """Measures the server under load: runs counterbench for this server, with all its options."""
+    from counterd.cli.bench import main  # reports missing packages
 
     main.main([*place(target.address), *arguments], prog_name="counterctl bench")
 
 
 def place(address: Address) -> list[str]:
-    """The address as counterbench's options say it. The default is its own, which goes with its --protocol."""
+    """Converts an address to options of counterbench. The default is left out: counterbench has one by --protocol."""
     if address.path:
         return ["--socket", address.path]
     is_default = (address.host, address.port) == (HOST, PORT)
@@ -320,7 +323,7 @@ def place(address: Address) -> list[str]:
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 @click.pass_context
 def completion(context: click.Context, /, shell: str) -> None:
-    """Prints the code that makes a shell complete command lines.
+    """Prints the shell code that completes counterctl's commands and options.
 
     \b
       bash   eval "$(counterctl completion bash)"           in ~/.bashrc

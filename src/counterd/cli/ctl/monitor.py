@@ -1,8 +1,8 @@
 """The loop of `counterctl top`.
 
-Floor 5. It waits for keys, for what the threads that ask the server have been told, and for signals; what is drawn is
-screen.py's. The third of them asks the admin endpoint, while a page of it is shown, and ends connections. Whatever ends
-the loop, the terminal is then as it was.
+Floor 5. The loop waits for keys, for signals, and for the replies that three threads get from the server; screen.py
+draws. The third thread asks the admin endpoint, if a page needs that, and closes connections. When the loop ends for
+any reason, it restores the terminal.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ if TYPE_CHECKING:
     from counterd.cli.ctl.common import Target
     from counterd.client import Client
 
-REDRAWN_S = 1.0  # for the age of what is shown, if nothing else
-ESCAPE_S = 0.05  # after which an escape is a key, and not the beginning of another
-RETRY_S = 2.0  # at most, after a failure
-LIST_TIMEOUT_S = 60.0  # of a Dump: a million counters take seconds
-LIST_SHARE = 0.2  # of the time, at most, may a Dump be under way
+REDRAWN_S = 1.0  # the screen is drawn at least this often, because it shows the age of the data
+ESCAPE_S = 0.05  # an escape character after which nothing comes for this time is the Esc key
+RETRY_S = 2.0  # the longest pause after a failure
+LIST_TIMEOUT_S = 60.0  # for a Dump: a million counters take seconds
+LIST_SHARE = 0.2  # the largest share of the time during which a Dump may be in progress
 
 ENDING = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT)
 
 
 class Asker(threading.Thread):
-    """Asks the server something again and again, beside the loop, which no server that is slow may hold up."""
+    """A thread that asks the server something repeatedly, so that a slow server does not delay the loop."""
 
     def __init__(self, view: View, ask: Callable[[], Any], tell: Callable[[Any], None], share: float = 1.0) -> None:
-        """share: how much of the time, at most, a question may be under way."""
+        """share: the largest share of the time during which a request may be in progress."""
         super().__init__(daemon=True)
         self._view = view
         self._ask = ask
@@ -57,9 +57,9 @@ class Asker(threading.Thread):
         self._hurries = self._jumps = False
 
     def look(self, *, hurries: bool = False, jumps: bool = False) -> None:
-        """The user has chosen something else.
+        """Called when the user has chosen something else.
 
-        hurries: and waits for the next answer, an interval after the last. jumps: and wants it now, also in a pause.
+        hurries: the next request is sent one interval after the last one. jumps: it is sent now, even in a pause.
         """
         self._hurries |= hurries
         self._jumps |= jumps
@@ -89,10 +89,10 @@ class Asker(threading.Thread):
 
 
 class Monitor:
-    """The loop, and what it waits for."""
+    """The loop, and the threads for whose replies it waits."""
 
     def __init__(self, target: Target, client: Client, endpoint: Endpoint | str, view: View) -> None:
-        """endpoint: or why it is not known where that is."""
+        """endpoint: the admin endpoint, or the reason why its address is not known."""
         self._target = target
         self._endpoint = endpoint
         self._view = view
@@ -113,11 +113,11 @@ class Monitor:
         ]
 
     def run(self) -> None:
-        """Until the user quits, or a signal ends it."""
+        """Runs until the user quits or a signal ends the loop."""
         signal.set_wakeup_fd(self._wakes, warn_on_full_buffer=False)
         for number in ENDING:
             signal.signal(number, end)
-        signal.signal(signal.SIGWINCH, lambda *_: None)  # that it came is enough
+        signal.signal(signal.SIGWINCH, lambda *_: None)  # only to wake the loop
         for asker in self._askers:
             asker.start()
         while not self._view.quits:
@@ -127,7 +127,7 @@ class Monitor:
             if self._suspended:
                 self._suspended = False
                 signal.signal(signal.SIGTSTP, signal.SIG_DFL)
-                os.kill(os.getpid(), signal.SIGTSTP)  # goes on here when the shell continues it
+                os.kill(os.getpid(), signal.SIGTSTP)  # returns when the shell continues this process
 
     # ---- in the threads ----
 
@@ -136,7 +136,7 @@ class Monitor:
         return Sample(time.monotonic(), figures)
 
     def _ask_dump(self) -> Listing:
-        if self._lister is None:  # not the other one, whose answers would wait behind a million counters
+        if self._lister is None:  # not self._client, whose replies would have to wait for a million counters
             timeout = max(self._target.timeout, LIST_TIMEOUT_S)
             self._lister = self._target.connect(timeout=timeout, connect_timeout=self._target.timeout)
         began = time.monotonic()
@@ -144,7 +144,7 @@ class Monitor:
         return summary(entries, self._view.listed(), began, time.monotonic() - began)
 
     def _ask_page(self) -> Told | None:
-        """None where the page needs nothing of the endpoint."""
+        """Returns None if the page needs nothing from the endpoint."""
         page, name = self._view.page, self._view.name
         try:
             self._end_connections()
@@ -171,7 +171,7 @@ class Monitor:
 
     def _tell(self, who: str, what: Any) -> None:
         self._told.append((who, what))
-        with contextlib.suppress(BlockingIOError):  # it is awake
+        with contextlib.suppress(BlockingIOError):  # the pipe is full, so the loop wakes anyway
             os.write(self._wakes, b"\0")
 
     # ---- the loop ----
@@ -193,7 +193,7 @@ class Monitor:
             if sys.stdin.fileno() in ready:
                 data = os.read(sys.stdin.fileno(), 4096)
                 if not data:
-                    raise SystemExit(EXIT_SIGNAL + signal.SIGHUP)  # the terminal has gone
+                    raise SystemExit(EXIT_SIGNAL + signal.SIGHUP)  # the terminal was closed
                 self._press(self._keys.feed(data))
             elif self._keys.waits:
                 self._press(self._keys.feed(b"", final=True))
@@ -207,7 +207,7 @@ class Monitor:
         live.update(draw(self._shown, console.width, console.height, plain=plain), refresh=True)
 
     def _take(self) -> None:
-        """What the threads were told."""
+        """Takes the replies that the threads have got."""
         while self._told:
             who, what = self._told.popleft()
             self._problems.pop(who, None)
@@ -236,7 +236,7 @@ class Monitor:
 
 
 def told(endpoint: Endpoint, page: str, name: bytes, tables: Sequence[Table]) -> Told | None:
-    """What the endpoint says for a page. tables: those that are pages, as far as is known; None for another."""
+    """Asks the endpoint for the data of a page. tables: those that can be pages. None: the page is unknown now."""
     if page == CONNECTIONS:
         answer = endpoint.ask("GET", "/connections", limit=PAGE)
         total = None if answer["next"] is not None else len(answer["rows"])
@@ -252,7 +252,7 @@ def told(endpoint: Endpoint, page: str, name: bytes, tables: Sequence[Table]) ->
         asked = {"name": name} if page == HOLDERS else {"sort": name.decode()}
         known = tables_of(endpoint) if page == HOLDERS else tables
         found = next((each for each in known if each.name == page), None)
-        if found is None:  # the user has turned to it this moment, and jumps
+        if found is None:  # the user has just chosen this page; the next request is for it
             return None
         table = found
     answer = table.ask(endpoint, **asked, limit=PAGE)
@@ -260,13 +260,13 @@ def told(endpoint: Endpoint, page: str, name: bytes, tables: Sequence[Table]) ->
 
 
 def end(number: int, _: object) -> None:
-    """Ends the loop, and leaves the terminal on the way."""
+    """Ends the loop; the contexts that it leaves restore the terminal."""
     raise SystemExit(EXIT_SIGNAL + number)
 
 
 @contextlib.contextmanager
 def screen() -> Iterator[Live]:
-    """The whole terminal, with keys as they are pressed; then as it was."""
+    """Takes the whole terminal and reads single keys; restores the terminal at the end."""
     attributes = termios.tcgetattr(sys.stdin)
     try:
         tty.setcbreak(sys.stdin)
@@ -275,5 +275,5 @@ def screen() -> Iterator[Live]:
         ) as live:
             yield live
     finally:
-        with contextlib.suppress(termios.error):  # of a terminal that has gone
+        with contextlib.suppress(termios.error):  # the terminal does not exist any more
             termios.tcsetattr(sys.stdin, termios.TCSANOW, attributes)

@@ -1,12 +1,12 @@
-"""How counterctl shows what it was told: as a table for people, as JSON or CSV for programs.
+"""Writes the data of counterctl: as a table for people, as JSON or CSV for programs.
 
-Floor 5. On a terminal a table is rich's, with numbers that are short; in a pipe the same columns are plain lines, which
-a million rows can have, and no text costs the other rows more than PADDED_MAX. JSON and CSV have every number exactly.
-Nothing but data goes to stdout.
+Floor 5. On a terminal, rich draws the table, and large numbers are shortened. In a pipe the same columns are plain
+lines, so that a table can have a million rows; a long cell widens its column by PADDED_MAX at most. JSON and CSV have
+exact numbers. Nothing but data goes to stdout.
 
-Names and values are bytes. In tables and CSV they are as common.shown() writes them; in JSON they are strings, and
-where one is not UTF-8, a field with `_base64` after its name has the bytes. No form writes a character that is not
-printable: JSON escapes those, so that the value stays the same and a terminal obeys none of them.
+Names and values are bytes. Tables and CSV show them as common.shown() formats them. In JSON they are strings; if one is
+not UTF-8, a second field, whose name ends in `_base64`, has the bytes. No format writes characters that are not
+printable. JSON escapes them, so the value stays the same and a terminal does not interpret them.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from counterd.cli.ctl.common import has_output, shown
 from counterd.units import COUNTS, digits, duration, scaled
 
 FORMS = ("table", "json", "csv")
-RICH_ROWS_MAX = 1000  # rich takes 0.2 ms for a row, and nobody looks at more than that one by one
-AT_ONCE = 4096  # rows that are written together, and aligned with each other
-PADDED_MAX = 100  # places: a longer text makes its own row longer, and no other; names that people give are shorter
-FOLDED_MAX = 400  # characters: of a longer text a terminal shows so many, five lines of 80; a pipe gets all
-LARGE = 1_000_000  # from here on numbers are shown with three digits
+RICH_ROWS_MAX = 1000  # rich takes 0.2 ms for a row; longer tables are written as plain lines
+AT_ONCE = 4096  # rows that are written and aligned together
+PADDED_MAX = 100  # places on the screen: a longer cell makes only its own row longer
+FOLDED_MAX = 400  # characters: longer cells are cut on a terminal (five lines of 80), but not in a pipe
+LARGE = 1_000_000  # numbers from here on are shown with three digits
 NOTHING = "-"
 GAP = "  "
 
@@ -47,12 +47,12 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Kind(Enum):
-    """What a value is, and so how it is shown to people. None of any kind is nothing: -, null, or empty in CSV."""
+    """The kind of a value, which decides how tables show it. None is shown as -, as null in JSON, as empty in CSV."""
 
-    BYTES = auto()  # a name, or what somebody has stored
+    BYTES = auto()  # a name or a stored value
     TEXT = auto()
     NUMBER = auto()
-    SIZE = auto()  # of so many bytes
+    SIZE = auto()  # a number of bytes
     SPAN = auto()  # seconds
     WHEN = auto()  # Unix nanoseconds
     CLOCK = auto()  # a datetime
@@ -62,7 +62,10 @@ RIGHT = frozenset((Kind.NUMBER, Kind.SIZE, Kind.SPAN, Kind.WHEN))
 
 
 class Column(NamedTuple):
-    """title: of the table, where it is not the field's name. nothing: None there. detail: not in the table at all."""
+    """A field of the output.
+
+    title: its title in tables, if that is not the name. nothing: what tables show for None. detail: JSON and CSV only.
+    """
 
     name: str
     kind: Kind = Kind.TEXT
@@ -75,7 +78,7 @@ class Column(NamedTuple):
 
 
 def number(value: int) -> str:
-    """999,999, then 1.23M."""
+    """Formats a number: 999,999 or 1.23M."""
     if abs(value) < LARGE:
         return f"{value:,}"
     of_unit, unit = scaled(value, MANY)
@@ -83,13 +86,13 @@ def number(value: int) -> str:
 
 
 def size(value: int) -> str:
-    """812 B, 1.23 KiB."""
+    """Formats a size: 812 B or 1.23 KiB."""
     unit, length = next(each for each in SIZES if value >= each[1] or each[1] == 1)
     return f"{value:,} B" if length == 1 else f"{digits(value / length)} {unit}"
 
 
 def span(seconds: float) -> str:
-    """0 s, 143 µs, 3.20 s, 59 s, 5 min, 3 h, 12 d: as exact as anybody asks. What is over since then is negative."""
+    """Formats a duration: 0 s, 143 µs, 3.20 s, 59 s, 5 min, 3 h or 12 d; a negative one with a minus sign."""
     if seconds < 0:
         return f"-{span(-seconds)}"
     for unit, length in SPANS:
@@ -99,13 +102,13 @@ def span(seconds: float) -> str:
 
 
 def when(unix_ns: int, now_ns: int) -> str:
-    """3 s ago, in 5 min."""
+    """Formats a point in time: 3 s ago, or in 5 min."""
     seconds = abs(now_ns - unix_ns) // 1_000_000_000
     return f"{span(seconds)} ago" if unix_ns <= now_ns else f"in {span(seconds)}"
 
 
 def cell(column: Column, value: Any, now_ns: int) -> str:
-    """A value as a table has it."""
+    """Formats a value for a table."""
     kind = column.kind
     if value is None:
         return column.nothing
@@ -122,7 +125,7 @@ def cell(column: Column, value: Any, now_ns: int) -> str:
 
 
 def shown_text(value: object) -> str:
-    """A text as shown() writes bytes."""
+    """Formats a string as shown() formats bytes."""
     return shown(str(value).encode("utf-8", "surrogateescape"))
 
 
@@ -130,7 +133,7 @@ def shown_text(value: object) -> str:
 
 
 def fields(columns: Sequence[Column], row: Row) -> dict[str, Any]:
-    """A row as an object of JSON."""
+    """Returns a row as a JSON object."""
     found: dict[str, Any] = {}
     for column, value in zip(columns, row, strict=True):
         if column.kind is Kind.BYTES and value is not None:
@@ -145,18 +148,18 @@ def fields(columns: Sequence[Column], row: Row) -> dict[str, Any]:
 
 
 def exact(kind: Kind, value: Any) -> Any:
-    """A value as JSON has it, but for bytes."""
+    """Returns a value for JSON, if it is not bytes."""
     return value.astimezone(timezone.utc).isoformat() if kind is Kind.CLOCK else value
 
 
 class Output:
-    """Writes to stdout in one form, of FORMS."""
+    """Writes to stdout in one of FORMS."""
 
     def __init__(self, form: str) -> None:
         self.form = form
 
     def rows(self, columns: Sequence[Column], rows: Iterable[Row]) -> None:
-        """All rows there are: a table, an array of objects, or CSV with a header."""
+        """Writes all rows: as a table, an array of objects, or CSV with a header."""
         _check_open()
         if self.form == "json":
             objects = (_json(fields(columns, row)) for row in rows)
@@ -167,7 +170,7 @@ class Output:
             _table(columns, rows)
 
     def record(self, columns: Sequence[Column], row: Row) -> None:
-        """One thing with many fields: a table with a line for each, an object, or CSV with a header."""
+        """Writes one row with many fields: as a table with a line for each field, an object, or CSV with a header."""
         _check_open()
         if self.form == "json":
             _write([_json(fields(columns, row), indent=2), "\n"])
@@ -180,9 +183,9 @@ class Output:
             _table([Column("field"), Column("value")], lines, right={1})
 
     def stream(self, columns: Sequence[Column], sentence: Callable[[Row], str] | None = None) -> Callable[[Row], None]:
-        """What is called with each row as it comes: a line each, an object on a line, or CSV after its header.
+        """Returns a function that writes a row immediately: as a line, as an object on a line, or as CSV.
 
-        sentence: the line for people, where that is not the row's cells.
+        sentence: makes the line for people; without it, the line has the cells of the row.
         """
         _check_open()
         if self.form == "csv":
@@ -202,7 +205,7 @@ class Output:
         return add
 
     def raw(self, data: bytes) -> None:
-        """Bytes as they are, whatever the form."""
+        """Writes bytes unchanged, in every form."""
         _check_open()
         sys.stdout.buffer.write(data)
         sys.stdout.flush()
@@ -220,7 +223,7 @@ def _check_open() -> None:
 
 
 def _exact(columns: Sequence[Column], row: Row) -> list[Any]:
-    """A row as CSV has it; None is empty there."""
+    """Returns a row for CSV, in which None becomes empty."""
     return [_exact_text(column.kind, value) for column, value in zip(columns, row, strict=True)]
 
 
@@ -231,7 +234,7 @@ def _exact_text(kind: Kind, value: Any) -> Any:
 
 
 def _json(what: object, indent: int | None = None) -> str:
-    """Letters of any language as they are; the line ends of the layout are no part of a value."""
+    """Formats an object as JSON. Printable characters of all languages are unchanged, others are escaped."""
     text = json.dumps(what, ensure_ascii=False, indent=indent)
     return "\n".join(line if line.isprintable() else _printable_json(line) for line in text.split("\n"))
 
@@ -246,14 +249,14 @@ def _joined(objects: Iterator[str]) -> Iterator[str]:
 
 
 def _write(texts: Iterable[str]) -> None:
-    """Many at once: a write for each of a million rows takes longer than making them."""
+    """Writes many strings together: one write for each of a million rows would take longer than making them."""
     left = iter(texts)
     while together := "".join(islice(left, AT_ONCE)):
         sys.stdout.write(together)
 
 
 def _table(columns: Sequence[Column], rows: Iterable[Row], right: set[int] | None = None) -> None:
-    """right: the columns that are aligned there, by their place; else those of numbers are."""
+    """Writes a table. right: the indexes of the columns that are aligned right; by default those with numbers."""
     now = time.time_ns()
     places = [(place, column) for place, column in enumerate(columns) if not column.detail]
     titles = [column.title or column.name for _, column in places]
@@ -290,7 +293,7 @@ def _rich(titles: Sequence[str], cells: Iterable[list[str]], right: set[int]) ->
 
 
 def _plain(titles: list[str], cells: Iterable[list[str]], right: set[int]) -> None:
-    """Columns are as wide as what was written so far needs: all of a million rows are never in memory together."""
+    """Writes plain lines. Columns are as wide as the rows so far need, so a million rows are never all in memory."""
     widths = [0] * len(titles)
     left = chain([titles], cells)
     while together := list(islice(left, AT_ONCE)):
@@ -309,7 +312,7 @@ def _line(texts: Sequence[str], widths: Sequence[int], right: set[int]) -> str:
 
 
 def _width(text: str) -> int:
-    """Places on a screen: some characters take two, and some none."""
+    """Returns how many places a string takes on a screen: some characters take two, and some take none."""
     if text.isascii():
         return len(text)
     from rich.cells import cell_len
@@ -329,7 +332,7 @@ def _chosen(context: click.Context, _: click.Parameter, value: str | None) -> Ou
 
 
 def output_option(function: F) -> F:
-    """--output, whose last one counts: it may stand before the command and after it. Passes `output`, an Output."""
+    """Adds --output, and passes `output`, an Output. It can be given before and after the command; the last counts."""
     return click.option(
         "--output", type=click.Choice(FORMS), callback=_chosen, help="The format of the data.  [default: table]"
     )(function)

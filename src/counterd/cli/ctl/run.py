@@ -1,8 +1,8 @@
-"""`counterctl run`: permits are held while a command runs. What flock(1) is for one machine.
+"""`counterctl run`: holds permits while a command runs, as flock(1) does on one machine.
 
-Floor 5. The command inherits the connection, so the permits last as long as either of the two lives: nothing here may
-ever shut the socket down, which would end it for both, only close it. Signals are blocked before the command exists,
-and taken one by one, so none is lost and none comes twice.
+Floor 5. The command inherits the connection, so the permits are held as long as this process or the command runs. For
+that reason the code here never shuts the socket down, which would end the connection for both; it only closes the
+descriptor. Signals are blocked before the command is started, and taken one by one, so none is lost or taken twice.
 """
 
 from __future__ import annotations
@@ -27,31 +27,31 @@ from counterd.errors import ConnectionLost, CounterdError, NotAvailable
 if TYPE_CHECKING:
     from counterd.client import Client, Hold
 
-# As env(1), timeout(1) and flock(1) have them: whatever is below is the command's own.
+# The same as those of env(1), timeout(1) and flock(1). Lower statuses are those of the command.
 EXIT_TOO_LATE = 124
 EXIT_FAILED = 125
 EXIT_CANNOT_RUN = 126
 EXIT_NOT_FOUND = 127
 
-SAID_AFTER_S = 1.0  # of waiting
+SAID_AFTER_S = 1.0  # the waiting time before it is reported
 GRACE_S = 10.0  # from SIGTERM to SIGKILL, when the permits were lost
-DESCRIPTOR_MIN = 10  # of the connection in the command: scripts of shells use those below for themselves
+DESCRIPTOR_MIN = 10  # for the connection in the command: shell scripts use lower descriptors themselves
 NUMBER_MAX = (1 << 32) - 1
 
 PASSED_ON = {
     signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGTSTP,
 }  # fmt: skip
-IGNORED_BY_PYTHON = {signal.SIGPIPE, signal.SIGXFSZ}  # which the command must not inherit
+IGNORED_BY_PYTHON = {signal.SIGPIPE, signal.SIGXFSZ}  # the command must not inherit that
 
 
 class Mistake(click.UsageError):
-    """Ends with a status that is not taken for the command's, as 2 would be."""
+    """A usage error with an exit status of its own: 2 could be that of the command."""
 
     exit_code = EXIT_FAILED
 
 
 class Words(click.Command):
-    """Options end at the first word after NAME that is none, so that those of COMMAND are its own."""
+    """A command whose options end where COMMAND begins, so that later options belong to COMMAND."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         try:
@@ -60,7 +60,7 @@ class Words(click.Command):
             raise Mistake(error.format_message(), error.ctx) from None
 
     def _with_name_last(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """The same words with all options before NAME, and the end of the options marked."""
+        """Moves all options before NAME, and marks their end with `--`."""
         before = self._options(ctx, args)
         rest = args[len(before) :]
         if not rest or before[-1:] == ["--"]:
@@ -72,14 +72,14 @@ class Words(click.Command):
         return [*before, *after, "--", rest[0], *command]
 
     def _options(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """The options that the words begin with, and the `--` that ends them."""
+        """Returns the options at the beginning of the words, with the `--` that ends them."""
         parser = click.Command(None, params=[each for each in self.get_params(ctx) if isinstance(each, click.Option)])
         _, rest, _ = parser.make_parser(ctx).parse_args(list(args))
         return args[: len(args) - len(rest)]
 
 
 class Asked(NamedTuple):
-    """What is to be held."""
+    """The permits to hold."""
 
     name: bytes
     resources: int
@@ -89,13 +89,13 @@ class Asked(NamedTuple):
         return f"{self.resources} of {shown(self.name)}"
 
     def in_use(self, error: CounterdError) -> str:
-        """Why there are none."""
+        """Returns the reason why the permits are not available."""
         if isinstance(error, NotAvailable) and error.consumption is not None:
             return f"{error.consumption} of {self.maximum} are in use"
         return explain(error, None)[0]
 
     def environment(self, descriptor: int | None) -> dict[bytes, bytes]:
-        """What the command is told, besides what it inherits."""
+        """Returns the environment of the command: the inherited variables and those for the permits."""
         told = {
             b"COUNTERD_NAME": self.name,
             b"COUNTERD_PERMITS": b"%d" % self.resources,
@@ -104,13 +104,13 @@ class Asked(NamedTuple):
         }
         if descriptor is not None:
             told[b"COUNTERD_FD"] = b"%d" % descriptor
-        # Of an outer `counterctl run`, whose descriptor is not that of these permits.
+        # An outer `counterctl run` may have set COUNTERD_FD, which is not the descriptor of these permits.
         inherited = {key: value for key, value in os.environb.items() if key != b"COUNTERD_FD"}
         return inherited | told
 
 
 class Ended(NamedTuple):
-    """How the command has: its wait status, and whether it was made to because its permits were lost."""
+    """How the command ended: its wait status, and whether it was ended because the permits were lost."""
 
     status: int
     was_ended: bool
@@ -146,11 +146,14 @@ class Ended(NamedTuple):
     type=click.Choice(["term", "ignore"]),
     default="term",
     show_default=True,
-    help=f"What to do when the connection and so the permits are lost: end the command (SIGTERM, and SIGKILL "
-    f"{GRACE_S:g} s later), or let it continue without permits.",
+    help=f"What to do if the connection is lost, and the permits with it. term: end the command with SIGTERM, and with "
+    f"SIGKILL {GRACE_S:g} s later. ignore: let it continue without permits.",
 )
 @click.option(
-    "-q", "--quiet", is_flag=True, help="Do not print that it waits, or that the permits were not available in time."
+    "-q",
+    "--quiet",
+    is_flag=True,
+    help="Print nothing while waiting for the permits, or if they are not available in time.",
 )
 @pass_target
 def run(
@@ -168,13 +171,14 @@ def run(
 ) -> None:
     """Holds permits of NAME while COMMAND runs.
 
-    The permits are held while the command or this process lives, even if the other one is killed; with --close, while
-    this process lives. Signals are forwarded to the command. Options must precede COMMAND; `--` may stand before it.
+    The permits are held until COMMAND ends, even if counterctl is killed before. With --close they are given back when
+    counterctl is killed. Signals that counterctl receives are forwarded to COMMAND. Options must precede COMMAND; `--`
+    is allowed between them.
 
     \b
-    Exit status: that of the command; 128 plus the signal's number if a signal ended it; or
+    Exit status: that of COMMAND; 128 plus the signal's number if a signal ended it; or
       124  the permits were not available in time
-      125  this command failed: no server, a wrong option, permits lost
+      125  counterctl failed: no server, a wrong option, or lost permits
       126  COMMAND cannot be run
       127  COMMAND was not found
 
@@ -186,7 +190,7 @@ def run(
     if resources > maximum:
         raise Mistake(f"{asked} is more than --max {maximum}")
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends this, or the command, as it ends any other
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends this process as it ends any other program
     ended: Ended | None = None
     try:
         with contextlib.ExitStack() as stack:
@@ -198,7 +202,7 @@ def run(
         if quiet:
             raise SystemExit(EXIT_TOO_LATE) from None
         fail(f"{asked} not available{within}: {asked.in_use(error)}", EXIT_TOO_LATE)
-    except (CounterdError, OSError, ValueError) as error:  # but not of giving back, once the command has ended
+    except (CounterdError, OSError, ValueError) as error:  # once the command has ended, giving back may fail
         if ended is None:
             fail(explain(error, target)[0], EXIT_FAILED)
     assert ended is not None
@@ -206,7 +210,7 @@ def run(
 
 
 def take(stack: contextlib.ExitStack, client: Client, asked: Asked, wait: float | None, *, quiet: bool) -> Hold:
-    """Waits for the permits, which are held until the stack is left. Raises NotAvailable when the time is over."""
+    """Waits for the permits, which are held until the stack is closed. Raises NotAvailable after the wait."""
     first = SAID_AFTER_S if wait is None else min(wait, SAID_AFTER_S)
     name, resources, maximum = asked
     try:
@@ -221,11 +225,10 @@ def take(stack: contextlib.ExitStack, client: Client, asked: Asked, wait: float 
 
 
 def attended(client: Client, hold: Hold, asked: Asked, command: tuple[str, ...], *, close: bool, ends: bool) -> Ended:
-    """Starts the command, and sees to it until it has ended."""
+    """Starts the command and attends it until it has ended."""
     descriptor = client.fileno()
-    hold.raise_if_lost()  # else the descriptor may be that of another connection
-    # One more for the command, so that its number is neither that of standard input, where that is closed, nor one that
-    # a script opens a file as.
+    hold.raise_if_lost()  # if it is lost, the descriptor may be that of another connection
+    # A duplicate for the command. Its number is neither that of a closed standard input nor one that scripts use.
     inherited = None if close else fcntl.fcntl(descriptor, fcntl.F_DUPFD, DESCRIPTOR_MIN)
     try:
         child = Child(command, asked.environment(inherited), Signals())
@@ -240,12 +243,12 @@ def attended(client: Client, hold: Hold, asked: Asked, command: tuple[str, ...],
 
 
 def leave(ended: Ended) -> NoReturn:
-    """Ends as the command did."""
+    """Ends this process in the same way as the command ended."""
     if ended.was_ended:
         raise SystemExit(EXIT_FAILED)
     code = os.waitstatus_to_exitcode(ended.status)
     if code == -signal.SIGINT:
-        undergo(signal.SIGINT)  # a shell ends the loop that this is in for this reason only
+        undergo(signal.SIGINT)  # a shell ends the loop around this process only then
     raise SystemExit(code if code >= 0 else EXIT_SIGNAL - code)
 
 
@@ -258,29 +261,30 @@ def fail(line: str, status: int) -> NoReturn:
 
 
 class Taken(NamedTuple):
-    """A signal that came: why (si_code), and who sent it if a process did."""
+    """A signal that was taken: its number, its si_code, and the process that sent it, if a process did."""
 
     number: int
     code: int
     sender: int
 
     def was_sent(self) -> bool:
-        """By a process. Those of the kernel are the terminal's, and the whole process group has got them."""
+        """Whether a process sent it. The terminal's signals come from the kernel, and go to the whole group."""
         return self.code <= 0
 
 
 class Signals:
-    """Signals, blocked from now on and told through a pipe: for poll(), while only sigwaitinfo() says who sent one.
+    """Blocks signals, takes them in a thread, and writes them to a pipe.
 
-    They stay blocked: once the command has ended there is nobody to pass them on to, and this process ends as well.
+    The thread uses sigwaitinfo(), because only that names the sender; the pipe is for poll(). The signals stay blocked:
+    when the command has ended, this process ends too.
     """
 
     _record = struct.Struct("iii")
 
     def __init__(self) -> None:
         self._numbers = PASSED_ON | {signal.SIGCHLD}
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # while it is ignored there is no status to wait for
-        self.mask = signal.pthread_sigmask(signal.SIG_BLOCK, self._numbers)  # as it was before
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if it were ignored, there would be no status
+        self.mask = signal.pthread_sigmask(signal.SIG_BLOCK, self._numbers)  # the former mask
         self._pipe, self._end = os.pipe()
         threading.Thread(target=self._run, daemon=True).start()
 
@@ -288,7 +292,7 @@ class Signals:
         return self._pipe
 
     def read(self) -> list[Taken]:
-        """At least one: waits for it."""
+        """Returns the signals that were taken; waits if there is none."""
         return [Taken(*fields) for fields in self._record.iter_unpack(os.read(self._pipe, 64 * self._record.size))]
 
     def _run(self) -> None:
@@ -298,9 +302,9 @@ class Signals:
 
 
 def undergo(number: signal.Signals) -> None:
-    """Lets a signal do to this process what it does by default, although it is blocked."""
+    """Applies the default action of a blocked signal to this process."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})
-    signal.pthread_kill(threading.get_ident(), number)  # not to the process, whose signals another thread takes
+    signal.pthread_kill(threading.get_ident(), number)  # not to the process: the other thread would take it
     signal.pthread_sigmask(signal.SIG_BLOCK, {number})
 
 
@@ -308,18 +312,18 @@ def undergo(number: signal.Signals) -> None:
 
 
 class Child:
-    """The command: a child that nobody but attend() waits for, so until then its id is its own."""
+    """The command. Only attend() waits for this child process, so its id stays valid until then."""
 
     def __init__(self, command: tuple[str, ...], environment: dict[bytes, bytes], signals: Signals) -> None:
-        """Starts it. OSError: it cannot be."""
+        """Starts the command. Raises OSError if that fails."""
         self.name = shown(os.fsencode(command[0]))
         self._signals = signals
         self._pid = spawn(command, environment, signals.mask)
 
     def attend(self, descriptor: int, lost: str, *, ends: bool) -> Ended:
-        """Passes signals on, and watches the connection, until the command has ended.
+        """Forwards signals and watches the connection until the command has ended.
 
-        lost: what to say if the connection is. ends: that the command must not go on then.
+        lost: the message for a lost connection. ends: whether the command is ended in this case.
         """
         poller = select.poll()
         poller.register(self._signals, select.POLLIN)
@@ -337,7 +341,7 @@ class Child:
                 return Ended(status, was_ended)
             if descriptor in ready:
                 poller.unregister(descriptor)
-                with contextlib.suppress(OSError):  # nobody may be there to be told
+                with contextlib.suppress(OSError):  # stderr may be closed
                     say(f"{lost}: {self.name} {'is ended' if ends else 'continues without them'}")
                 if ends:
                     was_ended = True
@@ -348,22 +352,22 @@ class Child:
                 kill_at = None
 
     def _pass_on(self, taken: Taken) -> None:
-        """Sends it to the command, unless that has got it."""
-        # What the command sends to its whole process group reaches the command, too.
+        """Sends a signal to the command, unless the command has received it already."""
+        # A signal that the command sends to its own process group reaches the command itself too.
         passed = taken.was_sent() and taken.sender != self._pid
         if taken.number == signal.SIGCHLD:
             return
         if passed:
             os.kill(self._pid, taken.number)
         if taken.number == signal.SIGTSTP:
-            undergo(signal.SIGTSTP)  # goes on when this process is continued
+            undergo(signal.SIGTSTP)  # returns when this process is continued
             if passed:
                 os.kill(self._pid, signal.SIGCONT)
 
 
 def spawn(command: tuple[str, ...], environment: dict[bytes, bytes], mask: set[Any]) -> int:
     """Starts a command as execvp(3) does; it inherits what this process inherited. Returns its process id."""
-    if not command[0]:  # of which Python says something else
+    if not command[0]:  # Python would raise another exception
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
     try:
         return os.posix_spawnp(command[0], command, environment, setsigmask=mask, setsigdef=IGNORED_BY_PYTHON)
@@ -371,5 +375,5 @@ def spawn(command: tuple[str, ...], environment: dict[bytes, bytes], mask: set[A
         path = shutil.which(command[0])
         if error.errno != errno.ENOEXEC or path is None:
             raise
-    words = ("/bin/sh", path, *command[1:])  # a script that does not say what runs it
+    words = ("/bin/sh", path, *command[1:])  # a script without #!
     return os.posix_spawn(words[0], words, environment, setsigmask=mask, setsigdef=IGNORED_BY_PYTHON)

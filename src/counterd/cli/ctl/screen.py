@@ -1,7 +1,6 @@
-"""What `counterctl top` shows: samples, the choice of what is listed, and both drawn as a rich renderable.
+"""The screen of `counterctl top`: samples of the statistics and a list of counters, drawn as a rich renderable.
 
-Floor 5. Without a terminal, a clock and a server, which are top.py's: everything is given. Nothing that matters is said
-by colour alone.
+Floor 5. Uses no terminal, clock or server: the caller passes everything. No information is shown by colour alone.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
     from counterd.cli.ctl.admin import Table
     from counterd.client import DumpEntry
 
-KEPT_MAX = 1000  # of a million: more than fits on any screen, and enough to sort in another way at once
+KEPT_MAX = 1000  # counters of a Dump: more than fits on any screen, and enough to sort them in another order
 GAP = 2
 NAME_WIDTH_MIN = 16
 BAR_WIDTH_MIN, BAR_WIDTH_MAX = 8, 50
@@ -39,23 +38,23 @@ LABEL_WIDTH = 13
 LOAD_WIDTH = 20
 HELP = (
     ("up, down", "move the cursor, also PgUp, PgDn, Home and End"),
-    ("Enter", "show the holders of the selected counter, or what the selected connection holds"),
-    ("Tab", "connections, then the tables of other protocols, then the counters; Esc goes back"),
+    ("Enter", "show the holders of the counter, or what the connection holds"),
+    ("Tab", "show connections, then other tables, then counters; Esc goes back"),
     ("k", "close the selected connection, after y confirms it"),
     ("s, left, right", "sort by the next or the previous column"),
     ("r", "reverse the order"),
-    ("/", "show only names that contain a text: Enter applies it, Esc cancels"),
+    ("/", "show only names with this text; Enter applies it, Esc cancels"),
     ("space", "pause or continue"),
-    ("+ -", "a longer or a shorter interval"),
+    ("+ -", "make the interval longer or shorter"),
     ("h ?", "this help; any key closes it"),
     ("q", "quit"),
 )
 EXPLAINED = (
     "limit: the maximum of the last acquire",
-    "peak:  the most in use in the server's statistics window",
-    "share: permits in use as a share of the limit; with ~ of the peak if no limit is known",
+    "peak:  the most permits in use in the server's statistics window",
+    "share: permits in use in percent of the limit; with ~ in percent of the peak",
     "lately: the share at each of the last updates",
-    "Holders, holdings, connections and other protocols' tables come from the admin endpoint",
+    "Holders, holdings, connections and other tables come from the admin endpoint",
     "(--admin); k needs its token.",
 )
 HINTS = {
@@ -88,7 +87,7 @@ TABLE_HINTS = ("s sort  Tab next  Esc counters  h help  q quit", "s sort  Tab ne
 
 
 class Sample(NamedTuple):
-    """What Stats said, and when on a clock that never goes back."""
+    """The reply to Stats, and its time on a monotonic clock."""
 
     at: float
     figures: Mapping[str, str]
@@ -99,24 +98,24 @@ class Sample(NamedTuple):
 
 
 def rates(before: Sample | None, now: Sample, prefix: str) -> dict[str, float]:
-    """Of the figures that begin so, a second. Nothing without a sample before, of the same run of the server."""
+    """Returns the rates per second of the figures with this prefix. Empty without an earlier sample of this run."""
     if before is None or now.at <= before.at:
         return {}
     found = {}
     for name in now.figures:
         if name.startswith(prefix):
             new, old = now.number(name), before.number(name)
-            if new is None or old is None or new < old:  # it has started again
+            if new is None or old is None or new < old:  # the server was restarted
                 return {}
             found[name[len(prefix) :]] = (new - old) / (now.at - before.at)
     return found
 
 
 class Listing(NamedTuple):
-    """What was kept of a Dump: all of it, or those that come first in the order that was wanted then."""
+    """The counters of a Dump that are kept: all of them, or the first ones in the order at that time."""
 
     at: float
-    seconds: float  # that the Dump took
+    seconds: float  # how long the Dump took
     total: int
     filter: str
     matching: int
@@ -127,12 +126,12 @@ class Listing(NamedTuple):
 
 
 def summary(entries: list[DumpEntry], order: Order, at: float, seconds: float) -> Listing:
-    """What is kept of a Dump until the next one."""
+    """Selects the counters that are kept until the next Dump."""
     matching = sum(order.matches(entry.name) for entry in entries)
     kept = entries
     if len(entries) > KEPT_MAX:
         kept = order.choose(entries, KEPT_MAX)
-        if matching < KEPT_MAX:  # something to see as soon as the filter is taken back
+        if matching < KEPT_MAX:  # to be shown as soon as the filter is removed
             names = {entry.name for entry in kept}
             first = order._replace(filter="").choose(entries, KEPT_MAX)
             kept = kept + [entry for entry in first if entry.name not in names]
@@ -140,9 +139,9 @@ def summary(entries: list[DumpEntry], order: Order, at: float, seconds: float) -
 
 
 class Told(NamedTuple):
-    """What the admin endpoint said for a page. rows: of its table; total: how many there are, None: more than these.
+    """The reply of the admin endpoint for a page. total: the number of rows; None if there are more than these.
 
-    columns: of the rows, but of connections. tables: of other protocols, where it was asked for them.
+    columns: those of the rows, except on the page of connections. tables: those of other protocols, if they were asked.
     """
 
     page: str
@@ -155,7 +154,7 @@ class Told(NamedTuple):
 
 
 def remember(history: Mapping[bytes, deque[int]], listing: Listing) -> dict[bytes, deque[int]]:
-    """What was in use lately, of the counters that are still listed."""
+    """Adds the consumption to the history of the listed counters. The history of other counters is dropped."""
     found = {}
     for entry in listing.entries:
         found[entry.name] = history.get(entry.name) or deque(maxlen=HISTORY_WIDTH_MAX)
@@ -168,7 +167,7 @@ def remember(history: Mapping[bytes, deque[int]], listing: Listing) -> dict[byte
 
 @dataclass
 class Shown:
-    """All that a screen is drawn from."""
+    """Everything from which a screen is drawn."""
 
     where: str
     view: View
@@ -177,12 +176,12 @@ class Shown:
     sample: Sample | None = None
     listing: Listing | None = None
     history: Mapping[bytes, deque[int]] = field(default_factory=dict)
-    told: Told | None = None  # for a page that is not the counters
-    problem: str = ""  # why there is nothing new
+    told: Told | None = None  # for other pages than the counters
+    problem: str = ""  # why there are no new data
 
 
 def draw(what: Shown, columns: int, rows: int, *, plain: bool = False) -> RenderableType:
-    """The whole screen, with exactly so many lines. plain: for a terminal that has ASCII only."""
+    """Draws the whole screen with exactly this many columns and rows. plain: for a terminal that has only ASCII."""
     problem = f"no answer: {what.problem}" if what.problem else ""
     head = [_title(what, columns), Text(problem, "bold red")]
     if what.sample is not None:
@@ -219,13 +218,13 @@ def _uptime(seconds: int) -> str:
 
 
 def _both_ends(left: Text, right: Text, columns: int) -> Text:
-    """A line; where there is no room for both, the right one goes first."""
+    """Returns a line with text at both ends. If there is no room for both, only the left text."""
     room = columns - left.cell_len - right.cell_len
     return left.copy().append(" " * room).append_text(right) if room > 1 else left.copy()
 
 
 def _figures(before: Sample | None, sample: Sample, columns: int, *, plain: bool) -> list[Text]:
-    """What Stats tells, as far as this server tells it."""
+    """Draws the figures of Stats that this server reports."""
     operations = rates(before, sample, "command:")
     names = [name[len("command:") :] for name in sample.figures if name.startswith("command:")]
     cells = [_cell(name, _rate(operations.get(name))) for name in names]
@@ -245,7 +244,7 @@ def _figures(before: Sample | None, sample: Sample, columns: int, *, plain: bool
 
 
 def _cell(name: str, value: str, width: int = 20) -> Text:
-    """A name and a value that stays in its place while it changes."""
+    """Draws a name and a value of fixed width."""
     return Text().append(f"{name} ", "dim").append(value.rjust(width - 3 - len(name))).append("   ")
 
 
@@ -258,7 +257,7 @@ def _bytes(value: float | None) -> str:
 
 
 def _lines(label: str, cells: list[Text], columns: int) -> list[Text]:
-    """Cells side by side, as many as there is room for, below a label."""
+    """Draws a label and cells side by side, on as many lines as they need."""
     found = [Text().append(label.ljust(LABEL_WIDTH), "bold")]
     for each in cells:
         if found[-1].cell_len > LABEL_WIDTH and found[-1].cell_len + len(each.plain.rstrip()) > columns:
@@ -280,7 +279,7 @@ def _connections(sample: Sample) -> list[Text]:
 
 
 def _load(sample: Sample, columns: int, *, plain: bool) -> list[Text]:
-    """How full the tables are; of a server that does not tell their sizes, what is in it."""
+    """Draws how full the tables are; if the server does not report their sizes, the number of objects."""
     found = []
     for label, name, most in (("records", "records", "buckets"), ("holdings", "holdings", "holdings_max")):
         used, size = sample.number(name), sample.number(most)
@@ -305,7 +304,7 @@ def _foot(what: Shown, columns: int) -> Text:
 
 
 def _with_hints(left: Text, hints: Sequence[str], columns: int) -> Text:
-    """A line with the longest of the hints that there is room for; the shortest goes before what stands on the left."""
+    """Draws a line with the longest hint that fits. The shortest hint takes precedence over the text on the left."""
     fits = next((hint for hint in hints if left.cell_len + len(hint) < columns), hints[-1])
     left = left.copy()
     if len(fits) + 2 < columns:
@@ -350,7 +349,7 @@ def _help() -> list[Text]:
 
 
 class Column(NamedTuple):
-    """Of the list: what it is sorted by, if it can be, and how wide it is."""
+    """A column of the list: its title, its width, and the order that sorts by it, if there is one."""
 
     title: str
     width: int
@@ -358,7 +357,7 @@ class Column(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """The columns that a terminal has room for."""
+    """The columns that fit on a terminal, with their widths."""
 
     name: int
     numbers: tuple[Column, ...]
@@ -367,7 +366,7 @@ class Layout(NamedTuple):
 
     @classmethod
     def of(cls, columns: int) -> Layout:
-        """In a narrow one, names stay, and what is in use; then its share, the limit, the peak, and what was lately."""
+        """Chooses the columns. The first that are left out are the history, then peak, limit and the share."""
         in_use, limit, peak = Column("in use", 9, "in use"), Column("limit", 9), Column("peak", 9, "peak")
         percent = PERCENT_WIDTH + GAP
         for numbers, bars in (
@@ -386,7 +385,7 @@ class Layout(NamedTuple):
 
 
 def _table(what: Shown, columns: int, room: int, *, plain: bool) -> list[Text]:
-    """Its title, and those of the counters that there is room for, around the cursor."""
+    """Draws the heading, and the counters that fit, around the cursor."""
     layout = Layout.of(columns)
     order, cursor = what.view.listed(), what.view.cursor
     if what.listing is None or room < 2:
@@ -442,7 +441,7 @@ def _entry(entry: DumpEntry, history: Sequence[int] | deque[int], layout: Layout
 
 
 def sparkline(values: Sequence[int] | deque[int], full: int, width: int, *, plain: bool) -> str:
-    """The last of the values, each as high as it is of what would be full. Nothing is lowest, and only nothing."""
+    """Draws the last values as bars relative to full. Only the value 0 has the lowest bar."""
     levels = "_.-=+*#" if plain else "▁▂▃▄▅▆▇█"
     most = len(levels) - 1
     return "".join(
@@ -456,7 +455,7 @@ WIDTHS = {
     "id": 16, "connection": 16, "flow": 19, "job": 20, "type": 6, "limits": 11, "protocol": 9,
 }  # fmt: skip
 NUMBER_WIDTH = 9
-EMPTY = {CONNECTIONS: "no connections", HOLDERS: "no holders", HOLDINGS: "it holds nothing"}
+EMPTY = {CONNECTIONS: "no connections", HOLDERS: "no holders", HOLDINGS: "the connection holds nothing"}
 CONNECTION_FIELDS = (
     Field("id"),
     Field("peer"),
@@ -469,7 +468,7 @@ CONNECTION_FIELDS = (
 
 
 def _page(what: Shown, columns: int, room: int, *, plain: bool) -> list[Text]:
-    """Who is connected, who holds a counter, what a connection holds, or a table, around the cursor."""
+    """Draws the rows of a page other than the counters that fit, around the cursor."""
     view, told = what.view, what.told
     link = "of" if view.table is None else "by"
     about = Text(f"{view.page} {link} {_beginning(view.name, columns)}" if view.name else view.page, "bold")
@@ -481,7 +480,7 @@ def _page(what: Shown, columns: int, room: int, *, plain: bool) -> list[Text]:
     heading.stylize("reverse")
     heading.pad_right(columns - heading.cell_len)
     if not told.rows:
-        empty = told.problem or EMPTY.get(view.page, "there are none")
+        empty = told.problem or EMPTY.get(view.page, "the table is empty")
         return [about, heading, Text(empty, "bold red" if told.problem else "dim")]
     lines = []
     for at, row in enumerate(told.rows[view.cursor.top : view.cursor.top + view.cursor.room], view.cursor.top):
@@ -493,7 +492,7 @@ def _page(what: Shown, columns: int, room: int, *, plain: bool) -> list[Text]:
 
 
 def _fitting(fields: Sequence[Field], columns: int) -> tuple[Sequence[Field], int]:
-    """Those that there is room for, and the width of each that takes of the rest: the peer, a name."""
+    """Returns the fields that fit, and the width of fields without a fixed width, such as the peer or a name."""
     while True:
         widths = [_width(each) for each in fields]
         left = columns - sum(widths) - GAP * (len(fields) - 1)
@@ -504,7 +503,7 @@ def _fitting(fields: Sequence[Field], columns: int) -> tuple[Sequence[Field], in
 
 
 def _width(field: Field) -> int:
-    """0: what the others leave."""
+    """Returns the width of a field; 0 if it shares the width that the other fields leave."""
     return NUMBER_WIDTH if field.kind in RIGHT else WIDTHS.get(field.name, 0)
 
 
@@ -524,18 +523,18 @@ def _row(texts: Sequence[str], fields: Sequence[Field], flexible: int, *, plain:
 
 
 def _beginning(name: bytes, width: int) -> str:
-    """Of a name at least so much as a column shows: rich takes 0.2 s to cut a name of 65,535 bytes."""
+    """Cuts a name to little more than a column shows: rich would take 0.2 s to cut a name of 65,535 bytes."""
     return shown(name[: LETTER_MAX * (width + 1)])
 
 
 def _bar(filled: float, width: int, style: str, *, plain: bool, known: bool = True) -> Text:
-    """Known and guessed ones have other signs, not only other colours."""
+    """Draws a bar. Shares of a known limit and of a peak differ in their characters, not only in colour."""
     signs = ("#", "=", "-") if plain else ("━", "┅", "─")
     length = min(round(filled * width), width)
     if filled > 0 and not length:
         length = 1
     if filled < 1 and length == width:
-        length = width - 1  # a full one is one that nothing is left of
+        length = width - 1  # a full bar means that nothing is left
     return Text((signs[0] if known else signs[1]) * length, style).append(signs[2] * (width - length), "bright_black")
 
 
@@ -544,7 +543,7 @@ def _heat(filled: float) -> str:
 
 
 def _percent(filled: float) -> str:
-    """Not 100 % before it is, and not 0 % of something."""
+    """Formats a share. It is 100 % only if it is full, and 0 % only if it is 0."""
     whole = round(filled * 100)
     if filled and not whole:
         return "<1 %"
@@ -552,7 +551,7 @@ def _percent(filled: float) -> str:
 
 
 def _number(value: int) -> str:
-    """In 9 columns."""
+    """Formats a number in at most 9 characters."""
     if value < 10_000_000:
         return count(value)
     number, unit = scaled(value, COUNTS)

@@ -1,7 +1,7 @@
-"""`counterctl sentinel`: calls in progress, flows, and what a client of them would be told.
+"""`counterctl sentinel`: shows calls in progress and flows, and sends the requests of the protocol.
 
-Floor 5. `tokens` and `flows` ask the admin endpoint, as no message of the protocol tells of others; all else asks the
-server as its clients do, without a fallback: what is refused is one line and exit status 1.
+Floor 5. `tokens` and `flows` ask the admin endpoint, because the protocol has no requests for that. All other commands
+send requests of the protocol, without a fallback. A refusal is one line and exit status 1.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ FLOW = click.IntRange(1, 2**63 - 1)
 COUNT = click.IntRange(1, 2**31 - 1)
 TOKEN = click.IntRange(-(2**63), 2**63 - 1)
 NAMESPACE = Bytes("namespace", 1, NAMESPACE_MAX)
-LOOK_S = 0.25  # between two looks whether what is held is lost
+LOOK_S = 0.25  # the time between two checks whether the token is lost
 
 FLOW_COLUMN = Column("flow")
 COUNT_COLUMN = Column("count", Kind.NUMBER)
@@ -62,10 +62,10 @@ class SentinelTarget(Server):
         self.namespace = namespace
 
     def connect(self) -> Client:
-        """A client that is connected to it, and registered in the namespace."""
+        """Returns a client that is connected, and registered in the namespace."""
         from counterd.client.sentinel import Client
 
-        # What it would say there is what it raises.
+        # The client raises the same errors that it logs.
         logging.getLogger("counterd.client.sentinel").addHandler(logging.NullHandler())
         client = Client(**self.arguments, connect_timeout=self.timeout, namespace=self.namespace)
         try:
@@ -79,7 +79,7 @@ class SentinelTarget(Server):
 pass_target = click.make_pass_decorator(SentinelTarget)
 flow_argument = click.argument("flow_id", metavar="FLOW_ID", type=FLOW)
 count_argument = click.argument("count", type=COUNT, default=1)
-# The half of all tokens that is negative looks like options.
+# Half of all tokens are negative, and look like options.
 token_command: dict[str, Any] = {"context_settings": {"ignore_unknown_options": True}}
 token_argument = click.argument("token", type=TOKEN)
 limit_option = click.option(
@@ -103,7 +103,7 @@ def sentinel(context: click.Context, /, timeout: float, namespace: bytes, **_: o
     context.obj = SentinelTarget(chosen_address(context, SCHEME, PORT), timeout, namespace)
 
 
-# ---- what the admin endpoint tells ----
+# ---- commands that ask the admin endpoint ----
 
 
 @sentinel.command()
@@ -112,7 +112,7 @@ def sentinel(context: click.Context, /, timeout: float, namespace: bytes, **_: o
     "--sort",
     type=click.Choice(["held", "count"]),
     default="held",
-    help="Show the longest held, or the largest count, first.  [default: held]",
+    help="Sort by this column, in descending order.  [default: held]",
 )
 @limit_option
 @admin_options
@@ -122,7 +122,7 @@ def tokens(context: click.Context, /, flow: int | None, sort: str, limit: int, o
     """Shows the calls in progress: how long they have run, and which connections hold their tokens.
 
     left: the remaining time of the lease. A token whose connection is gone ends with its lease, unless another client
-    renews it. `counterctl kill` takes the values of the column connection. Asks the admin endpoint.
+    renews the lease. `counterctl kill` takes the values of the column connection. This command asks the admin endpoint.
     """
     show("tokens", endpoint_of(context, **where), output, flow=flow, sort=sort, limit=limit)
 
@@ -132,21 +132,21 @@ def tokens(context: click.Context, /, flow: int | None, sort: str, limit: int, o
     "--sort",
     type=click.Choice(["now", "passed", "blocked", "expired"]),
     default="now",
-    help="Show the largest first.  [default: now]",
+    help="Sort by this column, in descending order.  [default: now]",
 )
 @limit_option
 @admin_options
 @output_option
 @click.pass_context
 def flows(context: click.Context, /, sort: str, limit: int, output: Output, **where: Any) -> None:
-    """Shows the flows: their thresholds, how much of these is in use, and the number of calls.
+    """Shows the flows: their thresholds, how much of each threshold is in use, and the numbers of calls.
 
-    expired: calls whose lease expired before they ended. Asks the admin endpoint.
+    expired: calls whose lease expired before they ended. This command asks the admin endpoint.
     """
     show("flows", endpoint_of(context, **where), output, sort=sort, limit=limit)
 
 
-# ---- what clients ask ----
+# ---- requests of the protocol ----
 
 
 @sentinel.command()
@@ -163,13 +163,13 @@ def ping(target: SentinelTarget, namespace: bytes | None, output: Output) -> Non
         took = time.perf_counter() - begun
     add = output.stream(
         [Column("namespace", Kind.BYTES), Column("connected", Kind.NUMBER), Column("seconds", Kind.SPAN)],
-        lambda row: f"{target.address} answered in {span(row[2])}: {row[1]:,} connected in {shown(row[0])}",
+        lambda row: f"{target.address} answered in {span(row[2])}: {row[1]:,} connected in namespace {shown(row[0])}",
     )
     add((target.namespace, connected, took))
 
 
 def ask(target: SentinelTarget, flow_id: int, count: int, output: Output, question: Callable[[Client], Answer]) -> None:
-    """Whether calls pass. Returns when they may."""
+    """Asks whether calls may pass, and shows the reply. If they have to wait, returns after the wait."""
     what = f"{count:,} of flow {flow_id}"
     with target.connect() as client:
         answer = question(client)
@@ -179,7 +179,7 @@ def ask(target: SentinelTarget, flow_id: int, count: int, output: Output, questi
     def sentence(row: Row) -> str:
         if row[4]:
             return f"passed: {what}, after a wait of {span(row[4])}"
-        return f"passed: {what}" + ("" if row[3] is None else f", {row[3]:,} more could")
+        return f"passed: {what}" + ("" if row[3] is None else f", {row[3]:,} more can pass now")
 
     columns = [
         FLOW_COLUMN,
@@ -198,7 +198,9 @@ def ask(target: SentinelTarget, flow_id: int, count: int, output: Output, questi
 @flow_argument
 @count_argument
 @click.option(
-    "--prioritized", is_flag=True, help="Allow the calls to borrow from the next time window, and wait for it."
+    "--prioritized",
+    is_flag=True,
+    help="If the calls cannot pass now, let them use the next time window, and wait until it begins.",
 )
 @output_option
 @pass_target
@@ -216,7 +218,7 @@ def truth(text: str) -> bool:
     return text == "true"
 
 
-# What may stand before the : of a value, with the name of its tag and what reads the rest.
+# The words before the colon of a value: the name of the tag, and the function that reads the rest.
 TYPES: dict[bytes, tuple[str, Callable[[str], bool | int | float]]] = {
     b"int": ("INTEGER", int),
     b"long": ("LONG", int),
@@ -229,7 +231,7 @@ TYPES: dict[bytes, tuple[str, Callable[[str], bool | int | float]]] = {
 
 
 class ParamValue(ParamType):
-    """A value of a parameter: text, or what the word before its first : says."""
+    """A value of a parameter: text, or a type, a colon and a value, such as int:5."""
 
     name = "value"
 
@@ -267,7 +269,7 @@ def param(target: SentinelTarget, flow_id: int, values: tuple[Typed, ...], outpu
 @sentinel.command()
 @flow_argument
 @count_argument
-@click.option("--for", "duration", type=DURATION, help="Hold the token for this time; 0 gives it back at once.")
+@click.option("--for", "duration", type=DURATION, help="Hold the token for this time; 0 gives it back immediately.")
 @output_option
 @pass_target
 @click.pass_context
@@ -276,7 +278,7 @@ def acquire(
 ) -> None:
     """Takes a token for COUNT calls of a flow (default 1), holds it until Ctrl-C or SIGTERM, and gives it back.
 
-    --for ends the hold earlier. The lease is renewed while the token is held.
+    The option --for ends the hold earlier. The lease is renewed while the token is held.
 
     Exit status 1 if the flow is blocked, 3 if the token is lost.
     """
@@ -305,7 +307,7 @@ def acquire(
 
 
 def wait(hold: Hold, duration: float | None) -> None:
-    """For so many seconds, None for ever. TokenLost, if what is held is lost before."""
+    """Waits for a duration in seconds; None: for ever. Raises TokenLost if the token is lost before."""
     deadline = math.inf if duration is None else time.monotonic() + duration
     while (left := deadline - time.monotonic()) > 0:
         hold.raise_if_lost()
@@ -343,8 +345,8 @@ def release(target: SentinelTarget, token: int) -> None:
 def keep(target: SentinelTarget, token: int, output: Output) -> None:
     """Renews the lease of a token, and shows its remaining time. Exit status 1 if there is no such token.
 
-    The token then belongs to the connection of this command, which ends. So the token ends after the clientOfflineTime
-    of its rule, unless its client renews it in time.
+    The token then belongs to the connection of this command, which is closed when the command ends. So the token ends
+    after the clientOfflineTime of its rule, unless its client renews the lease in time.
     """
     from counterd.client.sentinel import NoSuchRule, Token, TokenLost
 

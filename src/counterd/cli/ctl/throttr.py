@@ -1,6 +1,6 @@
 """`counterctl throttr`: quotas, buffers and channels.
 
-Floor 5. Commands that change something say nothing when it is done; what is refused is one line and exit status 1.
+Floor 5. Commands that change something print nothing on success; a refusal is one line and exit status 1.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ SCHEME = "throttr"
 SIZES = tuple(size.name.lower() for size in ValueSize)
 KEY = Bytes("key", 0, KEY_MAX)
 CHANNEL = Bytes("channel", 0, KEY_MAX)
-DATA = Bytes("value", 0, sys.maxsize)  # which the server's width bounds
+DATA = Bytes("value", 0, sys.maxsize)  # the server's value_size sets the limit
 QUOTA = click.IntRange(0, ValueSize.UINT64.maximum)
-EVERYBODY = b"*"  # the channel that every connection is subscribed to
+EVERYBODY = b"*"  # the channel to which every connection is subscribed
 
 KEY_COLUMN = Column("key", Kind.BYTES)
 TTL_COLUMN = Column("ttl", Kind.SPAN)
@@ -59,7 +59,7 @@ class ThrottrTarget(Server):
         self.value_size = value_size
 
     def connect(self) -> Client:
-        """A client that is connected to it."""
+        """Returns a client of this server."""
         from counterd.client.throttr import Client
 
         return Client(**self.arguments, value_size=self.value_size)
@@ -76,7 +76,7 @@ keys_argument = click.argument("keys", metavar="KEY...", nargs=-1, required=True
     "--value-size",
     type=click.Choice(SIZES),
     default="uint16",
-    help="The server's throttr.value_size; the protocol does not transmit it.  [default: uint16]",
+    help="The server's throttr.value_size, which the server does not tell its clients.  [default: uint16]",
 )
 @output_option
 @click.pass_context
@@ -87,18 +87,18 @@ def throttr(context: click.Context, /, timeout: float, value_size: str, **_: obj
 
 
 def seconds_of(ttl: int, ttl_type: int) -> float:
-    """What is left of a TTL; a whole number if it is one."""
+    """Converts a remaining TTL to seconds; the result is an int if it is a whole number."""
     ns = ttl * unit_ns(ttl_type)
     return ns // 10**9 if ns % 10**9 == 0 else ns / 1e9
 
 
 def unit_ns(ttl_type: int) -> int:
-    """Of a TTL type; unknown ones count as seconds."""
+    """Returns the unit of a TTL type in ns; an unknown type means seconds."""
     return TTL_UNITS_NS.get(ttl_type, TTL_UNITS_NS[TTLType.SECONDS])
 
 
 def units_of(ttl: float, target: ThrottrTarget) -> tuple[int, int]:
-    """(so many, of this TTL type): seconds if there is room, because what is left is told in whole units."""
+    """Converts seconds to a count and a TTL type. Prefers seconds, because servers show the rest in whole units."""
     most = ValueSize.named(target.value_size).maximum
     if ttl == int(ttl) and 0 < ttl <= most:
         return int(ttl), TTLType.SECONDS
@@ -113,7 +113,7 @@ def ask_each(
     columns: Sequence[Column],
     output: Output,
 ) -> None:
-    """A row for each key; one that does not exist has a row too, and is exit status 1."""
+    """Shows a row for each key, also for a key that does not exist; in this case the exit status is 1."""
     with target.connect() as client:
         found = [(key, ask(client, key)) for key in keys]
     nothing = (None,) * len(columns)
@@ -145,15 +145,15 @@ def query(target: ThrottrTarget, keys: tuple[bytes, ...], output: Output) -> Non
 @ttl_option
 @pass_target
 def insert(target: ThrottrTarget, key: bytes, quota: int, ttl: float) -> None:
-    """Creates a counter with a quota. Refused if the key exists."""
+    """Creates a counter with a quota. Exit status 1 if the key exists already."""
     with target.connect() as client:
         if not client.insert(key, quota, *units_of(ttl, target)):
             refused(f"{shown(key)} exists already, or the server has no room")
 
 
 def change(function: Callable[..., None]) -> Callable[..., None]:
-    """What update, incr and decr are given."""
-    function = click.option("--ttl", type=DURATION, help="Change the key's time instead of its quota.")(function)
+    """Adds the arguments that update, incr and decr have in common."""
+    function = click.option("--ttl", type=DURATION, help="Change the remaining time instead of the quota.")(function)
     return click.argument("key", type=KEY)(function)
 
 
@@ -162,7 +162,7 @@ def change(function: Callable[..., None]) -> Callable[..., None]:
 @click.argument("quota", type=QUOTA, required=False)
 @pass_target
 def update(target: ThrottrTarget, key: bytes, quota: int | None, ttl: float | None) -> None:
-    """Replaces the quota of a key, or with --ttl its time from now on."""
+    """Replaces the quota of a key. With --ttl, replaces its remaining time instead."""
     from counterd.client.throttr import Change
 
     if quota is None and ttl is None:
@@ -175,7 +175,7 @@ def update(target: ThrottrTarget, key: bytes, quota: int | None, ttl: float | No
 @click.argument("by", type=QUOTA, required=False)
 @pass_target
 def incr(target: ThrottrTarget, key: bytes, by: int | None, ttl: float | None) -> None:
-    """Adds BY (default 1) to the quota of a key, or with --ttl to its time."""
+    """Adds BY (default 1) to the quota of a key. With --ttl, extends its remaining time instead."""
     from counterd.client.throttr import Change
 
     change_key(target, key, Change.INCREASE, by, ttl)
@@ -186,9 +186,9 @@ def incr(target: ThrottrTarget, key: bytes, by: int | None, ttl: float | None) -
 @click.argument("by", type=QUOTA, required=False)
 @pass_target
 def decr(target: ThrottrTarget, key: bytes, by: int | None, ttl: float | None) -> None:
-    """Subtracts BY (default 1) from the quota of a key, or with --ttl from its time.
+    """Subtracts BY (default 1) from the quota of a key. With --ttl, shortens its remaining time instead.
 
-    Refused if less is left; nothing is subtracted then.
+    Exit status 1 if the quota is less than BY; the quota then stays as it is.
     """
     from counterd.client.throttr import Change
 
@@ -196,7 +196,7 @@ def decr(target: ThrottrTarget, key: bytes, by: int | None, ttl: float | None) -
 
 
 def change_key(target: ThrottrTarget, key: bytes, how: int, value: int | None, ttl: float | None) -> None:
-    """value: of the quota, 1 unless told. ttl: seconds, instead."""
+    """Changes the quota of a key by value (default 1), or its TTL by ttl seconds."""
     from counterd.client.throttr import Attribute
 
     if value is not None and ttl is not None:
@@ -206,7 +206,7 @@ def change_key(target: ThrottrTarget, key: bytes, how: int, value: int | None, t
             if not client.update(key, Attribute.QUOTA, how, 1 if value is None else value):
                 refused(f"{shown(key)}: no such quota, or its value would be out of range")
             return
-        found = client.query(key)  # a TTL is changed in the unit that it was made with
+        found = client.query(key)  # a TTL is changed in the unit in which it was created
         if found is None:
             refused(f"{shown(key)}: not found")
         count, rest = divmod(round(ttl * 1e9), unit_ns(found.ttl_type))
@@ -234,7 +234,7 @@ def purge(target: ThrottrTarget, keys: tuple[bytes, ...]) -> None:
 @ttl_option
 @pass_target
 def set_(target: ThrottrTarget, key: bytes, value: bytes, ttl: float) -> None:
-    """Creates or replaces a buffer. Refused if the key is a quota."""
+    """Creates or replaces a buffer. Exit status 1 if the key is a quota."""
     with target.connect() as client:
         if not client.set(key, value, *units_of(ttl, target)):
             refused(f"{shown(key)} is a quota, or the server has no room")
@@ -267,7 +267,7 @@ ORDERS: dict[str, Callable[[ListEntry], Any]] = {
     "--sort",
     type=click.Choice(list(ORDERS)),
     default="key",
-    help="Show the next to expire, or the largest, first.  [default: by key]",
+    help="Sort by key, by the time until expiry, or by size with the largest first.  [default: key]",
 )
 @click.option("--limit", type=click.IntRange(0), metavar="N", help="Show at most N rows.")
 @output_option
@@ -290,7 +290,7 @@ def list_(target: ThrottrTarget, match: str | None, sort: str, limit: int | None
 
 
 def called(member: int) -> str:
-    """Of an enum in lower case; a server may make up others, which are numbers."""
+    """Returns the name of an enum's member in lower case. A value that is no member is shown as a number."""
     return getattr(member, "name", str(member)).lower()
 
 
@@ -333,7 +333,7 @@ def info(target: ThrottrTarget, output: Output) -> None:
 
 
 def figure(name: str) -> Column:
-    """A field of what the server tells of itself or of a connection."""
+    """Returns the column for a field of the server's statistics or of those of a connection."""
     if name in ("running_since", "connected_at"):
         return Column(name, Kind.WHEN)
     if name.endswith(("_bytes", "_bytes_per_minute")):
@@ -341,7 +341,7 @@ def figure(name: str) -> Column:
     return Column(name, Kind.TEXT if name == "version" else Kind.NUMBER, detail=name == "timestamp")
 
 
-# What a table of connections has room for.
+# The fields of a connection that have room in a table.
 CONNECTION_COLUMNS = {
     "id": Column("id"),
     "type": Column("type", detail=True),
@@ -409,7 +409,7 @@ def publish(target: ThrottrTarget, channel: bytes, payload: bytes) -> None:
 @output_option
 @pass_target
 def subscribe(target: ThrottrTarget, channels: tuple[bytes, ...], output: Output) -> None:
-    """Shows what is published to channels, until Ctrl-C."""
+    """Shows each message that is published to these channels, until Ctrl-C."""
     add = output.stream([Column("time", Kind.CLOCK), Column("channel", Kind.BYTES), Column("payload", Kind.BYTES)])
     with until_interrupted(), target.connect() as client:
         for channel in {*channels} - {EVERYBODY}:
@@ -421,5 +421,5 @@ def subscribe(target: ThrottrTarget, channels: tuple[bytes, ...], output: Output
             except EventsLost as error:
                 say(str(error))
                 continue
-            if event is not None and event.channel in channels:  # there are those to everybody, and to this connection
+            if event is not None and event.channel in channels:  # events to "*" and to this connection itself come too
                 add((datetime.now(timezone.utc), event.channel, event.payload))

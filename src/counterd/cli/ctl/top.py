@@ -1,6 +1,6 @@
-"""`counterctl top`: what a server does, live, on the whole terminal.
+"""`counterctl top`: shows live what a server does, on the whole terminal.
 
-Floor 5. The command alone; monitor.py is the loop, view.py what the user has chosen, screen.py what is seen.
+Floor 5. This file has only the command. monitor.py has the loop, view.py the user's choices, screen.py the drawing.
 """
 
 from __future__ import annotations
@@ -34,24 +34,25 @@ def top(context: click.Context, target: Target, /, interval: float, **where: Any
     """Shows live what the server does, and its busiest counters.
 
     The upper part shows the rates of requests and refusals, the connections, and how full the tables are. Below are the
-    counters with the most permits in use; a bar shows the share of the last maximum. Enter shows the holders of a
-    counter. Tab shows the connections, then the keys, flows, tokens and tubes of other protocols; these come from the
-    admin endpoint. `k` closes a connection, `h` shows all keys, `q` quits. If the server does not serve the counter
-    protocol, the display begins with the other protocols.
+    counters with the most permits in use; a bar shows how much of the last maximum is in use. Enter shows the holders
+    of the selected counter. Tab shows the connections, then the keys, flows, tokens and tubes of other protocols.
+    Holders, connections and these tables come from the admin endpoint. The key `k` closes the selected connection, `h`
+    shows all keys, and `q` quits. If the server does not serve the counter protocol, the display begins with the tables
+    of the other protocols.
     """
     if not (sys.stdin.isatty() and sys.stdout.isatty()) or os.environ.get("TERM", "dumb") in ("dumb", "unknown"):
-        say("top needs a terminal; `counterctl stats` and `counterctl dump` print the same once")
+        say("top needs a terminal; without one, use `counterctl stats` and `counterctl dump`")
         raise SystemExit(EXIT_USAGE)
     endpoint: Endpoint | str
     try:
         endpoint = endpoint_of(context, **where)
-    except click.UsageError as error:  # what needs none works without
+    except click.UsageError as error:  # the counters can be shown without the endpoint
         endpoint = error.message
     from counterd.cli.ctl.view import View
 
     view = View(interval)
     try:
-        client = target.connect()  # what is wrong with that is said where it can be read
+        client = target.connect()  # an error is reported before the screen is cleared
     except ConnectionLost as error:
         try:
             view.tables = other_tables(endpoint) if isinstance(endpoint, Endpoint) else ()

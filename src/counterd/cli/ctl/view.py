@@ -1,6 +1,6 @@
-"""What the user of `counterctl top` has chosen: keys, the page, the cursor, and how counters are sorted.
+"""The choices of the user of `counterctl top`: keys, the page, the cursor, and how counters are sorted.
 
-Floor 5. Without a terminal, a clock and a server: keys go in, and what is to be shown and done comes out.
+Floor 5. Uses no terminal, clock or server. Its input is keys, its output what to show, and which connections to close.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Order(NamedTuple):
     filter: str = ""
 
     def choose(self, entries: Iterable[DumpEntry], most: int) -> list[DumpEntry]:
-        """The first in this order, of those that match. Equal ones are in the order of their names, and stay so."""
+        """Returns the first matching entries in this order. Entries with equal values are sorted by name."""
         wanted = (entry for entry in entries if self.matches(entry.name))
         if self.sort == "name":
             return (heapq.nlargest if self.reverse else heapq.nsmallest)(most, wanted, key=itemgetter(0))
@@ -43,13 +43,13 @@ class Order(NamedTuple):
 
 
 def limit_of(entry: DumpEntry) -> int | None:
-    """The last maximum that was asked for, if the server tells."""
+    """Returns the maximum of the last acquire, if the server reports it."""
     limit: int | None = getattr(entry, "limit", None)
     return limit or None
 
 
 def share(entry: DumpEntry) -> float:
-    """What is in use, of the limit, or where that is not known of the most that was in use in this interval."""
+    """Returns the permits in use divided by the limit, or by the peak if the limit is not known."""
     return entry.consumption / (limit_of(entry) or entry.peak or 1)
 
 
@@ -64,7 +64,7 @@ VALUES: dict[str, Callable[[Any], float]] = {
 
 
 class Keys:
-    """Bytes from a terminal to keys: a letter each, or a word such as "left", "escape", "enter" and "page up"."""
+    """Converts bytes from a terminal to keys: a letter, or a word such as "left", "escape", "enter" or "page up"."""
 
     _named: ClassVar = {"\r": "enter", "\n": "enter", "\t": "tab", "\x7f": "backspace", "\x08": "backspace"}
     _sequences: ClassVar = {
@@ -78,11 +78,11 @@ class Keys:
 
     @property
     def waits(self) -> bool:
-        """Whether an escape came, of which nobody knows yet if it is the key or the beginning of another."""
+        """Whether an escape character came that may be the Esc key or the beginning of another key."""
         return bool(self._rest)
 
     def feed(self, data: bytes, *, final: bool = False) -> list[str]:
-        """The keys that are complete with these bytes. final: nothing more came for a while."""
+        """Returns the keys that are complete with these bytes. final: no more bytes came for a while."""
         text = self._rest + self._decoder.decode(data)
         self._rest = ""
         found: list[str] = []
@@ -109,26 +109,29 @@ class Keys:
         return found
 
 
-# ---- what was chosen ----
+# ---- the choices ----
 
 
 @dataclass
 class Cursor:
-    """A row of a list that changes. Once it was moved it stays with what it is on, else with the first row."""
+    """The selected row of a list that changes.
+
+    After the user has moved the cursor, it follows its item. On the first row it stays on the first row.
+    """
 
     index: int = 0
-    top: int = 0  # the first row that is seen
-    room: int = 1  # rows that were seen
+    top: int = 0  # the first visible row
+    room: int = 1  # the number of visible rows
     follows: bool = False
     rows: Sequence[bytes | str] = ()  # names or ids, as they were last shown
 
     @property
     def on(self) -> bytes | str | None:
-        """The name or id of its row."""
+        """The name or id of the selected row."""
         return self.rows[self.index] if self.rows else None
 
     def press(self, key: str) -> bool:
-        """Moves it, if that is what a key does."""
+        """Moves the cursor if the key is one that moves it. Returns whether it is."""
         page = max(self.room - 1, 1)
         steps = {"up": -1, "down": 1, "page up": -page, "page down": page, "home": -self.index, "end": 1 << 60}
         if key not in steps:
@@ -138,7 +141,7 @@ class Cursor:
         return True
 
     def settle(self, rows: Sequence[bytes | str], room: int) -> None:
-        """Puts it on one of these rows, in a window of so many."""
+        """Places the cursor on one of these rows, and the window so that it shows the cursor. room: its rows."""
         if self.follows and self.on in rows:
             self.index = rows.index(self.on)
         self.index = max(min(self.index, len(rows) - 1), 0)
@@ -150,25 +153,25 @@ class Cursor:
 
 @dataclass
 class View:
-    """What the user has chosen so far."""
+    """All choices of the user."""
 
     interval: float = 1.0
     order: Order = field(default_factory=Order)
     paused: bool = False
     helping: bool = False
-    typed: str | None = None  # of a filter that is not finished
+    typed: str | None = None  # the filter that the user is typing
     quits: bool = False
     page: str = COUNTERS
-    # Of the counter whose holders are shown, or of the connection whose holdings are; or the order of a table.
+    # The counter whose holders are shown, the connection whose holdings are shown, or the order of a table.
     name: bytes = b""
-    tables: tuple[Table, ...] = ()  # of other protocols, as far as is known; each is a page
+    tables: tuple[Table, ...] = ()  # the known tables of other protocols; each is a page
     cursor: Cursor = field(default_factory=Cursor)
-    doomed: str = ""  # the connection that is to be ended, if the user says so once more
-    kills: list[str] = field(default_factory=list)  # those that are to be
-    note: str = ""  # what came of the last key, until the next
+    doomed: str = ""  # the connection that is closed if the user confirms it
+    kills: list[str] = field(default_factory=list)  # confirmed connections, which are to be closed
+    note: str = ""  # the result of the last key
 
     def press(self, key: str) -> None:
-        """Does what a key says."""
+        """Handles a key."""
         self.note = ""
         if self.typed is not None:
             self._type(key)
@@ -189,7 +192,7 @@ class View:
 
     @property
     def table(self) -> Table | None:
-        """That whose page this is."""
+        """The table that is the current page, if one is."""
         return next((table for table in self.tables if table.name == self.page), None)
 
     def _press_always(self, key: str) -> bool:
@@ -221,7 +224,7 @@ class View:
         elif key == "enter" and isinstance(self.cursor.on, bytes):
             self._turn_to(HOLDERS, self.cursor.on)
         elif key == "k":
-            self.note = "Enter shows its holders; k closes the connection of one"
+            self.note = "press Enter to show the holders; there, k closes a connection"
 
     def _press_connections(self, key: str) -> None:
         if key in ("escape", "left", "backspace"):
@@ -241,11 +244,11 @@ class View:
             self._turn_to(table.name, table.sorts[at % len(table.sorts)].encode())
 
     def turn_to_table(self, table: Table) -> None:
-        """Shows it, in its first order."""
+        """Shows a table in the first of its orders."""
         self._turn_to(table.name, table.sorts[0].encode())
 
     def _turn_on(self) -> None:
-        """From the counters to the connections, to each table, and to the counters again."""
+        """Shows the next page: counters, connections, each table, then counters again."""
         names = [COUNTERS, CONNECTIONS, *(table.name for table in self.tables)]
         at = (names.index(self.page) + 1) % len(names) if self.page in names else 1
         if at < 2:
@@ -254,14 +257,14 @@ class View:
             self.turn_to_table(self.tables[at - 2])
 
     def _turn_to(self, page: str, name: bytes = b"") -> None:
-        self.name, self.page, self.cursor = name, page, Cursor()  # a thread asks by page, then by name
+        self.name, self.page, self.cursor = name, page, Cursor()  # another thread reads the page, then the name
 
     def _sort(self, order: Order) -> None:
-        """Whoever sorts wants to see what is first."""
+        """Sets the order, and moves the cursor to the first row."""
         self.order, self.cursor = order, Cursor()
 
     def listed(self) -> Order:
-        """The order with what is being typed, which is seen at once."""
+        """Returns the order, with the filter that the user is typing."""
         return self.order if self.typed is None else self.order._replace(filter=self.typed)
 
     def _type(self, key: str) -> None:

@@ -1,4 +1,4 @@
-"""Clients for the beanstalk protocol, blocking and for asyncio: counterd's own, and good for beanstalkd as well.
+"""Clients for the beanstalk protocol, blocking and for asyncio. They work with beanstalkd, too.
 
 Client has a method for every command. Worker calls a function for each job, keeps the job reserved meanwhile, and then
 deletes, retries or buries it. AsyncClient and AsyncWorker are the same for asyncio.

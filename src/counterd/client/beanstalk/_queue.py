@@ -1,6 +1,6 @@
 """What the clients for the beanstalk protocol have in common: its commands, and the calls of a connection.
 
-Stands beside the floors. No I/O and no clock. Section names are commands, as docs/protocols/beanstalk.md has them.
+Stands beside the floors. No I/O and no clock. Section names are commands of docs/protocols/beanstalk.md.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 PRIORITY = 1 << 16
 TTR_S = 60
 DEFAULT = b"default"  # the tube that a connection uses and watches at first
-Figures = dict[str, str]  # by the names that the protocol has for them
+Figures = dict[str, str]  # by name
 JobT = TypeVar("JobT")
-Results = Mapping[Status, "Callable[[Reply], Any]"]  # what to make of each reply that is no refusal
+Results = Mapping[Status, "Callable[[Reply], Any]"]  # how to make a result from each reply that is no refusal
 
 
 class Peeked(NamedTuple):
@@ -48,7 +48,7 @@ class Inserted(NamedTuple):
 
 
 class QueueRequest(Request[Any]):
-    """gives: whether replies can bring jobs. job: that it may end. unwanted: a job that came for nobody."""
+    """gives: replies can bring jobs. job: the job that it may end. unwanted: a job whose caller has gone."""
 
     __slots__ = ("gives", "job", "unwanted")
 
@@ -69,7 +69,7 @@ class QueueRequest(Request[Any]):
 
 
 def asked(frame: bytes, results: Results, **more: Any) -> QueueRequest:
-    """A request whose one reply is one of these, or a refusal."""
+    """Makes a request whose one reply is one of these, or a refusal."""
 
     def read(replies: list[Reply]) -> Any:
         return _result(replies[0], results)
@@ -82,13 +82,13 @@ def _result(reply: Reply, results: Results) -> Any:
 
 
 def checked(reply: Reply, *expected: Status) -> Reply:
-    """The reply, if it is one of these. Refused, or ProtocolError if it makes no sense."""
+    """Returns the reply if it is expected. Raises an error of the protocol if it is a refusal, else ProtocolError."""
     if reply.status in expected:
         return reply
     if (error := refused(reply.status)) is not None:
         raise error
     wanted = " or ".join(status.value for status in expected)
-    raise ProtocolError(f"the reply {reply.status.value}, where {wanted} was to come")
+    raise ProtocolError(f"the reply is {reply.status.value}, not {wanted}")
 
 
 def _yes(reply: Reply) -> bool:
@@ -124,7 +124,7 @@ def _peeked(reply: Reply) -> Peeked:
 
 
 def _done(frame: bytes, status: Status, **more: Any) -> Request[bool]:
-    """Whether it was there, and is done."""
+    """Makes a request that returns whether the job or the tube exists, and the command was done."""
     return asked(frame, {status: _yes, Status.NOT_FOUND: _no}, **more)
 
 
@@ -160,7 +160,7 @@ class JobCommands(Shape):
 
     @command
     def delete(self) -> Request[bool]:
-        """Deletes the job, which is done (section "delete"). Also deletes a job that became ready again."""
+        """Deletes the job (section "delete"), even if it has become ready again."""
         return _done(wire.delete(self.id), Status.DELETED, job=self.id)
 
     @command
@@ -445,20 +445,20 @@ class Recorded(Commands[JobT], Recording):
         return self
 
     def _taken(self) -> list[Request[Any]]:
-        """All of them; there are none then."""
+        """Removes all requests, and returns them."""
         requests, self._requests = self._requests, []
         return requests
 
 
 class Tubes:
-    """Those that a client uses and watches. A new connection is told so first."""
+    """The tubes that a client uses and watches. A new connection first sends them to the server."""
 
     def __init__(self, use: str | bytes, watch: str | bytes | Sequence[str | bytes]) -> None:
         self.used = wire.check_name(as_bytes(use))
         watched = [watch] if isinstance(watch, (str, bytes)) else watch
         self.watched = {wire.check_name(as_bytes(tube)): None for tube in watched}
         if not self.watched:
-            raise ValueError("one tube at least has to be watched")
+            raise ValueError("at least one tube has to be watched")
 
     def greeting(self) -> list[Request[Any]]:
         requests: list[Request[Any]] = []
@@ -488,20 +488,20 @@ class Tubes:
 class QueueCalls(Ordered):
     """The calls of one connection of the beanstalk protocol. held: reserved jobs.
 
-    A job that came for nobody is made ready again, with its own priority, for which the server is asked first.
+    A job whose caller has gone is made ready again, with its own priority. The server is asked for that first.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self._parser = wire.Parser()
-        self._replies: list[Reply] = []  # to the oldest, so far
+        self._replies: list[Reply] = []  # so far, to the oldest call
         self._reserved: set[int] = set()
 
     def feed(self, data: bytes) -> None:
         for reply in self._parser.feed(data):
             self.answered = True
             if not self.pending:
-                raise ProtocolError(f"the reply {reply.status.value}, where nothing was asked")
+                raise ProtocolError(f"the reply {reply.status.value} came without a request")
             self._replies.append(reply)
             head = self._replies[0]
             if head.status is Status.JOBS and len(self._replies) <= (head.number or 0):
@@ -534,7 +534,7 @@ class QueueCalls(Ordered):
 
 
 class ClientCommands(Commands[JobT]):
-    """The commands of a client, which has the rest from its shape."""
+    """The commands of a client, for both shapes."""
 
     def __init__(
         self,

@@ -1,7 +1,7 @@
 """Workers for the beanstalk protocol: a function, and the jobs that it works on, for threads and for asyncio.
 
-Stands beside the floors. Each thread, or task, has a client of its own, for a reserve that waits has what is behind it
-wait. What is to be decided is in _working.
+Stands beside the floors. Each thread, or task, has a client of its own, because the later requests of a client wait
+until its reserve is answered. The decisions are in _working.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class Worker:
         self._running = 0  # threads
         self._stopping = False
         self._stopped = threading.Event()
-        # Reentrant: a signal handler may find it locked by what it interrupted.
+        # Reentrant, because a signal handler may have interrupted a thread that has it.
         self._changed = threading.Condition(threading.RLock())
 
     def run(self, *, grace: float | None = None) -> bool:
@@ -155,7 +155,7 @@ class Worker:
                 self._work(slot, job)
 
     def _begins(self, slot: _Slot, job: Job) -> bool:
-        """False if its connection was closed meanwhile, so that it is somebody else's."""
+        """Returns False if the connection was closed meanwhile: the job belongs to another worker then."""
         with self._changed:
             if slot.is_closed:
                 return False
@@ -167,7 +167,7 @@ class Worker:
         failure: BaseException | None = None
         try:
             self._function(job)
-        except BaseException as error:  # noqa: BLE001 - what it means is the policy's to say
+        except BaseException as error:  # noqa: BLE001 - the policy decides what it means
             failure = error
         with self._changed:
             tended, slot.tended = slot.tended, None
@@ -183,7 +183,7 @@ class Worker:
             raise failure
 
     def _end(self, job: Job, failure: BaseException | None) -> bool:
-        """Whether it was still there, and reserved here."""
+        """Returns whether the job was still there, and reserved by this client."""
         if failure is None:
             return job.delete()
         figures = job.stats()
@@ -195,10 +195,10 @@ class Worker:
             return job.bury(priority=end.priority)
         return job.release(priority=end.priority, delay=end.delay)
 
-    # ---- in that of run() ----
+    # ---- in the thread of run() ----
 
     def _tend(self, ends_at: float | None) -> None:
-        """Waits until a job is to be touched, or something else has happened, and does that."""
+        """Waits until jobs are to be touched, or something else has happened. Touches the jobs."""
         now = time.monotonic()
         with self._changed:
             due = min((each.due for each in self._tended()), default=None)
@@ -222,7 +222,7 @@ class Worker:
         now = time.monotonic()
         try:
             touched, figures = job.touch(), job.stats()
-        except CounterdError:  # what becomes of the connection is seen when the job ends
+        except CounterdError:  # if the connection is lost, that is noticed when the job ends
             tended.failed(time.monotonic())
         else:
             tended.touched(now, touched, figures)
@@ -232,7 +232,7 @@ class Worker:
 
 
 class _Signals:
-    """While a block runs the first SIGTERM or SIGINT calls a function; in the main thread."""
+    """While a block runs in the main thread, the first SIGTERM or SIGINT calls a function."""
 
     def __init__(self, stop: Callable[[], None]) -> None:
         self._stop = stop
@@ -279,7 +279,7 @@ class AsyncWorker:
         self._count = tasks
         self._policy = Policy(attempts, backoff)
         self._stopping: asyncio.Event | None = None
-        self._idle: set[asyncio.Task[None]] = set()  # those that reserve
+        self._idle: set[asyncio.Task[None]] = set()  # tasks that wait for a job
 
     async def run(self, *, grace: float | None = None) -> bool:
         """Works until stop() is called, or until it is cancelled, which cancels running functions at once.
@@ -303,7 +303,7 @@ class AsyncWorker:
             await asyncio.wait(tasks)
         for task in tasks:
             if not task.cancelled():
-                task.result()  # what should not be
+                task.result()  # raises what the task raised, which is a bug
         return not late
 
     def stop(self) -> None:
@@ -344,7 +344,7 @@ class AsyncWorker:
         failure: BaseException | None = None
         try:
             await self._function(job)
-        except BaseException as error:  # noqa: BLE001 - what it means is the policy's to say
+        except BaseException as error:  # noqa: BLE001 - the policy decides what it means
             failure = error
         tending.cancel()
         try:
@@ -356,7 +356,7 @@ class AsyncWorker:
             raise failure
 
     async def _end(self, job: AsyncJob, failure: BaseException | None) -> bool:
-        """Whether it was still there, and reserved here."""
+        """Returns whether the job was still there, and reserved by this client."""
         if failure is None:
             return await job.delete()
         figures = await job.stats()
@@ -375,5 +375,5 @@ class AsyncWorker:
             now = loop.time()
             try:
                 tended.touched(now, await job.touch(), await job.stats())
-            except CounterdError:  # what becomes of the connection is seen when the job ends
+            except CounterdError:  # if the connection is lost, that is noticed when the job ends
                 tended.failed(loop.time())

@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from counterd.client.beanstalk._queue import Figures
     from counterd.errors import CounterdError
 
-# A job is touched first after this, as no time to run is shorter than a second; then it is known how long it is. Most
-# jobs are done by then, and cost no request.
+# The first touch of a job. No time to run is shorter than a second, and the touch shows how long it is. Most jobs have
+# ended by then, and cost no request.
 FIRST_TOUCH_S = 0.3
-SHARES = 3  # of a time to run: one of them passes before the next touch, so two may go wrong
-RESERVE_S = 60  # that a reserve waits before it is made again
+SHARES = 3  # the next touch comes after 1/SHARES of the time to run, so two touches may fail
+RESERVE_S = 60  # how long one reserve waits; then it is repeated
 FAR = math.inf
 
 log = logging.getLogger("counterd.client.beanstalk")
@@ -31,10 +31,10 @@ class Bury(Exception):
 
 
 class Retry(Exception):
-    """Raise it in a worker's function to release the job, with a delay in whole seconds. ValueError or TypeError."""
+    """Raise it in a worker's function to release the job with a delay in whole seconds."""
 
     def __init__(self, delay: int = 0) -> None:
-        wire.release(0, delay=delay)  # refuses what does not fit the protocol here, where the function can be mended
+        wire.release(0, delay=delay)  # raises for a bad delay here, where the traceback shows the mistake
         super().__init__(delay)
         self.delay = delay
 
@@ -44,22 +44,22 @@ class Tended:
 
     def __init__(self, now: float) -> None:
         self.due = now + FIRST_TOUCH_S
-        self.lost = False  # its time to run was over, or its connection was lost: somebody else may work on it
+        self.lost = False  # its time to run or its connection ended: another worker may have it
 
     def touched(self, asked_at: float, touched: bool, figures: Figures | None) -> None:
-        """What the server said to a touch, and what it told of the job."""
+        """Takes the replies to a touch and to the request for the job's statistics."""
         if touched and figures is not None:
             self.due = asked_at + int(figures["ttr"]) / SHARES
         else:
             self.lost, self.due = True, FAR
 
     def failed(self, now: float) -> None:
-        """It was not answered."""
+        """Called when a touch was not answered."""
         self.due = now + FIRST_TOUCH_S
 
 
 class End(NamedTuple):
-    """What becomes of a job that was not done: it is released with that delay, or buried if there is none."""
+    """What to do with a job whose function raised: release it with that delay, or bury it if the delay is None."""
 
     priority: int
     delay: int | None
@@ -68,8 +68,8 @@ class End(NamedTuple):
 class Policy:
     """When a job whose function raises is tried again.
 
-    attempts: so many in all, then it is buried. backoff: seconds before the second attempt, and at most; each is twice
-    the last, less up to a half.
+    attempts: after so many the job is buried. backoff: seconds before the second attempt, and the longest delay. Each
+    delay is twice the last one, and then shortened by up to half at random.
     """
 
     def __init__(self, attempts: int, backoff: tuple[float, float]) -> None:
@@ -82,7 +82,7 @@ class Policy:
         self._first, self._longest = first, longest
 
     def end(self, error: BaseException, figures: Figures) -> End:
-        """figures: what the server tells of the job."""
+        """figures: the server's statistics of the job."""
         priority, attempt = int(figures["pri"]), int(figures["reserves"])
         if isinstance(error, Retry):
             return End(priority, error.delay)
@@ -95,7 +95,7 @@ class Policy:
 
 
 def report_failure(job: object, error: BaseException, end: End) -> None:
-    """Of the function. What it raised on purpose is no failure."""
+    """Logs that a function has failed. Bury and Retry are no failures."""
     if isinstance(error, Exception) and not isinstance(error, (Bury, Retry)):
         what = "it is buried" if end.delay is None else f"it is tried again in {end.delay} s"
         log.error("%r failed; %s", job, what, exc_info=error)
@@ -106,7 +106,7 @@ def report_lost(job: object) -> None:
 
 
 def report_unended(job: object, error: CounterdError) -> None:
-    log.warning("nobody knows whether %r was ended, so it may be worked on again: %s", job, error)
+    log.warning("it is not known whether %r was deleted or released, so it may be worked on again: %s", job, error)
 
 
 def report_away(error: CounterdError) -> None:

@@ -44,34 +44,34 @@ _log = logging.getLogger(__name__)
 
 
 class Client(Shared):
-    """A connection to a server, whatever is acquired through it, and the next connection when it is lost.
+    """A connection to a server, and the permits acquired through it. When it is lost, the next call makes a new one.
 
-    Connects when it is used first, so it may be made before the server is there: then a call raises ConnectionLost, and
-    hold() waits for the server. Use it in a `with`, or close() it. Threads may share it: their calls are under way side
-    by side on one connection. After a fork it belongs to the parent; in the child it connects anew when it is used. A
-    signal handler may close() it; a call of one that has interrupted another of its thread is a RuntimeError.
+    It connects with the first call, so it may be made before the server runs: then calls raise ConnectionLost, and
+    hold() waits for the server. Use it in a `with`, or close() it. Threads may share a client: their calls are under
+    way side by side on one connection. After a fork the connection belongs to the parent; the child connects with its
+    first call. A signal handler may close() the client; its other calls raise RuntimeError if it interrupted a call.
 
-    host: if neither this nor port or path is given, the environment's COUNTERD_URL says where the server is, else it is
-    127.0.0.1. A host, counter://HOST[:PORT], counters://HOST[:PORT] (with TLS) or counter+unix:///PATH, or several of
-    these, which are tried in order. They are several ways to *one* server: two servers would be two limits.
-    port: for hosts without a port. None: the protocol's own.
+    host: a host, counter://HOST[:PORT], counters://HOST[:PORT] (with TLS) or counter+unix:///PATH, or several of these,
+    which are tried in order. All of them have to lead to the same server: two servers would be two limits. If host,
+    port and path are all left out, the environment variable COUNTERD_URL has the address; without it, it is 127.0.0.1.
+    port: for hosts without a port. None: the default port of the protocol.
     path: of a Unix socket, instead of host and port.
-    tls: True for TLS with the certificates that this system trusts, or an ssl.SSLContext. In a URL, ?cacert=FILE&
-    cert=FILE&key=FILE (PEM, any of them) after counters://HOST:PORT says whom to trust, and with what certificate the
-    client shows who it is; the files are read for each connection.
-    timeout: seconds that each call may take as a whole, then Timeout. What an acquire is granted after that is given
+    tls: True for TLS with the certificates that this system trusts, or an ssl.SSLContext. A URL counters://HOST:PORT
+    may end with ?cacert=FILE&cert=FILE&key=FILE (PEM files, any of them): the certificates to trust, and the client's
+    own certificate and its key. The files are read for each connection.
+    timeout: seconds that each call may take in all; then it raises Timeout. Permits that are granted later are given
     back.
-    connect_timeout: seconds that connecting to one address may take, and TLS's handshake. None: as timeout.
-    watch: start a thread that sees at once when the connection is lost, for holds with a callback or "reacquire".
+    connect_timeout: seconds for connecting to one address, and for TLS's handshake. None: the same as timeout.
+    watch: start a thread that notices a lost connection at once. on_lost="reacquire" and a function as on_lost need it.
 
-    Names are bytes, or text that is sent as UTF-8, of 1 to 65,535 bytes; numbers are 0 to 2^32-1. Anything else is a
-    ValueError or TypeError, before anything is sent. Every call may raise a ServerError (the server refused), Timeout
-    (it did not answer in time), ProtocolError (it answered what it may not, and was left) or ConnectionLost. The next
-    call then connects again; after an attempt that failed, calls fail at once until another is due, 0.05 to 2 s later.
+    Names are bytes, or text that is sent as UTF-8, of 1 to 65,535 bytes; numbers are 0 to 2^32-1. Anything else raises
+    ValueError or TypeError before anything is sent. Every call may raise ServerError (the server refused), Timeout (it
+    did not answer in time), ProtocolError (the protocol does not allow its answer) or ConnectionLost. After a failed
+    attempt to connect, calls fail at once until the next attempt, 0.05 to 2 s later.
 
-    What is held belongs to the connection and is lost with it. A Hold says so itself; if it happens to what acquire()
-    got, one call raises ConnectionLost before others go on with a new connection. If nothing was held, a call whose
-    connection ends is made again, once, through another: a server that is started anew is no error then.
+    Permits belong to the connection and are lost with it. A Hold notices that itself. If permits of acquire() are lost,
+    one call raises ConnectionLost before calls use a new connection. If no permits were held, a call whose connection
+    is lost is repeated once on a new connection, so a restart of the server is no error then.
     """
 
     def __init__(
@@ -92,9 +92,9 @@ class Client(Shared):
             self._watcher = _Watcher(self)
 
     def fileno(self) -> int:
-        """The descriptor of the connection's socket, for who hands it to another process. Connects if need be.
+        """Returns the descriptor of the connection's socket, to pass it to another process. Connects if necessary.
 
-        What is held lasts as long as any process has it open. With TLS the other process can do no more than that.
+        Permits are held as long as any process has it open. With TLS another process can only keep it open.
         """
         return self._connected().fileno()
 
@@ -105,14 +105,14 @@ class Client(Shared):
             self._watcher.stop()
 
     def noop(self) -> None:
-        """Makes the server answer (section "Noop")."""
+        """Sends a request that does nothing, and waits for the reply (section "Noop")."""
         self._call(wire.noop)
 
     def get(self, name: str | bytes, default: int | None = None) -> int:
-        """How much of a counter is consumed (section "Get").
+        """Returns how much of a counter is consumed (section "Get").
 
-        If there is no counter of that name: default, or NotFound without one. A counter begins to exist when something
-        of it is acquired, and a restart forgets it, so a program that only looks wants default=0.
+        If there is no counter of that name, returns default, or raises NotFound without a default. A program that only
+        reads needs default=0: a counter does not exist before its first acquire, and a restart forgets it.
         """
         try:
             consumption: int = self._call(wire.get, as_bytes(name))
@@ -123,36 +123,36 @@ class Client(Shared):
         return consumption
 
     def acquire(self, name: str | bytes, resources: int = 1, *, maximum: int) -> int:
-        """Acquires resources, if no more than maximum of the counter are consumed then (section "Acquire").
+        """Acquires resources of a counter, unless more than maximum would be consumed then (section "Acquire").
 
-        Asks once, and never waits: hold() does. They are held until release(), or until the connection ends.
-        Returns how many were granted. NotAvailable if the maximum leaves no room, InvalidArguments if resources are
-        0 or above maximum, OutOfMemory if the server has no room for another counter or holding.
+        Asks once, and does not wait for them as hold() does. They are held until release(), or until the connection
+        ends. Returns how many were granted. Raises NotAvailable if the maximum leaves no room, InvalidArguments if
+        resources are 0 or above maximum, OutOfMemory if the server has no room for another counter or holding.
         """
         granted: int = self._call(wire.acquire, as_bytes(name), resources, maximum)
         return granted
 
     def release(self, name: str | bytes, resources: int = 1) -> None:
-        """Gives back resources that acquire() got (section "Release"). A hold gives its own back.
+        """Gives back resources of acquire() (section "Release"). A hold gives back its own.
 
-        NotFound if there is no such counter, NotAcquired if this connection holds less; nothing is released then.
+        Raises NotFound if there is no such counter, NotAcquired if the connection holds less. Nothing is released then.
         """
         released = as_bytes(name)
         self._call(wire.release, released, resources)
         self._turns.wake(released)
 
     def stats(self) -> dict[str, str]:
-        """The server's statistics by name, in its order, as the texts it sends (section "Stats")."""
+        """Returns the server's statistics by name, in the server's order and as strings (section "Stats")."""
         figures: dict[str, str] = self._call(wire.stats)
         return figures
 
     def dump(self) -> list[DumpEntry]:
-        """Every counter, used or not, in no particular order (section "Dump"). All of them are in memory at once."""
+        """Returns all counters, used or not, in no particular order (section "Dump"). The whole list is in memory."""
         entries: list[DumpEntry] = self._call(wire.dump, True)
         return entries
 
     def pipeline(self) -> Pipeline:
-        """Requests that are sent together: `with client.pipeline() as p: p.get("a"); p.get("b"); r = p.execute()`."""
+        """Collects requests and sends them together: `client.pipeline().get("a").get("b").execute()`."""
         return Pipeline(self)
 
     def hold(
@@ -164,26 +164,27 @@ class Client(Shared):
         timeout: float | None = None,
         on_lost: Callable[[Hold], object] | Literal["raise", "reacquire"] = RAISE,
     ) -> Hold:
-        """Permits while a block runs: `with client.hold("db:main", 2, maximum=10, timeout=5):`, or as a decorator.
+        """Holds permits while a block runs: `with client.hold("db:main", 2, maximum=10, timeout=5):`, or a decorator.
 
-        Waits until they are available, for timeout seconds at most (None: for ever, 0: asks once), then raises
-        NotAvailable, which tells what is in use. Those who wait for one name in this client get it in order. If this
-        client has had the name for a while and others were refused, they go first, for up to 0.375 s. A
-        connection that is lost while it waits is made again; ConnectionLost is raised when the time is over. A server
-        that does not answer is Timeout, after the client's timeout, whatever that of the hold. InvalidArguments comes
-        at once if resources are 0 or above maximum. Leaving the block gives the permits back.
+        Waits until the permits are available, for timeout seconds at most (None: for ever, 0: asks once), then raises
+        NotAvailable, which has the number in use. Holds of one client get a name in the order in which they began to
+        wait. If this client has had permits of the name for a while and other clients were refused, these go first, for
+        up to 0.375 s. A hold also waits while the server cannot be reached; when the time is over, that raises
+        ConnectionLost. A server that does not answer raises Timeout, after the client's timeout, whatever that of the
+        hold is. InvalidArguments is raised at once if resources are 0 or above maximum. Leaving the block gives the
+        permits back.
 
         on_lost: what to do when the connection, and the permits with it, are lost while the block runs.
-        "raise": leaving the block raises ConnectionLost, unless something else was raised in it.
-        A function of the hold: is called at once, in another thread. "reacquire": the permits are acquired again,
+        "raise": leaving the block raises ConnectionLost, unless the block raised something else.
+        A function: it is called with the hold at once, in another thread. "reacquire": the permits are acquired again,
         however long that takes, and until then hold.lost is true. Both need a Client(watch=True).
         """
         if on_lost != RAISE and not self._watch:
-            raise ValueError("on_lost: a function, or acquiring again, needs a Client(watch=True)")
+            raise ValueError('on_lost: a function, or "reacquire", needs a Client(watch=True)')
         return Hold(self, Asked(name, resources, maximum, timeout, on_lost))
 
     def semaphore(self, name: str | bytes, maximum: int) -> Semaphore:
-        """A counter of so many permits with the methods of threading.BoundedSemaphore."""
+        """Returns a counter of `maximum` permits with the methods of threading.BoundedSemaphore."""
         return Semaphore(self, name, maximum)
 
     # ---- calling ----
@@ -195,13 +196,13 @@ class Client(Shared):
             return link.call(*request)
         except (ConnectionLost, ProtocolError) as error:
             link.unheard = False
-            # Where nothing was held nothing is lost, and what was granted unseen is back: it is safe to ask again.
+            # If nothing was held, nothing is lost, and the server has taken back what this call was granted.
             if isinstance(error, ProtocolError) or not was_good or link.calls.held or request[0] is wire.release:
                 raise
         return self._connected().call(*request)
 
     def _run(self, requests: list[Request]) -> list[Any]:
-        """The results of all; refusals are among them."""
+        """Returns the results of all requests; refusals are among them."""
         if not requests:
             return []
         link = self._connected()
@@ -247,7 +248,7 @@ class Client(Shared):
     def _ask(self, hold: Hold, asked: Asked) -> Link:
         try:
             link = self._connected(hears=False)
-        except Timeout as error:  # no answer to connecting is no server, and that is waited for
+        except Timeout as error:  # a hold waits for a server that accepts connections
             raise ConnectionLost(str(error)) from error
         link.acquire(hold, asked.name, (wire.acquire, asked.name, asked.resources, asked.maximum))
         return link
@@ -264,7 +265,7 @@ class Client(Shared):
         return asked.not_available(self._consumption(queue, asked))
 
     def _consumption(self, queue: Queue, asked: Asked) -> int | None:
-        """For who gives up. When many do at once, one asks."""
+        """Returns how much is in use, for the error of a hold that gives up. If many give up together, one asks."""
         with self._counting:
             if time.monotonic() - queue.counted_at > COUNTED_FOR_S:
                 queue.consumption = None
@@ -277,14 +278,14 @@ class Client(Shared):
 class Hold:
     """Permits of a counter, held while a block runs: what Client.hold() returns, for `with` or as a decorator.
 
-    For one thread at a time, and one block at a time: make another for each, or share a Semaphore. As a decorator it
-    holds permits of their own for each call. Not reentrant: a hold within another of that name asks for more permits.
+    For one thread and one block at a time: make another hold for each, or share a Semaphore. As a decorator it holds
+    permits of its own for each call. Not reentrant: a hold within another of the same name asks for more permits.
     """
 
     def __init__(self, client: Client, asked: Asked) -> None:
         self._client = client
         self._asked = asked
-        self._tenure = Tenure()  # while it is entered: that of the name
+        self._tenure = Tenure()  # of the name, while the hold is entered
         self._entered = threading.Lock()  # locked from entering to leaving
         self._inside = False
         self._link: Link | None = None  # through which they are held
@@ -297,11 +298,11 @@ class Hold:
             raise RuntimeError("this hold has been entered already: make another")
         try:
             with self._client._reacquiring if self._asked.on_lost == REACQUIRE else nullcontext():
-                self._inside = True  # from now on it is not the one before that permits are acquired again for
+                self._inside = True  # no permits are acquired again for the last block any more
             self._tenure = self._client._turns.tenure(self._asked.name)
             self._link = self._client._take(self, self._asked, self._tenure)
             self._tenure.granted(self, time.monotonic())
-        except BaseException:  # a signal's may come after the grant
+        except BaseException:  # an interrupt may come after the grant
             self._inside = False
             self._client._link.disown(self, self._asked.name)
             self._tenure.released(self, time.monotonic())
@@ -312,11 +313,11 @@ class Hold:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._inside = False  # before looking where they are: what is acquired again from now on is given back
+        self._inside = False  # before _link is read: what is acquired again from now on is given back
         link, self._link = self._link, None
         assert link is not None
         try:
-            if kind is not GeneratorExit:  # the garbage collector's may come in the midst of another call
+            if kind is not GeneratorExit:  # the garbage collector may raise it in the middle of another call
                 link.release(self, self._asked.name)
         except ConnectionLost:
             if kind is None and self._asked.on_lost == RAISE and link.closed not in NO_LOSS:
@@ -325,23 +326,23 @@ class Hold:
             if kind is None:
                 raise
         finally:
-            link.disown(self, self._asked.name)  # what is left of it
+            link.disown(self, self._asked.name)  # if release() was not called, or was interrupted
             self._tenure.released(self, time.monotonic())
             self._entered.release()
             self._client._turns.wake(self._asked.name)
 
     def __call__(self, function: F) -> F:
-        """A function, or a generator, that holds the permits while it runs; each call has its own."""
+        """Returns a function, or a generator, that holds permits while it runs; each call has its own."""
         return decorated(function, lambda: Hold(self._client, self._asked))
 
     @property
     def lost(self) -> bool:
-        """Whether the connection, and the permits with it, were lost while the block runs. Looks at the socket."""
+        """Whether the connection, and the permits with it, were lost while the block runs. Checks the socket."""
         link = self._link
         return link is not None and not link.is_alive()
 
     def raise_if_lost(self) -> None:
-        """ConnectionLost if hold.lost, to be asked before what must not be done without the permits."""
+        """Raises ConnectionLost if hold.lost. Call it before what must not be done without the permits."""
         link = self._link
         if link is not None and not link.is_alive():
             raise self._asked.lost(link.where, link.closed)
@@ -349,22 +350,22 @@ class Hold:
     # ---- in the watching thread ----
 
     def _tell(self) -> bool:
-        """They were lost. Returns whether they are wanted again."""
+        """Called when the permits were lost. Returns whether to acquire them again."""
         on_lost = self._asked.on_lost
         if not self._inside:  # the block was left
             return False
         if callable(on_lost):
             try:
                 on_lost(self)
-            except BaseException:  # noqa: BLE001 - the caller's, and this thread has others to serve
-                _log.exception("on_lost of %s", self._asked)
+            except BaseException:  # noqa: BLE001 - the user's function, and other holds need this thread
+                _log.exception("on_lost of %s failed", self._asked)
         return on_lost == REACQUIRE
 
     def _acquire_again(self) -> bool:
-        """Whether that is done, or not wanted any more. NotAvailable, and what else an acquire raises."""
+        """Acquires lost permits again. Returns False if it has to be called again. Raises what an acquire raises."""
         with self._client._reacquiring:
             lost = self._link
-            if lost is None:  # on its way in, or out
+            if lost is None:  # it was left, or is being entered or left
                 return not self._entered.locked()
             if not lost.closed:
                 return True
@@ -377,19 +378,19 @@ class Hold:
 
 
 class _Watcher:
-    """The thread of a Client(watch=True): sees that the connection ends, tells the holds, and acquires again."""
+    """The thread of a Client(watch=True): notices a lost connection, notifies the holds, and acquires again."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
-        self.ended: deque[Link] = deque()  # connections whose holds are to be told
+        self.ended: deque[Link] = deque()  # connections whose holds are to be notified
         self._waker = Waker()
-        self._lock = threading.Lock()  # of _waker, which is closed once the thread has ended
+        self._lock = threading.Lock()  # protects _waker, which is closed once the thread has ended
         self._stopped = False
         self._thread = threading.Thread(target=self._run, name="counterd-watch", daemon=True)
         self._thread.start()
 
     def wake(self) -> None:
-        """There is a new connection, or one has ended."""
+        """Called when there is a new connection, or one has ended."""
         with self._lock:
             self._waker.wake()
 
@@ -400,7 +401,7 @@ class _Watcher:
             self._thread.join()
 
     def after_fork(self) -> None:
-        """In the child, where the thread is not."""
+        """In the child of a fork, where the thread does not run."""
         self._waker.close()
 
     def _run(self) -> None:
@@ -433,7 +434,7 @@ class _Watcher:
             return hold._acquire_again()
         except CounterdError as error:
             if not isinstance(error, (NotAvailable, ConnectionLost)):
-                _log.warning("acquiring %s again: %s", hold._asked, error)
+                _log.warning("cannot acquire %s again: %s", hold._asked, error)
             return False
 
 
@@ -456,10 +457,10 @@ class Pipeline(Requests):
         self._taken()
 
     def execute(self) -> list[Result]:
-        """Sends all requests; returns the result of each, in order, or for one that was refused its ServerError.
+        """Sends all requests, and returns their results in order. For a refused request it is its ServerError.
 
-        ValueError if one does not fit the protocol: nothing is sent then. Raises Timeout, ConnectionLost or
-        ProtocolError if any is not answered; what the others acquired is given back then. The pipeline is empty again.
+        Raises ValueError if a request does not fit the protocol; nothing is sent then. Raises Timeout, ConnectionLost
+        or ProtocolError if a request is not answered; what the others acquired is given back. Empties the pipeline.
         """
         return self._client._run(self._taken())
 
@@ -467,18 +468,18 @@ class Pipeline(Requests):
 class Semaphore:
     """A counter with the methods of threading.BoundedSemaphore, for `with` too: what Client.semaphore() returns.
 
-    Thread-safe. Each acquire is a permit of its own, and only as many can be released.
+    Thread-safe. Each acquire() takes one permit, and no more can be released than were acquired.
     """
 
     def __init__(self, client: Client, name: str | bytes, maximum: int) -> None:
         self._client = client
         self._name = as_bytes(name)
         self._maximum = maximum
-        client.hold(name, maximum=maximum)  # what does not fit the protocol is told here already
+        client.hold(name, maximum=maximum)  # raises for arguments that do not fit the protocol
         self._holds: list[Hold] = []
 
     def acquire(self, blocking: bool = True, timeout: float | None = None) -> bool:
-        """Takes a permit: waits for it, at most timeout seconds, or not at all. False if there was none."""
+        """Takes a permit. If blocking, waits for it, timeout seconds at most. Returns False if it got none."""
         if not blocking and timeout is not None:
             raise ValueError("a timeout needs blocking=True")
         waits = timeout if timeout is None or timeout > 0 else 0
@@ -490,7 +491,7 @@ class Semaphore:
         return True
 
     def release(self, n: int = 1) -> None:
-        """Gives n permits back. ValueError if fewer were acquired, ConnectionLost if one was lost meanwhile."""
+        """Gives n permits back. Raises ValueError if fewer were acquired, ConnectionLost if one of them was lost."""
         if n < 1:
             raise ValueError("n must be one or more")
         released: list[Hold] = []
@@ -500,7 +501,7 @@ class Semaphore:
         except IndexError:
             self._holds += released
             raise ValueError("semaphore released too many times") from None
-        with ExitStack() as leaving:  # all of them, also if one was lost
+        with ExitStack() as leaving:  # releases all, even if one was lost
             for hold in released:
                 leaving.push(hold)
 

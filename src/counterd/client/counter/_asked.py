@@ -1,4 +1,4 @@
-"""What a hold of the counter protocol asks for, and the errors that tell of it.
+"""What a hold of the counter protocol asks for, and its errors.
 
 Stands beside the floors, shared by the blocking client and that for asyncio.
 """
@@ -14,7 +14,7 @@ from counterd.errors import ConnectionLost, NotAvailable
 from counterd.protocols.counter import wire
 from counterd.protocols.counter.wire import ERROR_TEXTS, Status
 
-REFUSED = "refused:not_available"  # of Stats; the reference server does not tell it
+REFUSED = "refused:not_available"  # a statistic, which the reference server does not have
 
 
 class Asked(Wanted):
@@ -22,7 +22,7 @@ class Asked(Wanted):
 
     def __init__(self, name: str | bytes, resources: int, maximum: int, timeout: float | None, on_lost: Any) -> None:
         super().__init__(as_bytes(name), timeout, on_lost)
-        wire.acquire(0, self.name, resources, maximum)  # what does not fit the protocol is told here already
+        wire.acquire(0, self.name, resources, maximum)  # raises for arguments that do not fit the protocol
         self.resources = resources
         self.maximum = maximum
 
@@ -30,7 +30,7 @@ class Asked(Wanted):
         return f"{self.resources} of {printed(self.name)}"
 
     def not_available(self, consumption: int | None) -> NotAvailable:
-        """The error for who has waited long enough."""
+        """Returns the error for a hold whose timeout is over."""
         status = Status.RESOURCE_NOT_AVAILABLE
         error = NotAvailable(status, ERROR_TEXTS[status])
         error.name, error.resources, error.maximum = self.name, self.resources, self.maximum
@@ -38,7 +38,7 @@ class Asked(Wanted):
         return error
 
     def seen(self, consumption: int | None, stats: dict[str, str] | None, own_refusals: int) -> Seen:
-        """What a look at the server tells. consumption: None if there is no such counter."""
+        """Returns what replies to Get and Stats mean for the hold. consumption: None if there is no such counter."""
         refused = (stats or {}).get(REFUSED)
         others = int(refused) - own_refusals if refused is not None and refused.isdecimal() else None
         return Seen((self.maximum - (consumption or 0)) // max(self.resources, 1), others)

@@ -21,19 +21,19 @@ if TYPE_CHECKING:
 _GET, _ACQUIRE, _RELEASE, _DUMP = map(int, (Opcode.GET, Opcode.ACQUIRE, Opcode.RELEASE, Opcode.DUMP))
 _NOT_AVAILABLE = int(Status.RESOURCE_NOT_AVAILABLE)
 _NUMBERS = struct.Struct(">II")  # of an acquire: resources and maximum
-# Where the name begins.
+# Where the name begins in a frame.
 _GET_NAME, _ACQUIRE_NAME, _RELEASE_NAME = HEADER_SIZE + 2, HEADER_SIZE + 10, HEADER_SIZE + 6
 
 
 class Batch:
-    """What requests that were sent together are granted, and what of it they release themselves; permits by name."""
+    """What requests that were sent together were granted, and what they release themselves: permits by name."""
 
     def __init__(self) -> None:
-        self.granted: Counter[bytes] = Counter()  # and not released by a later one
-        self.releasing: Counter[bytes] = Counter()  # by those that are not answered yet
+        self.granted: Counter[bytes] = Counter()  # and not released by a later request of the batch
+        self.releasing: Counter[bytes] = Counter()  # by releases that are not answered yet
 
     def take(self) -> Iterator[tuple[bytes, int]]:
-        """What they have, and will not release themselves."""
+        """Removes the permits that no request of the batch will release, and yields them."""
         for name, permits in self.granted.items():
             left = permits - self.releasing[name]
             if left > 0:
@@ -51,7 +51,7 @@ class Batch:
 
 
 class PermitCalls(Pending):
-    """The calls of one connection of the counter protocol. held: permits."""
+    """The calls of one connection of the counter protocol. held: how many permits."""
 
     MASK = wire.U32_MAX
 
@@ -82,7 +82,7 @@ class PermitCalls(Pending):
             if call is None or call.frame[1] != opcode:
                 raise ProtocolError(f"nothing was asked with opcode {opcode:02x} and opaque {opaque:08x}")
             if status:
-                pending.pop(opaque, None)  # all of it may have ended meanwhile: a signal handler may close()
+                pending.pop(opaque, None)  # it may be gone: a signal handler may have closed the connection
                 self.held += _released(call.frame)
                 self.refused += status == _NOT_AVAILABLE
                 wanted = call.settle(None, _refusal(call.frame, status, body))
@@ -103,7 +103,7 @@ class PermitCalls(Pending):
         self.answered = self.answered or bool(responses)
 
     def forget(self, call: Call) -> None:
-        """As there, and with it all that those were granted that were sent together."""
+        """Gives back what the call was granted, and what all requests that were sent with it were granted."""
         if call.batch is not None:
             self.give_back += [self.release(name, permits) for name, permits in call.batch.take()]
         elif call.permits:
@@ -132,7 +132,7 @@ class PermitCalls(Pending):
 
 
 def _released(frame: bytes) -> int:
-    """The permits that a request gives back."""
+    """Returns how many permits a request gives back; 0 if it is not a release."""
     return int.from_bytes(frame[HEADER_SIZE : HEADER_SIZE + 4], "big") if frame[1] == _RELEASE else 0
 
 

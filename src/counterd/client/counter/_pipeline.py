@@ -1,4 +1,4 @@
-"""What is asked for in a pipeline, in order; how it is sent and awaited is the business of the two clients.
+"""The requests of a pipeline, in order. The two clients send them and wait for the replies.
 
 Stands beside the floors.
 """
@@ -15,7 +15,7 @@ from counterd.protocols.counter.wire import DumpEntry
 if TYPE_CHECKING:
     from counterd.client._calls import Request
 
-# Of noop and release None, of get and acquire a number, of stats and dump what the methods return; or a refusal.
+# For noop and release None, for get and acquire a number, for stats and dump what the methods return; or a refusal.
 Result = int | dict[str, str] | list[DumpEntry] | ServerError | None
 
 Self = TypeVar("Self", bound="Requests")
@@ -56,11 +56,11 @@ class Requests:
         return self
 
     def _taken(self) -> list[Request]:
-        """All requests; there are none then."""
+        """Removes all requests, and returns them."""
         requests, self._requests = self._requests, []
         return requests
 
 
 def released(requests: list[Request]) -> set[bytes]:
-    """The names that something is given back of."""
+    """Returns the names of which permits are given back."""
     return {request[1] for request in requests if request[0] is wire.release}

@@ -1,4 +1,4 @@
-"""Clients for the sentinel protocol, blocking and for asyncio: a flow's calls by rate, by value, or at the same time.
+"""Clients for the sentinel protocol, blocking and for asyncio: they limit calls by rate, by value, or in parallel.
 
 Client.flow() and param() ask whether calls may pass. Client.hold() has a token of a flow while a block runs. While the
 server does not decide, the client falls back to its own limits, and logs that.
@@ -67,7 +67,7 @@ class Hold(Held):
     """A token that is held while a block runs: what Client.hold() returns, for `with` or as a decorator.
 
     For one thread and one block at a time: make another hold for each. As a decorator it holds a token of its own for
-    each call. Not reentrant: a hold within another of the same flow asks for one more.
+    each call. Not reentrant: a hold within another of the same flow asks for one more token.
     """
 
     CAUGHT = BaseException
@@ -119,7 +119,7 @@ class Client(Commands[Hold], Shared, Blocking):
         self._leases.forget(CLOSED)
         self._link.leave(self._fallback.close())
         self._turns.wake_all()
-        # A signal handler may run in the midst of something that the keeper waits for.
+        # A signal handler may have interrupted something that the keeper waits for.
         if not any(is_mine(lock) for lock in (self._keeper.lock, self._connecting, self._link._lock)):
             self._keeper.join()
 
@@ -292,7 +292,7 @@ class AsyncClient(Commands[AsyncHold], AioShared, Awaiting):
         return TokenCalls(self._fallback.tally)
 
     def _on_release(self, request: Request) -> None:
-        self._turns.wake(request[1])  # who waits for that flow may ask again
+        self._turns.wake(request[1])  # the first hold that waits for that flow may ask again
 
     def _end(self) -> None:
         self._leases.forget(CLOSED)

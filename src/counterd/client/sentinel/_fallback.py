@@ -1,4 +1,4 @@
-"""What a client for the sentinel protocol decides by itself while its server does not, and what it logs about that.
+"""What a client for the sentinel protocol decides itself while its server does not decide, and what it logs then.
 
 Stands beside the floors, shared by the blocking client and that for asyncio. No I/O but the log, and no clock.
 """
@@ -30,10 +30,10 @@ CLOSED: Literal["closed"] = "closed"
 GOES_ON = {LOCAL: "going on with local limits", OPEN: "letting all through", CLOSED: "refusing all"}
 # The answers that are decisions. After any other the fallback decides, as it does without an answer.
 DECISIONS = frozenset(map(int, (Status.OK, Status.BLOCKED, Status.SHOULD_WAIT)))
-# The server decides again when the fallback was not needed for so long: there is one pair of log lines for all calls.
+# "The server decides again" is logged when the fallback was not needed for so long, so that this is not logged often.
 QUIET_S = 1.0
-WINDOWS = 10  # of a second, in which a local limit counts
-SERVER = 0  # in place of a flow's id: all flows, as the server cannot be reached
+WINDOWS = 10  # parts of a second, in which a local limit counts
+SERVER = 0  # instead of the id of a flow: all flows, because the server cannot be reached
 
 log = logging.getLogger("counterd.client.sentinel")
 
@@ -43,7 +43,7 @@ class Stats(NamedTuple):
 
     falling_back: why the server does not decide now, or "". fallbacks: how often that has begun.
     passed, refused: calls that were decided without the server.
-    late: tokens that were granted when their caller had gone, and were given back at once.
+    late: tokens that were granted after their caller had gone, and were given back at once.
     lost: tokens of holds that were lost.
     """
 
@@ -56,7 +56,7 @@ class Stats(NamedTuple):
 
 
 class _Episode:
-    """A time in which the server does not decide, for a flow or at all."""
+    """A time in which the server does not decide, for one flow or for all."""
 
     def __init__(self, why: str, now: float) -> None:
         self.why = why
@@ -65,9 +65,9 @@ class _Episode:
 
 
 class Fallback:
-    """Decides where the server has not, and counts the tokens that this client has. Thread-safe.
+    """Decides if the server has not decided, and counts the tokens that this client has. Thread-safe.
 
-    now: returns seconds of a monotonic clock.
+    now: returns the seconds of a monotonic clock.
     """
 
     def __init__(self, mode: str, limits: Mapping[int, int], now: Callable[[], float]) -> None:
@@ -87,13 +87,13 @@ class Fallback:
         self.after_fork()
 
     def after_fork(self) -> None:
-        """A child has none of the tokens of its parent."""
-        self._lock = threading.RLock()  # reentrant: a signal handler may find it locked
+        """Forgets all tokens: in the child of a fork they belong to the parent."""
+        self._lock = threading.RLock()  # reentrant: a signal handler may have interrupted its thread
         self._granted: weakref.WeakSet[Token] = weakref.WeakSet()  # by the server
         self._own: dict[int, Token] = {}
         self._rates: dict[int, deque[tuple[int, Counter[bytes]]]] = {}
 
-    # ---- what the server said ----
+    # ---- what the server answered ----
 
     def heard(self, flow_id: int, count: int, response: Response) -> TokenRefused | None:
         """Takes what the server answered for a flow. Returns an error if that is not a decision."""
@@ -105,17 +105,17 @@ class Fallback:
         return None
 
     def granted(self, token: Token) -> None:
-        """The server has granted the token."""
+        """Called when the server has granted the token."""
         with self._lock:
             self._granted.add(token)
 
     def gone(self, token: Token) -> None:
-        """The token was given back to the server, or is lost."""
+        """Called when the token was given back to the server, or is lost."""
         with self._lock:
             self._granted.discard(token)
 
     def lost(self, lease: Lease) -> None:
-        """Counts the token of a hold, once, if it is lost."""
+        """Counts the token of a hold if it is lost, but only once."""
         with self._lock:
             if lease.lost and lease.lost not in NO_LOSS and not lease.counted:
                 lease.counted = True
@@ -123,14 +123,14 @@ class Fallback:
                 self._granted.discard(lease.token)
 
     def tokens(self) -> list[Token]:
-        """The tokens that the server has granted, and that somebody still has."""
+        """Returns the tokens of the server that the program still has."""
         with self._lock:
             return list(self._granted)
 
     # ---- deciding ----
 
     def answer(self, flow_id: int, count: int, values: Sequence[Value], error: CounterdError) -> Answer:
-        """Decides in place of the server, which has not for this reason. Raises the reason if no limit is given."""
+        """Decides instead of the server. error: why the server did not; it is raised if the flow has no local limit."""
         keys = [encode_value(value) for value in values] or [b""]
         passed = self._mode == OPEN or (
             self._mode == LOCAL and self._passes(flow_id, count, keys, self._limit(flow_id, error))
@@ -139,7 +139,7 @@ class Fallback:
         return Answer(int(Status.OK if passed else Status.BLOCKED), fallback=True)
 
     def acquire(self, flow_id: int, count: int, error: CounterdError) -> Token:
-        """Grants a token in place of the server. Blocked if there are too many, the reason if nothing may pass."""
+        """Grants a token instead of the server. Raises Blocked if there are too many, `error` if nothing may pass."""
         if self._mode == CLOSED:
             self._fell_back(flow_id, error, False)
             raise error
@@ -156,7 +156,7 @@ class Fallback:
         return token
 
     def release(self, token: Token) -> bool:
-        """Takes back one of its own tokens. Returns False if it was given back before."""
+        """Takes back a token of the fallback. Returns False if it was given back before."""
         with self._lock:
             return self._own.pop(token.id, None) is not None
 
@@ -170,7 +170,7 @@ class Fallback:
         return limit
 
     def _passes(self, flow_id: int, count: int, values: Iterable[bytes], limit: int) -> bool:
-        """Whether all values may pass, or none. A second is the last ten tenths, with the present one."""
+        """Returns whether all values may pass, and counts them then. A second is this tenth and the nine before it."""
         asked: Counter[bytes] = Counter()
         for value in values:
             asked[value] += count
@@ -215,7 +215,7 @@ class Fallback:
                 self._log(key, episode, "the server decides again")
 
     def close(self) -> list[Token]:
-        """Logs what has not ended yet. Returns the tokens that the server has granted, and that somebody still has."""
+        """Logs the end of all episodes. Returns the tokens of the server that the program still has."""
         with self._lock:
             while self._episodes:
                 key, episode = self._episodes.popitem()

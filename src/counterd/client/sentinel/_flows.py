@@ -1,7 +1,7 @@
 """The methods of the clients for the sentinel protocol, and what they decide, written once for both shapes.
 
-Each method is a step machine. It yields an Act and its arguments, gets the result, or the CounterdError, and returns
-what the method returns. It is closed where the caller is interrupted. A client does the acts, and has the clock.
+Each method is a step machine. It yields an Act and its arguments, gets the result or the CounterdError of the act, and
+returns the result of the method. It is closed if the caller is interrupted. A client does the acts, and has the clock.
 
 Stands beside the floors. No I/O, and no clock but for the fallback.
 """
@@ -57,9 +57,9 @@ class Act(Enum):
     """What a client does for a step, by the method that is the value.
 
     CONNECT: returns the connection, a new one if the last one is lost. ConnectionLost or Timeout.
-    SEND: sends a request through a link and returns its response, which a function, if there is one, gets in the same
-    step. SEND_ALL: sends requests in one piece and returns their responses; None for one that was not answered.
-    TAKE: gets a hold its token, in turn.
+    SEND: sends a request through a link and returns its response. Calls a function with it, if one is given, in the
+    same step. SEND_ALL: sends requests in one piece and returns their responses; None for one that was not answered.
+    TAKE: waits in turn for the token of a hold.
     """
 
     CONNECT = "_connected"
@@ -72,17 +72,17 @@ CONNECT, SEND, SEND_ALL, TAKE = Act
 
 
 class Commands(Shape, Generic[HoldT]):
-    """The methods of a client, which has the rest from its shape."""
+    """The methods of a client, for both shapes."""
 
     _attempts: Attempts
     _closed: bool
     _link: Any
     _turns: Turns
-    _connect_soon: Callable[[], None]  # begins to connect, if it is time to, and does not wait for that
-    _due: Callable[[float], None]  # sees to it that what _keeping() does is done at that time
+    _connect_soon: Callable[[], None]  # starts to connect, if it is time to, without waiting
+    _due: Callable[[float], None]  # has _keeping() run at that time
     _make_hold: Callable[[Any, AskedToken], HoldT]  # of this client
     _now: Callable[[], float]  # seconds of a monotonic clock
-    _send_back: Callable[[Token], None]  # releases a token, if there is a connection, and does not wait for that
+    _send_back: Callable[[Token], None]  # releases a token, if there is a connection, without waiting
     _usable_link: Callable[[], Any]  # the connection, or None if there is none now
 
     def __init__(
@@ -99,7 +99,7 @@ class Commands(Shape, Generic[HoldT]):
         limits: Mapping[int, int] | None = None,
     ) -> None:
         self._namespace = read_namespace(namespace)
-        self._fallback = Fallback(fallback, limits or {}, time.monotonic)  # also where event loops have other clocks
+        self._fallback = Fallback(fallback, limits or {}, time.monotonic)  # even if an event loop has another clock
         self._leases = Leases()
         self._outage = ""  # why no call connects
         self._acts = {act: getattr(self, act.value) for act in Act}
@@ -204,8 +204,8 @@ class Commands(Shape, Generic[HoldT]):
         granted: Callable[[Response], object] | None = None,
         on_repeat: Callable[[], object] | None = None,
     ) -> Steps[Response]:
-        """Asks the server; once more if the connection is lost. That is safe, as what was granted unseen ends soon
-        without a connection. A connection on which the server never answered is no reason to ask again.
+        """Asks the server, and asks again once if the connection is lost. That is safe, because a token that the client
+        did not see ends soon. It does not ask again if the server never answered on that connection.
         """
         link = self._usable_link() or (yield from self._reached())
         try:
@@ -220,8 +220,8 @@ class Commands(Shape, Generic[HoldT]):
         return again
 
     def _reached(self) -> Steps[Any]:
-        """The connection, a new one if it was lost. ConnectionLost at once if the last attempt to connect has failed:
-        then no call waits for the next one.
+        """Returns the connection, a new one if it was lost. If the last attempt to connect has failed, raises
+        ConnectionLost at once: no call waits for the next attempt.
         """
         if link := self._usable_link():
             return link
@@ -241,7 +241,7 @@ class Commands(Shape, Generic[HoldT]):
     def _decision(
         self, flow_id: int, count: int, request: Request, granted: Callable[[Response], object] | None = None
     ) -> Steps[Response | CounterdError]:
-        """What the server decided of a flow, or why it did not. After close() that is raised."""
+        """Returns what the server decided, or the reason why it did not decide, which is raised after close()."""
         try:
             response = yield from self._called(request, granted)
         except FAILURES as error:
@@ -257,7 +257,7 @@ class Commands(Shape, Generic[HoldT]):
         return Answer(decision.status, decision.remaining, decision.wait_ms)
 
     def _asked(self, hold: Held, asked: AskedToken) -> Steps[Token]:
-        """Gets a token of the server or of the fallback. Blocked, or what went wrong."""
+        """Returns a token of the server or of the fallback. Raises Blocked, or why there was no decision."""
 
         def granted(response: Response) -> None:
             if response.status == Status.OK:
@@ -305,7 +305,7 @@ class Commands(Shape, Generic[HoldT]):
         return released
 
     def _give_back(self, token: Token | None) -> None:
-        """Releases a token and does not wait for that: its caller cannot."""
+        """Releases a token without waiting for the reply."""
         if token is None or self._closed:
             return
         if token.fallback:
@@ -318,7 +318,7 @@ class Commands(Shape, Generic[HoldT]):
     # ---- leases and connections ----
 
     def _began(self, hold: Held, token: Token) -> Lease:
-        """The lease of a hold, which is kept alive from now on."""
+        """Returns the lease of a hold's token, which is kept alive from now on."""
         lease = self._leases.begin(token, hold, self._now())
         if self._closed:  # meanwhile
             self._leases.forget(CLOSED)
@@ -328,7 +328,7 @@ class Commands(Shape, Generic[HoldT]):
     def _keeping(self, connects: bool = False) -> Steps[None]:
         """Keeps the leases that are due, connects if there is no connection, and notifies the holds that are lost.
 
-        connects: also if there is no lease.
+        connects: connect even if there is no lease.
         """
         if connects or self._leases.holds:
             with suppress(*FAILURES):
@@ -343,7 +343,7 @@ class Commands(Shape, Generic[HoldT]):
             hold._notify()
 
     def _due_at(self) -> float:
-        """When _keeping() has something to do; infinity if it has not."""
+        """Returns when _keeping() has something to do next; infinity if it has nothing to do."""
         return self._leases.due_at(None if self._usable_link() else self._attempts.retry_at)
 
     def _go_on(self, send: Callable[..., object]) -> None:
@@ -358,9 +358,9 @@ class Commands(Shape, Generic[HoldT]):
 
 
 class Held:
-    """A hold of either shape."""
+    """The base of the holds for threads and for asyncio."""
 
-    CAUGHT: type[BaseException] = Exception  # if on_lost raises it, others are notified all the same
+    CAUGHT: type[BaseException] = Exception  # after these exceptions of on_lost, other holds are still notified
 
     def __init__(self, client: Commands[Any], asked: AskedToken) -> None:
         self._client = client
@@ -384,7 +384,7 @@ class Held:
 
     @property
     def fallback(self) -> bool:
-        """Whether the fallback let it through: the server does not know of it."""
+        """Whether the token is one of the fallback, which the server does not know."""
         return self._token is not None and self._token.fallback
 
     def raise_if_lost(self) -> None:
@@ -413,7 +413,7 @@ class Held:
         try:
             if lease is not None and lease.lost in NO_LOSS:
                 return
-            if lease is None or kind is GeneratorExit:  # thrown away, maybe in the midst of another call: cannot wait
+            if lease is None or kind is GeneratorExit:  # destroyed, maybe in the middle of another call: cannot wait
                 client._give_back(token)
                 return
             lease.look(client._now())
@@ -430,7 +430,7 @@ class Held:
             self._entered.release()
 
     def _left(self) -> Token | None:
-        """What it had, and what nobody keeps alive any more."""
+        """Takes the token from the hold, and stops keeping its lease alive."""
         token, self._token = self._token, None
         lease, self._lease = self._lease, None
         if lease is not None:
@@ -438,10 +438,10 @@ class Held:
         return token
 
     def _notify(self) -> None:
-        """The token was lost."""
+        """Called when the token was lost."""
         on_lost = self._asked.on_lost
         if callable(on_lost):
             try:
                 on_lost(self)
             except self.CAUGHT:
-                log.exception("on_lost of %s", self._asked)
+                log.exception("on_lost of %s failed", self._asked)

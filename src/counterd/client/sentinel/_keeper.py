@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from counterd.client.sentinel._tokens import Leases, Tally, Token
 
 IDLE_S = 5.0  # after which the thread ends
-SLICE_S = 0.05  # how long the thread reads for late grants before it looks what else is due
+SLICE_S = 0.05  # how long the thread reads for late grants before it checks what else is due
 LATE_MAX_S = 10.0  # how long a server may owe the reply to an acquire
 
 
@@ -41,15 +41,15 @@ class TokenLink(Link):
         on_late: Callable[[], object],
         tally: Tally,
     ) -> None:
-        """on_late: is called, with the lock, when a grant may come that nobody reads for."""
+        """on_late: is called, with the lock, when a grant may come while no thread reads."""
         super().__init__(connected, where, timeout, on_end, calls=TokenCalls(tally))
         self._on_late = on_late
         self._late_since = 0.0
 
     def give_back(self, *tokens: Token) -> None:
-        """Releases tokens, and does not wait for that.
+        """Releases tokens without waiting for the replies.
 
-        The garbage collector does so where it ends a generator, maybe in the midst of this thread's own call.
+        The garbage collector calls it when it ends a generator, maybe in the middle of a call of the same thread.
         """
         self.calls.give_back += [release(token) for token in tokens]
         if not is_mine(self._lock):
@@ -57,13 +57,13 @@ class TokenLink(Link):
                 self._give_back()
 
     def leave(self, tokens: list[Token]) -> None:
-        """Ends the connection after it has given these back. In an interrupted call it leaves them to their leases."""
+        """Gives tokens back and ends the connection. If it interrupts a call, the tokens end with their leases."""
         if not is_mine(self._lock):
             self.give_back(*tokens)
         self.close()
 
     def owes_grants(self) -> bool:
-        """Whether a grant may come that nobody waits for. Ends the connection if that takes longer than LATE_MAX_S."""
+        """Returns whether a grant may come whose caller has gone. Ends the connection if that takes LATE_MAX_S."""
         if not self._late():
             self._late_since = 0.0
             return False
@@ -75,7 +75,7 @@ class TokenLink(Link):
         return True
 
     def collect(self, seconds: float) -> None:
-        """Reads for so many seconds, or until no such grant may come, and gives those grants back."""
+        """Reads for so many seconds, or until no more late grants can come, and gives late grants back."""
         late = self._late()
         deadline = time.monotonic() + seconds
         try:
@@ -98,27 +98,27 @@ class TokenLink(Link):
 
 
 class Keeper:
-    """Runs a thread where there is something to do, which ends when there was nothing to do for IDLE_S.
+    """Runs a thread while there is something to do. The thread ends when there was nothing to do for IDLE_S.
 
-    work: does what is due, and connects if it gets True. Returns the connection, and when more is due.
+    work: does what is due, and connects if its argument is True. Returns the connection, and when more is due.
     """
 
     def __init__(self, leases: Leases, work: Callable[[bool], tuple[TokenLink, float]]) -> None:
         self._leases = leases
         self._work = work
-        # Reentrant: a signal handler may find it locked. Nobody who has it takes the lock of a connection, as a thread
-        # that has that one may wait for this.
+        # Reentrant, because a signal handler may have interrupted its thread. A thread that has it does not take the
+        # lock of a connection, because a thread that has that lock may wait for this one.
         self.lock: Any = threading.RLock()
         self._thread: threading.Thread | None = None
         self._waker: Waker | None = None  # of the thread that runs; that thread closes it
         self._wakes_at = math.inf
-        self._connects = False  # the thread is to do that
+        self._connects = False  # the thread is to connect
         self._stopped = False
 
     def stir(self, due: float = 0.0, *, connects: bool = False) -> None:
-        """Sees to it that the thread looks what is to do, no later than when it is due, and connects if it is to.
+        """Makes the thread check what is to be done, no later than at `due`, and connect if it is to.
 
-        When the program ends there are no new threads, and nothing is done.
+        Does nothing when the program ends, because no new thread can be started then.
         """
         with suppress(RuntimeError), self.lock:
             if self._stopped:
@@ -130,7 +130,7 @@ class Keeper:
                 self._waker.wake()
 
     def stop(self) -> None:
-        """Lets the thread end, for good."""
+        """Ends the thread, and does not start another."""
         with self.lock:
             self._stopped = True
             waker, self._waker = self._waker, None
@@ -142,7 +142,7 @@ class Keeper:
             self._thread.join()
 
     def after_fork(self) -> None:
-        """In the child, where the thread is not."""
+        """In the child of a fork, where the thread does not run."""
         if self._waker is not None:
             self._waker.close()
 
@@ -180,6 +180,6 @@ class Keeper:
         self._wakes_at = now + IDLE_S if due == math.inf else due
         link.watch(waker.fileno(), max(self._wakes_at - now, 0.0))
         if not waker.take() and due == math.inf and time.monotonic() >= self._wakes_at:
-            with self.lock:  # so that nobody stirs it meanwhile
+            with self.lock:  # so that stir() does not run meanwhile
                 if not waker.take() and not self._leases.holds:
                     self._waker = None

@@ -1,6 +1,6 @@
 """Tokens and leases of the sentinel protocol, and the calls of a connection.
 
-Stands beside the floors. No I/O and no clock: its callers say what time it is.
+Stands beside the floors. No I/O and no clock: callers pass the time.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ if TYPE_CHECKING:
 
 FLOW_MAX = (1 << 63) - 1
 COUNT_MAX = (1 << 31) - 1
-# The errors of a server that does not answer, or cannot be reached.
+# The errors if a server does not answer or cannot be reached.
 FAILURES = (ConnectionLost, Timeout, ProtocolError)
-# A new hold asks no later than this what remains of its lease, even if the leases of its flow were longer: the rule may
-# have changed. Most holds are over by then, and cost no request.
+# A new hold asks after this time at the latest what remains of its lease, even if its flow had longer leases before,
+# because the rule may have changed. Most holds have ended by then, and cost no request.
 FIRST_KEEP_S = 0.25
 LEAST_S = 0.01  # between two KEEPs of a token
-AGAIN_S = 0.1  # after a KEEP that was not answered, if nobody knows how long the lease is
-SHARES = 3  # one of so many parts of what remains of a lease passes before the next KEEP, so two KEEPs may go wrong
+AGAIN_S = 0.1  # after a KEEP that was not answered, if the length of the lease is not known
+SHARES = 3  # a KEEP is sent after 1/SHARES of the remaining lease, so two KEEPs may fail
 
 RELEASED = frozenset((Status.RELEASE_OK, Status.ALREADY_RELEASED, Status.NO_RULE))  # a token is not held after these
 UNKNOWN = "the server does not know it any more"
 
 # An enumeration's members are looked up slowly before Python 3.12.
 _ACQUIRE, _OK = int(MessageType.ACQUIRE), int(Status.OK)
-_TYPE, _FLOW, _FLOW_END = 6, 7, 15  # where they are in a request's frame
+_TYPE, _FLOW, _FLOW_END = 6, 7, 15  # offsets in the frame of a request
 
 
 class Answer(NamedTuple):
@@ -88,7 +88,7 @@ def flow_key(flow_id: int) -> bytes:
 
 
 def check(flow_id: int, count: int) -> None:
-    """Raises ValueError or TypeError for what no server would take."""
+    """Raises ValueError or TypeError for numbers that no server would accept."""
     for what, number, largest in (("flow_id", flow_id, FLOW_MAX), ("count", count, COUNT_MAX)):
         if not isinstance(number, int):
             raise TypeError(f"{what} must be a whole number, not {number!r}")
@@ -97,16 +97,16 @@ def check(flow_id: int, count: int) -> None:
 
 
 def values_of(values: Iterable[Value]) -> list[Value]:
-    """The values as a list, at least one. A text is refused, as it would be a list of letters."""
+    """Returns the values as a list, at least one. Refuses text, which would be a list of letters."""
     if isinstance(values, (str, bytes)):
         raise TypeError(f"values must be a list of values, not {values!r}")
     if not (found := list(values)):
-        raise ValueError("values must have at least one")
+        raise ValueError("values must have at least one value")
     return found
 
 
 def read_namespace(text: str | bytes) -> bytes:
-    """The namespace as it is sent. ValueError for what no server would register."""
+    """Returns the namespace as it is sent. Raises ValueError if no server would register it."""
     namespace = text.encode() if isinstance(text, str) else text
     if not namespace.strip():
         raise ValueError(f"namespace must not be blank: {text!r}")
@@ -115,7 +115,7 @@ def read_namespace(text: str | bytes) -> bytes:
 
 
 def refused(status: int, flow_id: int, count: int) -> TokenRefused:
-    """The error for a request about a flow."""
+    """Returns the error for a request about a flow."""
     error = token_error(status)
     error.name, error.resources = b"flow %d" % flow_id, count
     return error
@@ -128,7 +128,7 @@ def blocked(flow_id: int, count: int, *, maximum: int | None = None, waited: flo
 
 
 def not_kept(status: int, token: Token) -> TokenRefused | TokenLost:
-    """The error for a KEEP, or a RELEASE."""
+    """Returns the error for a KEEP or a RELEASE."""
     if status == Status.ALREADY_RELEASED:
         return lost(token, UNKNOWN)
     error = token_error(status)
@@ -156,11 +156,11 @@ class AskedToken(Wanted):
         return f"{self.count} of flow {self.flow_id}"
 
     def blocked(self, waited: float | None) -> Blocked:
-        """The error for a caller that is refused, or has waited long enough."""
+        """Returns the error for a caller that is refused, or whose timeout is over."""
         return blocked(self.flow_id, self.count, waited=waited)
 
     def token(self, response: Response) -> Token:
-        """The token that was granted."""
+        """Returns the token that was granted."""
         return Token(response.token_id, self.flow_id, self.count)
 
 
@@ -168,12 +168,12 @@ class Lease:
     """A token that a hold keeps alive: when its lease is to be renewed, and until when it is held for certain."""
 
     def __init__(self, token: Token, now: float, usual: float | None) -> None:
-        """usual: seconds that a lease of its flow had, if one was seen; else it is renewed at once."""
+        """usual: seconds of the last known lease of its flow; None: not known, so the lease is renewed at once."""
         self.token = token
         self.due = now if usual is None else now + min(usual / SHARES, FIRST_KEEP_S)
         self.ends = math.inf
         self.lost = ""  # why
-        self.counted = False  # as lost
+        self.counted = False  # as lost, in the statistics
 
     def answered(self, asked: float, now: float, response: Response | None) -> None:
         """Takes the response to a KEEP that was sent at the time `asked`; None if there was none."""
@@ -187,14 +187,14 @@ class Lease:
             self.due = now + (AGAIN_S if self.ends == math.inf else max((self.ends - now) / SHARES, LEAST_S))
 
     def look(self, now: float) -> bool:
-        """Returns whether the token is lost. It is when its lease is over, and the server did not renew it."""
+        """Returns whether the token is lost, as it is after the end of a lease that was not renewed."""
         if now >= self.ends and not self.lost:
             self.lost = "its lease is over"
         return bool(self.lost)
 
     @property
     def next(self) -> float:
-        """When something is to be done about it."""
+        """When the lease is to be renewed, or ends."""
         return min(self.due, self.ends)
 
 
@@ -203,7 +203,7 @@ class Leases:
 
     def __init__(self) -> None:
         self.holds: dict[Lease, Any] = {}
-        self.usual: dict[int, float] = {}  # by flow: seconds that a lease had
+        self.usual: dict[int, float] = {}  # by flow: seconds of its last known lease
 
     def begin(self, token: Token, hold: Any, now: float) -> Lease:
         lease = Lease(token, now, self.usual.get(token.flow_id))
@@ -211,11 +211,11 @@ class Leases:
         return lease
 
     def due(self, now: float) -> list[Lease]:
-        """Those that are to be renewed now."""
+        """Returns the leases that are to be renewed now."""
         return [lease for lease in list(self.holds) if lease.due <= now]
 
     def due_at(self, retry_at: float | None) -> float:
-        """When one is to be renewed, or is over; infinity if there is none.
+        """Returns when the next lease is to be renewed, or ends; infinity if there is none.
 
         retry_at: when a client that has no connection may connect; None if it has one.
         """
@@ -234,27 +234,27 @@ class Leases:
                 self.usual[lease.token.flow_id] = lease.ends - now
 
     def hurry(self) -> set[Token]:
-        """All are due at once, because there is a new connection. Returns their tokens."""
+        """Makes all leases due now, because there is a new connection. Returns their tokens."""
         leases = list(self.holds)
         for lease in leases:
             lease.due = 0.0
         return {lease.token for lease in leases}
 
     def take_lost(self, now: float) -> list[tuple[Lease, Any]]:
-        """Removes those that are lost, and returns them with their holds, but for holds that are left meanwhile."""
+        """Removes the lost leases, and returns them with their holds, except for holds that were left meanwhile."""
         lost = [lease for lease in list(self.holds) if lease.look(now)]
         taken = [(lease, self.holds.pop(lease, None)) for lease in lost]
         return [(lease, hold) for lease, hold in taken if hold is not None]
 
     def forget(self, why: str) -> None:
-        """None is held any more."""
+        """Marks all leases as lost, for this reason, and removes them."""
         for lease in list(self.holds):
             lease.lost = lease.lost or why
         self.holds.clear()
 
 
 def release(token: Token) -> Request:
-    """The request that gives a token back. The flow's key says whose turn it is then."""
+    """Returns the request that gives a token back. It has the flow's key, which is the name of a queue."""
     return _release, flow_key(token.flow_id), token.id
 
 
@@ -263,7 +263,7 @@ def _release(xid: int, _: bytes, token_id: int) -> bytes:
 
 
 class Tally:
-    """late: tokens whose caller had gone when they were granted. lost: tokens of holds that were lost."""
+    """late: tokens that were granted after their caller had gone. lost: tokens of holds that were lost."""
 
     late = 0
     lost = 0
@@ -285,7 +285,7 @@ class TokenCalls(Pending):
             call = self.pending.get(response.xid)
             if call is None or call.frame[_TYPE] != response.type:
                 raise ProtocolError(f"nothing was asked with type {response.type} and xid {response.xid}")
-            self.pending.pop(response.xid, None)  # all of it may have ended meanwhile: a signal handler may close()
+            self.pending.pop(response.xid, None)  # it may be gone: a signal handler may have closed the connection
             if response.type == _ACQUIRE and response.status == _OK:
                 call.permits = response.token_id
             if not call.settle(response, None):

@@ -1,7 +1,7 @@
 """Gatekeepers of the smockron protocol, for threads and for asyncio: each request passes, waits, or is rejected.
 
 A gatekeeper reports each request to a master, which announces to all its gatekeepers which identifiers must wait. So a
-decision waits for no answer: it takes microseconds, and may be a few milliseconds behind what the master knows.
+decision waits for no reply: it takes microseconds, and is based on what the master announced a few milliseconds ago.
 counterd.client.smockron_asgi and counterd.client.smockron_wsgi put a gatekeeper before a web application.
 
 Stands beside the floors: needs the wire module and counterd.errors only, and works where nothing is compiled.
@@ -40,30 +40,31 @@ __all__ = [
 
 
 class Gatekeeper:
-    """Decides what becomes of requests. `with Gatekeeper(...) as gatekeeper`, or close() it. Threads may share it.
+    """Decides which requests pass, wait or are rejected. Use it in a `with`, or close() it. Threads may share it.
 
-    Connects with the first decision, or with connect(). Each master has a thread, which sends, receives and connects
-    again. After a fork they are the parent's; in the child they begin anew when it is used.
+    It connects with the first decision, or with connect(). Each master has a thread, which sends, receives and connects
+    again. After a fork the connections belong to the parent; the child connects with its first decision.
 
-    masters: one for all domains, or a mapping of domains to masters, or of bytes. A master is HOST, HOST:PORT,
-    smockron://HOST[:PORT], smockrons://HOST[:PORT] (with TLS), or a pair of such addresses: that for accounting, and
-    that for control, which otherwise is the next port. Of Unix sockets it is always a pair: smockron+unix:///PATH.
-    domain: of requests for which none is said.
-    tls: True or an ssl.SSLContext, as with counterd.client.Client, and so is what may follow in a URL.
-    max_delay_s: seconds that a request waits at most. One that would wait for longer is rejected.
-    max_delayed: at most this many requests wait; further ones are rejected.
-    rejected: which rejected requests are reported: "all", "none", or a share of them, from 0 to 1.
-    max_remembered: how many identifiers that have to wait are remembered; the one whose time passes first goes.
-    max_held: how many accounting messages of a domain wait while its master is not connected; beyond that the oldest
-    goes. None is sent that is older than 2 s: it goes with the next request of its domain, or when the master comes.
-    heartbeat: seconds between two PINGs to a master. One that does not answer is given up after two more.
-    timeout: seconds that connecting may take, TLS's handshake, and that of ZMTP.
+    masters: one master for all domains, or a mapping from domains to masters. A master is HOST, HOST:PORT,
+    smockron://HOST[:PORT], smockrons://HOST[:PORT] (with TLS), or a pair of such addresses: one for accounting and one
+    for control, which otherwise is the next port. Unix sockets are always a pair of smockron+unix:///PATH.
+    domain: the domain of requests whose domain is not given.
+    tls: True or an ssl.SSLContext, as in counterd.client.Client, which also says what a URL may have.
+    max_delay_s: the longest delay of a request in seconds. A request that would have to wait longer is rejected.
+    max_delayed: how many requests may wait at the same time. Additional requests are rejected instead of delayed.
+    rejected: which rejected requests are reported to the master: "all", "none", or a share of them, from 0 to 1.
+    max_remembered: how many identifiers that have to wait are remembered. If there are more, the one whose wait ends
+    first is forgotten.
+    max_held: how many accounting messages of a domain are kept while its master is not connected. If there are more,
+    the oldest is dropped. A message that is older than 2 s is never sent.
+    heartbeat: seconds between two PINGs to a master. A master that does not answer is given up after twice this time.
+    timeout: seconds for connecting, for TLS's handshake, and for ZMTP's handshake.
 
-    Identifiers and domains are bytes, or text that is sent as UTF-8, of up to 4,096 and 255 bytes. Anything else is a
-    ValueError or TypeError, and so is a domain without a master. A master can have 1,024 domains.
+    Identifiers have up to 4,096 bytes and domains up to 255; both are bytes, or text that is sent as UTF-8. Anything
+    else raises ValueError or TypeError, and so does a domain without a master. A master can have 1,024 domains.
 
-    While a master cannot be reached requests pass, except for identifiers that already had to wait. The logger
-    counterd.client.smockron warns when that begins, and says with INFO when it is over; stats() has the figures.
+    While a master cannot be reached, requests pass, except for identifiers that have to wait already. The logger
+    counterd.client.smockron warns when that begins, and logs at level INFO when it ends; stats() has the figures.
     """
 
     def __init__(
@@ -84,7 +85,7 @@ class Gatekeeper:
         self._core = Core(masters, domain, tls, options)
         self._timeout = timeout
         self._tenders: dict[Master, Tender] = {}
-        self._is_started = False  # all of them
+        self._is_started = False  # a thread for each master
         self._closed = False
         self._make_locks()
         forked.add(self)
@@ -101,10 +102,10 @@ class Gatekeeper:
         self.close()
 
     def connect(self, timeout: float = 5.0) -> bool:
-        """Connects now, and waits until all masters are connected and subscribed. False if they are not in that time.
+        """Connects now, and waits until all masters are connected and subscribed. False if that takes too long.
 
-        It need not be called. A gatekeeper does not know what a master said before the connection. ConnectionLost if it
-        is closed, also meanwhile.
+        Calling it is optional. A gatekeeper does not know what a master announced before the connection. Raises
+        ConnectionLost if the gatekeeper is closed, also while connect() waits.
         """
         self._start()
         with self._changed:
@@ -114,7 +115,7 @@ class Gatekeeper:
             return is_ready
 
     def close(self) -> None:
-        """Sends what is left, for up to a second, and ends the connections. Later decisions raise ConnectionLost."""
+        """Sends unsent messages, for up to a second, and ends the connections. Later decisions raise ConnectionLost."""
         with self._lock:
             self._closed, self._is_started = True, False
             tenders, self._tenders = list(self._tenders.values()), {}
@@ -127,7 +128,7 @@ class Gatekeeper:
     def decide(
         self, identifier: str | bytes, domain: str | bytes | None = None, log_info: str | bytes = b""
     ) -> Decision:
-        """What becomes of a request that comes now. Waits for nothing: who is to wait does so itself, as admit() does.
+        """Decides whether a request that comes now passes, waits or is rejected. Does not wait itself, as admit() does.
 
         log_info: for the log of the master, cut to 1,024 bytes. counterd ignores it.
         """
@@ -137,18 +138,18 @@ class Gatekeeper:
             return self._core.decide(identifier, domain, log_info, monotonic_ns(), time_ns())
 
     def gave_up(self, decision: Decision) -> None:
-        """A delayed request does not wait any more: its client went away, or its time has come."""
+        """Call it when a delayed request stops waiting: its client has disconnected, or its delay is over."""
         with self._lock:
             self._core.gave_up(decision)
 
     def admit(
         self, identifier: str | bytes, domain: str | bytes | None = None, log_info: str | bytes = b""
     ) -> Admission:
-        """A request while a block runs: `with gatekeeper.admit("10.0.0.1"):` waits if it has to, or raises Rejected."""
+        """Admits a request: `with gatekeeper.admit("10.0.0.1"):` waits if it has to, or raises Rejected."""
         return Admission(self, identifier, domain, log_info)
 
     def stats(self) -> Stats:
-        """What was decided, and what became of it. Asks no master."""
+        """Returns how requests were decided, and what became of the messages. Asks no master."""
         with self._lock:
             return self._core.stats(monotonic_ns())
 
@@ -159,7 +160,7 @@ class Gatekeeper:
         return all(master.is_ready for master in self._core.masters)
 
     def _start(self) -> None:
-        """A thread for each master. Where one cannot be started requests pass, and it is tried again later."""
+        """Starts a thread for each master. If that fails, requests pass, and it is tried again later."""
         news: list[News] = []
         with self._lock:
             if self._closed:
@@ -177,7 +178,7 @@ class Gatekeeper:
             report(each)
 
     def _make_locks(self) -> None:
-        """Reentrant: a signal handler may find it locked by what it interrupted."""
+        """A reentrant lock, because a signal handler may have interrupted a thread that has it."""
         self._lock: Any = threading.RLock()
         self._changed = threading.Condition(self._lock)
 
@@ -190,7 +191,7 @@ class Gatekeeper:
 
 
 class Admission:
-    """A request that passes a gatekeeper: what Gatekeeper.admit() returns, for `with`, once. It gives the decision."""
+    """One request at a gatekeeper: what Gatekeeper.admit() returns, for one `with`, which gives the Decision."""
 
     def __init__(
         self, gatekeeper: Gatekeeper, identifier: str | bytes, domain: str | bytes | None, log_info: str | bytes
@@ -212,4 +213,4 @@ class Admission:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """The request is over: a gatekeeper does not count those."""
+        """Does nothing: a gatekeeper does not count requests that run."""

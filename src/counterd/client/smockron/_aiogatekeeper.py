@@ -1,7 +1,7 @@
 """The gatekeeper of counterd.client.smockron for asyncio, with any event loop.
 
-Stands beside the floors. An AioTender looks after the connections to one master, as a Tender does, in turns: when
-something came, when there is something to send, and when it is time to connect or to send a PING.
+Stands beside the floors. An AioTender serves the connections to one master, as a Tender does. It has a turn when bytes
+have come, when there is something to send, and when it is time to connect or to send a PING.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
     from counterd.client.smockron._masters import Masters
 
 
-PIECE = 8192  # bytes that are taken in one turn of the loop: a millisecond of control messages
+PIECE = 8192  # bytes that are handled in one turn of the loop: control messages for a millisecond
 
 
 class Wire(asyncio.Protocol):
-    """A connection that is made, or was. is_paused: the transport has as much as it wants."""
+    """A connection, also before it is made and after its end. is_paused: the transport's buffer is full."""
 
     def __init__(self, tender: AioTender, line: Line) -> None:
         self.is_paused = False
@@ -49,7 +49,7 @@ class Wire(asyncio.Protocol):
         self._tender.made(self._line, self)
 
     def data_received(self, data: bytes) -> None:
-        """Takes it in pieces, between which others have their turn: a read can bring thousands of control messages."""
+        """Handles the data in pieces, so that other tasks run in between: it can be thousands of control messages."""
         self._tender.received(self._line, self, data[:PIECE])
         if len(data) > PIECE:
             assert self.transport is not None
@@ -78,7 +78,7 @@ class Wire(asyncio.Protocol):
 
 
 class AioTender:
-    """news: is set when something was sent, or the master has said something, or was lost."""
+    """Serves the connections to one master. news: is set when something was sent or received, or one was lost."""
 
     def __init__(self, core: Core, master: Master, loop: asyncio.AbstractEventLoop, timeout: float) -> None:
         self.loop = loop
@@ -86,8 +86,8 @@ class AioTender:
         self._core = core
         self._master = master
         self._timeout = timeout
-        self._wires: dict[Line, Wire] = {}  # of the connections that there are
-        self._made: set[Wire] = set()  # also those that are being closed
+        self._wires: dict[Line, Wire] = {}  # of the connections that are open
+        self._made: set[Wire] = set()  # also of connections that are being closed
         self._connecting: set[asyncio.Task[None]] = set()
         self._is_ended = False
         self._timer: asyncio.Handle | None = None
@@ -95,7 +95,7 @@ class AioTender:
         self._stirred()
 
     def _stirred(self) -> None:
-        """Something is to be done in the next turn of the loop."""
+        """Called when something is to be done in the next turn of the loop."""
         self._schedule(self.loop.call_soon(self.turn))
 
     def _schedule(self, timer: asyncio.Handle | None) -> None:
@@ -104,7 +104,7 @@ class AioTender:
         self._timer = timer
 
     def turn(self) -> None:
-        """Sends what is to be sent, connects where it is time to, and says when the next turn is due."""
+        """Sends what is to be sent, connects if it is time to, and schedules the next turn."""
         if self._is_ended:
             return
         for line, wire in list(self._wires.items()):
@@ -147,8 +147,8 @@ class AioTender:
         except OSError as error:
             self._fail(line, wire, f"cannot connect to {line.address}: {error}")
         except Exception as error:  # noqa: BLE001 - a bug: requests would pass without a limit from now on
-            log.exception("the task for the master at %s failed", self._master.accounting.address)
-            self._fail(line, wire, f"the task failed: {error!r}")
+            log.exception("the connection to the master at %s failed because of a bug", self._master.accounting.address)
+            self._fail(line, wire, f"internal error: {error!r}")
 
     def _fail(self, line: Line, wire: Wire, why: str) -> None:
         if line in self._wires:
@@ -181,7 +181,7 @@ class AioTender:
             self.turn()
 
     def lose(self, line: Line, wire: Wire, why: str) -> None:
-        """Ends a connection, or takes note that it has ended; not twice."""
+        """Ends a connection, or notes that it has ended. Doing it again does nothing."""
         if self._wires.get(line) is not wire:
             return
         assert wire.transport is not None
@@ -192,7 +192,7 @@ class AioTender:
         self._stirred()
 
     async def drain(self) -> None:
-        """Returns once all that can be sent has been handed on, or LINGER_S have passed."""
+        """Returns once everything has been passed to the transports, or LINGER_S have passed."""
         with suppress(TimeoutError, asyncio.TimeoutError):
             await asyncio.wait_for(self._drained(), LINGER_S)
 
@@ -202,7 +202,7 @@ class AioTender:
             await self.news.wait()
 
     def end(self) -> None:
-        """Ends the connections, and all that is under way; also after its loop was closed."""
+        """Ends the connections and the tasks. It may be called after the loop was closed, too."""
         self._is_ended = True
         self.news.set()
         if self.loop.is_closed():
@@ -219,7 +219,7 @@ class AioTender:
         self._wires.clear()
 
     async def ended(self) -> None:
-        """Returns when nothing is left of it. What is handed on is given LINGER_S to go out."""
+        """Returns when all tasks and connections have ended. The transports have LINGER_S to send their bytes."""
         if self._connecting:
             await asyncio.wait(self._connecting)
         if self._made:
@@ -231,17 +231,17 @@ class AioTender:
             await asyncio.wait([wire.gone for wire in self._made])
 
     def after_fork(self) -> None:
-        """In the child: closes its copies of the sockets, and only those."""
+        """In the child of a fork: closes its copies of the sockets, and nothing else."""
         for wire in self._made:
             assert wire.transport is not None
             put_away(wire.transport)
 
 
 class AsyncGatekeeper:
-    """What Gatekeeper is, for tasks of one event loop: `async with AsyncGatekeeper(...)`, or await close().
+    """Gatekeeper for the tasks of one event loop. Use it in an `async with`, or await close().
 
-    The arguments, the results and the errors are those of Gatekeeper. Nothing needs a thread. Not thread-safe, and for
-    one event loop: in another it raises RuntimeError, unless the first was closed; then it begins anew.
+    It has the arguments, results and errors of Gatekeeper. It needs no thread, and is not thread-safe. In another event
+    loop it raises RuntimeError, unless the first loop was closed; then it connects again.
     """
 
     def __init__(
@@ -275,17 +275,17 @@ class AsyncGatekeeper:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if kind is GeneratorExit:  # a coroutine that is thrown away cannot wait
+        if kind is GeneratorExit:  # a coroutine that is destroyed cannot wait
             self._closed = True
             self._leave_loop()
         else:
             await self.close()
 
     async def connect(self, timeout: float = 5.0) -> bool:
-        """Connects now, and waits until all masters are connected and subscribed. False if they are not in that time.
+        """Connects now, and waits until all masters are connected and subscribed. False if that takes too long.
 
-        It need not be called. A gatekeeper does not know what a master said before the connection. ConnectionLost if it
-        is closed, also meanwhile.
+        Calling it is optional. A gatekeeper does not know what a master announced before the connection. Raises
+        ConnectionLost if the gatekeeper is closed, also while connect() waits.
         """
         self._own_loop()
         try:
@@ -295,9 +295,9 @@ class AsyncGatekeeper:
         return True
 
     async def close(self) -> None:
-        """Sends what is left, for up to a second, and ends the connections. Later decisions raise ConnectionLost.
+        """Sends unsent messages, for up to a second, and ends the connections. Later decisions raise ConnectionLost.
 
-        RuntimeError in another event loop than its own, unless that has been closed: then nothing more is sent.
+        Raises RuntimeError in another event loop, unless the first loop was closed: then nothing more is sent.
         """
         self._check_loop()
         tenders = self._tenders if self._loop is get_running_loop() else []
@@ -311,7 +311,7 @@ class AsyncGatekeeper:
     def decide(
         self, identifier: str | bytes, domain: str | bytes | None = None, log_info: str | bytes = b""
     ) -> Decision:
-        """What becomes of a request that comes now. Waits for nothing: who is to wait does so itself, as admit() does.
+        """Decides whether a request that comes now passes, waits or is rejected. Does not wait itself, as admit() does.
 
         log_info: for the log of the master, cut to 1,024 bytes. counterd ignores it.
         """
@@ -320,20 +320,20 @@ class AsyncGatekeeper:
         return self._core.decide(identifier, domain, log_info, monotonic_ns(), time_ns())
 
     def gave_up(self, decision: Decision) -> None:
-        """A delayed request does not wait any more: its client went away, or its time has come."""
+        """Call it when a delayed request stops waiting: its client has disconnected, or its delay is over."""
         self._core.gave_up(decision)
 
     def admit(
         self, identifier: str | bytes, domain: str | bytes | None = None, log_info: str | bytes = b""
     ) -> AsyncAdmission:
-        """A request while a block runs: `async with gatekeeper.admit("10.0.0.1"):` waits if it has to.
+        """Admits a request: `async with gatekeeper.admit("10.0.0.1"):` waits if it has to.
 
-        Raises Rejected if it does not pass.
+        Raises Rejected if the request is rejected.
         """
         return AsyncAdmission(self, identifier, domain, log_info)
 
     def stats(self) -> Stats:
-        """What was decided, and what became of it. Asks no master."""
+        """Returns how requests were decided, and what became of the messages. Asks no master."""
         return self._core.stats(monotonic_ns())
 
     # ---- inside ----
@@ -347,7 +347,7 @@ class AsyncGatekeeper:
                 await tender.news.wait()
 
     def _own_loop(self) -> None:
-        """Begins in the loop that runs. RuntimeError if it belongs to another, unless that has been closed."""
+        """Starts in the running loop. Raises RuntimeError if it belongs to another loop that is not closed."""
         if self._closed:
             raise closed()
         loop = get_running_loop()
@@ -371,7 +371,7 @@ class AsyncGatekeeper:
         self._loop = None
 
     def _after_fork(self) -> None:
-        """In the child, which has no loop yet, and in which no task will run."""
+        """In the child of a fork, which has no loop yet, and where no task of the parent runs."""
         for tender in self._tenders:
             tender.after_fork()
         self._tenders = []
@@ -380,7 +380,7 @@ class AsyncGatekeeper:
 
 
 class AsyncAdmission:
-    """A request that passes a gatekeeper: what AsyncGatekeeper.admit() returns, for `async with`, once."""
+    """One request at a gatekeeper: what AsyncGatekeeper.admit() returns, for one `async with`, as Admission."""
 
     def __init__(
         self, gatekeeper: AsyncGatekeeper, identifier: str | bytes, domain: str | bytes | None, log_info: str | bytes
@@ -402,4 +402,4 @@ class AsyncAdmission:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """The request is over: a gatekeeper does not count those."""
+        """Does nothing: a gatekeeper does not count requests that run."""

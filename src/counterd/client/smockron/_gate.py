@@ -1,8 +1,8 @@
-"""What a gatekeeper says to a proxy that asks about each request before it passes it on.
+"""A gatekeeper for a proxy that asks about each request before the proxy forwards it.
 
-Stands beside the floors; needs aiohttp, which brings the requests. Their method counts for nothing, and no body is
-read. The gate cannot tell which headers the proxy has written and which its client: the configuration of the proxy
-sees to it.
+Stands beside the floors; needs aiohttp, which receives the requests. Their method has no effect, and no body is read.
+The gate cannot know whether the proxy has written a header or the proxy's client: the configuration of the proxy has to
+ensure that.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ if TYPE_CHECKING:
 
     from counterd.client.smockron import AsyncGatekeeper
 
-# Where the path of the client's request is, if not in that of the request for the gate. The first is what Traefik and
-# Caddy overwrite, so that no client of theirs can say another path in the second.
+# The headers that may have the path of the client's request; without them it is the path of the request to the gate.
+# The first one comes first because Traefik and Caddy overwrite it, so a client cannot use the second to send another.
 PATH_HEADERS = ("X-Forwarded-Uri", "X-Original-URI")
 
 
 class Gate:
-    """Answers: 200 for a request that passes, now or when it has waited; else the status, with Retry-After.
+    """Answers 200 for a request that passes, at once or after its delay, else with the status and Retry-After.
 
-    gatekeeper: is not closed with the gate.
-    identifiers: what tells requests apart: "header:NAME", "path" without what follows a ?, "client", who asks the gate.
+    gatekeeper: the gate does not close it.
+    identifiers: what is limited: "header:NAME", "path" (without the query), "client" (the address that asks the gate).
     A request passes without a limit if headers or "client" are named and it has none of them; the first is logged.
-    status: of the answer to a rejected request.
+    status: of the reply to a rejected request.
     """
 
     def __init__(self, gatekeeper: AsyncGatekeeper, identifiers: Sequence[str], status: int) -> None:
@@ -39,7 +39,7 @@ class Gate:
         self._status = status
 
     async def answer(self, request: web.BaseRequest) -> web.Response:
-        """When it is cancelled, because the proxy has gone away, the request does not wait any more."""
+        """Answers a request. It is cancelled if the proxy disconnects; then the request does not wait any more."""
         identifier = self._identify(request)
         if identifier is None:
             return web.Response()
@@ -52,7 +52,7 @@ class Gate:
 
 
 def _client(request: web.BaseRequest) -> str | None:
-    """None on a Unix socket."""
+    """Returns None on a Unix socket."""
     return request.remote or None
 
 

@@ -1,12 +1,12 @@
-"""What a gatekeeper does, sans-I/O: decides, remembers what masters told it, and says what is to be sent to them.
+"""The core of a gatekeeper, without I/O: decides, remembers what masters announce, and makes the messages for them.
 
 Stands beside the floors, shared by the gatekeeper for threads and that for asyncio. Nothing here reads a clock, waits,
-locks or logs. It is given two clocks: one that nobody sets, in nanoseconds (`now_ns`) or seconds (`now`), by which all
-is decided; and that of Unix time (`wall_ns`), which is in messages. A time that a master has told is converted when it
-is heard, so that a wall clock that is set later changes no wait.
+locks or logs. Callers pass the times of two clocks: the monotonic one, in nanoseconds (`now_ns`) or seconds (`now`),
+for decisions, and Unix time (`wall_ns`), for messages. A time in a message is converted when the message comes, so
+setting the wall clock later does not change how long anybody waits.
 
-An accounting message waits in its Gate, that of its domain, until the domain's master has subscribed to it, for HELD_NS
-at most: a master counts a late message as if it came now, so an older one would limit clients that do not deserve it.
+An accounting message is kept in the Gate of its domain until the domain's master has subscribed to it, for HELD_NS at
+most. A master counts a late message as if the request came now, so an old message would limit clients unfairly.
 """
 
 from __future__ import annotations
@@ -35,22 +35,22 @@ if TYPE_CHECKING:
 
     from counterd.client.smockron._masters import Masters, Pair
 
-DOMAINS_MAX = 1024  # of a master, which ends a connection with more subscriptions
+DOMAINS_MAX = 1024  # of one master, which closes a connection that has more subscriptions
 HELD_NS = 2_000_000_000
 BATCH = 2048  # messages that are sent in one piece
-LOG_INFO_MAX = 1024  # bytes that are sent of it
+LOG_INFO_MAX = 1024  # bytes
 ALL: Literal["all"] = "all"
-SHARES = {"all": 1.0, "none": 0.0}  # of the rejected requests that masters are told of
+SHARES = {"all": 1.0, "none": 0.0}  # the share of rejected requests that are reported to masters
 MS, HALF_MS = 1_000_000, 500_000  # ns
 _LAST = bytes((0, 0))  # an empty frame, which ends a message
-_SHORTS = tuple(bytes((wire.MORE, size)) for size in range(256))  # how a short frame begins that another follows
+_SHORTS = tuple(bytes((wire.MORE, size)) for size in range(256))  # how a short frame begins that is not the last
 
 log = logging.getLogger("counterd.client.smockron")
-News = Union[tuple[Any, ...], None]  # noqa: UP007 - what log.log() is to be called with, once no lock is held
+News = Union[tuple[Any, ...], None]  # noqa: UP007 - arguments for log.log(), to be called without a lock
 
 
 class Verdict(str, Enum):
-    """What becomes of a request."""
+    """What happens to a request."""
 
     PASS = "pass"
     DELAY = "delay"
@@ -58,11 +58,11 @@ class Verdict(str, Enum):
 
 
 class Decision(NamedTuple):
-    """About a request.
+    """What happens to one request.
 
-    delay_s: seconds that it has to wait, or would have had to if it was rejected; 0 if it passes.
-    until_ms: when they are over, in milliseconds of Unix time; 0 if it passes.
-    number: of a request that is delayed, by which gave_up() knows it; 0 of others.
+    delay_s: seconds that it has to wait, or would have to wait if it were not rejected; 0 if it passes.
+    until_ms: when the delay ends, in milliseconds of Unix time; 0 if it passes.
+    number: of a delayed request, for gave_up(); 0 for other requests.
     """
 
     verdict: Verdict
@@ -75,20 +75,20 @@ PASSED = Decision(Verdict.PASS)
 
 
 class Stats(NamedTuple):
-    """What stats() of a gatekeeper tells.
+    """The result of stats() of a gatekeeper.
 
-    passed, delayed, rejected: requests, by what was decided.
+    passed, delayed, rejected: requests by decision.
     delaying: requests that wait now.
-    remembered: identifiers that have to wait now, as far as was told.
+    remembered: identifiers that have to wait now, as far as the gatekeeper knows.
     evicted: identifiers that were forgotten because there were too many.
     told: control messages that came.
-    unknown: messages that said nothing that is known here.
+    unknown: messages from masters that the gatekeeper does not know how to use.
     sent: accounting messages that were sent.
-    held: accounting messages that wait for a master now.
-    dropped: accounting messages that had to wait for too long, or were too many.
-    unwanted: accounting messages of domains whose master has said that it does not want them any more.
-    lost: connections that ended, and attempts to make one that failed.
-    away: masters that cannot be reached now, by their address, and why.
+    held: accounting messages that are kept until they can be sent.
+    dropped: accounting messages that were kept for too long, or were too many.
+    unwanted: accounting messages of domains from which the master has unsubscribed.
+    lost: connections that ended, and attempts to connect that failed.
+    away: why masters cannot be reached now, by their address.
     """
 
     passed: int
@@ -109,7 +109,7 @@ class Stats(NamedTuple):
 
 @dataclass(frozen=True)
 class Options:
-    """The arguments of a gatekeeper that have a default. Raises ValueError for what cannot be."""
+    """The arguments of a gatekeeper that have a default. Raises ValueError for impossible values."""
 
     max_delay_s: float = 5.0
     max_delayed: int = 1000
@@ -139,21 +139,21 @@ class Options:
 
 
 class Flow(Enum):
-    """What becomes of a domain's accounting messages."""
+    """What happens to the accounting messages of a domain."""
 
-    HELD = 0  # the master has not subscribed to it yet
-    OPEN = 1
-    UNWANTED = 2  # it has taken its subscription back
+    HELD = 0  # kept: the master has not subscribed to it yet
+    OPEN = 1  # sent
+    UNWANTED = 2  # discarded: the master has unsubscribed
 
 
-HELD, OPEN, UNWANTED = Flow  # looked up far faster than through the class
+HELD, OPEN, UNWANTED = Flow  # much faster to look up than the members of the class
 _, DELAY, REJECT = Verdict
 
 
 class Master:
-    """A master, with its two connections. filled: gates with something to send.
+    """A master, with its two connections. filled: gates that have something to send.
 
-    is_stirred: the sender will look whether there is something; else stir() has to wake it.
+    is_stirred: the sender will look for something to send by itself; otherwise stir() has to wake it.
     """
 
     def __init__(self, pair: Pair, options: Options) -> None:
@@ -164,12 +164,12 @@ class Master:
         self.filled: list[Gate] = []
         self.is_stirred = False
         self.stir: Callable[[], object] = _nothing
-        self.away = ""  # why
+        self.away = ""  # why it cannot be reached
         self.away_since = 0.0
 
     @property
     def is_ready(self) -> bool:
-        """It is heard, and hears at least one of the domains, or there are none."""
+        """Whether both connections work, and the master has subscribed to one of the domains, if there are any."""
         return (
             self.control.is_settled
             and self.accounting.is_ready
@@ -177,13 +177,13 @@ class Master:
         )
 
     def wants(self, line: Line, now: float) -> bool:
-        """Whether it is time to connect. Accounting comes second: what it causes is to be heard."""
+        """Whether it is time to connect. Control comes first, as it receives what accounting causes."""
         if line.is_open or line.is_connecting or now < line.retry_at:
             return False
         return line is self.control or self.control.is_ready or self.control.has_failed
 
     def due(self, now: float) -> float:
-        """Seconds until something is to be done about a connection; without end if nothing is."""
+        """Seconds until something is to be done with a connection; infinity if there is nothing to do."""
         times = [line.due for line in self.lines if line.is_open]
         times += [
             line.retry_at for line in self.lines if line.has_failed and not line.is_open and not line.is_connecting
@@ -192,14 +192,14 @@ class Master:
 
 
 class Kind(NamedTuple):
-    """Of a domain's accounting messages. begin: their first two frames."""
+    """A kind of accounting message of a domain. begin: its first two frames."""
 
     status: Status
     begin: bytes
 
 
 class Gate:
-    """A domain: what is to be sent of it, and the identifiers that have to wait in it."""
+    """A domain: its messages that are to be sent, and its identifiers that have to wait."""
 
     __slots__ = ("accepted", "delayed", "flow", "master", "name", "queue", "rejected", "times", "topic")
 
@@ -226,10 +226,10 @@ class Core:
         self._max_delay_ns = options.max_delay_s * 1e9
         self._share = options.share
         self._default = as_bytes(domain)
-        self._gates: dict[str | bytes | None, Gate] = {}  # by all that they are called
+        self._gates: dict[str | bytes | None, Gate] = {}  # by every form of their names
         self._pairs: dict[Pair, Master] = {}
         self._delays = Delays()
-        self._received_ms, self._received = -1, b""  # of the last message, and its frame
+        self._received_ms, self._received = -1, b""  # the time of the last message, and the frame that has it
         self._passed = self._delayed = self._rejected = 0
         self._heard = self._unknown = self._sent = self._dropped = self._unwanted = self._lost = 0
         self._everywhere, self._somewhere = read_masters(masters, tls)
@@ -245,7 +245,7 @@ class Core:
     def decide(
         self, identifier: str | bytes, domain: str | bytes | None, log_info: str | bytes, now_ns: int, wall_ns: int
     ) -> Decision:
-        """Of a request that comes now. Most pass, and their way is short."""
+        """Decides about a request that comes now. The code is short for requests that pass, as most do."""
         gate = self._gates.get(domain) or self._gate(domain)
         name = identifier if type(identifier) is bytes else as_bytes(identifier)
         until_ns = gate.times.get(name, 0)
@@ -256,11 +256,11 @@ class Core:
         return PASSED
 
     def gave_up(self, decision: Decision) -> None:
-        """The request does not wait any more."""
+        """Called when the request does not wait any more."""
         self._delays.remove(decision.number)
 
     def rejection(self, identifier: str | bytes, domain: str | bytes | None, decision: Decision) -> Rejected:
-        """What tells of it."""
+        """Returns the error for a request that was rejected."""
         name = self._default if domain is None else as_bytes(domain)
         return Rejected(as_bytes(identifier), name, decision.delay_s)
 
@@ -289,7 +289,7 @@ class Core:
         wall_ns: int,
         until_ms: int = 0,
     ) -> None:
-        """An accounting message. One of short frames is written in a fifth of the time that wire.accounting() takes."""
+        """Adds an accounting message. Short frames are joined here: that is five times as fast as wire.accounting()."""
         master = gate.master
         now_ms = wall_ns // MS
         if log_info or len(identifier) >= len(_SHORTS):
@@ -320,7 +320,7 @@ class Core:
     # ---- domains ----
 
     def _gate(self, domain: str | bytes | None) -> Gate:
-        """The gate of a domain, a new one if it is the first time. ValueError if there is no master for it."""
+        """Returns the gate of a domain, a new one the first time. Raises ValueError if the domain has no master."""
         name = self._default if domain is None else as_bytes(domain)
         gate = self._gates.get(name)
         if gate is None:
@@ -332,7 +332,7 @@ class Core:
         return gate
 
     def _new_gate(self, name: bytes, pair: Pair) -> Gate:
-        topic = wire.topic(name)  # ValueError for what cannot be a domain
+        topic = wire.topic(name)  # ValueError if it cannot be a domain
         master = self._pairs.get(pair)
         if master is None:
             master = self._pairs[pair] = Master(pair, self._options)
@@ -349,7 +349,7 @@ class Core:
         return gate
 
     def _direct(self, master: Master) -> None:
-        """By what the master has subscribed to."""
+        """Sets the flow of each gate by what the master has subscribed to."""
         prefixes = tuple(master.accounting.prefixes)
         for gate in master.gates:
             if gate.topic.startswith(prefixes):
@@ -364,7 +364,7 @@ class Core:
     # ---- what the owner of the sockets calls ----
 
     def feed(self, master: Master, line: Line, data: bytes, now_ns: int, wall_ns: int) -> News:
-        """These bytes have come. Raises ProtocolError, after which the connection is to be closed."""
+        """Takes bytes that have come. After a ProtocolError the caller has to close the connection."""
         now = now_ns / 1e9
         messages = line.feed(data, now)
         if line is master.accounting:
@@ -388,7 +388,7 @@ class Core:
         return logging.INFO, "the master at %s is back after %.1f s", master.accounting.address, away_s
 
     def take(self, master: Master, line: Line, now_ns: int) -> bytes:
-        """What is to be sent now. Who calls it says whether it looks again by itself: master.is_stirred."""
+        """Returns the bytes to send now. The caller sets master.is_stirred if it will call this again by itself."""
         found = bytes(line.out)
         line.out.clear()
         return found + self._collect(master, now_ns) if line is master.accounting and line.is_ready else found
@@ -414,7 +414,7 @@ class Core:
             self._dropped += 1
 
     def lost(self, master: Master, line: Line, why: str, now: float) -> News:
-        """A connection has ended, or could not be made."""
+        """Called when a connection has ended, or could not be made."""
         self._lost += 1
         line.closed(now)
         self._direct(master)
@@ -424,11 +424,11 @@ class Core:
         return logging.WARNING, "cannot reach the master at %s; requests pass: %s", master.accounting.address, why
 
     def has_left(self, master: Master) -> bool:
-        """Whether something is to be sent to the master yet, or could be soon."""
+        """Returns whether something is still to be sent to the master, and the master can be reached."""
         return not master.away and any(gate.queue for gate in master.gates)
 
     def reset(self) -> None:
-        """Nothing is connected, and nothing is to be sent: it is all another process's, or an event loop's."""
+        """Forgets connections and unsent messages: they belong to the parent process, or to a closed event loop."""
         self._delays = Delays()
         self.told.rebuild()
         for master in self.masters:
@@ -470,10 +470,10 @@ def closed() -> ConnectionLost:
 
 
 def _number(number: int) -> bytes:
-    """A frame that another follows."""
+    """Returns a frame that is not the last one."""
     digits = b"%d" % number
     return _SHORTS[len(digits)] + digits
 
 
 def _nothing() -> None:
-    """Nobody is there yet."""
+    """Does nothing, as nobody sends yet."""

@@ -1,6 +1,6 @@
-"""Whose request it is: what the middleware for web applications takes for a gatekeeper's identifier.
+"""How the middleware for web applications makes a gatekeeper's identifier from a request.
 
-Stands beside the floors, shared by ASGI and WSGI, each of which says what a request has.
+Stands beside the floors, shared by ASGI, WSGI and the gate, which read a request in different ways.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from counterd.client._connection import as_bytes
 from counterd.client.smockron._gatekeeping import log
 from counterd.protocols.smockron.wire import IDENTIFIER_MAX
 
-REJECTED = b"Rejected\n"  # what a client is told
+REJECTED = b"Rejected\n"  # the body of the reply
 STATUS = 503
 CLIENT, PATH, HEADER = "client", "path", "header:"
 _TOKEN = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")  # what the name of a header can be (RFC 9110, section 5.6.2)
@@ -23,17 +23,17 @@ WANTED = {CLIENT: "a client address"}
 
 R = TypeVar("R")
 Identify = Callable[[R], Union[str, bytes, None]]  # noqa: UP007 - is evaluated, by Python 3.10 too
-# A name, several, or a function of the request, which gives None for one that is to pass.
+# A name, several names, or a function of the request, which returns None to let the request pass.
 Identifier = Union[str, Sequence[str], Callable[[Any], Union[str, bytes, None]]]  # noqa: UP007
 
 
 def identify_by(
     identifier: Identifier, client: Identify[R], path: Identify[R], header: Callable[[R, str], str | bytes]
 ) -> Callable[[R], bytes | None]:
-    """A function that says whose a request is. ValueError for an unknown name.
+    """Returns a function that returns the identifier of a request. ValueError for an unknown name.
 
-    None is for a request that has neither an address nor a header where one is named. It is to pass: all such requests
-    under one limit would slow down clients that do nothing wrong. The first is logged.
+    That function returns None if addresses or headers are named and the request has none of them. The request passes,
+    because one limit for all such requests would slow down clients that do nothing wrong. The first one is logged.
     """
     if callable(identifier):
         ask = identifier
@@ -41,7 +41,7 @@ def identify_by(
     names = [identifier] if isinstance(identifier, str) else list(identifier)
     parts = [_part(name, client, path, header) for name in names]
     if not parts:
-        raise ValueError("identifier: nothing tells requests apart")
+        raise ValueError("identifier: the list must not be empty")
     wanted = [WANTED.get(name, name.removeprefix(HEADER)) for name in names if name != PATH]
     has_warned = False
 
@@ -59,7 +59,7 @@ def identify_by(
 
 
 def retry_after(seconds: float) -> str:
-    """The header's value: whole seconds, and no fewer than it takes."""
+    """Returns the value of the header: whole seconds, rounded up, at least 1."""
     return str(max(math.ceil(seconds), 1))
 
 
@@ -75,12 +75,12 @@ def _part(name: str, client: Identify[R], path: Identify[R], header: Callable[[R
 
 
 def _quoted(part: str | bytes | None) -> bytes:
-    """Without a space, so that one of several parts cannot contain the beginning of the next."""
+    """Returns the part without spaces, which separate parts: so a part cannot look like two."""
     return as_bytes(part or b"").replace(b"%", b"%25").replace(b" ", b"%20")
 
 
 def _fitting(identifier: str | bytes | None) -> bytes | None:
-    """As it is sent: in place of what is too long, its SHA-256 in hex."""
+    """Returns the identifier as it is sent: if it is too long, its SHA-256 in hex."""
     if identifier is None:
         return None
     found = identifier.encode("utf-8", "surrogateescape") if isinstance(identifier, str) else as_bytes(identifier)

@@ -1,7 +1,7 @@
 """One connection of a gatekeeper to a master, sans-I/O: ZMTP's handshake, subscriptions and heartbeats; no clock.
 
-Stands beside the floors. A Line outlives its connections: opened() begins one and closed() ends it. What is to be sent
-is in `out`, and the owner of the socket takes it from there. Section names are those of docs/protocols/smockron.md.
+Stands beside the floors. A Line has one connection after another: opened() begins one and closed() ends it. The owner
+of the socket takes the bytes to send from `out`. Section names are those of docs/protocols/smockron.md.
 """
 
 from __future__ import annotations
@@ -17,34 +17,34 @@ from counterd.protocols.smockron.wire import Command, Parser, SocketType
 if TYPE_CHECKING:
     from counterd.client._addresses import Address
 
-# What the peer of a kind may be.
+# The socket types that the peer of each type may have.
 PEERS = {SocketType.PUB: (b"SUB", b"XSUB"), SocketType.SUB: (b"PUB", b"XPUB")}
-PREFIXES_MAX = 1 << 16  # subscriptions of a master: there are fewer domains
-PREFIX_MAX = 1024  # bytes of one
-OUT_MAX = 1 << 20  # bytes that can wait to be sent when a PING is to be answered: who sends it does not read
-# Heartbeats after which a master is given up that does not answer, and that it is asked to give us up after.
+PREFIXES_MAX = 1 << 16  # subscriptions that a master may make: more than it can have domains
+PREFIX_MAX = 1024  # bytes of one subscription
+OUT_MAX = 1 << 20  # bytes: if more are unsent when a PING comes, the peer does not read
+# In heartbeats: after PATIENCE a master that does not answer is given up; after TTL the master may give up this end.
 PATIENCE = 2
 TTL = 3
-BEGIN, END = b"\x01", b"\x00"  # a subscription as a message
+BEGIN, END = b"\x01", b"\x00"  # the first byte of a message that subscribes or unsubscribes
 
 
 class Line:
-    """kind: what this end is. address: of the other end. prefixes: what a PUB's peer has subscribed to, how often."""
+    """kind: the type of this end. address: the peer's. prefixes: what the peer has subscribed to, and how often."""
 
     def __init__(self, kind: SocketType, address: Address, heartbeat: float, timeout: float) -> None:
-        """heartbeat: seconds between two PINGs. timeout: seconds that the handshake may take."""
+        """heartbeat: seconds between two PINGs. timeout: seconds for the handshake."""
         self.kind = kind
         self.address = address
         self.out = bytearray()
         self.is_connecting = self.is_open = self.is_ready = False
-        self.is_settled = False  # the peer has taken what it was sent first: subscriptions
-        self.has_failed = False  # an attempt did, or a connection was lost, and none was ready since
+        self.is_settled = False  # the peer has received the first subscriptions
+        self.has_failed = False  # the last attempt failed, or the last connection was lost
         self.prefixes: Counter[bytes] = Counter()
         self.retry_at = 0.0
-        self.due = 0.0  # of look()
+        self.due = 0.0  # when look() has something to do
         self._heartbeat = heartbeat
         self._timeout = timeout
-        self._topics: list[bytes] = []  # that a SUB subscribes to
+        self._topics: list[bytes] = []  # what a SUB subscribes to
         self._backoff = Backoff(CONNECT_FIRST_S, CONNECT_LONGEST_S)
         self._parser = Parser()
         self._has_introduced = False  # READY was sent
@@ -53,7 +53,7 @@ class Line:
         self._answers = False  # the peer is known to answer PINGs
 
     def opened(self, now: float) -> None:
-        """There is a connection."""
+        """Called when there is a connection."""
         self.is_connecting, self.is_open = False, True
         self.out = bytearray(wire.greeting())
         self.due = now + self._timeout
@@ -62,7 +62,7 @@ class Line:
         self._unanswered_since = None
 
     def closed(self, now: float) -> None:
-        """There is none any more, or the attempt to make one has failed."""
+        """Called when the connection has ended, or an attempt to make one has failed."""
         if self.is_ready and now - self._ready_at >= CONNECT_LONGEST_S:
             self._backoff.reset()
         self.reset()
@@ -70,20 +70,20 @@ class Line:
         self.retry_at = now + self._backoff.delay()
 
     def reset(self) -> None:
-        """There is none, and nothing is wrong about that."""
+        """Forgets the connection, without calling that a failure."""
         self.is_connecting = self.is_open = self.is_ready = self.is_settled = self.has_failed = False
         self.retry_at = 0.0
         self.out.clear()
         self.prefixes.clear()
 
     def subscribe(self, topic: bytes) -> None:
-        """Of a SUB, on this connection and all that follow."""
+        """Subscribes a SUB to a topic, on this connection and all later ones."""
         self._topics.append(topic)
         if self.is_ready:
             self._send_subscription(topic)
 
     def feed(self, data: bytes, now: float) -> list[tuple[bytes, ...]]:
-        """Takes what has come. Returns the messages in it. Raises ProtocolError."""
+        """Takes bytes that have come. Returns the messages in them. Raises ProtocolError."""
         self._unanswered_since = None
         found = self._parser.feed(data)
         if self._parser.minor is not None and not self._has_introduced:
@@ -97,12 +97,12 @@ class Line:
                 self._take_command(item)
             elif self.kind is SocketType.SUB:
                 messages.append(item)
-            elif len(item) == 1 and item[0][:1] in (BEGIN, END):  # as ZMTP 3.0 has it
+            elif len(item) == 1 and item[0][:1] in (BEGIN, END):  # subscriptions of ZMTP 3.0
                 self._take_subscription(item[0][1:], item[0][:1] == BEGIN)
         return messages
 
     def look(self, now: float) -> None:
-        """Does what is due: a PING. Timeout if the peer is to be given up."""
+        """Sends a PING if one is due. Raises Timeout if the peer is to be given up."""
         if not self.is_ready:
             if now >= self.due:
                 raise Timeout(f"{self.address} did not finish ZMTP's handshake within {self._timeout:g} s")
@@ -121,7 +121,7 @@ class Line:
             self._unanswered_since = now
 
     def _take_ready(self, item: Command | tuple[bytes, ...], now: float) -> None:
-        """Section "Handshake". Of ZMTP 3.0 nobody can tell whether it answers PINGs, until it does."""
+        """Section "Handshake". Whether a peer with ZMTP 3.0 answers PINGs is not known before it has answered one."""
         if isinstance(item, Command) and item.name == b"ERROR":
             raise ProtocolError(f"{self.address} refused the handshake: {wire.error_reason(item.data)}")
         if not isinstance(item, Command) or item.name != b"READY":
@@ -153,7 +153,7 @@ class Line:
             self._take_subscription(command.data, command.name == b"SUBSCRIBE")
 
     def _take_subscription(self, prefix: bytes, begins: bool) -> None:
-        """Section "Subscriptions": they add up."""
+        """Section "Subscriptions": each one counts."""
         if begins:
             if len(prefix) > PREFIX_MAX or len(self.prefixes) >= PREFIXES_MAX:
                 raise ProtocolError(f"{self.address} subscribes to more than {PREFIXES_MAX}, or to {len(prefix)} bytes")

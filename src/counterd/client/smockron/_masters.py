@@ -1,4 +1,4 @@
-"""Where the masters are that a gatekeeper is given: the addresses of both ports of each, by domain.
+"""The masters of a gatekeeper: the addresses of both ports of each master, by domain.
 
 Stands beside the floors. Nothing here touches a socket.
 """
@@ -29,7 +29,7 @@ class Pair(NamedTuple):
 
 
 def read_masters(masters: Masters, tls: bool | ssl.SSLContext) -> tuple[Pair | None, dict[bytes, Pair]]:
-    """The master for any domain, or None, and the masters by domain. Raises ValueError or TypeError."""
+    """Returns the master for all domains, or None, and the masters by domain. Raises ValueError or TypeError."""
     if not isinstance(masters, Mapping):
         return _read_master(masters, tls), {}
     if not masters:
@@ -41,9 +41,9 @@ def _read_master(where: Where, tls: bool | ssl.SSLContext) -> Pair:
     if isinstance(where, str):
         accounting = _read(where, PORT, tls)
         if accounting.path:
-            raise ValueError(f"{where!r}: of Unix sockets there have to be two, (ACCOUNTING, CONTROL)")
+            raise ValueError(f"{where!r}: a master on Unix sockets needs two addresses, (ACCOUNTING, CONTROL)")
         if accounting.port >= PORT_MAX:
-            raise ValueError(f"{where!r}: there is no port behind it for control; give two, (ACCOUNTING, CONTROL)")
+            raise ValueError(f"{where!r}: there is no next port for control; give two addresses, (ACCOUNTING, CONTROL)")
         return Pair(accounting, accounting._replace(port=accounting.port + 1))
     if len(where) != len(Pair._fields):
         raise ValueError(f"{where!r}: a master is one address or a pair (ACCOUNTING, CONTROL)")

@@ -1,7 +1,7 @@
 """The thread of a Gatekeeper for the connections to one master: only this thread connects, reads and sends.
 
-Stands beside the floors. A decision leaves a message for the thread, and wakes the thread if it waits. To wake it costs
-several times what the decision costs. So after the thread has sent something it pauses, LOOKS times, before it waits
+Stands beside the floors. A decision leaves a message for the thread, and wakes the thread if it waits. Waking it costs
+several times as much as the decision. So after the thread has sent something it pauses, LOOKS times, before it waits
 again: the messages that come meanwhile go out in one piece.
 """
 
@@ -76,7 +76,7 @@ class Tender:
             self._thread.join(2 * LINGER_S)  # after that it is connecting, or waits for the caller
 
     def after_fork(self) -> None:
-        """In the child, where the thread does not run: closes the copies of the sockets, and does nothing else."""
+        """In the child of a fork, where the thread does not run: closes its copies of the sockets, and nothing else."""
         for channel in self._channels.values():
             channel.socket.close()
         self._waker.close()

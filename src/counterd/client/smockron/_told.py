@@ -1,7 +1,7 @@
-"""What masters have told a gatekeeper: until when an identifier has to wait. Bounded; no I/O, no clock.
+"""What masters have announced to a gatekeeper: until when each identifier has to wait. Bounded; no I/O, no clock.
 
-Stands beside the floors. A decision looks into the dict of a domain itself: a request without a limit costs no more.
-A time there may have passed already; expire() removes such times.
+Stands beside the floors. A decision reads the dict of a domain directly, so that a request without a limit costs only a
+look-up. A time in the dict may have passed already; expire() removes such times.
 """
 
 from __future__ import annotations
@@ -9,20 +9,20 @@ from __future__ import annotations
 import heapq
 from typing import NamedTuple
 
-# Entries of the heap that no identifier has any more, beyond as many as those that one has.
+# The heap is rebuilt when it has so many more outdated entries than valid ones.
 STALE_MAX = 64
-AHEAD_MAX_NS = 11 * 366 * 86_400 * 1_000_000_000  # no master has anybody wait for longer: ten years, and 366 days
+AHEAD_MAX_NS = 11 * 366 * 86_400 * 1_000_000_000  # no master lets anybody wait longer: ten years, and 366 days
 
 
 class _Time(NamedTuple):
     until_ns: int
-    number: int  # so that nothing behind it is compared
+    number: int  # unique, so that the heap never compares what follows
     times: dict[bytes, int]
     identifier: bytes
 
 
 class Told:
-    """The times of all domains, limit at most: beyond that the one that passes first is forgotten."""
+    """The times of all domains. limit: how many at most; of more, the one that passes first is forgotten."""
 
     def __init__(self, limit: int) -> None:
         self.count = 0  # identifiers that have a time
@@ -33,12 +33,12 @@ class Told:
         self._number = 0
 
     def new_domain(self) -> dict[bytes, int]:
-        """The times of one more domain by identifier, in ns of a clock that nobody sets; for reading."""
+        """Returns the times of a new domain by identifier, in ns of the monotonic clock. The caller only reads them."""
         self._domains.append({})
         return self._domains[-1]
 
     def remember(self, times: dict[bytes, int], identifier: bytes, until_ns: int, now_ns: int) -> None:
-        """The largest time that an identifier was told is what counts. One that cannot be counts for nothing."""
+        """Notes until when an identifier has to wait, if that is later than before. Ignores impossible times."""
         self.expire(now_ns)
         if not max(now_ns, times.get(identifier, 0)) < until_ns <= now_ns + AHEAD_MAX_NS:
             return
@@ -51,7 +51,7 @@ class Told:
             self.rebuild()
 
     def forget(self, times: dict[bytes, int], identifier: bytes) -> None:
-        """It was told nothing."""
+        """The identifier need not wait any more."""
         self.count -= times.pop(identifier, None) is not None
 
     def expire(self, now_ns: int) -> None:
@@ -60,7 +60,7 @@ class Told:
             self._pop()
 
     def rebuild(self) -> None:
-        """Makes everything else anew from the times of the domains."""
+        """Makes the heap and the count again from the times of the domains."""
         self._heap = []
         for times in self._domains:
             for identifier, until_ns in times.items():
@@ -72,7 +72,7 @@ class Told:
         heapq.heappush(self._heap, _Time(until_ns, self._number, times, identifier))
 
     def _pop(self) -> bool:
-        """Whether an identifier had that time still."""
+        """Removes the earliest entry. Returns whether it was still valid."""
         until_ns, _, times, identifier = heapq.heappop(self._heap)
         if times.get(identifier) != until_ns:
             return False

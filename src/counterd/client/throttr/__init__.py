@@ -1,4 +1,4 @@
-"""Clients for the throttr protocol, blocking and for asyncio: counterd's own, and good for the reference as well.
+"""Clients for the throttr protocol, blocking and for asyncio. They work with the reference server, too.
 
 Client has a method for every request, and keeps the events that the server sends until they are taken, up to a bound.
 AsyncClient is the same for asyncio.
@@ -147,7 +147,7 @@ class AsyncClient(Commands, AioCommanded):
 
 
 class _AsyncEvents:
-    """Is no generator: that would be over if it was cancelled."""
+    """An iterator, not a generator, because a generator ends if it is cancelled."""
 
     def __init__(self, client: AsyncClient, timeout: float | None) -> None:
         self._client = client

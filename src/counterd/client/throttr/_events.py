@@ -1,7 +1,7 @@
-"""Events that came and were not taken yet: a queue with a bound, and gaps where it was reached or a connection lost.
+"""Events that came and were not taken yet: a bounded queue, which notes where events were lost.
 
-Stands beside the floors. Events must not hold up the replies behind them, so what does not fit is left out, and whoever
-takes them is told where and how many; they never come out of order.
+Stands beside the floors. Events must not delay the replies behind them, so events that do not fit are dropped. The
+caller that takes events learns where events are missing, and how many. Events never come out of order.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from counterd.errors import ConnectionLost, EventsLost
 if TYPE_CHECKING:
     from counterd.protocols.throttr.wire import Event
 
-EVENTS_MAX = 16 << 20  # bytes of events that a client keeps unless told
+EVENTS_MAX = 16 << 20  # bytes of events that a client keeps by default
 EVENT_OVERHEAD = 150  # bytes that Python's objects for an event take besides its channel and payload
 
 
 class Events:
-    """Events that came and were not taken, in order: up to limit bytes of them, or one of any size.
+    """Events that came and were not taken, in order: up to limit bytes of them, or one event of any size.
 
-    Where more came, those after are left out until all that are here were taken; then take() says how many are missing.
+    When they are too many, later events are dropped until all kept events were taken. Then take() raises EventsLost.
     """
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._lock: Any = threading.RLock()  # reentrant: a signal handler may find it locked by what it interrupted
+        self._lock: Any = threading.RLock()  # reentrant: a signal handler may have interrupted its thread
         self._kept: deque[Event | ConnectionLost] = deque()
         self._bytes = 0
         self._lost = 0
@@ -45,13 +45,13 @@ class Events:
                 self._bytes += size
 
     def put_loss(self, loss: ConnectionLost) -> None:
-        """The connection was lost, and maybe events after those that are here. Of several in a row one is kept."""
+        """Notes that the connection was lost, and maybe events with it. Of several losses in a row one is kept."""
         with self._lock:
             if not self._lost and not (self._kept and isinstance(self._kept[-1], ConnectionLost)):
                 self._kept.append(loss)
 
     def take(self) -> Event | None:
-        """The next one, or None. Raises EventsLost or ConnectionLost where some are missing, once."""
+        """Returns the next event, or None. Raises EventsLost or ConnectionLost once where events are missing."""
         with self._lock:
             if self._kept:
                 event = self._kept.popleft()
@@ -65,7 +65,7 @@ class Events:
             return None
 
     def clear(self) -> None:
-        """Forgets all events, and that some are missing. In the child of a fork the lock may be another thread's."""
+        """Forgets events and losses, in the child of a fork. A thread of the parent may have the old lock."""
         self._lock = threading.RLock()
         self._kept.clear()
         self._bytes = self._lost = 0

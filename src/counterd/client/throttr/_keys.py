@@ -1,6 +1,6 @@
 """What the clients for the throttr protocol have in common: commands, calls of a connection, and subscriptions.
 
-Stands beside the floors. No I/O and no clock. Words in capitals are requests, as docs/protocols/throttr.md has them.
+Stands beside the floors. No I/O and no clock. Words in capitals are requests of docs/protocols/throttr.md.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ T = TypeVar("T")
 
 
 def asked(request: Request[T]) -> Made[T]:
-    """A request that changes something. Its result is what the parser makes of the reply."""
+    """Makes a request that changes something. Its result is what the parser makes of the reply."""
     return Made(request, _only)
 
 
 def looked(request: Request[T]) -> Made[T]:
-    """A request that changes nothing, or the same if it is made twice."""
+    """Makes a request that changes nothing, or nothing more if it is repeated."""
     return Made(request, _only, is_repeatable=True)
 
 
@@ -49,25 +49,25 @@ def _id(id: bytes | str) -> bytes:
 
 
 class Exchange:
-    """What a client keeps beyond its connections: how numbers look, events that came, channels, and their limits."""
+    """What a client keeps when its connection is lost: the size of numbers, events, channels, and limits."""
 
     def __init__(self, value_size: str | ValueSize, value_max: int, events_max: int) -> None:
         self.encoder = Encoder(ValueSize.named(value_size))
         self.value_max = value_max
         self.events = Events(events_max)
-        self.channels: Counter[bytes] = Counter()  # that the client is subscribed to, and how often
+        self.channels: Counter[bytes] = Counter()  # channels that the client is subscribed to, and how often
 
     def calls(self) -> KeyCalls:
-        """For a new connection."""
+        """Returns the calls of a new connection."""
         return KeyCalls(wire.Parser(self.encoder.size, self.value_max), self.events)
 
     def lost(self, where: str, why: str) -> None:
-        """A connection has ended, unless the client was closed."""
+        """Called when a connection has ended. Notes the loss, unless the client was closed."""
         if why != CLOSED:
             self.events.put_loss(lost(where, f"{why}; events may have been missed"))
 
     def greeting(self) -> list[Made[None]]:
-        """The subscriptions of a new connection."""
+        """Returns the requests that subscribe a new connection."""
         return [self._subscription(channel) for channel in self.channels.elements()]
 
     def _subscription(self, channel: bytes) -> Made[None]:
@@ -109,7 +109,7 @@ class KeyCalls(Ordered):
 
 
 class Commands(Shape):
-    """The methods of a client, which has the rest from its shape.
+    """The methods of a client, for both shapes.
 
     Keys, channels, values and payloads are bytes, or text, which is encoded as UTF-8.
     """
@@ -135,22 +135,22 @@ class Commands(Shape):
 
     @property
     def encoder(self) -> Encoder:
-        """Makes requests for event()."""
+        """Encodes requests for event()."""
         return self._exchange.encoder
 
     @command
     def insert(self, key: str | bytes, quota: int, ttl: int, ttl_type: int = TTLType.SECONDS) -> Made[bool]:
-        """Makes a counter (INSERT). False if there is such a key already, or no room."""
+        """Makes a counter (INSERT). False if the key exists already, or there is no room."""
         return asked(self.encoder.insert(as_bytes(key), quota, ttl, ttl_type))
 
     @command
     def query(self, key: str | bytes) -> Made[Query | None]:
-        """A key's quota and what is left of its TTL (QUERY), or None if there is no such key. A buffer's quota is 0."""
+        """Returns a key's quota and remaining TTL (QUERY), or None if there is no such key. A buffer has quota 0."""
         return looked(self.encoder.query(as_bytes(key)))
 
     @command
     def update(self, key: str | bytes, attribute: int, change: int, value: int) -> Made[bool]:
-        """Changes the quota or the TTL of a key (UPDATE): what the six methods below do, with their results."""
+        """Changes the quota or the TTL of a key (UPDATE), as the methods from set_quota() to shorten_ttl() do."""
         return asked(self.encoder.update(as_bytes(key), attribute, change, value))
 
     @command
@@ -160,27 +160,27 @@ class Commands(Shape):
 
     @command
     def increase_quota(self, key: str | bytes, by: int) -> Made[bool]:
-        """Adds to a counter's quota (UPDATE). False if there is none, or it would not fit; the reference wraps then."""
+        """Adds to a counter's quota (UPDATE). False if there is none, or on overflow, where the reference wraps."""
         return asked(self.encoder.update(as_bytes(key), Attribute.QUOTA, Change.INCREASE, by))
 
     @command
     def decrease_quota(self, key: str | bytes, by: int) -> Made[bool]:
-        """Takes from a counter's quota (UPDATE). False if there is none or not as much: nothing is taken then."""
+        """Subtracts from a counter's quota (UPDATE). False, and no change, if there is none or it is too small."""
         return asked(self.encoder.update(as_bytes(key), Attribute.QUOTA, Change.DECREASE, by))
 
     @command
     def set_ttl(self, key: str | bytes, ttl: int) -> Made[bool]:
-        """Lets a key expire ttl from now (UPDATE), in the unit it was made with. False if there is no such key."""
+        """Lets a key expire ttl units from now (UPDATE). The unit is that of the key. False if there is no such key."""
         return asked(self.encoder.update(as_bytes(key), Attribute.TTL, Change.PATCH, ttl))
 
     @command
     def extend_ttl(self, key: str | bytes, by: int) -> Made[bool]:
-        """Lets a key expire later (UPDATE), in the unit it was made with. False if there is no such key."""
+        """Lets a key expire later (UPDATE). The unit is that of the key. False if there is no such key."""
         return asked(self.encoder.update(as_bytes(key), Attribute.TTL, Change.INCREASE, by))
 
     @command
     def shorten_ttl(self, key: str | bytes, by: int) -> Made[bool]:
-        """Lets a key expire earlier (UPDATE), in the unit it was made with. False if there is no such key."""
+        """Lets a key expire earlier (UPDATE). The unit is that of the key. False if there is no such key."""
         return asked(self.encoder.update(as_bytes(key), Attribute.TTL, Change.DECREASE, by))
 
     @command
@@ -195,34 +195,34 @@ class Commands(Shape):
 
     @command
     def get(self, key: str | bytes) -> Made[Get | None]:
-        """A key's value and what is left of its TTL (GET), or None if there is no such key. A counter's is empty."""
+        """Returns a key's value and remaining TTL (GET), or None if there is no such key. A counter's value is b""."""
         return looked(self.encoder.get(as_bytes(key)))
 
     @command
     def list(self) -> Made[wire.Keys]:
-        """All keys (LIST), in no particular order. All of them are in memory at once."""
+        """Returns all keys (LIST), in no particular order. The whole list is in memory."""
         return looked(self.encoder.list())
 
     @command
     def info(self) -> Made[Info]:
-        """The server's figures (INFO)."""
+        """Returns the server's figures (INFO)."""
         return looked(self.encoder.info())
 
     @command
     def stat(self, key: str | bytes) -> Made[Stat | None]:
-        """How often a key was read and written (STAT), or None if there is no such key."""
+        """Returns how often a key was read and written (STAT), or None if there is no such key."""
         return looked(self.encoder.stat(as_bytes(key)))
 
     @command
     def stats(self) -> Made[wire.KeyStats]:
-        """How often each key was read and written (STATS), in no particular order."""
+        """Returns how often each key was read and written (STATS), in no particular order."""
         return looked(self.encoder.stats())
 
     @command
     def subscribe(self, channel: str | bytes) -> Made[bool]:
-        """Asks for the events of a channel (SUBSCRIBE); twice brings each twice. False if there is no room.
+        """Subscribes to a channel (SUBSCRIBE). False if there is no room.
 
-        A client that connects again subscribes again.
+        With two subscriptions each event comes twice. A client that connects again subscribes again.
         """
         name = as_bytes(channel)
 
@@ -246,37 +246,37 @@ class Commands(Shape):
 
     @command
     def publish(self, channel: str | bytes, payload: str | bytes) -> Made[bool]:
-        """Sends an event to all subscribers of a channel (PUBLISH), oneself included. False if there are none."""
+        """Sends an event to all subscribers of a channel (PUBLISH), maybe this client. False if there are none."""
         return asked(self.encoder.publish(as_bytes(channel), as_bytes(payload)))
 
     @command
     def connections(self) -> Made[wire.Connections]:
-        """All connections of the server (CONNECTIONS)."""
+        """Returns all connections of the server (CONNECTIONS)."""
         return looked(self.encoder.connections())
 
     @command
     def connection(self, id: str | bytes) -> Made[ConnectionInfo | None]:
-        """One connection (CONNECTION), or None if there is none. id: 16 bytes as of whoami(), or these in hex."""
+        """Returns a connection (CONNECTION), or None. id: 16 bytes, as whoami() returns, or the same in hex."""
         return looked(self.encoder.connection(_id(id)))
 
     @command
     def channels(self) -> Made[wire.Channels]:
-        """All channels that somebody is subscribed to (CHANNELS)."""
+        """Returns all channels that have subscribers (CHANNELS)."""
         return looked(self.encoder.channels())
 
     @command
     def channel(self, channel: str | bytes) -> Made[wire.Subscribers | None]:
-        """Who is subscribed to a channel (CHANNEL), or None if nobody is."""
+        """Returns the subscribers of a channel (CHANNEL), or None if it has none."""
         return looked(self.encoder.channel(as_bytes(channel)))
 
     @command
     def whoami(self) -> Made[bytes]:
-        """This connection's id, 16 bytes (WHOAMI). In hex it is the name of its own channel."""
+        """Returns this connection's id, 16 bytes (WHOAMI). In hex it is the name of its own channel."""
         return looked(self.encoder.whoami())
 
     @command
     def event(self, channel: str | bytes, request: Request[T]) -> Made[Executed[T] | None]:
-        """Has a request of self.encoder executed, as the payload of an event (EVENT). None if that was refused."""
+        """Has a request of client.encoder executed as the payload of an event (EVENT). None if it was refused."""
         return asked(self.encoder.event(as_bytes(channel), request))
 
     # ---- connections ----
@@ -288,9 +288,9 @@ class Commands(Shape):
         return self._exchange.greeting()
 
     def _on_end(self, link: Any) -> None:
-        if link.closed != NOT_YET and link is self._link:  # else nobody has had it
+        if link.closed != NOT_YET and link is self._link:  # else no call has used it
             self._exchange.lost(link.where, link.closed)
 
     def _after_fork(self) -> None:
         super()._after_fork()  # type: ignore[misc] # of the base with the connection
-        self._exchange.events.clear()  # they are the parent's
+        self._exchange.events.clear()  # they belong to the parent

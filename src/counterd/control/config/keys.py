@@ -1,8 +1,8 @@
 """The keys of the daemon, of every protocol's listener, and of admin: their readers, defaults and units.
 
-Floor 4. Each class is a part of the configuration, and each field a key. Code that needs a part gets an object of the
-class. A protocol's own keys are in its ROOM. Keys of a listener can be given once for all protocols, as `listener.KEY`;
-a protocol's own key overrides that. loading.py checks values against each other.
+Floor 4. Each class is a part of the configuration, and each of its fields is a key. Code that needs a part gets an
+object of the class. A protocol's own keys are in its ROOM. Keys of a listener can be given once for all protocols, as
+`listener.KEY`; a protocol's own key overrides this. loading.py checks whether the values fit together.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ HANDSHAKE_TIMEOUT_MAX = 60  # an unauthenticated client can keep a connection fo
 IDLE_TIMEOUT_MAX = 86400
 CONNECTIONS_MAX = (1 << 31) - 1
 REQUESTS_MAX = 1_000_000_000  # per second: more than any connection can send
-TOKEN_MAX = 1024  # characters: it has to fit into an HTTP header
+TOKEN_MAX = 1024  # characters: the token has to fit into an HTTP header
 
 ACCOUNTS: dict[str, tuple[Callable[[str], int], Callable[[int], object]]] = {
     "user": (lambda name: pwd.getpwnam(name).pw_uid, pwd.getpwuid),
@@ -226,14 +226,14 @@ class Listener:
 
 
 class Port(NamedTuple):
-    """A port of a protocol. name: for messages; that of the protocol for the first port. prefix: of its keys."""
+    """A port of a protocol. name: for messages; the first port has the protocol's name. prefix: of the port's keys."""
 
     room: str
     name: str
     prefix: str
 
     def key(self, field: str) -> str:
-        """Returns the key of its `port` or `socket`."""
+        """Returns the key of one of the port's settings, `port` or `socket`."""
         return self.prefix + field
 
 
@@ -243,12 +243,12 @@ def ports_of(room: Room) -> list[Port]:
     return [first, *(Port(room.name, f"{room.name}-{name}", f"{room.name}.{name}_") for name in room.ports)]
 
 
-# Keys that protocols cannot share: each has its own switch, port and path.
+# Keys that protocols cannot share: each protocol has its own switch, port and path.
 NOT_SHARED = ("enable", "port", "socket")
 
 
 def settings_for(rooms: Iterable[Room]) -> dict[str, Setting]:
-    """Returns all settings by key: the daemon's, then for each protocol those of its listener and its own."""
+    """Returns all settings by key: first the daemon's, then for each protocol its listener's and its own."""
     found = [*settings_of(Process), *settings_of(Endpoint, f"{ADMIN}.")]
     for room in rooms:
         for one in settings_of(Listener, f"{room.name}."):

@@ -1,9 +1,9 @@
 """Reads the configuration from one file and the command line.
 
-Floor 4. A file consists of lines of `key = value`. It is read to the end, and ConfigError has every mistake. Each
-message begins with the place where the key was given. A value that --set replaces is not checked, so that --set can
-also repair a file. `listener.KEY` is the value of KEY for each protocol that does not set it itself, regardless of the
-order of the two. This module does not apply values to the process.
+Floor 4. A file consists of lines of `key = value`. It is read to the end, so ConfigError has all mistakes. Each message
+begins with the place where the key was given. If --set gives a key, the key's value in the file is not checked. So
+--set can also repair a file. `listener.KEY` is the value of KEY for each protocol that does not set KEY itself; their
+order in the file does not matter. This module does not apply values to the process.
 """
 
 from __future__ import annotations
@@ -65,7 +65,8 @@ class ConfigError(Exception):
     """All mistakes of a configuration. problems: one line each; str(): the lines joined with newlines."""
 
     def __init__(self, problems: Iterable[str]) -> None:
-        self.problems = tuple(dict.fromkeys(map(one_line, problems)))  # protocols that share a key repeat its mistakes
+        # Each once: a mistake in a key that protocols share is found for each of them.
+        self.problems = tuple(dict.fromkeys(map(one_line, problems)))
         super().__init__("\n".join(self.problems))
 
 
@@ -73,12 +74,12 @@ class ConfigError(Exception):
 class Config:
     """A configuration without mistakes.
 
-    values: every known key and its effective value, parsed, for listing and comparing. Code that needs a value takes it
+    values: every known key with its effective value, parsed, for listing and comparing. Other code takes its values
         from process, admin, listener() or own().
     origins: where each value comes from: `FILE:LINE`, `--set` or `default`.
-    warnings: for the operator, a line each; the caller logs them.
+    warnings: lines for the operator, which the caller logs.
     path: the file that was read.
-    sockets: those that the process was started with, by protocol, or "admin".
+    sockets: the sockets that the process was started with, by protocol, or "admin".
     shared: for keys whose value was given for all listeners: the name under which it was given.
     """
 
@@ -135,7 +136,8 @@ class Entry(NamedTuple):
 
 # ---- yrmcds: allows using a file of the reference unchanged ---------------------------------------------------------
 
-# The keys of yrmcds, by which its files are recognised, and the settings they mean; None for keys of its memcache only.
+# The keys of yrmcds, by which its files are recognised, and the settings of counterd that they mean. None: the key is
+# only for memcache.
 YRMCDS_NAMES: dict[str, str | None] = {
     "log.threshold": "log.level",
     "virtual_ip": "virtual_ip",
@@ -164,10 +166,10 @@ EVERYWHERE = ("0.0.0.0", "::")
 
 
 def _yrmcds_bind(values: dict[str, Any], given: dict[str, Entry]) -> Iterator[str]:
-    """Turns virtual_ip and bind_ip into counter.bind, unless that is given itself. Yields warnings.
+    """Turns virtual_ip and bind_ip into counter.bind, unless counter.bind is given itself. Yields warnings.
 
-    yrmcds serves every client that reaches it. So its files imply counter.insecure = true: this yields a warning where
-    a file of counterd would be refused.
+    yrmcds serves every client that reaches it. So its files imply counter.insecure = true: where a file of counterd
+    would be refused, this yields a warning.
     """
     listed = tuple(dict.fromkeys(values.pop("virtual_ip", ()) + values.pop("bind_ip", ())))
     if YRMCDS_BIND not in values or YRMCDS_BIND in given:
@@ -200,7 +202,7 @@ def find_file(explicit: Path | None) -> Path:
     except FileNotFoundError:
         return SHIPPED_FILE
     except OSError:
-        pass  # it may exist: load() reports why it cannot be read
+        pass  # the file may exist: load() reports why it cannot be read
     return SYSTEM_FILE
 
 
@@ -213,8 +215,8 @@ def load(
 ) -> Config:
     """Reads the configuration from a file, and applies the `key=value` of each --set.
 
-    passed: sockets that the process was started with. A protocol that has some does not open others.
-    pipe_timeout: the file may be a pipe if this is not 0: it must be written within so many seconds.
+    passed: the sockets that the process was started with. A protocol that has passed sockets opens no others.
+    pipe_timeout: if this is not 0, the file may be a pipe. It must be written completely within so many seconds.
     Raises ConfigError with all mistakes.
     """
     problems: list[str] = []
@@ -244,7 +246,7 @@ def load(
     sockets = _assigned(passed, rooms, values, given, problems)
     shared = {
         key: name for key, name in shared.items() if given[key].name == name
-    }  # without keys that passed sockets have replaced
+    }  # without the keys that passed sockets have replaced
     places = Places(lambda key: given[key].where if key in given else str(path), shared)
     problems.extend(_contradictions(rooms, values, places, sockets))
     if problems:
@@ -282,7 +284,7 @@ def _lines(path: Path, pipe_timeout: float, problems: list[str]) -> Iterator[tup
     for number, raw in enumerate(content.split(b"\n"), 1):
         origin = f"{path}:{number}"
         if raw.strip().startswith(b"#"):
-            continue  # in any encoding, because comments of old files have various ones
+            continue  # a comment may have any encoding, as in old files
         try:
             line = raw.decode().strip(BLANKS)
         except UnicodeDecodeError as error:
@@ -307,7 +309,7 @@ def _entries(lines: Iterable[tuple[str, str]], problems: list[str]) -> list[Entr
 
 
 def _by_key(entries: Iterable[Entry], names: Mapping[str, str | None], problems: list[str]) -> dict[str, Entry]:
-    """Returns the entry of each real key. names: all accepted names, with the keys they mean or None."""
+    """Returns the entry of each real key. names: all accepted names, with the key that each means, or None."""
     given: dict[str, Entry] = {}
     for entry in entries:
         if entry.name not in names:
@@ -350,7 +352,7 @@ def _values(settings: Mapping[str, Setting], given: Mapping[str, Entry], problem
 
 
 def _share(rooms: Sequence[Room], values: dict[str, Any], given: dict[str, Entry]) -> dict[str, str]:
-    """Applies values that are given for all listeners to protocols without their own. Returns names by key."""
+    """Applies values that are given for all listeners to protocols that do not set them. Returns names by key."""
     names = {}
     for name in shared_settings():
         entry = given.pop(name, None)
@@ -395,7 +397,7 @@ def _assigned(
         owner = one.name.partition(".")[0]
         if owner not in switches:
             owner = next((name for name in switches if one.address in listening[name]), "")
-            one.name = owner  # remembered, because after a reload the file may have another address
+            one.name = owner  # needed by a reload: the address in the file may be another one by then
         if not owner:
             problems.append(
                 f"{PASSED}: socket {number} listens on {shown(*one.address)}, which no protocol is configured for:"
@@ -417,7 +419,7 @@ def _assigned(
 
 
 def _found(port: Port, where: Sequence[tuple[str, int]], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the values of a port's keys that follow from its passed sockets."""
+    """Returns the values that a port's keys have because of its passed sockets."""
     tcp = [place for place in where if place[1] >= 0]
     found = {
         port.key("port"): tcp[0][1] if tcp else values.get(port.key("port"), 0),
@@ -439,7 +441,7 @@ def _addresses(port: Port, values: Mapping[str, Any]) -> list[tuple[str, int]]:
 
 
 class Places(NamedTuple):
-    """Words keys in messages. where: returns the beginning of a message. shared: names that differ from the key."""
+    """Writes keys for messages. where: returns the beginning of a message. shared: names that differ from the key."""
 
     where: Callable[[str], str]
     shared: Mapping[str, str]
@@ -451,7 +453,7 @@ class Places(NamedTuple):
         return self.shared.get(key, key)
 
     def beside(self, key: str, name: str) -> str:
-        """Returns another key of the same listener; of all listeners if `key` was given for all."""
+        """Returns another key of the same listener, or of all listeners if `key` was given for all listeners."""
         return f"{self.name(key).partition('.')[0]}.{name}"
 
 
@@ -465,7 +467,7 @@ def exposed(room: str, values: Mapping[str, Any]) -> list[str]:
 def _contradictions(
     rooms: Sequence[Room], values: Mapping[str, Any], places: Places, passed: Container[str]
 ) -> Iterator[str]:
-    """Yields conflicts between values. A key without a value was reported already and is ignored here."""
+    """Yields conflicts between values. If a key has no value, its mistake was reported already, and it is ignored."""
     switches = [f"{room.name}.enable" for room in rooms]
     if all(_is_off(switch, values) for switch in switches):
         yield f"{places.where('')}: nothing is enabled, set {' or '.join(switches)} = true"
@@ -497,7 +499,7 @@ def _is_off(key: str, values: Mapping[str, Any]) -> bool:
 
 
 def _unheard(room: Room, values: Mapping[str, Any], places: Places, passed: Container[str]) -> Iterator[str]:
-    """Yields a mistake for each port without an address. passed: the ports that have passed sockets."""
+    """Yields a mistake for each port that has no address. passed: the ports that have passed sockets."""
     bind = f"{room.name}.bind"
     for port in ports_of(room):
         socket = port.key("socket")

@@ -49,8 +49,8 @@ log = structlog.get_logger()
 class Reload(NamedTuple):
     """A reread configuration, checked and ready to be applied.
 
-    config: with the values that can be in force now. changes: the keys that change. postponed: lines about keys that
-    need a restart. ready: for each service.
+    config: the configuration, with the old values of keys that need a restart. changes: the keys that change.
+    postponed: lines about the keys that need a restart. ready: the result of prepare() for each service.
     """
 
     config: Config
@@ -62,10 +62,10 @@ class Reload(NamedTuple):
 class Daemon:
     """Serves the protocols that a configuration enables, until a signal ends it.
 
-    reread: reads the configuration again, for SIGHUP. writer: of the log. Raises ConfigError, with a line for each
+    reread: reads the configuration again, for SIGHUP. writer: writes the log. Raises ConfigError, with a line for each
     problem, if a socket cannot be opened, the user cannot be changed, or memory cannot be allocated.
 
-    services: the enabled protocols. view: what other parts may see of the daemon. admin: the admin process, if enabled.
+    services: the enabled protocols. view: the fields that other parts may read. admin: the admin process, if enabled.
     """
 
     def __init__(self, config: Config, rooms: Sequence[Room], writer: LogWriter, reread: Callable[[], Config]) -> None:
@@ -109,7 +109,7 @@ class Daemon:
             loop.add_signal_handler(signal.SIGHUP, self.reload)
             loop.add_signal_handler(signal.SIGUSR1, self.log_stats)
             gc.collect()
-            gc.freeze()  # objects that are alive now stay alive, so collections can skip them
+            gc.freeze()  # the objects that exist now will stay, so garbage collections can skip them
             if self._admin_listening is not None:
                 self.admin = Admin(self.view.config.admin, self._admin_listening, self._inspector(), self._report)
                 self.admin.start()
@@ -133,7 +133,7 @@ class Daemon:
             self._close()
 
     def reload(self) -> None:
-        """Starts to reread the configuration; see _reload. During a reload, another one is started after it."""
+        """Starts to reread the configuration; see _reload(). If a reload is under way, another one follows it."""
         if self._stopping.is_set():
             log.warning("not reloaded: counterd is stopping")
         elif self._reloading is not None:
@@ -158,7 +158,7 @@ class Daemon:
                 log.info(f"{name} listens on {', '.join(addresses)}")
 
     async def _restore(self, services: Sequence[Service]) -> None:
-        """Restores these services from their journals. The others serve meanwhile. Raises ConfigError.
+        """Restores these services from their journals. The other services serve meanwhile. Raises ConfigError.
 
         Returns early if the daemon has to stop.
         """
@@ -173,10 +173,10 @@ class Daemon:
             await asyncio.gather(restoring, return_exceptions=True)
 
     async def _reload(self) -> None:
-        """Rereads the configuration and applies what may change while running. After a mistake nothing changes."""
+        """Rereads the configuration and applies the values that may change. If there is a mistake, nothing changes."""
         self._teller.tell("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
         try:
-            prepared = await aside(self._prepare)  # slow for many rules, or on a network file system
+            prepared = await aside(self._prepare)  # slow if there are many rules, or on a network file system
             if self._stopping.is_set():
                 log.warning("not reloaded: counterd is stopping")
             else:
@@ -187,7 +187,7 @@ class Daemon:
         except NoThread as error:
             log.error(f"not reloaded: {error}")
         finally:
-            if not self._stopping.is_set():  # else drain() has told it already that the daemon stops
+            if not self._stopping.is_set():  # otherwise drain() has notified it already
                 self._teller.tell("READY=1", self._status())
 
     def _on_reloaded(self, task: asyncio.Task[None]) -> None:
@@ -211,7 +211,7 @@ class Daemon:
                 problems += error.problems
         if problems:
             raise ConfigError(problems)
-        # Protocols that share a listener.* key would repeat the line.
+        # Each line once: protocols that share a listener.* key have the same line.
         postponed = dict.fromkeys(f"{asked.place(key)} needs a restart to change" for key in fixed)
         return Reload(new, list(dict.fromkeys(map(asked.name, changes))), list(postponed), ready)
 
@@ -256,7 +256,7 @@ class Daemon:
             except (ValueError, MemoryError) as error:
                 raise ConfigError([f"{self.view.config.path}: {service.room.name}: {error}"]) from None
         self._change_user()
-        for service in self.services:  # last, because extensions are other people's code and may start threads
+        for service in self.services:  # last: extensions are other people's code, and may start threads
             service.extend()
 
     def _change_user(self) -> None:
@@ -278,8 +278,8 @@ class Daemon:
             log.warning(line)
 
     def _on_internal_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """Called for an unhandled exception: a bug, or a lack of memory. The connection that caused it is closed, the
-        others are served as before."""
+        """Called for an unhandled exception: a bug, or a lack of memory. The connection that caused it is closed. All
+        other connections are served as before."""
         error = context.get("exception")
         what = context.get("message", error)
         if isinstance(error, MemoryError):
@@ -298,7 +298,7 @@ class Daemon:
             raise ConfigError([f"{place}: cannot read {error.filename}: {error.strerror}"]) from None
 
     def _watch(self) -> None:
-        """Logs single connections only at the level debug, because the log line costs more than the connection."""
+        """Logs each connection, but only at the level debug: a log line costs more than a connection."""
         for service in self.services:
             watch = functools.partial(log_connection, service.room.name) if self._writer.writes("debug") else None
             service.server.watch = watch

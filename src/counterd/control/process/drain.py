@@ -28,15 +28,15 @@ log = structlog.get_logger()
 PARTING_S = 1.0
 # Time that systemd has to allow beyond drain.timeout, for closing everything.
 STOPPING_EXTRA_S = 5
-FINISH_S = 4.0  # of that, how long a journal may make no progress before the drain gives it up
+FINISH_S = 4.0  # part of that time: if a journal makes no progress for so long, the drain gives it up
 CHECK_S = 0.05  # how often the drain checks if holdings remain
-SAY_S = 5.0  # between two lines of the log
-SHOWN = 5  # holdings in a line
-NAME_MAX = 80  # bytes of a name in a line
+SAY_S = 5.0  # between two log lines
+SHOWN = 5  # how many holdings a log line shows
+NAME_MAX = 80  # bytes of a name in a log line
 
 
 async def drain(services: Sequence[Service], settings: Drain, tell: Callable[..., object] = notify) -> None:
-    """Stops accepting, waits for holdings if the mode is "wait", answers received requests, and closes.
+    """Stops accepting connections, waits for holdings if the mode is "wait", answers received requests, and closes.
 
     tell: notifies the service manager, as notify() does.
     """
@@ -48,7 +48,7 @@ async def drain(services: Sequence[Service], settings: Drain, tell: Callable[...
         patience = timeout - min(PARTING_S, timeout / 2)
         for service in services:
             service.unlisten()
-        log.info(f"draining: nothing new is given out; holdings have {patience:g} s to be given back")
+        log.info(f"draining: nothing new is given out; clients have {patience:g} s to give back their holdings")
         await wait_for_holdings(services, patience)
     for service in services:
         service.part()
@@ -106,7 +106,7 @@ def _leases(service: Service) -> list[str]:
     shown = []
     for number, name, amount, since in service.store.leases(SHOWN):
         connection = service.server.connections.get(number)
-        holder = connection.origin() if connection else "a connection that is gone"
+        holder = connection.origin() if connection else "a connection that has ended"
         what = name[:NAME_MAX].decode("utf-8", "backslashreplace") + ("..." if len(name) > NAME_MAX else "")
         shown.append(f"{amount} of {what} by {holder} for {(tenths - since) / 10:.1f} s")
     return shown

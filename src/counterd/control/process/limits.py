@@ -1,4 +1,4 @@
-"""Limits of the operating system for this process, and the share of connections in them.
+"""Limits of the operating system for this process, and how many connections they allow.
 
 Floor 4.
 """
@@ -13,11 +13,12 @@ from pathlib import Path
 from counterd._core import LIMIT_CONNECTIONS
 from counterd.control.config.keys import account_number
 
-# Descriptors that are not connections: listening sockets, logs, those of the loop, and some for accept(), so that a
-# connection too many is refused and counted here rather than by EMFILE.
+# Descriptors that are not connections: of listening sockets, logs and the loop, and some for accept(). Because of those
+# for accept(), the daemon itself refuses and counts a connection too many, and accept() does not fail with EMFILE.
 DESCRIPTORS_RESERVED = 64
-# With fewer descriptors the daemon could not open its files, or could not accept a connection. Counted: 13, and 11 for
-# admin; for a protocol two of its poller, three listening sockets (two addresses and a path) and three connections.
+# With fewer descriptors the daemon could not open its files, or could not accept a connection. It needs 13, and 11 for
+# admin. A protocol needs two for its poller, three for listening sockets (two addresses and a path), and three for
+# connections.
 LEAST_DESCRIPTORS = 24
 LEAST_OF_ROOM = 8
 

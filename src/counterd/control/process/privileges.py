@@ -23,7 +23,8 @@ CAPABILITY_VERSION_3 = 0x20080522
 def drop_privileges(uid: int, gid: int, user: str) -> None:
     """Becomes a user and group for good, without capabilities. Must not be called while there are other threads.
 
-    user: the name for supplementary groups, or "" for none. If uid and gid do not change, groups stay as they are.
+    user: the name whose supplementary groups apply, or "" for no such groups. If uid and gid do not change, the groups
+    do not change either.
     Raises OSError.
     """
     libc = ctypes.CDLL(None, use_errno=True)
@@ -35,7 +36,7 @@ def drop_privileges(uid: int, gid: int, user: str) -> None:
             os.setgroups([gid])
         os.setresgid(gid, gid, gid)
         os.setresuid(uid, uid, uid)
-        # Changing the user has made the kernel forbid core dumps, and access to /proc/self for monitoring.
+        # Because of the new user, the kernel forbids core dumps, and access to /proc/self for monitoring.
         _prctl(libc, PR_SET_DUMPABLE, 1)
     _clear_capabilities(libc)
     _prctl(libc, PR_SET_NO_NEW_PRIVS, 1)
@@ -53,7 +54,7 @@ def _prctl(libc: ctypes.CDLL, option: int, argument: int) -> int:
 
 
 def _empty_bounding_set(libc: ctypes.CDLL) -> None:
-    """Empties the bounding set, so that not even executing a file with capabilities can restore any. For root only."""
+    """Empties the bounding set, so that not even a program with file capabilities restores any. Only root can do it."""
     try:
         for capability in range(64):
             if _prctl(libc, PR_CAPBSET_READ, capability):  # EINVAL after the kernel's last capability

@@ -1,4 +1,4 @@
-"""Keeps one child process running: restarts it when it has ended, with a growing delay.
+"""Keeps one child process running: restarts it when it has ended, after a delay that grows with each restart.
 
 Floor 4.
 """
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 RESTART_MIN_S = 0.1
 RESTART_MAX_S = 10.0
-STEADY_S = 10.0  # after a process has lived this long, the delay begins at the minimum again
+STEADY_S = 10.0  # after a process that ran for so long, the next delay is the minimum again
 
 
 class Supervisor:
@@ -45,11 +45,11 @@ class Supervisor:
         self._keeping: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Starts the process, which is ready some tenths of a second later."""
+        """Starts the process. It is ready some tenths of a second later."""
         self._keeping = asyncio.get_running_loop().create_task(self._keep())
 
     def release(self) -> None:
-        """Stops restarting: when the process ends, no other one is started."""
+        """Stops restarting: when the process ends, no new one is started."""
         if self._keeping is not None:
             self._keeping.cancel()
 

@@ -1,7 +1,7 @@
 """The interface to systemd: sd_notify(3), the watchdog, and sockets that systemd has opened.
 
-Floor 4. Implemented here, because it takes a datagram and a few environment variables, and the existing libraries need
-a C library or are unmaintained.
+Floor 4. We implement this ourselves: it needs only a datagram and a few environment variables, and the existing
+libraries need a C library or are unmaintained.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import MutableMapping
 
-# While the manager's queue is full: the time until the next try, and the most states that wait for it.
+# While the manager's queue is full: the seconds until the next try, and how many states wait at most.
 AGAIN_S = 0.05
 UNTOLD_MAX = 16
 FIRST_PASSED = 3  # SD_LISTEN_FDS_START
-NUMBER = re.compile("[0-9]{1,15}")  # in a variable; a longer one is invalid
+NUMBER = re.compile("[0-9]{1,15}")  # in an environment variable; a longer number is invalid
 
 
 def notify(*states: str) -> bool:
     """Sends states such as READY=1 to the service manager, if there is one. Ignores errors.
 
-    Returns False if the manager's queue is full, and the states have to be sent again.
+    Returns False if the manager's queue is full: then the states have to be sent again.
     """
     address = os.environ.get("NOTIFY_SOCKET")
     if not address:
@@ -36,7 +36,7 @@ def notify(*states: str) -> bool:
         address = "\0" + address[1:]
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sender:
-            sender.setblocking(False)  # does not wait for a manager that does not read
+            sender.setblocking(False)  # so that a manager that does not read cannot block the daemon
             sender.sendto("\n".join(states).encode(), address)
     except BlockingIOError:
         return False
@@ -46,7 +46,7 @@ def notify(*states: str) -> bool:
 
 
 class Teller:
-    """Sends states to the manager in order, and tries again while the manager's queue is full. The queue has room for a
+    """Sends states to the service manager, in order. Tries again while the manager's queue is full: it has room for a
     few datagrams of all services together."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -55,7 +55,7 @@ class Teller:
         self._timer: asyncio.TimerHandle | None = None
 
     def tell(self, *states: str) -> None:
-        """As notify(), but tries again if the queue is full. Keeps at most UNTOLD_MAX states."""
+        """Does the same as notify(), but tries again if the queue is full. Keeps at most UNTOLD_MAX states."""
         self._untold.append(states)
         if self._timer is None:
             self._go_on()

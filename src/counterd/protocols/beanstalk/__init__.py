@@ -114,19 +114,19 @@ FIGURES = (
     Figure("tubes", "beanstalk_tubes", "gauge", "Tubes that exist."),
     Figure("tubes_max", "beanstalk_tubes_limit", "gauge", "Tubes that can exist."),
     Figure("used_memory", "beanstalk_memory_bytes", "gauge", "Bytes of beanstalk.memory_limit in use."),
-    Figure("memory_limit", "beanstalk_memory_limit_bytes", "gauge", "The value of beanstalk.memory_limit."),
+    Figure("memory_limit", "beanstalk_memory_limit_bytes", "gauge", "The value of beanstalk.memory_limit in bytes."),
     Figure(
         "longest_probe", "beanstalk_table_longest_probe", "gauge", "Longest probe sequence of the hash table, in slots."
     ),
     Figure("refuses_puts", "beanstalk_drain_mode", "gauge", "1 in drain mode, in which put is answered DRAINING."),
     Figure("journal_failing", "beanstalk_journal_failing", "gauge", "1 while the journal cannot be written."),
-    Figure("journal_behind", "beanstalk_journal_behind", "gauge", "Changes that are not on disk yet."),
+    Figure("journal_behind", "beanstalk_journal_behind", "gauge", "Changes in the journal that are not on disk yet."),
     Figure("journal_records", "beanstalk_journal_records_total", "counter", "Rows that were sent to the journal."),
     Figure(
         "region",
         "beanstalk_region_bytes",
         "gauge",
-        "Size of the memory mapping of all tables; pages are used as needed.",
+        "Bytes of address space reserved for all tables; memory is used only as they fill.",
     ),
 )
 

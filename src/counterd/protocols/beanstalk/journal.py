@@ -63,10 +63,10 @@ STATES = ("ready", "reserved", "delayed", "buried")
 # Longer bodies are in their own table, because a change of state writes a job's row again, including its body.
 BODY_INLINE_MAX = 1000
 ROWS_AT_ONCE = 512
-BYTES_AT_ONCE = 1 << 18  # of bodies, plus one more body: restored in a turn
-KEYS_AT_ONCE = 10_000  # most free keys that are deleted with one piece
-HALVED_MAX = 20_000  # ranges of ids to divide, some seconds: the damage may be as wide as all ids
-KEY, BODY = 14, 16  # their places in a row of JOBS
+BYTES_AT_ONCE = 1 << 18  # bytes of bodies that are restored in a turn; one more body may exceed this
+KEYS_AT_ONCE = 10_000  # how many free keys are deleted with one piece at most
+HALVED_MAX = 20_000  # how many ranges of ids are divided, which takes some seconds: all ids may be damaged
+KEY, BODY = 14, 16  # the positions of these columns in a row of JOBS
 
 AT_ONCE = 16  # jobs per INSERT: takes two thirds of the time of one job per INSERT
 WHOLE = f"INSERT OR REPLACE INTO jobs VALUES ({', '.join('?' * 18)})"
@@ -155,7 +155,7 @@ def count(database: sqlite3.Connection) -> int:
 
 
 def read(database: sqlite3.Connection) -> Iterator[bytes]:
-    """Yields all records in pieces, jobs by when they entered their states. Raises ValueError for an invalid one."""
+    """Yields all records in pieces, the jobs by the time of their last change of state. Raises ValueError."""
     if limits := database.execute("SELECT * FROM limits").fetchall():
         yield packed_limits(limits)
     some: list[tuple[object, ...]] = []
@@ -202,7 +202,7 @@ def problems(database: sqlite3.Connection) -> Iterator[str]:
             yield str(error)
         else:
             if row[KEY] in keys:
-                yield f"job {row[0]}: another has the key {row[KEY]} too"
+                yield f"job {row[0]}: another job has the key {row[KEY]} too"
             keys |= {row[KEY]} - {None}
 
 

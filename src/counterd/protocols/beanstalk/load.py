@@ -1,7 +1,7 @@
-"""The beanstalk protocol as counterbench loads it, what a load leaves in its tubes, and whether that is right.
+"""The beanstalk protocol as counterbench loads it: its requests, the removal of its jobs, and the checks of --verify.
 
-A side, pure Python. Each load process has put into a tube of its own. Once their connections are closed, all that is
-left there is taken out, delayed jobs too: what is found is beside what the load processes know of their jobs.
+A side, pure Python. Each load process puts into its own tube. After their connections were closed, all jobs that are
+left in the tubes are taken out, even delayed ones, and compared with the jobs that the load processes remember.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from counterd.bench.plan import Plan
 
 STAMP = b"t" * 16  # stands for the time, in hexadecimal
-TTR = 3600  # seconds: longer than any load has a job
-GIVE_UP_S = 5  # that a reserve of a cycle waits for a job that is due, which is there unless its put was refused
+TTR = 3600  # seconds: no load reserves a job for longer
+GIVE_UP_S = 5  # how long a reserve in a cycle waits for a due job, which exists unless its put was refused
 GIVE_BACK_S = 30.0
 PAUSE_S = 0.02
 AT_ONCE = 500  # jobs
@@ -35,8 +35,9 @@ HEXADECIMAL = frozenset(b"0123456789abcdef")
 
 
 def requests_of(plan: Plan, name: bytes) -> dict[str, bytes]:
-    """The name is a tube's, or a job's number; in a fan the time when the job is put is behind it. A delete is open:
-    the id of a job is yet to come.
+    """Returns each kind of request for a name, which is that of a tube, or the number of a job.
+
+    In a fan, the time of the put follows the number. A delete is not complete, because the id of the job is not known.
     """
     body = name + (STAMP if plan.fans() else b"") + VALUE * plan.buffer_size
     wait = None if plan.fans() else plan.delay + GIVE_UP_S
@@ -52,20 +53,20 @@ def requests_of(plan: Plan, name: bytes) -> dict[str, bytes]:
 
 
 def tubes_of(_plan: Plan, run: int) -> dict[str, bytes]:
-    """The tube of a process but for its number. run: its low 28 bits keep the tubes of one run from others."""
+    """Returns the tube of a process without its number. run: its low 28 bits make the tubes of each run differ."""
     tube = b"counterbench-%07x-" % (run & 0xFFFFFFF)
     return {"use": tube, "watch": tube, "": b""}
 
 
 def tidy(plan: Plan) -> None:
-    """Removes what the load has left, unless leaving jobs is what it was about."""
+    """Removes the jobs that the load has left, unless it was a load of put, whose jobs stay."""
     if "put" not in plan.work.weights:
-        with contextlib.suppress(CounterdError, LoadError, OSError):  # the figures are there in any case
+        with contextlib.suppress(CounterdError, LoadError, OSError):  # the run has its figures even if this fails
             take(plan)
 
 
 def take(plan: Plan) -> Counter[bytes]:
-    """Deletes what the tubes of this process's load have, but for what is reserved. Returns how the bodies begin.
+    """Deletes all jobs in the tubes of this process's load, except reserved ones. Counts the beginnings of the bodies.
 
     Raises OSError or ProtocolError.
     """
@@ -86,7 +87,10 @@ def take(plan: Plan) -> Counter[bytes]:
 
 
 def when_gone(plan: Plan, board: Board) -> list[str]:
-    """Violations once all connections are closed: what is not there after GIVE_BACK_S, and what should not be."""
+    """Returns the violations after all connections were closed.
+
+    These are jobs that should exist but do not after GIVE_BACK_S, and jobs that exist but should not.
+    """
     stored, perhaps = board.jobs()
     found = take(plan)
     end = time.monotonic() + GIVE_BACK_S
@@ -95,14 +99,14 @@ def when_gone(plan: Plan, board: Board) -> list[str]:
         found += take(plan)
     findings = {
         f"lost, {GIVE_BACK_S:g} s after the last connection was closed": len(stored - _numbers(found)),
-        "still there, which had ended or which nobody had put": len(_numbers(found) - stored - perhaps),
-        "there more than once": sum(times > 1 for times in found.values()),
+        "still exist, although they had ended or were never put": len(_numbers(found) - stored - perhaps),
+        "exist more than once": sum(times > 1 for times in found.values()),
     }
     return [f"{several(count, 'job')}: {what}" for what, count in findings.items() if count]
 
 
 def _numbers(found: Counter[bytes]) -> set[int]:
-    """Of jobs; of a body that does not begin with one it is -1."""
+    """Returns the numbers of jobs, or -1 for a body that does not begin with a number."""
     return {int(body, 16) if HEXADECIMAL.issuperset(body) else -1 for body in found}
 
 
@@ -117,7 +121,7 @@ DIALECT = Dialect(
     codec="counterd.protocols.beanstalk._load",
     ops=("noop", *JOBS),
     work="cycle",
-    help="of which beanstalk is beanstalkd's too",
+    help="beanstalk also works with beanstalkd.",
     ops_help="put (the jobs stay), cycle (put, reserve and delete in turn), noop, a mix, or fan: some connections put, "
     "the others wait, and latency is from put to RESERVED",
     kind="jobs",

@@ -25,8 +25,8 @@ BATCH_MAX = 1000  # jobs of a batch-reserve, a list-jobs or a search-jobs
 NEEDLE_MAX = 1024  # bytes of the text of a search
 STATES = ("ready", "reserved", "delayed", "buried")
 URGENT = 1024  # priorities below count as urgent, in statistics
-# Bytes of a job's body, whatever the settings say. Unless a parser is given another bound, that is also the most that a
-# server gone mad can make a client keep.
+# The most bytes of a job's body, for all settings. It is also the default limit of a parser: a faulty server cannot
+# make a client keep more bytes.
 BODY_MAX = 64 << 20
 
 _NAME = re.compile(rb"[A-Za-z0-9+/;.$_()][A-Za-z0-9\-+/;.$_()]{0,199}")
@@ -65,8 +65,8 @@ class Status(str, Enum):
     UNKNOWN_COMMAND = "UNKNOWN_COMMAND"
 
 
-# How many numbers follow the first word. If there is a body, the last number is its length. KICKED and BURIED come with
-# or without a number.
+# How many numbers follow the first word. If there is a body, the last number is its length. After KICKED and BURIED,
+# there may or may not be a number.
 _NUMBERS = {
     Status.INSERTED: (1,), Status.RESERVED: (2,), Status.FOUND: (2,), Status.OK: (1,), Status.WATCHING: (1,),
     Status.JOBS: (1,), Status.CLEARED: (1,), Status.EXISTS: (1,), Status.KICKED: (0, 1), Status.BURIED: (0, 1),
@@ -279,7 +279,7 @@ class Parser:
         self._size = 0  # bytes of that body
 
     def feed(self, data: bytes) -> list[Reply]:
-        """Takes data that arrived. Returns the replies that are complete now. Is unusable after a ProtocolError."""
+        """Takes data that arrived. Returns the replies that are complete now. Cannot be used after a ProtocolError."""
         self._buffer += data
         replies: list[Reply] = []
         while (reply := self._next()) is not None:
@@ -317,13 +317,13 @@ class Parser:
         word, *arguments = line.split(b" ")
         status = _STATUSES.get(word)
         if status is None:
-            raise ProtocolError(f"no reply begins like this: {line[:_SHOWN]!r}")
+            raise ProtocolError(f"not the beginning of a reply: {line[:_SHOWN]!r}")
         if status is Status.USING:
             if len(arguments) != 1:
                 raise ProtocolError(f"expected the name of a tube: {line[:_SHOWN]!r}")
             return Reply(status, name=arguments[0])
         if len(arguments) not in _NUMBERS.get(status, (0,)) or not all(text.isdigit() for text in arguments):
-            raise ProtocolError(f"{word.decode()} has other arguments than these: {line[:_SHOWN]!r}")
+            raise ProtocolError(f"invalid arguments of {word.decode()}: {line[:_SHOWN]!r}")
         numbers = [int(text) for text in arguments]
         if any(number > ID_MAX for number in numbers):
             raise ProtocolError(f"a number has more than 64 bits: {line[:_SHOWN]!r}")

@@ -25,7 +25,7 @@ QPS_MAX = 1_000_000_000
 INTERVAL_MAX_MS = 60_000
 RULES_INTERVAL_MAX_S = 86_400
 NS_PER_MS = 1_000_000
-EXPIRED = "Tokens whose lease expired, because their client was gone or their call took too long."
+EXPIRED = "Tokens whose lease expired, by cause: the client was gone (offline) or the call took too long (timeout)."
 
 
 EXTENSION = "package.module:name or entry point; empty means counterd's own"
@@ -111,8 +111,8 @@ FIGURES = (
     Figure("rules_flow", "sentinel_rules", "gauge", "Rules, by type.", {"type": "flow"}),
     Figure("rules_param", "sentinel_rules", "gauge", "Rules, by type.", {"type": "param"}),
     Figure("namespaces", "sentinel_namespaces", "gauge", "Namespaces with at least one connection."),
-    Figure("tokens", "sentinel_tokens", "gauge", "Tokens that are out, for calls in progress."),
-    Figure("tokens_max", "sentinel_tokens_limit", "gauge", "Tokens that can be out at once."),
+    Figure("tokens", "sentinel_tokens", "gauge", "Tokens that are held, for calls in progress."),
+    Figure("tokens_max", "sentinel_tokens_limit", "gauge", "Tokens that can be held at the same time."),
     Figure("granted", "sentinel_tokens_granted_total", "counter", "Tokens that were granted."),
     Figure(
         "released", "sentinel_tokens_released_total", "counter", "Tokens that were released before their lease expired."
@@ -122,14 +122,17 @@ FIGURES = (
         "late",
         "sentinel_tokens_late_total",
         "counter",
-        "Releases and renewals of tokens that came after the lease had expired.",
+        "Requests to release or renew a token that came after its lease had expired.",
     ),
     Figure("expired_offline", "sentinel_tokens_expired_total", "counter", EXPIRED, {"cause": "offline"}),
     Figure("expired_lease", "sentinel_tokens_expired_total", "counter", EXPIRED, {"cause": "timeout"}),
     Figure("param_values", "sentinel_param_values", "gauge", "Parameter values that are counted."),
-    Figure("param_values_max", "sentinel_param_values_limit", "gauge", "Parameter values that can be counted at once."),
+    Figure("param_values_max", "sentinel_param_values_limit", "gauge", "Parameter values that can be counted."),
     Figure(
-        "calls_pending", "sentinel_extension_calls", "gauge", "Requests that wait for an answer of the token service."
+        "calls_pending",
+        "sentinel_extension_calls",
+        "gauge",
+        "Requests that wait for an answer of the extension sentinel.token_service.",
     ),
     Figure(
         "calls_overdue",
@@ -137,7 +140,12 @@ FIGURES = (
         "counter",
         "Requests that an extension did not answer in time.",
     ),
-    Figure("region", "sentinel_region_bytes", "gauge", "Size of the memory mapping of all tables."),
+    Figure(
+        "region",
+        "sentinel_region_bytes",
+        "gauge",
+        "Bytes of address space reserved for all tables; memory is used only as they fill.",
+    ),
 )
 
 ROOM = Room(

@@ -1,4 +1,4 @@
-"""The questions of the store to extensions. Floor 2."""
+"""The calls that the store makes to extensions. Floor 2."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class Call(NamedTuple):
-    """A request for a token service. client: an argument of the store's request_token() and keep_token()."""
+    """A request for a token service. client: the argument for the store's request_token() and keep_token()."""
 
     ticket: int
     kind: str

@@ -1,7 +1,7 @@
 """Connects the store to the extensions that the settings name: passes calls to them and checks the results.
 
-Floor 2. Each call is answered, whatever an extension does: by the extension, by this module if the extension fails, or
-by the store after the time limit.
+Floor 2. Each call is answered, no matter what an extension does: by the extension, by this module if the extension
+fails, or by the store after the time limit.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def extend(store: SentinelStore, host: PluginHost, timeout_ms: int) -> None:
 
 
 def submit_calls(store: SentinelStore, plugin: Plugin, calls: Sequence[Call]) -> None:
-    """The submit of SentinelStore.delegate: passes each call to the service."""
+    """The argument submit of SentinelStore.delegate(): passes each call to the service."""
     for call in calls:
         plugin.ask(METHODS[call.kind], partial(serve, plugin.extension, call), partial(answer, store, call.ticket))
 
@@ -64,7 +64,7 @@ def answer(store: SentinelStore, ticket: int, outcome: tuple[int, int] | Excepti
 
 
 def serve(service: TokenService, call: Call) -> tuple[int, int]:
-    """Calls the service, in its thread. Returns a status and a value. Raises what the service raises."""
+    """Calls the service, in its thread. Returns a status and a value. Raises the exceptions of the service."""
     token = _client.set(call.client)
     try:
         if call.kind == "request":
@@ -100,7 +100,7 @@ def checked(kind: str, result: object) -> tuple[int, int]:
 
 
 def submit_leases(store: SentinelStore, plugin: Plugin, batch: int, leases: Sequence[Lease]) -> None:
-    """The submit of SentinelStore.delegate_expiry: passes a batch to the strategy."""
+    """The argument submit of SentinelStore.delegate_expiry(): passes a batch to the strategy."""
     ids = frozenset(lease.token_id for lease in leases)
 
     def judged(outcome: frozenset[int] | Exception, now_ns: int) -> None:
@@ -110,7 +110,7 @@ def submit_leases(store: SentinelStore, plugin: Plugin, batch: int, leases: Sequ
 
 
 def judge(strategy: ExpireStrategy, leases: Sequence[Lease], ids: frozenset[int]) -> frozenset[int]:
-    """Calls the strategy, in its thread. Returns the ids of tokens that end. Raises what the strategy raises."""
+    """Calls the strategy, in its thread. Returns the ids of tokens that end. Raises the exceptions of the strategy."""
     going = frozenset(strategy.expired(leases))
     if not going <= ids:
         raise ValueError(f"expected only ids of the tokens that were passed, not {next(iter(going - ids))!r}")
@@ -121,5 +121,5 @@ def judge(strategy: ExpireStrategy, leases: Sequence[Lease], ids: frozenset[int]
 
 
 def fetch(source: RuleSource) -> Rules:
-    """Loads and checks the rules of a source, in its thread. Raises RulesError, or what the source raises."""
+    """Loads and checks the rules of a source, in its thread. Raises RulesError, or the exceptions of the source."""
     return read_rules(source.load())

@@ -48,8 +48,8 @@ class TokenService(Protocol):
     """Grants and takes back concurrent tokens. The setting token_service.
 
     It does not decide about requests by rate and by value. It is not notified of disconnects, so it has to take back
-    the tokens of dead clients by itself. If it does not answer in time, the client is answered NOT_AVAILABLE; a token
-    that it grants later is released by a call of release_token().
+    the tokens of dead clients by itself. If it does not answer in time, the client gets NOT_AVAILABLE. If it grants a
+    token after that, the token is released by a call of release_token().
 
     If it raises an exception or returns something other than a TokenResult, the error is logged and the client is
     answered FAIL. Context.default is a DefaultTokenService.

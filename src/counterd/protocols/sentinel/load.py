@@ -1,11 +1,12 @@
-"""The sentinel protocol as counterbench loads it: its flows, their rules, and whether the room kept its promises.
+"""The sentinel protocol as counterbench loads it: its flows, their rules, and the checks of --verify.
 
-A side, pure Python. A flow is either a semaphore or a rate, so a load's permits are those of flows 1, 2, ..., and its
-rates those of 1000001, 1000002, ...; values are all of one flow, 1, of which there can be both.
+A side, pure Python. A flow is either a semaphore or a rate. So the permits of a load belong to flows 1, 2, ..., its
+rates to flows 1000001, 1000002, ... All values belong to flow 1: a parameter rule can have the id of a flow rule.
 
-The load processes count what is surely held (granted, and its release not sent). There is no Dump, so the room is
-asked: of a flow of which so many are in use, all that is left is granted at once, and one more is not. Needs flows
-whose limit is the plan's maximum, whom nobody else asks, and leases that are longer than anything is held.
+The load processes count the permits that are surely held: they were granted, and their release was not sent. There is
+no Dump, so the checks send requests: if a flow has the expected number of held permits, the server grants all others in
+one request, and refuses one more. This needs flows whose limit is the plan's maximum and that no other client uses, and
+leases that are longer than any permit is held.
 """
 
 from __future__ import annotations
@@ -31,17 +32,17 @@ NAMESPACE = "counterbench"
 FIRST_SEMAPHORE = 1
 FIRST_RATE = 1_000_001
 PARAM_FLOW = 1
-FLOWS_MAX = 8192  # of each kind: a room has room for twice as many
+FLOWS_MAX = 8192  # of each kind: a server can have twice as many
 NAME_SIZE_MAX = 996  # bytes of a value in a frame of the protocol
 I32_MAX = 0x7FFFFFFF
 GIVE_BACK_S = 30.0
-LOOK_S = 5.0  # that an earlier load's tokens may take to end
+LOOK_S = 5.0  # how long the tokens of an earlier load may take to end
 PAUSE_S = 0.02
-AT_ONCE = 500  # requests: less than anybody's socket holds
+AT_ONCE = 500  # requests: they fit into the buffer of any socket
 
 
 def requests_of(plan: Plan, name: bytes) -> dict[str, bytes]:
-    """Flows and tokens are numbers: these have the first flow, and no token yet. Only values have names."""
+    """Returns each kind of request, with the first flow and no token. Both are numbers; only values have names."""
     return {
         "noop": wire.ping(0, NAMESPACE.encode()),
         "acquire": wire.acquire(0, FIRST_SEMAPHORE, plan.resources),
@@ -53,21 +54,21 @@ def requests_of(plan: Plan, name: bytes) -> dict[str, bytes]:
 
 
 def mistakes_of(plan: Plan) -> Mistakes:
-    """What a room has no room for."""
+    """Returns the options that are too large for a server of the protocol."""
     kinds = plan.work.weights.keys()
     return [
         (
             plan.names > FLOWS_MAX and kinds != {"param"},
-            f"there are {FLOWS_MAX} flows of a kind at most, not {plan.names}; values of param can be more",
+            f"there can be at most {FLOWS_MAX} flows of a kind, not {plan.names}; param can have more values",
         ),
-        (plan.resources > I32_MAX, f"resources are 1 to {I32_MAX} in the sentinel protocol"),
+        (plan.resources > I32_MAX, f"resources must be 1 to {I32_MAX} in the sentinel protocol"),
         (
             plan.verify and plan.maximum >= I32_MAX,
-            f"--verify asks for one more than the maximum, which has to be less than {I32_MAX}",
+            f"--verify asks for one more than the maximum, so the maximum must be less than {I32_MAX}",
         ),
         (
             plan.verify and bool(kinds) and "acquire" not in kinds,
-            "--verify is about what was acquired: with sentinel acquire has to be asked",
+            "--verify checks acquired permits: with sentinel, --ops must contain acquire",
         ),
     ]
 
@@ -76,11 +77,13 @@ def mistakes_of(plan: Plan) -> Mistakes:
 
 
 def rules_of(names: int, maximum: int, **semaphore: int) -> str:
-    """JSON for sentinel.rules: so many semaphores and rates, each of that maximum at once or a second, and one flow of
-    values that have it each. semaphore: what else their clusterConfig says. ValueError: there cannot be so many.
+    """Returns JSON for sentinel.rules, with so many semaphores, so many rates, and one flow for values.
+
+    maximum: of each semaphore, and for a second of each rate and each value. semaphore: further members of the
+    semaphores' clusterConfig. Raises ValueError if there are too many names.
     """
     if names > FLOWS_MAX:
-        raise ValueError(f"there are {FLOWS_MAX} flows of a kind at most, not {names}")
+        raise ValueError(f"there can be at most {FLOWS_MAX} flows of a kind, not {names}")
     rates = [_flow(FIRST_RATE + number, maximum, 1, {}) for number in range(names)]
     semaphores = [_flow(FIRST_SEMAPHORE + number, maximum, 0, semaphore) for number in range(names)]
     values = {
@@ -101,38 +104,38 @@ def _flow(flow_id: int, maximum: int, grade: int, config: dict[str, int]) -> dic
 
 
 def checks_of(plan: Plan) -> Checks:
-    """ProtocolError: it cannot be verified."""
+    """Returns the checks of --verify. Raises ProtocolError if the load cannot be verified."""
     look(plan)
     return Checks(lambda board: while_held(plan, board), lambda _: when_gone(plan))
 
 
 class Finding(NamedTuple):
-    """What is wrong with a flow, and whether that may pass: tokens of earlier loads end."""
+    """A mistake in a flow, and whether it may disappear by itself, because tokens of earlier loads end."""
 
     text: str
     passes: bool
 
 
 def look(plan: Plan) -> None:
-    """ProtocolError: a flow is not there, has another limit, or is in use."""
+    """Raises ProtocolError if a flow does not exist, has another limit, or is in use."""
     if found := _wait(plan, LOOK_S):
         first = min(found, key=lambda each: each.passes)
-        raise ProtocolError(f"{first.text}: the count of each rule has to be --maximum, and nobody else may ask")
+        raise ProtocolError(f"{first.text}: the count of each rule must be --maximum, without other clients")
 
 
 def while_held(plan: Plan, board: Board) -> list[str]:
-    """Violations while nothing is under way and all connections are open."""
+    """Returns the violations while no request is under way and all connections are open."""
     return bounded([each.text for each in probe(plan, board.all_held())])
 
 
 def when_gone(plan: Plan) -> list[str]:
-    """Violations once all connections are closed: whatever is not back after GIVE_BACK_S."""
+    """Returns the violations after all connections were closed: permits that are not given back after GIVE_BACK_S."""
     when = f"{GIVE_BACK_S:g} s after the last connection was closed"
     return bounded([f"{each.text}, {when}" for each in _wait(plan, GIVE_BACK_S)])
 
 
 def _wait(plan: Plan, seconds: float) -> list[Finding]:
-    """What is found wrong where nothing is held, after that time at most."""
+    """Returns the mistakes when nothing should be held. Waits for at most so many seconds until there are none."""
     end = time.monotonic() + seconds
     while (found := probe(plan, {})) and all(each.passes for each in found) and time.monotonic() < end:
         time.sleep(PAUSE_S)
@@ -140,7 +143,10 @@ def _wait(plan: Plan, seconds: float) -> list[Finding]:
 
 
 def probe(plan: Plan, held: Mapping[int, int]) -> list[Finding]:
-    """Of each flow: are so many in use, and no others? By its number, counted from 0. Changes nothing."""
+    """Checks whether each flow has exactly so many held permits. held: by the number of the flow, counted from 0.
+
+    This changes nothing.
+    """
     found: list[Finding] = []
     with resolve(plan).connect() as connection:
         for start in range(0, plan.names, AT_ONCE // 2):
@@ -159,14 +165,14 @@ def probe(plan: Plan, held: Mapping[int, int]) -> list[Finding]:
 
 
 def _judged(flow: int, maximum: int, left: int, more: int, rest: int) -> Iterator[Finding]:
-    """more, rest: the status of one too many, and of all that is left."""
+    """Yields the mistakes of a flow. more: the status of a request for one too many. rest: of one for all others."""
     used = f"flow {flow}: {maximum - left} of {maximum} are held, and"
     if more == Status.OK:
         yield Finding(f"{used} {left + 1} more were granted", False)
     elif more != Status.BLOCKED:
         yield Finding(f"{used} the answer is status {more}", False)
     elif left and rest != Status.OK:
-        yield Finding(f"{used} the other {left} are not to be had", True)
+        yield Finding(f"{used} the other {left} cannot be acquired", True)
 
 
 def _asked(connection: socket.socket, requests: list[bytes]) -> list[Response]:
@@ -179,15 +185,16 @@ DIALECT = Dialect(
     port=wire.PORT,
     codec="counterd.protocols.sentinel._load",
     ops=("noop", "acquire", "release", "flow", "param", "keep"),
-    ops_help="flow, param (a value), keep (of what was acquired), noop too",
+    ops_help="also flow, param (a value), keep (of an acquired token), noop",
     requests=requests_of,
     name_size_max=NAME_SIZE_MAX,
     tokens="granted",
     mistakes=mistakes_of,
     checks=checks_of,
-    broken="a limit was exceeded, or a token told twice,",
+    broken="a limit was exceeded, or a token was granted twice,",
     rules=Rules(
         rules_of,
-        "they have as many flows of each kind, with that maximum; rates need a higher sentinel.max_allowed_qps, too.",
+        "the file has --names flows of each kind, with this maximum. Rates also need a higher "
+        "sentinel.max_allowed_qps.",
     ),
 )

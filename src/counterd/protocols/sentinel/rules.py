@@ -1,6 +1,6 @@
 """Reads the rules of the sentinel protocol from Sentinel's own JSON, and collects all mistakes in it.
 
-Floor 2, pure Python, knows no file: the caller passes the document. Fields, defaults and checks are those of Sentinel
+Floor 2, pure Python, without files: the caller passes the document. Fields, defaults and checks are those of Sentinel
 1.8 (FlowRule, ClusterFlowConfig, ParamFlowRule, ParamFlowItem). Sentinel's server skips invalid rules and logs them.
 This module refuses the whole document, because without its rule a resource is not limited at all. For the layout see
 docs/protocols/sentinel.md, "Rules".
@@ -170,7 +170,7 @@ class _Object:
         return value
 
     def text(self, name: str, *, needed: bool = False, blank: bool = True) -> str:
-        """Reads a text that UTF-8 can encode. needed: it is required. blank: it may be blank."""
+        """Reads a string that UTF-8 can encode. needed: it is required. blank: it may be blank."""
         value = self.members.get(name)
         if value is None and not needed:
             return ""
@@ -219,7 +219,7 @@ class _Object:
 
 
 def _is_broken(text: str) -> bool:
-    """Returns True if a text contains half a surrogate pair, which JSON allows."""
+    """Returns True if a string contains half a surrogate pair, which JSON allows."""
     return re.search("[\ud800-\udfff]", text) is not None
 
 
@@ -341,7 +341,7 @@ def _flow(entry: _Object, namespace: str, ids: _Ids) -> FlowRule | None:
     reference = entry.text("refResource")
     warm_up = entry.whole("warmUpPeriodSec", -I32_MAX - 1, I32_MAX, 10)
     queueing = entry.whole("maxQueueingTimeMs", -I32_MAX - 1, I32_MAX, 500)
-    if grade == QPS:  # Java makes these checks, too, of fields that only clients use
+    if grade == QPS:  # as in Java, these checks include fields that only clients use
         if strategy in (1, 2) and not reference.strip():
             entry.wrong("refResource", f"must not be blank with strategy {strategy}")
         if behavior in (1, 3) and warm_up <= 0:

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 PORT = 18730  # TCP, by default
-LENGTH_SIZE = 2  # bytes of the length before everything else, which counts the rest
-REQUEST_HEAD = 5  # bytes after it: xid and type
-RESPONSE_HEAD = 6  # bytes after it: xid, type and status
+LENGTH_SIZE = 2  # bytes of the length at the beginning; the length counts the bytes after itself
+REQUEST_HEAD = 5  # bytes after the length: xid and type
+RESPONSE_HEAD = 6  # bytes after the length: xid, type and status
 FRAME_MAX = 1024  # bytes, including the length
 REST_MAX = FRAME_MAX - LENGTH_SIZE  # the highest value of the length
 NAMESPACE_MAX = REST_MAX - REQUEST_HEAD - 4  # bytes of UTF-8
@@ -64,7 +64,7 @@ class Status(IntEnum):
     BLOCKED = 1
     SHOULD_WAIT = 2
     NO_RULE = 3
-    NO_REFERENCE_RULE = 4  # of the real protocol; counterd never answers it
+    NO_REFERENCE_RULE = 4  # exists in the real protocol; counterd never answers with it
     NOT_AVAILABLE = 5
     RELEASE_OK = 6
     ALREADY_RELEASED = 7
@@ -148,14 +148,14 @@ def _of(tag: Tag, value: object, kind: type[_T]) -> _T:
 
 
 def frame(xid: int, type: int, data: bytes = b"", *, length: int | None = None) -> bytes:
-    """Makes any request, valid or not, for tests and tools. length: in the head; by default the right one."""
+    """Makes any request, valid or not, for tests and tools. length: of the head; by default the right one."""
     return _HEAD.pack(REQUEST_HEAD + len(data) if length is None else length, xid, type) + data
 
 
 def ping(xid: int, namespace: bytes) -> bytes:
     """Registers the connection in a namespace of 0 to 1,013 bytes. xid: -2^31 to 2^31-1, as in all encoders.
 
-    The server, not this encoder, refuses a blank one.
+    The server refuses a blank namespace; this encoder does not check it.
     """
     size = len(namespace)
     if size > NAMESPACE_MAX:
@@ -170,7 +170,7 @@ def ping(xid: int, namespace: bytes) -> bytes:
 def flow(xid: int, flow_id: int, count: int, priority: bool = False) -> bytes:
     """Asks if count calls may pass now. priority: the server may also tell them to wait for the next window.
 
-    The server, not this encoder, refuses a flow_id or a count that is not positive. This applies to all encoders.
+    The server refuses a flow_id or a count that is not positive. No encoder here checks this.
     """
     return _ask(MessageType.FLOW, xid, flow_id, count, priority)
 
@@ -282,7 +282,7 @@ class ResponseParser:
         """
         kept = self._buffer
         kept += data if kept else b""
-        buffer = kept or data  # usually nothing was kept, and nothing is copied
+        buffer = kept or data  # usually no bytes were kept, so none are copied
         size = len(buffer)
         responses: list[Response] = []
         start = 0

@@ -74,28 +74,32 @@ def tables() -> tuple[Table, ...]:
     return TABLES
 
 
-BROKEN = "Connections closed because of a protocol error, by cause."
+BROKEN = "Connections that were closed because of a protocol error, by cause."
 
 FIGURES = (
     Figure("identifiers", "smockron_identifiers", "gauge", "Identifiers in memory."),
-    Figure("identifiers_max", "smockron_identifiers_limit", "gauge", "Identifiers that memory has room for."),
+    Figure("identifiers_max", "smockron_identifiers_limit", "gauge", "Identifiers that can be in memory."),
     Figure("expired", "smockron_expired_total", "counter", "Identifiers that expired."),
     Figure("evicted", "smockron_evicted_total", "counter", "Identifiers that were forgotten to make room for others."),
-    Figure("domains", "smockron_domains", "gauge", "Domains, with those that still have identifiers but no rule."),
+    Figure(
+        "domains", "smockron_domains", "gauge", "Domains, including domains without a rule that still have identifiers."
+    ),
     Figure("subscriptions", "smockron_subscriptions", "gauge", "Subscriptions of gatekeepers to control messages."),
     Figure("published", "smockron_control_total", "counter", "Control messages that were published."),
-    Figure("delivered", "smockron_control_sent_total", "counter", "Control messages delivered to subscribers."),
+    Figure(
+        "delivered", "smockron_control_sent_total", "counter", "Control messages that were delivered to subscribers."
+    ),
     Figure(
         "lost",
         "smockron_control_lost_total",
         "counter",
-        "Deliveries that were lost because the subscriber did not read.",
+        "Deliveries of control messages that were lost because the subscriber did not read its connection.",
     ),
     Figure(
         "silent",
         "smockron_silent_total",
         "counter",
-        "Connections closed because they were silent for longer than their own TTL.",
+        "Connections that were closed because the peer was silent for longer than the TTL of its PING.",
     ),
     Figure("broken:not_zmtp", "smockron_broken_total", "counter", BROKEN, {"cause": "not_zmtp"}),
     Figure("broken:old_version", "smockron_broken_total", "counter", BROKEN, {"cause": "old_version"}),
@@ -112,7 +116,7 @@ FIGURES = (
         "region",
         "smockron_region_bytes",
         "gauge",
-        "Size of the memory mapping of all tables; pages are used as needed.",
+        "Bytes of address space reserved for all tables; memory is used only as they fill.",
     ),
 )
 

@@ -11,7 +11,7 @@ class Rejected(CounterdError):
     """A gatekeeper rejected a request: it would have to wait for too long, or too many requests wait already.
 
     identifier, domain: those of the request.
-    retry_after: seconds until the identifier's next request is let through at once, as far as is known now.
+    retry_after: seconds until the identifier's next request would pass without delay, as far as is known now.
     """
 
     def __init__(self, identifier: bytes, domain: bytes, retry_after: float) -> None:

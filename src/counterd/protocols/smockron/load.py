@@ -1,7 +1,7 @@
 """The smockron protocol as counterbench loads it: its domains, and the rules that a master needs for them.
 
-A side, pure Python. An accounting message is not answered. Behind a batch of them goes a PING, whose PONG says that all
-have been read.
+A side, pure Python. An accounting message is not answered. So a PING follows each batch of them: its PONG shows that
+all messages of the batch have been read.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from counterd.protocols.smockron.wire import SocketType, Status
 if TYPE_CHECKING:
     from counterd.bench.plan import Plan
 
-DOMAIN = b"counterbench"  # where nobody has to wait
-CONTROL_DOMAIN = b"counterbench-control"  # where a control message follows each accounting message
+DOMAIN = b"counterbench"  # in this domain no request has to wait
+CONTROL_DOMAIN = b"counterbench-control"  # in this domain a control message follows each accounting message
 MOMENT = b"9" * 13  # stands for a time in milliseconds
 
 
 def requests_of(_plan: Plan, name: bytes) -> dict[str, bytes]:
-    """The name is an identifier. A time and, behind a batch, a PING are yet to come; noop is that PING alone."""
+    """Makes each kind of request for an identifier; noop is a PING. The codec adds times, and PINGs after batches."""
     moment = int(MOMENT)
     return {
         "noop": b"",
@@ -36,12 +36,12 @@ def requests_of(_plan: Plan, name: bytes) -> dict[str, bytes]:
 
 
 def mistakes_of(plan: Plan) -> Mistakes:
-    """What no gatekeeper does."""
-    return [(not plan.keep_alive, "gatekeepers stay connected: no --keep-alive 0 with smockron")]
+    """Returns the options that gatekeepers do not support."""
+    return [(not plan.keep_alive, "gatekeepers stay connected: do not use --keep-alive 0 with smockron")]
 
 
 def rules_of(_names: int, maximum: int) -> str:
-    """JSON for smockron.rules. maximum: requests a second of each identifier, and as many ahead of that."""
+    """Returns JSON for smockron.rules. maximum: the requests a second of each identifier, and the size of its burst."""
     rules = {DOMAIN: {"rate": f"{maximum}/sec", "burst": maximum}, CONTROL_DOMAIN: {"interval": "100 ms", "burst": 0}}
     return json.dumps({name.decode(): rule for name, rule in rules.items()}, indent=1) + "\n"
 
@@ -53,7 +53,7 @@ DIALECT = Dialect(
     codec="counterd.protocols.smockron._load",
     ops=("noop", *MESSAGES),
     work="account",
-    ops_help="account (accounting messages; a PING behind each batch is answered once the batch has been read), "
+    ops_help="account (accounting messages; a PING after each batch is answered when the batch has been read), "
     "control (latency is from an accounting message to the control message about it), noop, or a mix without control",
     kind="messages",
     requests=requests_of,
@@ -61,9 +61,9 @@ DIALECT = Dialect(
     opening=("greet", "join"),
     listening=("greet", "meet"),
     mistakes=mistakes_of,
-    doubt="has the master the rules that `counterbench rules --protocol smockron` writes?",
+    doubt="does the master have the rules that `counterbench rules --protocol smockron` prints?",
     rules=Rules(
         rules_of,
-        "they have two domains: one for account, with that maximum a second, and one for control.",
+        "the file has two domains: one for account, with this maximum a second, and one for control.",
     ),
 )

@@ -1,9 +1,9 @@
 """Reads the rules of the smockron protocol, one for each domain, in all forms that the real master accepts.
 
-Floor 2, pure Python. A rule has an interval, the time that one request uses up, and a burst, the time that requests may
-be ahead. The real master rounds the interval to whole milliseconds. Here both are exact: a span is a number of
-nanoseconds and fractional parts. Masters that share state have to calculate in the same way, so a rule also has the
-rounded values. For the layout see docs/protocols/smockron.md, "Rules".
+Floor 2, pure Python. A rule has an interval and a burst. The interval is the time that one request uses up; the burst
+limits how far ahead of time requests may be. The real master rounds the interval to whole milliseconds. Here both are
+exact: a span is a number of nanoseconds and fractional parts. Masters that share state have to calculate in the same
+way, so a rule also has the rounded values. For the layout see docs/protocols/smockron.md, "Rules".
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 DOMAINS_MAX = 4096
 NAME_MAX = 255  # bytes of a domain's name
 SPAN_MAX_NS = 3660 * 86_400 * 1_000_000_000  # ten years, as in engine/gcra.pxd
-PARTS_MAX = (1 << 31) - 1  # in a nanosecond, as in engine/gcra.pxd
+PARTS_MAX = (1 << 31) - 1  # parts of a nanosecond, as in engine/gcra.pxd
 NS_PER_MS = 1_000_000
 _SHOWN = 60  # characters of a document's text that an error shows
 
@@ -46,7 +46,7 @@ class Span(NamedTuple):
 
 
 class Rule(NamedTuple):
-    """The rule of a domain. parts: in a nanosecond. rounded_ms: interval and burst as in the real master."""
+    """The rule of a domain. parts: of a nanosecond. rounded_ms: interval and burst as in the real master."""
 
     interval: Span
     burst: Span
@@ -131,7 +131,7 @@ def _rounded(span: Fraction) -> int:
 
 
 def _span(exact: Fraction, parts: int) -> Span:
-    """Converts to whole parts. A burst with a fraction may lose less than one part."""
+    """Converts to whole parts. A burst may lose a fraction of a part."""
     return Span(*divmod(math.floor(exact * parts), parts))
 
 

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from counterd.protocols.smockron._store import SmockronStore
 
-SETTLED_MAX_MS = 10**15  # beyond 1e14 the script's numbers would have an exponent
+SETTLED_MAX_MS = 10**15  # larger numbers of the script would have an exponent
 SHOWN = 60  # characters of an invalid answer in an error
 
 # A key's value is the time of the next request, in milliseconds. It is kept until one burst after the request. A time
 # of 0 deletes the key. After errors the real master leaves invalid values: these count as missing, and fractions are
-# cut off. From 1e14 on the real master writes numbers with an exponent. The answer is one text, because that is faster
-# than many numbers.
+# cut off. From 1e14 on the real master writes numbers with an exponent. The answer is one string: this is faster than
+# many numbers.
 SCRIPT = """
 local interval, burst = tonumber(ARGV[1]), tonumber(ARGV[2])
 local answers = {}
@@ -66,5 +66,5 @@ def settle(store: SmockronStore, answer: object, now_ns: int) -> None:
 
 
 def alone(store: SmockronStore, now_ns: int) -> None:
-    """Lets the store decide, also about open questions, because Redis is unavailable."""
+    """Lets the store decide, even about requests in a call under way, because Redis is unavailable."""
     store.share(False, now_ns)

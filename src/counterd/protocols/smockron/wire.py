@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from counterd.errors import ProtocolError
 
-PORT = 10004  # TCP, by default: for accounting; the next one is for control
+PORT = 10004  # TCP, by default: for accounting; the next port is for control
 GREETING_SIZE = 64
 MESSAGE_MAX = 1 << 16  # the default limit for bytes of a message
 FRAMES_MAX = 64  # of a message
@@ -115,7 +115,7 @@ def cancel(prefix: bytes) -> bytes:
 
 
 def ping(ttl_s: float, context: bytes = b"") -> bytes:
-    """Section "Heartbeats": asks for a PONG. ttl_s: the peer may close after so long a silence; 0 is never."""
+    """Section "Heartbeats": asks for a PONG. ttl_s: after so many seconds of silence the peer may close; 0: never."""
     tenths = round(ttl_s * 10)
     if not 0 <= tenths <= TTL_MAX:
         raise ValueError(f"ttl_s must be from 0 to {TTL_MAX / 10}, not {ttl_s}")
@@ -144,7 +144,7 @@ def accounting(
     if len(identifier) > IDENTIFIER_MAX:
         raise ValueError(f"an identifier has {IDENTIFIER_MAX} bytes at most, not {len(identifier)}")
     if (delayed_until_ms is None) == (status is Status.DELAYED):
-        raise ValueError(f"delayed_until_ms is for DELAYED, and only for that, not {delayed_until_ms}")
+        raise ValueError(f"delayed_until_ms is needed for DELAYED, and only for it, not {delayed_until_ms}")
     times = [b"" if moment is None else _time(moment) for moment in (received_ms, delayed_until_ms)]
     return message(topic(domain), status.value.encode(), identifier, *times, log_info)
 
@@ -208,7 +208,7 @@ class Parser:
             return position
         flags = rest[position]
         if flags & RESERVED or flags & (COMMAND | MORE) == COMMAND | MORE:
-            raise ProtocolError(f"no frame begins so: {_shown(rest[position:])}")
+            raise ProtocolError(f"not the beginning of a frame: {_shown(rest[position:])}")
         head = 9 if flags & LONG else 2
         if len(rest) < position + head:
             return position
@@ -230,7 +230,7 @@ class Parser:
 
     def _check(self, size: int) -> None:
         if self._size + size > self.message_max:
-            raise ProtocolError(f"a message of {self._size + size} bytes or more, {self.message_max} are expected")
+            raise ProtocolError(f"a message of {self._size + size} bytes or more; the limit is {self.message_max}")
         if len(self._parts) >= FRAMES_MAX:
             raise ProtocolError(f"a message with more than {FRAMES_MAX} frames")
 

@@ -63,7 +63,7 @@ def tables() -> tuple[Table, ...]:
     return TABLES
 
 
-KEYS_HELP = "Keys that exist, by type, with those in their throttr.expiry_grace."
+KEYS_HELP = "Keys that exist, by type, including expired keys during throttr.expiry_grace."
 FIGURES = (
     Figure("counters", "throttr_keys", "gauge", KEYS_HELP, {"type": "quota"}),
     Figure("buffers", "throttr_keys", "gauge", KEYS_HELP, {"type": "buffer"}),
@@ -71,22 +71,27 @@ FIGURES = (
     Figure("expired", "throttr_keys_expired_total", "counter", "Keys that expired."),
     Figure("buffer_bytes", "throttr_buffer_bytes", "gauge", "Bytes in the values of buffers."),
     Figure("used_memory", "throttr_memory_bytes", "gauge", "Bytes of throttr.memory_limit in use."),
-    Figure("memory_limit", "throttr_memory_limit_bytes", "gauge", "The value of throttr.memory_limit."),
+    Figure("memory_limit", "throttr_memory_limit_bytes", "gauge", "The value of throttr.memory_limit in bytes."),
     Figure(
         "channels", "throttr_channels", "gauge", "Channels with subscribers; each connection has a channel of its own."
     ),
-    Figure("subscriptions", "throttr_subscriptions", "gauge", "Subscriptions; each connection begins with two."),
+    Figure(
+        "subscriptions", "throttr_subscriptions", "gauge", "Subscriptions to channels; each connection begins with two."
+    ),
     Figure(
         "dropped_subscribers",
         "throttr_subscribers_dropped_total",
         "counter",
-        "Connections closed because they did not read their events.",
+        "Connections that were closed because the client did not read its events.",
     ),
     Figure(
         "longest_probe", "throttr_table_longest_probe", "gauge", "Longest probe sequence of the hash table, in slots."
     ),
     Figure(
-        "region", "throttr_region_bytes", "gauge", "Size of the memory mapping of all tables; pages are used as needed."
+        "region",
+        "throttr_region_bytes",
+        "gauge",
+        "Bytes of address space reserved for all tables; memory is used only as they fill.",
     ),
 )
 

@@ -10,11 +10,11 @@ from counterd.protocols.throttr.wire import KEY_MAX, PORT, Attribute, Change, En
 if TYPE_CHECKING:
     from counterd.bench.plan import Plan
 
-LASTING = 100  # hours that what a load needs is there for
+LASTING = 100  # TTL of the keys that a load needs, in hours
 
 
 def requests_of(plan: Plan, name: bytes) -> dict[str, bytes]:
-    """Each kind of request for that name; "fill" makes its quota, after "clear" has removed what was there."""
+    """Returns each kind of request for a name. "fill" makes its quota, after "clear" has removed an old key."""
     encoder = Encoder(ValueSize.named(plan.number_type))
     ttl_type, ttl = ttl_of(plan)
     requests = {
@@ -33,12 +33,12 @@ def requests_of(plan: Plan, name: bytes) -> dict[str, bytes]:
 
 
 def ttl_of(plan: Plan) -> tuple[int, int]:
-    """What --ttl is, as ttl_units() says it."""
+    """Returns --ttl in the form of ttl_units()."""
     return ttl_units(plan.ttl, _number_max(plan))
 
 
 def mistakes_of(plan: Plan) -> Mistakes:
-    """What is too large for the numbers of the server."""
+    """Returns the options that are too large for the server's numbers."""
     most = _number_max(plan)
     ttl_wrong = ""
     try:
@@ -46,7 +46,7 @@ def mistakes_of(plan: Plan) -> Mistakes:
     except ValueError as error:
         ttl_wrong = str(error)
     return [
-        (plan.buffer_size > most, f"a buffer has 0 to {most} bytes, not {plan.buffer_size}"),
+        (plan.buffer_size > most, f"a buffer must have 0 to {most} bytes, not {plan.buffer_size}"),
         (bool(ttl_wrong), ttl_wrong),
     ]
 
@@ -62,8 +62,8 @@ DIALECT = Dialect(
     codec="counterd.protocols.throttr._load",
     ops=("noop", "get", *KEEPING),
     work="update",
-    ops_help="query, update (one up, one down), insert (a new name, with --ttl), purge (of those), set, get, noop, or "
-    "a mix",
+    ops_help="query, update (one up, then one down), insert (a new name, with --ttl), purge (of an inserted name), "
+    "set, get, noop, or a mix",
     requests=requests_of,
     name_size_max=KEY_MAX,
     fill=("clear", "fill"),

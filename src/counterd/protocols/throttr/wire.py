@@ -22,12 +22,12 @@ KEY_MAX = 255  # bytes of a key or of a channel's name
 ID_SIZE = 16  # bytes of a connection's id
 # The default limit for bytes of a value or payload: bounds the memory that a faulty server can make a client use.
 VALUE_MAX = 64 << 20
-# The most entries in one fragment, and the highest count. Servers send some hundred entries in a fragment, and none has
-# 2^32 keys: a larger number means that other bytes were read as a count.
+# The most entries in one fragment, and the highest count. Servers send some hundred entries in a fragment, and no
+# server has 2^32 keys: a larger number means that other bytes were read as a count.
 FRAGMENT_ENTRIES_MAX = 1 << 16
 COUNT_MAX = 1 << 32
 _SHOWN = 12  # bytes of a reply that an error shows
-_BLOCK_ENTRIES = 1 << 10  # entries without names that are parsed at once
+_BLOCK_ENTRIES = 1 << 10  # entries without names that are parsed together
 
 _U64 = struct.Struct("<Q")
 _FRAGMENT = struct.Struct("<QQ")
@@ -109,12 +109,12 @@ TTL_UNITS_NS: dict[int, int] = {  # the longest first
 
 
 def ttl_units(ttl: float, most: int) -> tuple[int, int]:
-    """Seconds as a TTL type and a number of it, which is at most `most`. ValueError if no unit has such a number."""
+    """Converts seconds to a TTL type and a number of its units, at most `most`. Raises ValueError if no unit fits."""
     ttl_ns = round(ttl * 1e9)
     for ttl_type, unit_ns in TTL_UNITS_NS.items():
         if ttl_ns % unit_ns == 0 and 0 < ttl_ns // unit_ns <= most:
             return ttl_type, ttl_ns // unit_ns
-    raise ValueError(f"a TTL of {ttl:g} s is not 1 to {most:,} of any unit")
+    raise ValueError(f"a TTL of {ttl:g} s is not 1 to {most:,} units of any TTL type")
 
 
 class Attribute(IntEnum):
@@ -125,7 +125,7 @@ class Attribute(IntEnum):
 
 
 class Change(IntEnum):
-    """How an UPDATE changes it. PATCH replaces."""
+    """How an UPDATE changes an attribute. PATCH replaces its value."""
 
     PATCH = 0
     INCREASE = 1
@@ -557,7 +557,7 @@ class Parser:
         self._expected: deque[tuple[Opcode, int]] = deque()
         self._parsed: list[Reply | Event] = []
         self._failed = ""
-        self._agreed = False  # a request that has N in its layout, or in its reply's, succeeded: N is right
+        self._agreed = False  # True once a request succeeded that has N in its layout or in its reply
         self._bodies: dict[Opcode, Callable[[], _Part]] = {
             Opcode.QUERY: self._parse_query,
             Opcode.GET: self._parse_get,
@@ -576,7 +576,7 @@ class Parser:
 
     @property
     def doubt(self) -> str:
-        """The end of an error message about a missing reply: asks about N, unless a request has shown it is right."""
+        """The end of an error message about a missing reply: asks about N, unless N is known to be right."""
         if self._agreed or not any(events or opcode in _SIZED for opcode, events in self._expected):
             return ""
         return f": is its value_size {self._size.name.lower()}, as this client's?"
@@ -615,7 +615,7 @@ class Parser:
             elif first not in _STATUSES:
                 raise ProtocolError("not the start of a reply or an event")
             elif not self._expected:
-                raise ProtocolError("a reply that nothing asked for")
+                raise ProtocolError("a reply without a request")
             else:
                 opcode, events = self._expected[0]
                 if events:
@@ -639,7 +639,7 @@ class Parser:
             while (first := (yield 1)) == b"\x19":
                 yield from self._parse_event()
             if first not in _STATUSES:
-                raise ProtocolError("not the start of a reply in a reply")
+                raise ProtocolError("not the start of the reply inside a reply to EVENT")
         result = (yield from self._parse_result(first, opcode)) if executed == events else None
         for _ in range(executed):
             result = Executed(result)
@@ -732,7 +732,7 @@ def _parse_fragment(number: int) -> Generator[int, bytes, int]:
     """Parses the head of fragment `number`. Returns how many entries it has."""
     told, count = _FRAGMENT.unpack((yield _FRAGMENT.size))
     if told != number:
-        raise ProtocolError(f"fragment {told} where fragment {number} should be")
+        raise ProtocolError(f"fragment {told} instead of fragment {number}")
     if count > FRAGMENT_ENTRIES_MAX:
         raise ProtocolError(f"{count} entries in a fragment, more than {FRAGMENT_ENTRIES_MAX}")
     return int(count)

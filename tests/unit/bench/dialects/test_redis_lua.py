@@ -41,7 +41,7 @@ def test_a_server_that_does_not_take_them(said: bytes) -> None:
             peer.socket.recv(10_000)
             peer.socket.sendall(said)
 
-    with Redis() as server, pytest.raises(LoadError, match="does not take scripts"):
+    with Redis() as server, pytest.raises(LoadError, match="does not accept scripts"):
         redis_lua.install(place_of(server))
 
 

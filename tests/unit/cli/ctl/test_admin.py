@@ -334,7 +334,7 @@ def test_no_server(url: str) -> None:
     done = ctl(url, "holders", "x")
     assert done.exit_code == 3
     assert f"cannot connect to the admin endpoint at {url}: " in done.stderr
-    assert "`admin.enable = true` in the server's configuration opens it, and --admin says where" in done.stderr
+    assert "`admin.enable = true` in the server's configuration enables it, and --admin sets its address" in done.stderr
 
 
 @pytest.mark.parametrize("token", ["två", "a\nb", "a\x1bb"])

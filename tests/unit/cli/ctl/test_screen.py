@@ -286,7 +286,7 @@ def test_holdings(columns: list[Column], row: dict[str, object], lines: list[str
     assert drawn(what)[-1].startswith(f"close {connection} and give back")
     what.view.press("n")
     what.told = Told(HOLDINGS, connection.encode(), [])
-    assert "it holds nothing" in drawn(what)
+    assert "the connection holds nothing" in drawn(what)
 
 
 def test_no_sign_but_ascii_where_there_is_nothing_else() -> None:
@@ -425,7 +425,7 @@ TOKEN = {
         ("tubes", "oldest", [TUBE], 60,
          ["tubes by oldest", "tube ready reserved delayed buried", r"mail\xff 1.23M 2 3 4"]),
         ("tubes", "ready", [], 80,
-         ["tubes by ready", "tube ready reserved delayed buried waiting", "there are none"]),
+         ["tubes by ready", "tube ready reserved delayed buried waiting", "the table is empty"]),
         ("tokens", "held", [TOKEN], 120,
          ["tokens by held", "token flow count connection peer held left kept", "-7 103 3 gone - 1 s -1 s 0"]),
     ],

@@ -88,7 +88,7 @@ def test_a_reply_that_makes_no_sense(request_of: Any, reply: bytes) -> None:
 
 
 def test_a_reply_to_nothing() -> None:
-    with pytest.raises(ProtocolError, match="where nothing was asked"):
+    with pytest.raises(ProtocolError, match="came without a request"):
         QueueCalls().feed(b"DELETED\r\n")
 
 

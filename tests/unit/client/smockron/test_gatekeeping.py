@@ -150,8 +150,8 @@ def test_tls_is_for_both_ports() -> None:
 @pytest.mark.parametrize(
     ("where", "wrong"),
     [
-        ("smockron+unix:///a", r"of Unix sockets there have to be two, \(ACCOUNTING, CONTROL\)"),
-        ("h:65535", "there is no port behind it for control"),
+        ("smockron+unix:///a", r"a master on Unix sockets needs two addresses, \(ACCOUNTING, CONTROL\)"),
+        ("h:65535", "there is no next port for control"),
         ("tcp://h:7", "expected smockron://HOST:PORT"),
         ({}, "no master is given"),
         ("a..b", "'a..b' is not the name of a host: "),

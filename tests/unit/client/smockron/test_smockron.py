@@ -269,13 +269,15 @@ def test_so_does_the_task(
             monkeypatch.setattr(_aiogatekeeper, "open_transport", fails)
             made.decide("a")
             await loops.until(lambda: made.stats().lost, "it failed")
-            assert list(made.stats().away.values()) == ["the task failed: ZeroDivisionError()"]
+            assert list(made.stats().away.values()) == ["internal error: ZeroDivisionError()"]
             monkeypatch.setattr(_aiogatekeeper, "open_transport", connecting)
             assert await made.connect(PATIENCE)
 
     loops.run(main(), loop_name)
     failures = [record for record in caplog.records if record.exc_info]
-    assert {record.getMessage() for record in failures} == {f"the task for the master at {master.where[0]} failed"}
+    assert {record.getMessage() for record in failures} == {
+        f"the connection to the master at {master.where[0]} failed because of a bug"
+    }
 
 
 def test_over_unix_sockets(short_path: Path) -> None:

@@ -76,7 +76,7 @@ def test_what_is_held_comes_back():
     ]
     first = lines[0].partition(" | ")[2]
     assert first.startswith("3 of jobs by 127.0.0.1:5432 for 2.")
-    assert f", 1 of \\xff{79 * 'x'}... by a connection that is gone for " in first
+    assert f", 1 of \\xff{79 * 'x'}... by a connection that has ended for " in first
 
 
 @pytest.mark.parametrize("timeout", [0, 3])

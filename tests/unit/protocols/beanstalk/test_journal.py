@@ -417,7 +417,7 @@ def test_a_key_that_two_jobs_have(kept: Journaled):
     kept.database.execute("UPDATE jobs SET key = 'k' WHERE id > 1")
     with pytest.raises(ValueError, match="key k is there twice"):
         restore(kept, Journaled())
-    assert list(journal.problems(kept.database)) == ["job 3: another has the key k too"]
+    assert list(journal.problems(kept.database)) == ["job 3: another job has the key k too"]
     assert rescue(kept) == 1
     assert kept.restored == 3
     assert ask(kept.connect(), wire.put_unique(b"x", b"k")) == b"EXISTS 2\r\n"

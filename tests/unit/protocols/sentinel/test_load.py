@@ -56,7 +56,7 @@ def test_too_little_and_too_much_is_in_use(room: Room) -> None:
     room.used.update({1: 3, 2: 1})
     assert judged(room, {0: 4}) == [
         "flow 1: 4 of 10 are held, and 7 more were granted",
-        "flow 2: 0 of 10 are held, and the other 10 are not to be had",
+        "flow 2: 0 of 10 are held, and the other 10 cannot be acquired",
     ]
     assert (room.tokens, +room.used) == ({}, {1: 3, 2: 1})
 
@@ -69,7 +69,7 @@ def test_more_is_held_than_there_may_be(room: Room) -> None:
 def test_nothing_is_left_in_use(room: Room) -> None:
     assert load.when_gone(plan_of(room)) == []
     room.used[2] = 1
-    late = "flow 2: 0 of 10 are held, and the other 10 are not to be had, 0.05 s after the last connection was closed"
+    late = "flow 2: 0 of 10 are held, and the other 10 cannot be acquired, 0.05 s after the last connection was closed"
     assert load.when_gone(plan_of(room)) == [late]
 
 
@@ -85,7 +85,7 @@ def test_what_ends_in_time_is_waited_for(room: Room) -> None:
 
 @pytest.mark.parametrize("maximum", [9, 11])
 def test_another_limit_is_said_before_the_load(maximum: int, room: Room) -> None:
-    with pytest.raises(ProtocolError, match=r"flow 1: .*: the count of each rule has to be --maximum"):
+    with pytest.raises(ProtocolError, match=r"flow 1: .*: the count of each rule must be --maximum"):
         load.look(plan_of(room, maximum=maximum))
 
 
@@ -118,7 +118,7 @@ def test_semaphores_rates_and_values() -> None:
 
 def test_as_many_as_a_room_has_room_for() -> None:
     assert len(parse_rules(rules_of(FLOWS_MAX, 1)).flows) == 2 * FLOWS_MAX
-    with pytest.raises(ValueError, match="8192 flows of a kind at most, not 8193"):
+    with pytest.raises(ValueError, match="at most 8192 flows of a kind, not 8193"):
         rules_of(FLOWS_MAX + 1, 1)
 
 

@@ -75,11 +75,11 @@ def test_a_wrong_greeting_is_told_as_soon_as_it_shows(data: bytes, text: str) ->
 @pytest.mark.parametrize(
     ("data", "text"),
     [
-        (b"\x08\0", "no frame begins so: 08 00"),
-        (b"\x05\0", "no frame begins so: 05 00"),
-        (b"\x02" + b"\xff" * 8, "a message of 18446744073709551615 bytes or more, 65536 are expected"),
+        (b"\x08\0", "not the beginning of a frame: 08 00"),
+        (b"\x05\0", "not the beginning of a frame: 05 00"),
+        (b"\x02" + b"\xff" * 8, "a message of 18446744073709551615 bytes or more; the limit is 65536"),
         (b"\x03" + bytes(6) + b"\x80\0" + bytes(1 << 15) + b"\x02" + bytes(6) + b"\x80\x01",
-         "a message of 65537 bytes or more, 65536 are expected"),
+         "a message of 65537 bytes or more; the limit is 65536"),
         (b"\x01\0" * 64 + b"\0\0", "a message with more than 64 frames"),
         (b"\x04\0", "a command without a name: "),
         (b"\x04\x02\x05AB", "a command without a name: 05 41"),

@@ -360,19 +360,19 @@ def test_an_event_within_what_an_event_asked() -> None:
 @pytest.mark.parametrize(
     ("request_bytes", "data", "message"),
     [
-        (b"", b"\1", "a reply that nothing asked for: 01"),
-        (b"", b"\0\7", r"a reply that nothing asked for: 00 07"),
-        (ENCODER.purge(b""), b"\1\1", "a reply that nothing asked for: 01"),
+        (b"", b"\1", "a reply without a request: 01"),
+        (b"", b"\0\7", r"a reply without a request: 00 07"),
+        (ENCODER.purge(b""), b"\1\1", "a reply without a request: 01"),
         (ENCODER.purge(b""), b"\2", "not the start of a reply or an event: 02"),
         (ENCODER.purge(b""), b"HTTP/1.1 400 B", r"not the start .*: 48 54 .* 34 30 30 \.\.\. \(14 bytes\)"),
-        (ENCODER.event(b"", ENCODER.purge(b"")), b"\1\2", "not the start of a reply in a reply: 02"),
+        (ENCODER.event(b"", ENCODER.purge(b"")), b"\1\2", "not the start of the reply inside a reply to EVENT: 02"),
         (ENCODER.event(b"", ENCODER.list()), b"\1\0", "a refused LIST: 00"),
         *((request, b"\0", f"a refused {Opcode(request[0]).name}: 00") for request in (
             ENCODER.list(), ENCODER.info(), ENCODER.stats(), ENCODER.connections(), ENCODER.channels(), ENCODER.whoami()
         )),
         (ENCODER.list(), b"\1" + u64(2**32 + 1), "4294967297 fragments, more than 4294967296: 01 00 00 00 01"),
-        (ENCODER.stats(), b"\1" + u64(1, 2, 1), "fragment 2 where fragment 1 should be: 02 00"),
-        (ENCODER.channels(), b"\1" + u64(2, 1, 0, 1, 0), "fragment 1 where fragment 2 should be: 01 00"),
+        (ENCODER.stats(), b"\1" + u64(1, 2, 1), "fragment 2 instead of fragment 1: 02 00"),
+        (ENCODER.channels(), b"\1" + u64(2, 1, 0, 1, 0), "fragment 1 instead of fragment 2: 01 00"),
         (ENCODER.list(), b"\1" + u64(1, 1, 65537), "65537 entries in a fragment, more than 65536: 01 00"),
         (ENCODER.connections(), b"\1" + u64(1, 1, 65537), "65537 entries in a fragment"),
         (ENCODER.channel(b""), b"\1" + u64(2**32 + 1), "4294967297 subscribers, more than"),

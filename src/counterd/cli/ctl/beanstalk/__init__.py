@@ -1,7 +1,7 @@
 """`counterctl beanstalk`: tubes and their jobs, and the drain mode.
 
-Floor 5. `drain` asks the admin endpoint, as no message of the protocol does it; all else asks the server as its clients
-do. What is refused is one line and exit status 1.
+Floor 5. `drain` asks the admin endpoint, because the protocol has no request for it. All other commands send requests
+of the protocol. A refusal is one line and exit status 1.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ TEXT = Bytes("text", 0, NEEDLE_MAX)
 
 
 def whole_seconds(text: str) -> int:
-    """A time that the protocol has a number for."""
+    """Converts a duration to seconds. The protocol has only whole seconds."""
     seconds = duration(text)
     if seconds != int(seconds):
         raise ValueError(f"expected whole seconds, not {text!r}")
@@ -62,7 +62,7 @@ def whole_seconds(text: str) -> int:
 
 SECONDS = Reads("duration", whole_seconds)
 
-# What the server tells that is not a number of something, by the names that the protocol has for it.
+# The server's figures that are not plain numbers, by their names in the protocol.
 KINDS = {
     **dict.fromkeys(("id", "tube", "state", "key", "name", "retire-to", "pid", "hostname", "version"), Kind.TEXT),
     **dict.fromkeys(("max-job-size", "binlog-max-size"), Kind.SIZE),
@@ -72,7 +72,7 @@ KINDS = {
 ID_COLUMN = Column("id")
 BODY_COLUMN = Column("body", Kind.BYTES, nothing="gone")
 STATE_COLUMN = Column("state")
-# Of a job, in a list. By the server's names; a server that does not know one tells nothing of it.
+# The columns of a list of jobs, with the server's names. A server may not have all of these fields.
 JOB_COLUMNS = [
     ID_COLUMN,
     STATE_COLUMN,
@@ -84,7 +84,7 @@ JOB_COLUMNS = [
     *(Column(name, Kind.NUMBER) for name in ("reserves", "timeouts", "releases", "buries", "kicks")),
     Column("key"),
 ]
-# Of a tube, in a list, with what inspect-tube calls it.
+# The columns of a list of tubes, by their names in the reply to inspect-tube.
 TUBE_COLUMNS = {
     "name": Column("tube"),
     **{f"current-jobs-{state}": Column(state, Kind.NUMBER) for state in STATES},
@@ -102,7 +102,7 @@ class BeanstalkTarget(Server):
     protocol = "the beanstalk protocol"
 
     def connect(self, tube: bytes = DEFAULT) -> Client:
-        """A client of it, which connects with the first command, and uses that tube."""
+        """Returns a client that uses this tube, and connects with its first command."""
         from counterd.client.beanstalk import Client
 
         return Client(**self.arguments, use=tube)
@@ -111,7 +111,7 @@ class BeanstalkTarget(Server):
 pass_target = click.make_pass_decorator(BeanstalkTarget)
 tube_argument = click.argument("tube", type=TUBE)
 tube_option = click.option("--tube", type=TUBE, help="The tube.  [default: default]")
-job_option = click.option("--job", type=JOB, metavar="ID", help="This job.")
+job_option = click.option("--job", type=JOB, metavar="ID", help="The job with this ID.")
 
 
 @click.group(cls=Group)
@@ -128,7 +128,7 @@ def beanstalk(context: click.Context, /, timeout: float, **_: object) -> None:
 
 
 def valued(name: str, text: str | None) -> Any:
-    """What the server tells, as the value of a column. None for a number that is none."""
+    """Converts a field of a reply to the value of a column. Returns None for a number that cannot be read."""
     if text is None or KINDS.get(name) is Kind.TEXT:
         return text or None
     whole, point, places = text.partition(".")
@@ -138,7 +138,7 @@ def valued(name: str, text: str | None) -> Any:
 
 
 def record(figures: Figures, output: Output) -> None:
-    """All that the server tells of itself, of a tube or of a job."""
+    """Shows all figures of the server, of a tube or of a job."""
     columns, row = [], []
     for name, text in figures.items():
         value, kind = valued(name, text), KINDS.get(name, Kind.NUMBER)
@@ -161,7 +161,10 @@ ORDERS: dict[str, Callable[[dict[str, Any]], Any]] = {
 @beanstalk.command()
 @click.option("--match", metavar="GLOB", help="Show only tubes that match this pattern: 'mail:*'.")
 @click.option(
-    "--sort", type=click.Choice(list(ORDERS)), default="name", help="Show the largest first.  [default: by name]"
+    "--sort",
+    type=click.Choice(list(ORDERS)),
+    default="name",
+    help="Sort by this column; numbers in descending order.  [default: name]",
 )
 @click.option("--limit", type=click.IntRange(0), metavar="N", help="Show at most N rows.")
 @output_option
@@ -170,12 +173,12 @@ def tubes(target: BeanstalkTarget, match: str | None, sort: str, limit: int | No
     """Shows the tubes, and how many jobs are in each.
 
     waiting: connections that are waiting for a job. oldest: how long the oldest ready job has been ready. paused: how
-    much longer no job of the tube can be reserved.
+    long it will take until jobs of the tube can be reserved again.
     """
     like = glob(match)
     with target.connect() as client:
         told = list(tubes_of(client, [name for name in client.list_tubes() if like(name)]))
-    # Those that have gone meanwhile are none.
+    # Tubes that were deleted meanwhile are None.
     found = [{name: valued(name, each.get(name)) for name in TUBE_COLUMNS} for each in told if each]
     rows = sorted(found, key=ORDERS[sort])[:limit]
     output.rows([*TUBE_COLUMNS.values()], (tuple(tube.values()) for tube in rows))
@@ -248,10 +251,10 @@ def peek(target: BeanstalkTarget, tube: bytes | None, job: int | None, state: st
 def list_(
     target: BeanstalkTarget, tube: bytes, state: str | None, search: bytes, limit: int | None, output: Output
 ) -> None:
-    """Shows the jobs of a tube, the oldest first, and leaves them there.
+    """Shows the jobs of a tube, the oldest first. The jobs stay in the tube.
 
-    left: the remaining delay or time to run of the job. The server reads all of its jobs once for each thousand that it
-    shows.
+    left: the remaining delay or time to run of the job. For each thousand jobs that are shown, the server reads all of
+    its jobs once.
     """
     with target.connect() as client:
         if list(tubes_of(client, [tube])) == [None]:
@@ -264,13 +267,13 @@ def list_(
 
 @beanstalk.command()
 @tube_argument
-@click.option("--interval", type=TIME_LIMIT, default=1.0, help="The time between two looks.  [default: 1s]")
+@click.option("--interval", type=TIME_LIMIT, default=1.0, help="The time between two checks.  [default: 1s]")
 @output_option
 @pass_target
 def tail(target: BeanstalkTarget, tube: bytes, interval: float, output: Output) -> None:
     """Shows each job that is put into a tube from now on, once, until Ctrl-C. The jobs stay in the tube.
 
-    A job that ends between two looks is not shown. The server reads all of its jobs for each look.
+    A job that is put and deleted between two checks is not shown. The server reads all of its jobs for each check.
     """
     add = output.stream([Column("time", Kind.CLOCK), ID_COLUMN, STATE_COLUMN, BODY_COLUMN])
     with until_interrupted(), target.connect() as client:
@@ -299,9 +302,7 @@ def tail(target: BeanstalkTarget, tube: bytes, interval: float, output: Output) 
 @click.option("--delay", type=SECONDS, default=0, help="The time until the job is ready.  [default: 0]")
 @click.option("--ttr", type=SECONDS, default=60, help="The time to run: how long a worker may take.  [default: 60s]")
 @click.option("--key", type=KEY, help="Put the job only if no job has this key.")
-@click.option(
-    "--unique-for", type=SECONDS, help="Keep the key taken for this time after the job has ended.  [default: 0]"
-)
+@click.option("--unique-for", type=SECONDS, help="Reserve the key for this time after the job has ended.  [default: 0]")
 @output_option
 @pass_target
 def put(
@@ -316,9 +317,9 @@ def put(
     unique_for: int | None,
     output: Output,
 ) -> None:
-    """Puts a job into a tube, and shows its id. The body is BODY, the content of --file, or else standard input.
+    """Puts a job into a tube, and shows its ID. The body is BODY, the content of --file, or else standard input.
 
-    If another job has the --key, nothing is put, and the id of that job is shown.
+    If another job has the --key, nothing is put, and the ID of that job is shown.
     """
     if body is not None and file is not None:
         raise click.UsageError("give either BODY or --file")
@@ -340,7 +341,7 @@ def put(
 
 
 def read_body(file: BinaryIO | None) -> bytes:
-    """All that is in a file, or comes from standard input. ValueError if no server takes as much."""
+    """Reads a file, or standard input, to its end. Raises ValueError if the body is too long for any server."""
     if file is None and sys.stdin is None:
         raise click.UsageError("give BODY or --file: standard input is closed")
     body = (file or sys.stdin.buffer).read(BODY_MAX + 1)
@@ -373,7 +374,7 @@ def kick(target: BeanstalkTarget, bound: int | None, tube: bytes | None, job: in
 
 
 def counted(what: str, jobs: int, tube: bytes, output: Output) -> None:
-    """What was done to how many."""
+    """Shows how many jobs were kicked or cleared."""
     add = output.stream([Column(what, Kind.NUMBER)], lambda row: f"{what} {several(row[0], 'job')} of {shown(tube)}")
     add((jobs,))
 
@@ -384,7 +385,7 @@ def counted(what: str, jobs: int, tube: bytes, output: Output) -> None:
 @output_option
 @pass_target
 def clear(target: BeanstalkTarget, tube: bytes, state: str, output: Output) -> None:
-    """Deletes the jobs of a tube in a state, or in all states except reserved.
+    """Deletes the jobs of a tube that are in one state, or in any state except reserved.
 
     Jobs that are put after the command began are not deleted.
     """
@@ -396,7 +397,7 @@ def clear(target: BeanstalkTarget, tube: bytes, state: str, output: Output) -> N
 
 
 @beanstalk.command()
-@click.option("--off", is_flag=True, help="End drain mode: the server takes jobs again.")
+@click.option("--off", is_flag=True, help="End drain mode: the server accepts jobs again.")
 @click.option("--show", is_flag=True, help="Only show whether drain mode is on.")
 @admin_options
 @output_option
@@ -404,10 +405,10 @@ def clear(target: BeanstalkTarget, tube: bytes, state: str, output: Output) -> N
 def drain(context: click.Context, /, off: bool, show: bool, output: Output, **where: Any) -> None:
     """Begins drain mode, in which the server answers put with DRAINING and serves all other requests.
 
-    Shows how many jobs there are.
+    The command also shows how many jobs are in each state.
 
-    Drain mode ends with --off, and when the server stops. Asks the admin endpoint; needs the server's admin.token,
-    except with --show.
+    Drain mode ends with --off, and when the server stops. This command asks the admin endpoint. It needs the server's
+    admin.token, except with --show.
     """
     if off and show:
         raise click.UsageError("give either --off or --show")
@@ -418,7 +419,7 @@ def drain(context: click.Context, /, off: bool, show: bool, output: Output, **wh
     if room is None:
         refused("the server does not serve the beanstalk protocol")
     figures = room["figures"]
-    # Figures are as of a moment ago: what has been switched just now they may not show.
+    # The figures may be older than the request above.
     is_on = bool(figures["refuses_puts"]) if show else not off
     columns = [Column("drain_mode"), *(Column(state, Kind.NUMBER) for state in STATES)]
 

@@ -1,6 +1,6 @@
-"""Pages of the jobs of a tube, those that are put meanwhile, and the figures of many tubes.
+"""Lists the jobs of a tube, follows new jobs, and gets the figures of many tubes.
 
-Floor 5. What needs more than one command of the client.
+Floor 5. Each of these needs several commands of the client.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ if TYPE_CHECKING:
     from counterd.client.beanstalk import Client
 
 Figures = dict[str, str]
-# Tubes that are asked for together.
+# The number of tubes in one pipeline.
 AT_ONCE = 100
 
 
 def tubes_of(client: Client, names: Sequence[bytes]) -> Iterator[Figures | None]:
-    """All that the server tells of these tubes; None for a tube that is not there."""
+    """Yields the figures of these tubes; None for a tube that does not exist."""
     command = "inspect_tube"
     for at in range(0, len(names), AT_ONCE):
         asked = names[at : at + AT_ONCE]
         found = _told(client, command, asked)
-        if isinstance(found[0], Refused):  # beanstalkd does not know it
+        if isinstance(found[0], Refused):  # beanstalkd does not know this command
             command = "stats_tube"
             found = _told(client, command, asked)
         for each in found:
@@ -44,8 +44,8 @@ def _told(client: Client, command: str, names: Sequence[bytes]) -> list[Figures 
 
 
 def jobs_of(client: Client, tube: bytes, state: str = "all", first: int = 0, needle: bytes = b"") -> Iterator[Figures]:
-    """The jobs of a tube with at least that id, page by page: each that is there throughout comes once."""
-    # A page may lack jobs that have gone while it was made, so a short one is not the last.
+    """Yields the jobs of a tube from this id on. A job that exists the whole time is yielded exactly once."""
+    # A page may lack jobs that ended while it was made, so a short page may not be the last one.
     while page := client.list_jobs(tube, state, first, BATCH_MAX, search=needle):
         yield from page
         if (first := id_of(page[-1]) + 1) > ID_MAX:
@@ -53,7 +53,7 @@ def jobs_of(client: Client, tube: bytes, state: str = "all", first: int = 0, nee
 
 
 def newest_of(client: Client, tube: bytes) -> int:
-    """The highest id of a tube's jobs, 0 if it has none. By halving, as a page has the lowest ids."""
+    """Returns the highest id of a tube's jobs, 0 if it has none. Uses bisection: a page has the lowest ids."""
     low, high = 0, ID_MAX
     while low < high:
         middle = low + (high - low + 1) // 2
@@ -68,13 +68,14 @@ class Tail:
     def __init__(self, client: Client, tube: bytes) -> None:
         self._client = client
         self._tube = tube
-        # A page may lack a job that was put while it was made, and have one that was put after it. What was there when
-        # the page was begun it has: up to the newest job that was known by then all are settled after it.
+        # A page may lack a job that was put while the page was made, although it has jobs that were put later. But it
+        # has all jobs that existed at its beginning. So after a page, all jobs up to the newest id that was known
+        # before it are settled: they are known, and are not requested again.
         self._newest = self._settled = newest_of(client, tube)
-        self._known: set[int] = set()  # beyond that
+        self._known: set[int] = set()  # ids above _settled
 
     def look(self) -> list[Figures]:
-        """Those that it has not returned before, and that have not gone since."""
+        """Returns the jobs that were put since the last call and still exist."""
         jobs = jobs_of(self._client, self._tube, first=self._settled + 1)
         new = [job for job in jobs if id_of(job) not in self._known]
         self._known |= {id_of(job) for job in new}
@@ -84,7 +85,7 @@ class Tail:
 
 
 def id_of(job: Figures) -> int:
-    """Its id. ProtocolError."""
+    """Returns the id of a job. Raises ProtocolError if it is not a number."""
     if not job["id"].isdecimal():
         raise ProtocolError(f"a job whose id is {job['id']!r}")
     return int(job["id"])

@@ -1,7 +1,7 @@
-"""`counterctl smockron`: who has to wait, what gatekeepers are told, and what they say.
+"""`counterctl smockron`: shows throttled identifiers and control messages, and sends accounting messages.
 
-Floor 5. `throttled` and `domains` ask the admin endpoint, as the protocol has no questions; all else speaks to the
-master as gatekeepers do.
+Floor 5. `throttled` and `domains` ask the admin endpoint, because the protocol has no requests for that. The other
+commands talk to the master as gatekeepers do.
 """
 
 from __future__ import annotations
@@ -58,13 +58,13 @@ class SmockronTarget(Server):
 
     @property
     def control(self) -> Address:
-        """Where it tells gatekeepers. Not all commands need it, so it is missed where it is used."""
+        """The address of the control messages. Raises UsageError if there is none: not all commands need it."""
         if self._control is None:
             raise click.UsageError(f"{self.address} needs an address for control: --control-port or --control-socket")
         return self._control
 
     def account(self, *request: Any, **more: Any) -> None:
-        """Tells it of a request; returns when it has taken that."""
+        """Reports a request to the master; returns when the master has read the message."""
         from counterd.cli.ctl.smockron.zmtp import Publisher
 
         with Publisher(self.address, self.timeout) as publisher:
@@ -103,7 +103,7 @@ def smockron(
 
 
 def control_of(address: Address, port: int | None, path: str | None) -> Address | None:
-    """What the options say, else the next port; None if there is none."""
+    """Returns the address of the options, or that with the next port; None if there is no such port."""
     from counterd.client._addresses import PORT_MAX
 
     if path:
@@ -112,7 +112,7 @@ def control_of(address: Address, port: int | None, path: str | None) -> Address 
     return None if address.path or port > PORT_MAX else address._replace(port=port)
 
 
-# ---- what the admin endpoint tells ----
+# ---- commands that ask the admin endpoint ----
 
 
 @smockron.command()
@@ -122,7 +122,7 @@ def control_of(address: Address, port: int | None, path: str | None) -> Address 
 @output_option
 @click.pass_context
 def throttled(context: click.Context, /, match: bytes | None, limit: int, output: Output, **where: Any) -> None:
-    """Shows the throttled identifiers, the longest wait first. Asks the admin endpoint."""
+    """Shows the throttled identifiers, the longest wait first. This command asks the admin endpoint."""
     show("throttled", endpoint_of(context, **where), output, match=match, limit=limit)
 
 
@@ -131,22 +131,22 @@ def throttled(context: click.Context, /, match: bytes | None, limit: int, output
     "--sort",
     type=click.Choice(["told", "accepted", "delayed", "rejected", "identifiers"]),
     default="told",
-    help="Show the largest first.  [default: told]",
+    help="Sort by this column, in descending order.  [default: told]",
 )
 @limit_option
 @admin_options
 @output_option
 @click.pass_context
 def domains(context: click.Context, /, sort: str, limit: int, output: Output, **where: Any) -> None:
-    """Shows the domains with their rules and their numbers of requests. Asks the admin endpoint.
+    """Shows the domains with their rules and their numbers of requests. This command asks the admin endpoint.
 
-    interval: the time that a request uses up; 0 if the rule of the domain is gone. burst: how far requests can run
-    ahead of the rate.
+    interval: the time between two requests at the rate of the domain; 0 if the domain has no rule any more. burst: how
+    far requests can run ahead of the rate.
     """
     show("domains", endpoint_of(context, **where), output, sort=sort, limit=limit)
 
 
-# ---- what gatekeepers say and hear ----
+# ---- the messages of gatekeepers ----
 
 
 @smockron.command()
@@ -175,9 +175,10 @@ def watch(target: SmockronTarget, domains: tuple[bytes, ...], output: Output) ->
 @identifier_argument
 @pass_target
 def forget(target: SmockronTarget, domain: bytes, identifier: bytes) -> None:
-    """Makes a master forget the usage of an identifier. Its gatekeepers forget it too, if they are counterd's.
+    """Resets an identifier in the master, and in the gatekeepers of this master that are counterd's own.
 
-    Masters that share their state in a Redis forget it too, but the gatekeepers of those other masters do not.
+    If masters share their state in a Redis, the identifier is reset in all of them, but not in the gatekeepers of the
+    other masters.
     """
     target.account(domain, "FORGET", identifier)
     say(f"asked the master to forget {shown(identifier)} in {shown(domain)}")
@@ -188,10 +189,22 @@ def forget(target: SmockronTarget, domain: bytes, identifier: bytes) -> None:
 @click.argument("status", type=click.Choice(["accepted", "delayed", "rejected"]))
 @identifier_argument
 @click.option(
-    "--time", "received_ms", type=MOMENT, metavar="MS", help="The time of the request, in Unix time.  [default: now]"
+    "--time",
+    "received_ms",
+    type=MOMENT,
+    metavar="MS",
+    help="The time of the request, in milliseconds of Unix time.  [default: now]",
 )
-@click.option("--until", "delayed_until_ms", type=MOMENT, metavar="MS", help="The end of the delay, in Unix time.")
-@click.option("--log-info", type=LOG_INFO, default="", metavar="TEXT", help="Text for a log.")
+@click.option(
+    "--until",
+    "delayed_until_ms",
+    type=MOMENT,
+    metavar="MS",
+    help="The end of the delay, in milliseconds of Unix time.",
+)
+@click.option(
+    "--log-info", type=LOG_INFO, default="", metavar="TEXT", help="Text for the master's log; counterd ignores it."
+)
 @pass_target
 def send(
     target: SmockronTarget,
@@ -202,9 +215,9 @@ def send(
     delayed_until_ms: int | None,
     log_info: bytes,
 ) -> None:
-    """Reports a request to the master, as a gatekeeper does. The master sends no reply: see `watch`."""
+    """Reports a request to the master, as a gatekeeper does. The master sends no reply; see `watch`."""
     if (status == "delayed") != (delayed_until_ms is not None):
-        raise click.UsageError("a delayed request needs --until, and others do not take it")
+        raise click.UsageError("--until is required for a delayed request, and not allowed for others")
     target.account(
         domain, status.upper(), identifier, received_ms, delayed_until_ms=delayed_until_ms, log_info=log_info
     )

@@ -1,6 +1,6 @@
-"""`counterctl smockron gate`: a gatekeeper for proxies, which ask it by HTTP.
+"""`counterctl smockron gate`: a gatekeeper that proxies ask over HTTP.
 
-Floor 5. The options; serving.py serves, and what is answered is client/smockron/_gate.py's.
+Floor 5. This file has the options, serving.py the server, and client/smockron/_gate.py the replies.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def read_rejected(text: str) -> str | float:
     type=Reads("address", read_listen),
     default=DEFAULT,
     metavar="HOST:PORT",
-    help=f"The address at which proxies ask, or unix:/PATH.  [default: {DEFAULT}]",
+    help=f"The address on which the gatekeeper listens for proxies, or unix:/PATH.  [default: {DEFAULT}]",
 )
 @click.option("--domain", type=Bytes("domain", 0, 255), default="default", help="The domain.  [default: default]")
 @click.option(
@@ -51,16 +51,21 @@ def read_rejected(text: str) -> str | float:
     multiple=True,
     default=("header:X-Real-IP",),
     metavar="WHAT",
-    help="What identifies a request: header:NAME, path, or client (the peer's address). Several make one identifier."
-    "  [default: header:X-Real-IP]",
+    help="What identifies a request: header:NAME, path, or client (the peer's address). If this option is repeated, "
+    "the values together are the identifier.  [default: header:X-Real-IP]",
 )
-@click.option("--max-delay", type=DURATION, default=5.0, help="Reject a request that would wait longer.  [default: 5s]")
+@click.option(
+    "--max-delay",
+    type=DURATION,
+    default=5.0,
+    help="Reject a request that would have to wait longer than this.  [default: 5s]",
+)
 @click.option(
     "--max-delayed",
     type=click.IntRange(0),
     default=1000,
     metavar="N",
-    help="Let at most N requests wait; reject further ones.  [default: 1000]",
+    help="Let at most N requests wait; reject additional ones.  [default: 1000]",
 )
 @click.option(
     "--rejected",
@@ -74,7 +79,7 @@ def read_rejected(text: str) -> str | float:
     type=click.IntRange(400, 599),
     default=503,
     metavar="STATUS",
-    help="The status of a rejected request; nginx and Envoy need 403.  [default: 503]",
+    help="The HTTP status for a rejected request; nginx and Envoy need 403.  [default: 503]",
 )
 @click.pass_obj
 def gate(
@@ -87,15 +92,15 @@ def gate(
     rejected: Any,
     rejected_status: int,
 ) -> None:
-    """Lets requests pass, delays or rejects them, for nginx, Traefik, Caddy, Envoy and others that ask over HTTP.
+    """Runs a gatekeeper, which nginx, Traefik, Caddy, Envoy or another proxy asks over HTTP about each request.
 
-    The answer is 200, after the delay if there is one, or --rejected-status with Retry-After. A request that has none
-    of what --identifier names passes without a limit; the first such request is logged. The path is taken from
-    X-Forwarded-Uri, from X-Original-URI, or from the request itself, unchanged. A client can send any header: use only
-    headers that the proxy overwrites.
+    If the request may pass, the reply is 200, after the delay if the request has to wait. If the request is rejected,
+    the reply is --rejected-status with Retry-After. A request passes without a limit if it has nothing that
+    --identifier names; the first such request is logged. The path is taken from X-Forwarded-Uri, from X-Original-URI,
+    or from the request itself, unchanged. A client can send any header: use only headers that the proxy overwrites.
 
-    It needs aiohttp (the extra admin). deploy/ has configuration files for the proxies. SIGTERM and SIGINT end it,
-    after the waiting requests have been answered.
+    The gatekeeper needs aiohttp (the extra admin). deploy/ has configuration files for the proxies. On SIGTERM or
+    SIGINT it answers the waiting requests and then ends.
     """
     if importlib.util.find_spec("aiohttp") is None:
         refused("gate needs aiohttp: in the source tree, `make setup` or pip install '.[admin]'")
@@ -106,7 +111,7 @@ def gate(
     from counterd.client.smockron._gate import Gate
 
     logging.basicConfig(format="counterctl: %(message)s", level=logging.WARNING)
-    logging.getLogger("counterd.client.smockron").setLevel(logging.INFO)  # that the master is back, too
+    logging.getLogger("counterd.client.smockron").setLevel(logging.INFO)  # also reports that the master is back
     masters = (url_of(target.address), url_of(target.control))
     options = {"max_delay_s": max_delay, "max_delayed": max_delayed, "rejected": rejected, "timeout": target.timeout}
     gatekeeper = AsyncGatekeeper(masters, domain, **options)
@@ -118,7 +123,7 @@ def gate(
 
 
 def url_of(address: Address) -> str:
-    """As a gatekeeper is given it."""
+    """Returns an address as a URL for a gatekeeper."""
     if address.path:
         return f"smockron+unix://{quote(os.fsencode(address.path))}"
     if address.tls is None:

@@ -1,7 +1,7 @@
-"""Serves a gate by HTTP until a signal comes.
+"""Serves a gate over HTTP until a signal comes.
 
-Floor 5. Connections are those of the admin endpoint, with other bounds. Who waits holds a place, so there are more
-places than can wait: a proxy most of whose requests wait is still heard.
+Floor 5. Uses the connections of the admin endpoint, with other bounds. A waiting request keeps its connection. So more
+connections are possible than requests may wait: a proxy with many waiting requests can still send others.
 """
 
 from __future__ import annotations
@@ -28,20 +28,21 @@ if TYPE_CHECKING:
     from counterd.client.smockron import AsyncGatekeeper
     from counterd.client.smockron._gate import Gate
 
-SOCKET_MODE = 0o666  # as open as a port of this host: who may ask is up to the folder
-PLACES = 1024  # for connections, besides those that wait
-# A proxy keeps connections for less: nginx a minute, Traefik 90 s, Caddy two minutes. So we do not close one just as it
-# asks.
+SOCKET_MODE = 0o666  # as open as a TCP port of this host; the folder can restrict access
+PLACES = 1024  # connections in addition to those that wait
+# Proxies close idle connections earlier (nginx after a minute, Traefik after 90 s, Caddy after two minutes). So this
+# side never closes a connection on which a proxy is just sending a request.
 PATIENCE_S = 300.0
-# A proxy passes on what its client has sent: a head that it takes is not to be refused here, or the client would be.
+# A proxy forwards the header fields of its client. A head that the proxy accepts has to be accepted here too; otherwise
+# the client would be refused.
 HEAD_MAX = 65_536
 FIELDS_MAX = 1000
-ENDING_S = 1.0  # for answers to go out
+ENDING_S = 1.0  # for sending the last replies
 
 
 @contextlib.contextmanager
 def listening_at(host: str, port: int) -> Iterator[socket.socket]:
-    """A socket that listens while the block runs: at a path if port is below 0. OSError says where it cannot."""
+    """Listens while the block runs; if port is below 0, host is the path of a Unix socket. Raises OSError."""
     try:
         opened = open_tcp(host, port, KEEPALIVE) if port >= 0 else UnixSocket(host, SOCKET_MODE)
     except OSError as error:
@@ -54,13 +55,13 @@ def listening_at(host: str, port: int) -> Iterator[socket.socket]:
 
 
 def place(listening: socket.socket) -> str:
-    """Where it listens, for people."""
+    """Formats the address of a listening socket for people."""
     name = listening.getsockname()
     return shown(name, -1) if isinstance(name, str) else shown(*name[:2])
 
 
 class Serving:
-    """A gate, and the gatekeeper that it asks, which is closed at the end. max_delay: seconds that a request waits."""
+    """Serves a gate and its gatekeeper, which is closed at the end. max_delay: seconds that a request may wait."""
 
     def __init__(self, gatekeeper: AsyncGatekeeper, gate: Gate, max_delay: float, max_delayed: int) -> None:
         self._gatekeeper = gatekeeper
@@ -70,7 +71,7 @@ class Serving:
         self._connections = effective_connections(max_delayed + PLACES, possible)
 
     async def run(self, listening: socket.socket) -> None:
-        """Until SIGINT or SIGTERM; then who waits is answered, when it is time, and nobody else."""
+        """Serves until SIGINT or SIGTERM. Then only the waiting requests are answered, after their delays."""
         loop = asyncio.get_running_loop()
         ended = asyncio.Event()
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -85,7 +86,7 @@ class Serving:
             say(f"listens on {place(listening)}")
             await asyncio.wait([accepting, ending], return_when=asyncio.FIRST_COMPLETED)
             if accepting.done():
-                accepting.result()  # a bug: the command ends with it
+                accepting.result()  # raises: this is a bug, and ends the command
             for task in (connecting, accepting):
                 task.cancel()
             await asyncio.wait([connecting, accepting])

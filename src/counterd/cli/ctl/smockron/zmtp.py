@@ -1,6 +1,6 @@
-"""What counterctl says to a master of the smockron protocol: a blocking connection that speaks ZMTP.
+"""A blocking ZMTP connection from counterctl to a master of the smockron protocol.
 
-Stands beside the floors. The handshake is a part of connecting. What is said has been taken when a call returns.
+Stands beside the floors. Connecting includes the handshake. When a call returns, the master has read its message.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from counterd.protocols.smockron.wire import Command, Control, Parser, SocketTyp
 if TYPE_CHECKING:
     from counterd.client._addresses import Address
 
-MESSAGE_MAX = 1 << 20  # bytes of a control message: another master may have longer identifiers
+MESSAGE_MAX = 1 << 20  # bytes of a control message: other masters may have longer identifiers than counterd
 
 
 class Refused(ServerError):
-    """The peer does not take this kind of connection; the text says why."""
+    """The peer does not accept this kind of connection; the text has the reason."""
 
     def __init__(self, text: str) -> None:
         Exception.__init__(self, text)
@@ -33,8 +33,10 @@ class Refused(ServerError):
 
 
 class Link(Connection):
-    """A connection to one of a master's ports, as a socket of that kind. Its calls raise Refused, Timeout,
-    ConnectionLost and ProtocolError."""
+    """A connection to one of a master's ports, with a socket type of ZMTP.
+
+    Its calls raise Refused, Timeout, ConnectionLost and ProtocolError.
+    """
 
     kind: SocketType
 
@@ -46,17 +48,17 @@ class Link(Connection):
             self._send(wire.greeting() + wire.ready(self.kind), deadline)
             answer = self._next(deadline)
             if isinstance(answer, Command) and answer.name == b"ERROR":
-                raise Refused(f"{address} is not the port for that: {wire.error_reason(answer.data)}")
+                raise Refused(f"{address} does not accept this kind of connection: {wire.error_reason(answer.data)}")
             if not isinstance(answer, Command) or answer.name != b"READY":
                 raise ProtocolError(f"expected READY, and not {answer!r}")
 
     def _say(self, data: bytes) -> None:
-        """Sends frames, and returns when the peer has taken them."""
+        """Sends frames, and returns when the peer has read them."""
         mark = os.urandom(wire.CONTEXT_MAX)
         with self._exchange() as deadline:
             self._send(data + wire.ping(0, mark), deadline)
             answer = self._next(deadline)
-            while answer != Command(b"PONG", mark):  # before it may be what else this connection has subscribed to
+            while answer != Command(b"PONG", mark):  # control messages may come before it
                 answer = self._next(deadline)
 
     def _next(self, deadline: float) -> Command | tuple[bytes, ...]:
@@ -69,30 +71,30 @@ class Link(Connection):
 
 
 class Publisher(Link):
-    """Sends accounting."""
+    """Sends accounting messages."""
 
     kind = SocketType.PUB
 
     def account(
         self, domain: bytes, status: str, identifier: bytes, received_ms: int | None = None, **more: Any
     ) -> None:
-        """Tells of a request, received now unless told, and returns when the master has taken it."""
+        """Reports a request, and returns when the master has read the message. received_ms: by default now."""
         now_ms = time.time_ns() // 1_000_000
         moment_ms = now_ms if received_ms is None else received_ms
         self._say(wire.accounting(domain, Status(status), identifier, moment_ms, **more))
 
 
 class Subscriber(Link):
-    """Hears control messages."""
+    """Receives control messages."""
 
     kind = SocketType.SUB
 
     def subscribe(self, *domains: bytes) -> None:
-        """To those of these domains, or to all if there are none."""
+        """Subscribes to the control messages of these domains; without domains, to those of all domains."""
         self._say(b"".join(wire.subscribe(wire.topic(domain)) for domain in domains) or wire.subscribe(b""))
 
     def next_control(self) -> Control:
-        """The next, however long that takes."""
+        """Returns the next control message; waits for it without a limit."""
         with self._exchange():
             while True:
                 answer = self._next(math.inf)
