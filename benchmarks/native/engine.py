@@ -227,6 +227,8 @@ OPERATIONS: dict[str, Callable[[], Player]] = {
     "noop": lambda: requests_player(lambda _: frames.noop()),
     "get": lambda: requests_player(frames.get),
     "acquire more": lambda: requests_player(frames.acquire),
+    "take more": lambda: requests_player(frames.take),
+    "take more, four items": lambda: requests_player(lambda name: frames.take(name, 4)),
     "acquire, release": pairs_player,
     "acquire, release, long name": lambda: pairs_player(name_size=LONG),
     "acquire, refused": lambda: requests_player(lambda name: frames.acquire(name, 1), refused="not_available"),

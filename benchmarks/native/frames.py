@@ -21,6 +21,12 @@ def acquire(name: bytes, maximum: int = MAXIMUM) -> bytes:
     return wire.acquire(0, name, 1, maximum)
 
 
+def take(name: bytes, count: int = 1) -> bytes:
+    """A permit of that name, and of as many more names."""
+    names = [name, *(name + b"%d" % number for number in range(1, count))]
+    return wire.take(0, [wire.Permit(each, 1, MAXIMUM) for each in names])
+
+
 def release(name: bytes) -> bytes:
     return wire.release(0, name, 1)
 

@@ -89,12 +89,14 @@ class InvalidArguments(ServerError):
 class NotAvailable(ServerError):
     """Granting the request would exceed the maximum.
 
-    consumption: how much was in use when a hold gave up, or None.
+    consumption: how much was in use when the request was refused, or None.
     waited: seconds that a hold waited, or None.
+    retry_after: seconds until the request may succeed, or None if the server does not know.
     """
 
     consumption: int | None = None
     waited: float | None = None
+    retry_after: float | None = None
 
     def __str__(self) -> str:
         used = "" if self.consumption is None else f", {self.consumption} in use"
@@ -104,6 +106,10 @@ class NotAvailable(ServerError):
 
 class NotAcquired(ServerError):
     """The connection holds less than it tried to release."""
+
+
+class Cancelled(ServerError):
+    """The request waited, and was cancelled."""
 
 
 class UnknownCommand(ServerError):

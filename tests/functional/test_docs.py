@@ -83,7 +83,7 @@ def test_jobs_move_from_a_beanstalkd_as_its_page_says(run: Callable[..., None]) 
 def test_an_api_is_throttled_behind_nginx_as_its_page_says(start: Callable[..., Daemon], tmp_path: Path) -> None:
     rules = tmp_path / "domains.json"
     rules.write_text(next(block.text for block in pages.blocks(PAGES[BEHIND_NGINX]) if block.info == "json"))
-    options = re.search(r"`counterctl smockron gate (.+?)`, on the host of nginx", PAGES[BEHIND_NGINX])
+    options = re.search(r"`counterctl smockron gate (.+?)` on the host of nginx", PAGES[BEHIND_NGINX])
     assert options
     master = start({**SETTINGS, "smockron.rules": rules})
     with (

@@ -139,6 +139,9 @@ class ModelSession:
     open: bool = True
 
 
+UNMODELLED = (0x20, 0x21, 0x22)  # opcodes
+
+
 @dataclass
 class Parsed:
     """One request. status: what parsing already decided; breaks: framing is lost with it."""
@@ -155,11 +158,17 @@ class Parsed:
     maximum: int = 0
 
 
+class Unmodelled(Exception):
+    """A request that this model does not know: Takes have one of their own, takes_model.py."""
+
+
 def parse(data: bytes) -> Parsed | None:
-    """The first request of data, or None if more bytes are needed."""
+    """The first request of data, or None if more bytes are needed. Raises Unmodelled."""
     if len(data) < 12:
         return None
     magic, opcode, flags, _, length = struct.unpack_from(">BBBBI", data)
+    if magic == 0x90 and opcode in UNMODELLED:
+        raise Unmodelled
     status = INVALID if opcode in COMMANDS or magic != 0x90 else UNKNOWN
     request = Parsed(12, magic, opcode, flags, data[8:12], status)
     request.breaks = magic != 0x90 or length > BODY_MAX

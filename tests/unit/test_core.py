@@ -150,7 +150,9 @@ COMMON: dict[str, tuple[Any, ...]] = {
     "snapshot": (), "tick": (0,),
 }  # fmt: skip
 OWN: dict[str, dict[str, tuple[Any, ...]]] = {
-    "counter": {"begin_window": (1,), "limit_holdings": (1,)},
+    "counter": {
+        "begin_window": (1,), "limit_holdings": (1,), "limit_takes": (1, 1), "set_wall": (0, 0), "begin_drain": (),
+    },
     "throttr": {"set_wall": (0, 0), "outcomes": ()},
     "smockron": {
         "share": (False, 0), "take_questions": (0,), "settle_questions": ([], 0), "outcomes": (),

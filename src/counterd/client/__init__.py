@@ -13,6 +13,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from counterd.errors import (
+    Cancelled,
     ConnectionLost,
     CounterdError,
     InvalidArguments,
@@ -28,11 +29,12 @@ from counterd.errors import (
 
 if TYPE_CHECKING:
     from counterd.client.aio import Client as AsyncClient
-    from counterd.client.counter import Client, Hold, Pipeline, Semaphore
+    from counterd.client.counter import Client, Hold, Permit, Pipeline, Rate, Semaphore, Taken
     from counterd.protocols.counter.wire import DumpEntry
 
 __all__ = [
     "AsyncClient",
+    "Cancelled",
     "Client",
     "ConnectionLost",
     "CounterdError",
@@ -43,10 +45,13 @@ __all__ = [
     "NotAvailable",
     "NotFound",
     "OutOfMemory",
+    "Permit",
     "Pipeline",
     "ProtocolError",
+    "Rate",
     "Semaphore",
     "ServerError",
+    "Taken",
     "Timeout",
     "UnknownCommand",
 ]
@@ -55,7 +60,10 @@ if not TYPE_CHECKING:  # with __getattr__() a type checker would accept any name
     _LATER = {
         "AsyncClient": ("counterd.client.aio", "Client"),
         "DumpEntry": ("counterd.protocols.counter.wire", "DumpEntry"),
-        **{name: ("counterd.client.counter", name) for name in ("Client", "Hold", "Pipeline", "Semaphore")},
+        **{
+            name: ("counterd.client.counter", name)
+            for name in ("Client", "Hold", "Permit", "Pipeline", "Rate", "Semaphore", "Taken")
+        },
     }
 
     def __getattr__(name: str) -> Any:

@@ -42,6 +42,10 @@ def hang_up(transport: asyncio.Transport) -> None:
             connected.shutdown(socket.SHUT_RDWR)
 
 
+# How long a caller waits for a reply that may take long, before it checks that the server still answers.
+PROBE_S = 10.0
+
+
 class FutureCall(Call):
     """A call that a task waits for. future: None if no task waits.
 
@@ -148,11 +152,35 @@ class Link(asyncio.Protocol):
             self.holds.pop(hold, None)
             raise
 
+    async def queue(
+        self, held: Sequence[tuple[object, int]], request: Request, seconds: float | None, probe: Request
+    ) -> Any:
+        """As result(), of a request that may wait in the server for so many seconds; None: for ever.
+
+        held: holds that have so many permits each from the moment of the grant. probe: a request that is sent now and
+        then, to see that the server still answers.
+        """
+        call = self.start(*request, patience=math.inf if seconds is None else seconds)
+        call.granted = lambda _: self.holds.update(held)
+        assert call.future is not None
+        try:
+            while not (await asyncio.wait((call.future,), timeout=PROBE_S))[0]:
+                await self.result(*probe)
+            return await call.future
+        except BaseException:
+            self.forget(call)
+            for hold, _ in held:
+                self.holds.pop(hold, None)
+            raise
+
     def forget(self, call: FutureCall) -> None:
         """Called when the task does not wait any more: what the call was granted, or will be, is given back."""
         future = call.future
         assert future is not None
-        if not future.cancel() and not future.cancelled():
+        if future.cancel():
+            if (cancel := self.calls.cancel(call)) and not self.closed:
+                self.start_unawaited(*cancel)
+        elif not future.cancelled():
             future.exception()  # else asyncio would log that nobody looked at it
         self.calls.forget(call)
         self._give_back()

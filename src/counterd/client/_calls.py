@@ -28,6 +28,8 @@ class Call:
 
     frame = b""  # what was sent; if replies come in order, only its first byte
     request: Any = None  # if replies come in order: the object that the call was made from
+    items: Sequence[Any] = ()  # of a Take: what it asked for
+    grant: Any = None  # of a Take: the grant, until it is given back
     permits = 0  # granted, and not given back; with sentinel, the id of the token
     jobs: Sequence[int] = ()  # with beanstalk: reserved by this call
     batch: Any = None  # with the counter protocol: of the requests that were sent together
@@ -109,6 +111,10 @@ class Pending:
     def may_grant(self, call: Call) -> bool:
         """Returns whether the reply may grant something, which then has to be given back."""
         raise NotImplementedError
+
+    def cancel(self, call: Call) -> Request | None:
+        """The request that ends the wait of a call in the server; None for a call that cannot be cancelled."""
+        return None
 
     def _take_back(self, call: Call) -> None:
         """Removes a call whose request is not sent after all."""

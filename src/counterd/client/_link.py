@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 PUSH_SLICE_S = 0.05  # a thread that only sends checks so often whether another thread still reads
 # The shortest wait in seconds, to read what has come already: with a deadline of now, nothing would be read.
 _AT_ONCE = 0.001
+# How long a caller waits for a reply that may take long, before it checks that the server still answers.
+PROBE_S = 10.0
 SETTLE_S = 1.0  # how long an interrupted caller waits for a reply that may grant it something
 
 _ENDED = _portable.PEER_ENDED | select.POLLHUP | select.POLLERR
@@ -131,6 +133,37 @@ class Link:
             raise call.error
         return call.result
 
+    def wait(
+        self, request: Request, granted: Callable[[Any], object] | None, seconds: float | None, probe: Request
+    ) -> Any:
+        """As take(), of a request that may wait in the server, for so many seconds; None: for ever.
+
+        probe: a request that is sent now and then, to see that the server still answers.
+        """
+        self._check_interrupted()
+        call = ThreadCall(granted)
+        deadline = math.inf if seconds is None else time.monotonic() + seconds + self._timeout
+        try:
+            self._begin((request,), [call])
+            if self._unsent:
+                self._push(call, time.monotonic() + self._timeout)
+            while not call.done:
+                try:
+                    self._wait(call, min(deadline, time.monotonic() + PROBE_S))
+                except DeadlinePassed:
+                    if time.monotonic() >= deadline:
+                        raise
+                    self.call(*probe)
+        except DeadlinePassed:
+            self._give_up([call], 0)
+            raise not_answered(self.where, self._timeout) from None
+        except BaseException:
+            self._give_up([call], SETTLE_S)
+            raise
+        if call.error is not None:
+            raise call.error
+        return call.result
+
     def listen(self, seconds: float | None) -> bool:
         """True once the server has sent something unasked, or the connection has ended; False after so many seconds."""
         self._check_interrupted()
@@ -163,12 +196,30 @@ class Link:
             self.disown(hold, name)
             raise
 
-    def release(self, hold: object, name: bytes) -> None:
-        """Gives back what the hold has here, as call(). If that is interrupted, disown() gives back the rest."""
-        call = ThreadCall()
-        self._complete((self.calls.release(name, self.holds.get(hold, 0)),), [call], hold)
-        if call.error is not None:
-            raise call.error
+    def queue(
+        self, held: Sequence[tuple[object, bytes, int]], request: Request, seconds: float | None, probe: Request
+    ) -> Any:
+        """As wait(), for holds: from the moment of the grant each of them has so many permits of its name."""
+
+        def granted(_: object) -> None:
+            for hold, _name, permits in held:
+                self.holds[hold] = permits
+
+        try:
+            return self.wait(request, granted, seconds, probe)
+        except BaseException:  # it may have come after the grant
+            for hold, name, _permits in held:
+                self.disown(hold, name)
+            raise
+
+    def release(self, *held: tuple[object, bytes]) -> None:
+        """Gives back what the holds have here, as call(). If that is interrupted, disown() gives back the rest."""
+        calls = [ThreadCall() for _ in held]
+        requests = [self.calls.release(name, self.holds.get(hold, 0)) for hold, name in held]
+        self._complete(requests, calls, [hold for hold, _ in held])
+        for call in calls:
+            if call.error is not None:
+                raise call.error
 
     def disown(self, hold: object, name: bytes) -> None:
         """Gives back what the hold has here, if it has anything, without waiting for the reply.
@@ -332,7 +383,11 @@ class Link:
             self._pass_on()
 
     def _complete(
-        self, requests: Sequence[Request], calls: list[ThreadCall], leaving: object = None, patience: float = 0.0
+        self,
+        requests: Sequence[Request],
+        calls: list[ThreadCall],
+        leaving: Sequence[object] = (),
+        patience: float = 0.0,
     ) -> None:
         self._check_interrupted()
         deadline = time.monotonic() + self._timeout + patience
@@ -350,20 +405,22 @@ class Link:
             self._give_up(calls, SETTLE_S)
             raise
 
-    def _begin(self, requests: Sequence[Request], calls: list[ThreadCall], leaving: object) -> None:
-        """Sends all requests, or none. leaving: the hold that gives back its permits; without any, nothing is sent."""
+    def _begin(self, requests: Sequence[Request], calls: list[ThreadCall], leaving: Sequence[object] = ()) -> None:
+        """Sends all requests, or none. leaving: holds that give back their permits; one without any sends nothing."""
         with self._lock:
             if self.closed:
                 raise lost(self.where, self.closed)
             try:
-                if leaving is not None and not self.holds.pop(leaving, 0):
-                    calls.clear()
-                    return
-                self._send(self.calls.add_all(calls, requests))
+                if leaving:
+                    has = [bool(self.holds.pop(hold, 0)) for hold in leaving]
+                    requests = [request for request, any_left in zip(requests, has, strict=True) if any_left]
+                    calls[:] = [call for call, any_left in zip(calls, has, strict=True) if any_left]
+                if calls:
+                    self._send(self.calls.add_all(calls, requests))
             except BaseException as error:
                 if self.calls.IS_ORDERED and not isinstance(error, (ValueError, TypeError)):
                     self._drop("sending was interrupted")  # a call that was not sent would take the next one's reply
-                if leaving is not None and leaving not in self.holds:
+                if any(hold not in self.holds for hold in leaving):
                     self._drop("leaving was interrupted")  # it is not known whether the release was sent
                 raise
 
@@ -438,9 +495,11 @@ class Link:
             unanswered = []
             for call in calls:
                 call.abandoned, call.wake = True, None
-                if not call.done:
-                    unanswered += [call] if call.frame else []  # else it was not sent
-                elif call.granted is None:  # else the hold has what was granted
+                if not call.done and call.frame:  # else it was not sent
+                    unanswered.append(call)
+                    if (cancel := self.calls.cancel(call)) and not self.closed:
+                        self._tell(*cancel)
+                elif call.done and call.granted is None:  # else the hold has what was granted
                     self.calls.forget(call)
             self._pass_on()
         deadline = time.monotonic() + patience

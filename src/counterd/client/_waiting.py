@@ -8,6 +8,7 @@ from __future__ import annotations
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Protocol
 
+from counterd.client._backoff import CONNECT_FIRST_S, CONNECT_LONGEST_S, Backoff
 from counterd.errors import ConnectionLost, CounterdError, NotAvailable
 
 if TYPE_CHECKING:
@@ -36,6 +37,39 @@ class Act(Enum):
 
 
 WAIT, LOOK, ASK, GIVE_UP = Act
+
+
+class InServer(Enum):
+    """What a step of queued() is, before its arguments.
+
+    QUEUE: asks, and waits in the server for at most so many seconds; None: for ever. PAUSE: waits for so many seconds.
+    """
+
+    QUEUE = 0
+    PAUSE = 1
+
+
+QUEUE, PAUSE = InServer
+
+
+def queued(timeout: float | None, *, now: Callable[[], float], retry_at: Callable[[], float | None]) -> Steps:
+    """The steps of a caller that waits in the queue of the server; returns what QUEUE does.
+
+    timeout: seconds that it may take; None: for ever. retry_at: when a client without a connection may make another;
+    None: never, it is closed.
+    """
+    deadline = None if timeout is None else now() + timeout
+    backoff = Backoff(CONNECT_FIRST_S, CONNECT_LONGEST_S)
+    while True:
+        try:
+            return (yield QUEUE, None if deadline is None else max(deadline - now(), 0.0))
+        except ConnectionLost:
+            again_at = retry_at()
+            left = None if deadline is None else deadline - now()
+            if again_at is None or (left is not None and left <= 0):
+                raise
+            pause = max(backoff.delay(), again_at - now())
+            yield PAUSE, pause if left is None else min(pause, left)
 
 
 class Turn(Protocol):

@@ -14,16 +14,26 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
 from counterd.client._addresses import read_default
-from counterd.client._aioshared import Shared
+from counterd.client._aioshared import Shared, Turn
 from counterd.client._backoff import ASK_FIRST_S, ASK_LONGEST_S, Backoff
 from counterd.client._connection import as_bytes, lost
 from counterd.client._holding import NO_LOSS, RAISE, REACQUIRE, decorated_async, printed
 from counterd.client._tenure import Tenure
 from counterd.client._turns import COUNTED_FOR_S, Queue
+from counterd.client._waiting import PAUSE, QUEUE, drive_async, queued
 from counterd.client.counter._asked import Asked
 from counterd.client.counter._permits import PermitCalls
 from counterd.client.counter._pipeline import Requests, Result, released
-from counterd.errors import ConnectionLost, CounterdError, NotAvailable, NotFound, ProtocolError, ServerError, Timeout
+from counterd.client.counter._taking import PROBE, AskedItems, Permit, Rate, place
+from counterd.errors import (
+    ConnectionLost,
+    CounterdError,
+    NotAvailable,
+    NotFound,
+    ProtocolError,
+    ServerError,
+    Timeout,
+)
 from counterd.protocols.counter import wire
 
 if TYPE_CHECKING:
@@ -35,11 +45,12 @@ if TYPE_CHECKING:
     from counterd.client._aiolink import Link
     from counterd.client._calls import Request
     from counterd.client._tenure import Seen
-    from counterd.protocols.counter.wire import DumpEntry
+    from counterd.protocols.counter.wire import DumpEntry, Grant
 
-__all__ = ["Client", "Hold", "Pipeline", "Semaphore"]
+__all__ = ["Client", "Hold", "Permit", "Pipeline", "Rate", "Semaphore", "Taken"]
 
 F = TypeVar("F", bound="Callable[..., Any]")
+_PAUSES = b""  # no name: of those who wait until they may connect again
 _log = logging.getLogger(__name__)
 
 
@@ -121,6 +132,20 @@ class Client(Shared):
         """
         return Hold(self, Asked(name, resources, maximum, timeout, on_lost))
 
+    def take(
+        self,
+        *items: Permit | Rate,
+        timeout: float | None = 0,
+        key: str | bytes = b"",
+        weight: int = 1,
+        priority: int = 0,
+    ) -> Taken:
+        """Takes 1 to 16 permits and rates, all or none: `async with client.take(Permit("db", maximum=10), Rate(...)):`.
+
+        As Client.take() of counterd.client.
+        """
+        return Taken(self, AskedItems(items, timeout, place(key, weight, priority)))
+
     def semaphore(self, name: str | bytes, maximum: int) -> Semaphore:
         """Returns a counter of `maximum` permits with the methods of asyncio.BoundedSemaphore."""
         return Semaphore(self, name, maximum)
@@ -184,20 +209,44 @@ class Client(Shared):
     # ---- holding ----
 
     async def _ask(self, hold: Hold, asked: Asked) -> Link:
-        try:
-            link = await self._connected(hears=False)
-        except Timeout as error:  # a hold waits for a server that accepts connections
-            raise ConnectionLost(str(error)) from error
+        link = await self._server()
         await link.acquire(hold, (wire.acquire, asked.name, asked.resources, asked.maximum))
         if link.closed:  # in the same turn of the loop as the grant
             raise lost(link.where, link.closed)
         return link
 
-    async def _look_around(self, asked: Asked) -> Seen:
+    async def _take_items(self, taken: Taken, asked: AskedItems) -> tuple[Link, Grant]:
+        held = [((taken, item.name), item.amount) for item in asked.permits]
+
+        async def ask(seconds: float | None) -> tuple[Link, Grant]:
+            link = await self._server()
+            grant = await link.queue(held, asked.request(seconds), seconds, PROBE)
+            if link.closed:  # in the same turn of the loop
+                raise lost(link.where, link.closed)
+            return link, grant
+
+        steps = queued(asked.timeout, now=self._own_loop().time, retry_at=self._next_attempt)
+        result: tuple[Link, Grant] = await drive_async(steps, {QUEUE: ask, PAUSE: self._pause})
+        return result
+
+    async def _server(self) -> Link:
+        """The connection. A server that does not accept one in time is waited for, as one that is not there."""
         try:
-            link = await self._connected(hears=False)
+            return await self._connected(hears=False)
         except Timeout as error:
             raise ConnectionLost(str(error)) from error
+
+    async def _pause(self, seconds: float) -> None:
+        """Waits, but not for longer than until close()."""
+        turn = Turn(get_running_loop())
+        self._turns.join(_PAUSES, turn)
+        try:
+            await turn.wait(seconds)
+        finally:
+            self._turns.leave(_PAUSES, turn)
+
+    async def _look_around(self, asked: Asked) -> Seen:
+        link = await self._server()
         looking = link.start_all(((wire.get, asked.name), (wire.stats,)))
         answers = await asyncio.gather(*(call.future for call in looking if call.future), return_exceptions=True)
         for answer in answers:
@@ -231,7 +280,7 @@ class Client(Shared):
         if link.closed in NO_LOSS:
             return
         super()._on_end(link)
-        self._again += [hold for hold in list(link.holds) if hold._tell()]
+        self._again += [hold for hold in list(link.holds) if isinstance(hold, Hold) and hold._tell()]
         if self._again and (self._recovering is None or self._recovering.done()):
             self._recovering = self._started(self._recover())
 
@@ -373,6 +422,98 @@ class Hold:
                 link.start_unawaited(wire.release, self._asked.name, self._asked.resources)
                 self._client._turns.wake(self._asked.name)
             return True
+
+
+class Taken:
+    """Permits and units of rates, taken together: what Client.take() returns; for `async with`, or as a decorator.
+
+    As counterd.client.Taken.
+    """
+
+    def __init__(self, client: Client, asked: AskedItems) -> None:
+        self._client = client
+        self._asked = asked
+        self._entered = False
+        self._link: Link | None = None
+        self._grant: Grant | None = None
+
+    def __repr__(self) -> str:
+        return f"<Taken {self._asked}>"
+
+    async def acquire(self) -> Taken:
+        """Takes all items, or raises what Client.take() describes."""
+        if self._entered:
+            raise RuntimeError("this has been taken already: make another")
+        self._entered = True
+        try:
+            self._link, self._grant = await self._client._take_items(self, self._asked)
+        except BaseException:
+            self._entered = False
+            raise
+        return self
+
+    async def release(self) -> None:
+        """Gives the permits back. ConnectionLost if they were lost with the connection. settle() works afterwards."""
+        link = self._left()
+        try:
+            calls = link.start_all(self._returns())
+            await asyncio.gather(*(call.future for call in calls if call.future))
+        except ConnectionLost:
+            if link.closed not in NO_LOSS:
+                raise self._asked.lost(link.where, link.closed) from None
+
+    async def settle(self, name: str | bytes, used: int) -> None:
+        """As Taken.settle() of counterd.client."""
+        found = self._asked.rate(name)
+        if self._link is None or self._grant is None:
+            raise RuntimeError("this has not been taken")
+        await self._link.result(wire.settle, self._grant.number, found, used)
+
+    @property
+    def number(self) -> int:
+        """The number of the grant: higher than that of each earlier grant of the server (fencing token)."""
+        if self._grant is None:
+            raise RuntimeError("this has not been taken")
+        return self._grant.number
+
+    @property
+    def lost(self) -> bool:
+        """Whether the connection, and the permits with it, were lost."""
+        return self._link is not None and bool(self._link.closed)
+
+    async def __aenter__(self) -> Taken:
+        return await self.acquire()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is GeneratorExit:  # a coroutine that is thrown away cannot wait
+            link = self._left()
+            if not link.closed:
+                for request in self._returns():
+                    link.start_unawaited(*request)
+        elif kind is None:
+            await self.release()
+        else:
+            with suppress(CounterdError):
+                await self.release()
+
+    def __call__(self, function: F) -> F:
+        """A coroutine function or asynchronous generator that has the items while it runs; each call takes its own."""
+        return decorated_async(function, lambda: Taken(self._client, self._asked))
+
+    def _returns(self) -> list[Request]:
+        return [(wire.release, item.name, item.amount) for item in self._asked.permits]
+
+    def _left(self) -> Link:
+        """The block is over: its permits are on their way back."""
+        link = self._link
+        if link is None or not self._entered:
+            raise RuntimeError("this has not been taken")
+        self._entered = False
+        for item in self._asked.permits:
+            link.holds.pop((self, item.name), None)
+        return link
 
 
 class Pipeline(Requests):

@@ -52,7 +52,7 @@ def test_the_reference_really_differs(case: vectors.Case, another_yrmcdsd: refer
 def test_cases_do_not_share_counters() -> None:
     owners: dict[bytes, str] = {}
     for case in CASES:
-        for name in {name for step in case.steps for name in _names(step.send)}:
+        for name in {name for step in case.steps if isinstance(step.send, bytes) for name in _names(step.send)}:
             assert owners.setdefault(name, case.name) == case.name
 
 

@@ -342,10 +342,10 @@ def test_a_hold_has_what_was_granted_and_gives_it_back(pair: Pair) -> None:
     assert pair.link.holds == {HOLD: 2}
     assert pair.link.calls.held == 2
     pair.says(response(3, 2))
-    pair.link.release(HOLD, b"a")
+    pair.link.release((HOLD, b"a"))
     assert pair.link.holds == {}
     assert pair.link.calls.held == 0
-    pair.link.release(HOLD, b"a")  # nothing is there, so nothing is asked
+    pair.link.release((HOLD, b"a"))  # nothing is there, so nothing is asked
     pair.link.disown(HOLD, b"a")
     pair.asked(wire.acquire(1, b"a", 2, 3), wire.release(2, b"a", 2))
 

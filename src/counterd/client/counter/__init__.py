@@ -20,10 +20,20 @@ from counterd.client._portable import Waker
 from counterd.client._shared import Shared
 from counterd.client._tenure import Tenure
 from counterd.client._turns import COUNTED_FOR_S, Queue
+from counterd.client._waiting import PAUSE, QUEUE, drive, queued
 from counterd.client.counter._asked import Asked
 from counterd.client.counter._permits import PermitCalls
 from counterd.client.counter._pipeline import Requests, Result, released
-from counterd.errors import ConnectionLost, CounterdError, NotAvailable, NotFound, ProtocolError, ServerError, Timeout
+from counterd.client.counter._taking import PROBE, AskedItems, Permit, Rate, place
+from counterd.errors import (
+    ConnectionLost,
+    CounterdError,
+    NotAvailable,
+    NotFound,
+    ProtocolError,
+    ServerError,
+    Timeout,
+)
 from counterd.protocols.counter import wire
 
 if TYPE_CHECKING:
@@ -35,11 +45,12 @@ if TYPE_CHECKING:
     from counterd.client._calls import Request
     from counterd.client._link import Link
     from counterd.client._tenure import Seen
-    from counterd.protocols.counter.wire import DumpEntry
+    from counterd.protocols.counter.wire import DumpEntry, Grant
 
-__all__ = ["Client", "Hold", "Pipeline", "Semaphore"]
+__all__ = ["Client", "Hold", "Permit", "Pipeline", "Rate", "Semaphore", "Taken"]
 
 F = TypeVar("F", bound="Callable[..., Any]")
+_PAUSES = b""  # no name: of those who wait until they may connect again
 _log = logging.getLogger(__name__)
 
 
@@ -183,6 +194,22 @@ class Client(Shared):
             raise ValueError('on_lost: a function, or "reacquire", needs a Client(watch=True)')
         return Hold(self, Asked(name, resources, maximum, timeout, on_lost))
 
+    def take(
+        self,
+        *items: Permit | Rate,
+        timeout: float | None = 0,
+        key: str | bytes = b"",
+        weight: int = 1,
+        priority: int = 0,
+    ) -> Taken:
+        """Takes 1 to 16 permits and rates, all or none: `with client.take(Permit("db", maximum=10), Rate(...)):`.
+
+        As hold(), with timeout=0 as the default: then it does not wait. NotAvailable has the first item of which there
+        was too little, and for a rate the time until there is enough. Leaving the block gives the permits back. A
+        server without Takes, such as yrmcdsd, raises UnknownCommand.
+        """
+        return Taken(self, AskedItems(items, timeout, place(key, weight, priority)))
+
     def semaphore(self, name: str | bytes, maximum: int) -> Semaphore:
         """Returns a counter of `maximum` permits with the methods of threading.BoundedSemaphore."""
         return Semaphore(self, name, maximum)
@@ -246,18 +273,39 @@ class Client(Shared):
     # ---- holding ----
 
     def _ask(self, hold: Hold, asked: Asked) -> Link:
-        try:
-            link = self._connected(hears=False)
-        except Timeout as error:  # a hold waits for a server that accepts connections
-            raise ConnectionLost(str(error)) from error
+        link = self._server()
         link.acquire(hold, asked.name, (wire.acquire, asked.name, asked.resources, asked.maximum))
         return link
 
-    def _look_around(self, asked: Asked) -> Seen:
+    def _take_items(self, taken: Taken, asked: AskedItems) -> tuple[Link, Grant]:
+        held = [((taken, item.name), item.name, item.amount) for item in asked.permits]
+
+        def ask(seconds: float | None) -> tuple[Link, Grant]:
+            link = self._server()
+            return link, link.queue(held, asked.request(seconds), seconds, PROBE)
+
+        steps = queued(asked.timeout, now=time.monotonic, retry_at=self._next_attempt)
+        result: tuple[Link, Grant] = drive(steps, {QUEUE: ask, PAUSE: self._pause})
+        return result
+
+    def _server(self) -> Link:
+        """The connection. A server that does not accept one in time is waited for, as one that is not there."""
         try:
-            link = self._connected(hears=False)
+            return self._connected(hears=False)
         except Timeout as error:
             raise ConnectionLost(str(error)) from error
+
+    def _pause(self, seconds: float) -> None:
+        """Waits, but not for longer than until close()."""
+        turn = threading.Event()
+        self._turns.join(_PAUSES, turn)
+        try:
+            turn.wait(seconds)
+        finally:
+            self._turns.leave(_PAUSES, turn)
+
+    def _look_around(self, asked: Asked) -> Seen:
+        link = self._server()
         consumption, stats = link.run(((wire.get, asked.name), (wire.stats,)))
         return asked.seen(consumption.result, stats.result, link.calls.refused)
 
@@ -318,7 +366,7 @@ class Hold:
         assert link is not None
         try:
             if kind is not GeneratorExit:  # the garbage collector may raise it in the middle of another call
-                link.release(self, self._asked.name)
+                link.release((self, self._asked.name))
         except ConnectionLost:
             if kind is None and self._asked.on_lost == RAISE and link.closed not in NO_LOSS:
                 raise self._asked.lost(link.where, link.closed) from None
@@ -377,6 +425,97 @@ class Hold:
             return True
 
 
+class Taken:
+    """Permits and units of rates, taken together: what Client.take() returns, for `with`, or as a decorator.
+
+    For one thread at a time, and one block at a time. As a decorator it takes items of their own for each call.
+    """
+
+    def __init__(self, client: Client, asked: AskedItems) -> None:
+        self._client = client
+        self._asked = asked
+        self._entered = threading.Lock()  # locked from acquire() to release()
+        self._link: Link | None = None
+        self._grant: Grant | None = None
+
+    def __repr__(self) -> str:
+        return f"<Taken {self._asked}>"
+
+    def acquire(self) -> Taken:
+        """Takes all items, or raises what Client.take() describes."""
+        if not self._entered.acquire(blocking=False):
+            raise RuntimeError("this has been taken already: make another")
+        try:
+            self._link, self._grant = self._client._take_items(self, self._asked)
+        except BaseException:  # that of a signal may come after the grant
+            for hold, name in self._held():
+                self._client._link.disown(hold, name)
+            self._entered.release()
+            raise
+        return self
+
+    def release(self) -> None:
+        """Gives the permits back. ConnectionLost if they were lost with the connection. settle() works afterwards."""
+        link = self._link
+        if link is None or not self._entered.locked():
+            raise RuntimeError("this has not been taken")
+        try:
+            link.release(*self._held())
+        except ConnectionLost:
+            if link.closed not in NO_LOSS:
+                raise self._asked.lost(link.where, link.closed) from None
+        finally:
+            for hold, name in self._held():
+                link.disown(hold, name)  # what is left of it
+            self._entered.release()
+
+    def settle(self, name: str | bytes, used: int) -> None:
+        """Replaces what was taken of a rate by what was used, lower or higher. Once for each rate of this Take.
+
+        May come after the block, for counter.settle_time. NotFound if it was settled before, or is too late.
+        """
+        found = self._asked.rate(name)
+        if self._link is None or self._grant is None:
+            raise RuntimeError("this has not been taken")
+        self._link.call(wire.settle, self._grant.number, found, used)
+
+    @property
+    def number(self) -> int:
+        """The number of the grant: higher than that of each earlier grant of the server (fencing token)."""
+        if self._grant is None:
+            raise RuntimeError("this has not been taken")
+        return self._grant.number
+
+    @property
+    def lost(self) -> bool:
+        """Whether the connection, and the permits with it, were lost. Looks at the socket."""
+        return self._link is not None and not self._link.is_alive()
+
+    def __enter__(self) -> Taken:
+        return self.acquire()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self.release()
+            return
+        if kind is GeneratorExit:  # the garbage collector's may come in the midst of another call
+            for hold, name in self._held():
+                self._client._link.disown(hold, name)
+            self._entered.release()
+            return
+        with suppress(CounterdError):
+            self.release()
+
+    def __call__(self, function: F) -> F:
+        """A function, or a generator, that has the items while it runs; each call takes its own."""
+        return decorated(function, lambda: Taken(self._client, self._asked))
+
+    def _held(self) -> list[tuple[tuple[Taken, bytes], bytes]]:
+        return [((self, item.name), item.name) for item in self._asked.permits]
+
+
 class _Watcher:
     """The thread of a Client(watch=True): notices a lost connection, notifies the holds, and acquires again."""
 
@@ -418,7 +557,7 @@ class _Watcher:
             while self.ended:
                 link = self.ended.popleft()
                 if link.closed not in NO_LOSS:
-                    again += [hold for hold in list(link.holds) if hold._tell()]
+                    again += [hold for hold in list(link.holds) if isinstance(hold, Hold) and hold._tell()]
             pause = None
             if again:
                 again = [hold for hold in again if not self._succeeds(hold)]

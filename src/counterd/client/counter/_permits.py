@@ -10,16 +10,19 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from counterd.client._calls import Call, Pending, Request
-from counterd.errors import ProtocolError, ServerError
+from counterd.errors import NotAvailable, ProtocolError, ServerError
 from counterd.protocols.counter import wire
-from counterd.protocols.counter.wire import HEADER_SIZE, Opcode, Status
+from counterd.protocols.counter.wire import HEADER_SIZE, OnDeath, Opcode, Permit, Status
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from counterd.protocols.counter.wire import Grant, Rate, Shortage
 
 # An enumeration's members are looked up slowly before Python 3.12.
 _GET, _ACQUIRE, _RELEASE, _DUMP = map(int, (Opcode.GET, Opcode.ACQUIRE, Opcode.RELEASE, Opcode.DUMP))
-_NOT_AVAILABLE = int(Status.RESOURCE_NOT_AVAILABLE)
+_TAKE = int(Opcode.TAKE)
+_NOT_AVAILABLE, _UNKNOWN = int(Status.RESOURCE_NOT_AVAILABLE), int(Status.UNKNOWN_COMMAND)
 _NUMBERS = struct.Struct(">II")  # of an acquire: resources and maximum
 # Where the name begins in a frame.
 _GET_NAME, _ACQUIRE_NAME, _RELEASE_NAME = HEADER_SIZE + 2, HEADER_SIZE + 10, HEADER_SIZE + 6
@@ -61,7 +64,9 @@ class PermitCalls(Pending):
 
     def add(self, call: Call, encode: Callable[..., bytes], *arguments: Any) -> bytes:
         frame = super().add(call, encode, *arguments)
-        if frame[1] == _RELEASE:
+        if frame[1] == _TAKE:
+            call.items = arguments[0]
+        elif frame[1] == _RELEASE:
             self.held -= _released(frame)
             if call.batch is not None:
                 call.batch.releasing[frame[_RELEASE_NAME:]] += _released(frame)
@@ -79,13 +84,14 @@ class PermitCalls(Pending):
         responses = self._parser.feed(data)
         for opcode, status, opaque, body in responses:
             call = pending.get(opaque)
-            if call is None or call.frame[1] != opcode:
+            # yrmcdsd does not copy an opcode that it does not know.
+            if call is None or (call.frame[1] != opcode and status != _UNKNOWN):
                 raise ProtocolError(f"nothing was asked with opcode {opcode:02x} and opaque {opaque:08x}")
             if status:
                 pending.pop(opaque, None)  # it may be gone: a signal handler may have closed the connection
                 self.held += _released(call.frame)
                 self.refused += status == _NOT_AVAILABLE
-                wanted = call.settle(None, _refusal(call.frame, status, body))
+                wanted = call.settle(None, _refusal(call, status, body))
             elif opcode == _DUMP:
                 self._dumped(call, opaque, body)
                 continue
@@ -95,6 +101,9 @@ class PermitCalls(Pending):
                 if opcode == _ACQUIRE:
                     self.held += result
                     call.permits = result
+                elif opcode == _TAKE:
+                    self.held += sum(item.amount for item in call.items if isinstance(item, Permit))
+                    call.grant = result
                 wanted = call.settle(result, None)
             if call.batch is not None:
                 call.batch.answered(call.frame, call.permits, not status)
@@ -109,12 +118,18 @@ class PermitCalls(Pending):
         elif call.permits:
             self.give_back.append(self.release(call.frame[_ACQUIRE_NAME:], call.permits))
             call.permits = 0
+        elif call.grant is not None:
+            self.give_back += returns(call.grant, call.items)
+            call.grant = None
 
     def release(self, name: bytes, permits: int) -> Request:
         return wire.release, name, permits
 
     def may_grant(self, call: Call) -> bool:
-        return call.frame[1] == _ACQUIRE
+        return call.frame[1] in (_ACQUIRE, _TAKE)
+
+    def cancel(self, call: Call) -> Request | None:
+        return (wire.cancel, int.from_bytes(call.frame[8:12], "big")) if call.frame[1] == _TAKE else None
 
     def _take_back(self, call: Call) -> None:
         self.pending.pop(int.from_bytes(call.frame[8:12], "big"), None)
@@ -136,7 +151,23 @@ def _released(frame: bytes) -> int:
     return int.from_bytes(frame[HEADER_SIZE : HEADER_SIZE + 4], "big") if frame[1] == _RELEASE else 0
 
 
-def _refusal(frame: bytes, status: int, body: bytes) -> ServerError:
+def returns(grant: Grant, items: Sequence[Permit | Rate], used: Mapping[bytes, int] | None = None) -> list[Request]:
+    """The requests that give back what a Take was granted. used: units of rates that were used, by name."""
+    requests: list[Request] = []
+    for item in items:
+        if isinstance(item, Permit):
+            requests.append((wire.release, item.name, item.amount))
+        elif item.on_death != OnDeath.FINAL and used is None:
+            requests.append((wire.settle, grant.number, item.name, 0))
+        elif used is not None and item.name in used:
+            requests.append((wire.settle, grant.number, item.name, used[item.name]))
+    return requests
+
+
+def _refusal(call: Call, status: int, body: bytes) -> ServerError:
+    frame = call.frame
+    if frame[1] == _TAKE and status == _NOT_AVAILABLE:
+        return _shortage(call.items, wire.decode_shortage(body))
     error = wire.server_error(status, body.decode("utf-8", "backslashreplace"))
     if frame[1] == _ACQUIRE:
         error.resources, error.maximum = _NUMBERS.unpack_from(frame, HEADER_SIZE)
@@ -145,6 +176,21 @@ def _refusal(frame: bytes, status: int, body: bytes) -> ServerError:
         error.resources, error.name = _released(frame), frame[_RELEASE_NAME:]
     elif frame[1] == _GET:
         error.name = frame[_GET_NAME:]
+    return error
+
+
+def _shortage(items: Sequence[Permit | Rate], short: Shortage) -> ServerError:
+    """The error for a Take that was refused."""
+    error = NotAvailable(_NOT_AVAILABLE, short.text)
+    if short.item >= len(items):
+        raise ProtocolError(f"item {short.item} of {len(items)} was short")
+    item = items[short.item]
+    error.name, error.resources = item.name, item.amount
+    error.retry_after = None if short.retry_ms is None else short.retry_ms / 1000
+    if isinstance(item, Permit):
+        error.maximum, error.consumption = item.maximum, item.maximum - short.left
+    else:
+        error.maximum, error.consumption = item.burst, item.burst - short.left
     return error
 
 
@@ -159,4 +205,7 @@ _DECODERS: dict[int, Callable[[bytes], Any]] = {
     Opcode.ACQUIRE: wire.decode_consumption,
     Opcode.RELEASE: _decode_nothing,
     Opcode.STATS: wire.decode_stats,
+    Opcode.TAKE: wire.decode_grant,
+    Opcode.CANCEL: _decode_nothing,
+    Opcode.SETTLE: _decode_nothing,
 }

@@ -19,8 +19,10 @@ if TYPE_CHECKING:
 # counter.holdings is twice the number of buckets.
 BUCKETS_MAX = 1 << 29
 HOLDINGS_MAX = 1 << 30
+WAITERS_MAX = 1 << 24
 # Blocks of names are numbered with 32 bits and hold 64 bytes each.
 NAME_MEMORY_MAX = 1 << 37
+POSTED_MAX = 1 << 18  # bytes of replies to requests that waited, which a connection does not read; then it is closed
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,11 @@ class CounterSettings:
     holdings_per_connection: int = setting(
         integer(0, HOLDINGS_MAX), 0, "holdings; 0 means counter.holdings", reload=True
     )
+    waiters: int = setting(integer(0, WAITERS_MAX), 100_000, "requests")
+    waiters_per_connection: int = setting(
+        integer(0, WAITERS_MAX), 1000, "requests; 0 means counter.waiters", reload=True
+    )
+    settle_time: int = setting(integer(1, 86_400), 3600, "seconds", reload=True)
     name_memory: int = setting(size(0, NAME_MEMORY_MAX), 256 << 20, "bytes")
     stats_interval: int = setting(integer(10, 1 << 31), 86400, "seconds", reload=True)
 
@@ -40,20 +47,25 @@ def make_store(settings: CounterSettings, figures: Figures, now_ns: int) -> Coun
     """Makes the store for these settings. figures: returns the figures of the floors above, for Stats."""
     from counterd.protocols.counter._session import open_store  # noqa: PLC0415 - settings are read before it is built
 
-    return open_store(
+    store = open_store(
         buckets=settings.buckets,
         holdings=settings.holdings or 2 * settings.buckets,
         holdings_per_connection=settings.holdings_per_connection,
+        waiters=settings.waiters,
         name_memory=settings.name_memory,
         hash_key=os.urandom(16),
+        posted_max=POSTED_MAX,
         now_ns=now_ns,
         figures=figures,
     )
+    store.limit_takes(settings.waiters_per_connection, settings.settle_time)
+    return store
 
 
 def reload(store: CounterStore, settings: CounterSettings) -> None:
     """Applies the settings that may change while the store runs."""
     store.limit_holdings(settings.holdings_per_connection)
+    store.limit_takes(settings.waiters_per_connection, settings.settle_time)
 
 
 def tables() -> tuple[Table, ...]:
@@ -87,6 +99,11 @@ FIGURES = (
         "counter",
         "Holdings that were given back because their connection ended.",
     ),
+    Figure("waiters", "waiting", "gauge", "Take requests that wait."),
+    Figure("waiters_max", "waiting_limit", "gauge", "Take requests that can wait."),
+    Figure("granted_later", "granted_after_wait_total", "counter", "Take requests that were granted after a wait."),
+    Figure("rates", "rates", "gauge", "Rates of which something was taken lately."),
+    Figure("charges", "charges", "gauge", "Charges of rates that can still be settled."),
     Figure("name_memory", "name_memory_bytes", "gauge", "Bytes of counter.name_memory in use."),
     Figure("name_memory_max", "name_memory_limit_bytes", "gauge", "The size of counter.name_memory in bytes."),
     Figure("region", "region_bytes", "gauge", "Size of the memory mapping of all tables; pages are used as needed."),

@@ -12,6 +12,7 @@ from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from counterd.engine.chains cimport Chains, chains_begin, chains_reserve
 from counterd.engine.connections cimport Connections
 from counterd.engine.debug cimport debug_check
+from counterd.engine.fair cimport Fair, fair_begin, fair_reserve, queue_find, queue_wake
 from counterd.engine.idle_ring cimport FLAG_IN_RING, Ring, ring_begin, ring_first, ring_pop, ring_push, ring_reserve
 from counterd.engine.permits cimport (
     ABSENT, FULL, GRANTED, NAME_INLINE, NOT_HELD, REFUSED, Holding, Outcome, Permit, Permits, ledger_add, ledger_find,
@@ -20,6 +21,8 @@ from counterd.engine.permits cimport (
 from counterd.engine.pool cimport pool_left
 from counterd.engine.region cimport Region, region_reserve
 from counterd.engine.table cimport name_blocks, table_find, table_insert, table_remove
+from counterd.engine.wheel cimport Timers, timers_begin, timers_reserve
+from counterd.protocols.counter._rates cimport FLAG_AWAITED, FLAG_PINNED, RateRecord, RateState
 
 cdef enum:
     RECLAIM_STEPS = 64      # ring entries that one request may check
@@ -50,24 +53,33 @@ cdef struct Counters:       # this process's view
     Permits permits
     Ring ring
     Chains chains           # of long names
+    Fair fair               # who waits for a counter or a rate
+    RateState* rates        # by record
+    Timers fulls            # of the rates
 
 
 cdef inline int counters_reserve(
-    Counters* counters, Region* region, Connections* connections, uint32_t buckets, uint32_t holdings, uint64_t blocks
+    Counters* counters, Region* region, Connections* connections, uint32_t buckets, uint32_t holdings, uint64_t blocks,
+    uint32_t waiters
 ) except -1:
     region_reserve(region, b"counters", sizeof(CountersState), <void**>&counters.state)
     chains_reserve(&counters.chains, region, blocks)
     permits_reserve(&counters.permits, region, connections, buckets, holdings)
     ring_reserve(&counters.ring, region, buckets)
+    fair_reserve(&counters.fair, region, waiters)
+    region_reserve(region, b"rates", (<size_t>buckets + 1) * sizeof(RateState), <void**>&counters.rates)
+    timers_reserve(&counters.fulls, region, b"rates")
     return 0
 
 
-cdef inline void counters_begin(Counters* counters, const uint64_t* key) noexcept nogil:
+cdef inline void counters_begin(Counters* counters, const uint64_t* key, int64_t now_ns) noexcept nogil:
     """Called once, after the region is mapped."""
-    debug_check(sizeof(Counter) == 64)
+    debug_check(sizeof(Counter) == 64 and sizeof(RateRecord) == 64)
     chains_begin(&counters.chains)
     permits_begin(&counters.permits, key, &counters.chains)
     ring_begin(&counters.ring, counters.permits.table.capacity)
+    fair_begin(&counters.fair, now_ns)
+    timers_begin(&counters.fulls, &counters.rates.timer, sizeof(RateState), now_ns)
 
 
 cdef inline Counter* counter_at(const Counters* counters, uint32_t number) noexcept nogil:
@@ -127,7 +139,7 @@ cdef inline bint make_room(Counters* counters, uint32_t blocks, int64_t* budget)
         counter = counter_at(counters, number)
         if counter.permit.consumption != 0:
             continue
-        if blocks_short and counter.permit.record.name_size <= NAME_INLINE:
+        if counter.permit.record.flags & FLAG_PINNED or blocks_short and counter.permit.record.name_size <= NAME_INLINE:
             ring_push(&counters.ring, number, &counter.permit.record)
             continue
         if counter_exists(counters, counter):
@@ -173,7 +185,7 @@ cdef inline int sweep(Counters* counters, int steps) noexcept nogil:
         counter = counter_at(counters, number)
         if counter.permit.consumption != 0:
             continue
-        if counter_exists(counters, counter):
+        if counter.permit.record.flags & FLAG_PINNED or counter_exists(counters, counter):
             ring_push(&counters.ring, number, &counter.permit.record)
         else:
             counters.state.expired += 1
@@ -211,13 +223,18 @@ cdef inline void counter_restore(Counters* counters, uint32_t number, uint32_t r
         state.busy -= 1
         state.idle += 1
         ring_push(&counters.ring, number, &counter.permit.record)
+    if counter.permit.record.flags & FLAG_AWAITED:
+        queue_wake(&counters.fair, queue_find(&counters.fair, number, counter.permit.record.tag))
 
 
 cdef inline Outcome counter_acquire(
     Counters* counters, uint32_t connection, uint32_t tag, const uint8_t* name, uint32_t size,
     uint32_t resources, uint32_t maximum, uint32_t since_tenths, int64_t* budget
 ) noexcept nogil:
-    """Grants all of `resources`, or nothing, if the consumption stays within `maximum`. 0 < resources <= maximum."""
+    """Grants all of `resources`, or nothing, if the consumption stays within `maximum`. 0 < resources <= maximum.
+
+    Grants nothing of a counter for which somebody waits: what is given back is theirs first.
+    """
     cdef Permits* permits = &counters.permits
     cdef uint32_t number = table_find(&permits.table, tag, name, size)
     cdef uint32_t entry
@@ -235,7 +252,7 @@ cdef inline Outcome counter_acquire(
         return GRANTED
     counter = counter_at(counters, number)
     counter.limit = maximum
-    if counter.permit.consumption > maximum - resources:
+    if counter.permit.consumption > maximum - resources or counter.permit.record.flags & FLAG_AWAITED:
         return REFUSED
     entry = ledger_find(permits, connection, number, tag)
     if entry:

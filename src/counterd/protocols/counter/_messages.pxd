@@ -3,11 +3,16 @@
 # Floor 2, header only. Section names are those of the protocol's document ("Counter support"). The decision about a
 # request is an Answer.
 
-from libc.stdint cimport uint8_t, uint32_t
+from libc.stdint cimport INT64_MAX, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.string cimport memcpy, strlen
 
 from counterd._core cimport Frame
-from counterd.engine.byteorder cimport load_be32, load_le32, store_be32, store_le32
+from counterd.engine.byteorder cimport (
+    load_be16, load_be32, load_be64, load_le32, store_be32, store_be64, store_le32,
+)
+from counterd.engine.fair cimport WEIGHT_MAX
+from counterd.protocols.counter._rates cimport LIMIT_MAX
+from counterd.protocols.counter._takes cimport ITEMS_MAX, REFUNDED, Ask
 
 cdef enum Opcode:
     NOOP = 0x00
@@ -16,7 +21,10 @@ cdef enum Opcode:
     RELEASE = 0x03
     STATS = 0x10
     DUMP = 0x11
-    OPCODES = 0x12
+    TAKE = 0x20             # this one and those below: extensions of counterd
+    CANCEL = 0x21
+    SETTLE = 0x22
+    OPCODES = 0x23
 
 cdef enum Flag:
     LIMITS = 0x01           # of a Dump: entries end with the counter's limit
@@ -27,6 +35,7 @@ cdef enum Status:
     INVALID_ARGUMENTS = 0x04
     RESOURCE_NOT_AVAILABLE = 0x21
     NOT_ACQUIRED = 0x22
+    CANCELLED = 0x23
     UNKNOWN_COMMAND = 0x81
     OUT_OF_MEMORY = 0x82
 
@@ -60,6 +69,8 @@ cdef inline const char* error_text(uint8_t status) noexcept nogil:
         return b"Resource not available"
     if status == NOT_ACQUIRED:
         return b"Not acquired"
+    if status == CANCELLED:
+        return b"Cancelled"
     if status == UNKNOWN_COMMAND:
         return b"Unknown command"
     return b"OutOfMemory"
@@ -100,18 +111,139 @@ cdef inline uint8_t* header_encode(
     return target + HEADER_SIZE
 
 
+cdef inline uint32_t refusal_encode(
+    uint8_t* target, uint8_t opcode, uint8_t status, uint32_t opaque, const char* text
+) noexcept nogil:
+    cdef uint32_t size = <uint32_t>strlen(text)
+    memcpy(header_encode(target, opcode, status, opaque, size), text, size)
+    return HEADER_SIZE + size
+
+
 cdef inline uint32_t reply_encode(uint8_t* target, const Frame* frame, const Answer* answer) noexcept nogil:
     """Writes the reply to a request for one counter, or a refusal. Returns its size."""
     cdef uint8_t opcode = frame.data[1]
-    cdef const char* text
-    cdef uint32_t size
     if answer.status != NO_ERROR:
-        text = error_text(answer.status) if answer.text == NULL else answer.text
-        size = <uint32_t>strlen(text)
-        memcpy(header_encode(target, opcode, answer.status, frame_opaque(frame), size), text, size)
-        return HEADER_SIZE + size
+        return refusal_encode(
+            target, opcode, answer.status, frame_opaque(frame),
+            error_text(answer.status) if answer.text == NULL else answer.text
+        )
     if opcode == ACQUIRE or opcode == GET:
         store_be32(header_encode(target, opcode, NO_ERROR, frame_opaque(frame), 4), answer.number)
         return HEADER_SIZE + 4
     header_encode(target, opcode, NO_ERROR, frame_opaque(frame), 0)
     return HEADER_SIZE
+
+
+# ---- Take: docs/protocols/counter.md, section "Take" ---------------------------------------------------------------
+
+cdef extern from *:
+    """
+    #define COUNTERD_PERIOD_MAX_US UINT64_C(316224000000000)
+    """
+    const uint64_t PERIOD_MAX_US "COUNTERD_PERIOD_MAX_US"   # ten years
+
+cdef enum:
+    TAKE_HEAD = 10          # bytes before the key
+    TAKE_MAX = 65824        # bytes of the body: a rate with the longest name, and the longest key
+    PERMIT_HEAD = 12        # bytes of an item before its name
+    RATE_HEAD = 24
+    KEY_MAX = 255
+    PERMIT = 1              # kinds of items
+    RATE = 2
+    SHORTAGE_HEAD = 9       # bytes before the text: item, what is left of it, milliseconds until it is there
+    NO_TIME = 0xffffffff    # milliseconds: nobody knows
+    GRANT_MAX = 96          # bytes of the longest reply to a Take: 12 + 8 + 4 * 16
+
+
+cdef struct TakeHead:
+    uint8_t count           # of items
+    uint8_t priority
+    uint16_t weight
+    uint32_t wait_ms        # 0: it does not wait
+    const uint8_t* key
+    uint16_t key_size       # 0: the key is the connection
+
+
+cdef inline bint take_decode(const uint8_t* body, uint32_t size, TakeHead* head, Ask* asks) noexcept nogil:
+    """Decodes a Take but for the tags of its items. Returns False if it is invalid."""
+    cdef const uint8_t* end = body + size
+    cdef Ask* ask
+    cdef int i
+    if size < TAKE_HEAD:
+        return False
+    head.count = body[0]
+    head.priority = body[1]
+    head.weight = load_be16(body + 2)
+    head.wait_ms = load_be32(body + 4)
+    head.key_size = load_be16(body + 8)
+    head.key = body + TAKE_HEAD
+    if not 1 <= head.count <= ITEMS_MAX or head.weight > WEIGHT_MAX or head.key_size > KEY_MAX:
+        return False
+    body = head.key + head.key_size
+    for i in range(head.count):
+        ask = asks + i
+        if end - body < PERMIT_HEAD:
+            return False
+        ask.on_death = body[1]
+        ask.name_size = load_be16(body + 2)
+        ask.amount = load_be32(body + 4)
+        if body[0] == PERMIT:
+            ask.maximum = load_be32(body + 8)
+            ask.pace.period_us = ask.pace.limit = ask.pace.burst = 0
+            if ask.amount > ask.maximum or ask.on_death:
+                return False
+            body += PERMIT_HEAD
+        elif body[0] == RATE and end - body >= RATE_HEAD:
+            ask.pace.limit = load_be32(body + 8)
+            ask.pace.burst = load_be32(body + 12)
+            ask.pace.period_us = load_be64(body + 16)
+            if not (
+                0 < ask.pace.limit <= LIMIT_MAX and 0 < ask.pace.period_us <= PERIOD_MAX_US
+                and ask.amount <= ask.pace.burst and ask.on_death <= REFUNDED
+            ):
+                return False
+            body += RATE_HEAD
+        else:
+            return False
+        if ask.name_size == 0 or ask.amount == 0 or end - body < <Py_ssize_t>ask.name_size:
+            return False
+        ask.name = body
+        body += ask.name_size
+    return body == end
+
+
+cdef inline uint32_t retry_ms(int64_t due_ns, int64_t now_ns) noexcept nogil:
+    """Returns the milliseconds until due_ns, rounded up; NO_TIME if it is INT64_MAX, so that nobody knows."""
+    cdef int64_t left = (max(due_ns - now_ns, 0) + 999999) // 1000000
+    return NO_TIME if due_ns == INT64_MAX or left >= NO_TIME else <uint32_t>left
+
+
+cdef inline uint32_t grant_encode(
+    uint8_t* target, uint32_t opaque, uint64_t grant, const uint32_t* left, int count
+) noexcept nogil:
+    """Writes the reply to a Take that was granted. Returns its size."""
+    cdef uint8_t* body = header_encode(target, TAKE, NO_ERROR, opaque, 8 + 4 * <uint32_t>count)
+    cdef int i
+    store_be64(body, grant)
+    for i in range(count):
+        store_be32(body + 8 + 4 * i, left[i])
+    return HEADER_SIZE + 8 + 4 * <uint32_t>count
+
+
+cdef inline const char* shortage_text(bint draining) noexcept nogil:
+    if draining:
+        return b"Draining"
+    return error_text(RESOURCE_NOT_AVAILABLE)
+
+
+cdef inline uint32_t shortage_encode(
+    uint8_t* target, uint32_t opaque, uint8_t status, uint8_t item, uint32_t left, uint32_t retry_ms, const char* text
+) noexcept nogil:
+    """Writes the reply to a Take that was not granted because an item was short. Returns its size."""
+    cdef uint32_t size = <uint32_t>strlen(text)
+    cdef uint8_t* body = header_encode(target, TAKE, status, opaque, SHORTAGE_HEAD + size)
+    body[0] = item
+    store_be32(body + 1, left)
+    store_be32(body + 5, retry_ms)
+    memcpy(body + SHORTAGE_HEAD, text, size)
+    return HEADER_SIZE + SHORTAGE_HEAD + size

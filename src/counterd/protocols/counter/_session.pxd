@@ -9,6 +9,9 @@ cdef class CounterSession(Session):
     cdef uint32_t dump_opaque   # of the Dump under way
     cdef uint8_t dump_flags     # likewise
 
+    cdef void parse_other(self, const uint8_t* body, uint32_t size, uint8_t opcode, Frame* frame) noexcept
+    cdef int execute_other(self, const Frame* frame) except -1
+    cdef int take(self, const Frame* frame) except -1
     cdef int reply_at_length(self, const Frame* frame) except -1
     cdef void parse_named(
         self, const uint8_t* body, uint32_t size, uint8_t opcode, uint8_t fixed, Frame* frame

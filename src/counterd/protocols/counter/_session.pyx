@@ -8,36 +8,50 @@ request (BODY_MAX). _messages.pxd decodes and encodes, _counters.pxd decides.
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING
-from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
+from libc.stdint cimport INT64_MAX, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.string cimport memcpy
 
 from counterd._core cimport DONE, LATER, OUTPUT_MAX, REPLY_ROOM, Frame, Session, Store
-from counterd.engine.byteorder cimport load_be16, load_be32, prefetch, store_be16, store_be32
+from counterd.engine.byteorder cimport (
+    load_be16, load_be32, load_be64, load_le32, prefetch, store_be16, store_be32,
+)
 from counterd.engine.debug cimport debug_check
-from counterd.engine.permits cimport GRANTED, Outcome, Permits, ledger_tag, permit_at
+from counterd.engine.permits cimport FULL, GRANTED, REFUSED, Outcome, Permits, ledger_tag, permit_at
 from counterd.engine.table cimport RECORD_USED, index_peek, index_prefetch, name_read, name_tag
 from counterd.protocols.counter._counters cimport (
     Counter, Counters, counter_acquire, counter_at, counter_exists, counter_get, counter_release,
 )
 from counterd.protocols.counter._messages cimport (
-    ACQUIRE, BODY_MAX, DUMP, GET, HEADER_SIZE, INVALID_ARGUMENTS, LIMITS, NO_ERROR, NOT_ACQUIRED, NOT_FOUND, OPCODES,
-    OUT_OF_MEMORY, RELEASE, REPLY_MAX, REQUEST_MAGIC, RESOURCE_NOT_AVAILABLE, STATS, UNKNOWN_COMMAND, Answer, Request,
-    frame_opaque, header_encode, reply_encode, request_decode, request_kind,
+    ACQUIRE, BODY_MAX, CANCEL, DUMP, GET, HEADER_SIZE, INVALID_ARGUMENTS, LIMITS, NO_ERROR, NOOP, NOT_ACQUIRED,
+    NOT_FOUND, OPCODES, OUT_OF_MEMORY, RELEASE, REPLY_MAX, REQUEST_MAGIC, RESOURCE_NOT_AVAILABLE, SETTLE, STATS, TAKE,
+    TAKE_MAX, UNKNOWN_COMMAND, Answer, Request, TakeHead, frame_opaque, grant_encode, header_encode,
+    reply_encode, request_decode, request_kind, retry_ms, shortage_encode, shortage_text,
+    take_decode,
 )
+from counterd.protocols.counter._rates cimport FLAG_RATE, RATE_TAG
 from counterd.protocols.counter._store cimport CounterStore
+from counterd.protocols.counter._takes cimport (
+    ITEMS_MAX, Ask, Takes, Verdict, ask_left, ask_tag, asks_repeat, take_settle, takes_decide,
+)
 
 cdef enum:
     NS_PER_TENTH = 100000000
-    UNKNOWN = 255
+    UNKNOWN = 255           # in BODY_FIXED
+    OTHER = 254             # likewise: the body has another form
+    CANCEL_SIZE = 4
+    SETTLE_FIXED = 14       # bytes of a Settle before its name
     DUMP_PIECE = 65536      # bytes of a Dump that one call produces: about 1,700 counters with 16-byte names
     STATS_STEPS = 500       # a Stats takes some 20 us in Python
     LIMIT_SIZE = 4          # bytes of the limit, after the name of a Dump's entry, with LIMITS
 
 # Bytes of each request's body before the name; 0 = the request has no body. Section "Operations".
-cdef uint8_t[OPCODES] BODY_FIXED = [
-    0, 2, 10, 6, UNKNOWN, UNKNOWN, UNKNOWN, UNKNOWN,
-    UNKNOWN, UNKNOWN, UNKNOWN, UNKNOWN, UNKNOWN, UNKNOWN, UNKNOWN, UNKNOWN, 0, 0,
-]
+cdef uint8_t[OPCODES] BODY_FIXED
+for _opcode in range(OPCODES):
+    BODY_FIXED[<int>_opcode] = UNKNOWN
+for _opcode, _fixed in {
+    NOOP: 0, GET: 2, ACQUIRE: 10, RELEASE: 6, STATS: 0, DUMP: 0, TAKE: OTHER, CANCEL: OTHER, SETTLE: OTHER,
+}.items():
+    BODY_FIXED[<int>_opcode] = _fixed
 
 # The status for each of the engine's outcomes, in their order.
 cdef uint8_t[5] STATUS_OF_OUTCOME = [NO_ERROR, NOT_FOUND, RESOURCE_NOT_AVAILABLE, NOT_ACQUIRED, OUT_OF_MEMORY]
@@ -71,16 +85,31 @@ cdef inline Answer decide(CounterSession session, const Frame* frame, const Requ
         outcome = counter_release(
             counters, session.connection, frame.tag, frame.key, frame.key_size, request.resources
         )
+        if counters.fair.state.ready_first:
+            session.store.stirred = True
     elif request.opcode == GET:
         outcome = counter_get(counters, frame.tag, frame.key, frame.key_size, &number)
     return Answer(STATUS_OF_OUTCOME[<int>outcome], number, NULL)
+
+
+cdef inline bint counters_stirred(const Counters* counters, const Ask* asks, int count) noexcept:
+    """Returns True if a Take may have made something due: it has a rate, or made room for a name."""
+    cdef int i
+    for i in range(count):
+        if asks[i].pace.period_us:
+            return True
+    return counters.ring.state.sweep_left != 0
 
 
 cdef class CounterSession(Session):
     """One connection of the counter protocol."""
 
     def __cinit__(self, CounterStore store not None):
-        pass  # checks the type of the store, because the methods below cast it
+        store.sessions[self.connection] = <void*>self
+
+    def __dealloc__(self):
+        if self.connection and self.store is not None:  # the store must not post to it, even before forget()
+            (<CounterStore>self.store).sessions[self.connection] = NULL
 
     cdef Py_ssize_t parse_frame(self, const uint8_t* data, size_t size, Frame* frame) noexcept:
         cdef uint32_t body
@@ -97,15 +126,17 @@ cdef class CounterSession(Session):
             frame.verdict = INVALID_ARGUMENTS
             return -1
         frame.verdict = UNKNOWN_COMMAND if fixed == UNKNOWN else INVALID_ARGUMENTS  # until the body turns out right
-        if body > BODY_MAX:
+        if body > BODY_MAX and (opcode != TAKE or body > TAKE_MAX):
             return -1
         if size - HEADER_SIZE < body:
             return 0
         frame.size += body
         if fixed == 0 and body == 0:
             frame.verdict = NO_ERROR
-        elif 0 < fixed < body and fixed != UNKNOWN:
+        elif 0 < fixed < body and fixed < OTHER:
             self.parse_named(data + HEADER_SIZE, body, opcode, fixed, frame)
+        elif fixed == OTHER:
+            self.parse_other(data + HEADER_SIZE, body, opcode, frame)
         return frame.size
 
     cdef void parse_named(
@@ -125,6 +156,28 @@ cdef class CounterSession(Session):
         index_prefetch(&permits.table.index, frame.tag)
         if opcode != GET:
             index_prefetch(&permits.ledger, ledger_tag(self.connection, frame.tag))
+
+    cdef void parse_other(self, const uint8_t* body, uint32_t size, uint8_t opcode, Frame* frame) noexcept:
+        """Parses Take, Cancel and Settle. The key of a Take is the name of its first item."""
+        cdef TakeHead head
+        cdef Ask[ITEMS_MAX] asks
+        cdef Permits* permits = &(<CounterStore>self.store).counters.permits
+        if opcode == CANCEL:
+            frame.verdict = NO_ERROR if size == CANCEL_SIZE else INVALID_ARGUMENTS
+            return
+        if opcode == SETTLE:
+            if size > SETTLE_FIXED:
+                self.parse_named(body, size, opcode, SETTLE_FIXED, frame)
+                frame.tag ^= RATE_TAG
+            return
+        if not take_decode(body, size, &head, asks):
+            return
+        frame.verdict = NO_ERROR
+        frame.key = asks[0].name
+        frame.key_size = asks[0].name_size
+        frame.tag = ask_tag(permits, &asks[0])
+        index_prefetch(&permits.table.index, frame.tag)
+        index_prefetch(&permits.ledger, ledger_tag(self.connection, frame.tag))
 
     cdef void prefetch_frames(self, const Frame* frames, int count) noexcept:
         cdef Permits* permits = &(<CounterStore>self.store).counters.permits
@@ -149,16 +202,93 @@ cdef class CounterSession(Session):
         if frame.verdict != NO_ERROR:
             answer = Answer(frame.verdict, 0, NULL)
         else:
-            if request.opcode >= STATS and self.store.budget <= 0:
-                return LATER
-            requests[request.opcode] += 1
             if request.opcode >= STATS:
-                return self.reply_at_length(frame)
+                return self.execute_other(frame)
+            requests[request.opcode] += 1
             answer = decide(self, frame, &request)
         if answer.status != NO_ERROR:
             refusals[request_kind(frame)][answer.status] += 1
         self.store.out_size += reply_encode(self.store.out + self.store.out_size, frame, &answer)
         return DONE
+
+    cdef int execute_other(self, const Frame* frame) except -1:
+        """Executes a valid request whose reply is not that of one counter."""
+        cdef CounterStore store = <CounterStore>self.store
+        cdef uint8_t opcode = frame.data[1]
+        cdef const uint8_t* body = frame.data + HEADER_SIZE
+        cdef Answer answer = Answer(NO_ERROR, 0, NULL)
+        cdef Ask ask
+        if opcode <= DUMP and store.budget <= 0:
+            return LATER
+        store.requests[opcode] += 1
+        if opcode <= DUMP:
+            return self.reply_at_length(frame)
+        if opcode == TAKE:
+            return self.take(frame)
+        if opcode == CANCEL:
+            if not store.cancel(self, load_le32(body)):
+                answer.status = NOT_FOUND
+        else:
+            ask.name, ask.name_size, ask.tag = frame.key, frame.key_size, frame.tag
+            if not take_settle(
+                &store.takes, self.connection, load_be64(body), &ask, load_be32(body + 8), store.now_ns, &store.budget
+            ):
+                answer.status = NOT_FOUND
+            store.look_again()
+        if answer.status != NO_ERROR:
+            store.refusals[opcode][answer.status] += 1
+        store.out_size += reply_encode(store.out + store.out_size, frame, &answer)
+        return DONE
+
+    cdef int take(self, const Frame* frame) except -1:
+        """Executes a Take: replies, or lets it wait. Section "Take"."""
+        cdef CounterStore store = <CounterStore>self.store
+        cdef Takes* takes = &store.takes
+        cdef TakeHead head
+        cdef Ask[ITEMS_MAX] asks
+        cdef uint32_t[ITEMS_MAX] left
+        cdef Verdict verdict = Verdict(REFUSED, 0, 0, INT64_MAX)
+        cdef uint8_t status
+        cdef uint8_t* target = store.out + store.out_size
+        cdef int i
+        take_decode(frame.data + HEADER_SIZE, frame.size - HEADER_SIZE, &head, asks)
+        asks[0].tag = frame.tag
+        for i in range(1, head.count):
+            asks[i].tag = ask_tag(&store.counters.permits, &asks[i])
+        if head.count > 1 and asks_repeat(asks, head.count):
+            status = INVALID_ARGUMENTS
+        elif store.draining:
+            status = RESOURCE_NOT_AVAILABLE
+        else:
+            verdict = takes_decide(takes, self.connection, asks, head.count, store.now_ns, &store.budget)
+            if verdict.outcome == REFUSED and head.wait_ms and not self.hung_up:
+                if store.wait_for(self, frame, &head, asks, &verdict):
+                    return DONE
+                verdict.outcome = FULL
+            status = STATUS_OF_OUTCOME[<int>verdict.outcome]
+        if counters_stirred(&store.counters, asks, head.count):
+            store.look_again()
+        if status == NO_ERROR:
+            for i in range(head.count):
+                left[i] = ask_left(takes, &asks[i], store.now_ns)
+            store.out_size += grant_encode(target, frame_opaque(frame), takes.state.grant, left, head.count)
+            return DONE
+        store.refusals[<int>TAKE][status] += 1
+        if status == RESOURCE_NOT_AVAILABLE:
+            store.out_size += shortage_encode(
+                target, frame_opaque(frame), status, verdict.item,
+                0 if store.draining else ask_left(takes, &asks[verdict.item], store.now_ns),
+                retry_ms(verdict.due_ns, store.now_ns), shortage_text(store.draining)
+            )
+        else:
+            answer = Answer(status, 0, NULL)
+            store.out_size += reply_encode(target, frame, &answer)
+        return DONE
+
+    cpdef bytes eof(self, int64_t now_ns):
+        """As Session.eof. What waits is cancelled: a program that has ended looks like one that only stops sending."""
+        self.awaited = 0
+        return Session.eof(self, now_ns)
 
     cdef int reply_at_length(self, const Frame* frame) except -1:
         """Executes Stats, whose body is made in Python, or begins a Dump."""
@@ -197,7 +327,9 @@ cdef class CounterSession(Session):
             store.budget -= 1
             counter = counter_at(counters, self.position)
             self.position += 1
-            if not counter.permit.record.flags & RECORD_USED or not counter_exists(counters, counter):
+            if counter.permit.record.flags & (RECORD_USED | FLAG_RATE) != RECORD_USED:
+                continue
+            if not counter_exists(counters, counter):
                 continue
             body = reply(store, DUMP, self.dump_opaque, fixed + counter.permit.record.name_size)
             store_be32(body, counter.permit.consumption)

@@ -1,18 +1,35 @@
 # The counter protocol's store, for the modules with its sessions and tables.
 
-from libc.stdint cimport uint64_t
+from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
-from counterd._core cimport Store
+from counterd._core cimport Frame, Session, Store
 from counterd.protocols.counter._counters cimport Counters
-from counterd.protocols.counter._messages cimport OPCODES
+from counterd.protocols.counter._messages cimport OPCODES, TakeHead
+from counterd.protocols.counter._takes cimport Ask, Takes, Verdict
 
 
 cdef class CounterStore(Store):
     cdef Counters counters
+    cdef Takes takes
     # Not in the region:
     cdef object others          # returns the figures of the floors above, for Stats
     cdef bint draining          # nothing is handed out any more
+    cdef uint32_t to_drain      # waiters up to this number are still to be told so
+    cdef void** sessions        # of the open connections, by number; borrowed
+    cdef uint64_t granted_later     # Takes that were granted after a wait, in total
     cdef uint64_t[OPCODES] requests  # valid requests by Opcode
     cdef uint64_t[OPCODES + 1][256] refusals  # by Opcode, the last for unknown ones; by Status
 
+    cdef bint wait_for(
+        self, Session session, const Frame* frame, const TakeHead* head, const Ask* asks, const Verdict* verdict
+    ) noexcept
+    cdef bint cancel(self, Session session, uint32_t opaque) except -1
+    cdef void look_again(self) noexcept
+    cdef int serve(self, int steps) except -1
+    cdef int serve_queue(self, uint32_t queue, int steps) except -1
+    cdef int grant(self, uint32_t number, const Ask* asks) except -1
+    cdef int refuse(self, uint32_t number, uint8_t status, const Verdict* verdict, const Ask* asks) except -1
+    cdef int post_to(self, uint32_t number, const uint8_t* data, uint32_t size) except -1
+    cdef int expire(self, int steps) except -1
+    cdef int leave(self, int steps) except -1
     cdef bytes stats_body(self)

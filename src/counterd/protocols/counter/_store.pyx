@@ -5,30 +5,51 @@ Floor 2. The counters are in the region (_counters.pxd); the statistics of reque
 
 from collections import Counter as Tally
 
-from libc.stdint cimport int64_t, uint32_t, uint64_t
+from cpython.bytes cimport PyBytes_FromStringAndSize
+from cpython.mem cimport PyMem_RawCalloc, PyMem_RawFree
+from libc.stdint cimport INT64_MAX, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 
-from counterd._core cimport SLICE_STEPS, Store
+from counterd._core cimport SLICE_STEPS, Frame, Session, Store
 from counterd.engine.audit cimport audit_chains, audit_permits, audit_ring
 from counterd.engine.chains cimport BLOCK_SIZE
+from counterd.engine.connections cimport CONNECTIONS_MAX
+from counterd.engine.fair cimport Fair, Queue, fair_serve, flows_tidy, queue_next_ready, queue_settle, queue_wake
 from counterd.engine.idle_ring cimport FLAG_IN_RING
-from counterd.engine.permits cimport PERMIT_CELL, Holding, Permits, permit_at, permits_leave
+from counterd.engine.permits cimport (
+    FULL, GRANTED, PERMIT_CELL, REFUSED, Holding, Permits, permit_at, permits_leave,
+)
 from counterd.engine.pool cimport Pool
+from counterd.engine.siphash cimport siphash13
 from counterd.engine.table cimport RECORD_USED, name_bytes
+from counterd.engine.wheel cimport timers_arm, timers_next_ns, timers_take
 from counterd.protocols.counter._counters cimport (
     Counter, Counters, CountersState, counter_at, counter_exists, counters_begin, counters_give_back, counters_reserve,
     sweep, sweep_begin,
 )
+from counterd.protocols.counter._audits cimport audit_takes
 from counterd.protocols.counter._messages cimport (
-    ACQUIRE, DUMP, GET, INVALID_ARGUMENTS, NOOP, NOT_ACQUIRED, NOT_FOUND, OPCODES, OUT_OF_MEMORY, RELEASE,
-    RESOURCE_NOT_AVAILABLE, STATS, UNKNOWN_COMMAND,
+    ACQUIRE, CANCEL, CANCELLED, DUMP, GET, GRANT_MAX, INVALID_ARGUMENTS, NOOP, NOT_ACQUIRED, NOT_FOUND, OPCODES,
+    OUT_OF_MEMORY, RELEASE, RESOURCE_NOT_AVAILABLE, SETTLE, STATS, TAKE, UNKNOWN_COMMAND, TakeHead, error_text,
+    frame_opaque, grant_encode, refusal_encode, retry_ms, shortage_encode,
+    shortage_text,
+)
+from counterd.protocols.counter._rates cimport FLAG_RATE
+from counterd.protocols.counter._takes cimport (
+    ITEMS_MAX, NS_PER_TENTH, Ask, TakesState, Verdict, ask_left, charges_expire, rate_end, take_end, take_find,
+    take_look, take_move, take_try, take_wait, takes_begin, takes_epoch, takes_leave, takes_left, takes_reserve,
 )
 
-COMMAND_NAMES = {NOOP: "noop", GET: "get", ACQUIRE: "acquire", RELEASE: "release", STATS: "stats", DUMP: "dump"}
+COMMAND_NAMES = {
+    NOOP: "noop", GET: "get", ACQUIRE: "acquire", RELEASE: "release", STATS: "stats", DUMP: "dump",
+    TAKE: "take", CANCEL: "cancel", SETTLE: "settle",
+}
+REFERENCE_COMMANDS = tuple(COMMAND_NAMES.values())[:6]  # that the reference implementation has
 REFUSAL_NAMES = {
     NOT_FOUND: "not_found", INVALID_ARGUMENTS: "invalid_arguments", RESOURCE_NOT_AVAILABLE: "not_available",
-    NOT_ACQUIRED: "not_acquired", UNKNOWN_COMMAND: "unknown_command", OUT_OF_MEMORY: "out_of_memory",
+    NOT_ACQUIRED: "not_acquired", CANCELLED: "cancelled", UNKNOWN_COMMAND: "unknown_command",
+    OUT_OF_MEMORY: "out_of_memory",
 }
-PARSED_REFUSALS = (NOT_FOUND, RESOURCE_NOT_AVAILABLE, NOT_ACQUIRED, OUT_OF_MEMORY)
+PARSED_REFUSALS = (NOT_FOUND, RESOURCE_NOT_AVAILABLE, NOT_ACQUIRED, CANCELLED, OUT_OF_MEMORY)
 # The names of the reference implementation, in its order. counterd's own names follow these.
 REFERENCE_FIGURES = (
     "objects", "total_objects", "used_memory", "conflicts", "gc_count", "last_gc_elapsed", "total_gc_elapsed",
@@ -36,6 +57,18 @@ REFERENCE_FIGURES = (
 )
 
 assert sizeof(Counter) == PERMIT_CELL
+
+cdef enum:
+    REPLY_STEPS = 8         # steps of granting or refusing a Take that waits
+    NS_PER_MS = 1000000
+    NS_PER_S = 1000000000
+
+
+cdef inline int64_t earlier(int64_t one, int64_t other) noexcept:
+    """Returns the earlier of two times, each of which may be -1: never."""
+    if one < 0 or other < 0:
+        return max(one, other)
+    return min(one, other)
 
 
 cdef class CounterStore(Store):
@@ -49,16 +82,32 @@ cdef class CounterStore(Store):
     """
 
     def __cinit__(self, *, uint32_t buckets, uint32_t holdings, uint32_t holdings_per_connection=0,
-                  uint64_t name_memory, figures, bytes hash_key, **_):
+                  uint32_t waiters=0, uint64_t name_memory, figures, bytes hash_key, int64_t now_ns=0, **_):
         if buckets == 0:
             raise ValueError("buckets must be at least 1")
+        self.sessions = <void**>PyMem_RawCalloc(CONNECTIONS_MAX + 1, sizeof(void*))
+        if self.sessions == NULL:
+            raise MemoryError(f"no room for {CONNECTIONS_MAX} sessions")
         counters_reserve(
-            &self.counters, &self.region, &self.connections, buckets, holdings, name_memory // BLOCK_SIZE
+            &self.counters, &self.region, &self.connections, buckets, holdings, name_memory // BLOCK_SIZE, waiters
         )
+        takes_reserve(&self.takes, &self.region, &self.counters, holdings)
         self.map_region(hash_key)
-        counters_begin(&self.counters, self.header.key)
+        counters_begin(&self.counters, self.header.key, now_ns)
+        takes_begin(&self.takes, now_ns)
+        self.takes.state.waiters_per_connection = waiters
+        self.takes.state.settle_ns = <int64_t>3600 * NS_PER_S
         self.others = figures
         self.counters.permits.state.holdings_per_connection = holdings_per_connection or holdings
+
+    def __dealloc__(self):
+        PyMem_RawFree(self.sessions)
+
+    def limit_takes(self, uint32_t waiters_per_connection, uint32_t settle_time):
+        """Sets how many Takes of one connection may wait, 0 for no limit; and how many seconds they may be settled."""
+        with self:
+            self.takes.state.waiters_per_connection = waiters_per_connection or self.counters.fair.capacity
+            self.takes.state.settle_ns = <int64_t>settle_time * NS_PER_S
 
     def limit_holdings(self, uint32_t holdings_per_connection):
         """Sets how many holdings one connection may have from now on; 0 is no limit."""
@@ -67,17 +116,46 @@ cdef class CounterStore(Store):
             permits.state.holdings_per_connection = holdings_per_connection or permits.state.holdings.capacity
 
     cdef void forget(self, uint32_t connection) noexcept:
-        if permits_leave(&self.counters.permits, connection):
+        self.sessions[connection] = NULL
+        if takes_leave(&self.takes, connection) or permits_leave(&self.counters.permits, connection):
             self.stirred = True
 
+    cpdef set_wall(self, int64_t unix_ns, int64_t now_ns):
+        """As Store.set_wall: the numbers of grants follow the wall clock."""
+        with self:
+            takes_epoch(&self.takes, unix_ns)
+
+    # ---- work that is due ----
+
     cdef int64_t due_ns(self) except? -2:
-        return 0 if self.counters.permits.state.leaving_first or self.counters.ring.state.sweep_left else -1
+        cdef Counters* counters = &self.counters
+        cdef TakesState* takes = self.takes.state
+        cdef int64_t due
+        if (
+            counters.permits.state.leaving_first or counters.ring.state.sweep_left or takes.leaving_first
+            or counters.fair.state.ready_first or self.to_drain
+        ):
+            return 0
+        due = earlier(timers_next_ns(&self.takes.deadlines), timers_next_ns(&counters.fair.timers))
+        due = earlier(due, timers_next_ns(&counters.fulls))
+        if takes.charge_first:
+            due = earlier(due, <int64_t>(self.takes.charges[takes.charge_first].ends_tenths + 1) * NS_PER_TENTH)
+        return due
+
+    cdef void look_again(self) noexcept:
+        """Something may have become due."""
+        cdef int64_t due = self.due_ns()
+        if due >= 0:
+            self.expect(due)
 
     cdef int run_due(self) except -1:
-        """Gives back holdings of ended connections, then sweeps idle counters."""
+        """Ends what is over, gives back holdings, serves those that wait, and sweeps idle counters."""
         cdef CountersState* state = self.counters.state
-        cdef int steps = counters_give_back(&self.counters, SLICE_STEPS)
-        if self.counters.ring.state.sweep_left == 0 or steps == 0:
+        cdef int steps = self.leave(SLICE_STEPS)
+        steps = counters_give_back(&self.counters, steps)
+        steps = self.expire(steps)
+        steps = self.serve(steps)
+        if self.counters.ring.state.sweep_left == 0 or steps <= 0:
             return 0
         if state.sweep_started_ns == 0:
             state.sweep_started_ns = self.now_ns
@@ -88,6 +166,170 @@ cdef class CounterStore(Store):
             state.total_sweep_us += state.last_sweep_us
             state.sweep_started_ns = 0
         return 0
+
+    cdef int leave(self, int steps) except -1:
+        """Removes what ended connections wait for and may settle, then queues their holdings."""
+        cdef uint32_t connection
+        while steps > 0:
+            connection = takes_left(&self.takes, self.now_ns, &steps)
+            if connection == 0:
+                break
+            permits_leave(&self.counters.permits, connection)
+        return steps
+
+    cdef int expire(self, int steps) except -1:
+        """Refuses what has waited for long enough, and everything in a drain. Frees rates that are full."""
+        cdef Counters* counters = &self.counters
+        cdef Verdict verdict = Verdict(REFUSED, 0, 0, INT64_MAX)
+        cdef Ask[ITEMS_MAX] asks
+        cdef uint32_t number
+        while self.to_drain and steps > 0:
+            steps -= 1
+            number = self.to_drain
+            self.to_drain -= 1
+            if counters.fair.waiters[number].connection:
+                steps -= REPLY_STEPS
+                self.refuse(number, RESOURCE_NOT_AVAILABLE, &verdict, asks)
+        while steps > 0:
+            number = timers_take(&self.takes.deadlines, self.now_ns, &steps)
+            if number == 0:
+                break
+            steps -= REPLY_STEPS
+            take_look(&self.takes, number, asks, self.now_ns, &verdict)
+            self.refuse(number, RESOURCE_NOT_AVAILABLE, &verdict, asks)
+        while steps > 0:
+            number = timers_take(&counters.fair.timers, self.now_ns, &steps)
+            if number == 0:
+                break
+            queue_wake(&counters.fair, number)
+        while steps > 0:
+            number = timers_take(&counters.fulls, self.now_ns, &steps)
+            if number == 0:
+                break
+            rate_end(&self.takes, number, self.now_ns)
+        return charges_expire(&self.takes, self.now_ns, steps)
+
+    # ---- Takes that wait ----
+
+    cdef bint wait_for(
+        self, Session session, const Frame* frame, const TakeHead* head, const Ask* asks, const Verdict* verdict
+    ) noexcept:
+        """Lets a Take wait. Returns False if there is no room."""
+        cdef uint64_t key = <uint64_t>1 << 63 | session.connection
+        cdef uint32_t number
+        if head.key_size:
+            key = siphash13(self.header.key, head.key, head.key_size)
+        number = take_wait(
+            &self.takes, session.connection, asks, head.count, verdict, frame_opaque(frame), key,
+            max(<uint16_t>1, head.weight), head.priority, self.now_ns, self.now_ns + <int64_t>head.wait_ms * NS_PER_MS
+        )
+        if number == 0:
+            return False
+        session.awaited += 1
+        self.look_again()
+        return True
+
+    cdef bint cancel(self, Session session, uint32_t opaque) except -1:
+        """Ends the wait of a Take. Returns False if it does not wait."""
+        cdef Verdict verdict = Verdict(REFUSED, 0, 0, INT64_MAX)
+        cdef uint32_t number = take_find(&self.takes, session.connection, opaque, &self.budget)
+        if number == 0:
+            return False
+        self.refuse(number, CANCELLED, &verdict, NULL)
+        self.look_again()
+        return True
+
+    cdef int serve(self, int steps) except -1:
+        """Serves queues, as far as there is something for those that wait in them."""
+        cdef uint32_t queue
+        while steps > 0:
+            queue = queue_next_ready(&self.counters.fair)
+            if queue == 0:
+                break
+            steps = self.serve_queue(queue, steps - 1)
+        return steps
+
+    cdef int serve_queue(self, uint32_t number, int steps) except -1:
+        cdef Fair* fair = &self.counters.fair
+        cdef Queue* queue = fair.queues + number
+        cdef Verdict verdict
+        cdef Ask[ITEMS_MAX] asks
+        cdef uint32_t first
+        queue.is_ready = True   # as it is being served: what ends here need not wake it
+        while queue.first:
+            if steps <= 0:
+                queue.is_ready = False
+                queue_wake(fair, number)
+                return 0
+            steps -= REPLY_STEPS
+            first = queue.first
+            if self.sessions[fair.waiters[first].connection] == NULL:
+                take_end(&self.takes, first)
+                continue
+            verdict = take_try(&self.takes, first, asks, self.now_ns)
+            if verdict.outcome == GRANTED:
+                self.grant(first, asks)
+            elif verdict.outcome == FULL:
+                self.refuse(first, OUT_OF_MEMORY, &verdict, asks)
+            elif verdict.queue != number:
+                take_move(&self.takes, first, &verdict, asks)
+            else:
+                if verdict.due_ns != INT64_MAX:
+                    timers_arm(&fair.timers, number, verdict.due_ns)
+                queue.is_ready = False
+                return steps
+        queue.is_ready = False
+        while queue.flows:
+            if steps <= 0:
+                queue_wake(fair, number)
+                return 0
+            steps -= 1
+            flows_tidy(fair, number, 1)
+        queue_settle(fair, number)
+        return steps
+
+    cdef int grant(self, uint32_t number, const Ask* asks) except -1:
+        """Answers a Take that was granted, and ends its wait."""
+        cdef uint32_t[ITEMS_MAX] left
+        cdef uint8_t[GRANT_MAX] reply
+        cdef int i, count = self.takes.waiting[number].items
+        for i in range(count):
+            left[i] = ask_left(&self.takes, &asks[i], self.now_ns)
+        self.granted_later += 1
+        fair_serve(&self.counters.fair, number)
+        return self.post_to(
+            number, reply,
+            grant_encode(reply, self.takes.waiting[number].opaque, self.takes.state.grant, left, count),
+        )
+
+    cdef int refuse(self, uint32_t number, uint8_t status, const Verdict* verdict, const Ask* asks) except -1:
+        """Answers a Take that is not granted, and ends its wait."""
+        cdef uint8_t[GRANT_MAX] reply
+        cdef uint32_t opaque = self.takes.waiting[number].opaque
+        cdef uint32_t size, left = 0
+        self.refusals[<int>TAKE][status] += 1
+        if status == RESOURCE_NOT_AVAILABLE:
+            if not self.draining:
+                left = ask_left(&self.takes, &asks[verdict.item], self.now_ns)
+            size = shortage_encode(
+                reply, opaque, status, verdict.item, left, retry_ms(verdict.due_ns, self.now_ns),
+                shortage_text(self.draining)
+            )
+        else:
+            size = refusal_encode(reply, TAKE, status, opaque, error_text(status))
+        return self.post_to(number, reply, size)
+
+    cdef int post_to(self, uint32_t number, const uint8_t* data, uint32_t size) except -1:
+        """Ends the wait of a Take with a reply."""
+        cdef uint32_t connection = self.counters.fair.waiters[number].connection
+        cdef Session session
+        take_end(&self.takes, number)
+        if self.sessions[connection] == NULL:
+            return 0
+        session = <Session>self.sessions[connection]
+        if session.awaited:
+            session.awaited -= 1
+        return session.post(PyBytes_FromStringAndSize(<const char*>data, size))
 
     def begin_window(self, uint32_t number):
         """Begins a stats window. Ignores a number that is not higher than the last one.
@@ -144,9 +386,10 @@ cdef class CounterStore(Store):
         cdef Counter* counter
         audit_chains(&counters.chains, audit_permits(&counters.permits))
         audit_ring(&counters.ring, &counters.permits.table)
+        audit_takes(&self.takes)
         for number in range(1, counters.permits.table.pool.fresh + 1):
             counter = counter_at(counters, number)
-            if not counter.permit.record.flags & RECORD_USED:
+            if counter.permit.record.flags & (RECORD_USED | FLAG_RATE) != RECORD_USED:
                 continue
             busy += counter.permit.consumption != 0
             idle += counter.permit.consumption == 0 and counter_exists(counters, counter)
@@ -189,6 +432,11 @@ cdef class CounterStore(Store):
             "name_memory": <uint64_t>blocks.used * BLOCK_SIZE,
             "name_memory_max": <uint64_t>blocks.capacity * BLOCK_SIZE,
             "window": state.window,
+            "rates": self.takes.state.rates,
+            "waiters": self.counters.fair.state.waiters.used,
+            "waiters_max": self.counters.fair.state.waiters.capacity,
+            "granted_later": self.granted_later,
+            "charges": self.takes.state.charges.used,
         })
         for opcode, name in COMMAND_NAMES.items():
             figures[f"command:{name}"] = self.requests[<int>opcode]
@@ -210,13 +458,17 @@ cdef class CounterStore(Store):
         return [(name, text, count) for (name, text), count in found.items() if count]
 
     def begin_drain(self):
-        self.draining = True
+        """As Store.begin_drain. What waits is refused, in the next ticks."""
+        with self:
+            self.draining = True
+            self.to_drain = self.counters.fair.state.waiters.fresh
+            self.stirred = True
 
     cdef bytes stats_body(self):
         """Returns the body of a Stats: name length, value length, name, value for each figure. Section "Stats"."""
         cdef dict figures = self.figures()
         ordered = {name: figures.pop(name) for name in REFERENCE_FIGURES}
-        ordered.update((f"command:{name}", figures.pop(f"command:{name}")) for name in COMMAND_NAMES.values())
+        ordered.update((f"command:{name}", figures.pop(f"command:{name}")) for name in REFERENCE_COMMANDS)
         ordered.update(self.others())  # must not call the store, because a call is under way
         ordered.update(figures)
         pieces = []

@@ -11,6 +11,7 @@ from counterd.engine.permits cimport Holding, Permits, permit_at, walk_begin
 from counterd.engine.table cimport Record, Table as NameTable, name_tag, table_find
 from counterd.engine.walk cimport HoldingsWalk, RankedWalk
 from counterd.protocols.counter._counters cimport Counter, Counters, counter_exists
+from counterd.protocols.counter._rates cimport FLAG_RATE
 from counterd.protocols.counter._store cimport CounterStore
 
 from counterd.listing import CONNECTION, ROWS_MAX, Column, Table, name_of_bytes, ranked_parameters, read_parameters
@@ -46,7 +47,7 @@ cdef class CountersWalk(RankedWalk):
 
     cdef bint rank(self, const Record* record, uint64_t* rank) noexcept:
         cdef const Counter* counter = <const Counter*>record
-        if not counter_exists(self.counters, counter):
+        if record.flags & FLAG_RATE or not counter_exists(self.counters, counter):
             return False
         if self.order == CONSUMPTION:
             rank[0] = counter.permit.consumption

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import struct
 from enum import IntEnum, IntFlag
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from counterd.errors import (
+    Cancelled,
     InvalidArguments,
     NotAcquired,
     NotAvailable,
@@ -22,12 +23,21 @@ from counterd.errors import (
     UnknownCommand,
 )
 
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
 PORT = 11215  # TCP, by default
 REQUEST_MAGIC = 0x90
 RESPONSE_MAGIC = 0x91
 HEADER_SIZE = 12  # bytes, of requests and responses
 U32_MAX = 0xFFFFFFFF
 NAME_MAX = 65535  # bytes
+ITEMS_MAX = 16  # of a Take
+KEY_MAX = 255  # bytes
+WEIGHT_MAX = 1000
+LIMIT_MAX = (1 << 31) - 1
+PERIOD_MAX_US = 316_224_000 * 1_000_000  # ten years
+TAKE_MAX = 10 + KEY_MAX + 24 + NAME_MAX  # bytes of a Take's body
 BODY_MAX = 10 + NAME_MAX  # bytes of a request's body: an Acquire with the longest name
 # Bytes of a response's body. Dump entries and the reference's Stats stay below 64 KiB + 14; more is allowed for longer
 # statistics. The limit bounds the memory that a faulty server can make a client use.
@@ -42,6 +52,9 @@ _ACQUIRE, _ACQUIRE_FIXED = struct.Struct(">4sIIIIH"), 10
 _RELEASE, _RELEASE_FIXED = struct.Struct(">4sIIIH"), 6
 _STAT = struct.Struct(">HH")
 _DUMP_ENTRY = struct.Struct(">IIH")
+# Of a Take: its head, the head of each item up to the name, and its replies.
+_TAKE, _PERMIT, _RATE = struct.Struct(">BBHIH"), struct.Struct(">BBHII"), struct.Struct(">BBHIIIQ")
+_GRANT, _SHORTAGE, _SETTLE = struct.Struct(">Q"), struct.Struct(">BII"), struct.Struct(">QIH")
 
 
 class Opcode(IntEnum):
@@ -53,6 +66,9 @@ class Opcode(IntEnum):
     RELEASE = 0x03
     STATS = 0x10
     DUMP = 0x11
+    TAKE = 0x20  # this one and those below: extensions of counterd
+    CANCEL = 0x21
+    SETTLE = 0x22
 
 
 _GET_HEAD, _ACQUIRE_HEAD, _RELEASE_HEAD = (
@@ -74,6 +90,7 @@ class Status(IntEnum):
     INVALID_ARGUMENTS = 0x04
     RESOURCE_NOT_AVAILABLE = 0x21
     NOT_ACQUIRED = 0x22
+    CANCELLED = 0x23
     UNKNOWN_COMMAND = 0x81
     OUT_OF_MEMORY = 0x82
 
@@ -84,6 +101,7 @@ ERROR_TEXTS: dict[Status, str] = {
     Status.INVALID_ARGUMENTS: "Invalid arguments",
     Status.RESOURCE_NOT_AVAILABLE: "Resource not available",
     Status.NOT_ACQUIRED: "Not acquired",
+    Status.CANCELLED: "Cancelled",
     Status.UNKNOWN_COMMAND: "Unknown command",
     Status.OUT_OF_MEMORY: "OutOfMemory",
 }
@@ -93,6 +111,7 @@ ERRORS: dict[int, type[ServerError]] = {
     Status.INVALID_ARGUMENTS: InvalidArguments,
     Status.RESOURCE_NOT_AVAILABLE: NotAvailable,
     Status.NOT_ACQUIRED: NotAcquired,
+    Status.CANCELLED: Cancelled,
     Status.UNKNOWN_COMMAND: UnknownCommand,
     Status.OUT_OF_MEMORY: OutOfMemory,
 }
@@ -129,6 +148,62 @@ class DumpEntry(NamedTuple):
     def maximum(self) -> int:
         """The peak, under its former name."""
         return self.peak
+
+
+class OnDeath(IntEnum):
+    """What becomes of what was taken of a rate when its connection ends before it is settled (section "Settle").
+
+    FINAL: it stays taken, and cannot be settled. CHARGED: it stays taken. REFUNDED: it is given back.
+    """
+
+    FINAL = 0
+    CHARGED = 1
+    REFUNDED = 2
+
+
+class Permit(NamedTuple):
+    """An item of a Take: so many permits of a counter that has this maximum."""
+
+    name: bytes
+    amount: int
+    maximum: int
+
+
+class Rate(NamedTuple):
+    """An item of a Take: so many units of a rate that allows `limit` in a period, and `burst` at once after a rest.
+
+    period_us: microseconds.
+    """
+
+    name: bytes
+    amount: int
+    limit: int
+    period_us: int
+    burst: int
+    on_death: OnDeath = OnDeath.FINAL
+
+
+class Grant(NamedTuple):
+    """The reply to a Take that was granted.
+
+    number: rises with each grant of the server, also across restarts. left: what is left of each item.
+    """
+
+    number: int
+    left: tuple[int, ...]
+
+
+class Shortage(NamedTuple):
+    """The reply to a Take that was refused.
+
+    item: the number of the first item of which there was too little. left: how much of it there was.
+    retry_ms: milliseconds until the Take may succeed; None if the server does not know. text: for people.
+    """
+
+    item: int
+    left: int
+    retry_ms: int | None
+    text: str
 
 
 # ---- requests ----
@@ -203,6 +278,65 @@ def dump(opaque: int, limits: bool = False) -> bytes:
     return _request(Opcode.DUMP, opaque, flags=Flag.LIMITS if limits else 0)
 
 
+def take(
+    opaque: int,
+    items: Sequence[Permit | Rate],
+    wait_ms: int = 0,
+    *,
+    key: bytes = b"",
+    weight: int = 1,
+    priority: int = 0,
+) -> bytes:
+    """Asks for all of several items, or nothing (section "Take").
+
+    items: 1 to 16. wait_ms: milliseconds that it may wait for them; 0: it does not wait. key: for whom it is, up to 255
+    bytes; if it is empty, for the connection. weight: 1 to 1,000, the share of the key. priority: 0 to 255; a higher
+    priority is served first.
+    """
+    if not 1 <= len(items) <= ITEMS_MAX:
+        raise ValueError(f"a Take has 1 to {ITEMS_MAX} items, not {len(items)}")
+    for what, value, least, most in (("weight", weight, 1, WEIGHT_MAX), ("priority", priority, 0, 255)):
+        if not least <= value <= most:
+            raise ValueError(f"{what} must be {least} to {most}, not {value}")
+    if len(key) > KEY_MAX:
+        raise ValueError(f"key must have 0 to {KEY_MAX} bytes, not {len(key)}")
+    _check_u32(wait_ms=wait_ms, opaque=opaque)
+    pieces = [_TAKE.pack(len(items), priority, weight, wait_ms, len(key)), key]
+    for item in items:
+        pieces += (_item(item), item.name)
+    body = b"".join(pieces)
+    if len(body) > TAKE_MAX:
+        raise ValueError(f"a Take has up to {TAKE_MAX} bytes, not {len(body)}: its names are too long")
+    return frame(Opcode.TAKE, opaque, body)
+
+
+def _item(item: Permit | Rate) -> bytes:
+    """An item of a Take before its name."""
+    size = _name_length(item.name)
+    if isinstance(item, Permit):
+        _check_u32(amount=item.amount, maximum=item.maximum)
+        return _PERMIT.pack(1, 0, size, item.amount, item.maximum)
+    _check_u32(amount=item.amount, burst=item.burst)
+    if not 1 <= item.limit <= LIMIT_MAX:
+        raise ValueError(f"limit must be 1 to {LIMIT_MAX}, not {item.limit}")
+    if not 1 <= item.period_us <= PERIOD_MAX_US:
+        raise ValueError(f"period_us must be 1 to {PERIOD_MAX_US}, not {item.period_us}")
+    return _RATE.pack(2, item.on_death, size, item.amount, item.limit, item.burst, item.period_us)
+
+
+def cancel(opaque: int, take: int) -> bytes:
+    """Ends the wait of the Take with that opaque (section "Cancel")."""
+    _check_u32(take=take, opaque=opaque)
+    return frame(Opcode.CANCEL, opaque, _U32.pack(take))
+
+
+def settle(opaque: int, grant: int, name: bytes, used: int) -> bytes:
+    """Replaces what a grant took of a rate by what was used (section "Settle"). grant: Grant.number."""
+    size = _name_length(name)
+    _check_u32(used=used, opaque=opaque)
+    return frame(Opcode.SETTLE, opaque, _SETTLE.pack(grant, used, size) + name)
+
+
 def _request(opcode: Opcode, opaque: int, *, flags: int = 0) -> bytes:
     _check_u32(opaque=opaque)
     return frame(opcode, opaque, flags=flags)
@@ -270,6 +404,24 @@ def decode_consumption(body: bytes) -> int:
         raise ProtocolError(f"expected 4 bytes with a number, not {_shown(body)}")
     number: int = _U32.unpack(body)[0]
     return number
+
+
+def decode_grant(body: bytes) -> Grant:
+    """Decodes the reply to a Take that was granted."""
+    if len(body) < _GRANT.size or len(body) % 4:
+        raise ProtocolError(f"expected a grant, not {_shown(body)}")
+    count = (len(body) - _GRANT.size) // 4
+    (number,) = _GRANT.unpack_from(body)
+    return Grant(number, struct.unpack_from(f">{count}I", body, _GRANT.size))
+
+
+def decode_shortage(body: bytes) -> Shortage:
+    """Decodes the reply to a Take that was refused because of an item."""
+    if len(body) < _SHORTAGE.size:
+        raise ProtocolError(f"expected the item that was short, not {_shown(body)}")
+    item, left, retry_ms = _SHORTAGE.unpack_from(body)
+    text = body[_SHORTAGE.size :].decode("utf-8", "backslashreplace")
+    return Shortage(item, left, None if retry_ms == U32_MAX else retry_ms, text)
 
 
 def decode_stats(body: bytes) -> dict[str, str]:

@@ -97,9 +97,10 @@ def test_error_texts_are_those_of_the_vectors() -> None:
         for step in case.steps:
             if isinstance(step.expect, bytes):
                 for response in ResponseParser().feed(step.expect):
-                    if response.status:
+                    if response.status and response.opcode != Opcode.TAKE:
                         texts[response.status] = response.body.decode()
-    assert texts == {status: text for status, text in wire.ERROR_TEXTS.items() if status != Status.OUT_OF_MEMORY}
+    others = (Status.OUT_OF_MEMORY, Status.CANCELLED)  # of which the second is a Take's
+    assert texts == {status: text for status, text in wire.ERROR_TEXTS.items() if status not in others}
     assert wire.ERROR_TEXTS[Status.OUT_OF_MEMORY] == "OutOfMemory"
 
 

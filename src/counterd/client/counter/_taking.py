@@ -1,0 +1,116 @@
+"""What a Take asks for: permits and rates, as users write them, and what is left to do when it is over.
+
+Stands beside the floors, shared by the blocking client and that for asyncio. No I/O.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from counterd.client._connection import as_bytes
+from counterd.client._holding import Wanted, printed
+from counterd.errors import ConnectionLost
+from counterd.protocols.counter import wire
+from counterd.protocols.counter.wire import OnDeath
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+PROBE = (wire.noop,)  # the request that shows that the server still answers
+AFTER_DEATH = {"final": OnDeath.FINAL, "charge": OnDeath.CHARGED, "refund": OnDeath.REFUNDED}
+
+
+@dataclass(frozen=True)
+class Permit:
+    """An item of a Take: permits of a counter, which has at most `maximum` of them.
+
+    They are given back when the Take is left, or when its connection ends.
+    """
+
+    name: str | bytes
+    amount: int = 1
+    maximum: int = 1
+
+    def _item(self) -> wire.Permit:
+        return wire.Permit(as_bytes(self.name), self.amount, self.maximum)
+
+
+@dataclass(frozen=True)
+class Rate:
+    """An item of a Take: units of a rate, such as requests or tokens in a minute.
+
+    limit: units that are allowed in `per` seconds. burst: units that can be taken at once after a pause; None: limit.
+    after_death: what becomes of the units if the connection ends before settle(): "charge": they stay taken, "refund":
+    they are given back. "final": they stay taken, and settle() cannot change that; the server then remembers less.
+    """
+
+    name: str | bytes
+    amount: int = 1
+    limit: int = 1
+    per: float = 1.0
+    burst: int | None = None
+    after_death: Literal["charge", "refund", "final"] = "charge"
+
+    def _item(self) -> wire.Rate:
+        if self.after_death not in AFTER_DEATH:
+            raise ValueError(f"after_death must be one of {', '.join(AFTER_DEATH)}, not {self.after_death!r}")
+        burst = self.limit if self.burst is None else self.burst
+        period_us = round(self.per * 1_000_000)
+        return wire.Rate(as_bytes(self.name), self.amount, self.limit, period_us, burst, AFTER_DEATH[self.after_death])
+
+
+def place(key: str | bytes, weight: int, priority: int) -> dict[str, Any]:
+    """Where a request stands in the queue of the server."""
+    return {"key": as_bytes(key), "weight": weight, "priority": priority}
+
+
+def request(items: Sequence[wire.Permit | wire.Rate], where: dict[str, Any], seconds: float | None) -> tuple[Any, ...]:
+    """The request that waits in the server for so many seconds; None: as long as a request can say.
+
+    Raises ValueError or TypeError for what does not fit the protocol.
+    """
+    wait_ms = wire.U32_MAX if seconds is None else min(math.ceil(seconds * 1000), wire.U32_MAX)
+    encode = functools.partial(_take, where)
+    encode(0, items, wait_ms)
+    return encode, items, wait_ms
+
+
+def _take(where: dict[str, Any], opaque: int, items: Sequence[wire.Permit | wire.Rate], wait_ms: int) -> bytes:
+    return wire.take(opaque, items, wait_ms, **where)
+
+
+class AskedItems(Wanted):
+    """What Client.take() asks for."""
+
+    def __init__(self, items: Sequence[Permit | Rate], timeout: float | None, where: dict[str, Any]) -> None:
+        super().__init__(b"", timeout, "raise")
+        self.items = [item._item() for item in items]
+        self._where = where
+        names = [(type(item), item.name) for item in self.items]
+        if len({*names}) < len(names):
+            raise ValueError("a Take must not have the same counter, or the same rate, twice")
+        self.request(timeout)
+
+    def __str__(self) -> str:
+        return ", ".join(f"{item.amount} of {printed(item.name)}" for item in self.items)
+
+    @property
+    def permits(self) -> list[wire.Permit]:
+        return [item for item in self.items if isinstance(item, wire.Permit)]
+
+    def request(self, seconds: float | None) -> tuple[Any, ...]:
+        return request(self.items, self._where, seconds)
+
+    def rate(self, name: str | bytes) -> bytes:
+        """The name of a rate that can be settled. Raises ValueError for another name."""
+        found = as_bytes(name)
+        for item in self.items:
+            if isinstance(item, wire.Rate) and item.name == found and item.on_death != OnDeath.FINAL:
+                return found
+        raise ValueError(f"{printed(found)} is no rate of this Take that can be settled")
+
+    def lost(self, where: str, why: str) -> ConnectionLost:
+        return ConnectionLost(f"lost {self} with the connection to {where}: {why}")

@@ -1,0 +1,167 @@
+# Checks for CounterStore.audit: those that wait, their queues, and what may be settled.
+#
+# Floor 2, header only; see engine/audit.pxd.
+
+from libc.stdint cimport uint32_t, uint64_t
+
+from counterd.engine.audit cimport audit_heap, audit_index, audit_pool, audit_timers
+from counterd.engine.fair cimport Fair, Flow, Queue, Waiter
+from counterd.engine.permits cimport Permit, permit_at
+from counterd.engine.table cimport RECORD_USED
+from counterd.engine.wheel cimport timer_at, timer_is_armed
+from counterd.protocols.counter._rates cimport FLAG_AWAITED, FLAG_PINNED, FLAG_RATE
+from counterd.protocols.counter._takes cimport Charge, Item, Takes
+
+
+cdef inline int audit_queue(const Fair* fair, uint32_t number) except -1:
+    """Checks a queue: its heap, and that its flows without waiters are in its idle list."""
+    cdef const Queue* queue = fair.queues + number
+    cdef uint32_t idle = queue.idle_first, listed = 0, flow, flows = 0, unused = 0
+    if audit_heap(&fair.heap, queue.first, fair.state.waiters.fresh) != queue.waiters:
+        raise AssertionError(f"queue {number}: {queue.waiters} waiters counted")
+    while idle:
+        if fair.flows[idle].queue != number or not fair.flows[idle].is_listed:
+            raise AssertionError(f"queue {number}: flow {idle} is in its idle list")
+        listed += 1
+        idle = fair.flows[idle].next_idle
+    for flow in range(1, fair.state.flows.fresh + 1):
+        if fair.flows[flow].queue == number:
+            flows += 1
+            unused += fair.flows[flow].is_listed
+            if fair.flows[flow].waiters == 0 and not fair.flows[flow].is_listed:
+                raise AssertionError(f"queue {number}: flow {flow} has no waiters, and is not in the idle list")
+            if fair.flows[flow].ends > queue.ends:
+                raise AssertionError(f"queue {number}: flow {flow} ends later")
+    if flows != queue.flows or listed != unused:
+        raise AssertionError(f"queue {number}: {flows} flows, {unused} of them listed; {queue.flows}, {listed} counted")
+    return 0
+
+
+cdef inline int audit_fair(const Fair* fair) except -1:
+    """Checks the waiters, queues and flows."""
+    cdef uint32_t number, waiting = 0, used = 0, ready = fair.state.ready_first
+    cdef const Waiter* waiter
+    cdef dict by_queue = {}, by_flow = {}, by_connection = {}
+    for number in range(1, fair.state.waiters.fresh + 1):
+        waiter = fair.waiters + number
+        if waiter.connection:
+            waiting += 1
+            by_queue[waiter.queue] = by_queue.get(waiter.queue, 0) + 1
+            by_flow[waiter.flow] = by_flow.get(waiter.flow, 0) + 1
+            by_connection[waiter.connection] = by_connection.get(waiter.connection, 0) + 1
+    if waiting != fair.state.waiters.used:
+        raise AssertionError(f"{waiting} wait, {fair.state.waiters.used} counted")
+    for number in range(1, fair.state.queues.fresh + 1):
+        if fair.queues[number].record:
+            used += 1
+            audit_queue(fair, number)
+            if fair.queues[number].waiters != by_queue.get(number, 0):
+                raise AssertionError(
+                    f"queue {number}: {by_queue.get(number, 0)} wait, {fair.queues[number].waiters} counted"
+                )
+    for number in range(1, fair.state.flows.fresh + 1):
+        if fair.flows[number].queue and fair.flows[number].waiters != by_flow.get(number, 0):
+            raise AssertionError(f"flow {number}: {by_flow.get(number, 0)} wait, {fair.flows[number].waiters} counted")
+    if used != fair.state.queues.used:
+        raise AssertionError(f"{used} queues, {fair.state.queues.used} counted")
+    for connection, count in by_connection.items():
+        number, used = fair.askers[<uint32_t>connection].first, 0
+        while number:
+            if fair.waiters[number].connection != connection:
+                raise AssertionError(f"waiter {number} is listed under connection {connection}")
+            used += 1
+            number = fair.waiters[number].next_of_connection
+        if not (used == count == fair.askers[<uint32_t>connection].waiters):
+            raise AssertionError(f"connection {connection}: {count} wait, {used} listed")
+    while ready:
+        if not fair.queues[ready].is_ready or not fair.queues[ready].record:
+            raise AssertionError(f"queue {ready} is to be served, and does not know of it")
+        ready = fair.queues[ready].next_ready
+    audit_index(&fair.by_record, &fair.state.queues, "queues")
+    audit_index(&fair.by_key, &fair.state.flows, "flows")
+    audit_pool(&fair.state.waiters, &fair.waiters.next_of_connection, sizeof(Waiter), "waiters")
+    audit_pool(&fair.state.queues, &fair.queues.idle_first, sizeof(Queue), "queues")
+    audit_pool(&fair.state.flows, &fair.flows.next_idle, sizeof(Flow), "flows")
+    audit_timers(&fair.timers, fair.state.queues.fresh)
+    return 0
+
+
+cdef inline int audit_pins(const Takes* takes) except -1:
+    """Checks the items of waiting Takes, and what the records say of them."""
+    cdef const Fair* fair = &takes.counters.fair
+    cdef uint32_t number, items = 0, rates = 0, i
+    cdef const Item* item
+    cdef const Permit* permit
+    cdef dict pins = {}, pinned = {}, awaited = {}
+    cdef bint waits
+    for number in range(1, fair.state.waiters.fresh + 1):
+        if fair.waiters[number].connection == 0:
+            continue
+        item = &takes.waiting[number].first
+        waits = False
+        for i in range(takes.waiting[number].items):
+            pins[item.queue] = pins.get(item.queue, 0) + 1
+            waits |= item.queue == fair.waiters[number].queue
+            items += i != 0
+            item = takes.items + item.next
+        if not waits:
+            raise AssertionError(f"Take {number} waits for something that is none of its items")
+    for number in range(1, fair.state.queues.fresh + 1):
+        if fair.queues[number].record:
+            if fair.queues[number].pins != pins.get(number, 0):
+                raise AssertionError(f"queue {number}: {pins.get(number, 0)} pins, {fair.queues[number].pins} counted")
+            if fair.queues[number].pins:
+                pinned[fair.queues[number].record] = fair.queues[number].tag
+            if fair.queues[number].waiters:
+                awaited[fair.queues[number].record] = True
+    for number in range(1, takes.counters.permits.table.pool.fresh + 1):
+        permit = permit_at(&takes.counters.permits, number)
+        if not permit.record.flags & RECORD_USED:
+            continue
+        rates += permit.record.flags & FLAG_RATE != 0
+        if bool(permit.record.flags & FLAG_PINNED) != (pinned.pop(number, None) == permit.record.tag):
+            raise AssertionError(f"record {number}: its pin is wrong")
+        if bool(permit.record.flags & FLAG_AWAITED) != awaited.get(number, False):
+            raise AssertionError(f"record {number}: whether somebody waits for it is wrong")
+        if bool(permit.record.flags & FLAG_RATE) != timer_is_armed(timer_at(&takes.counters.fulls, number)):
+            raise AssertionError(f"record {number}: its timer is wrong for a rate, or for a counter")
+    if pinned:
+        raise AssertionError(f"records {list(pinned)} are free, and somebody waits for them")
+    if items != takes.state.items.used or rates != takes.state.rates:
+        raise AssertionError(
+            f"{items} items and {rates} rates, {takes.state.items.used} and {takes.state.rates} counted"
+        )
+    audit_pool(&takes.state.items, &takes.items.next, sizeof(Item), "items")
+    audit_timers(&takes.deadlines, fair.state.waiters.fresh)
+    audit_timers(&takes.counters.fulls, takes.counters.permits.table.pool.fresh)
+    return 0
+
+
+cdef inline int audit_charges(const Takes* takes) except -1:
+    """Checks that each charge is in the list of its connection and in that of all."""
+    cdef uint32_t number = takes.state.charge_first, previous = 0, count = 0
+    cdef dict by_connection = {}
+    while number:
+        if takes.charges[number].prev != previous:
+            raise AssertionError(f"charge {number} has a wrong predecessor")
+        by_connection[takes.charges[number].connection] = by_connection.get(takes.charges[number].connection, 0) + 1
+        count += 1
+        previous = number
+        number = takes.charges[number].next
+    if count != takes.state.charges.used or previous != takes.state.charge_last:
+        raise AssertionError(f"{count} charges, {takes.state.charges.used} counted")
+    for connection, expected in by_connection.items():
+        number, count = takes.takers[<uint32_t>connection].charge, 0
+        while number:
+            count += takes.charges[number].connection == connection
+            number = takes.charges[number].next_of_connection
+        if not (count == expected == takes.takers[<uint32_t>connection].charges):
+            raise AssertionError(f"connection {connection}: {expected} charges, {count} listed")
+    audit_pool(&takes.state.charges, &takes.charges.next, sizeof(Charge), "charges")
+    return 0
+
+
+cdef inline int audit_takes(const Takes* takes) except -1:
+    audit_fair(&takes.counters.fair)
+    audit_pins(takes)
+    return audit_charges(takes)

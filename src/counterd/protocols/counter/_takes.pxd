@@ -1,0 +1,707 @@
+# Takes: all of several permits and rates at once, or nothing; and those that wait until they can be granted.
+#
+# Floor 2, header only. A Take that waits holds nothing. It is in one queue, that of the first item of which there was
+# too little, and refers to the counters and rates of its other items by pins on their queues. When it is first in its
+# queue all its items are checked again. If another item is short then, it moves to that item's queue.
+#
+# A charge is what a Take took of a rate, as long as it may still be settled. It belongs to the connection.
+#
+# Invariants (CounterStore.audit checks each):
+# - the record of each item of a waiting Take is pinned (FLAG_PINNED), and so is no other record;
+# - exactly the records whose queue has a waiter have FLAG_AWAITED;
+# - a charge is in the list of its connection, and in the list of all charges in the order of their grants.
+
+from libc.stdint cimport INT64_MAX, int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+from libc.string cimport memcmp
+
+from counterd.engine.connections cimport CONNECTIONS_MAX
+from counterd.engine.debug cimport debug_check
+from counterd.engine.fair cimport (
+    Fair, Queue, Waiter, fair_enter, fair_is_behind, fair_move, fair_remove, queue_find, queue_pin, queue_unpin,
+    queue_wake, waiter_at,
+)
+from counterd.engine.gcra cimport Span, span_is_before
+from counterd.engine.idle_ring cimport ring_push
+from counterd.engine.permits cimport FULL, GRANTED, REFUSED, Outcome, Permits, ledger_add, ledger_find, permit_at
+from counterd.engine.pool cimport Pool, pool_left, pool_put, pool_take
+from counterd.engine.region cimport Region, region_reserve
+from counterd.engine.table cimport RECORD_USED, name_blocks, name_tag, table_find, table_insert, table_remove
+from counterd.engine.wheel cimport Timer, Timers, timers_arm, timers_begin, timers_disarm, timers_reserve
+from counterd.protocols.counter._counters cimport (
+    Counter, Counters, counter_at, counter_consume, counter_create, counter_exists, make_room,
+)
+from counterd.protocols.counter._rates cimport (
+    FLAG_AWAITED, FLAG_PINNED, FLAG_RATE, RATE_TAG, Pace, Rate, RateRecord, pace_first, rate_adjust, rate_after,
+    rate_full_ns, rate_is_full, rate_left, rate_set, span_ceil,
+)
+
+cdef enum:
+    ITEMS_MAX = 16
+    NS_PER_TENTH = 100000000
+    FULL_AGAIN_NS = 1000000000  # until a full rate is looked at again for which somebody waits
+
+cdef enum OnDeath:          # what becomes of a rate's charge if its holder dies before it is settled
+    FINAL = 0               # there is no charge: what was taken stays taken, and cannot be settled
+    CHARGED = 1
+    REFUNDED = 2
+
+
+cdef struct Ask:            # an item of a request
+    const uint8_t* name
+    uint32_t name_size
+    uint32_t tag            # of a rate: RATE_TAG is in it
+    uint32_t amount
+    uint32_t maximum        # of permits
+    Pace pace               # of a rate; period_us is 0 for permits
+    uint8_t on_death
+    uint32_t record         # 0: not found yet
+    Span after              # of a rate: `next` if it is granted
+
+
+cdef struct Item:           # 32 bytes, of a Take that waits
+    uint64_t period_us      # 0: permits
+    uint32_t queue          # of its counter or rate
+    uint32_t amount
+    uint32_t most           # the maximum, or the limit
+    uint32_t burst
+    uint32_t next           # item of the same Take; also links the free list
+    uint8_t on_death
+    uint8_t spare[3]
+
+
+cdef struct Take:           # 64 bytes, beside its Waiter
+    Item first
+    Timer timer             # armed for its deadline
+    int64_t since_ns
+    uint32_t opaque         # as it came
+    uint8_t items
+    uint8_t spare[3]
+
+
+cdef struct Charge:         # 64 bytes
+    uint64_t grant
+    uint64_t period_us
+    uint32_t ends_tenths    # until then it may be settled; of the caller's monotonic clock
+    uint32_t record
+    uint32_t tag            # of the record, which may be freed meanwhile
+    uint32_t amount
+    uint32_t limit
+    uint32_t burst
+    uint32_t connection     # 0: free
+    uint32_t next_of_connection
+    uint32_t prev_of_connection
+    uint32_t next           # of all; also links the free list
+    uint32_t prev
+    uint8_t refunds         # if the connection ends before it is settled
+    uint8_t spare[3]
+
+
+cdef struct Taker:          # of each connection
+    uint32_t charge         # its first charge
+    uint32_t charges
+    uint32_t next_leaving
+
+
+cdef struct TakesState:     # in the region
+    Pool items
+    Pool charges
+    uint64_t grant          # number of the last grant: rises across restarts too, see takes_epoch()
+    uint32_t charge_first
+    uint32_t charge_last
+    uint32_t leaving_first  # ended connections whose waiting Takes and charges are to be removed
+    uint32_t leaving_last
+    uint32_t rates          # records that are rates
+    uint32_t waiters_per_connection
+    int64_t settle_ns       # for how long after a grant it may be settled
+
+
+cdef struct Takes:          # this process's view
+    TakesState* state
+    Counters* counters
+    Take* waiting           # by waiter
+    Item* items
+    Charge* charges
+    Taker* takers           # by connection
+    Timers deadlines        # of Takes that wait
+    uint32_t charges_max
+
+
+cdef struct Verdict:        # about a Take
+    Outcome outcome
+    uint8_t item            # REFUSED: the first that was short
+    uint32_t queue          # likewise, of a waiting Take: the queue of that item
+    int64_t due_ns          # likewise: when it will be there; INT64_MAX: nobody knows
+
+
+# ---- region --------------------------------------------------------------------------------------------------------
+
+cdef inline int takes_reserve(Takes* takes, Region* region, Counters* counters, uint32_t charges) except -1:
+    """Reserves memory for as many waiting Takes as there can be waiters, and for `charges` charges."""
+    cdef size_t waiters = counters.fair.capacity
+    takes.counters = counters
+    takes.charges_max = charges
+    region_reserve(region, b"takes", sizeof(TakesState), <void**>&takes.state)
+    region_reserve(region, b"takes", (waiters + 1) * sizeof(Take), <void**>&takes.waiting)
+    region_reserve(region, b"items", (waiters + 1) * sizeof(Item), <void**>&takes.items)
+    region_reserve(region, b"charges", (<size_t>charges + 1) * sizeof(Charge), <void**>&takes.charges)
+    region_reserve(region, b"takers", (CONNECTIONS_MAX + 1) * sizeof(Taker), <void**>&takes.takers)
+    timers_reserve(&takes.deadlines, region, b"takes")
+    return 0
+
+
+cdef inline void takes_begin(Takes* takes, int64_t now_ns) noexcept nogil:
+    """Called once, after the region is mapped."""
+    debug_check(sizeof(Take) == 64 and sizeof(Item) == 32 and sizeof(Charge) == 64)
+    takes.state.items.capacity = takes.counters.fair.capacity
+    takes.state.charges.capacity = takes.charges_max
+    timers_begin(&takes.deadlines, &takes.waiting.timer, sizeof(Take), now_ns)
+
+
+cdef inline void takes_epoch(Takes* takes, int64_t unix_ns) noexcept nogil:
+    """Lets the numbers of grants not fall behind the wall clock. Called at the start, and every second.
+
+    In a second the clock advances by 3.9 million numbers, which is more than there are grants. So the numbers of the
+    next process begin above those of this one, unless the clock is set back between the two.
+    """
+    takes.state.grant = max(takes.state.grant, <uint64_t>unix_ns >> 8)
+
+
+# ---- items of a request --------------------------------------------------------------------------------------------
+
+cdef inline uint32_t ask_tag(const Permits* permits, const Ask* ask) noexcept nogil:
+    return name_tag(&permits.table, ask.name, ask.name_size) ^ (RATE_TAG if ask.pace.period_us else 0)
+
+
+cdef inline bint asks_repeat(const Ask* asks, int count) noexcept nogil:
+    """Returns True if two items are the same counter, or the same rate."""
+    cdef int i, j
+    for i in range(1, count):
+        for j in range(i):
+            if asks[i].tag == asks[j].tag and asks[i].name_size == asks[j].name_size:
+                if memcmp(asks[i].name, asks[j].name, asks[i].name_size) == 0:
+                    return True
+    return False
+
+
+# ---- records of items ----------------------------------------------------------------------------------------------
+
+cdef inline Rate rate_at(const Counters* counters, uint32_t number) noexcept nogil:
+    return Rate(<RateRecord*>permit_at(&counters.permits, number), counters.rates + number)
+
+
+cdef inline void rate_expect(Counters* counters, uint32_t number, const Pace* pace) noexcept nogil:
+    """Notes when the rate is full again."""
+    cdef Rate rate = rate_at(counters, number)
+    timers_arm(&counters.fulls, number, rate_full_ns(&rate, pace))
+
+
+cdef inline uint32_t rate_create(Takes* takes, const Ask* ask, int64_t now_ns, int64_t* budget) noexcept nogil:
+    """Makes a full rate. Returns 0 if there is no room for it."""
+    cdef Counters* counters = takes.counters
+    cdef Rate rate
+    cdef uint32_t number
+    if not make_room(counters, name_blocks(&counters.permits.table, ask.name_size), budget):
+        return 0
+    number = table_insert(&counters.permits.table, ask.tag, ask.name, ask.name_size)
+    rate = rate_at(counters, number)
+    rate.record.permit.record.flags |= FLAG_RATE
+    rate.record.permit.consumption = rate.record.permit.holders = 0
+    rate_set(&rate, &ask.pace, pace_first(&ask.pace, now_ns))
+    rate.state.full_since = takes.state.grant
+    rate_expect(counters, number, &ask.pace)
+    takes.state.rates += 1
+    return number
+
+
+cdef inline void rate_end(Takes* takes, uint32_t number, int64_t now_ns) noexcept nogil:
+    """Frees a rate that is full, unless somebody waits for it."""
+    cdef Counters* counters = takes.counters
+    debug_check(permit_at(&counters.permits, number).record.flags & FLAG_RATE)
+    if permit_at(&counters.permits, number).record.flags & FLAG_PINNED:
+        timers_arm(&counters.fulls, number, now_ns + FULL_AGAIN_NS)
+        return
+    table_remove(&counters.permits.table, number)
+    takes.state.rates -= 1
+
+
+cdef inline uint32_t ask_find(Takes* takes, Ask* ask) noexcept nogil:
+    ask.record = table_find(&takes.counters.permits.table, ask.tag, ask.name, ask.name_size)
+    return ask.record
+
+
+cdef inline uint32_t ask_create(Takes* takes, Ask* ask, int64_t now_ns, int64_t* budget) noexcept nogil:
+    """Makes the record of an item that has none. A counter is idle until it is granted."""
+    cdef Counters* counters = takes.counters
+    if ask.pace.period_us:
+        ask.record = rate_create(takes, ask, now_ns, budget)
+    else:
+        ask.record = counter_create(counters, ask.tag, ask.name, ask.name_size, budget)
+        if ask.record:
+            ring_push(&counters.ring, ask.record, &counter_at(counters, ask.record).permit.record)
+    return ask.record
+
+
+cdef inline bint asks_resolve(Takes* takes, Ask* asks, int count, int64_t now_ns, int64_t* budget) noexcept nogil:
+    """Finds or makes the record of each item. Returns False if there is no room.
+
+    Those that were found are pinned meanwhile, so that they are not freed to make room for the others.
+    """
+    cdef Permits* permits = &takes.counters.permits
+    cdef bint was_pinned[ITEMS_MAX]
+    cdef bint made = True
+    cdef int i, done = 0
+    if count == 1:
+        return ask_find(takes, asks) != 0 or ask_create(takes, asks, now_ns, budget) != 0
+    for i in range(count):
+        if ask_find(takes, &asks[i]) == 0 and ask_create(takes, &asks[i], now_ns, budget) == 0:
+            made = False
+            break
+        was_pinned[i] = permit_at(permits, asks[i].record).record.flags & FLAG_PINNED
+        permit_at(permits, asks[i].record).record.flags |= FLAG_PINNED
+        done += 1
+    for i in range(done - 1, -1, -1):
+        if not was_pinned[i]:
+            permit_at(permits, asks[i].record).record.flags &= <uint8_t>~FLAG_PINNED
+    return made
+
+
+# ---- deciding ------------------------------------------------------------------------------------------------------
+
+cdef inline bint ask_is_there(Takes* takes, Ask* ask, int64_t now_ns, int64_t* due_ns) noexcept nogil:
+    """Returns True if there is enough for an item, whoever waits for it; else when there will be."""
+    cdef Counter* counter
+    cdef Rate rate
+    due_ns[0] = INT64_MAX
+    if ask.pace.period_us == 0:
+        counter = counter_at(takes.counters, ask.record)
+        return counter.permit.consumption <= ask.maximum - ask.amount
+    rate = rate_at(takes.counters, ask.record)
+    ask.after = rate_after(&rate, &ask.pace, ask.amount, now_ns)
+    if span_is_before(Span(now_ns, 0), ask.after):
+        due_ns[0] = span_ceil(ask.after)
+        return False
+    return True
+
+
+cdef inline bint takes_have_room(Takes* takes, uint32_t connection, const Ask* asks, int count) noexcept nogil:
+    """Returns False if there is no room for the holdings and charges of a grant."""
+    cdef Permits* permits = &takes.counters.permits
+    cdef uint32_t holdings = 0, charges = 0
+    cdef int i
+    for i in range(count):
+        if asks[i].pace.period_us:
+            charges += asks[i].on_death != FINAL
+        elif ledger_find(permits, connection, asks[i].record, asks[i].tag) == 0:
+            holdings += 1
+    if holdings and (
+        pool_left(&permits.state.holdings) < holdings
+        or permits.holders[connection].holdings + holdings > permits.state.holdings_per_connection
+    ):
+        return False
+    return charges == 0 or (
+        pool_left(&takes.state.charges) >= charges
+        and takes.takers[connection].charges + charges <= permits.state.holdings_per_connection
+    )
+
+
+cdef inline void take_charge(Takes* takes, uint32_t connection, const Ask* ask, int64_t now_ns) noexcept nogil:
+    """Notes a charge of the last grant."""
+    cdef TakesState* state = takes.state
+    cdef Taker* taker = takes.takers + connection
+    cdef uint32_t number = pool_take(&state.charges, &takes.charges.next, sizeof(Charge))
+    cdef Charge* charge = takes.charges + number
+    debug_check(number != 0)
+    charge.grant = state.grant
+    charge.period_us = ask.pace.period_us
+    charge.ends_tenths = <uint32_t>((now_ns + state.settle_ns) // NS_PER_TENTH)
+    charge.record = ask.record
+    charge.tag = ask.tag
+    charge.amount = ask.amount
+    charge.limit = ask.pace.limit
+    charge.burst = ask.pace.burst
+    charge.connection = connection
+    charge.refunds = ask.on_death == REFUNDED
+    charge.prev_of_connection = 0
+    charge.next_of_connection = taker.charge
+    if taker.charge:
+        takes.charges[taker.charge].prev_of_connection = number
+    taker.charge = number
+    taker.charges += 1
+    charge.next = 0
+    charge.prev = state.charge_last
+    if state.charge_last:
+        takes.charges[state.charge_last].next = number
+    else:
+        state.charge_first = number
+    state.charge_last = number
+
+
+cdef inline void takes_grant(
+    Takes* takes, uint32_t connection, const Ask* asks, int count, int64_t now_ns
+) noexcept nogil:
+    """Grants all items. The caller has checked that there is enough of each, and room."""
+    cdef Counters* counters = takes.counters
+    cdef Permits* permits = &counters.permits
+    cdef uint32_t entry
+    cdef Counter* counter
+    cdef Rate rate
+    cdef int i
+    takes.state.grant += 1
+    for i in range(count):
+        if asks[i].pace.period_us:
+            rate = rate_at(counters, asks[i].record)
+            if rate_is_full(&rate, &asks[i].pace, now_ns):
+                rate.state.full_since = takes.state.grant - 1
+            rate_set(&rate, &asks[i].pace, asks[i].after)
+            rate_expect(counters, asks[i].record, &asks[i].pace)
+            if asks[i].on_death != FINAL:
+                take_charge(takes, connection, &asks[i], now_ns)
+            continue
+        counter = counter_at(counters, asks[i].record)
+        counter.limit = asks[i].maximum
+        entry = ledger_find(permits, connection, asks[i].record, asks[i].tag)
+        if entry:
+            permits.holdings[entry].amount += asks[i].amount
+        else:
+            ledger_add(permits, connection, asks[i].record, asks[i].amount, <uint32_t>(now_ns // NS_PER_TENTH))
+        if not counter_exists(counters, counter):
+            counters.state.created += counter.window != counters.state.window - 1
+        counter_consume(counters, counter, asks[i].amount)
+
+
+cdef inline uint32_t ask_left(Takes* takes, const Ask* ask, int64_t now_ns) noexcept nogil:
+    """Returns how much of an item is left."""
+    cdef Counter* counter
+    cdef Rate rate
+    if ask.pace.period_us:
+        rate = rate_at(takes.counters, ask.record)
+        return rate_left(&rate, &ask.pace, now_ns)
+    counter = counter_at(takes.counters, ask.record)
+    return ask.maximum - min(ask.maximum, counter.permit.consumption)
+
+
+cdef inline Verdict takes_decide(
+    Takes* takes, uint32_t connection, Ask* asks, int count, int64_t now_ns, int64_t* budget
+) noexcept nogil:
+    """Grants a new Take, or says what it lacks. What somebody waits for is not there for a newcomer."""
+    cdef Verdict verdict = Verdict(FULL, 0, 0, INT64_MAX)
+    cdef int i
+    if not asks_resolve(takes, asks, count, now_ns, budget):
+        return verdict
+    for i in range(count):
+        if (
+            not ask_is_there(takes, &asks[i], now_ns, &verdict.due_ns)
+            or permit_at(&takes.counters.permits, asks[i].record).record.flags & FLAG_AWAITED
+        ):
+            verdict.outcome = REFUSED
+            verdict.item = <uint8_t>i
+            return verdict
+    if takes_have_room(takes, connection, asks, count):
+        takes_grant(takes, connection, asks, count, now_ns)
+        verdict.outcome = GRANTED
+    return verdict
+
+
+# ---- waiting -------------------------------------------------------------------------------------------------------
+
+cdef inline void awaited_set(Takes* takes, uint32_t queue) noexcept nogil:
+    """Lets the record of a queue say whether somebody waits in it."""
+    cdef const Queue* found = takes.counters.fair.queues + queue
+    cdef uint8_t* flags
+    if found.pins == 0:
+        return  # its record may be another's by now
+    flags = &permit_at(&takes.counters.permits, found.record).record.flags
+    if found.waiters:
+        flags[0] |= FLAG_AWAITED
+    else:
+        flags[0] &= <uint8_t>~FLAG_AWAITED
+
+
+cdef inline void item_unpin(Takes* takes, const Item* item) noexcept nogil:
+    cdef const Queue* queue = takes.counters.fair.queues + item.queue
+    if queue.pins == 1:
+        permit_at(&takes.counters.permits, queue.record).record.flags &= <uint8_t>~(FLAG_PINNED | FLAG_AWAITED)
+    queue_unpin(&takes.counters.fair, item.queue)
+
+
+cdef inline bint item_pin(Takes* takes, Item* item, const Ask* ask) noexcept nogil:
+    """Notes an item of a Take that is to wait. Returns False if there is no room."""
+    item.queue = queue_pin(&takes.counters.fair, ask.record, ask.tag)
+    if item.queue == 0:
+        return False
+    permit_at(&takes.counters.permits, ask.record).record.flags |= FLAG_PINNED
+    item.period_us = ask.pace.period_us
+    item.amount = ask.amount
+    item.most = ask.pace.limit if ask.pace.period_us else ask.maximum
+    item.burst = ask.pace.burst
+    item.on_death = ask.on_death
+    item.next = 0
+    return True
+
+
+cdef inline void items_free(Takes* takes, Item* first) noexcept nogil:
+    """Unpins and frees the items of a Take; its first is not a cell of the pool."""
+    cdef uint32_t number = first.next, following
+    item_unpin(takes, first)
+    while number:
+        following = takes.items[number].next
+        item_unpin(takes, takes.items + number)
+        pool_put(&takes.state.items, &takes.items.next, sizeof(Item), number)
+        number = following
+
+
+cdef inline uint32_t take_wait(
+    Takes* takes, uint32_t connection, const Ask* asks, int count, const Verdict* verdict, uint32_t opaque,
+    uint64_t key, uint16_t weight, uint8_t priority, int64_t now_ns, int64_t until_ns
+) noexcept nogil:
+    """Lets a Take wait that was refused. Returns its number, or 0 if there is no room."""
+    cdef Fair* fair = &takes.counters.fair
+    cdef Item* item
+    cdef Item[ITEMS_MAX] made
+    cdef uint32_t number, cell, queue
+    cdef Take* take
+    cdef int i
+    if (
+        pool_left(&fair.state.waiters) == 0
+        or fair.askers[connection].waiters >= takes.state.waiters_per_connection
+        or pool_left(&takes.state.items) < <uint32_t>count - 1
+    ):
+        return 0
+    for i in range(count):
+        if not item_pin(takes, &made[i], &asks[i]):
+            while i > 0:
+                i -= 1
+                item_unpin(takes, &made[i])
+            return 0
+    queue = made[verdict.item].queue
+    number = fair_enter(fair, connection, queue, key, weight, priority, asks[verdict.item].amount)
+    awaited_set(takes, queue)
+    take = takes.waiting + number
+    take.opaque = opaque
+    take.items = <uint8_t>count
+    take.since_ns = now_ns
+    take.first = made[0]
+    item = &take.first
+    for i in range(1, count):
+        cell = pool_take(&takes.state.items, &takes.items.next, sizeof(Item))
+        takes.items[cell] = made[i]
+        item.next = cell
+        item = takes.items + cell
+    timers_arm(&takes.deadlines, number, until_ns)
+    if fair.queues[queue].first == number:
+        queue_wake(fair, queue)     # of a rate: to note when it is there
+    return number
+
+
+cdef inline void take_end(Takes* takes, uint32_t number) noexcept nogil:
+    """Removes a waiting Take, granted or not."""
+    cdef uint32_t queue = takes.counters.fair.waiters[number].queue
+    timers_disarm(&takes.deadlines, number)
+    fair_remove(&takes.counters.fair, number)
+    awaited_set(takes, queue)
+    items_free(takes, &takes.waiting[number].first)
+
+
+cdef inline void take_asks(const Takes* takes, uint32_t number, Ask* asks) noexcept nogil:
+    """Fills in the items of a waiting Take, without their names."""
+    cdef const Item* item = &takes.waiting[number].first
+    cdef const Queue* queue
+    cdef int i
+    for i in range(takes.waiting[number].items):
+        queue = takes.counters.fair.queues + item.queue
+        asks[i].record = queue.record
+        asks[i].tag = queue.tag
+        asks[i].amount = item.amount
+        asks[i].maximum = asks[i].pace.limit = item.most
+        asks[i].pace.period_us = item.period_us
+        asks[i].pace.burst = item.burst
+        asks[i].on_death = item.on_death
+        item = takes.items + item.next
+
+
+cdef inline Verdict take_try(Takes* takes, uint32_t number, Ask* asks, int64_t now_ns) noexcept nogil:
+    """Grants the Take that is first in its queue, if all is there. asks: get its items."""
+    cdef const Fair* fair = &takes.counters.fair
+    cdef const Waiter* waiter = waiter_at(fair, number)
+    cdef const Item* item = &takes.waiting[number].first
+    cdef int count = takes.waiting[number].items
+    cdef Verdict verdict = Verdict(FULL, 0, 0, INT64_MAX)
+    cdef int i
+    take_asks(takes, number, asks)
+    for i in range(count):
+        if not ask_is_there(takes, &asks[i], now_ns, &verdict.due_ns) or fair_is_behind(fair, number, item.queue):
+            verdict.outcome = REFUSED
+            verdict.item = <uint8_t>i
+            verdict.queue = item.queue
+            return verdict
+        item = takes.items + item.next
+    if takes_have_room(takes, waiter.connection, asks, count):
+        takes_grant(takes, waiter.connection, asks, count, now_ns)
+        verdict.outcome = GRANTED
+    return verdict
+
+
+cdef inline void take_look(Takes* takes, uint32_t number, Ask* asks, int64_t now_ns, Verdict* verdict) noexcept nogil:
+    """Finds the item for which a Take waits, and when it will be there."""
+    cdef const Item* item = &takes.waiting[number].first
+    cdef int i
+    take_asks(takes, number, asks)
+    for i in range(takes.waiting[number].items):
+        if item.queue == takes.counters.fair.waiters[number].queue:
+            verdict.item = <uint8_t>i
+            ask_is_there(takes, &asks[i], now_ns, &verdict.due_ns)
+            return
+        item = takes.items + item.next
+    debug_check(False)
+
+
+cdef inline void take_move(Takes* takes, uint32_t number, const Verdict* verdict, const Ask* asks) noexcept nogil:
+    """Lets a Take wait in the queue of the item that was short."""
+    cdef uint32_t left = takes.counters.fair.waiters[number].queue
+    fair_move(&takes.counters.fair, number, verdict.queue, asks[verdict.item].amount)
+    awaited_set(takes, left)
+    awaited_set(takes, verdict.queue)
+    queue_wake(&takes.counters.fair, verdict.queue)
+
+
+cdef inline uint32_t take_find(
+    const Takes* takes, uint32_t connection, uint32_t opaque, int64_t* budget
+) noexcept nogil:
+    """Returns the waiting Take of a connection with this opaque, or 0. Charges a step for each that it looks at."""
+    cdef uint32_t number = takes.counters.fair.askers[connection].first
+    while number and takes.waiting[number].opaque != opaque:
+        budget[0] -= 1
+        number = takes.counters.fair.waiters[number].next_of_connection
+    return number
+
+
+# ---- charges -------------------------------------------------------------------------------------------------------
+
+cdef inline void charge_apply(Takes* takes, const Charge* charge, uint32_t used, int64_t now_ns) noexcept nogil:
+    """Replaces what was charged by what was used.
+
+    If the rate has been full since, there is nothing to refund: what was charged has come back in time. What was used
+    beyond the charge is taken in any case.
+    """
+    cdef Counters* counters = takes.counters
+    cdef Pace pace = Pace(charge.period_us, charge.limit, charge.burst)
+    cdef Rate rate = rate_at(counters, charge.record)
+    cdef uint8_t flags = rate.record.permit.record.flags
+    if not flags & FLAG_RATE or rate.record.permit.record.tag != charge.tag:
+        return
+    if used < charge.amount and rate.state.full_since >= charge.grant:
+        return
+    rate_adjust(&rate, &pace, charge.amount, used, now_ns)
+    rate_expect(counters, charge.record, &pace)
+    if flags & FLAG_AWAITED:
+        queue_wake(&counters.fair, queue_find(&counters.fair, charge.record, charge.tag))
+
+
+cdef inline void charge_end(Takes* takes, uint32_t number) noexcept nogil:
+    cdef TakesState* state = takes.state
+    cdef Charge* charge = takes.charges + number
+    cdef Taker* taker = takes.takers + charge.connection
+    if charge.prev_of_connection:
+        takes.charges[charge.prev_of_connection].next_of_connection = charge.next_of_connection
+    else:
+        taker.charge = charge.next_of_connection
+    if charge.next_of_connection:
+        takes.charges[charge.next_of_connection].prev_of_connection = charge.prev_of_connection
+    taker.charges -= 1
+    if charge.prev:
+        takes.charges[charge.prev].next = charge.next
+    else:
+        state.charge_first = charge.next
+    if charge.next:
+        takes.charges[charge.next].prev = charge.prev
+    else:
+        state.charge_last = charge.prev
+    charge.connection = 0
+    pool_put(&state.charges, &takes.charges.next, sizeof(Charge), number)
+
+
+cdef inline uint32_t charge_find(
+    const Takes* takes, uint32_t connection, uint64_t grant, uint32_t tag, int64_t* budget
+) noexcept nogil:
+    """Returns the charge of a connection, or 0. Charges a step for each that it looks at."""
+    cdef uint32_t number = takes.takers[connection].charge
+    while number and (takes.charges[number].grant != grant or takes.charges[number].tag != tag):
+        budget[0] -= 1
+        number = takes.charges[number].next_of_connection
+    return number
+
+
+cdef inline bint take_settle(
+    Takes* takes, uint32_t connection, uint64_t grant, Ask* ask, uint32_t used, int64_t now_ns, int64_t* budget
+) noexcept nogil:
+    """Ends a charge, and replaces it by what was used. Returns False if there is no such charge.
+
+    If the rate has been full since, it is made anew for what was used beyond the charge.
+    """
+    cdef uint32_t number = charge_find(takes, connection, grant, ask.tag, budget)
+    cdef Charge* charge = takes.charges + number
+    if number == 0:
+        return False
+    if ask_find(takes, ask) == 0 and used > charge.amount:
+        ask.pace = Pace(charge.period_us, charge.limit, charge.burst)
+        charge.record = rate_create(takes, ask, now_ns, budget)
+    else:
+        charge.record = ask.record
+    if charge.record:
+        charge_apply(takes, charge, used, now_ns)
+    charge_end(takes, number)
+    return True
+
+
+cdef inline int charges_expire(Takes* takes, int64_t now_ns, int steps) noexcept nogil:
+    """Ends charges that may not be settled any more. Returns the steps that remain."""
+    cdef uint32_t number = takes.state.charge_first
+    cdef uint32_t now_tenths = <uint32_t>(now_ns // NS_PER_TENTH)
+    while steps > 0 and number and <int32_t>(now_tenths - takes.charges[number].ends_tenths) > 0:
+        steps -= 1
+        charge_end(takes, number)
+        number = takes.state.charge_first
+    return steps
+
+
+# ---- connections that have ended -----------------------------------------------------------------------------------
+
+cdef inline bint takes_leave(Takes* takes, uint32_t connection) noexcept nogil:
+    """Queues an ended connection's waiting Takes and charges to be removed. Returns False if it has none."""
+    cdef TakesState* state = takes.state
+    cdef Taker* taker = takes.takers + connection
+    if taker.charges == 0 and takes.counters.fair.askers[connection].waiters == 0:
+        return False
+    taker.next_leaving = 0
+    if state.leaving_last:
+        takes.takers[state.leaving_last].next_leaving = connection
+    else:
+        state.leaving_first = connection
+    state.leaving_last = connection
+    return True
+
+
+cdef inline uint32_t takes_left(Takes* takes, int64_t now_ns, int* steps) noexcept nogil:
+    """Removes Takes and charges of the first connection in the queue. Returns it once none remain, else 0."""
+    cdef TakesState* state = takes.state
+    cdef uint32_t connection = state.leaving_first, number
+    cdef Charge* charge
+    if connection == 0:
+        return 0
+    while steps[0] > 0:
+        steps[0] -= 1
+        number = takes.counters.fair.askers[connection].first
+        if number:
+            take_end(takes, number)
+            continue
+        number = takes.takers[connection].charge
+        if number == 0:
+            state.leaving_first = takes.takers[connection].next_leaving
+            if state.leaving_first == 0:
+                state.leaving_last = 0
+            return connection
+        charge = takes.charges + number
+        if charge.refunds:
+            charge_apply(takes, charge, 0, now_ns)
+        charge_end(takes, number)
+    return 0

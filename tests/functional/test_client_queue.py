@@ -1,0 +1,367 @@
+"""Takes, which wait in the server's queue, with clients of both shapes and the real daemon."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import daemon
+import interrupting
+import loops
+import servers
+from counterd.client import Client, Permit, Rate, aio
+from counterd.errors import NotAvailable, NotFound, OutOfMemory, UnknownCommand
+from daemon import PATIENCE, wait_until
+from shapes import BLOCKING, SHAPES, begun, got, opened, run
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+NAME = b"queue"
+
+
+@pytest.fixture(scope="module")
+def counterd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[daemon.Running]:
+    with daemon.running(tmp_path_factory.mktemp("counterd")) as running:
+        yield running
+
+
+def made(shape: str, counterd: Any, **options: Any) -> Any:
+    kind = Client if shape == BLOCKING else aio.Client
+    return kind(*counterd.address, **{"timeout": PATIENCE, **options})
+
+
+def figure(counterd: Any, name: str) -> int:
+    with Client(*counterd.address, timeout=PATIENCE) as client:
+        return int(client.stats()[name])
+
+
+async def until_waiting(counterd: Any, count: int) -> None:
+    await asyncio.to_thread(wait_until, lambda: figure(counterd, "waiters") == count, f"{count} wait")
+
+
+def permit(client: Any, **others: Any) -> Any:
+    """A Take of the one permit, which waits for it."""
+    return client.take(Permit(NAME, maximum=1), **{"timeout": None, **others})
+
+
+@SHAPES
+def test_waits_without_asking_again(counterd, shape: str) -> None:
+    async def scenario() -> None:
+        async with opened(made(shape, counterd)) as one, opened(made(shape, counterd)) as other:
+            await got(one.acquire(NAME, maximum=1))
+            before = figure(counterd, "command:take")
+            waiting = begun(shape, permit(other).acquire)
+            await until_waiting(counterd, 1)
+            await got(one.release(NAME))
+            taken = await waiting
+            assert figure(counterd, "command:take") == before + 1
+            assert await got(one.get(NAME)) == 1
+            await got(taken.release())
+            assert await got(one.get(NAME, default=0)) == 0
+
+    run(shape, scenario())
+
+
+@SHAPES
+def test_a_wait_that_is_over(counterd, shape: str) -> None:
+    async def scenario() -> None:
+        async with opened(made(shape, counterd)) as one, opened(made(shape, counterd)) as other:
+            await got(one.acquire(NAME, 2, maximum=3))
+            with pytest.raises(NotAvailable) as caught:
+                await begun(shape, other.take(Permit(NAME, 2, maximum=3), timeout=0.05).acquire)
+            error = caught.value
+            assert (error.name, error.resources, error.maximum, error.consumption) == (NAME, 2, 3, 2)
+            assert figure(counterd, "waiters") == 0
+
+    run(shape, scenario())
+
+
+@SHAPES
+def test_priorities_and_keys(counterd, shape: str) -> None:
+    async def scenario() -> None:
+        order: list[str] = []
+        async with opened(made(shape, counterd)) as one, opened(made(shape, counterd)) as other:
+            await got(one.acquire(NAME, maximum=1))
+            takes = {
+                "first": permit(other, key="a"),
+                "same": permit(other, key="a"),
+                "another": permit(other, key="b"),
+                "urgent": permit(other, priority=1),
+            }
+            waiting = {}
+            for number, (name, take) in enumerate(takes.items()):
+                waiting[begun(shape, take.acquire)] = name
+                await until_waiting(counterd, number + 1)
+            await got(one.release(NAME))
+            while waiting:
+                (done,), _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+                order.append(waiting.pop(done))
+                await got(done.result().release())
+        assert order == ["urgent", "first", "another", "same"]
+
+    run(shape, scenario())
+
+
+@pytest.mark.parametrize("loop", loops.NEW_LOOP)
+def test_a_task_that_is_cancelled_waits_no_more(counterd, loop: str) -> None:
+    async def scenario() -> None:
+        async with made(loop, counterd) as one, made(loop, counterd) as other:
+            await one.acquire(NAME, maximum=1)
+            waiting = asyncio.create_task(permit(other).acquire())
+            await until_waiting(counterd, 1)
+            waiting.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await waiting
+            await until_waiting(counterd, 0)
+            await one.release(NAME)
+            assert await other.get(NAME) == 0
+
+    loops.run(scenario(), loop)
+
+
+def test_a_thread_that_is_interrupted_waits_no_more(counterd) -> None:
+    with made(BLOCKING, counterd) as one, made(BLOCKING, counterd) as other:
+        one.acquire(NAME, maximum=1)
+
+        def interrupt() -> None:
+            wait_until(lambda: figure(counterd, "waiters") == 1, "it waits")
+            os.kill(os.getpid(), signal.SIGINT)
+
+        thread = threading.Thread(target=interrupt)
+        thread.start()
+        with pytest.raises(KeyboardInterrupt):
+            permit(other).acquire()
+        thread.join(PATIENCE)
+        assert figure(counterd, "waiters") == 0
+        one.release(NAME)
+        assert other.get(NAME) == 0
+
+
+@pytest.mark.parametrize("loop", loops.NEW_LOOP)
+@pytest.mark.parametrize("at", [1, 2, 3, 4, 5, 6])
+def test_cancelled_at_every_await(counterd, loop: str, at: int) -> None:
+    """A coroutine that is interrupted anywhere leaves nothing behind: neither a wait, nor permits, nor a charge."""
+
+    async def scenario() -> None:
+        async with made(loop, counterd) as client:
+            for way in interrupting.WAYS:
+                rate = Rate(f"cut {loop} {at} {way}", limit=10, per=86_400)
+                cut = interrupting.Interrupted(_whole(client.take(Permit(NAME, maximum=1), rate)), at, way)
+                with contextlib.suppress(asyncio.CancelledError):
+                    await asyncio.create_task(_awaited(cut))
+                await asyncio.to_thread(wait_until, lambda: figure(counterd, "holdings") == 0, "all is given back")
+            assert figure(counterd, "waiters") == 0
+
+    loops.run(scenario(), loop)
+
+
+async def _whole(take: Any) -> None:
+    async with take:
+        await asyncio.sleep(0)
+
+
+async def _awaited(interrupted: interrupting.Interrupted) -> None:
+    await interrupted
+
+
+def test_threads_of_one_client_share_its_connection_while_others_wait(counterd) -> None:
+    with made(BLOCKING, counterd) as one, made(BLOCKING, counterd) as other:
+        one.acquire(NAME, maximum=1)
+        done: list[int] = []
+
+        def wait() -> None:
+            with permit(other):
+                done.append(other.get(NAME))
+
+        threads = [threading.Thread(target=wait) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        wait_until(lambda: figure(counterd, "waiters") == 4, "all wait")
+        assert other.get(NAME) == 1
+        one.release(NAME)
+        for thread in threads:
+            thread.join(PATIENCE)
+        assert done == [1, 1, 1, 1]
+
+
+@SHAPES
+def test_a_queue_that_is_full(tmp_path: Path, shape: str) -> None:
+    async def scenario(counterd: Any) -> None:
+        async with opened(made(shape, counterd)) as one, opened(made(shape, counterd)) as other:
+            await got(one.acquire(NAME, maximum=1))
+            waiting = begun(shape, permit(other).acquire)
+            await until_waiting(counterd, 1)
+            with pytest.raises(OutOfMemory):
+                await got(permit(other).acquire())
+            await got(one.release(NAME))
+            await got((await waiting).release())
+
+    with daemon.running(tmp_path, {"counter.waiters": "1"}) as counterd:
+        run(shape, scenario(counterd))
+
+
+# ---- several at once ----
+
+PERMITS = (Permit(b"a", 2, maximum=3), Permit(b"b", maximum=1))
+MINUTE = {"limit": 100, "per": 60, "burst": 10}
+
+
+@SHAPES
+def test_takes_all_or_nothing(counterd, shape: str) -> None:
+    async def scenario() -> None:
+        async with opened(made(shape, counterd)) as one, opened(made(shape, counterd)) as other:
+            async with opened(one.take(*PERMITS, Rate(b"r", 3, **MINUTE))) as taken:
+                assert await got(other.get(b"a")) == 2
+                with pytest.raises(NotAvailable) as caught:
+                    await got(other.take(Permit(b"a", maximum=3), Permit(b"b")).acquire())
+                assert (caught.value.name, caught.value.consumption, caught.value.maximum) == (b"b", 1, 1)
+                assert await got(other.get(b"a")) == 2
+                number = taken.number
+            assert (await got(other.get(b"a")), await got(other.get(b"b"))) == (0, 0)
+            async with opened(other.take(Permit(b"b"))) as later:
+                assert later.number > number
+
+    run(shape, scenario())
+
+
+@SHAPES
+def test_a_rate_says_when_it_is_enough(counterd, shape: str) -> None:
+    async def scenario() -> None:
+        async with opened(made(shape, counterd)) as client:
+            day = Rate(f"day {shape}", 7, limit=10, per=86_400)
+            async with opened(client.take(day)):
+                pass
+            with pytest.raises(NotAvailable) as caught:
+                await got(client.take(day).acquire())
+            assert caught.value.retry_after is not None
+            assert 0 < caught.value.retry_after <= 4 * 8_640
+            assert caught.value.consumption == 7
+
+    run(shape, scenario())
+
+
+@SHAPES
+@pytest.mark.parametrize("after", [False, True])
+def test_settles_what_was_used(counterd, shape: str, after: bool) -> None:
+    async def scenario() -> None:
+        async with opened(made(shape, counterd)) as client:
+            name = f"tokens {shape} {after}"
+            rate = Rate(name, 7, limit=10, per=86_400)
+            taken = client.take(rate, Permit(b"calls", maximum=9))
+            async with opened(taken):
+                if not after:
+                    await got(taken.settle(name, 2))
+            if after:
+                await got(taken.settle(name.encode(), 2))
+            with pytest.raises(NotFound):
+                await got(taken.settle(name.encode(), 2))
+            async with opened(client.take(Rate(name, 8, limit=10, per=86_400))):
+                pass
+            with pytest.raises(ValueError, match="calls is no rate"):
+                await got(taken.settle("calls", 1))
+
+    run(shape, scenario())
+
+
+@SHAPES
+@pytest.mark.parametrize(("after_death", "left"), [("charge", False), ("refund", True)])
+def test_a_holder_that_dies(counterd, shape: str, after_death: Any, left: bool) -> None:
+    async def scenario() -> None:
+        rate = Rate(f"death {shape} {after_death}", 7, limit=10, per=86_400, after_death=after_death)
+        client = made(shape, counterd)
+        await got(client.take(rate, Permit(b"calls", maximum=1)).acquire())
+        await got(client.close())
+        async with opened(made(shape, counterd)) as other:
+            await asyncio.to_thread(wait_until, lambda: figure(counterd, "charges") == 0, "it is given back")
+            async with opened(other.take(Permit(b"calls", maximum=1))):
+                pass
+            again = other.take(rate)
+            if left:
+                await got(again.acquire())
+            else:
+                with pytest.raises(NotAvailable):
+                    await got(again.acquire())
+
+    run(shape, scenario())
+
+
+@SHAPES
+def test_waits_for_several(counterd, shape: str) -> None:
+    async def scenario() -> None:
+        async with opened(made(shape, counterd)) as one, opened(made(shape, counterd)) as other:
+            await got(one.acquire(b"a", 2, maximum=3))
+            await got(one.acquire(b"b", maximum=1))
+            waiting = begun(shape, other.take(*PERMITS, timeout=None).acquire)
+            await until_waiting(counterd, 1)
+            await got(one.release(b"a", 2))
+            assert await got(one.get(b"a")) == 0
+            await got(one.release(b"b"))
+            taken = await waiting
+            assert (await got(one.get(b"a")), await got(one.get(b"b"))) == (2, 1)
+            await got(taken.release())
+
+    run(shape, scenario())
+
+
+@SHAPES
+def test_a_decorator_takes_for_each_call(counterd, shape: str) -> None:
+    async def scenario() -> None:
+        async with opened(made(shape, counterd)) as client, opened(made(shape, counterd)) as other:
+            if shape == BLOCKING:
+
+                @client.take(Permit(b"deco", maximum=2))
+                def used() -> Any:
+                    return other.get(b"deco")
+            else:
+
+                @client.take(Permit(b"deco", maximum=2))
+                async def used() -> Any:
+                    return await other.get(b"deco")
+
+            assert [await got(used()), await got(used())] == [1, 1]
+            assert await got(other.get(b"deco")) == 0
+
+    run(shape, scenario())
+
+
+@SHAPES
+@pytest.mark.parametrize(
+    ("items", "message"),
+    [
+        ((), "1 to 16 items"),
+        ((Permit(b"a"), Permit(b"a")), "twice"),
+        ((Rate(b"a", per=0),), "period_us must be"),
+        ((Rate(b"a", limit=0),), "limit must be"),
+        ((Rate(b"a", after_death="what"),), "after_death must be one of"),  # type: ignore[arg-type]
+    ],
+)
+def test_what_no_take_can_be(shape: str, items: Any, message: str) -> None:
+    kind = Client if shape == BLOCKING else aio.Client
+    with pytest.raises(ValueError, match=message):
+        kind("127.0.0.1").take(*items)
+
+
+@pytest.mark.needs("yrmcdsd")
+@SHAPES
+def test_a_server_without_takes(yrmcdsd, shape: str) -> None:
+    async def scenario() -> None:
+        async with opened(made(shape, yrmcdsd)) as one:
+            with pytest.raises(UnknownCommand):
+                await got(one.take(*PERMITS).acquire())
+            await got(one.acquire(NAME, maximum=1))
+
+    run(shape, scenario())
+
+
+@pytest.fixture(scope="module")
+def yrmcdsd(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    with servers.running("yrmcdsd", tmp_path_factory.mktemp("yrmcdsd")) as running:
+        yield running

@@ -1,0 +1,60 @@
+"""Takes keep their promises whatever is asked, in whatever order; and bytes that look like a Take break nothing.
+
+The input is what the history of the property test is drawn from (property/takes_model.py). Between its steps there are
+raw frames, of which the engine has to say something, or nothing.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from counterd.protocols.counter import wire
+from counterd.protocols.counter.wire import OnDeath, Permit, Rate
+from fuzz.stream import Source, fenced
+from property.takes_model import History
+from takes import Desk
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+STEPS_MAX = 60
+OPCODES = (wire.Opcode.TAKE, wire.Opcode.CANCEL, wire.Opcode.SETTLE)
+EXTRA = Permit(b"extra", 1, 1)  # of which the history knows nothing
+
+TOKENS = [
+    wire.take(1, [EXTRA])[12:],
+    wire.take(1, [Rate(b"r", 1, 2, 3, 4, OnDeath.REFUNDED), EXTRA], 5, key=b"key", weight=6, priority=7)[12:],
+    wire.settle(1, 2, b"r", 3)[12:],
+]
+
+
+class Drawn(Source):
+    """An input as what a history is drawn from."""
+
+    def random(self) -> float:
+        return self.byte() / 256
+
+    def randint(self, least: int, most: int) -> int:
+        return least + self.byte() % (most - least + 1)
+
+    def sample(self, options: Sequence[Any], count: int) -> list[Any]:
+        left = list(options)
+        return [left.pop(self.byte() % len(left)) for _ in range(count)]
+
+
+def one_input(data: bytes) -> None:
+    """Plays it; raises whatever is wrong."""
+    source = Drawn(data)
+    history, others = History(source), Desk()
+    for _ in range(STEPS_MAX):
+        if not source:
+            break
+        history.step()
+        if source.byte() % 4 == 0:
+            frame = wire.frame(source.choice(OPCODES), 0, source.take(source.byte() % 64))
+            stranger = others.taker()
+            for piece in source.pieces(frame):
+                stranger.read(stranger.session.receive(fenced(piece), others.now_ns))
+            others.run()
+            stranger.close()
+    history.end()

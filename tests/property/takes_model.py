@@ -1,0 +1,243 @@
+"""Takes of several connections, drawn at random, and bookkeeping that knows nothing of how the engine works.
+
+After each step the engine is audited, and these promises are checked:
+
+- every Take is answered once, by its deadline at the latest;
+- nothing is granted beyond a maximum, all or nothing, and what connections hold is what they were granted;
+- a rate never grants more than its limit allows since any earlier time, exactly;
+- nobody waits for what is there, unless others wait for a part of it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import TYPE_CHECKING, Any
+
+from counterd.protocols.counter.wire import Grant, OnDeath, Permit, Rate, Status
+from takes import MS, Desk, Taker
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+LATE_NS = 3 * MS  # a tick of the wheel, and one of cascading
+MAXIMA = {b"a": 1, b"b": 3, b"c": 10}
+RATES = {b"x": (7, 1_000_000, 3), b"y": (1000, 60_000_000, 200), b"z": (1, 250_000, 1)}
+KEYS = (b"", b"k", b"l")
+WAITS = (0, 0, 1, 30, 500, 100_000)
+
+
+@dataclass
+class Bucket:
+    """A rate as people explain it: a bucket of units that fills steadily, up to the burst."""
+
+    limit: int
+    period_us: int
+    burst: int
+    units: Fraction = Fraction(0)
+    at_ns: int = 0
+    fulls: int = 0  # how often it was found full
+
+    def __post_init__(self) -> None:
+        self.units = Fraction(self.burst)
+
+    def fill(self, now_ns: int) -> None:
+        grown = Fraction((now_ns - self.at_ns) * self.limit, self.period_us * 1000)
+        self.units = min(Fraction(self.burst), self.units + grown)
+        self.fulls += self.units == self.burst
+        self.at_ns = now_ns
+
+
+@dataclass
+class Asked:
+    """A Take that was sent."""
+
+    taker: Taker
+    opaque: int
+    items: tuple[Permit | Rate, ...]
+    ends_ns: int
+    waits: bool = True
+
+
+@dataclass
+class Books:
+    """What should be held, and what is in the buckets."""
+
+    held: dict[Taker, Counter[bytes]] = field(default_factory=dict)
+    buckets: dict[bytes, Bucket] = field(default_factory=lambda: {name: Bucket(*rate) for name, rate in RATES.items()})
+    charges: dict[tuple[Taker, int, bytes], tuple[Rate, int]] = field(default_factory=dict)  # with Bucket.fulls
+    asked: list[Asked] = field(default_factory=list)
+
+    def consumption(self, name: bytes) -> int:
+        return sum(book[name] for book in self.held.values())
+
+    def is_there(self, item: Permit | Rate) -> bool:
+        if isinstance(item, Permit):
+            return self.consumption(item.name) + item.amount <= item.maximum
+        return self.buckets[item.name].units >= item.amount
+
+
+class History:
+    """A desk, its books, and what is drawn for them. random: a random.Random, or what draws like one."""
+
+    def __init__(self, random: Any) -> None:
+        self.random = random
+        self.desk = Desk(buckets=16, holdings=256, waiters=32)
+        self.books = Books()
+        for _ in range(4):
+            self.come()
+
+    def come(self) -> None:
+        self.books.held[self.desk.taker()] = Counter()
+
+    def step(self) -> None:
+        chosen = self.random.choice([*self.books.held])
+        often = [self.take] * 4 + [self.release] * 2 + [self.wait] * 2
+        self.random.choice([*often, self.cancel, self.settle, self.leave, self.acquire])(chosen)
+        self.check()
+
+    # ---- what happens ----
+
+    def take(self, taker: Taker) -> None:
+        draw = self.random
+        names = draw.sample([*MAXIMA, *RATES], draw.choice((1, 1, 1, 2, 3)))
+        items: list[Permit | Rate] = []
+        for name in names:
+            if name in MAXIMA:
+                items.append(Permit(name, draw.randint(1, MAXIMA[name]), MAXIMA[name]))
+            else:
+                limit, period, burst = RATES[name]
+                items.append(Rate(name, draw.randint(1, burst), limit, period, burst, draw.choice([*OnDeath])))
+        wait_ms = draw.choice(WAITS)
+        options = {"key": draw.choice(KEYS), "weight": draw.choice((1, 2, 1000)), "priority": draw.choice((0, 0, 0, 9))}
+        opaque = taker.take(*items, wait_ms=wait_ms, **options)
+        self.books.asked.append(Asked(taker, opaque, tuple(items), self.desk.now_ns + wait_ms * MS, wait_ms > 0))
+
+    def acquire(self, taker: Taker) -> None:
+        name = self.random.choice([*MAXIMA])
+        status = taker.acquire(name, 1, MAXIMA[name])
+        if status == Status.NO_ERROR:
+            self.books.held[taker][name] += 1
+        else:
+            assert status == Status.RESOURCE_NOT_AVAILABLE
+            is_awaited = any(name == item.name for asked in self.waiting() for item in asked.items)
+            assert is_awaited or self.books.consumption(name) == MAXIMA[name]
+
+    def release(self, taker: Taker) -> None:
+        held = +self.books.held[taker]
+        if held:
+            name = self.random.choice([*held])
+            amount = self.random.randint(1, held[name])
+            self.books.held[taker][name] -= amount
+            assert taker.release(name, amount) == Status.NO_ERROR
+
+    def cancel(self, taker: Taker) -> None:
+        waiting = [asked for asked in self.waiting() if asked.taker is taker]
+        if waiting:
+            chosen = self.random.choice(waiting)
+            assert taker.cancel(chosen.opaque) == Status.NO_ERROR
+            assert taker.of(chosen.opaque) == Status.CANCELLED
+
+    def settle(self, taker: Taker) -> None:
+        charges = [charge for charge in self.books.charges if charge[0] is taker]
+        if charges:
+            charge = self.random.choice(charges)
+            _, opaque, name = charge
+            item, fulls = self.books.charges.pop(charge)
+            used = self.random.randint(0, 2 * item.amount)
+            self.refund(item, fulls, used)
+            assert taker.settle(opaque, name, used) == Status.NO_ERROR
+
+    def refund(self, item: Rate, fulls: int, used: int) -> None:
+        """Nothing comes back into a bucket that has been full since: what was taken has come back in time."""
+        bucket = self.books.buckets[item.name]
+        bucket.fill(self.desk.now_ns)
+        if used > item.amount or bucket.fulls == fulls:
+            bucket.units = min(Fraction(bucket.burst), bucket.units + item.amount - used)
+
+    def leave(self, taker: Taker) -> None:
+        if self.random.random() < 0.5:
+            return
+        for charge in [charge for charge in self.books.charges if charge[0] is taker]:
+            item, fulls = self.books.charges.pop(charge)
+            if item.on_death == OnDeath.REFUNDED:
+                self.refund(item, fulls, 0)
+        del self.books.held[taker]
+        self.books.asked = [asked for asked in self.books.asked if asked.taker is not taker]
+        taker.close()
+        self.come()
+
+    def wait(self, taker: Taker) -> None:
+        """Lets time pass, and looks each time that something happens."""
+        until = self.desk.now_ns + self.random.choice((0, 1, MS, 40 * MS, 300 * MS, 5_000 * MS))
+        while 0 <= (due := self.desk.store.next_deadline()) <= until:
+            self.desk.now_ns = max(self.desk.now_ns, due)
+            self.desk.run()
+            self.check()
+        self.desk.now_ns = until
+        self.desk.run()
+
+    # ---- what has to be so ----
+
+    def waiting(self) -> Iterator[Asked]:
+        return (asked for asked in self.books.asked if asked.taker.of(asked.opaque) is None)
+
+    def check(self) -> None:
+        books, now_ns = self.books, self.desk.now_ns
+        for bucket in books.buckets.values():
+            bucket.fill(now_ns)
+        granted = []
+        for asked in list(books.asked):
+            reply = asked.taker.of(asked.opaque)
+            assert reply is not None or (asked.waits and now_ns <= asked.ends_ns + LATE_NS)
+            if reply is not None:
+                books.asked.remove(asked)
+            if isinstance(reply, Grant):
+                granted.append((reply.number, asked))
+        for _, asked in sorted(granted, key=lambda each: each[0]):
+            self.grant(asked)
+        for name, maximum in MAXIMA.items():
+            assert books.consumption(name) <= maximum
+        leases = Counter[tuple[int, bytes]]()
+        for connection, name, amount, _ in self.desk.store.leases(1000):
+            leases[connection, name] += amount
+        assert leases == {
+            (taker.session.number, name): amount
+            for taker, book in books.held.items() for name, amount in (+book).items()
+        }  # fmt: skip
+        self.check_that_nobody_sleeps()
+
+    def grant(self, asked: Asked) -> None:
+        for item in asked.items:
+            assert self.books.is_there(item)
+            if isinstance(item, Permit):
+                self.books.held[asked.taker][item.name] += item.amount
+            else:
+                self.books.buckets[item.name].units -= item.amount
+                if item.on_death != OnDeath.FINAL:
+                    charge = item, self.books.buckets[item.name].fulls
+                    self.books.charges[asked.taker, asked.opaque, item.name] = charge
+
+    def check_that_nobody_sleeps(self) -> None:
+        waiting = list(self.waiting())
+        wanted = Counter((type(item), item.name) for asked in waiting for item in asked.items)
+        for asked in waiting:
+            alone = all(wanted[type(item), item.name] == 1 for item in asked.items)
+            # A timer may be late, by as much.
+            late = [self.books.buckets[item.name] for item in asked.items if isinstance(item, Rate)]
+            early = [bucket.units for bucket in late]
+            for bucket in late:
+                bucket.units -= Fraction(LATE_NS * bucket.limit, bucket.period_us * 1000)
+            assert not (alone and all(map(self.books.is_there, asked.items)))
+            for bucket, units in zip(late, early, strict=True):
+                bucket.units = units
+
+    def end(self) -> None:
+        """All go. Nothing is left, and rates are forgotten once they are full."""
+        for taker in [*self.books.held]:
+            taker.close()
+        figures = self.desk.store.snapshot()
+        assert [figures[name] for name in ("busy", "waiters", "holdings", "charges")] == [0, 0, 0, 0]
+        self.desk.wait(3_600_000)
+        assert self.desk.store.snapshot()["rates"] == 0

@@ -1,0 +1,126 @@
+"""Random Takes keep their promises (takes_model.py), and keys are served as fairly as by an ideal fair queue."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from fractions import Fraction
+
+import pytest
+
+from counterd.protocols.counter import wire
+from counterd.protocols.counter.wire import Permit, Status
+from machine import examples
+from property.takes_model import History
+from takes import MS, Desk, Taker
+
+STEPS = 60
+
+
+@pytest.mark.parametrize("block", range(4))
+def test_promises_of_random_takes(block: int) -> None:
+    for seed in range(examples(60)):
+        history = History(random.Random(1000 * block + seed))
+        for _ in range(STEPS):
+            history.step()
+        history.end()
+
+
+# ---- fairness -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("weights", [(1, 1), (1, 3), (5, 2, 1), (1, 1000)])
+@pytest.mark.parametrize("seed", range(3))
+def test_keys_get_their_shares(weights: tuple[int, ...], seed: int) -> None:
+    """While keys compete, what two of them got, each divided by its weight, differs by less than the largest request of
+    each, divided likewise: as near to an ideal fair queue as requests that are served one by one can come.
+    """
+    draw = random.Random(seed)
+    maximum = 20
+    desk = Desk(waiters=4096)
+    desk.store.limit_takes(0, 60)
+    holder, *takers = desk.some(1 + len(weights))
+    assert holder.acquire(b"p", maximum, maximum) == Status.NO_ERROR
+    largest = 6
+    waiting: list[dict[int, int]] = []  # of each key: its Takes, with their amounts, in order
+    for number, (taker, weight) in enumerate(zip(takers, weights, strict=True)):
+        amounts = [draw.randint(1, largest) for _ in range(150)]
+        waiting.append(
+            {
+                taker.take(Permit(b"p", amount, maximum), wait_ms=1 << 30, key=b"%d" % number, weight=weight): amount
+                for amount in amounts
+            }
+        )
+    got = [Fraction(0)] * len(weights)
+    held: list[tuple[Taker, int]] = [(holder, 1)] * maximum
+    while True:
+        taker, amount = held.pop(draw.randrange(len(held)))
+        taker.release(b"p", amount)
+        for number, taker in enumerate(takers):
+            for opaque in [each for each in waiting[number] if taker.has(each)]:
+                amount = waiting[number].pop(opaque)
+                held.append((taker, amount))
+                got[number] += Fraction(amount, weights[number])
+        if not all(waiting):
+            break
+        for one, other in itertools.combinations(range(len(weights)), 2):
+            bound = Fraction(largest, weights[one]) + Fraction(largest, weights[other])
+            assert abs(got[one] - got[other]) <= bound
+
+
+def test_a_large_request_is_served_and_does_not_hold_up_others_for_long() -> None:
+    """Small ones that arrive without end do not starve it. They wait until it has its permits, and no longer."""
+    maximum = 10
+    desk = Desk(waiters=4096)
+    large, *small = desk.some(6)
+    held: list[tuple[Taker, int]] = []
+    for taker in small:
+        assert taker.acquire(b"p", 2, maximum) == Status.NO_ERROR
+        held.append((taker, 2))
+    asked = large.take(Permit(b"p", maximum, maximum), wait_ms=1 << 30)
+    waiting = [(taker, taker.take(Permit(b"p", 1, maximum), wait_ms=1 << 30)) for taker in small for _ in range(20)]
+    for taker, amount in held:
+        assert not large.has(asked)
+        assert not any(taker.has(take) for taker, take in waiting)
+        taker.release(b"p", amount)
+    assert large.has(asked)
+    large.release(b"p", maximum)
+    assert sum(taker.has(take) for taker, take in waiting) == maximum
+
+
+def test_cancelling_and_wire_agree() -> None:
+    """A Cancel that names the opaque of a Take of the same number of another connection does nothing."""
+    desk = Desk()
+    holder, one, other = desk.some(3)
+    holder.acquire(b"p")
+    first, second = (each.take(Permit(b"p", 1, 1), wait_ms=1000) for each in (one, other))
+    assert first == second
+    assert one.status(wire.cancel(0, first)) == Status.NO_ERROR
+    assert other.of(second) is None
+
+
+@pytest.mark.parametrize("hold_ms", [50, 5, 0])
+def test_processes_that_ask_again_at_once_get_equal_shares(hold_ms: int) -> None:
+    """Six share two permits, each holding one for a while and then asking again: nobody waits for longer than its turn.
+
+    Whoever asked again and again instead got 60, 60, 1, 1, 1 and 1 grants.
+    """
+    desk = Desk()
+    six = desk.some(6)
+    asked = {taker: taker.take(Permit(b"p", 1, 2), wait_ms=1 << 30) for taker in six}
+    grants = dict.fromkeys(six, 0)
+    since = dict.fromkeys(six, desk.now_ns)
+    longest = 0
+    turns = 60
+    for _ in range(3 * turns):
+        holding = [taker for taker in six if taker.has(asked[taker])]
+        assert len(holding) == 2
+        longest = max(longest, *(desk.now_ns - since[taker] for taker in holding))
+        desk.wait(hold_ms)
+        for taker in holding:
+            grants[taker] += 1
+            taker.release(b"p")
+            since[taker] = desk.now_ns
+            asked[taker] = taker.take(Permit(b"p", 1, 2), wait_ms=1 << 30)
+    assert set(grants.values()) == {turns}
+    assert longest <= 2 * hold_ms * MS

@@ -1,0 +1,465 @@
+"""Take, Cancel and Settle: several permits and rates at once, waiting in turn, and settled afterwards."""
+
+from __future__ import annotations
+
+import pytest
+
+from counterd.protocols.counter import wire
+from counterd.protocols.counter.wire import Grant, OnDeath, Permit, Rate, Shortage, Status
+from takes import Desk, Taker
+
+SECOND = 1_000_000  # us
+
+
+def permit(name: bytes = b"p", amount: int = 1, maximum: int = 1) -> Permit:
+    return Permit(name, amount, maximum)
+
+
+def rate(
+    name: bytes = b"r", amount: int = 1, limit: int = 10, burst: int = 5, on_death: OnDeath = OnDeath.FINAL
+) -> Rate:
+    return Rate(name, amount, limit, SECOND, burst, on_death)
+
+
+@pytest.fixture
+def desk() -> Desk:
+    return Desk()
+
+
+# ---- all or nothing -------------------------------------------------------------------------------------------------
+
+
+def test_takes_all_or_nothing(desk: Desk) -> None:
+    one, other = desk.some(2)
+    first = one.take(permit(b"a", 2, 3), permit(b"b", 1, 1), rate())
+    assert isinstance(grant := one.of(first), Grant)
+    assert grant.left == (1, 0, 4)
+    assert other.of(other.take(permit(b"a", 1, 3), permit(b"b"))) == Shortage(1, 0, None, "Resource not available")
+    assert other.status(wire.get(0, b"a")) == Status.NO_ERROR
+    assert wire.decode_consumption(other.answers.others[-1].body) == 2, "nothing was taken of the first item"
+    assert one.release(b"b") == Status.NO_ERROR
+    second = other.take(permit(b"a", 1, 3), permit(b"b"))
+    assert isinstance(after := other.of(second), Grant)
+    assert after.number > grant.number
+
+
+def test_permits_are_those_of_acquire(desk: Desk) -> None:
+    one, other = desk.some(2)
+    assert one.has(one.take(permit(b"a", 2, 3)))
+    assert other.acquire(b"a", 2, 3) == Status.RESOURCE_NOT_AVAILABLE
+    assert other.acquire(b"a", 1, 3) == Status.NO_ERROR
+    assert one.release(b"a", 2) == Status.NO_ERROR
+    assert other.release(b"a", 2) == Status.NOT_ACQUIRED
+    one.close()
+    other.close()
+    assert desk.store.snapshot()["busy"] == 0
+
+
+@pytest.mark.parametrize(
+    "items",
+    [(permit(), permit()), (rate(), permit(), rate()), (permit(b"a" * 50, 1, 2), permit(b"a" * 50, 1, 3))],
+)
+def test_an_item_twice_is_invalid(items: tuple[Permit | Rate, ...]) -> None:
+    (one,) = Desk(name_memory=4096).some(1)
+    assert one.of(one.take(*items)) == Status.INVALID_ARGUMENTS
+
+
+def test_a_counter_and_a_rate_may_have_the_same_name(desk: Desk) -> None:
+    (one,) = desk.some(1)
+    assert one.has(one.take(permit(b"x"), rate(b"x")))
+    assert one.acquire(b"x", 1, 2) == Status.NO_ERROR
+    one.send(wire.dump(0))
+    entries = [wire.decode_dump_entry(response.body) for response in one.answers.others[-2:-1]]
+    assert entries == [wire.DumpEntry(b"x", 2, 2)], "a Dump has no rates"
+
+
+def invalid() -> list[bytes]:
+    good = wire.take(1, [permit(b"name", 2, 3), rate(b"rate", 2)], 5, key=b"key")[12:]
+    return [
+        *(good[:size] for size in range(len(good))),
+        good + b"\0",
+        b"\0" + good[1:],
+        b"\3" + good[1:],
+        good[:2] + (1001).to_bytes(2, "big") + good[4:],
+        good.replace(b"\0\0\0\2\0\0\0\3", b"\0\0\0\4\0\0\0\3"),
+        good.replace(b"\0\0\0\2\0\0\0\3", b"\0\0\0\0\0\0\0\3"),
+        good.replace(b"\0\0\0\2\0\0\0\n\0\0\0\5", b"\0\0\0\2\0\0\0\n\0\0\0\1"),
+        good.replace(b"\0\0\0\2\0\0\0\n\0\0\0\5", b"\0\0\0\2\0\0\0\0\0\0\0\5"),
+        good.replace(b"\0\0\0\2\0\0\0\n\0\0\0\5", b"\0\0\0\2\x80\0\0\0\0\0\0\5"),
+        good.replace(SECOND.to_bytes(8, "big"), bytes(8)),
+        good.replace(SECOND.to_bytes(8, "big"), b"\xff" * 8),
+        good.replace(b"\2\0\0\4", b"\2\3\0\4"),
+        good.replace(b"\1\0\0\4", b"\1\1\0\4"),
+        good.replace(b"\1\0\0\4", b"\3\0\0\4"),
+    ]
+
+
+@pytest.mark.parametrize("body", invalid())
+def test_what_no_take_can_be(desk: Desk, body: bytes) -> None:
+    (one,) = desk.some(1)
+    one.send(wire.frame(wire.Opcode.TAKE, 7, body))
+    assert one.of(7) == Status.INVALID_ARGUMENTS
+    assert desk.store.snapshot()["records"] == 0
+
+
+def test_no_room_for_names_or_holdings() -> None:
+    desk = Desk(buckets=2, holdings=1)
+    one, other = desk.some(2)
+    assert one.of(one.take(permit(b"a"), permit(b"b"))) == Status.OUT_OF_MEMORY, "one holding"
+    assert one.of(one.take(permit(b"a"), rate(b"b"), rate(b"c"))) == Status.OUT_OF_MEMORY, "two records"
+    assert one.has(one.take(permit(b"a"), rate(b"b")))
+    assert other.of(other.take(permit(b"d"))) == Status.OUT_OF_MEMORY
+    desk.wait(10_000)
+    assert other.of(other.take(permit(b"d"))) == Status.OUT_OF_MEMORY, "the rate has gone, not the holding"
+    one.close()
+    assert other.has(other.take(permit(b"d")))
+
+
+# ---- rates ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_rate_is_exact_to_the_microsecond(desk: Desk) -> None:
+    """7 in a second: the n-th unit after the burst is there n/7 s later, and not a microsecond before."""
+    (one,) = desk.some(1)
+    seven = rate(b"r", 1, 7, 3)
+    assert [one.has(one.take(seven)) for _ in range(4)] == [True, True, True, False]
+    begun = desk.now_ns
+    for number in range(1, 20):
+        due = begun - (-number * 1_000_000_000 // 7)
+        desk.now_ns = due - 1
+        assert not one.has(one.take(seven))
+        desk.now_ns = due
+        assert one.has(one.take(seven)), number
+
+
+def test_what_is_left_of_a_rate_and_when_it_is_enough(desk: Desk) -> None:
+    (one,) = desk.some(1)
+    grant = one.of(one.take(rate(b"r", 3, 10, 5)))
+    assert isinstance(grant, Grant)
+    assert grant.left == (2,)
+    assert one.of(one.take(rate(b"r", 4, 10, 5))) == Shortage(0, 2, 200, "Resource not available")
+    desk.wait(200)
+    grant = one.of(one.take(rate(b"r", 4, 10, 5)))
+    assert isinstance(grant, Grant)
+    assert grant.left == (0,)
+
+
+def test_a_rate_that_is_full_again_is_no_record_any_more(desk: Desk) -> None:
+    (one,) = desk.some(1)
+    assert one.has(one.take(rate(b"r", 3, 10, 5)))
+    assert desk.store.snapshot()["rates"] == 1
+    desk.wait(295)
+    assert desk.store.snapshot()["rates"] == 1
+    desk.wait(10)
+    assert (desk.store.snapshot()["rates"], desk.store.snapshot()["records"]) == (0, 0)
+
+
+def test_a_rate_whose_numbers_change(desk: Desk) -> None:
+    """What was taken remains taken, in time: half a second's worth of 10 a second is that of 4 a second too."""
+    (one,) = desk.some(1)
+    assert one.has(one.take(rate(b"r", 5, 10, 5)))
+    assert one.of(one.take(rate(b"r", 1, 4, 5))) == Shortage(0, 0, 250, "Resource not available")
+    desk.wait(250)
+    assert one.has(one.take(rate(b"r", 1, 4, 5)))
+
+
+# ---- waiting --------------------------------------------------------------------------------------------------------
+
+
+def test_waits_until_it_is_there(desk: Desk) -> None:
+    one, other = desk.some(2)
+    assert one.acquire(b"p") == Status.NO_ERROR
+    waiting = other.take(permit(), wait_ms=1000)
+    assert other.of(waiting) is None
+    assert other.status(wire.noop(0)) == Status.NO_ERROR, "later requests are answered meanwhile"
+    desk.wait(500)
+    assert one.release(b"p") == Status.NO_ERROR
+    assert other.has(waiting)
+    assert desk.store.snapshot()["waiters"] == 0
+
+
+def test_the_deadline(desk: Desk) -> None:
+    one, other = desk.some(2)
+    one.acquire(b"p")
+    waiting = other.take(permit(b"q"), permit(), wait_ms=100)
+    desk.wait(99)
+    assert other.of(waiting) is None
+    desk.wait(3)
+    assert other.of(waiting) == Shortage(1, 0, None, "Resource not available")
+    one.release(b"p")
+    assert desk.store.snapshot()["busy"] == 0
+
+
+def test_cancel(desk: Desk) -> None:
+    one, other = desk.some(2)
+    one.acquire(b"p")
+    first, second = other.take(permit(), wait_ms=1000), other.take(permit(), wait_ms=1000)
+    assert one.cancel(first) == Status.NOT_FOUND, "it is another connection's"
+    assert other.cancel(first) == Status.NO_ERROR
+    assert other.of(first) == Status.CANCELLED
+    assert other.cancel(first) == Status.NOT_FOUND
+    one.release(b"p")
+    assert other.has(second)
+    assert other.cancel(second) == Status.NOT_FOUND, "it has been granted"
+
+
+def test_a_wait_for_a_rate(desk: Desk) -> None:
+    (one,) = desk.some(1)
+    assert one.has(one.take(rate(b"r", 5, 10, 5)))
+    waiting = [one.take(rate(b"r", 2, 10, 5), wait_ms=10_000) for _ in range(3)]
+    seen = []
+    for _ in range(70):
+        desk.wait(10)
+        seen.append(sum(map(one.has, waiting)))
+    # Two units take 200 ms. A timer is up to 1.05 ms late.
+    assert [seen.count(number) for number in range(4)] == [20, 20, 20, 10]
+
+
+def test_a_newcomer_does_not_pass(desk: Desk) -> None:
+    """What somebody waits for is not there for others: neither for an Acquire nor for a Take that does not wait."""
+    one, large, small = desk.some(3)
+    one.acquire(b"p", 2, 3)
+    waiting = large.take(permit(b"p", 3, 3), wait_ms=1000)
+    assert small.acquire(b"p", 1, 3) == Status.RESOURCE_NOT_AVAILABLE
+    assert isinstance(small.of(small.take(permit(b"p", 1, 3))), Shortage)
+    behind = small.take(permit(b"p", 1, 3), wait_ms=1000)
+    one.release(b"p", 2)
+    assert large.has(waiting)
+    assert not small.has(behind)
+    large.release(b"p", 1)
+    assert small.has(behind)
+    assert small.acquire(b"p", 1, 4) == Status.NO_ERROR, "nobody waits any more"
+
+
+def test_keys_take_turns(desk: Desk) -> None:
+    """Whoever asks for more at once gets no more than others."""
+    holder, greedy, modest = desk.some(3)
+    holder.acquire(b"p")
+    many = [greedy.take(permit(), wait_ms=10_000, key=b"greedy") for _ in range(6)]
+    few = [modest.take(permit(), wait_ms=10_000, key=b"modest") for _ in range(2)]
+    order = served(desk, holder, [(greedy, each) for each in many] + [(modest, each) for each in few])
+    assert [taker is modest for taker, _ in order] == [False, True, False, True, False, False, False, False]
+
+
+def served(desk: Desk, holder: Taker, waiting: list[tuple[Taker, int]]) -> list[tuple[Taker, int]]:
+    """The order in which these get the one permit, each giving it back at once."""
+    order: list[tuple[Taker, int]] = []
+    holder.release(b"p")
+    for _ in range(len(waiting)):
+        ((taker, take),) = [each for each in waiting if each not in order and each[0].has(each[1])]
+        order.append((taker, take))
+        taker.release(b"p")
+    return order
+
+
+def test_weights(desk: Desk) -> None:
+    holder, one, three = desk.some(3)
+    holder.acquire(b"p")
+    waiting = [(one, one.take(permit(), wait_ms=10_000, key=b"1", weight=1)) for _ in range(8)]
+    waiting += [(three, three.take(permit(), wait_ms=10_000, key=b"3", weight=3)) for _ in range(8)]
+    order = served(desk, holder, waiting)
+    assert sum(taker is three for taker, _ in order[:8]) == 6
+
+
+def test_priorities_go_first(desk: Desk) -> None:
+    holder, low, high = desk.some(3)
+    holder.acquire(b"p")
+    waiting = [(low, low.take(permit(), wait_ms=10_000, weight=1000)) for _ in range(3)]
+    waiting += [(high, high.take(permit(), wait_ms=10_000, priority=1)) for _ in range(3)]
+    assert [taker is high for taker, _ in served(desk, holder, waiting)] == [True] * 3 + [False] * 3
+
+
+def test_a_key_that_was_away_has_no_claim(desk: Desk) -> None:
+    """And none that was served just before comes back as if it were new."""
+    holder, one, other = desk.some(3)
+    holder.acquire(b"p")
+    ones = [one.take(permit(), wait_ms=10_000, key=b"one") for _ in range(6)]
+    holder.release(b"p")
+    for take in ones[:3]:
+        assert one.has(take)
+        one.release(b"p")
+    assert one.has(ones[3])
+    waiting = [(one, take) for take in ones[4:]]
+    waiting += [(other, other.take(permit(), wait_ms=10_000, key=b"other")) for _ in range(3)]
+    order = served(desk, one, waiting)
+    assert [taker is one for taker, _ in order] == [False, True, False, True, False]
+
+
+def test_moves_to_the_queue_of_the_item_that_is_short(desk: Desk) -> None:
+    a, b, both, late = desk.some(4)
+    a.acquire(b"a")
+    b.acquire(b"b")
+    waiting = both.take(permit(b"a"), permit(b"b"), wait_ms=10_000)
+    a.release(b"a")
+    assert not both.has(waiting)
+    assert late.has(late.take(permit(b"a"))), "it holds nothing while it waits for b"
+    b.release(b"b")
+    assert not both.has(waiting)
+    late.release(b"a")
+    assert both.has(waiting)
+
+
+def test_whoever_came_first_is_not_passed_in_another_queue(desk: Desk) -> None:
+    a, b, both, only = desk.some(4)
+    a.acquire(b"a")
+    b.acquire(b"b")
+    waiting = both.take(permit(b"a"), permit(b"b"), wait_ms=10_000)
+    later = only.take(permit(b"b"), wait_ms=10_000)
+    a.release(b"a")
+    b.release(b"b")
+    assert both.has(waiting)
+    assert not only.has(later)
+    both.release(b"b")
+    assert only.has(later)
+
+
+# ---- connections that end -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["closed", "eof"])
+def test_a_connection_that_ends_waits_for_nothing(desk: Desk, how: str) -> None:
+    one, gone, other = desk.some(3)
+    one.acquire(b"p")
+    gone.acquire(b"held")
+    lost = gone.take(permit(), wait_ms=10_000)
+    waiting = other.take(permit(), wait_ms=10_000)
+    if how == "eof":
+        gone.session.eof(desk.now_ns)
+        assert gone.session.closing
+        desk.run()
+    else:
+        gone.close()
+    assert desk.store.snapshot()["waiters"] == 1
+    assert other.acquire(b"held") == Status.NO_ERROR
+    one.release(b"p")
+    assert gone.of(lost) is None
+    assert other.has(waiting)
+
+
+def test_many_that_disconnect_are_removed_in_slices() -> None:
+    desk = Desk(waiters=20_000)
+    one, *others = desk.some(5)
+    one.acquire(b"p")
+    for other in others:
+        for number in range(5_000):
+            other.session.receive(wire.take(number, [permit()], 10_000), desk.now_ns)
+    assert desk.store.snapshot()["waiters"] == 20_000
+    for other in others:
+        other.session.closed(desk.now_ns)
+    ticks = 0
+    while desk.store.next_deadline() == 0:
+        desk.store.tick(desk.now_ns)
+        ticks += 1
+    assert ticks >= 20_000 // 2048
+    desk.store.audit()
+    assert desk.store.snapshot()["waiters"] == 0
+
+
+def test_a_drain_refuses_all_that_waits(desk: Desk) -> None:
+    one, other = desk.some(2)
+    one.acquire(b"p")
+    waiting = [other.take(permit(), wait_ms=10_000) for _ in range(3)]
+    desk.store.begin_drain()
+    desk.run()
+    assert [other.of(each) for each in waiting] == [Shortage(0, 0, None, "Draining")] * 3
+    assert other.of(other.take(permit(b"q"), wait_ms=10)) == Shortage(0, 0, None, "Draining")
+
+
+def test_bounds() -> None:
+    desk = Desk(waiters=4)
+    desk.store.limit_takes(2, 60)
+    holder, one, other, third = desk.some(4)
+    holder.acquire(b"p")
+    for taker in (one, other):
+        assert [taker.of(taker.take(permit(), wait_ms=1000)) for _ in range(3)] == [None, None, Status.OUT_OF_MEMORY]
+    assert third.of(third.take(permit(), wait_ms=1000)) == Status.OUT_OF_MEMORY
+    one.close()
+    assert third.of(third.take(permit(), permit(b"a"), permit(b"b"), wait_ms=1000)) is None
+
+
+# ---- settling -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("used", "left"), [(1, 4), (3, 2), (0, 5), (5, 0)])
+def test_settle(desk: Desk, used: int, left: int) -> None:
+    (one,) = desk.some(1)
+    take = one.take(rate(b"r", 3, 10, 5, OnDeath.CHARGED))
+    assert one.settle(take, b"r", used) == Status.NO_ERROR
+    assert one.settle(take, b"r", used) == Status.NOT_FOUND, "once"
+    shortage = one.of(one.take(rate(b"r", 5, 10, 5)))
+    if isinstance(shortage, Shortage):
+        assert shortage.left == left
+    else:
+        assert isinstance(shortage, Grant)
+        assert left == 5
+
+
+def test_settling_more_than_there_is_makes_others_wait(desk: Desk) -> None:
+    (one,) = desk.some(1)
+    take = one.take(rate(b"r", 1, 10, 5, OnDeath.CHARGED))
+    assert one.settle(take, b"r", 25) == Status.NO_ERROR
+    assert one.of(one.take(rate(b"r", 1, 10, 5))) == Shortage(0, 0, 2100, "Resource not available")
+
+
+def test_what_is_settled_may_be_what_another_waits_for(desk: Desk) -> None:
+    one, other = desk.some(2)
+    take = one.take(rate(b"r", 5, 10, 5, OnDeath.CHARGED))
+    waiting = other.take(rate(b"r", 4, 10, 5), wait_ms=10_000)
+    one.settle(take, b"r", 1)
+    assert other.has(waiting)
+
+
+def test_what_cannot_be_settled(desk: Desk) -> None:
+    one, other = desk.some(2)
+    final = one.take(rate(b"r"))
+    assert one.settle(final, b"r", 0) == Status.NOT_FOUND
+    take = one.take(rate(b"r", on_death=OnDeath.CHARGED), rate(b"s", on_death=OnDeath.REFUNDED))
+    grant = one.of(take)
+    assert isinstance(grant, Grant)
+    assert other.status(wire.settle(0, grant.number, b"r", 0)) == Status.NOT_FOUND, "it is another connection's"
+    assert one.settle(take, b"t", 0) == Status.NOT_FOUND
+    assert one.settle(take, b"s", 0) == Status.NO_ERROR
+
+
+@pytest.mark.parametrize("on_death", [OnDeath.CHARGED, OnDeath.REFUNDED])
+def test_whose_holder_dies(desk: Desk, on_death: OnDeath) -> None:
+    one, other = desk.some(2)
+    assert one.has(one.take(rate(b"r", 5, 10, 5, on_death)))
+    one.close()
+    assert other.has(other.take(rate(b"r", 5, 10, 5))) == (on_death == OnDeath.REFUNDED)
+
+
+def test_until_when_it_may_be_settled(desk: Desk) -> None:
+    desk.store.limit_takes(0, 60)
+    (one,) = desk.some(1)
+    take = one.take(rate(b"r", 1, 10, 5, OnDeath.CHARGED))
+    desk.wait(59_000)
+    assert desk.store.snapshot()["charges"] == 1
+    desk.wait(2_000)
+    assert desk.store.snapshot()["charges"] == 0
+    assert one.settle(take, b"r", 0) == Status.NOT_FOUND
+
+
+def test_settling_a_rate_that_is_full_again(desk: Desk) -> None:
+    (one,) = desk.some(1)
+    less, more = (one.take(rate(b"r", 2, 10, 5, OnDeath.CHARGED)) for _ in range(2))
+    desk.wait(5_000)
+    assert desk.store.snapshot()["rates"] == 0
+    assert one.settle(less, b"r", 1) == Status.NO_ERROR
+    assert desk.store.snapshot()["rates"] == 0
+    assert one.settle(more, b"r", 5) == Status.NO_ERROR
+    assert one.of(one.take(rate(b"r", 5, 10, 5))) == Shortage(0, 2, 300, "Resource not available")
+
+
+def test_numbers_of_grants_rise_across_restarts() -> None:
+    numbers = []
+    for restart in range(3):
+        desk = Desk()
+        desk.store.set_wall(1_700_000_000_000_000_000 + restart * 1_000_000, desk.now_ns)
+        (one,) = desk.some(1)
+        for _ in range(100):
+            take = one.take(permit(b"p", 1, 1000))
+            grant = one.of(take)
+            assert isinstance(grant, Grant)
+            numbers.append(grant.number)
+    assert numbers == sorted(set(numbers))
