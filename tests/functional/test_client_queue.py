@@ -7,6 +7,7 @@ import contextlib
 import os
 import signal
 import threading
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -16,8 +17,9 @@ import interrupting
 import loops
 import servers
 from counterd.client import Client, Permit, Rate, aio
-from counterd.errors import NotAvailable, NotFound, OutOfMemory, UnknownCommand
+from counterd.errors import ConnectionLost, NotAvailable, NotFound, OutOfMemory, UnknownCommand
 from daemon import PATIENCE, wait_until
+from ports import free_ports
 from shapes import BLOCKING, SHAPES, begun, got, opened, run
 
 if TYPE_CHECKING:
@@ -289,6 +291,41 @@ def test_a_holder_that_dies(counterd, shape: str, after_death: Any, left: bool) 
             else:
                 with pytest.raises(NotAvailable):
                     await got(again.acquire())
+
+    run(shape, scenario())
+
+
+@SHAPES
+def test_rates_alone_are_not_lost_with_the_connection(tmp_path: Path, shape: str) -> None:
+    async def scenario(counterd: daemon.Running) -> None:
+        async with opened(made(shape, counterd)) as client, opened(client.take(Rate(b"r", **MINUTE))) as taken:
+            counterd.process.kill()
+            counterd.process.wait()
+            await asyncio.to_thread(wait_until, lambda: taken.lost, "it notices")
+
+    with daemon.running(tmp_path, status=-9) as counterd:
+        run(shape, scenario(counterd))
+
+
+@SHAPES
+def test_many_that_wait_for_a_server_ask_rarely(shape: str) -> None:
+    """And not each time that one of the others has asked."""
+
+    async def scenario() -> None:
+        client = made(shape, SimpleNamespace(address=("127.0.0.1", free_ports(1)[0])))
+        connected = client._server
+        asked = []
+
+        def count() -> Any:
+            asked.append(1)
+            return connected()
+
+        client._server = count
+        takes = [begun(shape, permit(client, timeout=0.4).acquire) for _ in range(20)]
+        for error in await asyncio.gather(*takes, return_exceptions=True):
+            assert isinstance(error, ConnectionLost)
+        assert len(asked) < 20 * 20
+        await got(client.close())
 
     run(shape, scenario())
 

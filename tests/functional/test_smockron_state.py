@@ -168,7 +168,7 @@ def test_alone_it_goes_on_from_what_it_was_told(serve: Callable[..., Daemon], sh
         one.account(b"api", b"me", 1)
         assert one.told().time_ms == third.time_ms + DAY_MS, "and exactly, in memory"
         shared.start()
-        counterd.wait_for_log("Redis is available again and makes the decisions")
+        counterd.wait_for_log("Redis is available again: it makes the decisions about requests again")
         one.account(b"api", b"me", 1)
         assert decided(shared, "throttle;api;me") > 0
 
@@ -183,7 +183,7 @@ def test_one_that_hangs_is_not_waited_for(serve: Callable[..., Daemon], shared: 
         assert one.told().identifier == b"me", "decided alone, once it has not answered for a second"
         assert "no answer for 1 s" in warned(counterd, 1)
         os.kill(shared.process.pid, signal.SIGCONT)
-        counterd.wait_for_log("Redis is available again and makes the decisions")
+        counterd.wait_for_log("Redis is available again: it makes the decisions about requests again")
 
 
 def test_it_starts_without_redis(serve: Callable[..., Daemon], shared: Redis) -> None:

@@ -127,7 +127,7 @@ def objective_of(report: Report) -> Objective | None:
 
 
 def judged(objective: Objective, run: Run) -> tuple[str, str]:
-    """Returns the figure of a run that the objective limits, and whether the run meets the objective."""
+    """Returns the measured value to which the objective sets a limit, and whether the run meets the objective."""
     value = duration(objective.value_of(run)) if run.requests else "-"
     return value, "met" if objective.is_met(run) else "missed"
 

@@ -112,6 +112,10 @@ class Pending:
         """Returns whether the reply may grant something, which then has to be given back."""
         raise NotImplementedError
 
+    def refunds(self, grant: Any, request: Request) -> list[Request]:
+        """The requests that give back what a grant of this request has besides permits."""
+        return []
+
     def cancel(self, call: Call) -> Request | None:
         """The request that ends the wait of a call in the server; None for a call that cannot be cancelled."""
         return None

@@ -201,13 +201,20 @@ class Link:
     ) -> Any:
         """As wait(), for holds: from the moment of the grant each of them has so many permits of its name."""
 
-        def granted(_: object) -> None:
+        grants: list[Any] = []
+
+        def granted(grant: Any) -> None:
             for hold, _name, permits in held:
                 self.holds[hold] = permits
+            grants.append(grant)
 
         try:
             return self.wait(request, granted, seconds, probe)
         except BaseException:  # it may have come after the grant
+            with self._lock:
+                for grant in grants:
+                    self.calls.give_back += self.calls.refunds(grant, request)
+                self._give_back()
             for hold, name, _permits in held:
                 self.disown(hold, name)
             raise

@@ -238,10 +238,14 @@ class Client(Shared):
 
     async def _pause(self, seconds: float) -> None:
         """Waits, but not for longer than until close()."""
-        turn = Turn(get_running_loop())
+        loop = get_running_loop()
+        turn = Turn(loop)
+        until = loop.time() + seconds
         self._turns.join(_PAUSES, turn)
         try:
-            await turn.wait(seconds)
+            while not self._closed and (left := until - loop.time()) > 0:
+                turn.clear()  # set also when the one before in this queue leaves it
+                await turn.wait(left)
         finally:
             self._turns.leave(_PAUSES, turn)
 
@@ -455,8 +459,10 @@ class Taken:
     async def release(self) -> None:
         """Gives the permits back. ConnectionLost if they were lost with the connection. settle() works afterwards."""
         link = self._left()
+        if not (returns := self._returns()):
+            return
         try:
-            calls = link.start_all(self._returns())
+            calls = link.start_all(returns)
             await asyncio.gather(*(call.future for call in calls if call.future))
         except ConnectionLost:
             if link.closed not in NO_LOSS:
@@ -513,6 +519,7 @@ class Taken:
         self._entered = False
         for item in self._asked.permits:
             link.holds.pop((self, item.name), None)
+            self._client._turns.wake(item.name)
         return link
 
 

@@ -106,7 +106,7 @@ class Authority:
 
     def _begin(self) -> None:
         if self.failing:
-            log.info("Redis is available again and makes the decisions")
+            log.info("Redis is available again: it makes the decisions about requests again")
             self.failing = ""
         self._source.begin(self._store, time.monotonic_ns())
 

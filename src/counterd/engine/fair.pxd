@@ -31,6 +31,7 @@ cdef enum:
     COST_MAX = 1 << 24      # a higher cost counts as this one
     COST_SHIFT = 12         # virtual time of a cost of 1 at weight 1, as a power of two
     START_BITS = 56         # of a waiter's key in the heap; the priority is above
+    SERVED = 255            # in Waiter.moves
     MOVES_MAX = 4           # moves of a waiter after which nobody goes before it in another queue
     IDLE_LOOKS = 2          # idle flows that each arrival and each service looks at: more than either can add
 
@@ -52,7 +53,7 @@ cdef struct Waiter:         # 64 bytes
     uint32_t cost
     uint16_t weight
     uint8_t priority        # the higher one is served first
-    uint8_t moves           # from one queue to another
+    uint8_t moves           # from one queue to another; or SERVED
 
 
 cdef struct Queue:          # 64 bytes
@@ -286,7 +287,7 @@ cdef inline void flows_tidy(Fair* fair, uint32_t number, int looks) noexcept nog
 cdef inline uint32_t flow_join(Fair* fair, uint32_t queue, uint64_t key) noexcept nogil:
     """Returns the flow of a key, a new one if there is none, with one more waiter.
 
-    Returns 0 if there is no room: then the waiter starts now, as if its key had not been served for long.
+    Returns 0 if there is no room: then the waiter starts after all others.
     """
     cdef uint32_t number = flow_find(fair, queue, key)
     if number == 0:
@@ -328,11 +329,14 @@ cdef inline uint64_t waiter_start(Fair* fair, const Waiter* waiter) noexcept nog
     """Returns the start of a waiter of its flow, which then ends later."""
     cdef Queue* queue = fair.queues + waiter.queue
     cdef Flow* flow = fair.flows + waiter.flow
-    cdef uint64_t start = queue.virtual
-    if waiter.flow:
-        start = max(start, flow.ends)
-        flow.ends = start + waiter_span(waiter)
-        queue.ends = max(queue.ends, flow.ends)
+    cdef uint64_t start
+    if waiter.flow == 0:
+        start = max(queue.virtual, queue.ends)
+        queue.ends = start + waiter_span(waiter)
+        return start
+    start = max(queue.virtual, flow.ends)
+    flow.ends = start + waiter_span(waiter)
+    queue.ends = max(queue.ends, flow.ends)
     return start
 
 
@@ -353,9 +357,13 @@ cdef inline void waiter_extract(Fair* fair, uint32_t number) noexcept nogil:
     """Takes a waiter out of its queue. Whoever was behind it may be served now."""
     cdef Waiter* waiter = fair.waiters + number
     cdef Queue* queue = fair.queues + waiter.queue
+    cdef Flow* flow = fair.flows + waiter.flow
     cdef bint was_first = queue.first == number
     heap_remove(&fair.heap, &queue.first, number)
     queue.waiters -= 1
+    if waiter.flow and waiter.moves != SERVED:
+        if flow.ends == (waiter.node.key & START_MAX) + waiter_span(waiter):
+            flow.ends -= waiter_span(waiter)    # a key does not pay for what it did not get
     flow_leave(fair, waiter.flow)
     if queue.waiters == 0:
         queue.virtual = queue.ends  # nobody competes: all flows begin anew
@@ -433,6 +441,7 @@ cdef inline void fair_serve(Fair* fair, uint32_t number) noexcept nogil:
     """Advances the virtual time of the queue of a waiter that is served. The caller then removes the waiter."""
     cdef Waiter* waiter = fair.waiters + number
     cdef Queue* queue = fair.queues + waiter.queue
+    waiter.moves = SERVED
     queue.virtual = max(queue.virtual, waiter.node.key & START_MAX)
     flows_tidy(fair, waiter.queue, IDLE_LOOKS)
 

@@ -85,7 +85,7 @@ class Worker:
         self._changed = threading.Condition(threading.RLock())
 
     def run(self, *, grace: float | None = None) -> bool:
-        """Works until stop() is called. If this is the main thread, SIGTERM and SIGINT call stop().
+        """Runs the worker until stop() is called. In the main thread, SIGTERM and SIGINT call stop().
 
         After stop() no job is reserved any more, and running functions may finish.
 
@@ -282,9 +282,10 @@ class AsyncWorker:
         self._idle: set[asyncio.Task[None]] = set()  # tasks that wait for a job
 
     async def run(self, *, grace: float | None = None) -> bool:
-        """Works until stop() is called, or until it is cancelled, which cancels running functions at once.
+        """Runs the worker until stop() is called, or until this coroutine is cancelled.
 
-        grace: seconds that running functions have after stop() before they are cancelled. None: as long as they need.
+        Cancelling the coroutine cancels the running functions at once. grace: seconds that running functions may continue
+        after stop() before they are cancelled. None: as long as they need.
 
         The job of a cancelled function is released. Returns whether all functions finished in time.
         """

@@ -298,9 +298,12 @@ class Client(Shared):
     def _pause(self, seconds: float) -> None:
         """Waits, but not for longer than until close()."""
         turn = threading.Event()
+        until = time.monotonic() + seconds
         self._turns.join(_PAUSES, turn)
         try:
-            turn.wait(seconds)
+            while not self._closed and (left := until - time.monotonic()) > 0:
+                turn.clear()  # set also when the one before in this queue leaves it
+                turn.wait(left)
         finally:
             self._turns.leave(_PAUSES, turn)
 
@@ -459,15 +462,19 @@ class Taken:
         link = self._link
         if link is None or not self._entered.locked():
             raise RuntimeError("this has not been taken")
+        held = self._held()
         try:
-            link.release(*self._held())
+            if held:
+                link.release(*held)
         except ConnectionLost:
             if link.closed not in NO_LOSS:
                 raise self._asked.lost(link.where, link.closed) from None
         finally:
-            for hold, name in self._held():
+            for hold, name in held:
                 link.disown(hold, name)  # what is left of it
             self._entered.release()
+            for _, name in held:
+                self._client._turns.wake(name)
 
     def settle(self, name: str | bytes, used: int) -> None:
         """Replaces what was taken of a rate by what was used, lower or higher. Once for each rate of this Take.

@@ -128,6 +128,9 @@ class PermitCalls(Pending):
     def may_grant(self, call: Call) -> bool:
         return call.frame[1] in (_ACQUIRE, _TAKE)
 
+    def refunds(self, grant: Any, request: Request) -> list[Request]:
+        return [each for each in returns(grant, request[1]) if each[0] is wire.settle]
+
     def cancel(self, call: Call) -> Request | None:
         return (wire.cancel, int.from_bytes(call.frame[8:12], "big")) if call.frame[1] == _TAKE else None
 

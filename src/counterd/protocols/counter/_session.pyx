@@ -217,6 +217,7 @@ cdef class CounterSession(Session):
         cdef uint8_t opcode = frame.data[1]
         cdef const uint8_t* body = frame.data + HEADER_SIZE
         cdef Answer answer = Answer(NO_ERROR, 0, NULL)
+        cdef Outcome outcome
         cdef Ask ask
         if opcode <= DUMP and store.budget <= 0:
             return LATER
@@ -230,10 +231,10 @@ cdef class CounterSession(Session):
                 answer.status = NOT_FOUND
         else:
             ask.name, ask.name_size, ask.tag = frame.key, frame.key_size, frame.tag
-            if not take_settle(
+            outcome = take_settle(
                 &store.takes, self.connection, load_be64(body), &ask, load_be32(body + 8), store.now_ns, &store.budget
-            ):
-                answer.status = NOT_FOUND
+            )
+            answer.status = STATUS_OF_OUTCOME[<int>outcome]
             store.look_again()
         if answer.status != NO_ERROR:
             store.refusals[opcode][answer.status] += 1

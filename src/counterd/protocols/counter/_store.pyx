@@ -230,12 +230,14 @@ cdef class CounterStore(Store):
         return True
 
     cdef bint cancel(self, Session session, uint32_t opaque) except -1:
-        """Ends the wait of a Take. Returns False if it does not wait."""
-        cdef Verdict verdict = Verdict(REFUSED, 0, 0, INT64_MAX)
+        """Ends the wait of a Take, and appends its reply. Returns False if it does not wait."""
         cdef uint32_t number = take_find(&self.takes, session.connection, opaque, &self.budget)
         if number == 0:
             return False
-        self.refuse(number, CANCELLED, &verdict, NULL)
+        take_end(&self.takes, number)
+        session.awaited -= 1
+        self.refusals[<int>TAKE][<int>CANCELLED] += 1
+        self.out_size += refusal_encode(self.out + self.out_size, TAKE, CANCELLED, opaque, error_text(CANCELLED))
         self.look_again()
         return True
 

@@ -22,11 +22,15 @@ from counterd.engine.fair cimport (
 )
 from counterd.engine.gcra cimport Span, span_is_before
 from counterd.engine.idle_ring cimport ring_push
-from counterd.engine.permits cimport FULL, GRANTED, REFUSED, Outcome, Permits, ledger_add, ledger_find, permit_at
+from counterd.engine.permits cimport (
+    ABSENT, FULL, GRANTED, REFUSED, Outcome, Permits, ledger_add, ledger_find, permit_at,
+)
 from counterd.engine.pool cimport Pool, pool_left, pool_put, pool_take
 from counterd.engine.region cimport Region, region_reserve
 from counterd.engine.table cimport RECORD_USED, name_blocks, name_tag, table_find, table_insert, table_remove
-from counterd.engine.wheel cimport Timer, Timers, timers_arm, timers_begin, timers_disarm, timers_reserve
+from counterd.engine.wheel cimport (
+    Timer, Timers, timer_is_armed, timers_arm, timers_begin, timers_disarm, timers_reserve,
+)
 from counterd.protocols.counter._counters cimport (
     Counter, Counters, counter_at, counter_consume, counter_create, counter_exists, make_room,
 )
@@ -37,6 +41,7 @@ from counterd.protocols.counter._rates cimport (
 
 cdef enum:
     ITEMS_MAX = 16
+    CHARGES_MAX = 1024      # of a connection: older ones cannot be settled any more. A Settle looks at each of them
     NS_PER_TENTH = 100000000
     FULL_AGAIN_NS = 1000000000  # until a full rate is looked at again for which somebody waits
 
@@ -97,7 +102,8 @@ cdef struct Charge:         # 64 bytes
 
 
 cdef struct Taker:          # of each connection
-    uint32_t charge         # its first charge
+    uint32_t charge         # its first charge, the newest
+    uint32_t charge_last
     uint32_t charges
     uint32_t next_leaving
 
@@ -190,16 +196,23 @@ cdef inline Rate rate_at(const Counters* counters, uint32_t number) noexcept nog
 
 
 cdef inline void rate_expect(Counters* counters, uint32_t number, const Pace* pace) noexcept nogil:
-    """Notes when the rate is full again."""
+    """Notes when the rate is full again, by the numbers of the request that says the latest time."""
     cdef Rate rate = rate_at(counters, number)
-    timers_arm(&counters.fulls, number, rate_full_ns(&rate, pace))
+    cdef int64_t due_ns = rate_full_ns(&rate, pace)
+    if not timer_is_armed(&rate.state.timer) or due_ns > rate.state.timer.due_ns:
+        timers_arm(&counters.fulls, number, due_ns)
 
 
 cdef inline uint32_t rate_create(Takes* takes, const Ask* ask, int64_t now_ns, int64_t* budget) noexcept nogil:
-    """Makes a full rate. Returns 0 if there is no room for it."""
+    """Makes a full rate. Returns 0 if there is no room for it: rates have at most half of the records.
+
+    A rate cannot be removed to make room for another name, as an idle counter can: it would be forgotten too early.
+    """
     cdef Counters* counters = takes.counters
     cdef Rate rate
     cdef uint32_t number
+    if takes.state.rates >= max(<uint32_t>1, counters.permits.table.capacity // 2):
+        return 0
     if not make_room(counters, name_blocks(&counters.permits.table, ask.name_size), budget):
         return 0
     number = table_insert(&counters.permits.table, ask.tag, ask.name, ask.name_size)
@@ -283,6 +296,45 @@ cdef inline bint ask_is_there(Takes* takes, Ask* ask, int64_t now_ns, int64_t* d
     return True
 
 
+cdef inline void charge_end(Takes* takes, uint32_t number) noexcept nogil:
+    cdef TakesState* state = takes.state
+    cdef Charge* charge = takes.charges + number
+    cdef Taker* taker = takes.takers + charge.connection
+    if charge.prev_of_connection:
+        takes.charges[charge.prev_of_connection].next_of_connection = charge.next_of_connection
+    else:
+        taker.charge = charge.next_of_connection
+    if charge.next_of_connection:
+        takes.charges[charge.next_of_connection].prev_of_connection = charge.prev_of_connection
+    else:
+        taker.charge_last = charge.prev_of_connection
+    taker.charges -= 1
+    if charge.prev:
+        takes.charges[charge.prev].next = charge.next
+    else:
+        state.charge_first = charge.next
+    if charge.next:
+        takes.charges[charge.next].prev = charge.prev
+    else:
+        state.charge_last = charge.prev
+    charge.connection = 0
+    pool_put(&state.charges, &takes.charges.next, sizeof(Charge), number)
+
+
+cdef inline bint charges_fit(Takes* takes, uint32_t connection, uint32_t count) noexcept nogil:
+    """Makes room for more charges of a connection. Ends old ones for that, of which the units stay taken anyway."""
+    cdef Taker* taker = takes.takers + connection
+    while taker.charges + count > CHARGES_MAX:
+        if takes.charges[taker.charge_last].refunds:
+            return False
+        charge_end(takes, taker.charge_last)
+    while pool_left(&takes.state.charges) < count:
+        if takes.state.charge_first == 0 or takes.charges[takes.state.charge_first].refunds:
+            return False
+        charge_end(takes, takes.state.charge_first)
+    return True
+
+
 cdef inline bint takes_have_room(Takes* takes, uint32_t connection, const Ask* asks, int count) noexcept nogil:
     """Returns False if there is no room for the holdings and charges of a grant."""
     cdef Permits* permits = &takes.counters.permits
@@ -298,10 +350,7 @@ cdef inline bint takes_have_room(Takes* takes, uint32_t connection, const Ask* a
         or permits.holders[connection].holdings + holdings > permits.state.holdings_per_connection
     ):
         return False
-    return charges == 0 or (
-        pool_left(&takes.state.charges) >= charges
-        and takes.takers[connection].charges + charges <= permits.state.holdings_per_connection
-    )
+    return charges == 0 or charges_fit(takes, connection, charges)
 
 
 cdef inline void take_charge(Takes* takes, uint32_t connection, const Ask* ask, int64_t now_ns) noexcept nogil:
@@ -325,6 +374,8 @@ cdef inline void take_charge(Takes* takes, uint32_t connection, const Ask* ask, 
     charge.next_of_connection = taker.charge
     if taker.charge:
         takes.charges[taker.charge].prev_of_connection = number
+    else:
+        taker.charge_last = number
     taker.charge = number
     taker.charges += 1
     charge.next = 0
@@ -597,29 +648,6 @@ cdef inline void charge_apply(Takes* takes, const Charge* charge, uint32_t used,
         queue_wake(&counters.fair, queue_find(&counters.fair, charge.record, charge.tag))
 
 
-cdef inline void charge_end(Takes* takes, uint32_t number) noexcept nogil:
-    cdef TakesState* state = takes.state
-    cdef Charge* charge = takes.charges + number
-    cdef Taker* taker = takes.takers + charge.connection
-    if charge.prev_of_connection:
-        takes.charges[charge.prev_of_connection].next_of_connection = charge.next_of_connection
-    else:
-        taker.charge = charge.next_of_connection
-    if charge.next_of_connection:
-        takes.charges[charge.next_of_connection].prev_of_connection = charge.prev_of_connection
-    taker.charges -= 1
-    if charge.prev:
-        takes.charges[charge.prev].next = charge.next
-    else:
-        state.charge_first = charge.next
-    if charge.next:
-        takes.charges[charge.next].prev = charge.prev
-    else:
-        state.charge_last = charge.prev
-    charge.connection = 0
-    pool_put(&state.charges, &takes.charges.next, sizeof(Charge), number)
-
-
 cdef inline uint32_t charge_find(
     const Takes* takes, uint32_t connection, uint64_t grant, uint32_t tag, int64_t* budget
 ) noexcept nogil:
@@ -631,26 +659,27 @@ cdef inline uint32_t charge_find(
     return number
 
 
-cdef inline bint take_settle(
+cdef inline Outcome take_settle(
     Takes* takes, uint32_t connection, uint64_t grant, Ask* ask, uint32_t used, int64_t now_ns, int64_t* budget
 ) noexcept nogil:
-    """Ends a charge, and replaces it by what was used. Returns False if there is no such charge.
+    """Ends a charge, and replaces it by what was used. ABSENT: there is no such charge.
 
-    If the rate has been full since, it is made anew for what was used beyond the charge.
+    If the rate has been full since, it is made anew for what was used beyond the charge. FULL: there is no room for it.
     """
     cdef uint32_t number = charge_find(takes, connection, grant, ask.tag, budget)
     cdef Charge* charge = takes.charges + number
     if number == 0:
-        return False
-    if ask_find(takes, ask) == 0 and used > charge.amount:
+        return ABSENT
+    charge.record = ask_find(takes, ask)
+    if charge.record == 0 and used > charge.amount:
         ask.pace = Pace(charge.period_us, charge.limit, charge.burst)
         charge.record = rate_create(takes, ask, now_ns, budget)
-    else:
-        charge.record = ask.record
+        if charge.record == 0:
+            return FULL
     if charge.record:
         charge_apply(takes, charge, used, now_ns)
     charge_end(takes, number)
-    return True
+    return GRANTED
 
 
 cdef inline int charges_expire(Takes* takes, int64_t now_ns, int steps) noexcept nogil:

@@ -163,6 +163,25 @@ def test_a_rate_whose_numbers_change(desk: Desk) -> None:
     assert one.has(one.take(rate(b"r", 1, 4, 5)))
 
 
+def test_a_smaller_burst_does_not_forget_what_was_taken(desk: Desk) -> None:
+    (one,) = desk.some(1)
+    assert one.has(one.take(rate(b"r", 100, 100, 100)))
+    desk.wait(10)
+    assert one.has(one.take(rate(b"r", 1, 100, 1)))
+    desk.wait(20)
+    assert one.of(one.take(rate(b"r", 100, 100, 100))) == Shortage(0, 2, 980, "Resource not available")
+
+
+def test_rates_have_half_of_the_records() -> None:
+    desk = Desk(buckets=4)
+    (one,) = desk.some(1)
+    assert one.has(one.take(rate(b"a"), rate(b"b")))
+    assert one.of(one.take(rate(b"c"))) == Status.OUT_OF_MEMORY
+    assert one.has(one.take(permit(b"d"), permit(b"e")))
+    desk.wait(1_000)
+    assert one.has(one.take(rate(b"c")))
+
+
 # ---- waiting --------------------------------------------------------------------------------------------------------
 
 
@@ -283,6 +302,32 @@ def test_a_key_that_was_away_has_no_claim(desk: Desk) -> None:
     waiting += [(other, other.take(permit(), wait_ms=10_000, key=b"other")) for _ in range(3)]
     order = served(desk, one, waiting)
     assert [taker is one for taker, _ in order] == [False, True, False, True, False]
+
+
+def test_a_key_does_not_pay_for_what_it_did_not_get(desk: Desk) -> None:
+    """Takes that ran out of time, or were cancelled, are not counted against their key."""
+    holder, one, other = desk.some(3)
+    holder.acquire(b"p")
+    others = [(other, other.take(permit(), wait_ms=10_000, key=b"other")) for _ in range(3)]
+    for _ in range(10):
+        one.take(permit(), wait_ms=5, key=b"one")
+        desk.wait(10)
+        one.cancel(one.take(permit(), wait_ms=1_000, key=b"one"))
+    ones = [(one, one.take(permit(), wait_ms=10_000, key=b"one")) for _ in range(3)]
+    order = [taker is one for taker, _ in served(desk, holder, others + ones)]
+    assert order == [False, True, False, True, False, True]
+
+
+def test_more_keys_than_are_remembered() -> None:
+    """Whoever comes when no key can be remembered starts after all others, and is served."""
+    desk = Desk(waiters=2, buckets=8)
+    holder, one, other = desk.some(3)
+    holder.acquire(b"p")
+    kept = one.take(permit(), wait_ms=10_000, key=b"kept")
+    for number in range(300):
+        other.cancel(other.take(permit(b"p", 1, 1), wait_ms=10_000, key=b"%d" % number, weight=1))
+    late = other.take(permit(), wait_ms=10_000, key=b"late")
+    assert [taker is one for taker, _ in served(desk, holder, [(one, kept), (other, late)])] == [True, False]
 
 
 def test_moves_to_the_queue_of_the_item_that_is_short(desk: Desk) -> None:
@@ -438,6 +483,30 @@ def test_until_when_it_may_be_settled(desk: Desk) -> None:
     desk.wait(2_000)
     assert desk.store.snapshot()["charges"] == 0
     assert one.settle(take, b"r", 0) == Status.NOT_FOUND
+
+
+def test_the_oldest_charges_of_a_connection_end_first() -> None:
+    desk = Desk(holdings=4096)
+    (one,) = desk.some(1)
+    takes = [one.take(Rate(b"r", 1, 1_000_000, SECOND, 5000, OnDeath.CHARGED)) for _ in range(1026)]
+    assert desk.store.snapshot()["charges"] == 1024
+    assert one.settle(takes[1], b"r", 0) == Status.NOT_FOUND
+    assert one.settle(takes[2], b"r", 0) == Status.NO_ERROR
+    for _ in range(1024):
+        one.take(Rate(b"r", 1, 1_000_000, SECOND, 5000, OnDeath.REFUNDED))
+    full = one.take(Rate(b"r", 1, 1_000_000, SECOND, 5000, OnDeath.REFUNDED))
+    assert one.of(full) == Status.OUT_OF_MEMORY, "those that are to be refunded are not forgotten"
+
+
+def test_no_room_for_what_was_used_beyond_a_charge() -> None:
+    desk = Desk(buckets=2)
+    (one,) = desk.some(1)
+    take = one.take(rate(b"r", 1, 10, 5, OnDeath.CHARGED))
+    desk.wait(1_000)
+    assert one.has(one.take(permit(b"a"), permit(b"b")))
+    assert one.settle(take, b"r", 9) == Status.OUT_OF_MEMORY
+    one.release(b"a")
+    assert one.settle(take, b"r", 9) == Status.NO_ERROR
 
 
 def test_settling_a_rate_that_is_full_again(desk: Desk) -> None:
