@@ -528,7 +528,7 @@ def test_a_job_that_is_lost_is_told_of(
         start(ALONE | {"beanstalk.port": port_of(daemon)})  # without a journal: it knows no job
         ends.set()
         wait_until(
-            lambda: any("was gone" in text or "nobody knows" in text for text in caplog.messages), "that is told"
+            lambda: any("was gone" in text or "it is not known" in text for text in caplog.messages), "that is told"
         )
     work.client.close()
 

@@ -240,7 +240,7 @@ def test_holding_churn_and_verification(port: int) -> None:
         (["-r", "300", "--name-size", "2"], "names of 2 bytes"),
         (["--resources", "5", "--maximum", "4"], "none would be granted"),
         (["--protocol", "redis", "--verify"], "which redis does not have"),
-        (["-k", "0", "-P", "2"], "one in flight"),
+        (["-k", "0", "-P", "2"], "--pipeline cannot be used with it"),
         (["--threads", "4", "-c", "3"], "need at least as many connections"),
         (["--protocol", "throttr", "-t", "acquire"], "the throttr protocol has noop, get, query"),
         (["--protocol", "throttr", "-t", "set", "--value-size", "65536"], "0 to 65535 bytes"),
