@@ -284,8 +284,8 @@ class AsyncWorker:
     async def run(self, *, grace: float | None = None) -> bool:
         """Runs the worker until stop() is called, or until this coroutine is cancelled.
 
-        Cancelling the coroutine cancels the running functions at once. grace: seconds that running functions may continue
-        after stop() before they are cancelled. None: as long as they need.
+        Cancelling the coroutine cancels the running functions at once. grace: seconds that running functions may
+        continue after stop() before they are cancelled. None: as long as they need.
 
         The job of a cancelled function is released. Returns whether all functions finished in time.
         """
