@@ -163,7 +163,7 @@ def overhead(options: argparse.Namespace) -> bool:
 
 def connected(server: Operated) -> float:
     """Returns the number of connections in the server's metrics."""
-    found = re.search(rb'counterd_connections\{room="counter"\} (\S+)', server.get("/metrics"))
+    found = re.search(rb'counterd_connections\{protocol="counter"\} (\S+)', server.get("/metrics"))
     return float(found[1]) if found else 0.0
 
 
