@@ -15,7 +15,7 @@ from counterd.protocols.counter import wire
 from counterd.protocols.counter.wire import HEADER_SIZE, OnDeath, Opcode, Permit, Status
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from counterd.protocols.counter.wire import Grant, Rate, Shortage
 
@@ -154,16 +154,14 @@ def _released(frame: bytes) -> int:
     return int.from_bytes(frame[HEADER_SIZE : HEADER_SIZE + 4], "big") if frame[1] == _RELEASE else 0
 
 
-def returns(grant: Grant, items: Sequence[Permit | Rate], used: Mapping[bytes, int] | None = None) -> list[Request]:
-    """The requests that give back what a Take was granted. used: units of rates that were used, by name."""
+def returns(grant: Grant, items: Sequence[Permit | Rate]) -> list[Request]:
+    """The requests that give back what a Take was granted, as if none of it had been used."""
     requests: list[Request] = []
     for item in items:
         if isinstance(item, Permit):
             requests.append((wire.release, item.name, item.amount))
-        elif item.on_death != OnDeath.FINAL and used is None:
+        elif item.on_death != OnDeath.FINAL:
             requests.append((wire.settle, grant.number, item.name, 0))
-        elif used is not None and item.name in used:
-            requests.append((wire.settle, grant.number, item.name, used[item.name]))
     return requests
 
 
