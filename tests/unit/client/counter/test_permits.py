@@ -5,6 +5,7 @@ Any interleaving, cut in any way: tests/property/test_client_calls.py.
 
 from __future__ import annotations
 
+import struct
 from typing import Any
 
 import pytest
@@ -13,9 +14,11 @@ from counterd.client._calls import Call
 from counterd.client.counter._permits import PermitCalls
 from counterd.errors import ConnectionLost, CounterdError, NotAcquired, NotAvailable, ProtocolError
 from counterd.protocols.counter import wire
+from counterd.protocols.counter.wire import OnDeath, Permit, Rate
 from steps import response
 
 ONE = b"\0\0\0\1"
+GRANT_7 = struct.pack(">Q4I", 7, 3, 6, 6, 6)
 ENTRY = b"\0\0\0\1\0\0\0\2\0\1a"
 
 
@@ -214,3 +217,16 @@ def test_an_answer_twice() -> None:
     with pytest.raises(ProtocolError, match="nothing was asked"):
         calls.feed(answer(call) * 2)
     assert call.ends == [(None, None)]
+
+
+def test_a_take_that_nobody_wants_is_given_back() -> None:
+    """Its permits and the units of its rates, except of a rate whose units cannot be settled."""
+    calls = PermitCalls()
+    items = [Permit(b"a", 2, 5), *(Rate(bytes([name]), 3, 9, 1_000_000, 9, OnDeath(name)) for name in range(3))]
+    call = asked(calls, wire.take, items, wanted=False)
+    calls.feed(answer(call, GRANT_7))
+    assert calls.give_back == [
+        (wire.release, b"a", 2),
+        (wire.settle, 7, bytes([OnDeath.CHARGED]), 0),
+        (wire.settle, 7, bytes([OnDeath.REFUNDED]), 0),
+    ]
