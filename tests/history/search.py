@@ -10,10 +10,11 @@ Four things keep this small. Each is sound, as it keeps at least one explanation
 
 - An operation that only observes takes effect as soon as it can. If a later moment explains it, so does this one, and
   nobody else notices.
-- Of operations under way that are alike, the one that has to end first goes first. If an explanation has b before a,
-  and a ends before b, then exchange the two: a's new place is after its start, b's is before a's end, so both are in
-  their intervals. Nobody but the two clients can tell (Model.alike), and these do nothing between the two: this is
-  only done with operations that overlap no other one of their client, its end included.
+- Of operations under way that are alike, the one that started first and has to end first goes first. If an explanation
+  has b before a, and a neither started nor ends after b, then exchange the two, with their moments: both moments are in
+  both intervals. Nobody but the two clients can tell (Model.alike), and these do nothing between the two: this is
+  only done with operations that overlap no other one of their client, its end included. If a started after b, the
+  moment of b may be before a: a clock that the model reads can tell the two apart.
 - Fewest extras first: at an end, explanations that need one more operation to have taken effect are tried before those
   that need two. Most often none is needed.
 - What has no answer is tried last of all; where its connection's end is over it takes effect, or never does. If it
@@ -202,12 +203,15 @@ class Search:
 
 def candidates(moment: Moment, done: frozenset[int]) -> Iterator[Entry]:
     """What may take effect next: not what has, nor what its connection's end came before, nor one of two alike."""
-    alike = set()
+    alike: dict[Hashable, int] = {}  # when the first of those that end earlier started
     for entry in moment.movers:
-        if entry.number in done or entry.closing in done or entry.alike in alike:
+        if entry.number in done or entry.closing in done:
             continue
         if entry.alike is not None:
-            alike.add(entry.alike)
+            started = entry.operation.started
+            if alike.get(entry.alike, inf) <= started:
+                continue
+            alike[entry.alike] = started
         yield entry
 
 

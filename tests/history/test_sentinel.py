@@ -143,6 +143,10 @@ RIGHT = {
     "another threshold": said(HELD, (9, Load(*ANOTHER), 2, 9, True), (2, Acquire(1, 1), 3, 4, (0, 8))),
     "bad requests": said((1, Acquire(1, 0), 0, 1, (-4, 0)), (1, Flow(-1, 1), 2, 3, (-4, 0, 0))),
     "the next window": said(FULL, (1, Flow(1, 1), 999 * MS, 1000 * MS, (0, 3, 0))),
+    "counted in the window before, by whom it ends later": said(
+        (1, Flow(1, 1), 0, 1, (0, 3, 0)), (2, Flow(1, 1), 900 * MS, 1200 * MS, (0, 2, 0)),
+        (3, Flow(1, 1), 1010 * MS, 1100 * MS, (0, 2, 0)),
+    ),
     "another window": said(
         FULL, (9, Load(("window", 1), RateRule(4, 1, 2000)), 2, 3, True), (1, Flow(1, 4), 4, 5, (0, 0, 0))
     ),
