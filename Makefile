@@ -87,7 +87,7 @@ test: setup
 	$(BIN)/python -m pytest $(XDIST) $(ARGS)
 
 test-deps:
-	@$(PYTHON) tests/needs.py --install
+	@$(PYTHON) tests/kit/needs.py --install
 
 test-uptime: setup
 	sh tools/uptime.sh $(UPTIME) $(BIN)/python -m pytest $(XDIST) $(or $(ARGS),tests/unit tests/property tests/conformance)

@@ -15,14 +15,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-import daemon
-import needs
-from machine import LONG_S
+from kit import daemon, needs
+from kit.machine import LONG_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from certificates import Files
+    from kit.certificates import Files
 
 
 # No deadlines, because the duration of an example depends on the machine.
@@ -158,6 +157,6 @@ def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="session")
 def pem(tmp_path_factory: pytest.TempPathFactory) -> Files:
     """Certificates and keys of a server and of a client."""
-    import certificates
+    from kit import certificates
 
     return certificates.Files(tmp_path_factory.mktemp("pem"))

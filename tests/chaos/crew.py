@@ -12,9 +12,9 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import daemon
 from chaos.clients import IDS, Plan
-from machine import LONG_S
+from kit import daemon
+from kit.machine import LONG_S
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

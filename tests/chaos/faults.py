@@ -11,11 +11,11 @@ import signal
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import daemon
 from chaos import master, rulebook
 from history import Operation
 from history.sentinel import Load
-from machine import LONG_S
+from kit import daemon
+from kit.machine import LONG_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence

@@ -10,12 +10,12 @@ import socket
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
-import daemon
 from chaos.mortal import Mortal
 from counterd.protocols.beanstalk import wire
 from history.beanstalk import Restarted
-from jobs import Peer, writer_of, writers
-from machine import LONG_S
+from kit import daemon
+from kit.jobs import Peer, writer_of, writers
+from kit.machine import LONG_S
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

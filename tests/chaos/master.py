@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 from chaos.mortal import Mortal
 from counterd.protocols.smockron import wire
 from counterd.protocols.smockron.rules import parse_rules
-from gates import Peer
 from history import Operation
 from history.smockron import Load, Restarted, rates_of
-from machine import LONG_S
+from kit.gates import Peer
+from kit.machine import LONG_S
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

@@ -15,9 +15,9 @@ from chaos.rooms import sign_of_life
 from counterd.protocols.counter import wire
 from counterd.protocols.sentinel import wire as sentinel_wire
 from counterd.protocols.throttr import wire as throttr_wire
-from daemon import wait_until
-from jobs import Peer
-from machine import LONG_S
+from kit.daemon import wait_until
+from kit.jobs import Peer
+from kit.machine import LONG_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable

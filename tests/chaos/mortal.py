@@ -7,9 +7,9 @@ import re
 import time
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import daemon
 from history import Operation
-from machine import LONG_S
+from kit import daemon
+from kit.machine import LONG_S
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

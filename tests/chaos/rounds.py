@@ -25,7 +25,7 @@ from counterd.errors import CounterdError
 from counterd.protocols.beanstalk import wire as beanstalk_wire
 from counterd.protocols.sentinel.wire import ResponseParser, Status, encode_value
 from history import sentinel
-from machine import LONG_S
+from kit.machine import LONG_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -14,15 +14,15 @@ import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import daemon
 from chaos import keeper, master, rulebook
-from machine import LONG_S
-from namespaces import HERE, INTERFACES, PATIENCE, ip, joined
+from kit import daemon
+from kit.machine import LONG_S
+from kit.namespaces import HERE, INTERFACES, PATIENCE, ip, joined
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from namespaces import Net
+    from kit.namespaces import Net
 
 FAKETIME = "*/faketime/libfaketime.so.1"  # in /usr/lib
 ROOMS = ("counter", "throttr", "sentinel")

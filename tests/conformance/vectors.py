@@ -52,7 +52,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from machine import PATIENCE
+from kit.machine import PATIENCE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

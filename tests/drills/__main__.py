@@ -36,7 +36,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from counterd.client import Client, throttr
 from counterd.protocols.counter import wire
 from drills.stage import POLL_S, Stage, wait_until
-from machine import PATIENCE
+from kit.machine import PATIENCE
 
 if TYPE_CHECKING:
     import io

@@ -21,7 +21,7 @@ import uvloop
 
 from counterd.client import aio
 from counterd.errors import ConnectionLost, CounterdError, NotAvailable
-from machine import PATIENCE
+from kit.machine import PATIENCE
 
 if TYPE_CHECKING:
     import ssl

@@ -35,7 +35,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from counterd.client import throttr
 from counterd.protocols.throttr.wire import TTLType
 from drills.stage import Stage
-from machine import PATIENCE
+from kit.machine import PATIENCE
 from peers import servers
 
 if TYPE_CHECKING:

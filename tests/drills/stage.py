@@ -16,9 +16,9 @@ import trustme
 
 from counterd.client import Client
 from counterd.errors import ConnectionLost
-from daemon import MODULE, config_text, running, wait_until
 from drills.crowd import MAXIMUM, NAMES, Figures, Handle
-from machine import PATIENCE
+from kit.daemon import MODULE, config_text, running, wait_until
+from kit.machine import PATIENCE
 from peers import servers
 from ports import free_ports
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import subprocess
     from collections.abc import Callable, Iterator, Mapping
 
-    from daemon import Daemon as Running
+    from kit.daemon import Daemon as Running
 
 POLL_S = 0.005
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from counterd.client import aio
-from loops import NEW_LOOP
+from kit.loops import NEW_LOOP
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine

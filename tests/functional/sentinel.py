@@ -7,8 +7,8 @@ import json
 import socket
 from typing import TYPE_CHECKING, Any
 
-import daemon
 from counterd.protocols.sentinel import wire
+from kit import daemon
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

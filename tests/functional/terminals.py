@@ -14,7 +14,7 @@ import sys
 import termios
 from typing import TYPE_CHECKING
 
-from daemon import PATIENCE, environment, wait_until
+from kit.daemon import PATIENCE, environment, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

@@ -18,11 +18,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 
-import daemon
-import needs
 from counterd.client import throttr
 from counterd.protocols.counter import wire
 from functional import peers
+from kit import daemon, needs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

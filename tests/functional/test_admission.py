@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from certificates import client_context, server_context
 from counterd.net.access import Access
 from counterd.protocols.counter import wire
-from daemon import wait_until
 from functional import peers
-from serving import serving
+from kit.certificates import client_context, server_context
+from kit.daemon import wait_until
+from kit.serving import serving
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -14,11 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-import daemon
-import reference
 from counterd.client import _turns, aio
 from counterd.errors import ConnectionLost, InvalidArguments, NotAcquired, NotAvailable, NotFound
-from loops import NEW_LOOP, run, until
+from kit import daemon, reference
+from kit.loops import NEW_LOOP, run, until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator

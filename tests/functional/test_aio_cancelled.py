@@ -13,12 +13,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 
-import daemon
-import reference
 from counterd.client import aio
 from counterd.errors import ConnectionLost, NotAvailable, NotFound
-from interrupting import THROWN_AWAY, WAYS, Interrupted
-from loops import NEW_LOOP, run, until
+from kit import daemon, reference
+from kit.interrupting import THROWN_AWAY, WAYS, Interrupted
+from kit.loops import NEW_LOOP, run, until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator

@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-import daemon
 from counterd.client import aio
 from counterd.errors import ConnectionLost, NotAvailable, NotFound
-from loops import NEW_LOOP, run, until
-from machine import own_address
+from kit import daemon
+from kit.loops import NEW_LOOP, run, until
+from kit.machine import own_address
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

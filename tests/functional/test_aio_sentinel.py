@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 
-import sentinels
 from counterd.client.sentinel import Answer, AsyncClient, AsyncHold, Blocked, TokenLost
-from interrupting import WAYS, Interrupted
-from loops import NEW_LOOP, PATIENCE, run, until
-from sentinels import flow, param
+from kit import sentinels
+from kit.interrupting import WAYS, Interrupted
+from kit.loops import NEW_LOOP, PATIENCE, run, until
+from kit.sentinels import flow, param
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator

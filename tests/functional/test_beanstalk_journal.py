@@ -15,16 +15,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-import daemon
-import needs
 from counterd.protocols.beanstalk import wire
-from daemon import PATIENCE, wait_until
-from jobs import writer_of
+from kit import daemon, needs
+from kit.daemon import PATIENCE, wait_until
+from kit.jobs import writer_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from daemon import Daemon
+    from kit.daemon import Daemon
 
 ALONE = {
     "counter.enable": "false",

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-import servers
 from counterd.errors import ConnectionLost, InvalidArguments, NotAcquired, NotAvailable, NotFound, ServerError
 from counterd.protocols.counter import wire
-from daemon import PATIENCE, wait_until
-from interrupting import Points
+from kit import servers
+from kit.daemon import PATIENCE, wait_until
+from kit.interrupting import Points
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

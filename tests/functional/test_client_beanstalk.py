@@ -12,9 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-import loops
-import reference
-from certificates import client_context
 from counterd.client.beanstalk import (
     AsyncClient,
     AsyncWorker,
@@ -31,15 +28,17 @@ from counterd.client.beanstalk import (
     Worker,
 )
 from counterd.errors import ConnectionLost, OutOfMemory, Timeout
-from daemon import Daemon, running, wait_until
-from machine import LONG_S, PATIENCE
-from shapes import BLOCKING, SHAPES, begun, got, opened, run
+from kit import loops, reference
+from kit.certificates import client_context
+from kit.daemon import Daemon, running, wait_until
+from kit.machine import LONG_S, PATIENCE
+from kit.shapes import BLOCKING, SHAPES, begun, got, opened, run
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from certificates import Files
+    from kit.certificates import Files
 
 ALONE = {"counter.enable": "false", "beanstalk.enable": "true", "beanstalk.bind": "127.0.0.1", "beanstalk.port": 0}
 LONG = int(LONG_S)

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-import scripted
 from counterd.client import _shared
 from counterd.client.sentinel import (
     Answer,
@@ -30,11 +29,12 @@ from counterd.client.sentinel import (
 )
 from counterd.errors import ConnectionLost, ProtocolError, Timeout
 from counterd.protocols.sentinel.wire import MessageType, Status
-from daemon import PATIENCE, wait_until
-from loops import until
+from kit import scripted
+from kit.daemon import PATIENCE, wait_until
+from kit.loops import until
+from kit.shapes import BLOCKING, SHAPES, begun, got, opened, run
+from kit.tokens import Late, Request, Server
 from ports import free_ports
-from shapes import BLOCKING, SHAPES, begun, got, opened, run
-from tokens import Late, Request, Server
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator

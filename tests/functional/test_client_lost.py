@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-import daemon
-import servers
 from counterd.client import Client, Hold, _connection, _shared
 from counterd.errors import ConnectionLost, NotAvailable
-from daemon import PATIENCE, wait_until
-from needs import has_ipv6
+from kit import daemon, servers
+from kit.daemon import PATIENCE, wait_until
+from kit.needs import has_ipv6
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-import servers
-from daemon import PATIENCE, environment, wait_until
+from kit import servers
+from kit.daemon import PATIENCE, environment, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -12,15 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-import daemon
-import interrupting
-import loops
-import servers
 from counterd.client import Client, Permit, Rate, aio
 from counterd.errors import ConnectionLost, NotAvailable, NotFound, OutOfMemory, UnknownCommand
-from daemon import PATIENCE, wait_until
+from kit import daemon, interrupting, loops, servers
+from kit.daemon import PATIENCE, wait_until
+from kit.shapes import BLOCKING, SHAPES, begun, got, opened, run
 from ports import free_ports
-from shapes import BLOCKING, SHAPES, begun, got, opened, run
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

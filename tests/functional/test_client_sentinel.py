@@ -21,21 +21,20 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-import daemon
-import sentinels
 from counterd.client.sentinel import AsyncClient, Blocked, Client, NoSuchRule, Tag, TokenLost, Typed, _keeper
 from counterd.errors import ConnectionLost, ServerError
-from daemon import PATIENCE, environment, wait_until
-from interrupting import Points
-from loops import NEW_LOOP, until
-from sentinels import flow, param
-from shapes import BLOCKING, SHAPES, begun, got, opened, run
+from kit import daemon, sentinels
+from kit.daemon import PATIENCE, environment, wait_until
+from kit.interrupting import Points
+from kit.loops import NEW_LOOP, until
+from kit.sentinels import flow, param
+from kit.shapes import BLOCKING, SHAPES, begun, got, opened, run
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from certificates import Files
+    from kit.certificates import Files
 
 OFFLINE_MS = 200
 QUICK = {"clientOfflineTime": OFFLINE_MS}

@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-import loops
 from counterd.client import smockron_asgi, smockron_wsgi
 from counterd.client.smockron import AsyncGatekeeper, Gatekeeper, Rejected, Verdict
-from daemon import Daemon, wait_until
-from machine import PATIENCE, own_address
+from kit import loops
+from kit.daemon import Daemon, wait_until
+from kit.machine import PATIENCE, own_address
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from pathlib import Path
 
-    from certificates import Files
+    from kit.certificates import Files
 
 pytestmark = pytest.mark.usefixtures("unhurried")
 # So slow that no test takes long enough to be let through once more. The burst and one more pass: 11.

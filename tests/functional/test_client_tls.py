@@ -16,19 +16,17 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-import daemon
-import loops
-import servers
-from certificates import client_context
 from counterd.client import Client, aio, throttr
 from counterd.errors import ConnectionLost, Timeout
-from daemon import PATIENCE, wait_until
+from kit import daemon, loops, servers
+from kit.certificates import client_context
+from kit.daemon import PATIENCE, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from certificates import Files
     from counterd.client import Hold
+    from kit.certificates import Files
 
 COUNTERCTL = Path(sys.executable).parent / "counterctl"
 ROOMS = {"throttr.enable": "true", "throttr.port": "0", "throttr.bind": "127.0.0.1"}

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from certificates import server_context
 from counterd.protocols.counter.wire import Opcode
-from daemon import PATIENCE, wait_until
-from loading import load, load_fails, plan_of, running
-from scripted import Peer, Request, SecureServer, Server, refusal
+from kit.certificates import server_context
+from kit.daemon import PATIENCE, wait_until
+from kit.loading import load, load_fails, plan_of, running
+from kit.scripted import Peer, Request, SecureServer, Server, refusal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
     from hdrh.histogram import HdrHistogram
 
-    import daemon
-    from certificates import Files
+    from kit import daemon
+    from kit.certificates import Files
 
 
 @pytest.fixture

@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-import daemon
-import reference
 from counterd.protocols.beanstalk.wire import Parser, delete, read_dictionary, stats
-from loading import Place, load, load_fails
-from scripted import Hangup
-from scripted_queue import Asked, Queue
+from kit import daemon, reference
+from kit.loading import Place, load, load_fails
+from kit.scripted import Hangup
+from kit.scripted_queue import Asked, Queue
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from certificates import server_context
 from counterd.protocols.sentinel.rules import parse_rules
-from daemon import running, wait_until
-from scripted import SecureServer
+from kit.certificates import server_context
+from kit.daemon import running, wait_until
+from kit.scripted import SecureServer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from certificates import Files
+    from kit.certificates import Files
 
 
 def counterbench(*words: object, code: str | None = None) -> subprocess.CompletedProcess[str]:

@@ -12,15 +12,15 @@ import pytest
 
 from counterd.protocols.counter import wire
 from counterd.protocols.counter.wire import Opcode
-from daemon import PATIENCE, wait_until
-from loading import load, load_fails, other_server, plan_of, running, wait_for_loads
-from scripted import Hangup, Peer, Request, Server, refusal, response
+from kit.daemon import PATIENCE, wait_until
+from kit.loading import load, load_fails, other_server, plan_of, running, wait_for_loads
+from kit.scripted import Hangup, Peer, Request, Server, refusal, response
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    import daemon
+    from kit import daemon
 
 SHORT = {"counterd.bench._load.GRACE_S": 0.2, "counterd.bench._load.SETTLE_S": 0.2}  # waits for what never comes
 RIGHT = 10  # requests that a scripted server answers before it does wrong

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-import daemon
 from counterd.bench.dialects import redis_lua
 from counterd.bench.dialects.redis import resp
 from counterd.protocols.sentinel.load import FIRST_RATE, PARAM_FLOW, rules_of
 from counterd.protocols.sentinel.wire import MessageType, Status
-from loading import Place, load, load_fails, other_server
-from scripted_room import Answer, Asked, Room
+from kit import daemon
+from kit.loading import Place, load, load_fails, other_server
+from kit.scripted_room import Answer, Asked, Room
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

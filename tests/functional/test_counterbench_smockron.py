@@ -11,17 +11,16 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import zmq
 
-import daemon
-import gates
 from counterd.protocols.smockron import wire
 from counterd.protocols.smockron.load import CONTROL_DOMAIN, DOMAIN, rules_of
-from loading import load, load_fails
+from kit import daemon, gates
+from kit.loading import load, load_fails
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from daemon import Address, Daemon
+    from kit.daemon import Address, Daemon
 
 OUTCOMES = {
     "noop": {"answered"},

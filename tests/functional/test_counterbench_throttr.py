@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-import daemon
-from loading import Place, load, other_server
+from kit import daemon
+from kit.loading import Place, load, other_server
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

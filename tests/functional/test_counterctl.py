@@ -16,17 +16,16 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-import daemon
-import scripted
 from counterd.protocols.counter.wire import Opcode
-from daemon import PATIENCE
+from kit import daemon, scripted
+from kit.daemon import PATIENCE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from counterd.client import Client
-    from daemon import Daemon
-    from scripted import Peer, Request
+    from kit.daemon import Daemon
+    from kit.scripted import Peer, Request
 
 SCRIPT = Path(sys.executable).parent / "counterctl"
 

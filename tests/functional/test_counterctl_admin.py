@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-import daemon
-from daemon import PATIENCE, wait_until
+from kit import daemon
+from kit.daemon import PATIENCE, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -13,16 +13,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-import daemon
-import reference
 from counterd.protocols.beanstalk import wire
 from counterd.protocols.beanstalk.wire import Parser, Reply, Status
-from daemon import PATIENCE, wait_until
+from kit import daemon, reference
+from kit.daemon import PATIENCE, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from certificates import Files
+    from kit.certificates import Files
 
 BEANSTALK = (Path(sys.executable).parent / "counterctl", "--timeout", f"{PATIENCE:g}s", "beanstalk")
 TOKEN = "a-token"

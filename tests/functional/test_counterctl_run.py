@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from daemon import PATIENCE, Daemon, environment, running, wait_until
 from functional.terminals import terminal
+from kit.daemon import PATIENCE, Daemon, environment, running, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

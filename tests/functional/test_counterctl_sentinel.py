@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-import daemon
 from counterd.client.sentinel import Client
-from daemon import PATIENCE, wait_until
 from functional.sentinel import connected
-from sentinels import flow, param
+from kit import daemon
+from kit.daemon import PATIENCE, wait_until
+from kit.sentinels import flow, param
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-import daemon
-import gates
-from daemon import wait_until
-from gates import DAY_MS, SETTINGS, Gate, gate
-from machine import PATIENCE
+from kit import daemon, gates
+from kit.daemon import wait_until
+from kit.gates import DAY_MS, SETTINGS, Gate, gate
+from kit.machine import PATIENCE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

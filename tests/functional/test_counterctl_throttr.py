@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-import daemon
 from counterd.client.throttr import Client
-from daemon import PATIENCE, wait_until
+from kit import daemon
+from kit.daemon import PATIENCE, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from daemon import Address
+    from kit.daemon import Address
 
 SCRIPT = Path(sys.executable).parent / "counterctl"
 SETTINGS = {"throttr.enable": "true", "throttr.port": "0", "throttr.bind": "127.0.0.1"}

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-import reference
 from counterd.client import Client
 from counterd.errors import ConnectionLost
 from counterd.protocols.beanstalk import wire
 from counterd.version import __version__
-from daemon import PATIENCE, Daemon, environment, running, wait_until
 from functional.terminals import Terminal, terminal
+from kit import reference
+from kit.daemon import PATIENCE, Daemon, environment, running, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -15,13 +15,12 @@ import pytest
 from playwright.sync_api import Page, expect, sync_playwright
 
 import counterd
-import daemon
-import needs
 from counterd import errors
 from counterd.client import throttr
 from counterd.protocols.beanstalk import wire
 from counterd.protocols.sentinel.wire import Status
 from functional import sentinel
+from kit import daemon, needs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -11,9 +11,7 @@ from typing import Any
 
 import pytest
 
-import daemon
-import gates
-import needs
+from kit import daemon, gates, needs
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 ALERTS = DEPLOY / "prometheus" / "alerts.yml"

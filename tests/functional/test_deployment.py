@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-import daemon
 from counterd.client import Client
 from counterd.control.config.keys import settings_for
-from needs import has_ipv6
+from kit import daemon
+from kit.needs import has_ipv6
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

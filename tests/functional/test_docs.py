@@ -11,17 +11,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-import needs
-import pages
-import proxies
-import reference
 from counterd.cli import bench
-from gates import SETTINGS
+from kit import needs, pages, proxies, reference
+from kit.gates import SETTINGS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from daemon import Daemon
+    from kit.daemon import Daemon
 
 ROOT = Path(__file__).parents[2]
 PAGES = {

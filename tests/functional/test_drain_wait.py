@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Callable
 
-    import daemon
+    from kit import daemon
 
 
 def test_what_is_held_comes_back_first(start: Callable[..., daemon.Daemon]) -> None:

@@ -13,18 +13,17 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-import daemon
-import proxies
-from daemon import wait_until
-from gates import SETTINGS
-from machine import PATIENCE
-from proxies import ask, figures
+from kit import daemon, proxies
+from kit.daemon import wait_until
+from kit.gates import SETTINGS
+from kit.machine import PATIENCE
+from kit.proxies import ask, figures
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from daemon import Address, Daemon
+    from kit.daemon import Address, Daemon
 
 HOUR = {"rate": "1/hour", "burst": 0}
 SECOND = {"rate": "1/sec", "burst": 0}

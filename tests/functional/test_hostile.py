@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-import daemon
-import gates
 from counterd.protocols.counter import wire
 from counterd.protocols.smockron import wire as smockron
 from functional import peers
+from kit import daemon, gates
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -27,8 +27,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-import daemon
-from certificates import client_context, server_context
 from conformance.beanstalk.engine import make_store as make_beanstalk_store
 from conformance.smockron.engine import make_store as make_smockron_store
 from conformance.throttr.engine import make_store as make_throttr_store
@@ -40,17 +38,19 @@ from counterd.protocols.smockron import wire as smockron_wire
 from counterd.protocols.smockron.wire import SocketType
 from counterd.protocols.smockron.wire import Status as Accounted
 from counterd.protocols.throttr.wire import Encoder, TTLType, ValueSize
-from daemon import PATIENCE, wait_until
-from jobs import Peer
+from kit import daemon
+from kit.certificates import client_context, server_context
+from kit.daemon import PATIENCE, wait_until
+from kit.jobs import Peer
+from kit.serving import Serving, serving
 from property.model import make_store
-from serving import Serving, serving
 
 if TYPE_CHECKING:
     import ssl
     from collections.abc import Callable
 
     from counterd._core import Store
-    from daemon import Daemon
+    from kit.daemon import Daemon
 
 CONNECTIONS = int(os.environ.get("LEAK_CONNECTIONS", "1400"))
 TOGETHER = 32  # that are open at once

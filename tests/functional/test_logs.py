@@ -10,9 +10,9 @@ import re
 import signal
 from typing import TYPE_CHECKING
 
-import daemon
 from counterd.client import Client
 from counterd.errors import ConnectionLost
+from kit import daemon
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -20,8 +20,8 @@ from functional import peers
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-import daemon
-from namespaces import HERE, PATIENCE, THERE, Net, ip, joined
+from kit import daemon
+from kit.namespaces import HERE, PATIENCE, THERE, Net, ip, joined
 
 pytestmark = pytest.mark.needs("ip", "networks")
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 import trustme
 
-import daemon
+from kit import daemon
 
 if TYPE_CHECKING:
     from collections.abc import Callable

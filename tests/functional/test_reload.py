@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-import daemon
 from counterd import errors
 from counterd.protocols.counter import wire
 from functional import peers
+from kit import daemon
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-import daemon
 from counterd.protocols.sentinel import wire
 from counterd.protocols.sentinel.wire import Status
 from functional.sentinel import SETTINGS, Peer, connected, document, write_rules
+from kit import daemon
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from daemon import Daemon
+    from kit.daemon import Daemon
 
 # What a request is for, by its count: see MODULE.
 DEFAULT, BLOCK, RAISE, LIE, BURN, LEAVE, WAIT = range(1, 8)

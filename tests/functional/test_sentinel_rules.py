@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-import daemon
 from counterd.protocols.sentinel.wire import Status
 from functional.sentinel import SETTINGS, connected, document, rule, write_rules
+from kit import daemon
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from daemon import Daemon
+    from kit.daemon import Daemon
 
 # What the line of sentinel.rules is in a file that begins with SETTINGS.
 LINE = len({**daemon.DEFAULTS, **SETTINGS}) + 1

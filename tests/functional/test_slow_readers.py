@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    import daemon
+    from kit import daemon
 
 KINDS = pytest.mark.parametrize("unix", [False, True], ids=["tcp", "unix"])
 COUNTERS = 20_000

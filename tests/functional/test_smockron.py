@@ -12,22 +12,21 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import zmq
 
-import daemon
-import gates
-from certificates import client_context
 from counterd.client.smockron import Gatekeeper, Verdict
 from counterd.protocols.smockron import wire
 from counterd.protocols.smockron.wire import Command, SocketType, Status
-from daemon import Address, wait_until
-from gates import DAY_MS, SETTINGS, Gate, Peer, addresses, gate
-from machine import PATIENCE
+from kit import daemon, gates
+from kit.certificates import client_context
+from kit.daemon import Address, wait_until
+from kit.gates import DAY_MS, SETTINGS, Gate, Peer, addresses, gate
+from kit.machine import PATIENCE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
     from pathlib import Path
 
-    from certificates import Files
-    from daemon import Daemon
+    from kit.certificates import Files
+    from kit.daemon import Daemon
 
 
 @pytest.fixture

@@ -10,17 +10,16 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import redis
 
-import gates
-import needs
 from counterd.protocols.smockron.wire import Status
-from daemon import wait_until
-from gates import DAY_MS, SETTINGS, gate
+from kit import gates, needs
+from kit.daemon import wait_until
+from kit.gates import DAY_MS, SETTINGS, gate
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from daemon import Daemon
+    from kit.daemon import Daemon
 
 pytestmark = pytest.mark.needs("redis-server")
 

@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 import counterd
-import daemon
 from counterd.client import Client
 from counterd.control.config.loading import SYSTEM_FILE
 from counterd.version import __version__
+from kit import daemon
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

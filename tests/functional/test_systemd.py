@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-import daemon
+from kit import daemon
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

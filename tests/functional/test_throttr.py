@@ -15,7 +15,7 @@ import pytest
 
 from counterd.client.throttr import AsyncClient, Client, TTLType
 from counterd.errors import Timeout
-from daemon import Daemon, run, wait_until
+from kit.daemon import Daemon, run, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-import needs
-from certificates import authority, certificate, client_context, server_context
 from conformance.beanstalk.engine import make_store as make_beanstalk_store
 from counterd.client import throttr
 from counterd.protocols.counter import wire
 from counterd.protocols.throttr._session import open_store
-from daemon import PATIENCE, wait_until
 from functional import peers
-from serving import Serving, serving
+from kit import needs
+from kit.certificates import authority, certificate, client_context, server_context
+from kit.daemon import PATIENCE, wait_until
+from kit.serving import Serving, serving
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-import daemon
 from counterd.client import Client
+from kit import daemon
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from conformance.driven import START_NS, UNIX_NS
 from counterd.protocols.beanstalk import wire
 from fuzz.stream import Source, fenced
-from journaled import Journaled
+from kit.journaled import Journaled
 from property.beanstalk_both import TICK, Both, Tied, step
 
 if TYPE_CHECKING:

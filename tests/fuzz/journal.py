@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from conformance.driven import UNIX_NS
 from counterd.protocols.beanstalk import _journal, journal, wire
 from fuzz.stream import Source
-from journaled import Journaled
+from kit.journaled import Journaled
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

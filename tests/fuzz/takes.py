@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from counterd.protocols.counter import wire
 from counterd.protocols.counter.wire import OnDeath, Permit, Rate
 from fuzz.stream import Source, fenced
+from kit.takes import Desk
 from property.takes_model import History
-from takes import Desk
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

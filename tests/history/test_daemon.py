@@ -20,15 +20,15 @@ from counterd.protocols.sentinel import wire as sentinel_wire
 from counterd.protocols.sentinel.rules import read_rules
 from counterd.protocols.smockron import wire as smockron_wire
 from counterd.protocols.smockron.rules import parse_rules
-from daemon import PATIENCE, Daemon, run, running, wait_until
 from functional.peers import ask
-from gates import SETTINGS, addresses, write_rules
-from gates import Peer as Gate
 from history import Closed, Operation, Recorder, beanstalk, check, load, sentinel, smockron
 from history.beanstalk import JobModel, disorder
 from history.counter import CounterModel, Release
 from history.crowd import Jobs, counter_calls, sentinel_calls
-from jobs import Peer
+from kit.daemon import PATIENCE, Daemon, run, running, wait_until
+from kit.gates import SETTINGS, addresses, write_rules
+from kit.gates import Peer as Gate
+from kit.jobs import Peer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence

@@ -21,9 +21,9 @@ from typing import Any
 import pytest
 
 import counterd
-import daemon
 from counterd import client, protocols
-from machine import PATIENCE
+from kit import daemon
+from kit.machine import PATIENCE
 
 ROOT = Path(__file__).parents[2]
 INSTALLED = Path(counterd.__file__).parent

@@ -15,11 +15,11 @@ import pytest
 import yaml
 from packaging.requirements import Requirement
 
-import needs
 from counterd.cli.ctl.smockron.gate import DEFAULT, gate
 from counterd.control.config.keys import settings_for
 from counterd.control.config.loading import load
 from counterd.protocols import find_rooms
+from kit import needs
 
 if TYPE_CHECKING:
     from counterd.control.config.loading import Config

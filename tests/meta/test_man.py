@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-import needs
 from counterd.cli import daemon
 from counterd.control.config.keys import LISTENER, settings_for, shared_settings
 from counterd.protocols import find_rooms
+from kit import needs
 
 if TYPE_CHECKING:
     from types import ModuleType

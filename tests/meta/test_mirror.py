@@ -17,7 +17,7 @@ BENCHMARKS = ROOT / "benchmarks"
 # Modules without a test file of their own, and where they are tested instead, or why they are not.
 ELSEWHERE = {
     "admin/__main__.py": "is a process: tests/functional/test_admin.py",
-    "__main__.py": "one call; tests/daemon.py starts every daemon through it",
+    "__main__.py": "one call; tests/kit/daemon.py starts every daemon through it",
     "engine/byteorder.pxd": "inlined everywhere; tests/unit/protocols/counter/test_session.py compares byte by byte",
     "engine/audit.pxd": "part of every store: tests/unit/protocols/counter/test_counters.py calls it after every step",
     "protocols/counter/_audits.pxd": "tests/property/test_takes_model.py calls it after every step",

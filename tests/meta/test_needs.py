@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-import needs
+from kit import needs
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[2]
 SUITE = """
 import pytest
-import needs
+from kit import needs
 
 @pytest.mark.needs("spin")
 @pytest.mark.parametrize("number", range(3))
@@ -120,7 +120,7 @@ def command(tmp_path: Path, *arguments: str, **programs: str) -> tuple[int, str,
         )
         path.chmod(0o755)
     code = (
-        "import os, sys\nsys.path.insert(0, sys.argv.pop(1))\nimport needs\nneeds.find = needs.shutil.which\n"
+        "import os, sys\nsys.path.insert(0, sys.argv.pop(1))\nfrom kit import needs\nneeds.find = needs.shutil.which\n"
         "os.geteuid = lambda: int(os.environ['AS'])\nsys.exit(needs.main())"
     )
     done = subprocess.run(

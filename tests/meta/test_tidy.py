@@ -116,10 +116,10 @@ def test_nothing_is_skipped_without_a_reason(source: str) -> None:
 
 
 def test_there_is_one_patience() -> None:
-    """What is plenty for a quiet machine is too little for a busy one: tests/machine.py has enough for both."""
+    """What is plenty for a quiet machine is too little for a busy one: tests/kit/machine.py has enough for both."""
     own = re.compile(r"^PATIENCE\b[^=]* = [0-9.]+ *(?:#.*)?$", re.MULTILINE)
     sources = [source for source in files({".py"}) if source.startswith("tests/")]
-    assert [source for source in sources if own.search((ROOT / source).read_text("utf-8"))] == ["tests/machine.py"]
+    assert [source for source in sources if own.search((ROOT / source).read_text("utf-8"))] == ["tests/kit/machine.py"]
 
 
 # ---- that these rules bite ------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 from counterd.protocols.counter.wire import Grant, OnDeath, Permit, Rate, Status
-from takes import MS, Desk, Taker
+from kit.takes import MS, Desk, Taker
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -15,9 +15,9 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import memory
 from counterd.client import aio
 from counterd.errors import CounterdError
+from kit import memory
 
 NAMES = ["a", "b"]
 # After a cut, who waits finds out what became free when it asks again: a quarter of a second, and a connection.

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from counterd.protocols.beanstalk import wire
-from journaled import Journaled
-from machine import examples
+from kit.journaled import Journaled
+from kit.machine import examples
 
 if TYPE_CHECKING:
     from conformance.driven import EnginePeer

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from machine import examples
+from kit.machine import examples
 from property.beanstalk_both import Both, Tied, step
 
 STEPS = 80

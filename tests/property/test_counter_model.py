@@ -16,7 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from counterd._core import siphash
 from counterd.protocols.counter import wire
-from machine import examples
+from kit.machine import examples
 from property.model import KEY, TURNS_MAX, UNMODELLED, Model, ModelSession, holders_of, make_store
 
 U32_MAX = 0xFFFFFFFF

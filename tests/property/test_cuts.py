@@ -25,7 +25,7 @@ from counterd.protocols.counter import wire
 from counterd.protocols.sentinel import wire as sentinel
 from counterd.protocols.sentinel.rules import FlowRule, ParamRule, Rules
 from counterd.protocols.smockron import wire as smockron
-from machine import examples
+from kit.machine import examples
 from property.model import Client, Model, frames_of, make_store, outputs, settle
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from conformance.sentinel.engine import MS, SECOND, SWEEP_NS, Bench, make_store
 from counterd.protocols.sentinel import wire
 from counterd.protocols.sentinel.rules import FlowRule, ParamRule, Rules
 from counterd.protocols.sentinel.wire import MessageType, Status
-from machine import examples
+from kit.machine import examples
 from property.sentinel_model import TICK_NS, Model, ModelSession, frames_of
 
 SESSIONS_MAX = 4

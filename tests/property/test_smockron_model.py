@@ -22,7 +22,7 @@ from conformance.smockron.engine import RULES, Bench, make_store
 from counterd.protocols.smockron import wire
 from counterd.protocols.smockron.rules import parse_rules
 from counterd.protocols.smockron.wire import COMMAND, MORE, SocketType
-from machine import examples
+from kit.machine import examples
 from property.smockron_model import ACCOUNTING, CONTROL, TICK_NS, Model, ModelSession, tick_of
 from property.test_tables import TABLES, walked
 

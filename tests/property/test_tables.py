@@ -19,7 +19,7 @@ from counterd.protocols import find_rooms
 from counterd.protocols.counter import wire
 from counterd.protocols.smockron import wire as smockron
 from counterd.protocols.smockron.rules import parse_rules
-from machine import examples
+from kit.machine import examples
 from property import smockron_model
 from property.model import Model, holders_of, make_store, settle
 

@@ -10,9 +10,9 @@ import pytest
 
 from counterd.protocols.counter import wire
 from counterd.protocols.counter.wire import Permit, Status
-from machine import examples
+from kit.machine import examples
+from kit.takes import MS, Desk, Taker
 from property.takes_model import History
-from takes import MS, Desk, Taker
 
 STEPS = 60
 

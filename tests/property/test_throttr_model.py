@@ -20,7 +20,7 @@ from conformance import vectors
 from conformance.driven import MINUTE_NS, START_NS, TURNS_MAX, UNIX_NS, Bench
 from conformance.throttr.dialect import MAX_MESSAGE
 from conformance.throttr.engine import make_store
-from machine import examples
+from kit.machine import examples
 from property.throttr_model import (
     CHANNEL,
     CHANNELS,

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from counterd.journal.database import transaction
 from counterd.protocols.beanstalk import _journal, journal
-from journaled import empty_journal
+from kit.journaled import empty_journal
 from simulation.world import MS, SECOND
 
 if TYPE_CHECKING:

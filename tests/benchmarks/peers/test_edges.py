@@ -7,8 +7,8 @@ import os
 import pytest
 
 from counterd.protocols.counter import wire
+from kit.scripted import Hangup, Peer, Request, Server
 from peers import edges, servers
-from scripted import Hangup, Peer, Request, Server
 
 
 def described(server: Server) -> servers.Server:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from kit.scripted import Peer, Server
 from peers import keys, servers
-from scripted import Peer, Server
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -6,8 +6,8 @@ import os
 
 import pytest
 
+from kit.scripted_queue import Asked, Queue
 from peers import queues, servers
-from scripted_queue import Asked, Queue
 
 
 def described(server: Queue) -> servers.Server:

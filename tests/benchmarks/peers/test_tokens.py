@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from counterd.protocols.sentinel.wire import MessageType
+from kit.scripted_room import Room
 from peers import servers, tokens
-from scripted_room import Room
 
 if TYPE_CHECKING:
-    from scripted import Peer
+    from kit.scripted import Peer
 
 
 def described(server: Room) -> servers.Server:

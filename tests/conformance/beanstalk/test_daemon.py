@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-import daemon
 from conformance import vectors
+from kit import daemon
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

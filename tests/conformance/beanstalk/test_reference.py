@@ -10,9 +10,9 @@ import socket
 
 import pytest
 
-import reference
 from conformance import vectors
-from machine import PATIENCE
+from kit import reference
+from kit.machine import PATIENCE
 
 CASES = [case for case in vectors.load("beanstalk") if not case.skip]
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-import reference
 from conformance import vectors
+from kit import reference
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-import daemon
 from conformance import vectors
 from conformance.sentinel.dialect import MAX_ALLOWED_QPS
 from conformance.sentinel.engine import HERE
 from counterd.protocols.sentinel import wire
 from counterd.protocols.sentinel.rules import parse_rules
 from counterd.protocols.sentinel.wire import Response, Status
+from kit import daemon
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

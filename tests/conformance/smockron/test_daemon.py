@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-import daemon
-import gates
 from conformance import vectors
 from conformance.smockron.dialect import port_of
 from conformance.smockron.engine import HERE
+from kit import daemon, gates
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

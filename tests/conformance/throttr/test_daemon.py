@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 
-import daemon
 from conformance import vectors
 from conformance.throttr import replies
 from conformance.throttr.dialect import MAX_MESSAGE
+from kit import daemon
 from property.throttr_model import CONNECTION, WHOAMI, encode
 
 if TYPE_CHECKING:

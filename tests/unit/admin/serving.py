@@ -12,7 +12,7 @@ from counterd.admin.site import Site
 from counterd.contract import Room
 from counterd.frames import Refused
 from counterd.listing import Column, Figure, Table
-from machine import PATIENCE
+from kit.machine import PATIENCE
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from certificates import Files, server_context
 from counterd.bench.asking import SHOWN, LoadError, Place, asked, bounded, resolve
 from counterd.bench.plan import Plan
 from counterd.errors import ProtocolError
 from counterd.protocols.counter import wire
-from scripted import SecureServer, Server
+from kit.certificates import Files, server_context
+from kit.scripted import SecureServer, Server
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-import memory
 from counterd.client import _turns, aio
 from counterd.client._connection import FORKED
 from counterd.errors import ConnectionLost, NotAvailable, NotFound, ProtocolError, Timeout
 from counterd.protocols.counter.wire import Opcode
+from kit import memory
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine

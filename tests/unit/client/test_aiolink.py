@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-import memory
 from counterd.client import _aiolink
 from counterd.client._aiolink import Link
 from counterd.client.counter._permits import PermitCalls
 from counterd.errors import ConnectionLost, NotAvailable, ProtocolError, Timeout
 from counterd.protocols.counter import wire
+from kit import memory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine

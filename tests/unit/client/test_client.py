@@ -25,13 +25,13 @@ from counterd import errors
 from counterd.client import Client, DumpEntry
 from counterd.client._tenure import Seen
 from counterd.protocols.counter import wire
-from steps import PATIENCE, Answers, response
+from kit.steps import PATIENCE, Answers, response
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from steps import Answer
+    from kit.steps import Answer
 
 
 @pytest.fixture

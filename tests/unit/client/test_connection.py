@@ -24,7 +24,7 @@ from counterd.client._connection import (
     set_options,
 )
 from counterd.errors import ConnectionLost, Timeout
-from machine import is_open
+from kit.machine import is_open
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -18,8 +18,8 @@ from counterd.client.counter._permits import PermitCalls
 from counterd.errors import ConnectionLost, NotAvailable, ProtocolError, Timeout
 from counterd.protocols.counter import wire
 from counterd.protocols.counter.wire import Opcode
-from daemon import wait_until
-from steps import PATIENCE, response
+from kit.daemon import wait_until
+from kit.steps import PATIENCE, response
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -12,7 +12,7 @@ import pytest
 from counterd.client import Client, _portable
 from counterd.client._connection import set_options
 from counterd.client._portable import Waker, has_ended
-from steps import PATIENCE, Answers, response
+from kit.steps import PATIENCE, Answers, response
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-import loops
 from counterd.client import smockron_asgi, smockron_wsgi
 from counterd.client.smockron import AsyncGatekeeper, Decision, Gatekeeper, Verdict
-from daemon import wait_until
-from machine import LONG_S, PATIENCE
-from scripted_master import Master, unix_ms
+from kit import loops
+from kit.daemon import wait_until
+from kit.machine import LONG_S, PATIENCE
+from kit.scripted_master import Master, unix_ms
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-import memory
 from counterd.client import aio
 from counterd.client._tenure import (
     AWAY_LONGEST_S,
@@ -23,6 +22,7 @@ from counterd.client._tenure import (
     Seen,
     Tenure,
 )
+from kit import memory
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

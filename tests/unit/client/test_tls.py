@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from certificates import client_context, server_context
 from counterd.client import _tls
 from counterd.client._addresses import Tls
 from counterd.client._tls import SecureSocket, make_context, secured
-from daemon import PATIENCE
-from scripted import SecureServer
+from kit.certificates import client_context, server_context
+from kit.daemon import PATIENCE
+from kit.scripted import SecureServer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from certificates import Files
+    from kit.certificates import Files
 
 MANY = bytes(range(256)) * 256  # four records
 

@@ -20,7 +20,7 @@ from counterd.control.config.loading import ConfigError
 from counterd.control.process import child, supervisor
 from counterd.frames import Frames, Refused, frame
 from counterd.net.sockets import UnixSocket
-from machine import PATIENCE
+from kit.machine import PATIENCE
 from unit.control.process.processes import Process, spawn_into
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from counterd.control.doors import Door
 from counterd.control.process.systemd import Passed
 from counterd.net.sockets import Keepalive
 from counterd.protocols.smockron import ROOM
-from machine import PATIENCE
+from kit.machine import PATIENCE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -18,7 +18,7 @@ import structlog
 from counterd.control import journal as module
 from counterd.control.journal import JournalFailed, Keeper
 from counterd.protocols.beanstalk import _journal
-from machine import PATIENCE
+from kit.machine import PATIENCE
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -31,7 +31,7 @@ from counterd.control.log import (
     one_line,
     text_line,
 )
-from machine import PATIENCE
+from kit.machine import PATIENCE
 
 TIME = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z"
 

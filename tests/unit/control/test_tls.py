@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 import pytest
 import trustme
 
-import needs
 from counterd.control import tls
 from counterd.control.tls import TLSError, make_context
+from kit import needs
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -10,7 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from machine import examples
+from kit.machine import examples
 from native import load
 
 Heaps = load("_heaps").Heaps

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from machine import examples
+from kit.machine import examples
 from native import load
 
 Wheelwork = load("_timers").Wheelwork

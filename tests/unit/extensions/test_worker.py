@@ -15,7 +15,7 @@ import pytest
 from counterd.contract import Busy
 from counterd.extensions import worker as module
 from counterd.extensions.worker import STUCK_MAX, Worker
-from machine import PATIENCE
+from kit.machine import PATIENCE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -8,8 +8,8 @@ import socket
 import ssl
 from typing import TYPE_CHECKING, Any
 
-from certificates import client_context, server_context
 from counterd.net.sockets import Keepalive, open_tcp
+from kit.certificates import client_context, server_context
 from property.model import TURNS_MAX
 from unit.net.fakes import Net, nets
 

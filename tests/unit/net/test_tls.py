@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from certificates import certificate, client_context, server_context
 from counterd.net.connection import Connection
 from counterd.net.sockets import UnixSocket
 from counterd.protocols.counter import wire
 from counterd.protocols.counter._session import open_store as open_counters
 from counterd.protocols.throttr._session import open_store
+from kit.certificates import certificate, client_context, server_context
 from property.model import TURNS_MAX
 from unit.net.secured import Peer, Site, sites
 

@@ -11,7 +11,7 @@ from counterd.bench.asking import LoadError, Place
 from counterd.bench.dialects import redis_lua
 from counterd.bench.dialects.redis import resp
 from counterd.bench.plan import Plan
-from scripted import Peer, Server
+from kit.scripted import Peer, Server
 
 
 def place_of(server: Server) -> Place:

@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING
 import pytest
 from click.testing import CliRunner, Result
 
-import scripted
 from counterd.cli.ctl import main
 from counterd.cli.ctl.data import place
 from counterd.client._addresses import Address, Tls
 from counterd.protocols.counter.wire import Opcode, Status
-from steps import Script, Step
+from kit import scripted
+from kit.steps import Script, Step
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from scripted import Peer, Request
+    from kit.scripted import Peer, Request
 
 
 def ctl(port: int, *arguments: str, stdin: str | None = None) -> Result:

@@ -10,7 +10,7 @@ from counterd.cli.ctl import monitor
 from counterd.cli.ctl.monitor import Asker
 from counterd.cli.ctl.screen import View
 from counterd.errors import ConnectionLost
-from machine import PATIENCE
+from kit.machine import PATIENCE
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -17,7 +17,7 @@ from counterd.cli.ctl.throttr import ThrottrTarget, called, figure, seconds_of, 
 from counterd.client._addresses import Address
 from counterd.client.throttr import Event, KeyType, TTLType
 from counterd.errors import EventsLost
-from steps import Script
+from kit.steps import Script
 
 
 @pytest.mark.parametrize(

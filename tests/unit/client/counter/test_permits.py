@@ -15,7 +15,7 @@ from counterd.client.counter._permits import PermitCalls
 from counterd.errors import ConnectionLost, CounterdError, NotAcquired, NotAvailable, ProtocolError
 from counterd.protocols.counter import wire
 from counterd.protocols.counter.wire import OnDeath, Permit, Rate
-from steps import response
+from kit.steps import response
 
 ONE = b"\0\0\0\1"
 GRANT_7 = struct.pack(">Q4I", 7, 3, 6, 6, 6)

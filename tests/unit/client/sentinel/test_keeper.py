@@ -19,8 +19,8 @@ from counterd.client.sentinel._keeper import TokenLink
 from counterd.client.sentinel._tokens import Tally, Token
 from counterd.errors import Timeout
 from counterd.protocols.sentinel import wire
-from daemon import wait_until
-from steps import PATIENCE
+from kit.daemon import wait_until
+from kit.steps import PATIENCE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-import loops
-from certificates import client_context, server_context
 from counterd.client import _connection, smockron
 from counterd.client.smockron import AsyncGatekeeper, Gatekeeper, Rejected, Verdict, _aiogatekeeper, _tender
 from counterd.errors import ConnectionLost
 from counterd.protocols.smockron import wire
-from daemon import wait_until
-from machine import LONG_S, PATIENCE, is_open
-from scripted_master import Master, unix_ms
+from kit import loops
+from kit.certificates import client_context, server_context
+from kit.daemon import wait_until
+from kit.machine import LONG_S, PATIENCE, is_open
+from kit.scripted_master import Master, unix_ms
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

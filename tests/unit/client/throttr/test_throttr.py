@@ -20,9 +20,9 @@ from counterd.client import throttr
 from counterd.client.throttr import AsyncClient, Attribute, Change, Client, Event, Executed, Get, Query, Stat, TTLType
 from counterd.protocols.throttr import wire
 from counterd.protocols.throttr.wire import Encoder, ValueSize
-from daemon import wait_until
-from shapes import BLOCKING, SHAPES, begun, got, opened, run
-from steps import PATIENCE, Script, gate
+from kit.daemon import wait_until
+from kit.shapes import BLOCKING, SHAPES, begun, got, opened, run
+from kit.steps import PATIENCE, Script, gate
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from counterd.control.process import child as module
 from counterd.control.process.child import Child, Kind
-from machine import PATIENCE
+from kit.machine import PATIENCE
 from unit.control.process.processes import Process, spawn_into
 
 if TYPE_CHECKING:

@@ -9,9 +9,9 @@ from types import SimpleNamespace
 import pytest
 import structlog
 
-import memory
 from counterd.control.config.keys import Drain
 from counterd.control.process.drain import drain, wait_for_holdings
+from kit import memory
 
 
 class Room:

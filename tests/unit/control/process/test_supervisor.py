@@ -13,7 +13,7 @@ import uvloop
 from counterd.control.process import child, supervisor
 from counterd.control.process.child import Child, Kind
 from counterd.control.process.supervisor import Supervisor
-from machine import PATIENCE
+from kit.machine import PATIENCE
 from unit.control.process.processes import Process, spawn_into
 
 if TYPE_CHECKING:

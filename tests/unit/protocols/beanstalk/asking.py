@@ -8,7 +8,7 @@ from counterd.protocols.beanstalk import _journal, journal, wire
 
 if TYPE_CHECKING:
     from conformance.driven import Bench, EnginePeer
-    from journaled import Journaled
+    from kit.journaled import Journaled
 
 SECOND = 1_000_000_000
 TICK = 1 << 20  # of the wheel: what is due is done no later

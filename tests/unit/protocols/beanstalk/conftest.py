@@ -8,7 +8,7 @@ import pytest
 
 from conformance.beanstalk.engine import make_store
 from conformance.driven import Bench
-from journaled import Journaled
+from kit.journaled import Journaled
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -10,7 +10,7 @@ import pytest
 
 from conformance.driven import UNIX_NS
 from counterd.protocols.beanstalk import _journal, journal, wire
-from journaled import Journaled
+from kit.journaled import Journaled
 from unit.protocols.beanstalk.asking import SECOND, TICK, ask, restore, said, told
 
 if TYPE_CHECKING:

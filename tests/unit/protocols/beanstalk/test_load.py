@@ -11,9 +11,9 @@ import pytest
 from counterd.bench.plan import Plan, Work
 from counterd.errors import ProtocolError
 from counterd.protocols.beanstalk import load
-from machine import PATIENCE
-from scripted import Hangup
-from scripted_queue import Asked, Queue
+from kit.machine import PATIENCE
+from kit.scripted import Hangup
+from kit.scripted_queue import Asked, Queue
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -6,7 +6,7 @@ import pytest
 
 from counterd.protocols.counter import wire
 from counterd.protocols.counter.wire import Grant, OnDeath, Permit, Rate, Shortage, Status
-from takes import Desk, Taker
+from kit.takes import Desk, Taker
 
 SECOND = 1_000_000  # us
 

@@ -13,7 +13,7 @@ from counterd import errors
 from counterd.errors import ProtocolError
 from counterd.protocols.counter import wire
 from counterd.protocols.counter.wire import DumpEntry, Opcode, Response, ResponseParser, Status
-from machine import own_time
+from kit.machine import own_time
 
 u32 = st.integers(0, wire.U32_MAX)
 names = st.binary(min_size=1, max_size=300)

@@ -12,7 +12,7 @@ from counterd.protocols.sentinel import load
 from counterd.protocols.sentinel.load import FIRST_RATE, FIRST_SEMAPHORE, FLOWS_MAX, PARAM_FLOW, rules_of
 from counterd.protocols.sentinel.rules import parse_rules
 from counterd.protocols.sentinel.wire import MessageType
-from scripted_room import Asked, Room
+from kit.scripted_room import Asked, Room
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

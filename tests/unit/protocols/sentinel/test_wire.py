@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from counterd.errors import ProtocolError
 from counterd.protocols.sentinel import wire
 from counterd.protocols.sentinel.wire import MessageType, Response, ResponseParser, Status, Tag, Typed, encode_value
-from machine import own_time
+from kit.machine import own_time
 
 if TYPE_CHECKING:
     from collections.abc import Callable

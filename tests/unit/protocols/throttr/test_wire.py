@@ -37,7 +37,7 @@ from counterd.protocols.throttr.wire import (
     TTLType,
     ValueSize,
 )
-from machine import own_time
+from kit.machine import own_time
 
 U16 = ValueSize.UINT16
 ENCODER = Encoder(U16)

@@ -16,13 +16,13 @@ from counterd.cli.ctl.beanstalk.jobs import Tail, id_of, jobs_of, newest_of, tub
 from counterd.client.beanstalk import Client
 from counterd.errors import ProtocolError
 from counterd.protocols.beanstalk import wire
-from machine import PATIENCE
-from steps import Script
+from kit.machine import PATIENCE
+from kit.steps import Script
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from steps import Step
+    from kit.steps import Step
 
 
 @pytest.fixture

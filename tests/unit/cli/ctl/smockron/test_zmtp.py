@@ -8,8 +8,8 @@ from typing import Any
 from counterd.cli.ctl.smockron.zmtp import Subscriber
 from counterd.client._addresses import Address
 from counterd.protocols.smockron import wire
-from machine import PATIENCE
-from scripted_master import Master
+from kit.machine import PATIENCE
+from kit.scripted_master import Master
 
 
 class Timed(Subscriber):

@@ -10,11 +10,11 @@ import struct
 from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
-import scripted
 from counterd.protocols.sentinel.wire import MessageType, Status
+from kit import scripted
 
 if TYPE_CHECKING:
-    from scripted import Peer
+    from kit.scripted import Peer
 
 HEAD = struct.Struct(">Hib")
 

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Iterable
 
 from counterd.protocols.counter import wire
-from machine import PATIENCE
+from kit.machine import PATIENCE
 
 # Either (bytes to receive, bytes to send; None closes the connection), or a function that does anything else.
 Step = tuple[bytes, bytes | None] | Callable[[socket.socket], object]

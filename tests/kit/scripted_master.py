@@ -11,16 +11,16 @@ import socket
 import time
 from typing import TYPE_CHECKING
 
-import scripted
 from counterd.protocols.smockron import wire
 from counterd.protocols.smockron.wire import Command, Parser, SocketType
-from daemon import wait_until
+from kit import scripted
+from kit.daemon import wait_until
 
 if TYPE_CHECKING:
     import ssl
     from types import TracebackType
 
-    from scripted import Peer
+    from kit.scripted import Peer
 
 Item = Command | tuple[bytes, ...]
 

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from counterd.protocols.beanstalk import wire
-from daemon import PATIENCE, wait_until
+from kit.daemon import PATIENCE, wait_until
 
 if TYPE_CHECKING:
     import socket
     from collections.abc import Iterator, Sequence
 
-    from daemon import Daemon
+    from kit.daemon import Daemon
 
 RECEIVE_SIZE = 1 << 16
 

@@ -22,13 +22,12 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-import daemon
-import machine
+from kit import daemon, machine
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-REDIRECTED = Path(__file__).parent / "redirected"
+REDIRECTED = Path(__file__).parents[1] / "redirected"
 PAGE_PATIENCE = 2 * machine.PATIENCE  # for all Python blocks of a page, or for one shell block
 END = "\x1e"  # printed at the end of each block
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-import loops
+from kit import loops
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine

@@ -11,10 +11,10 @@ import socket
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
-import scripted
+from kit import scripted
 
 if TYPE_CHECKING:
-    from scripted import Peer
+    from kit.scripted import Peer
 
 PAUSE_S = 0.002
 

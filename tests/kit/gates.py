@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 from counterd.protocols.smockron import wire
 from counterd.protocols.smockron.wire import Command, SocketType, Status
-from machine import PATIENCE
+from kit.machine import PATIENCE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from daemon import Address, Daemon
+    from kit.daemon import Address, Daemon
 
 RULES = {"api": {"rate": "1/day", "burst": 2}, "login": {"rate": "1/day", "burst": 0}}
 DAY_MS = 86_400_000

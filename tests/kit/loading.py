@@ -15,12 +15,12 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import needs
 from counterd.bench import result
 from counterd.bench.asking import LoadError
 from counterd.bench.plan import Hold, Keys, Plan, Work
 from counterd.bench.run import run
-from daemon import PATIENCE, wait_until
+from kit import needs
+from kit.daemon import PATIENCE, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 # Processes are forked from one that has imported everything and has no threads. Starting an interpreter for each run
 # would take longer than most runs.
 FORKS = multiprocessing.get_context("forkserver")
-FORKS.set_forkserver_preload(["counterd.bench.run", "pytest", "loading"])
+FORKS.set_forkserver_preload(["counterd.bench.run", "pytest", "kit.loading"])
 
 
 class Bench:

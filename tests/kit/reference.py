@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 
-import needs
+from kit import needs
 from ports import free_ports
 
 if TYPE_CHECKING:

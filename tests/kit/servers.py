@@ -5,16 +5,15 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING, Any
 
-import daemon
-import reference
 from counterd.client import Client
 from counterd.errors import NotFound
+from kit import daemon, reference
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from daemon import Address
+    from kit.daemon import Address
 
 PATIENCE = daemon.PATIENCE
 

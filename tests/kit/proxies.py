@@ -13,17 +13,15 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import daemon
-import gates
-import needs
-from machine import PATIENCE, own_address
+from kit import daemon, gates, needs
+from kit.machine import PATIENCE, own_address
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from daemon import Address, Daemon
+    from kit.daemon import Address, Daemon
 
-DEPLOY = Path(__file__).parents[1] / "deploy"
+DEPLOY = Path(__file__).parents[2] / "deploy"
 COUNTERCTL = str(Path(sys.executable).with_name("counterctl"))
 GATE, APPLICATION = "127.0.0.1:10006", "127.0.0.1:8000"  # in those files
 

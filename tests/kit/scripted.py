@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from counterd.protocols.counter import wire
 from counterd.protocols.counter.wire import Opcode, Status
-from daemon import Address, wait_until
+from kit.daemon import Address, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

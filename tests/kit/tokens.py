@@ -12,8 +12,8 @@ import struct
 import time
 from typing import NamedTuple
 
-import scripted
 from counterd.protocols.sentinel.wire import MessageType, Status
+from kit import scripted
 
 HEAD = struct.Struct(">Hib")
 LEASE_MS = 4000

@@ -1,7 +1,7 @@
 """The table of programs and features that tests need beyond those that build counterd, with their packages.
 
 A test says `@pytest.mark.needs("openssl")` and gets the program from path(). Missing needs are listed before the tests.
-Tests with missing needs are skipped, or fail if CI is set in the environment. `python3 tests/needs.py` lists the
+Tests with missing needs are skipped, or fail if CI is set in the environment. `python3 tests/kit/needs.py` lists the
 missing packages, --install installs them. It imports the standard library only, so that any Python can run it.
 """
 
@@ -81,7 +81,7 @@ TABLE: Mapping[str, Need] = {
     "ipv6": Need("::1", remedy="enable IPv6 on the loopback interface", is_there=has_ipv6),
 }
 
-MARKER = "needs(*names, partly=False): what it needs, of the table in tests/needs.py; partly: it does less without"
+MARKER = "needs(*names, partly=False): what it needs, of the table in tests/kit/needs.py; partly: it does less without"
 
 _said: set[str] = set()  # the needs of the running test
 

@@ -6,13 +6,13 @@ import contextlib
 import json
 from typing import TYPE_CHECKING, Any
 
-import daemon
+from kit import daemon
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
 
-    from daemon import Address, Daemon
+    from kit.daemon import Address, Daemon
 
 
 def flow(flow_id: int, count: float, *, grade: int = 0, **more: Any) -> dict[str, Any]:
