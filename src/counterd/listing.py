@@ -54,11 +54,14 @@ class Column:
     connection  the engine's number of a connection, which may have ended (int)
     since       a point in time, in tenths of a second on the monotonic clock (int)
     seconds     a duration (float)
+
+    A program sees a column with `detail`, and so do people who look at one row; a table for people leaves it out.
     """
 
     name: str
     kind: Literal["name", "integer", "text", "connection", "since", "seconds"]
     help: str
+    detail: bool = False
 
 
 class Walk(Protocol):

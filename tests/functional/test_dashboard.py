@@ -350,7 +350,7 @@ def test_connections_are_listed_and_searched(open_page: Open, served: daemon.Dae
         page.get_by_label("Search connections").fill(peers[1])
         expect(page.locator("#connections tbody button")).to_have_text([peers[1]])
         page.locator("#connections tbody button").click()
-        expect(page.locator("#connection .facts")).to_contain_text("none")
+        expect(page.locator("#connection .facts")).to_contain_text("requests0")
         page.get_by_role("button", name="Close").click()
         page.get_by_label("Protocol", exact=True).select_option("throttr")
         expect(page.get_by_text("No connection matches this text.")).to_be_visible()

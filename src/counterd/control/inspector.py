@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
+from counterd.control.connections import COLUMNS, row_of
 from counterd.frames import Refused
-from counterd.listing import ROWS, ROWS_MAX, read_parameters
+from counterd.listing import ROWS, ROWS_MAX, Column, read_parameters
 from counterd.settings import choice, integer
 from counterd.version import __version__
 
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
     from counterd.control.service import Service
     from counterd.control.view import View
-    from counterd.listing import Column, Table
+    from counterd.listing import Table
     from counterd.net.connection import Connection
     from counterd.settings import Setting
 
@@ -208,9 +209,9 @@ class Inspector:
                     yield
                     continue
                 if len(rows) == limit:
-                    return (yield from listed(rows, {"next": rows[-1]["id"]}))
-                rows.append(self._connection(name, connection))
-        return (yield from listed(rows, {"next": None}))
+                    return (yield from listed(rows, {"columns": COLUMNS, "next": rows[-1]["id"]}))
+                rows.append(row_of(self._services[name], connection, time.monotonic_ns()))
+        return (yield from listed(rows, {"columns": COLUMNS, "next": None}))
 
     def _connected_beyond(self, room: str, number: int) -> Iterator[Connection | None]:
         """Yields a protocol's connections with larger numbers, in order, and None whenever a pause is due."""
@@ -225,20 +226,6 @@ class Inspector:
             if (connection is not None or probed % PROBES == 0) and time.monotonic_ns() - begun > SLICE_NS:
                 yield None
                 begun = time.monotonic_ns()
-
-    def _connection(self, room: str, connection: Connection) -> dict[str, Any]:
-        now = time.monotonic_ns()
-        tls = connection.tls()
-        return {
-            "id": f"{room}-{connection.id}",
-            "protocol": room,
-            "peer": connection.origin(),
-            "age_seconds": (now - connection.since_ns) / 1e9,
-            "idle_seconds": (now - connection.active_ns) / 1e9,
-            "requests": connection.requests,
-            "holdings": self._services[room].store.holdings_of(connection.number),
-            "tls": None if tls is None else dict(zip(("version", "cipher", "subject"), tls, strict=True)),
-        }
 
     def _find(self, connection_id: str) -> tuple[Service, Connection]:
         """Returns the connection with this id and its service. Raises Refused."""
@@ -303,18 +290,17 @@ def listed(rows: Iterable[Mapping[str, Any]], rest: Mapping[str, Any]) -> Steps:
     return b'{"rows": [' + b", ".join(texts) + b"], " + encoded(rest)[1:]
 
 
-def columns(table: Table) -> list[dict[str, str]]:
+def columns(table: Table) -> list[dict[str, Any]]:
     """Returns the columns of an answer. A connection is shown by its id and its peer, a point in time by its age."""
     made = []
     for column in table.columns:
-        if column.kind == "connection":
-            made.append({"name": column.name, "kind": "connection", "help": column.help})
-            made.append({"name": "peer", "kind": "text", "help": "its address"})
-        elif column.kind == "since":
-            made.append({"name": "age_seconds", "kind": "seconds", "help": f"{column.help}: how long ago"})
+        if column.kind == "since":
+            made.append(Column("age_seconds", "seconds", f"{column.help}: how long ago", column.detail))
         else:
-            made.append(asdict(column))
-    return made
+            made.append(column)
+        if column.kind == "connection":
+            made.append(Column("peer", "text", "its address", column.detail))
+    return [asdict(column) for column in made]
 
 
 def shape(service: Service, table: Table) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from counterd.cli.ctl.output import NOTHING, Column, Kind, Output, Row, output_o
 from counterd.errors import ConnectionLost, CounterdError, InvalidArguments, ServerError, Timeout
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Iterator
+    from collections.abc import Callable, Container, Iterator, Mapping
     from http.client import HTTPConnection
 
 URL = "http://127.0.0.1:11216"
@@ -254,21 +254,24 @@ class Table(NamedTuple):
         return self._replace(columns=[each for each in self.columns if each.name not in names])
 
 
+def columns_of(answer: Mapping[str, Any]) -> list[Column]:
+    """Returns the columns that an answer describes."""
+    return [
+        Column(
+            each["name"],
+            KINDS[each["kind"]],
+            each["name"].removesuffix("_seconds"),
+            "gone" if each["kind"] == "connection" else NOTHING,
+            each["detail"],
+        )
+        for each in answer["columns"]
+    ]
+
+
 def tables_of(endpoint: Endpoint) -> list[Table]:
     """Returns all tables of a server. Raises the same as Endpoint.ask()."""
-
-    def column(name: str, kind: str) -> Column:
-        title = "age" if name == "age_seconds" else ""
-        return Column(name, KINDS[kind], title, "gone" if kind == "connection" else NOTHING)
-
     return [
-        Table(
-            each["name"],
-            each["protocol"],
-            [column(one["name"], one["kind"]) for one in each["columns"]],
-            each["sorts"],
-            each["parameters"],
-        )
+        Table(each["name"], each["protocol"], columns_of(each), each["sorts"], each["parameters"])
         for each in endpoint.ask("GET", "/stats")["tables"]
     ]
 
@@ -328,37 +331,30 @@ def connections(
 
     The values in the column id are the IDs that `counterctl kill` and `counterctl holdings` take.
     """
-    columns = [
-        Column("id"),
-        Column("protocol"),
-        Column("peer"),
-        Column("age_seconds", Kind.SPAN, title="age"),
-        Column("idle_seconds", Kind.SPAN, title="idle"),
-        Column("requests", Kind.NUMBER),
-        Column("holdings", Kind.NUMBER),
-        Column("tls"),
-        Column("tls_cipher", detail=True),
-        Column("tls_subject", detail=True),
-    ]
-    found = [listed(columns, row) for row in all_connections(endpoint_of(context, **where), protocol, limit)]
-    output.rows(columns, found)
-    if not found and limit != 0:
+    columns: list[Column] = []
+    rows: list[Row] = []
+    for page in pages_of_connections(endpoint_of(context, **where), protocol, limit):
+        columns = columns_of(page)
+        rows += [listed(columns, row) for row in page["rows"]]
+    output.rows(columns, rows[:limit])
+    if not rows:
         say("no connections")
 
 
-def all_connections(endpoint: Endpoint, protocol: str | None, limit: int | None) -> Iterator[dict[str, Any]]:
-    """Yields all connections, page by page. Connections that begin or end meanwhile may be missing."""
-    after = None
-    while limit is None or limit > 0:
-        page = PAGE if limit is None else min(limit, PAGE)
-        answer = endpoint.ask("GET", "/connections", protocol=protocol, limit=page, after=after)
-        for row in answer["rows"]:
-            secure = row["tls"] or {"version": None, "cipher": None, "subject": None}
-            yield {**row, "tls": secure["version"], "tls_cipher": secure["cipher"], "tls_subject": secure["subject"]}
+def pages_of_connections(endpoint: Endpoint, protocol: str | None, limit: int | None) -> Iterator[Any]:
+    """Yields the replies with all connections. Connections that begin or end meanwhile may be missing.
+
+    With a limit of 0 there is a reply too, with one row, because it has the columns.
+    """
+    after, left = None, limit
+    while True:
+        size = PAGE if left is None else min(max(left, 1), PAGE)
+        answer = endpoint.ask("GET", "/connections", protocol=protocol, limit=size, after=after)
+        yield answer
         after = answer["next"]
-        if after is None:
+        left = None if left is None else left - size
+        if after is None or (left is not None and left <= 0):
             return
-        limit = None if limit is None else limit - len(answer["rows"])
 
 
 @click.command()

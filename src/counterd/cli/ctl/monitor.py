@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.live import Live
 
-from counterd.cli.ctl.admin import PAGE, Endpoint, Table, end_connection, other_tables, table_of, tables_of
+from counterd.cli.ctl.admin import PAGE, Endpoint, Table, columns_of, end_connection, other_tables, table_of, tables_of
 from counterd.cli.ctl.common import EXIT_SIGNAL, explain
 from counterd.cli.ctl.screen import Listing, Sample, Shown, Told, draw, remember, summary
 from counterd.cli.ctl.view import CONNECTIONS, COUNTERS, HOLDERS, HOLDINGS, Keys, View
@@ -240,7 +240,7 @@ def told(endpoint: Endpoint, page: str, name: bytes, tables: Sequence[Table]) ->
     if page == CONNECTIONS:
         answer = endpoint.ask("GET", "/connections", limit=PAGE)
         total = None if answer["next"] is not None else len(answer["rows"])
-        return Told(page, name, answer["rows"], total, tables=other_tables(endpoint))
+        return Told(page, name, answer["rows"], total, columns=columns_of(answer), tables=other_tables(endpoint))
     asked: dict[str, Any]
     if page == HOLDINGS:
         asked = {"connection": name.decode("utf-8", "replace")}

@@ -13,7 +13,7 @@ from rich.console import Group
 from rich.text import Text
 
 from counterd.cli.ctl.common import shown
-from counterd.cli.ctl.output import RIGHT, Kind, cell
+from counterd.cli.ctl.output import RIGHT, cell
 from counterd.cli.ctl.output import Column as Field
 from counterd.cli.ctl.view import CONNECTIONS, COUNTERS, HOLDERS, HOLDINGS, Order, View, limit_of, share
 from counterd.units import COUNTS, count, digits, rate, scaled, several
@@ -141,7 +141,7 @@ def summary(entries: list[DumpEntry], order: Order, at: float, seconds: float) -
 class Told(NamedTuple):
     """The reply of the admin endpoint for a page. total: the number of rows; None if there are more than these.
 
-    columns: those of the rows, except on the page of connections. tables: those of other protocols, if they were asked.
+    columns: those of the rows. tables: those of other protocols, if they were asked.
     """
 
     page: str
@@ -453,18 +453,10 @@ def sparkline(values: Sequence[int] | deque[int], full: int, width: int, *, plai
 
 WIDTHS = {
     "id": 16, "connection": 16, "flow": 19, "job": 20, "type": 6, "limits": 11, "protocol": 9,
+    "tls": 7,
 }  # fmt: skip
 NUMBER_WIDTH = 9
 EMPTY = {CONNECTIONS: "no connections", HOLDERS: "no holders", HOLDINGS: "the connection holds nothing"}
-CONNECTION_FIELDS = (
-    Field("id"),
-    Field("peer"),
-    Field("holdings", Kind.NUMBER),
-    Field("age_seconds", Kind.SPAN, title="age"),
-    Field("idle_seconds", Kind.SPAN, title="idle"),
-    Field("requests", Kind.NUMBER),
-    Field("protocol"),
-)
 
 
 def _page(what: Shown, columns: int, room: int, *, plain: bool) -> list[Text]:
@@ -474,7 +466,7 @@ def _page(what: Shown, columns: int, room: int, *, plain: bool) -> list[Text]:
     about = Text(f"{view.page} {link} {_beginning(view.name, columns)}" if view.name else view.page, "bold")
     if told is None or (told.page, told.name) != (view.page, view.name):
         return [about]
-    fields, flexible = _fitting(CONNECTION_FIELDS if view.page == CONNECTIONS else told.columns, columns)
+    fields, flexible = _fitting([each for each in told.columns if not each.detail], columns)
     view.cursor.settle([str(row[fields[0].name]) for row in told.rows], room - 2)
     heading = _row([each.title or each.name for each in fields], fields, flexible, plain=plain)
     heading.stylize("reverse")

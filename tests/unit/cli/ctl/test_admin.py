@@ -40,9 +40,15 @@ HELD = {
 
 
 def table(name: str, protocol: str, columns: str, *parameters: str) -> dict[str, Any]:
-    """As /stats has it. columns: name:kind, with blanks between."""
-    made = [dict(zip(("name", "kind"), each.split(":"), strict=True)) for each in columns.split()]
+    """As /stats has it."""
+    made = described(columns)
     return {"name": name, "protocol": protocol, "columns": made, "sorts": [], "parameters": list(parameters)}
+
+
+def described(columns: str) -> list[dict[str, Any]]:
+    """As an answer describes columns. columns: name:kind, with blanks between; an asterisk after it is for a detail."""
+    pairs = (each.split(":") for each in columns.split())
+    return [{"name": name, "kind": kind.strip("*"), "detail": kind.endswith("*")} for name, kind in pairs]
 
 
 TABLES = [
@@ -57,13 +63,14 @@ TABLES = [
     ),
     table("throttled", "smockron", "domain:name", "domain"),
 ]
-TLS = {"version": "TLSv1.3", "cipher": "TLS_AES_256_GCM_SHA384", "subject": "CN=me"}
+CONNECTION = described("id:text peer:text requests:integer age_seconds:seconds tls:text tls_cipher:text*")
+CIPHER = "TLS_AES_256_GCM_SHA384"
 
 
-def connection(number: int, tls: dict[str, str] | None = None) -> dict[str, Any]:
+def connection(number: int, tls: str | None = None, cipher: str | None = None) -> dict[str, Any]:
     return {
-        "id": f"counter-{number}-{number}", "protocol": "counter", "peer": f"127.0.0.1:{number}", "age_seconds": 12.5,
-        "idle_seconds": 0.25, "requests": 1_234_567, "holdings": 1, "tls": tls,
+        "id": f"counter-{number}-{number}", "peer": f"127.0.0.1:{number}", "requests": 1_234_567, "age_seconds": 12.5,
+        "tls": tls, "tls_cipher": cipher,
     }  # fmt: skip
 
 
@@ -102,7 +109,8 @@ class Admin(HTTPServer):
             begin = int(parameters.get("after", "counter--1").split("-", 1)[1].partition("-")[0] or -1) + 1
             end = begin + int(parameters["limit"])
             rows = self.connections[begin:end] if parameters.get("protocol") != "throttr" else []
-            body = {"rows": rows, "next": rows[-1]["id"] if rows and end < len(self.connections) else None}
+            more = rows and end < len(self.connections)
+            body = {"rows": rows, "columns": CONNECTION, "next": rows[-1]["id"] if more else None}
         elif token is None:
             status, body = 401, {"error": "this request needs the token: Authorization: Bearer TOKEN"}
         elif path != "/connections/counter-1-1":
@@ -228,16 +236,16 @@ def test_a_connection_that_holds_nothing_or_is_gone(admin: Admin) -> None:
 
 
 def test_connections(admin: Admin) -> None:
-    admin.connections[1] = connection(1, TLS)
+    admin.connections[1] = connection(1, "TLSv1.3", CIPHER)
     done = ctl(admin, "connections", "--limit", "2", "--protocol", "counter")
     assert [" ".join(line.split()) for line in done.stdout.splitlines()] == [
-        "id protocol peer age idle requests holdings tls",
-        "counter-0-0 counter 127.0.0.1:0 12.5 s 250 ms 1.23M 1 -",
-        "counter-1-1 counter 127.0.0.1:1 12.5 s 250 ms 1.23M 1 TLSv1.3",
+        "id peer requests age tls",
+        "counter-0-0 127.0.0.1:0 1.23M 12.5 s -",
+        "counter-1-1 127.0.0.1:1 1.23M 12.5 s TLSv1.3",
     ]
     assert admin.asked[0][2] == {"limit": "2", "protocol": "counter"}
     (row,) = json.loads(ctl(admin, "connections", "--limit", "2", "--output", "json").stdout)[1:]
-    assert (row["tls"], row["tls_cipher"], row["tls_subject"]) == (TLS["version"], TLS["cipher"], "CN=me")
+    assert row == connection(1, "TLSv1.3", CIPHER)
 
 
 def test_all_connections_page_by_page(admin: Admin) -> None:

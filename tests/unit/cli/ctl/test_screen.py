@@ -197,14 +197,20 @@ PAGES = {"tubes": TUBE_COLUMNS, "tokens": TOKEN_COLUMNS}
 # ---- other pages ----------------------------------------------------------------------------------------------------
 
 
+CONNECTION_COLUMNS = [
+    Column("id"), Column("peer"), Column("holdings", Kind.NUMBER), Column("requests", Kind.NUMBER), AGE,
+    Column("secret", detail=True), Column("idle_seconds", Kind.SPAN, "idle"), Column("protocol"),
+]  # fmt: skip
+
+
 def connected(count: int, total: int | None = 30) -> Shown:
     what = full("tab")
     rows = [
-        {"id": f"counter-{at}-12", "protocol": "counter", "peer": "127.0.0.1:40530", "age_seconds": 59.0,
-         "idle_seconds": 1.0, "requests": 1_234_567, "holdings": at, "tls": None}
+        {"id": f"counter-{at}-12", "peer": "127.0.0.1:40530", "holdings": at, "requests": 1_234_567,
+         "age_seconds": 59.0, "secret": "detail", "idle_seconds": 1.0, "protocol": "counter"}
         for at in range(count)
     ]  # fmt: skip
-    what.told = Told(CONNECTIONS, b"", rows, total)
+    what.told = Told(CONNECTIONS, b"", rows, total, columns=CONNECTION_COLUMNS)
     return what
 
 
@@ -212,8 +218,8 @@ def test_connections() -> None:
     what = connected(30)
     lines = drawn(what)
     at = lines.index("connections")
-    assert lines[at + 1].split() == ["id", "peer", "holdings", "age", "idle", "requests"]
-    assert lines[at + 2].split() == ["counter-0-12", "127.0.0.1:40530", "0", "59", "s", "1", "s", "1.23M"]
+    assert lines[at + 1].split() == ["id", "peer", "holdings", "requests", "age", "idle"]
+    assert lines[at + 2].split() == ["counter-0-12", "127.0.0.1:40530", "0", "1.23M", "59", "s", "1", "s"]
     hint = "Enter holdings  k kill  Tab next  h help  q quit"
     assert lines[-1] == "30 connections" + " " * (80 - 14 - len(hint)) + hint
     assert drawn(connected(30, None))[-1].startswith("the first 30 connections ")
