@@ -243,14 +243,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=15, help="short and many: a busy neighbour spoils some, not all")
     parser.add_argument("--seconds", type=float, default=0.5, help="of each round")
-    parser.add_argument("--only", default="", help="only scenarios whose names contain this")
+    parser.add_argument("--only", default="", help="only scenarios whose names contain this, as Python or smockron")
     parser.add_argument("--smoke", action="store_true", help="tiny counts, whatever comes out: only that it runs")
     parser.add_argument("--out", type=Path, default=RESULTS, help="where the results go")
     options = parser.parse_args()
-    if missing := servers.missing():
+    scenarios = chosen(options.only, smoke=options.smoke)
+    if missing := servers.missing(scenarios):
         sys.exit(f"bench-peers needs {', '.join(missing)}: on Debian, apt-get install {' '.join(missing)}")
     servers.allow_connections()
-    document, scenarios = make_document(options)
+    document = make_document()
     os.sched_setaffinity(0, {document["cores"]["load"]})
     hear_interrupts()
     status = play_all(scenarios, document, options)
@@ -261,14 +262,19 @@ def main() -> None:
     sys.exit(status)
 
 
-def make_document(options: argparse.Namespace) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """(what is known before anything is measured, the scenarios). Before this process is bound to a core."""
-    core, load_core = servers.two_cores()
-    scenarios = [each for each in json.loads((HERE / "scenarios.json").read_text()) if options.only in each["name"]]
-    if options.smoke:
+def chosen(only: str, *, smoke: bool) -> list[dict[str, Any]]:
+    """Returns the scenarios whose names contain `only`. Exits if there is none."""
+    scenarios = [each for each in json.loads((HERE / "scenarios.json").read_text()) if only in each["name"]]
+    if smoke:
         scenarios = [each for each in scenarios if each.get("smoke", True)]
     if not scenarios:
-        sys.exit(f"bench-peers: no scenario has {options.only!r} in its name")
+        sys.exit(f"bench-peers: no scenario has {only!r} in its name")
+    return scenarios
+
+
+def make_document() -> dict[str, Any]:
+    """Returns what is known before anything is measured. Has to run before this process is bound to a core."""
+    core, load_core = servers.two_cores()
     return {
         "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "commit": commit(),
@@ -276,7 +282,7 @@ def make_document(options: argparse.Namespace) -> tuple[dict[str, Any], list[dic
         "versions": {**versions(), **servers.versions()},
         "cores": {"server": core, "load": load_core},
         "scenarios": [],
-    }, scenarios
+    }
 
 
 def play_all(scenarios: list[dict[str, Any]], document: dict[str, Any], options: argparse.Namespace) -> int:

@@ -37,9 +37,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from types import ModuleType
 
-PACKAGES = {  # in Debian
-    "yrmcdsd": "yrmcds", "redis-server": "redis-server", "memcached": "memcached", "beanstalkd": "beanstalkd",
+PACKAGES = {  # in Debian, by the first word of the names of the servers that need them
+    "yrmcdsd": "yrmcds", "redis": "redis-server", "memcached": "memcached", "beanstalkd": "beanstalkd",
 }  # fmt: skip
+PROGRAMS = {"redis": "redis-server"}  # where that word is not the program
 CONNECTIONS_MAX = 20_000
 START_S = 20.0
 POLL_S = 0.001  # largest error of the time of a start
@@ -89,9 +90,12 @@ class Server:
         return int(Path(f"/proc/{self.pid}/statm").read_text().split()[1]) * resource.getpagesize()
 
 
-def missing() -> list[str]:
-    """Returns the Debian packages that the comparison needs and that are not installed."""
-    return [package for program, package in PACKAGES.items() if not _find(program)]
+def missing(scenarios: list[dict[str, Any]]) -> list[str]:
+    """Returns the Debian packages that the servers of these scenarios need and that are not installed."""
+    used = {name.split()[0] for each in scenarios for name in each.get("servers", STARTS)}
+    if any("{redis}" in setting for each in scenarios for setting in each.get("settings", ())):
+        used.add("redis")
+    return [package for word, package in PACKAGES.items() if word in used and not _find(PROGRAMS.get(word, word))]
 
 
 def versions() -> dict[str, str]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from counterd.bench.asking import LoadError
-from peers import compare, servers
+from peers import clients, compare, servers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -43,7 +43,7 @@ def comparison(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Call
 
     (tmp_path / "scenarios.json").write_text(json.dumps([SCENARIO, {**SCENARIO, "name": "64 in flight"}]))
     monkeypatch.setattr(compare, "HERE", tmp_path)
-    monkeypatch.setattr(servers, "missing", list)
+    monkeypatch.setattr(servers, "missing", lambda _: [])
     monkeypatch.setattr(servers, "allow_connections", lambda: None)
     monkeypatch.setattr("os.sched_setaffinity", lambda *_: None)
     monkeypatch.setattr(compare, "INTERRUPTS", [])
@@ -140,6 +140,33 @@ def test_what_takes_long_is_left_out_of_a_smoke_run(comparison: Callable[..., in
     (tmp_path / "scenarios.json").write_text(json.dumps(scenarios))
     comparison(lambda *_: FIGURES, "--smoke")
     assert [scenario["name"] for scenario in found(tmp_path)] == ["64 in flight"]
+
+
+def test_the_python_clients_can_be_compared_alone() -> None:
+    """With the peers' clients, and with nothing else: all rows of that kind, which are named after it."""
+    assert {each["kind"] for each in compare.chosen("Python", smoke=False)} == clients.KINDS.keys()
+    every = compare.chosen("", smoke=False)
+    assert [each for each in every if each["kind"] in clients.KINDS] == compare.chosen("Python", smoke=False)
+
+
+@pytest.mark.parametrize(
+    ("only", "packages"),
+    [
+        ("Python", ["redis-server"]),
+        ("smockron", ["redis-server"]),
+        ("sentinel", ["redis-server"]),
+        ("beanstalk", ["beanstalkd"]),
+        ("64 in flight, 1 thousand names", ["yrmcds", "redis-server", "memcached"]),
+        ("", ["yrmcds", "redis-server", "memcached", "beanstalkd"]),
+    ],
+)
+def test_a_part_needs_only_the_packages_of_its_servers(
+    only: str, packages: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(servers, "_find", lambda _: None)
+    assert servers.missing(compare.chosen(only, smoke=False)) == packages
+    monkeypatch.setattr(servers, "_find", lambda program: program)
+    assert servers.missing(compare.chosen(only, smoke=False)) == []
 
 
 def test_no_such_scenario_is_said(comparison: Callable[..., int]) -> None:
