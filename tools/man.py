@@ -79,6 +79,8 @@ def commands(main: click.Group, name: str) -> Iterator[str]:
 
 
 def inner(group: click.Group, parent: click.Context) -> Iterator[str]:
+    """Yields the options of each subcommand except those that are as the group has them."""
+    known = [item(above) for above in only_options(group.params)]
     for name in group.list_commands(parent):
         command = group.get_command(parent, name)
         assert command is not None
@@ -86,7 +88,7 @@ def inner(group: click.Group, parent: click.Context) -> Iterator[str]:
         yield f".Ss {context.command_path.partition(' ')[2]}"
         yield f".Dl {escaped(' '.join((name, *operands(command))))}"
         yield from prose(command.help or "")
-        yield from options(each for each in command.params if each.name not in {above.name for above in group.params})
+        yield from options(each for each in only_options(command.params) if item(each) not in known)
         if isinstance(command, click.Group):
             yield from inner(command, context)
 
@@ -102,15 +104,24 @@ def operands(command: click.Command) -> Iterator[str]:
             yield word if each.required or word.startswith("[") else f"[{word}]"
 
 
+def only_options(parameters: Iterable[click.Parameter]) -> list[click.Option]:
+    """Returns all options except --help, which every command has."""
+    return [each for each in parameters if isinstance(each, click.Option)]
+
+
 def options(parameters: Iterable[click.Parameter]) -> Iterator[str]:
-    """Yields all options except --help, which every command has."""
-    shown = [each for each in parameters if isinstance(each, click.Option)]
-    if shown:
+    """Yields the list of all options."""
+    if shown := only_options(parameters):
         yield ".Bl -tag -width Ds"
         for option in shown:
-            yield f".It {' , '.join(flag(each) for each in option.opts)}{argument(option)}"
-            yield from sentences([option.help or "", *notes(option)])
+            yield from item(option)
         yield ".El"
+
+
+def item(option: click.Option) -> list[str]:
+    """Returns what a page says of an option."""
+    names = " , ".join(flag(each) for each in option.opts)
+    return [f".It {names}{argument(option)}", *sentences([option.help or "", *notes(option)])]
 
 
 def flag(text: str) -> str:

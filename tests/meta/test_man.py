@@ -8,6 +8,7 @@ import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import click
 import pytest
 
 from counterd.cli import daemon
@@ -38,6 +39,17 @@ def text(page: str) -> str:
 def test_a_page_says_what_the_program_says(man: ModuleType, page: str) -> None:
     assert set(man.PARTS) == {"counterbench.1", "counterctl.1", "counterd.conf.5"}
     assert man.renewed(page, text(page)) == text(page), "`make docs` writes it anew"
+
+
+def test_an_option_is_left_out_only_where_the_group_has_the_same(man: ModuleType) -> None:
+    """`beanstalk put --key` is the key of a job, and `beanstalk --key` that of a certificate."""
+    shared = click.Option(["--output"], help="The format.")
+    command = click.Command("put", params=[shared, click.Option(["--key"], help="The job's key.")])
+    group = click.Group("queue", [command], params=[shared, click.Option(["--key"], help="The private key.")])
+    lines = list(man.commands(group, "queue"))
+    assert lines[lines.index(".Ss put") :] == [
+        ".Ss put", ".Dl put [OPTIONS]", ".Bl -tag -width Ds", '.It Fl Fl key Ar "TEXT"', "The job's key.", ".El",
+    ]  # fmt: skip
 
 
 def test_a_page_without_marks_is_found(man: ModuleType) -> None:
