@@ -13,7 +13,7 @@ from asyncio.trsock import TransportSocket
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, cast
 
-from counterd.client._calls import UNANSWERED_MAX, Call, Pending
+from counterd.client._calls import PROBE_S, UNANSWERED_MAX, Call, Pending
 from counterd.client._connection import FORKED, closed_by_server, lost, not_answered, set_options
 from counterd.errors import CounterdError, ProtocolError
 
@@ -40,10 +40,6 @@ def hang_up(transport: asyncio.Transport) -> None:
     if isinstance(connected, TransportSocket):  # uvloop has closed its own
         with suppress(OSError):
             connected.shutdown(socket.SHUT_RDWR)
-
-
-# How long a caller waits for a reply that may take long, before it checks that the server still answers.
-PROBE_S = 10.0
 
 
 class FutureCall(Call):

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 Request = tuple[Any, ...]
 # After so many calls that were given up without an answer, the client closes the connection: it keeps each of them.
 UNANSWERED_MAX = 1 << 17
+# Seconds that a caller waits for a reply that may take long, before it checks that the server still answers.
+PROBE_S = 10.0
 FRAME_KEPT = 1024  # bytes: a longer request is not kept after it was sent
 
 

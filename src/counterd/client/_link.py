@@ -17,7 +17,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from counterd.client import _portable
-from counterd.client._calls import UNANSWERED_MAX, Call, Pending
+from counterd.client._calls import PROBE_S, UNANSWERED_MAX, Call, Pending
 from counterd.client._connection import (
     CLOSED,
     FORKED,
@@ -40,8 +40,6 @@ if TYPE_CHECKING:
 PUSH_SLICE_S = 0.05  # a thread that only sends checks so often whether another thread still reads
 # The shortest wait in seconds, to read what has come already: with a deadline of now, nothing would be read.
 _AT_ONCE = 0.001
-# How long a caller waits for a reply that may take long, before it checks that the server still answers.
-PROBE_S = 10.0
 SETTLE_S = 1.0  # how long an interrupted caller waits for a reply that may grant it something
 
 _ENDED = _portable.PEER_ENDED | select.POLLHUP | select.POLLERR

@@ -39,11 +39,11 @@ from counterd.protocols.counter._takes cimport (
     take_look, take_move, take_try, take_wait, takes_begin, takes_epoch, takes_leave, takes_left, takes_reserve,
 )
 
-COMMAND_NAMES = {
+# Those of the reference implementation, in the order in which its Stats has them.
+REFERENCE_COMMANDS = {
     NOOP: "noop", GET: "get", ACQUIRE: "acquire", RELEASE: "release", STATS: "stats", DUMP: "dump",
-    TAKE: "take", CANCEL: "cancel", SETTLE: "settle",
 }
-REFERENCE_COMMANDS = tuple(COMMAND_NAMES.values())[:6]  # that the reference implementation has
+COMMAND_NAMES = {**REFERENCE_COMMANDS, TAKE: "take", CANCEL: "cancel", SETTLE: "settle"}
 REFUSAL_NAMES = {
     NOT_FOUND: "not_found", INVALID_ARGUMENTS: "invalid_arguments", RESOURCE_NOT_AVAILABLE: "not_available",
     NOT_ACQUIRED: "not_acquired", CANCELLED: "cancelled", UNKNOWN_COMMAND: "unknown_command",
@@ -470,7 +470,7 @@ cdef class CounterStore(Store):
         """Returns the body of a Stats: name length, value length, name, value for each figure. Section "Stats"."""
         cdef dict figures = self.figures()
         ordered = {name: figures.pop(name) for name in REFERENCE_FIGURES}
-        ordered.update((f"command:{name}", figures.pop(f"command:{name}")) for name in REFERENCE_COMMANDS)
+        ordered.update((f"command:{name}", figures.pop(f"command:{name}")) for name in REFERENCE_COMMANDS.values())
         ordered.update(self.others())  # must not call the store, because a call is under way
         ordered.update(figures)
         pieces = []

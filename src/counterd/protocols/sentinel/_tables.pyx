@@ -139,7 +139,7 @@ TABLES = (
             Column("flow", "text", "the id of its rule"),
             Column("count", "integer", "how much of the threshold it uses"),
             Column("connection", "connection", "the connection that holds it"),
-            Column("held", "seconds", "how long it has been out"),
+            Column("held", "seconds", "how long it has been held"),
             Column("left", "seconds", "time until its lease expires; negative: expired, and freed by the next sweep"),
             Column("kept", "integer", "how often a client renewed its lease"),
         ),
