@@ -5,7 +5,7 @@
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 
 from counterd._core cimport Store
-from counterd.engine.permits cimport Permits
+from counterd.engine.permits cimport Holding, Permits
 from counterd.engine.table cimport Record, Table
 
 cdef enum:
@@ -53,4 +53,5 @@ cdef class HoldingsWalk:
 
     cdef int note(self) except -1
     cdef int collect(self) except -1
+    cdef tuple row(self, bytes name, const Holding* holding)
     cpdef bint step(self) except -1

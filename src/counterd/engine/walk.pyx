@@ -187,9 +187,10 @@ cdef class RankedWalk:
 
 
 cdef class HoldingsWalk:
-    """Counts the holdings of a connection and lists the latest `limit`: (name, amount, since), the latest first.
+    """Counts the holdings of a connection and lists the latest `limit`, the latest first.
 
-    connection: the engine's number. A subclass sets `permits`. There are fewer rows if their names exceed NAMES_MAX.
+    connection: the engine's number. A subclass sets `permits`, and overrides row(). There are fewer rows if their names
+    exceed NAMES_MAX.
 
     The first step notes the numbers of the holdings. A holding keeps its number, so one that exists throughout is a row
     exactly once. If a number was reused for another holding of the same connection meanwhile, the row shows that one.
@@ -240,8 +241,12 @@ cdef class HoldingsWalk:
                 self.entries.clear()
                 break
             work -= BLOCK_WORK * name_blocks(&self.permits.table, record.name_size) + (record.name_size >> BYTES_SHIFT)
-            self.found.append((name_bytes(&self.permits.table, record), holding.amount, holding.since_tenths))
+            self.found.append(self.row(name_bytes(&self.permits.table, record), holding))
         return 0
+
+    cdef tuple row(self, bytes name, const Holding* holding):
+        """Returns the row of a holding. name: of its record."""
+        return ()
 
     def rows(self):
         """Returns the rows, each as it was when it was read. Call it after step() has returned True."""

@@ -139,6 +139,9 @@ cdef class HeldWalk(HoldingsWalk):
     def __cinit__(self, CounterStore store not None, uint32_t connection, uint32_t limit):
         self.permits = &store.counters.permits
 
+    cdef tuple row(self, bytes name, const Holding* holding):
+        return (name, holding.amount, holding.since_tenths)
+
 
 def open_counters(CounterStore store, parameters):
     """Begins a walk through the counters."""

@@ -154,7 +154,7 @@ TABLES = (
             Column("flow", "text", "the id of its rule"),
             Column("resource", "name", "the resource of its rule"),
             Column(
-                "limits", "text", 'concurrency or qps; "no rule" if tokens are still out after their rule was removed'
+                "limits", "text", 'concurrency or qps; "no rule" if tokens are still held after their rule was removed'
             ),
             Column(
                 "threshold", "integer", "limit of concurrent calls or of calls a second, for the clients connected now"

@@ -5,6 +5,7 @@ Floor 2. Walks in slices, see engine/walk.pyx. Keys that had expired at the time
 
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
+from counterd.engine.permits cimport Holding
 from counterd.engine.table cimport Record
 from counterd.engine.walk cimport BLOCK_WORK, HoldingsWalk, RankedWalk
 from counterd.protocols.throttr._keys cimport KEY_BUFFER, Key, key_expires, key_lives, value_length
@@ -54,6 +55,9 @@ cdef class SubscriptionsWalk(HoldingsWalk):
 
     def __cinit__(self, ThrottrStore store not None, uint32_t connection, uint32_t limit):
         self.permits = &store.channels.permits
+
+    cdef tuple row(self, bytes name, const Holding* holding):
+        return (name, holding.amount, holding.since_tenths)
 
 
 def open_keys(ThrottrStore store, parameters):
