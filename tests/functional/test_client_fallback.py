@@ -6,6 +6,7 @@ What only asyncio has is in test_aio_sentinel.py.
 from __future__ import annotations
 
 import contextlib
+import socket
 import struct
 import subprocess
 import sys
@@ -29,27 +30,32 @@ from counterd.client.sentinel import (
 )
 from counterd.errors import ConnectionLost, ProtocolError, Timeout
 from counterd.protocols.sentinel.wire import MessageType, Status
-from kit import scripted
 from kit.daemon import PATIENCE, wait_until
 from kit.loops import until
+from kit.scripted import Hangup
+from kit.scripted.sentinel import Asked, Room
 from kit.shapes import BLOCKING, SHAPES, begun, got, opened, run
-from kit.tokens import Late, Request, Server
 from ports import free_ports
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
 SHORT = 0.05  # a timeout that passes
+LEASE_MS = 4000
 PASSED, REFUSED = Answer(0, fallback=True), Answer(1, fallback=True)
 
 
+def room(**options: Any) -> Room:
+    return Room({101: 2}, lease_ms=LEASE_MS, **options)
+
+
 @pytest.fixture
-def server() -> Iterator[Server]:
-    with Server() as made:
+def server() -> Iterator[Room]:
+    with room() as made:
         yield made
 
 
-def made(shape: str, server: Server | None = None, **options: Any) -> Any:
+def made(shape: str, server: Room | None = None, **options: Any) -> Any:
     client = Client if shape == BLOCKING else AsyncClient
     return client(*server.address if server else (), **{"timeout": PATIENCE, "limits": {101: 1}, **options})
 
@@ -81,7 +87,7 @@ def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 @SHAPES
-def test_answers_in_another_order(server: Server, shape: str) -> None:
+def test_answers_in_another_order(server: Room, shape: str) -> None:
     """Each caller gets its own."""
 
     async def scenario() -> None:
@@ -98,7 +104,7 @@ def test_answers_in_another_order(server: Server, shape: str) -> None:
 
 
 @SHAPES
-def test_the_namespace_is_said_first(server: Server, shape: str) -> None:
+def test_the_namespace_is_said_first(server: Room, shape: str) -> None:
     async def scenario() -> None:
         async with opened(made(shape, server, namespace="sch\u00f6n")) as client:
             await got(client.flow(101))
@@ -107,13 +113,13 @@ def test_the_namespace_is_said_first(server: Server, shape: str) -> None:
             await got(client.flow(101))
 
     run(shape, scenario())
-    asked = [(request.connection, request.type) for request in server.asked_for]
+    asked = [(request.connection, request.type) for request in server.seen]
     assert asked == [(0, MessageType.PING), (0, MessageType.FLOW), (1, MessageType.PING), (1, MessageType.FLOW)]
-    assert server.asked_for[0].data == struct.pack(">i", 6) + "sch\u00f6n".encode()
+    assert server.seen[0].body == struct.pack(">i", 6) + "sch\u00f6n".encode()
 
 
 @SHAPES
-def test_what_makes_no_sense(server: Server, shape: str) -> None:
+def test_what_makes_no_sense(server: Room, shape: str) -> None:
     async def scenario() -> None:
         server.says = {MessageType.FLOW: 0}  # which is too short
         async with opened(made(shape, server, limits={})) as client:
@@ -128,7 +134,7 @@ def test_what_makes_no_sense(server: Server, shape: str) -> None:
 
 @SHAPES
 @pytest.mark.parametrize("holds", [False, True])
-def test_a_grant_that_comes_too_late_is_given_back(server: Server, shape: str, holds: bool) -> None:
+def test_a_grant_that_comes_too_late_is_given_back(server: Room, shape: str, holds: bool) -> None:
     """At once, though nobody uses the client any more."""
 
     async def scenario() -> None:
@@ -138,15 +144,15 @@ def test_a_grant_that_comes_too_late_is_given_back(server: Server, shape: str, h
                 with pytest.raises(Timeout):
                     await (entered(client.hold(101)) if holds else got(client.acquire(101)))
             server.go_on()
-            await until(lambda: server.seen(MessageType.RELEASE), "it is given back")
-            await until(lambda: server.in_use() == 0, "it is free")
+            await until(lambda: server.of(MessageType.RELEASE), "it is given back")
+            await until(lambda: server.used[101] == 0, "it is free")
             await until(lambda: client.stats().late == 1, "it is counted")
             assert not client._link.closed
 
     run(shape, scenario())
 
 
-def test_a_server_that_owes_grants_for_too_long(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_owes_grants_for_too_long(server: Room, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_keeper, "LATE_MAX_S", 2 * SHORT)
 
     async def scenario() -> None:
@@ -163,7 +169,7 @@ def test_a_server_that_owes_grants_for_too_long(server: Server, monkeypatch: pyt
 
 
 @SHAPES
-def test_leases_are_kept_while_a_grant_is_owed(server: Server, shape: str) -> None:
+def test_leases_are_kept_while_a_grant_is_owed(server: Room, shape: str) -> None:
     async def scenario() -> None:
         server.limits = {101: 1, 102: 1}
         async with opened(made(shape, server, fallback="closed")) as client, opened(client.hold(101)) as hold:
@@ -171,9 +177,9 @@ def test_leases_are_kept_while_a_grant_is_owed(server: Server, shape: str) -> No
             async with impatient(client):
                 with pytest.raises(Timeout):
                     await got(client.acquire(102))
-            await until(lambda: len(server.seen(MessageType.KEEP)) > 1, "it is kept again")
+            await until(lambda: len(server.of(MessageType.KEEP)) > 1, "it is kept again")
             assert not hold.lost
-            assert server.in_use() == 1
+            assert server.used[101] == 1
             server.go_on()
             await until(lambda: client.stats().late == 1, "it is given back")
 
@@ -182,15 +188,15 @@ def test_leases_are_kept_while_a_grant_is_owed(server: Server, shape: str) -> No
 
 @SHAPES
 @pytest.mark.parametrize("status", [Status.NO_RULE, Status.NOT_AVAILABLE, Status.FAIL])
-def test_a_lease_that_is_not_renewed_now(server: Server, shape: str, status: Status) -> None:
+def test_a_lease_that_is_not_renewed_now(server: Room, shape: str, status: Status) -> None:
     """It is asked for again, and goes on in time."""
 
     async def scenario() -> None:
         async with opened(made(shape, server)) as client, opened(client.hold(101)) as hold:
             for says in ({}, {MessageType.KEEP: status}, {}):
                 server.says = says
-                kept = len(server.seen(MessageType.KEEP))
-                await until(lambda kept=kept: len(server.seen(MessageType.KEEP)) > kept, "it is kept")
+                kept = len(server.of(MessageType.KEEP))
+                await until(lambda kept=kept: len(server.of(MessageType.KEEP)) > kept, "it is kept")
             assert not hold.lost
             server.says = {MessageType.RELEASE: status}
 
@@ -198,12 +204,12 @@ def test_a_lease_that_is_not_renewed_now(server: Server, shape: str, status: Sta
 
 
 @SHAPES
-def test_a_token_that_is_unknown_when_it_is_given_back(server: Server, shape: str) -> None:
+def test_a_token_that_is_unknown_when_it_is_given_back(server: Room, shape: str) -> None:
     async def scenario() -> None:
         async with opened(made(shape, server)) as client:
             client._leases.usual[101] = 60.0  # so that it is not kept before
             hold = await entered(client.hold(101))
-            server.tokens.clear()
+            server.end_all()
             assert not hold.lost
             with pytest.raises(TokenLost, match="the server does not know it"):
                 await left(hold)
@@ -252,7 +258,7 @@ def test_local_limits_while_there_is_no_server(shape: str, caplog: pytest.LogCap
 
 @SHAPES
 def test_it_ends_when_the_server_is_back(
-    server: Server, shape: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    server: Room, shape: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(_fallback, "QUIET_S", 0.0)
 
@@ -301,7 +307,7 @@ def test_a_hold_that_nothing_is_let_through_for_waits_for_the_server(shape: str)
             assert time.monotonic() - start >= 0.14  # uvloop's clock counts milliseconds
             hold = client.hold(101)
             waiting = begun(shape, hold.__enter__ if shape == BLOCKING else hold.__aenter__)
-            with Late(port):
+            with room(listening=socket.create_server(("127.0.0.1", port))):
                 assert await waiting is hold
                 await left(hold)
                 await got(client.close())
@@ -311,9 +317,7 @@ def test_a_hold_that_nothing_is_let_through_for_waits_for_the_server(shape: str)
 
 @SHAPES
 @pytest.mark.parametrize("status", [-4, -2, -1, 3, 5, 4, 99])
-def test_answers_that_are_no_decision(
-    server: Server, shape: str, status: int, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_answers_that_are_no_decision(server: Room, shape: str, status: int, caplog: pytest.LogCaptureFixture) -> None:
     async def scenario() -> None:
         server.says = dict.fromkeys((MessageType.FLOW, MessageType.PARAM, MessageType.ACQUIRE), status)
         async with opened(made(shape, server)) as client:
@@ -332,7 +336,7 @@ def test_answers_that_are_no_decision(
 
 
 @SHAPES
-def test_a_token_that_can_neither_be_kept_nor_given_back(server: Server, shape: str) -> None:
+def test_a_token_that_can_neither_be_kept_nor_given_back(server: Room, shape: str) -> None:
     async def scenario() -> None:
         async with opened(made(shape, server)) as client:
             token = await got(client.acquire(101))
@@ -353,7 +357,7 @@ def test_a_token_that_can_neither_be_kept_nor_given_back(server: Server, shape: 
 
 
 @SHAPES
-def test_calls_go_on_with_another_connection(server: Server, shape: str) -> None:
+def test_calls_go_on_with_another_connection(server: Room, shape: str) -> None:
     """Also one that is under way."""
 
     async def scenario() -> None:
@@ -404,7 +408,7 @@ def test_calls_reach_a_server_that_is_back(shape: str) -> None:
             async def decides() -> bool:
                 return not (await got(client.flow(101))).fallback
 
-            with Late(port):
+            with room(listening=socket.create_server(("127.0.0.1", port))):
                 await until(decides, "it is found")
                 await got(client.close())
 
@@ -412,11 +416,11 @@ def test_calls_reach_a_server_that_is_back(shape: str) -> None:
 
 
 @SHAPES
-def test_a_server_that_closes_each_connection(server: Server, shape: str) -> None:
+def test_a_server_that_closes_each_connection(server: Room, shape: str) -> None:
     """As one that has no room does: that is not tried without a pause."""
 
-    def close(_: Request) -> bytes:
-        raise scripted.Hangup
+    def close(_: Asked) -> bytes:
+        raise Hangup
 
     async def scenario() -> None:
         server.answer = close  # type: ignore[method-assign]
@@ -433,7 +437,7 @@ def test_a_server_that_closes_each_connection(server: Server, shape: str) -> Non
 def test_a_hold_is_lost_when_its_lease_is_over_without_a_server(shape: str) -> None:
     lost: list[object] = []
 
-    async def scenario(server: Server) -> None:
+    async def scenario(server: Room) -> None:
         server.lease_ms = 300
         async with opened(made(shape, server)) as client:
             async with opened(client.hold(101, on_lost=lost.append)) as hold:
@@ -444,10 +448,10 @@ def test_a_hold_is_lost_when_its_lease_is_over_without_a_server(shape: str) -> N
             assert client.stats().lost == 1
 
     with contextlib.ExitStack() as leaving:
-        run(shape, scenario(leaving.enter_context(Server())))
+        run(shape, scenario(leaving.enter_context(room())))
 
 
-def test_a_lock_that_a_thread_of_the_client_has(server: Server) -> None:
+def test_a_lock_that_a_thread_of_the_client_has(server: Room) -> None:
     """A signal handler may close the client wherever it comes."""
     for keepers in (True, False):
         client = made(BLOCKING, server)
@@ -458,7 +462,7 @@ def test_a_lock_that_a_thread_of_the_client_has(server: Server) -> None:
 
 @SHAPES
 @pytest.mark.parametrize("call", ["flow", "acquire"])
-def test_closed_while_it_waits(server: Server, shape: str, call: str) -> None:
+def test_closed_while_it_waits(server: Room, shape: str, call: str) -> None:
     """That is no reason to fall back."""
 
     async def scenario() -> None:

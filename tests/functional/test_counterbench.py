@@ -16,7 +16,8 @@ from counterd.protocols.counter.wire import Opcode
 from kit.certificates import server_context
 from kit.daemon import PATIENCE, wait_until
 from kit.loading import load, load_fails, plan_of, running
-from kit.scripted import Peer, Request, SecureServer, Server, refusal
+from kit.scripted import Hangup, Peer
+from kit.scripted.counter import Request, Server, refusal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -87,12 +88,12 @@ def test_depth_is_how_many_are_sent_before_any_answer_is_read(depth: int) -> Non
             buffer = b""
             waiting: list[Request] = []
             while data := peer.socket.recv(1 << 18):
-                requests, buffer = self.parse(peer, buffer + data)
+                requests, buffer = self.cut(peer, buffer + data)
                 waiting += requests
                 assert len(waiting) <= depth
                 if len(waiting) == depth:
                     peer.batches.append(depth)
-                    self.send(peer, self.replies(peer, waiting))
+                    self.send(peer, map(self.reply, waiting))
                     waiting = []
 
     with Late() as server:
@@ -124,9 +125,9 @@ def test_a_server_that_reads_slowly_gets_everything() -> None:
 
 def test_all_of_a_number_are_waited_for_while_answers_come() -> None:
     class Slow(Server):
-        def reply(self, peer: Peer, request: Request) -> bytes:
+        def answer(self, request: Request) -> bytes:
             time.sleep(0.1)
-            return self.right(peer, request)
+            return self.right_answer(request)
 
         def send(self, peer: Peer, replies: Iterator[bytes]) -> None:
             for reply in replies:
@@ -206,10 +207,10 @@ def test_acquire_and_release_in_turn(server: Server) -> None:
 
 def test_what_was_refused_is_not_released() -> None:
     class Refusing(Server):
-        def reply(self, peer: Peer, request: Request) -> bytes:
+        def answer(self, request: Request) -> bytes:
             if request.opcode == Opcode.ACQUIRE and request.name.endswith((b"1", b"3")):
                 return refusal(request, 0x21)
-            return self.right(peer, request)
+            return self.right_answer(request)
 
     with Refusing() as server:
         run = load(server, requests=300, names=4)
@@ -277,7 +278,7 @@ def test_a_great_many_permits_are_held_and_left(server: Server) -> None:
     run = load(server, duration=1.0, connections=200, depth=200, hold="fixed:100s", work="acquire-release", names=9)
     assert (set(run.outcomes), run.errors) == ({"granted"}, {})
     assert time.monotonic() - begun < PATIENCE
-    assert sum(server.most.values()) == len(server.asked(Opcode.ACQUIRE)) >= run.requests > 10_000
+    assert sum(server.counters.most.values()) == len(server.asked(Opcode.ACQUIRE)) >= run.requests > 10_000
 
 
 # ---- an open loop ----
@@ -306,10 +307,10 @@ def test_a_slow_rate_and_processes_ask_no_more_than_was_wanted(server: Server) -
 
 def test_a_stall_is_seen_by_everyone_who_had_to_wait() -> None:
     class Stalling(Server):
-        def reply(self, peer: Peer, request: Request) -> bytes:
-            if len(self.requests) == 50:
+        def answer(self, request: Request) -> bytes:
+            if len(self.seen) == 50:
                 time.sleep(0.3)
-            return self.right(peer, request)
+            return self.right_answer(request)
 
     with Stalling() as server:
         run = load(server, rate=200, duration=1.0, work="noop", connections=1)
@@ -325,9 +326,9 @@ def test_a_stall_is_seen_by_everyone_who_had_to_wait() -> None:
 
 def test_what_could_not_be_sent_is_reported() -> None:
     class Slow(Server):
-        def reply(self, peer: Peer, request: Request) -> bytes:
+        def answer(self, request: Request) -> bytes:
             time.sleep(0.05)
-            return self.right(peer, request)
+            return self.right_answer(request)
 
     with Slow() as server:
         short = {"counterd.bench._load.GRACE_S": 0.3}
@@ -375,7 +376,7 @@ def test_more_connections_at_once_than_a_unix_socket_has_room_for(short_path: Pa
 
 @pytest.mark.needs("ipv6")
 def test_ipv6() -> None:
-    with Server(socket.AF_INET6) as server:
+    with Server(family=socket.AF_INET6) as server:
         run = load(server, requests=100, verify=True)
         assert (run.requests, run.errors, run.violations) == (100, {}, [])
 
@@ -416,19 +417,19 @@ def test_the_real_server(start: Callable[..., daemon.Daemon]) -> None:
     ],
 )
 def test_over_tls(options: dict[str, Any], pem: Files) -> None:
-    with SecureServer(server_context()) as server:
+    with Server(context=server_context()) as server:
         run = load(server, tls=True, cacert=pem.cacert, **options)
         assert (run.requests, run.errors, run.failed()) == (options["requests"], {}, False)
         assert (run.label.count("TLS"), run.options["tls"]) == (1, True)
 
 
 def test_a_certificate_of_its_own(pem: Files) -> None:
-    with SecureServer(server_context(clients=ssl.CERT_REQUIRED)) as server:
+    with Server(context=server_context(clients=ssl.CERT_REQUIRED)) as server:
         files = {"cacert": pem.cacert, "cert": pem.cert, "key": pem.key}
         assert not load(server, tls=True, requests=10, **files).failed()
     context = server_context(clients=ssl.CERT_REQUIRED)
     context.maximum_version = ssl.TLSVersion.TLSv1_2  # which refuses within the handshake, 1.3 a moment after it
-    with SecureServer(context) as server:
+    with Server(context=context) as server:
         said = load_fails(server, tls=True, requests=10, cacert=pem.cacert)
     assert re.search("cannot connect to 127.0.0.1:[0-9]+: TLS handshake: ", said)
 
@@ -437,7 +438,7 @@ def test_a_certificate_of_its_own(pem: Files) -> None:
     ("file", "why"), [("other", "TLS handshake: .*CERTIFICATE_VERIFY_FAILED"), ("none", "/none: No such file or dir")]
 )
 def test_whom_it_does_not_trust(file: str, why: str, pem: Files) -> None:
-    with SecureServer(server_context()) as server:
+    with Server(context=server_context()) as server:
         said = load_fails(server, tls=True, requests=10, cacert=getattr(pem, file, "/none"))
         assert re.search(f"cannot connect to 127.0.0.1:[0-9]+: {why}", said)
 
@@ -450,14 +451,14 @@ def test_a_server_without_tls(server: Server) -> None:
 def test_handshakes_that_fail_during_the_load(pem: Files) -> None:
     """Are errors, and connections that are opened again."""
 
-    class Hostile(SecureServer):
-        def serve(self, peer: Peer) -> None:
-            if peer.number % 3 != 2:
-                super().serve(peer)
-            elif peer.number % 2:
-                peer.socket.sendall(b"no TLS at all" * 10)
+    class Hostile(Server):
+        def secure(self, peer: Peer, context: ssl.SSLContext) -> None:
+            if peer.number % 3 == 2:
+                peer.socket.sendall(b"no TLS at all" * 10 * (peer.number % 2))
+                raise Hangup
+            super().secure(peer, context)
 
-    with Hostile(server_context()) as server:
+    with Hostile(context=server_context()) as server:
         run = load(server, tls=True, cacert=pem.cacert, requests=50, connections=4)
         assert run.requests == 50
         assert run.errors.keys() == {"network error"}

@@ -15,7 +15,7 @@ from counterd.protocols.beanstalk.wire import Parser, delete, read_dictionary, s
 from kit import daemon, reference
 from kit.loading import Place, load, load_fails
 from kit.scripted import Hangup
-from kit.scripted_queue import Asked, Queue
+from kit.scripted.beanstalk import Asked, Queue
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -17,7 +17,7 @@ import pytest
 from counterd.protocols.sentinel.rules import parse_rules
 from kit.certificates import server_context
 from kit.daemon import running, wait_until
-from kit.scripted import SecureServer
+from kit.scripted.counter import Server
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -263,7 +263,7 @@ def test_nobody_listens() -> None:
 
 
 def test_a_file_of_tls_means_tls(pem: Files) -> None:
-    with SecureServer(server_context()) as server:
+    with Server(context=server_context()) as server:
         found = counterbench("-p", server.address[1], "-n", 10, "--cacert", pem.cacert, "-q")
     assert (found.returncode, found.stderr) == (0, "")
     assert "TLS" in found.stdout

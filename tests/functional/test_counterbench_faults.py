@@ -14,7 +14,8 @@ from counterd.protocols.counter import wire
 from counterd.protocols.counter.wire import Opcode
 from kit.daemon import PATIENCE, wait_until
 from kit.loading import load, load_fails, other_server, plan_of, running, wait_for_loads
-from kit.scripted import Hangup, Peer, Request, Server, refusal, response
+from kit.scripted import Hangup, Peer
+from kit.scripted.counter import Request, Server, refusal, response
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -27,18 +28,19 @@ RIGHT = 10  # requests that a scripted server answers before it does wrong
 
 
 class Scripted(Server):
-    """Answers RIGHT requests of the first connection that asks, and then the first of `answer`; then right again."""
+    """Answers RIGHT requests of the first connection that asks, and then the first of `wrong`; then right again."""
 
-    def __init__(self, answer: Callable[[Peer, Request], bytes]) -> None:
+    def __init__(self, wrong: Callable[[Peer, Request], bytes]) -> None:
         super().__init__()
-        self.answer = answer
+        self.wrong = wrong
         self.done = False
 
-    def reply(self, peer: Peer, request: Request) -> bytes:
+    def answer(self, request: Request) -> bytes:
+        peer = self.peer_of(request)
         if peer.requests <= RIGHT or self.done:
-            return self.right(peer, request)
+            return self.right_answer(request)
         self.done = True
-        return self.answer(peer, request)
+        return self.wrong(peer, request)
 
 
 class Raw(Server):
@@ -395,18 +397,18 @@ def test_a_time_without_answers_counts() -> None:
     """A rate is of the time that was asked for, not of the part that went well."""
 
     class Tiring(Server):
-        def reply(self, peer: Peer, request: Request) -> bytes:
-            return self.right(peer, request) if len(self.requests) <= 100 else b""
+        def answer(self, request: Request) -> bytes:
+            return self.right_answer(request) if len(self.seen) <= 100 else b""
 
     with Tiring() as server:
         for options in ({"duration": 0.3}, {"duration": 0.3, "requests": 1000}):
-            server.requests.clear()
+            server.seen.clear()
             run = load(server, work="noop", connections=1, patches=SHORT, **options)
             assert (run.requests, run.errors) == (100, {"unanswered": 1})
             assert run.seconds >= 0.3
-        server.requests.clear()
+        server.seen.clear()
         with running(plan_of(server, work="noop", connections=1, duration=60.0), SHORT) as bench:
-            wait_until(lambda: len(server.requests) > 100, "all answers")
+            wait_until(lambda: len(server.seen) > 100, "all answers")
             time.sleep(0.2)
             bench.interrupt()
             run = bench.result()
@@ -418,7 +420,7 @@ def test_a_time_without_answers_counts() -> None:
 def test_an_interrupt_before_there_are_any_figures(warmup: float) -> None:
     with Mute() as server:
         with running(plan_of(server, connections=1, duration=60.0, warmup=warmup), SHORT) as bench:
-            wait_until(lambda: server.requests or len(server.peers) > 1, "a connection")
+            wait_until(lambda: server.seen or len(server.peers) > 1, "a connection")
             bench.interrupt(signal.SIGTERM)
             run = bench.result()
         assert (run.requests, run.rate) == (0, 0.0)
@@ -475,7 +477,7 @@ def test_an_interrupt_while_permits_are_waited_for_leaves_the_figures() -> None:
             pass
 
     with Forgetful() as server, running(plan_of(server, requests=1, connections=1, verify=True)) as bench:
-        wait_until(lambda: len([each for each in server.requests if each.opcode == Opcode.DUMP]) > 4, "a few looks")
+        wait_until(lambda: len([each for each in server.seen if each.opcode == Opcode.DUMP]) > 4, "a few looks")
         bench.interrupt()
         run = bench.result()
     assert run.requests == 1
@@ -484,10 +486,10 @@ def test_an_interrupt_while_permits_are_waited_for_leaves_the_figures() -> None:
 
 def test_a_server_that_shows_more_than_the_maximum() -> None:
     class Boastful(Server):
-        def reply(self, peer: Peer, request: Request) -> bytes:
+        def answer(self, request: Request) -> bytes:
             if request.opcode == Opcode.GET:
                 return response(request, (11).to_bytes(4, "big"))
-            return self.right(peer, request)
+            return self.right_answer(request)
 
     with Boastful() as server:
         run = load(server, requests=50, work="get", maximum=10, verify=True)
@@ -497,10 +499,10 @@ def test_a_server_that_shows_more_than_the_maximum() -> None:
 
 def test_a_server_that_counts_more_than_is_held() -> None:
     class Miscounting(Server):
-        def reply(self, peer: Peer, request: Request) -> bytes:
-            if request.opcode == Opcode.RELEASE and peer.requests == 50:
+        def answer(self, request: Request) -> bytes:
+            if request.opcode == Opcode.RELEASE and self.peer_of(request).requests == 50:
                 return response(request)
-            return self.right(peer, request)
+            return self.right_answer(request)
 
     with Miscounting() as server:
         run = load(server, requests=100, connections=1, verify=True, patches=FORGETFUL_SHORT)
@@ -509,10 +511,10 @@ def test_a_server_that_counts_more_than_is_held() -> None:
 
 def test_a_server_that_loses_what_is_held() -> None:
     class Losing(Server):
-        def reply(self, peer: Peer, request: Request) -> bytes:
-            answer = self.right(peer, request)
+        def answer(self, request: Request) -> bytes:
+            answer = self.right_answer(request)
             if request.opcode == Opcode.ACQUIRE:
-                self.used[request.name] = peer.held[request.name] = 0
+                self.used[request.name] = self.peer_of(request).held[request.name] = 0
             return answer
 
     with Losing() as server:
@@ -526,10 +528,10 @@ def test_what_a_dead_connection_held_may_take_a_moment() -> None:
             time.sleep(0.2)
             super().give_back(peer)
 
-        def reply(self, peer: Peer, request: Request) -> bytes:
-            if peer.requests == 2:
+        def answer(self, request: Request) -> bytes:
+            if self.peer_of(request).requests == 2:
                 raise Hangup
-            return self.right(peer, request)
+            return self.right_answer(request)
 
     with Late() as server:
         run = load(server, requests=4, connections=2, work="acquire", verify=True)
@@ -538,8 +540,8 @@ def test_what_a_dead_connection_held_may_take_a_moment() -> None:
 
 def test_a_server_that_has_no_dump() -> None:
     class Simple(Server):
-        def _right(self, peer: Peer, request: Request) -> bytes:
-            return refusal(request, 0x81) if request.opcode == Opcode.DUMP else super()._right(peer, request)
+        def right_answer(self, request: Request) -> bytes:
+            return refusal(request, 0x81) if request.opcode == Opcode.DUMP else super().right_answer(request)
 
     with Simple() as server:
         assert (
@@ -550,9 +552,9 @@ def test_a_server_that_has_no_dump() -> None:
 
 def test_a_server_that_stops_answering_dumps_leaves_the_figures() -> None:
     class Simple(Server):
-        def _right(self, peer: Peer, request: Request) -> bytes:
-            wrong = request.opcode == Opcode.DUMP and len(self.requests) > 50
-            return refusal(request, 0x82) if wrong else super()._right(peer, request)
+        def right_answer(self, request: Request) -> bytes:
+            wrong = request.opcode == Opcode.DUMP and len(self.seen) > 50
+            return refusal(request, 0x82) if wrong else super().right_answer(request)
 
     with Simple() as server:
         run = load(server, requests=100, verify=True)

@@ -15,7 +15,7 @@ from counterd.protocols.sentinel.load import FIRST_RATE, PARAM_FLOW, rules_of
 from counterd.protocols.sentinel.wire import MessageType, Status
 from kit import daemon
 from kit.loading import Place, load, load_fails, other_server
-from kit.scripted_room import Answer, Asked, Room
+from kit.scripted.sentinel import Asked, Room, response
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -187,7 +187,7 @@ def judged(room: Room, **options: object) -> Run:
 
 def test_a_room_that_grants_too_much() -> None:
     class Generous(Room):
-        def answer(self, asked: Asked) -> Answer:
+        def answer(self, asked: Asked) -> bytes:
             self.limits = 4 if asked.count > 1 or self.used[asked.id] > 6 else 7
             return self.right_answer(asked)
 
@@ -216,7 +216,7 @@ def test_a_token_that_is_told_twice() -> None:
 
 def test_a_room_that_keeps_what_is_released() -> None:
     class Keeping(Room):
-        def answer(self, asked: Asked) -> Answer:
+        def answer(self, asked: Asked) -> bytes:
             found = self.right_answer(asked)
             if asked.type == MessageType.RELEASE and asked.id == 20:
                 self.used[1] += 1
@@ -230,12 +230,12 @@ def test_a_room_that_keeps_what_is_released() -> None:
 
 @pytest.mark.parametrize(
     "wrong",
-    [Answer(Status.OK, bytes(8)), Answer(Status.OK, b"\1" * 4), Answer(Status.BLOCKED), Answer(Status.OK, bytes(9))],
+    [(Status.OK, bytes(8)), (Status.OK, b"\1" * 4), (Status.BLOCKED, b""), (Status.OK, bytes(9))],
 )
-def test_answers_that_cannot_be(wrong: Answer) -> None:
+def test_answers_that_cannot_be(wrong: tuple[Status, bytes]) -> None:
     class Wrong(Room):
-        def answer(self, asked: Asked) -> Answer:
-            return wrong
+        def answer(self, asked: Asked) -> bytes:
+            return response(asked, *wrong)
 
     with Wrong() as room:
         run = load(room, requests=1, connections=1, work="acquire", protocol="sentinel")
@@ -245,8 +245,8 @@ def test_answers_that_cannot_be(wrong: Answer) -> None:
 
 def test_a_reply_that_another_request_has() -> None:
     class Mixed(Room):
-        def _reply(self, asked: Asked) -> bytes:
-            return super()._reply(asked._replace(xid=asked.xid ^ 1))
+        def answer(self, asked: Asked) -> bytes:
+            return self.right_answer(asked._replace(xid=asked.xid ^ 1))
 
     with Mixed() as room:
         run = load(room, requests=1, connections=1, work="flow", protocol="sentinel")
@@ -256,8 +256,8 @@ def test_a_reply_that_another_request_has() -> None:
 @pytest.mark.parametrize("status", [Status.NOT_AVAILABLE, Status.NO_RULE, Status.BAD_REQUEST, Status.SHOULD_WAIT, 9])
 def test_statuses_that_are_failures(status: int) -> None:
     class Failing(Room):
-        def answer(self, asked: Asked) -> Answer:
-            return Answer(status, bytes(8))
+        def answer(self, asked: Asked) -> bytes:
+            return response(asked, status, bytes(8))
 
     with Failing() as room:
         run = load(room, requests=20, work="flow", protocol="sentinel")

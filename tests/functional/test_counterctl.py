@@ -17,15 +17,17 @@ from typing import TYPE_CHECKING
 import pytest
 
 from counterd.protocols.counter.wire import Opcode
-from kit import daemon, scripted
+from kit import daemon
 from kit.daemon import PATIENCE
+from kit.scripted import Hangup
+from kit.scripted.counter import Server
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from counterd.client import Client
     from kit.daemon import Daemon
-    from kit.scripted import Peer, Request
+    from kit.scripted.counter import Request
 
 SCRIPT = Path(sys.executable).parent / "counterctl"
 
@@ -202,15 +204,15 @@ def test_watch_shows_what_changes(counterd: Daemon, client: Client) -> None:
         assert end(process, signal.SIGINT) == (0, "", "")
 
 
-class Restarting(scripted.Server):
+class Restarting(Server):
     """Closes the first connection at the third get, and the second at once; then there are 7, and then 8."""
 
-    def reply(self, peer: Peer, request: Request) -> bytes:
-        asked = len(self.asked(Opcode.GET))
+    def answer(self, request: Request) -> bytes:
+        asked, peer = len(self.asked(Opcode.GET)), self.peer_of(request)
         if peer.number == 1 or (peer.number == 0 and asked == 3):
-            raise scripted.Hangup
+            raise Hangup
         self.used[request.name] = 0 if peer.number == 0 else 7 if asked < 6 else 8
-        return super().reply(peer, request)
+        return super().answer(request)
 
 
 def test_watch_connects_again() -> None:

@@ -7,7 +7,8 @@ import os
 import pytest
 
 from counterd.protocols.counter import wire
-from kit.scripted import Hangup, Peer, Request, Server
+from kit.scripted import Hangup
+from kit.scripted.counter import Request, Server
 from peers import edges, servers
 
 
@@ -18,8 +19,8 @@ def described(server: Server) -> servers.Server:
 class Leaving(Server):
     """Answers two requests of a connection."""
 
-    def reply(self, peer: Peer, request: Request) -> bytes:
-        if peer.requests > 2:
+    def answer(self, request: Request) -> bytes:
+        if self.peer_of(request).requests > 2:
             raise Hangup
         return wire.frame(request.opcode, request.opaque, b"Not found", magic=wire.RESPONSE_MAGIC, flags=1)
 

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from kit.scripted_queue import Asked, Queue
+from kit.scripted.beanstalk import Asked, Queue
 from peers import queues, servers
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from counterd.protocols.sentinel.wire import MessageType
-from kit.scripted_room import Room
+from kit.scripted.sentinel import Room
 from peers import servers, tokens
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from counterd.bench.plan import Plan
 from counterd.errors import ProtocolError
 from counterd.protocols.counter import wire
 from kit.certificates import Files, server_context
-from kit.scripted import SecureServer, Server
+from kit.scripted.counter import Server
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -42,7 +42,7 @@ def test_a_connection() -> None:
 
 def test_one_with_tls(tmp_path: Path) -> None:
     files = Files(tmp_path)
-    with SecureServer(server_context()) as server:
+    with Server(context=server_context()) as server:
         assert answers(resolve(Plan(port=server.address.port, tls=True, cacert=str(files.cacert))))
 
 

@@ -25,27 +25,25 @@ from counterd import errors
 from counterd.client import Client, DumpEntry
 from counterd.client._tenure import Seen
 from counterd.protocols.counter import wire
-from kit.steps import PATIENCE, Answers, response
+from kit.machine import PATIENCE
+from kit.scripted.counter import Answers, responded
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from kit.steps import Answer
+    from kit.scripted.counter import Answer
 
 
 @pytest.fixture
 def serve() -> Iterator[Callable[..., Answers]]:
     """Starts a server that gives these answers, on a free TCP port or on the given socket."""
-    scripts: list[Answers] = []
+    with contextlib.ExitStack() as stack:
 
-    def start(*answers: Answer, listening: socket.socket | None = None) -> Answers:
-        scripts.append(Answers(answers, listening or socket.create_server(("127.0.0.1", 0))))
-        return scripts[-1]
+        def start(*answers: Answer, **options: Any) -> Answers:
+            return stack.enter_context(Answers(*answers, **options))
 
-    yield start
-    for script in scripts:
-        script.stop()
+        yield start
 
 
 def connected(script: Answers, timeout: float = PATIENCE) -> Client:
@@ -53,11 +51,11 @@ def connected(script: Answers, timeout: float = PATIENCE) -> Client:
 
 
 def success(*bodies: bytes) -> Answer:
-    return lambda opcode, opaque, _: [response(opcode, opaque, body) for body in bodies or (b"",)]
+    return lambda opcode, opaque, _: [responded(opcode, opaque, body) for body in bodies or (b"",)]
 
 
 def failure(status: int, text: bytes) -> Answer:
-    return lambda opcode, opaque, _: [response(opcode, opaque, text, status)]
+    return lambda opcode, opaque, _: [responded(opcode, opaque, text, status)]
 
 
 def silence(opcode: int, opaque: int, body: bytes) -> list[bytes]:
@@ -81,9 +79,9 @@ def later(opened: Callable[[], object], *answers: Answer) -> Answer:
 
 def assert_replaced(client: Client, script: Answers) -> None:
     """The client closed the connection; the next call makes another, with which all is well."""
-    before = script.connections
+    before = len(script.peers)
     client.noop()
-    assert script.connections == before + 1
+    assert len(script.peers) == before + 1
 
 
 def test_requests_and_results(serve) -> None:
@@ -94,7 +92,7 @@ def test_requests_and_results(serve) -> None:
         assert client.acquire(b"\0n", 5, maximum=6) == 5
         assert client.release("n", 4) is None
         assert client.stats() == {"a": "7"}
-    assert script.requests == [
+    assert script.seen == [
         (0x00, b""),
         (0x01, b"\0\2\xc3\xa9"),
         (0x02, b"\0\0\0\5\0\0\0\6\0\2\0n"),
@@ -108,7 +106,7 @@ def test_one_resource_unless_told(serve) -> None:
     with connected(script) as client:
         client.acquire("n", maximum=3)
         client.release("n")
-    assert [body[:4] for _, body in script.requests] == [b"\0\0\0\1"] * 2
+    assert [body[:4] for _, body in script.seen] == [b"\0\0\0\1"] * 2
 
 
 def test_dump(serve) -> None:
@@ -121,7 +119,7 @@ def test_dump(serve) -> None:
 
 def test_a_response_in_pieces(serve) -> None:
     def pieces(opcode: int, opaque: int, _: bytes) -> Iterator[bytes]:
-        for byte in response(opcode, opaque, b"\0\0\0\7"):
+        for byte in responded(opcode, opaque, b"\0\0\0\7"):
             time.sleep(0.002)  # so that they come one by one
             yield bytes([byte])
 
@@ -165,14 +163,14 @@ def test_what_does_not_fit_is_not_sent(serve) -> None:
         with pytest.raises(ValueError, match=r"^resources"):
             client.release("n", -1)
         client.noop()
-    assert script.requests == [(0x00, b"")]
+    assert script.seen == [(0x00, b"")]
 
 
 @pytest.mark.parametrize(
     ("answer", "message"),
     [
-        (lambda code, opaque, _: [response(code, opaque + 1)], "asked with opcode 00 and opaque 00000002"),
-        (lambda code, opaque, _: [response(code + 1, opaque)], "asked with opcode 01 and opaque 00000001"),
+        (lambda code, opaque, _: [responded(code, opaque + 1)], "asked with opcode 00 and opaque 00000002"),
+        (lambda code, opaque, _: [responded(code + 1, opaque)], "asked with opcode 01 and opaque 00000001"),
         (lambda *_: [b"HTTP/1.1 400"], "not the start of a response: 48 54 54 50"),
         (success(b"abc"), "expected no body, not 61 62 63"),
     ],
@@ -202,7 +200,7 @@ def test_a_response_too_many(serve) -> None:
         with contextlib.suppress(errors.ProtocolError):
             client.noop()
         client.noop()
-    assert script.connections == 2
+    assert len(script.peers) == 2
 
 
 def test_who_is_told_of_nonsense_is_not_told_of_the_loss_as_well(serve) -> None:
@@ -224,7 +222,7 @@ def test_a_call_that_times_out_leaves_the_connection(serve) -> None:
         client._link._timeout = PATIENCE
         assert client.get("n") == 5  # and not what came too late
         assert client._link.calls.pending == {}
-    assert script.connections == 1
+    assert len(script.peers) == 1
 
 
 def test_what_is_granted_too_late_is_given_back(serve) -> None:
@@ -241,7 +239,7 @@ def test_what_is_granted_too_late_is_given_back(serve) -> None:
         client.noop()
         client.noop()  # after which the release has been answered
         assert client._link.calls.held == 1
-    assert sorted(script.requests[2:]) == [(0x00, b""), (0x00, b""), (0x03, b"\0\0\0\3\0\4late")]
+    assert sorted(script.seen[2:]) == [(0x00, b""), (0x00, b""), (0x03, b"\0\0\0\3\0\4late")]
 
 
 @pytest.mark.parametrize(
@@ -267,7 +265,7 @@ def test_the_timeout_is_for_the_whole_call(serve) -> None:
 
     def many(opcode: int, opaque: int, body: bytes) -> Iterator[bytes]:
         while not ended.wait(0.005):
-            yield response(opcode, opaque, b"\0\0\0\1\0\0\0\2\0\1a")
+            yield responded(opcode, opaque, b"\0\0\0\1\0\0\0\2\0\1a")
 
     with connected(serve(many), timeout=0.1) as client:
         with pytest.raises(errors.Timeout):
@@ -287,7 +285,7 @@ def test_the_server_hangs_up(serve) -> None:
 
 def test_the_server_resets(serve) -> None:
     def reset(opcode: int, opaque: int, body: bytes) -> None:
-        script.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        script.peers[-1].socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 
     script = serve(reset, success())
     with connected(script) as client:
@@ -302,7 +300,7 @@ def test_a_call_is_made_again_if_the_server_goes_and_nothing_was_held(serve) -> 
     with connected(script) as client:
         client.noop()
         assert client.acquire("n", maximum=1) == 1
-    assert [opcode for opcode, _ in script.requests] == [0x00, 0x02, 0x02]
+    assert [opcode for opcode, _ in script.seen] == [0x00, 0x02, 0x02]
 
 
 @pytest.mark.parametrize(
@@ -324,7 +322,7 @@ def test_a_call_is_not_made_again_if_something_is_lost(serve, call: Callable[[Cl
 def test_who_has_left_a_block_is_not_told_of_its_loss(serve) -> None:
     called: list[object] = []
     script = serve(success(b"\0\0\0\1"), success())
-    with Client(port=script.listening.getsockname()[1], timeout=PATIENCE, watch=True) as client:
+    with Client(port=script.port, timeout=PATIENCE, watch=True) as client:
         hold = client.hold("n", maximum=1, on_lost=called.append)
         with hold:
             assert not hold._tell()  # it is not wanted again
@@ -344,14 +342,14 @@ def test_a_call_is_made_again_once(serve) -> None:
         client.noop()
         with pytest.raises(errors.ConnectionLost, match=r"closed the connection: it may expect TLS, "):
             client.noop()
-        assert [opcode for opcode, _ in script.requests] == [0x00] * 3
+        assert [opcode for opcode, _ in script.seen] == [0x00] * 3
 
 
 def test_idle_and_lost_with_permits_is_told(serve) -> None:
     script = serve(success(b"\0\0\0\1"), success())
     with connected(script) as client:
         client.acquire("n", maximum=1)
-        script.connection.shutdown(socket.SHUT_RDWR)
+        script.peers[-1].socket.shutdown(socket.SHUT_RDWR)
         assert not client._link.is_alive()
         with pytest.raises(errors.ConnectionLost, match="what was acquired through it has been given back"):
             client.get("n")
@@ -394,14 +392,14 @@ def test_interrupted_while_it_waits_the_grant_is_given_back(serve) -> None:
         assert client._link.calls.held == 1
         assert client._link.holds == {}
         assert not client._turns._queues
-    assert sorted(script.requests[2:]) == [(0x00, b""), (0x00, b""), (0x03, b"\0\0\0\2\0\1n")]
+    assert sorted(script.seen[2:]) == [(0x00, b""), (0x00, b""), (0x03, b"\0\0\0\2\0\1n")]
 
 
 def test_a_hold_gives_back_what_was_granted(serve) -> None:
     script = serve(success(b"\0\0\0\2"), success())
     with connected(script) as client, client.hold(b"n\xff", 2, maximum=3):
         pass
-    assert script.requests == [(0x02, b"\0\0\0\2\0\0\0\3\0\2n\xff"), (0x03, b"\0\0\0\2\0\2n\xff")]
+    assert script.seen == [(0x02, b"\0\0\0\2\0\0\0\3\0\2n\xff"), (0x03, b"\0\0\0\2\0\2n\xff")]
 
 
 def test_a_hold_that_does_not_wait_asks_once(serve) -> None:
@@ -412,7 +410,7 @@ def test_a_hold_that_does_not_wait_asks_once(serve) -> None:
             pytest.fail("granted")
         error = caught.value
         assert (error.name, error.resources, error.maximum, error.consumption) == (b"n", 2, 4, 3)
-    assert [opcode for opcode, _ in script.requests] == [0x02, 0x01]
+    assert [opcode for opcode, _ in script.seen] == [0x02, 0x01]
 
 
 def test_a_release_that_is_refused(serve) -> None:
@@ -434,7 +432,7 @@ def test_close(serve) -> None:
     for call in (client.noop, client.fileno, client.hold("n", maximum=1).__enter__):
         with pytest.raises(errors.ConnectionLost, match=r"^there is no connection .* any more: close\(\) was called"):
             call()
-    assert script.requests == []
+    assert script.seen == []
 
 
 def test_nobody_listens(tmp_path: Path) -> None:
@@ -505,7 +503,7 @@ def test_a_hold_lets_others_go_first(serve) -> None:
         client._turns._tenures[b"n"] = tenure
         with client.hold("n", 2, maximum=10):
             pass
-    assert [opcode for opcode, _ in script.requests] == [0x01, 0x10] * 3 + [0x02, 0x02, 0x03]
+    assert [opcode for opcode, _ in script.seen] == [0x01, 0x10] * 3 + [0x02, 0x02, 0x03]
     assert tenure.seen == [Seen(1, 5), Seen(5, 6), Seen(0, None)]
     assert tenure.told == ["refused", "granted", "released"]
 
@@ -517,7 +515,7 @@ def test_a_hold_whose_time_is_over_asks_all_the_same(serve) -> None:
         client._turns._tenures[b"n"] = tenure
         with client.hold("n", maximum=10, timeout=0):
             pass
-    assert [opcode for opcode, _ in script.requests] == [0x02, 0x03]
+    assert [opcode for opcode, _ in script.seen] == [0x02, 0x03]
 
 
 def test_own_refusals_are_none_of_others(serve) -> None:
@@ -546,7 +544,7 @@ def test_made_before_its_server(serve, tmp_path: Path) -> None:
     script = serve(success(b"\0\0\0\1"), success(), listening=listening)
     with client, client.hold("n", maximum=1, timeout=PATIENCE):
         assert client.where == path
-    assert script.connections == 1
+    assert len(script.peers) == 1
 
 
 @pytest.mark.parametrize("call", [Client.noop, Client.fileno])
@@ -573,7 +571,7 @@ def test_a_pipeline_in_a_block(serve) -> None:
             assert pipeline.get("n").execute() == [7]
             pipeline.noop()
         assert pipeline.execute() == []
-    assert len(script.requests) == 1
+    assert len(script.seen) == 1
 
 
 def test_a_semaphore_shows_itself(serve) -> None:

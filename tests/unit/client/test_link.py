@@ -19,7 +19,8 @@ from counterd.errors import ConnectionLost, NotAvailable, ProtocolError, Timeout
 from counterd.protocols.counter import wire
 from counterd.protocols.counter.wire import Opcode
 from kit.daemon import wait_until
-from kit.steps import PATIENCE, response
+from kit.machine import PATIENCE
+from kit.scripted.counter import responded
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -88,9 +89,9 @@ def reading_and_waiting(pair: Pair, *requests: tuple[Any, ...]) -> list[Caller]:
 
 
 def test_a_call(pair: Pair) -> None:
-    pair.says(response(1, 1, ONE))
+    pair.says(responded(1, 1, ONE))
     assert pair.link.call(wire.get, b"a") == 1
-    pair.says(response(2, 2, b"no", 0x21))
+    pair.says(responded(2, 2, b"no", 0x21))
     with pytest.raises(NotAvailable, match=r"^no"):
         pair.link.call(wire.acquire, b"a", 1, 2)
     pair.asked(wire.get(1, b"a"), wire.acquire(2, b"a", 1, 2))
@@ -98,7 +99,7 @@ def test_a_call(pair: Pair) -> None:
 
 
 def test_calls_together(pair: Pair) -> None:
-    pair.says(response(0, 2), response(1, 1, ONE))
+    pair.says(responded(0, 2), responded(1, 1, ONE))
     calls = pair.link.run([(wire.get, b"a"), (wire.noop,)])
     assert [(call.result, call.error) for call in calls] == [(1, None), (None, None)]
 
@@ -106,7 +107,7 @@ def test_calls_together(pair: Pair) -> None:
 def test_what_does_not_fit_is_not_sent_or_waited_for(pair: Pair) -> None:
     with pytest.raises(ValueError, match=r"^name"):
         pair.link.run([(wire.acquire, b"a", 1, 1), (wire.get, b"")])
-    pair.says(response(0, pair.link.calls._opaque + 1))
+    pair.says(responded(0, pair.link.calls._opaque + 1))
     pair.link.call(wire.noop)
     pair.asked(wire.noop(pair.link.calls._opaque))
 
@@ -116,11 +117,11 @@ def test_what_does_not_fit_is_not_sent_or_waited_for(pair: Pair) -> None:
 
 def test_answers_are_handed_to_those_who_wait(pair: Pair) -> None:
     reader, *others = reading_and_waiting(pair, (wire.get, b"a"), (wire.get, b"b"), (wire.get, b"c"))
-    pair.says(response(1, 3, b"\0\0\0\3"))
+    pair.says(responded(1, 3, b"\0\0\0\3"))
     assert others[1].ends() == 3
-    pair.says(response(1, 2, b"\0\0\0\2"))
+    pair.says(responded(1, 2, b"\0\0\0\2"))
     assert others[0].ends() == 2
-    pair.says(response(1, 1, ONE))
+    pair.says(responded(1, 1, ONE))
     assert reader.ends() == 1
 
 
@@ -130,7 +131,7 @@ def test_who_has_listened_in_vain_is_not_kept(pair: Pair) -> None:
         assert Caller(pair.link.listen, 0.01).ends() is False
         assert not pair.link._waiting
         assert pair.link.calls.listeners == []
-    pair.says(response(0, 1))
+    pair.says(responded(0, 1))
     assert reader.ends() is None
 
 
@@ -141,16 +142,16 @@ def test_those_who_have_their_answers_are_not_kept(pair: Pair) -> None:
         caller = Caller(pair.link.call, wire.get, b"b")
         wait_until(lambda: pair.link._waiting, "it waits")
         assert len(pair.link._waiting) == 1
-        pair.says(response(1, number, ONE))
+        pair.says(responded(1, number, ONE))
         assert caller.ends() == 1
-    pair.says(response(1, 1, ONE))
+    pair.says(responded(1, 1, ONE))
     assert reader.ends() == 1
 
 
 def test_another_reads_when_the_reader_has_its_answer(pair: Pair) -> None:
     callers = reading_and_waiting(pair, (wire.get, b"a"), (wire.get, b"b"), (wire.get, b"c"))
     for number, caller in enumerate(callers, 1):
-        pair.says(response(1, number, ONE))
+        pair.says(responded(1, number, ONE))
         assert caller.ends() == 1
     assert not pair.link._reading
 
@@ -162,7 +163,7 @@ def test_another_reads_when_the_time_of_the_reader_is_over(pair: Pair) -> None:
     pair.link._timeout = PATIENCE
     other = Caller(pair.link.call, wire.get, b"a")
     assert isinstance(reader.ends(), Timeout)
-    pair.says(response(0, 1), response(1, 2, ONE))  # the late one is dropped
+    pair.says(responded(0, 1), responded(1, 2, ONE))  # the late one is dropped
     assert other.ends() == 1
     assert pair.link.closed == ""
 
@@ -172,9 +173,9 @@ def test_one_who_gave_up_is_not_asked_to_read(pair: Pair) -> None:
     pair.link._timeout = 0.01
     late = Caller(pair.link.call, wire.noop)
     assert isinstance(late.ends(), Timeout)
-    pair.says(response(0, 1))
+    pair.says(responded(0, 1))
     reader.ends()
-    pair.says(response(0, 2), response(0, 3))
+    pair.says(responded(0, 2), responded(0, 3))
     assert other.ends() is None
 
 
@@ -187,9 +188,9 @@ def test_one_who_was_interrupted_is_not_asked_to_read_either(pair: Pair, monkeyp
     pair.link._give_up([call], _link.SETTLE_S)
     other = Caller(pair.link.call, wire.noop)
     wait_until(lambda: len(pair.link._waiting) == 1, "it waits")
-    pair.says(response(0, 1))
+    pair.says(responded(0, 1))
     reader.ends()
-    pair.says(response(0, 3))
+    pair.says(responded(0, 3))
     assert other.ends() is None
 
 
@@ -237,7 +238,7 @@ def test_a_server_that_reads_nothing_before_its_output_is_read(pair: Pair, threa
             while len(parsed) >= 12 and len(parsed) >= (size := 12 + int.from_bytes(parsed[4:8], "big")):
                 opcode, opaque = parsed[1], int.from_bytes(parsed[8:12], "big")
                 bodies = [body] * 10 + [b""] if opcode == 0x11 else [ONE]
-                pair.says(*(response(opcode, opaque, each) for each in bodies))
+                pair.says(*(responded(opcode, opaque, each) for each in bodies))
                 parsed = parsed[size:]
                 answered += 1
 
@@ -284,7 +285,7 @@ def test_many_that_are_waited_for_are_not_too_many(pair: Pair, monkeypatch: pyte
     pair.link._timeout = 0.001
     with pytest.raises(Timeout):
         pair.link.call(wire.noop)
-    pair.says(*[response(0, opaque) for opaque in (1, 2, 3)])
+    pair.says(*[responded(0, opaque) for opaque in (1, 2, 3)])
     assert [caller.ends() for caller in callers] == [None] * 3
 
 
@@ -297,7 +298,7 @@ def test_a_signal_handler_has_no_call_while_its_thread_reads(pair: Pair) -> None
             pair.link.call(wire.noop)
         except RuntimeError as error:
             raised.append(error)
-        pair.says(response(0, 1))
+        pair.says(responded(0, 1))
 
     before = signal.signal(signal.SIGALRM, handle)
     try:
@@ -320,7 +321,7 @@ def test_closed_by_a_signal_handler_in_the_midst_of_a_call(
             pair.link.call(wire.noop)
     else:
         monkeypatch.setitem(_permits._DECODERS, Opcode.NOOP, closing(pair, lambda _: None))
-        pair.says(response(0, 1))
+        pair.says(responded(0, 1))
         pair.link.call(wire.noop)
     assert pair.ended == [pair.link]
 
@@ -337,11 +338,11 @@ def closing(pair: Pair, function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def test_a_hold_has_what_was_granted_and_gives_it_back(pair: Pair) -> None:
-    pair.says(response(2, 1, b"\0\0\0\2"))
+    pair.says(responded(2, 1, b"\0\0\0\2"))
     pair.link.acquire(HOLD, b"a", (wire.acquire, b"a", 2, 3))
     assert pair.link.holds == {HOLD: 2}
     assert pair.link.calls.held == 2
-    pair.says(response(3, 2))
+    pair.says(responded(3, 2))
     pair.link.release((HOLD, b"a"))
     assert pair.link.holds == {}
     assert pair.link.calls.held == 0
@@ -360,11 +361,11 @@ def test_a_hold_has_its_permits_before_its_thread_goes_on() -> None:
 
 
 def test_disowned_permits_are_given_back_by_nobody_in_particular(pair: Pair) -> None:
-    pair.says(response(2, 1, b"\0\0\0\2"))
+    pair.says(responded(2, 1, b"\0\0\0\2"))
     pair.link.acquire(HOLD, b"a", (wire.acquire, b"a", 2, 3))
     pair.link.disown(HOLD, b"a")
     pair.asked(wire.acquire(1, b"a", 2, 3), wire.release(2, b"a", 2))
-    pair.says(response(3, 2, b"no", 0x22), response(0, 3))  # and a refusal hurts nobody
+    pair.says(responded(3, 2, b"no", 0x22), responded(0, 3))  # and a refusal hurts nobody
     pair.link.call(wire.noop)
 
 
@@ -381,7 +382,7 @@ def test_granted_at_the_very_end(
         raise reason
 
     pair.link._wait = too_late  # type: ignore[method-assign]
-    pair.says(response(2, 1, b"\0\0\0\2"))
+    pair.says(responded(2, 1, b"\0\0\0\2"))
     with pytest.raises(raised):
         pair.link.acquire(HOLD, b"a", (wire.acquire, b"a", 2, 3)) if hold else pair.link.call(wire.acquire, b"a", 2, 3)
     pair.asked(wire.acquire(1, b"a", 2, 3), wire.release(2, b"a", 2))
@@ -390,7 +391,7 @@ def test_granted_at_the_very_end(
 
 
 def test_a_refused_hold_has_nothing(pair: Pair) -> None:
-    pair.says(response(2, 1, b"no", 0x21))
+    pair.says(responded(2, 1, b"no", 0x21))
     with pytest.raises(NotAvailable):
         pair.link.acquire(HOLD, b"a", (wire.acquire, b"a", 2, 3))
     assert pair.link.holds == {}
@@ -399,10 +400,10 @@ def test_a_refused_hold_has_nothing(pair: Pair) -> None:
 @pytest.mark.parametrize(("raw", "released", "unheard"), [(0, 0, False), (1, 0, True), (1, 1, False), (2, 1, True)])
 def test_whether_somebody_has_to_hear_of_the_end(pair: Pair, raw: int, released: int, unheard: bool) -> None:
     """Holds look after themselves, and what is on its way back is not missed, answered or not."""
-    pair.says(response(2, 1, b"\0\0\0\2"))
+    pair.says(responded(2, 1, b"\0\0\0\2"))
     pair.link.acquire(HOLD, b"a", (wire.acquire, b"a", 2, 9))
     if raw:
-        pair.says(response(2, 2, raw.to_bytes(4, "big")))
+        pair.says(responded(2, 2, raw.to_bytes(4, "big")))
         pair.link.call(wire.acquire, b"a", raw, 9)
     if released:
         Caller(pair.link.call, wire.release, b"a", released)
@@ -414,13 +415,13 @@ def test_whether_somebody_has_to_hear_of_the_end(pair: Pair, raw: int, released:
 
 def test_timed_out_but_something_is_held(pair: Pair) -> None:
     """Then the connection stays, and a late grant is given back by whoever reads next."""
-    pair.says(response(2, 1, ONE))
+    pair.says(responded(2, 1, ONE))
     pair.link.acquire(HOLD, b"a", (wire.acquire, b"a", 1, 9))
     pair.link._timeout = 0.001
     with pytest.raises(Timeout, match=r"^there did not answer within 0.001 s$"):
         pair.link.acquire("another", b"b", (wire.acquire, b"b", 3, 9))
     pair.link._timeout = PATIENCE
-    pair.says(response(2, 2, b"\0\0\0\3"), response(0, 3))
+    pair.says(responded(2, 2, b"\0\0\0\3"), responded(0, 3))
     pair.link.call(wire.noop)
     assert pair.link.holds == {HOLD: 1}
     pair.asked(*[wire.acquire(1, b"a", 1, 9), wire.acquire(2, b"b", 3, 9), wire.noop(3), wire.release(4, b"b", 3)])

@@ -12,7 +12,8 @@ import pytest
 from counterd.client import Client, _portable
 from counterd.client._connection import set_options
 from counterd.client._portable import Waker, has_ended
-from kit.steps import PATIENCE, Answers, response
+from kit.machine import PATIENCE
+from kit.scripted.counter import Answers, responded
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -92,15 +93,14 @@ def test_a_hold_that_is_watched_hears_of_its_loss() -> None:
     told = threading.Event()
 
     def grant(opcode: int, opaque: int, body: bytes) -> list[bytes]:
-        return [response(opcode, opaque, b"\0\0\0\1")]
+        return [responded(opcode, opaque, b"\0\0\0\1")]
 
-    script = Answers((grant,), socket.create_server(("127.0.0.1", 0)))
-    try:
-        client = Client(port=script.port, timeout=PATIENCE, watch=True)
-        with client, client.hold("n", maximum=1, on_lost=lambda hold: told.set()) as hold:
-            assert not hold.lost
-            script.connection.shutdown(socket.SHUT_RDWR)
-            assert told.wait(PATIENCE)
-            assert hold.lost
-    finally:
-        script.stop()
+    with (
+        Answers(grant) as script,
+        Client(port=script.port, timeout=PATIENCE, watch=True) as client,
+        client.hold("n", maximum=1, on_lost=lambda hold: told.set()) as hold,
+    ):
+        assert not hold.lost
+        script.hang_up()
+        assert told.wait(PATIENCE)
+        assert hold.lost

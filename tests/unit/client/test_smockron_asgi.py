@@ -16,7 +16,7 @@ from counterd.client.smockron import AsyncGatekeeper, Decision, Gatekeeper, Verd
 from kit import loops
 from kit.daemon import wait_until
 from kit.machine import LONG_S, PATIENCE
-from kit.scripted_master import Master, unix_ms
+from kit.scripted.smockron import Master, unix_ms
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

@@ -16,7 +16,7 @@ from counterd.client._addresses import Tls
 from counterd.client._tls import SecureSocket, make_context, secured
 from kit.certificates import client_context, server_context
 from kit.daemon import PATIENCE
-from kit.scripted import SecureServer
+from kit.scripted.counter import Server
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -180,7 +180,7 @@ def test_what_cannot_be_decrypted(ends: tuple[SecureSocket, ssl.SSLSocket]) -> N
     [("elsewhere", True, "Hostname mismatch"), ("localhost", False, "CERTIFICATE_VERIFY_FAILED")],
 )
 def test_whom_it_does_not_trust(host: str, trusts: bool, why: str, pem: Files) -> None:
-    with SecureServer(server_context()) as server:
+    with Server(context=server_context()) as server:
         near = socket.create_connection(server.address)
         tls = Tls(cacert=pem.cacert if trusts else pem.other)
         with pytest.raises(OSError, match=f"^TLS handshake: .*{why}"):
@@ -230,7 +230,7 @@ def test_whatever_interrupts_a_handshake(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_a_client_shows_who_it_is(pem: Files) -> None:
     for files in ({"cert": pem.cert, "key": pem.key}, {"cert": pem.both}):
-        with SecureServer(server_context(clients=ssl.CERT_REQUIRED)) as server:
+        with Server(context=server_context(clients=ssl.CERT_REQUIRED)) as server:
             tls = Tls(cacert=pem.cacert, **files)
             client = secured(socket.create_connection(server.address), tls, "localhost", PATIENCE)
             assert client._tls.cipher() is not None

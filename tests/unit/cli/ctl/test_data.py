@@ -6,7 +6,6 @@ import json
 import socket
 import struct
 import time
-from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import pytest
@@ -16,45 +15,37 @@ from counterd.cli.ctl import main
 from counterd.cli.ctl.data import place
 from counterd.client._addresses import Address, Tls
 from counterd.protocols.counter.wire import Opcode, Status
-from kit import scripted
-from kit.steps import Script, Step
+from kit.scripted import Hangup, counter
+from kit.scripted.script import Script, Step
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from kit.scripted import Peer, Request
+    from kit.scripted import Peer
+    from kit.scripted.counter import Request
 
 
 def ctl(port: int, *arguments: str, stdin: str | None = None) -> Result:
     return CliRunner().invoke(main, ["-p", str(port), *arguments], input=stdin, env={"COUNTERD_URL": None})
 
 
-class Server(scripted.Server):
+class Server(counter.Server):
     """Knows the counters that somebody has acquired, and no others. used[name]: what others hold."""
 
     def __init__(self) -> None:
         super().__init__()
         self.used[b"db:main"] = 3
 
-    def reply(self, peer: Peer, request: Request) -> bytes:
+    def answer(self, request: Request) -> bytes:
         if request.opcode == Opcode.GET and request.name not in self.used:
-            return scripted.refusal(request, Status.NOT_FOUND)
-        return super().reply(peer, request)
+            return counter.refusal(request, Status.NOT_FOUND)
+        return super().answer(request)
 
 
 @pytest.fixture
 def server() -> Iterator[Server]:
     with Server() as running:
         yield running
-
-
-@contextmanager
-def script(*steps: Step) -> Iterator[Script]:
-    running = Script(steps, socket.create_server(("127.0.0.1", 0)))
-    try:
-        yield running
-    finally:
-        running.stop()
 
 
 # ---- ping ----
@@ -98,7 +89,7 @@ def test_stats() -> None:
         body = b"".join(struct.pack(">HH", len(name), len(value)) + name + value for name, value in pairs)
         connection.sendall(bytes([0x91, header[1], 0, 0]) + struct.pack(">I", len(body)) + header[8:12] + body)
 
-    with script(frame) as running:
+    with Script(frame) as running:
         done = ctl(running.port, "stats")
     assert [line.split(maxsplit=1) for line in done.stdout.splitlines()[1:]] == [
         ["objects", "1.23M"],
@@ -106,7 +97,7 @@ def test_stats() -> None:
         ["uptime", "2 h"],
         ["version", "0.1.0"],
     ]
-    with script(frame) as running:
+    with Script(frame) as running:
         done = ctl(running.port, "stats", "--output", "json")
     assert json.loads(done.stdout) == {"objects": 1234567, "used_memory": 2048, "uptime": 7200, "version": "0.1.0"}
 
@@ -114,7 +105,7 @@ def test_stats() -> None:
 @pytest.fixture
 def several(server: Server) -> Server:
     server.used.update({b"db:main": 2, b"db:idle": 0, b"api": 9, b"\xff": 1})
-    server.most.update({b"db:main": 5, b"db:idle": 7, b"api": 9, b"\xff": 1})
+    server.counters.most.update({b"db:main": 5, b"db:idle": 7, b"api": 9, b"\xff": 1})
     server.used[b"db:main"] = 2
     return server
 
@@ -189,7 +180,7 @@ class Leaving(Server):
     def send(self, peer: Peer, replies: Iterator[bytes]) -> None:
         super().send(peer, replies)
         if peer.held:
-            raise scripted.Hangup
+            raise Hangup
 
 
 def test_acquire_until_the_connection_is_lost() -> None:
@@ -245,7 +236,7 @@ def silence(connection: socket.socket) -> None:
     "command", [["ping"], ["get", "a"], ["dump"], ["stats"], ["watch", "a"], ["acquire", "a", "1", "1"]]
 )
 def test_a_server_that_is_something_else(step: Step, why: str, command: list[str]) -> None:
-    with script(step) as running:
+    with Script(step) as running:
         where = f"127.0.0.1:{running.port}"
         done = ctl(running.port, "--timeout", "200ms" if step is silence else "10s", *command)
     assert (done.exit_code, done.stdout) == (3, "")

@@ -6,7 +6,7 @@ tests/functional/test_counterctl_throttr.py
 from __future__ import annotations
 
 import json
-import socket
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -17,7 +17,7 @@ from counterd.cli.ctl.throttr import ThrottrTarget, called, figure, seconds_of, 
 from counterd.client._addresses import Address
 from counterd.client.throttr import Event, KeyType, TTLType
 from counterd.errors import EventsLost
-from kit.steps import Script
+from kit.scripted.script import Script
 
 
 @pytest.mark.parametrize(
@@ -89,18 +89,15 @@ def test_where_the_server_is(arguments: list[str], environment: str | None, wher
     assert done.stderr.startswith(f"counterctl: cannot connect to {where}: ")
 
 
-def silence(connection: socket.socket) -> None:
+def silence(connection: Any) -> None:
     while connection.recv(4096):
         pass
 
 
 def test_the_time_limit_may_stand_before_and_after() -> None:
     for arguments in (["--timeout", "150ms", "throttr"], ["--timeout", "9s", "throttr", "--timeout", "150ms"]):
-        running = Script((silence,), socket.create_server(("127.0.0.1", 0)))
-        try:
+        with Script(silence) as running:
             done = CliRunner().invoke(main, [*arguments, "-p", str(running.port), "info"])
-        finally:
-            running.stop()
         assert done.exit_code == 3
         assert "did not answer within 0.15 s" in done.stderr
 

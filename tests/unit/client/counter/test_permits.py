@@ -15,7 +15,7 @@ from counterd.client.counter._permits import PermitCalls
 from counterd.errors import ConnectionLost, CounterdError, NotAcquired, NotAvailable, ProtocolError
 from counterd.protocols.counter import wire
 from counterd.protocols.counter.wire import OnDeath, Permit, Rate
-from kit.steps import response
+from kit.scripted.counter import responded
 
 ONE = b"\0\0\0\1"
 GRANT_7 = struct.pack(">Q4I", 7, 3, 6, 6, 6)
@@ -46,7 +46,7 @@ def opaque(call: Call) -> int:
 
 
 def answer(call: Call, body: bytes = b"", status: int = 0) -> bytes:
-    return response(call.frame[1], opaque(call), body, status)
+    return responded(call.frame[1], opaque(call), body, status)
 
 
 def test_answers_in_any_order() -> None:
@@ -126,7 +126,7 @@ def test_what_a_pipeline_releases_itself_is_not_given_back_twice() -> None:
     calls.add_all(under_way, requests)
     for call, permits in zip(under_way, (b"", 5, 1, b"", 3, b""), strict=True):
         body = permits.to_bytes(4, "big") if isinstance(permits, int) else permits
-        calls.feed(response(call.frame[1], opaque(call), body))
+        calls.feed(responded(call.frame[1], opaque(call), body))
     assert calls.give_back == [(wire.release, b"b", 1), (wire.release, b"a", 2)]
 
 
@@ -153,7 +153,7 @@ def test_what_of_a_pipeline_is_refused(requests: Any, answers: Any, back: Any, f
             break
         call = under_way[at]
         body = permits.to_bytes(4, "big") if permits else b""
-        calls.feed(response(call.frame[1], opaque(call), body, 0x22 if permits is None else 0))
+        calls.feed(responded(call.frame[1], opaque(call), body, 0x22 if permits is None else 0))
     assert calls.give_back == [(wire.release, *each) for each in back]
 
 
@@ -191,15 +191,15 @@ def test_the_end_of_all() -> None:
 @pytest.mark.parametrize(
     ("request_", "sent", "message"),
     [
-        ((wire.noop,), response(0, 2), "nothing was asked with opcode 00 and opaque 00000002"),
-        ((wire.noop,), response(1, 1), "nothing was asked with opcode 01 and opaque 00000001"),
-        ((wire.noop,), response(1, 1, status=1), "nothing was asked with opcode 01"),
-        ((wire.noop,), response(0, 1, b"a"), "expected no body, not 61"),
-        ((wire.release, b"a", 1), response(3, 1, b"a"), "expected no body, not 61"),
-        ((wire.get, b"a"), response(1, 1, b"abc"), "61 62 63"),
-        ((wire.acquire, b"a", 1, 1), response(2, 1), "nothing"),
-        ((wire.stats,), response(16, 1, b"a"), "61"),
-        ((wire.dump,), response(17, 1, b"a"), "61"),
+        ((wire.noop,), responded(0, 2), "nothing was asked with opcode 00 and opaque 00000002"),
+        ((wire.noop,), responded(1, 1), "nothing was asked with opcode 01 and opaque 00000001"),
+        ((wire.noop,), responded(1, 1, status=1), "nothing was asked with opcode 01"),
+        ((wire.noop,), responded(0, 1, b"a"), "expected no body, not 61"),
+        ((wire.release, b"a", 1), responded(3, 1, b"a"), "expected no body, not 61"),
+        ((wire.get, b"a"), responded(1, 1, b"abc"), "61 62 63"),
+        ((wire.acquire, b"a", 1, 1), responded(2, 1), "nothing"),
+        ((wire.stats,), responded(16, 1, b"a"), "61"),
+        ((wire.dump,), responded(17, 1, b"a"), "61"),
         ((wire.noop,), b"\x90", "not the start"),
     ],
 )

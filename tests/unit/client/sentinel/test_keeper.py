@@ -20,7 +20,7 @@ from counterd.client.sentinel._tokens import Tally, Token
 from counterd.errors import Timeout
 from counterd.protocols.sentinel import wire
 from kit.daemon import wait_until
-from kit.steps import PATIENCE
+from kit.machine import PATIENCE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

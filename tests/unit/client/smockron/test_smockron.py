@@ -22,7 +22,7 @@ from kit import loops
 from kit.certificates import client_context, server_context
 from kit.daemon import wait_until
 from kit.machine import LONG_S, PATIENCE, is_open
-from kit.scripted_master import Master, unix_ms
+from kit.scripted.smockron import Master, unix_ms
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -21,8 +21,9 @@ from counterd.client.throttr import AsyncClient, Attribute, Change, Client, Even
 from counterd.protocols.throttr import wire
 from counterd.protocols.throttr.wire import Encoder, ValueSize
 from kit.daemon import wait_until
+from kit.machine import PATIENCE
+from kit.scripted.script import Script, gate
 from kit.shapes import BLOCKING, SHAPES, begun, got, opened, run
-from kit.steps import PATIENCE, Script, gate
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -52,15 +53,12 @@ def told(number: int, size: int = 1) -> Event:
 @pytest.fixture
 def serve() -> Iterator[Callable[..., Script]]:
     """Starts a Script with these steps, on a free TCP port or on the given socket."""
-    scripts: list[Script] = []
+    with contextlib.ExitStack() as stack:
 
-    def start(*steps: Any, listening: socket.socket | None = None, again: Any = ()) -> Script:
-        scripts.append(Script(steps, listening or socket.create_server(("127.0.0.1", 0)), again))
-        return scripts[-1]
+        def start(*steps: Any, **options: Any) -> Script:
+            return stack.enter_context(Script(*steps, **options))
 
-    yield start
-    for script in scripts:
-        script.stop()
+        yield start
 
 
 def made(shape: str, script: Script, **options: Any) -> Any:
@@ -535,7 +533,7 @@ def test_an_interrupted_call_ends_the_connection(serve, monkeypatch: pytest.Monk
             patch.setattr(wire.Parser, "feed", interrupt)
             with pytest.raises(KeyboardInterrupt):
                 client.purge("k")
-        assert script.ended.wait(PATIENCE)
+        script.wait_for_ends(1)
 
 
 def test_a_request_whose_sending_is_interrupted_ends_the_connection(serve, monkeypatch: pytest.MonkeyPatch) -> None:

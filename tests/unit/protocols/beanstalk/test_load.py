@@ -13,7 +13,7 @@ from counterd.errors import ProtocolError
 from counterd.protocols.beanstalk import load
 from kit.machine import PATIENCE
 from kit.scripted import Hangup
-from kit.scripted_queue import Asked, Queue
+from kit.scripted.beanstalk import Asked, Queue
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -12,7 +12,7 @@ from counterd.protocols.sentinel import load
 from counterd.protocols.sentinel.load import FIRST_RATE, FIRST_SEMAPHORE, FLOWS_MAX, PARAM_FLOW, rules_of
 from counterd.protocols.sentinel.rules import parse_rules
 from counterd.protocols.sentinel.wire import MessageType
-from kit.scripted_room import Asked, Room
+from kit.scripted.sentinel import Asked, Room
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -99,7 +99,7 @@ def test_many_flows_are_asked_some_at_a_time_and_many_findings_shortened(room: R
 
 def test_a_room_that_hangs_up_is_an_error() -> None:
     class Closing(Room):
-        def _reply(self, asked: Asked) -> bytes:
+        def answer(self, asked: Asked) -> bytes:
             raise OSError
 
     with Closing() as room, pytest.raises((ProtocolError, OSError)):

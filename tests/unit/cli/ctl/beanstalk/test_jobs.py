@@ -5,9 +5,9 @@ The commands are asked of the real one: tests/functional/test_counterctl_beansta
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import random
-import socket
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
@@ -17,28 +17,24 @@ from counterd.client.beanstalk import Client
 from counterd.errors import ProtocolError
 from counterd.protocols.beanstalk import wire
 from kit.machine import PATIENCE
-from kit.steps import Script
+from kit.scripted.script import Script
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from kit.steps import Step
+    from kit.scripted.script import Step
 
 
 @pytest.fixture
 def connected() -> Iterator[Callable[..., Client]]:
     """Makes a client of a server that takes these steps."""
-    made: list[tuple[Script, Client]] = []
+    with contextlib.ExitStack() as stack:
 
-    def client(*steps: Step) -> Client:
-        server = Script(steps, socket.create_server(("127.0.0.1", 0)))
-        made.append((server, Client(port=server.port, timeout=PATIENCE)))
-        return made[-1][1]
+        def client(*steps: Step) -> Client:
+            server = stack.enter_context(Script(*steps))
+            return stack.enter_context(Client(port=server.port, timeout=PATIENCE))
 
-    yield client
-    for server, each in made:
-        each.close()
-        server.stop()
+        yield client
 
 
 def document(*ids: int) -> bytes:

@@ -9,7 +9,7 @@ from counterd.cli.ctl.smockron.zmtp import Subscriber
 from counterd.client._addresses import Address
 from counterd.protocols.smockron import wire
 from kit.machine import PATIENCE
-from kit.scripted_master import Master
+from kit.scripted.smockron import Master
 
 
 class Timed(Subscriber):

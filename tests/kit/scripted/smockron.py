@@ -1,15 +1,12 @@
-"""A smockron master for the tests of gatekeepers. It keeps every message, and sends what a test tells it to.
+"""The smockron protocol for scripted servers: the two ports of a master, which sends what a test tells it to.
 
-Each of its two ports is a scripted.Server. Attributes control the handling of connections. A test may change them at
-any time.
+Attributes control the handling of connections. A test may change them at any time.
 """
 
 from __future__ import annotations
 
-import contextlib
-import socket
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from counterd.protocols.smockron import wire
 from counterd.protocols.smockron.wire import Command, Parser, SocketType
@@ -17,9 +14,6 @@ from kit import scripted
 from kit.daemon import wait_until
 
 if TYPE_CHECKING:
-    import ssl
-    from types import TracebackType
-
     from kit.scripted import Peer
 
 Item = Command | tuple[bytes, ...]
@@ -37,42 +31,28 @@ class Port(scripted.Server):
         super().__init__(path=path)
         self.kind = kind
         self.says = says
-        self.seen: list[Item] = []
         self.answers = True  # PINGs
         self.greets = True
-        self.context: ssl.SSLContext | None = None
 
     def serve(self, peer: Peer) -> None:
-        if self.context is None:
-            self._converse(peer)
-            return
-        with self.context.wrap_socket(peer.socket, server_side=True) as peer.socket:
-            self._converse(peer)
-
-    def _converse(self, peer: Peer) -> None:
         if self.greets:
             peer.socket.sendall(wire.greeting())
         parser = Parser()
         while data := peer.socket.recv(scripted.RECEIVE_SIZE):
             for item in parser.feed(data):
-                self._take(peer, item)
+                if answer := self.answer(item):  # to a client that has closed, sending fails
+                    peer.socket.sendall(answer)
 
-    def _take(self, peer: Peer, item: Item) -> None:
+    def answer(self, item: Item) -> bytes:
         if isinstance(item, Command) and item.name == b"READY":
-            peer.socket.sendall(wire.ready(self.kind) + self.says)
-            return
+            return wire.ready(self.kind) + self.says
         self.seen.append(item)
-        if isinstance(item, Command) and item.name == b"PING" and self.answers:
-            peer.socket.sendall(wire.pong(item.data))
+        is_ping = isinstance(item, Command) and item.name == b"PING"
+        return wire.pong(item.data) if is_ping and self.answers else b""
 
     def tell(self, data: bytes) -> None:
         """Sends data through the last connection."""
         self.peers[-1].socket.sendall(data)
-
-    def hang_up(self) -> None:
-        """Ends the last connection."""
-        with contextlib.suppress(OSError):
-            self.peers[-1].socket.shutdown(socket.SHUT_RDWR)
 
     def commands(self, name: bytes) -> list[bytes]:
         """Returns the data of the commands with this name."""
@@ -111,6 +91,6 @@ class Master:
         self.control.__enter__()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, at: TracebackType | None) -> None:
-        self.control.__exit__(kind, value, at)
-        self.accounting.__exit__(kind, value, at)
+    def __exit__(self, *error: Any) -> None:
+        self.control.__exit__(*error)
+        self.accounting.__exit__(*error)

@@ -1,19 +1,19 @@
-"""A work queue for the tests of counterbench. It keeps every command, and a test controls its answers.
+"""The beanstalk protocol for scripted servers: a small, correct queue of jobs with one priority.
 
-A test overrides `answer`. The rest is a small, correct queue of jobs with one priority. Only a kick makes delayed jobs
-ready.
+Only a kick makes delayed jobs ready.
 """
 
 from __future__ import annotations
 
 import itertools
-import socket
 import time
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kit import scripted
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from kit.scripted import Peer
 
 PAUSE_S = 0.002
@@ -29,42 +29,28 @@ class Asked(NamedTuple):
 
 
 class Queue(scripted.Server):
-    """Serves during the block. seen: all commands. jobs: {tube: {id: body}} of ready and delayed jobs."""
+    """The server. jobs: {tube: {id: body}} of ready and delayed jobs."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: list[Asked] = []
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
         self.jobs: dict[bytes, dict[int, bytes]] = {}
         self.delayed: set[int] = set()
         self.tubes: dict[int, bytes] = {}  # of connections
         self.reserved: dict[int, dict[int, bytes]] = {}  # by connections
         self.ids = itertools.count(1)
 
-    # ---- what a test overrides ----
-
-    def answer(self, asked: Asked) -> bytes:
-        return self.right_answer(asked)
-
     def hold_back(self, asked: Asked) -> None:
-        """Returns when the answer, which is already known, may be sent."""
+        """Returns when the answer, which is already known, may be sent. A test may override it."""
 
-    # ---- a correct queue ----
+    def reply(self, asked: Asked) -> bytes:
+        while not (reply := super().reply(asked)) and asked.words == [b"reserve"] and self.peer_of(asked).is_there():
+            time.sleep(PAUSE_S)
+        self.hold_back(asked)
+        return reply
 
-    def serve(self, peer: Peer) -> None:
-        buffer = b""
-        while data := peer.socket.recv(scripted.RECEIVE_SIZE):
-            found, buffer = self._cut(peer, buffer + data)
-            with self.lock:
-                self.seen += found
-            for asked in found:
-                with self.lock:
-                    reply = self.answer(asked)
-                while not reply and asked.words == [b"reserve"] and self._is_there(peer):
-                    time.sleep(PAUSE_S)
-                    with self.lock:
-                        reply = self.answer(asked)
-                self.hold_back(asked)
-                peer.socket.sendall(reply)
+    def send(self, peer: Peer, replies: Iterator[bytes]) -> None:
+        for reply in replies:
+            peer.socket.sendall(reply)
 
     def give_back(self, peer: Peer) -> None:
         with self.lock:
@@ -104,9 +90,7 @@ class Queue(scripted.Server):
         """Returns the bodies of all ready and delayed jobs."""
         return [body for jobs in self.jobs.values() for body in jobs.values()]
 
-    # ---- inside ----
-
-    def _cut(self, peer: Peer, data: bytes) -> tuple[list[Asked], bytes]:
+    def cut(self, peer: Peer, data: bytes) -> tuple[list[Asked], bytes]:
         found = []
         while (end := data.find(b"\r\n")) >= 0:
             words, at, body = data[:end].split(b" "), end + 2, b""
@@ -118,10 +102,3 @@ class Queue(scripted.Server):
             found.append(Asked(peer.number, words, body, time.monotonic()))
             data = data[at:]
         return found, data
-
-    @staticmethod
-    def _is_there(peer: Peer) -> bool:
-        try:
-            return peer.socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) != b""
-        except BlockingIOError:
-            return True
