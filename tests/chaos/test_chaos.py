@@ -16,7 +16,7 @@ from chaos.monitor import Sample
 from chaos.mortal import KILLER
 from conformance.beanstalk.engine import make_store as make_beanstalk_store
 from conformance.sentinel.engine import make_store
-from conformance.smockron.engine import Bench as GateBench
+from conformance.smockron.engine import Pump as GateBench
 from conformance.smockron.engine import make_store as make_smockron_store
 from counterd.documents import DocumentError
 from counterd.protocols.sentinel.rules import RulesError, parse_rules

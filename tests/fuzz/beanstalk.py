@@ -11,16 +11,16 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING, Any
 
-from conformance.driven import START_NS, UNIX_NS
 from counterd.protocols.beanstalk import wire
 from fuzz.stream import Source, fenced
 from kit.journaled import Journaled
+from kit.pump import START_NS, UNIX_NS
 from property.beanstalk_both import TICK, Both, Tied, step
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from conformance.driven import EnginePeer
+    from kit.pump import Peer
 
 PEERS_MAX = 4
 OPERATIONS_MAX = 150
@@ -74,7 +74,7 @@ class CutBoth(Both):
 class Parsed:
     """A connection, and the parser of its replies. waits: how much of a put has not been sent."""
 
-    def __init__(self, peer: EnginePeer) -> None:
+    def __init__(self, peer: Peer) -> None:
         self.peer = peer
         self.parser = wire.Parser(1 << 20)
         self.is_over = False

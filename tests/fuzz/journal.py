@@ -11,10 +11,10 @@ import sqlite3
 import zlib
 from typing import TYPE_CHECKING, Any
 
-from conformance.driven import UNIX_NS
 from counterd.protocols.beanstalk import _journal, journal, wire
 from fuzz.stream import Source
 from kit.journaled import Journaled
+from kit.pump import UNIX_NS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

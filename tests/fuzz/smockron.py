@@ -12,12 +12,12 @@ import json
 import zlib
 from typing import Any
 
-from conformance.driven import START_NS, UNIX_NS
-from conformance.smockron.engine import Bench, make_store
+from conformance.smockron.engine import Pump, make_store
 from counterd.protocols.smockron import wire
 from counterd.protocols.smockron.rules import parse_rules
 from counterd.protocols.smockron.wire import SocketType, frame
 from fuzz.stream import Source, fenced
+from kit.pump import START_NS, UNIX_NS
 from property.smockron_model import Model
 
 OPERATIONS_MAX = 100
@@ -64,7 +64,7 @@ class Room:
     """One store and its model, side by side."""
 
     def __init__(self) -> None:
-        self.bench = Bench(make_store(PARSED[0], identifiers=IDENTIFIERS_MAX, message_max=MESSAGE_MAX))
+        self.bench = Pump(make_store(PARSED[0], identifiers=IDENTIFIERS_MAX, message_max=MESSAGE_MAX))
         self.model = Model(identifiers=IDENTIFIERS_MAX, message_max=MESSAGE_MAX)
         self.model.now_ns = START_NS
         self.model.load_rules(PARSED[0])

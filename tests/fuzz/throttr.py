@@ -14,12 +14,12 @@ import zlib
 from collections import defaultdict
 from typing import Any
 
-from conformance.driven import MINUTE_NS, START_NS, TURNS_MAX, UNIX_NS
 from conformance.throttr.dialect import MAX_MESSAGE
 from conformance.throttr.engine import make_store
 from conformance.throttr.replies import CHANNEL, CHANNELS, CONNECTION, CONNECTIONS, INFO, LIST, STATS
 from counterd.protocols.throttr import wire
 from fuzz.stream import Source, fenced
+from kit.pump import MINUTE_NS, START_NS, TURNS_MAX, UNIX_NS
 from property.throttr_model import (
     DONE,
     END_NS,

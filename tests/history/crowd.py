@@ -13,7 +13,6 @@ from itertools import count
 from typing import TYPE_CHECKING, Any, Protocol
 
 from conformance.beanstalk.engine import make_store as make_beanstalk_store
-from conformance.driven import START_NS, Bench
 from conformance.sentinel.engine import make_store as make_sentinel_store
 from conformance.throttr.engine import make_store as make_throttr_store
 from counterd.protocols.beanstalk import wire as beanstalk_wire
@@ -21,14 +20,15 @@ from counterd.protocols.counter import wire
 from counterd.protocols.sentinel import wire as sentinel_wire
 from counterd.protocols.throttr import wire as throttr_wire
 from history import Closed, Operation, beanstalk, counter, sentinel, throttr
+from kit.pump import START_NS, Pump
 from property.model import make_store, settle
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from random import Random
 
-    from conformance.driven import EnginePeer
     from counterd.protocols.sentinel.rules import Rules
+    from kit.pump import Peer
 
 CALL_NS = 100_000  # that a request, or an answer, takes at most
 CUT_NS = 3_000_000  # after which a connection that was cut is given up, at most
@@ -295,8 +295,8 @@ class BeanstalkEngine:
     """Connections to counterd's store, which has its turns before each call."""
 
     def __init__(self) -> None:
-        self.bench = Bench(make_beanstalk_store())
-        self.peers: dict[int, EnginePeer] = {}
+        self.bench = Pump(make_beanstalk_store())
+        self.peers: dict[int, Peer] = {}
 
     def do(self, client: int, call: Any, now_ns: int) -> beanstalk.Answer:
         self.bench.advance(now_ns - self.bench.now_ns)

@@ -7,33 +7,15 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 from conformance.beanstalk.engine import make_store
-from conformance.driven import START_NS, UNIX_NS, Bench
 from counterd.journal.database import transaction
 from counterd.protocols.beanstalk import _journal, journal
+from kit.pump import START_NS, Pump
 
 if TYPE_CHECKING:
-    from conformance.driven import EnginePeer
+    from kit.pump import Peer
 
 
 IDLE_TURNS = 5  # more than are needed to give back all jobs that the tests reserve
-
-
-class Unwritten(Bench):
-    """A bench whose store may stay due, because its journal is written only when a test asks for it."""
-
-    def settle(self) -> None:
-        idle = 0
-        while idle < IDLE_TURNS:
-            idle = idle + 1 if not self.turn() else 0
-
-    def turn(self) -> bool:
-        """Runs one turn. Returns True if a session got output."""
-        if 0 <= self.store.next_deadline() <= self.now_ns:
-            self.store.tick(self.now_ns)
-        pulled = self.waiting | {session.owner for session in self.store.take_dirty() if session.owner is not None}
-        for peer in pulled:
-            peer.pull()
-        return bool(pulled)
 
 
 def empty_journal(owner: object) -> sqlite3.Connection:
@@ -45,16 +27,19 @@ def empty_journal(owner: object) -> sqlite3.Connection:
 
 
 class Journaled:
-    """A bench and its database. piece: taken from the store, and not known to be on disk."""
+    """A pump and its database. piece: taken from the store, and not known to be on disk.
+
+    The store may stay due, because its journal is written only when a test asks for it.
+    """
 
     def __init__(self, **sizes: Any) -> None:
         self._sizes = sizes
         self.database = empty_journal(self)
         self.piece: tuple[int, bytes] | None = None
-        self.bench = Unwritten(make_store(**sizes))
+        self.bench = self._pump(START_NS)
         self.restored = self._restore()
 
-    def connect(self) -> EnginePeer:
+    def connect(self) -> Peer:
         return self.bench.connect()
 
     def take(self) -> bool:
@@ -89,12 +74,12 @@ class Journaled:
 
     def crash(self, pause_ns: int = 0) -> None:
         """Replaces the store by one that is restored from the database, pause_ns later."""
-        now_ns = self.bench.now_ns + pause_ns
         self.piece = None
-        self.bench = Unwritten(make_store(**self._sizes))
-        self.bench.now_ns = now_ns
-        self.bench.store.set_wall(UNIX_NS + now_ns - START_NS, now_ns)
+        self.bench = self._pump(self.bench.now_ns + pause_ns)
         self.restored = self._restore()
+
+    def _pump(self, now_ns: int) -> Pump:
+        return Pump(make_store(**self._sizes), now_ns=now_ns, idle_max=IDLE_TURNS)
 
     def _restore(self) -> int:
         store = self.bench.store

@@ -6,13 +6,15 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from counterd.protocols.counter import wire
-from property.model import make_store, outputs
+from kit.pump import START_NS, Pump
+from property.model import make_store
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from kit.pump import Peer
+
 MS = 1_000_000  # ns
-START_NS = 1_000 * MS
 
 
 @dataclass
@@ -26,29 +28,31 @@ class Answers:
 class Taker:
     """One connection."""
 
-    def __init__(self, desk: Desk) -> None:
-        self.desk = desk
-        self.session = desk.store.session(desk.now_ns)
-        self.answers = Answers()
+    def __init__(self, peer: Peer) -> None:
+        self.peer = peer
+        self.session = peer.session
+        self._answers = Answers()
         self._parser = wire.ResponseParser()
         self._opaque = 0
 
     def send(self, data: bytes) -> None:
-        self.read(self.session.receive(data, self.desk.now_ns))
-        self.desk.run()
+        self.peer.send(data)
 
-    def read(self, data: bytes) -> None:
-        for response in self._parser.feed(data):
+    @property
+    def answers(self) -> Answers:
+        """All answers so far."""
+        for response in self._parser.feed(self.peer.read()):
             if response.opcode != wire.Opcode.TAKE:
-                self.answers.others.append(response)
+                self._answers.others.append(response)
                 continue
-            assert response.opaque not in self.answers.takes, "two replies to one Take"
+            assert response.opaque not in self._answers.takes, "two replies to one Take"
             decoded: Any = response.status
             if response.status == wire.Status.NO_ERROR:
                 decoded = wire.decode_grant(response.body)
             elif response.status == wire.Status.RESOURCE_NOT_AVAILABLE:
                 decoded = wire.decode_shortage(response.body)
-            self.answers.takes[response.opaque] = decoded
+            self._answers.takes[response.opaque] = decoded
+        return self._answers
 
     def take(self, *items: wire.Permit | wire.Rate, wait_ms: int = 0, **others: Any) -> int:
         """Sends a Take. Returns its opaque."""
@@ -85,48 +89,22 @@ class Taker:
         return self.status(wire.settle(0, grant.number, name, used))
 
     def close(self) -> None:
-        self.session.closed(self.desk.now_ns)
-        self.desk.takers.remove(self)
-        self.desk.run()
+        self.peer.close()
 
 
 class Desk:
-    """The store, its connections and the time."""
+    """The store, which is audited at each turn, and its connections."""
 
     def __init__(self, **sizes: Any) -> None:
-        self.now_ns = START_NS
-        self.store = make_store(**{"waiters": 64, "posted_max": 1 << 18, "now_ns": self.now_ns, **sizes})
-        self.takers: list[Taker] = []
+        self.store = make_store(**{"waiters": 64, "posted_max": 1 << 18, "now_ns": START_NS, **sizes})
+        self.pump = Pump(self.store, audits=True)
 
     def taker(self) -> Taker:
-        made = Taker(self)
-        self.takers.append(made)
-        return made
+        return Taker(self.pump.connect())
 
     def some(self, count: int) -> Sequence[Taker]:
         return [self.taker() for _ in range(count)]
 
-    def run(self) -> None:
-        """Does all that is due now, as the driver does."""
-        for _ in range(10_000):
-            self.store.audit()
-            due = self.store.next_deadline()
-            if due < 0 or due > self.now_ns:
-                break
-            self.store.tick(self.now_ns)
-            for session in self.store.take_dirty():
-                for taker in self.takers:
-                    if taker.session is session:
-                        for piece in outputs(session, self.now_ns):
-                            taker.read(piece)
-        else:
-            raise AssertionError("there is always something due")
-
     def wait(self, ms: float) -> None:
-        """Lets time pass, and does what falls due meanwhile."""
-        until = self.now_ns + int(ms * MS)
-        while 0 <= (due := self.store.next_deadline()) <= until:
-            self.now_ns = max(self.now_ns, due)
-            self.run()
-        self.now_ns = until
-        self.run()
+        """Lets time pass."""
+        self.pump.advance(int(ms * MS))

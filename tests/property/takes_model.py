@@ -112,7 +112,7 @@ class History:
         wait_ms = draw.choice(WAITS)
         options = {"key": draw.choice(KEYS), "weight": draw.choice((1, 2, 1000)), "priority": draw.choice((0, 0, 0, 9))}
         opaque = taker.take(*items, wait_ms=wait_ms, **options)
-        self.books.asked.append(Asked(taker, opaque, tuple(items), self.desk.now_ns + wait_ms * MS, wait_ms > 0))
+        self.books.asked.append(Asked(taker, opaque, tuple(items), self.desk.pump.now_ns + wait_ms * MS, wait_ms > 0))
 
     def acquire(self, taker: Taker) -> None:
         name = self.random.choice([*MAXIMA])
@@ -152,7 +152,7 @@ class History:
     def refund(self, item: Rate, fulls: int, used: int) -> None:
         """Nothing comes back into a bucket that has been full since: what was taken has come back in time."""
         bucket = self.books.buckets[item.name]
-        bucket.fill(self.desk.now_ns)
+        bucket.fill(self.desk.pump.now_ns)
         if used > item.amount or bucket.fulls == fulls:
             bucket.units = min(Fraction(bucket.burst), bucket.units + item.amount - used)
 
@@ -170,13 +170,13 @@ class History:
 
     def wait(self, taker: Taker) -> None:
         """Lets time pass, and looks each time that something happens."""
-        until = self.desk.now_ns + self.random.choice((0, 1, MS, 40 * MS, 300 * MS, 5_000 * MS))
+        until = self.desk.pump.now_ns + self.random.choice((0, 1, MS, 40 * MS, 300 * MS, 5_000 * MS))
         while 0 <= (due := self.desk.store.next_deadline()) <= until:
-            self.desk.now_ns = max(self.desk.now_ns, due)
-            self.desk.run()
+            self.desk.pump.now_ns = max(self.desk.pump.now_ns, due)
+            self.desk.pump.settle()
             self.check()
-        self.desk.now_ns = until
-        self.desk.run()
+        self.desk.pump.now_ns = until
+        self.desk.pump.settle()
 
     # ---- what has to be so ----
 
@@ -184,7 +184,7 @@ class History:
         return (asked for asked in self.books.asked if asked.taker.of(asked.opaque) is None)
 
     def check(self) -> None:
-        books, now_ns = self.books, self.desk.now_ns
+        books, now_ns = self.books, self.desk.pump.now_ns
         for bucket in books.buckets.values():
             bucket.fill(now_ns)
         granted = []

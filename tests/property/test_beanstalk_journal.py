@@ -18,7 +18,7 @@ from kit.journaled import Journaled
 from kit.machine import examples
 
 if TYPE_CHECKING:
-    from conformance.driven import EnginePeer
+    from kit.pump import Peer
 
 SECOND = 1_000_000_000
 STEPS = 60
@@ -45,7 +45,7 @@ class Known:
 class Client:
     """A connection, what it asked, in order, and what it was answered."""
 
-    def __init__(self, peer: EnginePeer, known: Known) -> None:
+    def __init__(self, peer: Peer, known: Known) -> None:
         self.peer = peer
         self.known = known
         self.asked: list[tuple[str, int, bytes]] = []

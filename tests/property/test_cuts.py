@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 
 from conformance import vectors
 from conformance.beanstalk.engine import make_store as make_beanstalk_store
-from conformance.driven import START_NS
 from conformance.sentinel.engine import make_store as make_sentinel_store
 from conformance.smockron.engine import make_store as make_smockron_store
 from counterd.protocols.beanstalk import wire as beanstalk
@@ -26,6 +25,7 @@ from counterd.protocols.sentinel import wire as sentinel
 from counterd.protocols.sentinel.rules import FlowRule, ParamRule, Rules
 from counterd.protocols.smockron import wire as smockron
 from kit.machine import examples
+from kit.pump import START_NS
 from property.model import Client, Model, frames_of, make_store, outputs, settle
 
 if TYPE_CHECKING:

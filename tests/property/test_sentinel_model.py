@@ -18,7 +18,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from conformance import vectors
 from conformance.sentinel.dialect import MAX_ALLOWED_QPS
-from conformance.sentinel.engine import MS, SECOND, SWEEP_NS, Bench, make_store
+from conformance.sentinel.engine import MS, SECOND, SWEEP_NS, Pump, make_store
 from counterd.protocols.sentinel import wire
 from counterd.protocols.sentinel.rules import FlowRule, ParamRule, Rules
 from counterd.protocols.sentinel.wire import MessageType, Status
@@ -129,7 +129,7 @@ def test_the_model_does_what_the_vectors_say() -> None:
     """So that what is compared with the engine is what the document says, wherever a vector says it."""
 
     def play(case: vectors.Case) -> None:
-        bench = Bench(Model(MAX_ALLOWED_QPS))
+        bench = Pump(Model(MAX_ALLOWED_QPS))
         bench.happen("first")
         vectors.run_case(case, bench.connect, advance=bench.advance, happen=bench.happen)
 
@@ -150,7 +150,7 @@ class SentinelMachine(RuleBasedStateMachine):
 
     @initialize()
     def make(self) -> None:
-        self.bench = Bench(make_store(VARIANTS[0], max_allowed_qps=QPS_MAX))
+        self.bench = Pump(make_store(VARIANTS[0], max_allowed_qps=QPS_MAX))
         self.store = self.bench.store
         self.model = Model(QPS_MAX)
         self.model.load_rules(VARIANTS[0])

@@ -17,12 +17,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from conformance import vectors
-from conformance.driven import START_NS, TURNS_MAX, UNIX_NS
-from conformance.smockron.engine import RULES, Bench, make_store
+from conformance.smockron.engine import RULES, Pump, make_store
 from counterd.protocols.smockron import wire
 from counterd.protocols.smockron.rules import parse_rules
 from counterd.protocols.smockron.wire import COMMAND, MORE, SocketType
 from kit.machine import examples
+from kit.pump import START_NS, TURNS_MAX, UNIX_NS
 from property.smockron_model import ACCOUNTING, CONTROL, TICK_NS, Model, ModelSession, tick_of
 from property.test_tables import TABLES, walked
 
@@ -146,7 +146,7 @@ def test_the_model_does_what_the_vectors_say() -> None:
     def play(case: vectors.Case) -> None:
         model = Model()
         model.load_rules(RULES["first"])
-        bench = Bench(model)
+        bench = Pump(model)
         vectors.run_case(case, bench.connect_by_name, by_name=True, advance=bench.advance, happen=bench.happen)
 
     vectors.run_cases(vectors.load("smockron"), play)

@@ -13,13 +13,13 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from conformance.driven import START_NS, UNIX_NS
 from conformance.smockron.engine import make_store as make_smockron_store
 from counterd.protocols import find_rooms
 from counterd.protocols.counter import wire
 from counterd.protocols.smockron import wire as smockron
 from counterd.protocols.smockron.rules import parse_rules
 from kit.machine import examples
+from kit.pump import START_NS, UNIX_NS
 from property import smockron_model
 from property.model import Model, holders_of, make_store, settle
 
@@ -118,7 +118,9 @@ class Room:
                 moment[id(counter)] = (counter.number, (counter.name, counter.consumption, counter.limit, peak))
         self.moments.append(moment)
 
-    def check(self, rows: list[tuple[Any, ...]]) -> None:
+    def check(self, cells: list[tuple[Any, ...]]) -> None:
+        """Checks the columns that the model knows: name, consumption, limit and peak."""
+        rows = [row[:4] for row in cells]
         ranks = [rank(self.sort, row) for row in rows]
         ever: dict[int, list[Any]] = {}
         for moment in self.moments:
@@ -311,7 +313,9 @@ class Waiting:
         waits = {key: (each.ns - START_NS) / 1e9 for key, each in self.model.identifiers.items()}
         self.moments.append({key: wait for key, wait in waits.items() if wait > 0})
 
-    def check(self, rows: list[tuple[Any, ...]], match: bytes, limit: int) -> None:
+    def check(self, cells: list[tuple[Any, ...]], match: bytes, limit: int) -> None:
+        """Checks the columns that the model knows: identifier, domain and wait."""
+        rows = [row[:3] for row in cells]
         moments = [{key: wait for key, wait in moment.items() if match in key[1]} for moment in self.moments]
         told = {(domain, name): wait for name, domain, wait in rows}
         assert len(told) == len(rows) <= limit

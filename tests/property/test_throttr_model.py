@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from conformance import vectors
-from conformance.driven import MINUTE_NS, START_NS, TURNS_MAX, UNIX_NS, Bench
 from conformance.throttr.dialect import MAX_MESSAGE
 from conformance.throttr.engine import make_store
 from kit.machine import examples
+from kit.pump import MINUTE_NS, START_NS, TURNS_MAX, UNIX_NS, Pump
 from property.throttr_model import (
     CHANNEL,
     CHANNELS,
@@ -126,7 +126,7 @@ def test_the_model_does_what_the_vectors_say(size: int) -> None:
     """So that what is compared with the engine is what the document says, wherever a vector says it."""
 
     def play(case: vectors.Case) -> None:
-        bench = Bench(Model(size, MAX_MESSAGE))
+        bench = Pump(Model(size, MAX_MESSAGE))
         vectors.run_case(case, bench.connect, advance=bench.advance)
 
     vectors.run_cases(vectors.load("throttr", value_size=size), play)

@@ -1,11 +1,11 @@
-"""A beanstalk store in memory, as the tests make it; conformance/driven.py drives it."""
+"""A beanstalk store in memory, as the tests make it; kit/pump.py drives it."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from conformance.driven import START_NS
 from counterd.protocols.beanstalk._session import open_store
+from kit.pump import START_NS
 
 FIGURES = {"pid": 1, "version": "0", "rusage_utime": "0.000000", "rusage_stime": "0.000000", "uptime": 0}
 

@@ -6,13 +6,13 @@ import pytest
 
 from conformance import vectors
 from conformance.beanstalk.engine import make_store
-from conformance.driven import Bench
+from kit.pump import Pump
 
 CASES = vectors.load("beanstalk")
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_the_engine_does_what_the_vector_says(case: vectors.Case) -> None:
-    bench = Bench(make_store())
+    bench = Pump(make_store())
     vectors.run_case(case, bench.connect, advance=bench.advance)
     bench.store.audit()

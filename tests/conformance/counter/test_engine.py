@@ -7,14 +7,14 @@ import re
 import pytest
 
 from conformance import vectors
-from conformance.driven import START_NS, Bench
+from kit.pump import START_NS, Pump
 from property.model import make_store
 
 CASES = vectors.load("counter")
 
 
-def bench(buckets: int) -> Bench:
-    return Bench(make_store(buckets, 64, name_memory=1 << 20, waiters=64, posted_max=1 << 18, now_ns=START_NS))
+def bench(buckets: int) -> Pump:
+    return Pump(make_store(buckets, 64, name_memory=1 << 20, waiters=64, posted_max=1 << 18, now_ns=START_NS))
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)

@@ -1,14 +1,14 @@
-"""A sentinel store in memory, as the tests make it; conformance/driven.py drives it."""
+"""A sentinel store in memory, as the tests make it; kit/pump.py drives it."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
-from conformance import driven
 from conformance.sentinel.dialect import MAX_ALLOWED_QPS
 from counterd.protocols.sentinel._session import open_store
 from counterd.protocols.sentinel.rules import parse_rules
+from kit import pump
 
 HERE = Path(__file__).parent
 RULES = {
@@ -47,16 +47,8 @@ def happen(store: Any, name: str) -> None:
         store.load_rules(RULES[name])
 
 
-class Bench(driven.Bench):
-    """The store's turns come when they are due, however long it is that goes by."""
-
-    def advance(self, duration_ns: int) -> None:
-        end_ns = self.now_ns + duration_ns
-        while self.ticking and 0 <= (due_ns := self.store.next_deadline()) <= end_ns:
-            self.now_ns = max(self.now_ns, due_ns)
-            self.settle()
-        self.now_ns = end_ns
-        self.settle()
+class Pump(pump.Pump):
+    """A pump to whose store the things can happen that vectors name."""
 
     def happen(self, name: str) -> None:
         happen(self.store, name)

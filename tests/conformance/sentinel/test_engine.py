@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from conformance import vectors
-from conformance.driven import EnginePeer
-from conformance.sentinel.engine import RULES, Bench, make_store
+from conformance.sentinel.engine import RULES, Pump, make_store
 from counterd.protocols.sentinel.wire import MessageType, Status
 
 if TYPE_CHECKING:
@@ -31,29 +30,17 @@ FRAME_CUTS = 28
 LATER_NS = 600 * 10**9
 
 
-class CutPeer(EnginePeer):
-    """What it sends comes in pieces, and nothing is due or fetched between them."""
-
-    def __init__(self, bench: Bench, cut: Callable[[bytes], Iterable[bytes]]) -> None:
-        super().__init__(bench, bench.store.session(bench.now_ns))
-        self._cut = cut
-
-    def send(self, data: bytes) -> None:
-        for piece in self._cut(data):
-            self.take(self.session.receive(piece, self.bench.now_ns))
-        self.bench.settle()
-
-
-def run(case: vectors.Case, bench: Bench, cut: Callable[[bytes], Iterable[bytes]] = lambda data: [data]) -> None:
+def run(case: vectors.Case, bench: Pump, cut: Callable[[bytes], Iterable[bytes]] = lambda data: [data]) -> None:
     """Plays it from the beginning of a sample of every window on, with all that is sent cut like this."""
     bench.advance(-bench.now_ns % LATER_NS)
-    vectors.run_case(case, lambda: CutPeer(bench, cut), advance=bench.advance, happen=bench.happen)
+    bench.cut = cut
+    vectors.run_case(case, bench.connect, advance=bench.advance, happen=bench.happen)
     assert bench.store.sessions_open == 0, case.name
 
 
 def run_all(cut: Callable[[bytes], Iterable[bytes]]) -> None:
     """All cases on one store, which is quicker than one for each; after a drain there must be another."""
-    bench = Bench(make_store())
+    bench = Pump(make_store())
     for case in sorted(CASES, key=lambda case: "drain" in case.happenings):
         bench.happen("first")
         run(case, bench, cut)
@@ -74,14 +61,14 @@ def chunks(data: bytes, size: int) -> list[bytes]:
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_the_engine_does_what_the_vector_says(case: vectors.Case) -> None:
-    bench = Bench(make_store())
+    bench = Pump(make_store())
     run(case, bench)
     bench.store.audit()
 
 
 def test_all_cases_share_one_store() -> None:
     """As they share a server at the other level: whatever one leaves behind is there for those after it."""
-    bench = Bench(make_store())
+    bench = Pump(make_store())
     for case in CASES:
         if "drain" not in case.happenings:
             run(case, bench)
@@ -95,7 +82,7 @@ def test_whoever_is_never_swept_is_told_the_same() -> None:
     """Without turns of the store, requests alone find out that a lease is over."""
     for case in CASES:
         if not any("swept" in step.note or step.eventually for step in case.steps):
-            run(case, Bench(make_store(), ticking=False))
+            run(case, Pump(make_store(), ticking=False))
 
 
 # ---- every way of cutting them --------------------------------------------------------------------------------------
@@ -120,7 +107,7 @@ class Ear:
     """Hears one stream after the other, so much later that nothing counts any more of the one before."""
 
     def __init__(self) -> None:
-        self.bench = Bench(make_store())
+        self.bench = Pump(make_store())
 
     def said(self, pieces: Iterable[bytes], *, end: bool = False) -> tuple[bytes, bool]:
         """What a stream in these pieces is answered, and whether it is closed then."""

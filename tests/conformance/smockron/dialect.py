@@ -25,10 +25,10 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from conformance.driven import UNIX_NS
 from conformance.vectors import Pattern
 from counterd.protocols.smockron import wire
 from counterd.protocols.smockron.wire import SocketType
+from kit.pump import UNIX_NS
 
 if TYPE_CHECKING:
     from collections.abc import Callable

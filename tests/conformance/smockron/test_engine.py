@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from conformance import vectors
-from conformance.driven import EnginePeer
 from conformance.smockron.dialect import port_of
-from conformance.smockron.engine import HERE, Bench, make_store
+from conformance.smockron.engine import HERE, Pump, make_store
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -30,35 +29,17 @@ FRAME_CUTS = 40
 PAGE = HERE.parents[2] / "docs" / "protocols" / "smockron.md"
 
 
-class CutPeer(EnginePeer):
-    """What it sends comes in pieces, and nothing is due or fetched between them."""
-
-    def __init__(self, bench: Bench, name: str, cut: Callable[[bytes], Iterable[bytes]]) -> None:
-        super().__init__(bench, bench.store.session(bench.now_ns, port_of(name)))
-        self._cut = cut
-
-    def send(self, data: bytes) -> None:
-        for piece in self._cut(data):
-            self.take(self.session.receive(piece, self.bench.now_ns))
-        self.bench.settle()
-
-
-def run(case: vectors.Case, bench: Bench, cut: Callable[[bytes], Iterable[bytes]] = lambda data: [data]) -> None:
+def run(case: vectors.Case, bench: Pump, cut: Callable[[bytes], Iterable[bytes]] = lambda data: [data]) -> None:
     """Plays it, with all that is sent cut like this."""
-    vectors.run_case(
-        case,
-        lambda name: bench.arrive(CutPeer(bench, name, cut)),
-        by_name=True,
-        advance=bench.advance,
-        happen=bench.happen,
-    )
+    bench.cut = cut
+    vectors.run_case(case, bench.connect_by_name, by_name=True, advance=bench.advance, happen=bench.happen)
     assert bench.store.sessions_open == 0, case.name
     assert bench.store.snapshot()["subscriptions"] == 0, case.name
 
 
 def run_all(cut: Callable[[bytes], Iterable[bytes]]) -> None:
     for case in CASES:
-        run(case, Bench(make_store()), cut)
+        run(case, Pump(make_store()), cut)
 
 
 def cut_at(data: bytes, positions: Iterable[int]) -> list[bytes]:
@@ -75,14 +56,14 @@ def chunks(data: bytes, size: int) -> list[bytes]:
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_the_engine_does_what_the_vector_says(case: vectors.Case) -> None:
-    bench = Bench(make_store())
+    bench = Pump(make_store())
     run(case, bench)
     bench.store.audit()
 
 
 def test_all_cases_share_one_store() -> None:
     """As they share a server at the other level: whatever one leaves behind is there for those after it."""
-    bench = Bench(make_store())
+    bench = Pump(make_store())
     for case in CASES:
         if not case.driven:
             run(case, bench)
@@ -111,7 +92,7 @@ def test_cases_in_random_pieces(seed: int) -> None:
 
 def said(name: str, pieces: Iterable[bytes], *, end: bool = False) -> tuple[bytes, bool]:
     """What a stream in these pieces is answered, and whether it is closed then."""
-    bench = Bench(make_store())
+    bench = Pump(make_store())
     session, now_ns = bench.store.session(bench.now_ns, port_of(name)), bench.now_ns
     output = bytearray()
     for piece in pieces:
@@ -166,10 +147,10 @@ def test_every_section_of_the_page_has_a_case() -> None:
 
 def test_every_outcome_is_there() -> None:
     """But a handshake that takes too long at the other level."""
-    bench = Bench(make_store())
+    bench = Pump(make_store())
     seen: set[tuple[str, str]] = set()
     for case in CASES:
-        bench = Bench(make_store())
+        bench = Pump(make_store())
         run(case, bench)
         seen |= {(operation, outcome) for operation, outcome, _ in bench.store.outcomes()}
     assert seen == {

@@ -1,4 +1,4 @@
-"""A throttr store in memory, as the tests make it; conformance/driven.py drives it."""
+"""A throttr store in memory, as the tests make it; kit/pump.py drives it."""
 
 from __future__ import annotations
 

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from conformance import vectors
-from conformance.driven import START_NS, Bench
 from conformance.throttr import replies
 from conformance.throttr.dialect import MAX_MESSAGE
 from conformance.throttr.engine import make_store
+from kit.pump import START_NS, Pump
 from property.throttr_model import (
     CHANNEL,
     EVENT,
@@ -41,7 +41,7 @@ from property.throttr_model import (
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from conformance.driven import EnginePeer
+    from kit.pump import Peer
 
 SIZES = (1, 2, 4, 8)
 CASES = {size: vectors.load("throttr", value_size=size) for size in SIZES}
@@ -70,7 +70,7 @@ def test_the_engine_does_what_the_vectors_say(size: int, ticking: bool) -> None:
     """never-ticked: the store has had no turn, so that requests alone find out what has expired."""
 
     def play(case: vectors.Case) -> None:
-        bench = Bench(make_store(size), ticking=ticking)
+        bench = Pump(make_store(size), ticking=ticking)
         vectors.run_case(case, bench.connect, advance=bench.advance)
         bench.ticking = True
         bench.settle()
@@ -83,7 +83,7 @@ def test_the_engine_does_what_the_vectors_say(size: int, ticking: bool) -> None:
 @pytest.mark.parametrize("size", SIZES)
 def test_all_cases_share_one_store(size: int) -> None:
     """As they share a server at the other level: whatever one leaves behind is there for those after it."""
-    bench = Bench(make_store(size))
+    bench = Pump(make_store(size))
     for case in CASES[size]:
         if not case.driven:
             vectors.run_case(case, bench.connect, advance=bench.advance)
@@ -210,8 +210,8 @@ def test_vectors_and_the_end(size: int) -> None:
 class Caller:
     """Requests as calls on one connection, at one value size."""
 
-    def __init__(self, bench: Bench, size: int = 2) -> None:
-        self.peer: EnginePeer = bench.connect()
+    def __init__(self, bench: Pump, size: int = 2) -> None:
+        self.peer: Peer = bench.connect()
         self.size = size
 
     def ask(self, opcode: int, *fields: int | bytes) -> bytes:
@@ -232,7 +232,7 @@ class Caller:
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("opcode", [LIST, STATS])
 def test_fragments_are_as_full_as_they_may_be(size: int, opcode: int) -> None:
-    caller = Caller(Bench(make_store(size)), size)
+    caller = Caller(Pump(make_store(size)), size)
     for number in range(200):
         name = (b"%d-" % number).ljust(number % 256, b"k")
         assert caller.ask(INSERT, 1, HOURS, 2, name) == DONE
@@ -244,7 +244,7 @@ def test_fragments_are_as_full_as_they_may_be(size: int, opcode: int) -> None:
 
 def test_memory_has_a_limit_and_nothing_is_evicted() -> None:
     """Beyond it INSERT and SET are refused; what exists goes on, and what is purged makes room."""
-    caller = Caller(Bench(make_store(memory_limit=1 << 18)))
+    caller = Caller(Pump(make_store(memory_limit=1 << 18)))
     names = (b"key-%06d" % number for number in itertools.count())
     made = list(itertools.takewhile(lambda name: caller.ask(INSERT, 7, HOURS, 2, name) == DONE, names))
     # Half of the limit at 112 bytes a key, or less by up to half for what is rounded down.
@@ -262,7 +262,7 @@ def test_memory_has_a_limit_and_nothing_is_evicted() -> None:
 
 def test_memory_of_values_has_a_limit() -> None:
     """A SET that finds no room leaves the buffer as it was."""
-    caller = Caller(Bench(make_store(memory_limit=1 << 18)))
+    caller = Caller(Pump(make_store(memory_limit=1 << 18)))
     names = (b"key-%06d" % number for number in itertools.count())
     made = list(itertools.takewhile(lambda name: caller.ask(SET, HOURS, 2, name, name * 400) == DONE, names))
     assert 10 < len(made) < (1 << 18) // 4000
@@ -275,7 +275,7 @@ def test_memory_of_values_has_a_limit() -> None:
 
 
 def test_memory_of_subscriptions_has_a_limit() -> None:
-    bench = Bench(make_store(memory_limit=1 << 18))
+    bench = Pump(make_store(memory_limit=1 << 18))
     caller, other = Caller(bench), Caller(bench)
     names = (b"channel-%06d" % number for number in range(1 << 16))
     made = list(itertools.takewhile(lambda name: caller.ask(SUBSCRIBE, name) == DONE, names))
@@ -290,7 +290,7 @@ def test_memory_of_subscriptions_has_a_limit() -> None:
 
 def test_a_subscriber_that_does_not_read_is_dropped() -> None:
     """Beyond max_queued bytes; the others get every event."""
-    bench = Bench(make_store(max_queued=10_000))
+    bench = Pump(make_store(max_queued=10_000))
     reader, publisher, sleeper = Caller(bench), Caller(bench), Caller(bench)
     assert sleeper.ask(SUBSCRIBE, b"news") == sleeper.ask(SUBSCRIBE, b"alone") == DONE
     assert reader.ask(SUBSCRIBE, b"news") == DONE
@@ -313,7 +313,7 @@ def test_a_subscriber_that_does_not_read_is_dropped() -> None:
 
 def test_one_event_always_fits() -> None:
     """However long it is, and however little max_queued is."""
-    bench = Bench(make_store(max_queued=4096))
+    bench = Pump(make_store(max_queued=4096))
     publisher, sleeper = Caller(bench), Caller(bench)
     assert sleeper.ask(SUBSCRIBE, b"news") == DONE
     sleeper.peer.deaf = True
@@ -324,7 +324,7 @@ def test_one_event_always_fits() -> None:
 
 
 def test_subscriptions_of_one_connection_to_one_channel_have_a_limit() -> None:
-    caller = Caller(Bench(make_store()))
+    caller = Caller(Pump(make_store()))
     assert [caller.ask(SUBSCRIBE, b"news") for _ in range(17)] == [DONE] * 16 + [FAILED]
     assert caller.ask(PUBLISH, b"news", b"x") == encode(2, EVENT, b"news", b"x") * 16 + DONE
     assert caller.ask(UNSUBSCRIBE, b"news") == DONE
@@ -336,7 +336,7 @@ GRACE_NS = 10_000_000_000
 
 def test_grace_of_expired_keys() -> None:
     """The old way: for so long nothing can be made of the name, and SET of a buffer says that it did."""
-    bench = Bench(make_store(expiry_grace_ns=GRACE_NS))
+    bench = Pump(make_store(expiry_grace_ns=GRACE_NS))
     caller = Caller(bench)
     assert caller.ask(INSERT, 5, 4, 1, b"counter") == DONE
     assert caller.ask(SET, 4, 1, b"buffer", b"old") == DONE
@@ -363,7 +363,7 @@ def test_grace_of_expired_keys() -> None:
 @pytest.mark.parametrize("size", [2, 4, 8])
 def test_events_nested_as_deep_as_a_message_can_be(size: int) -> None:
     """Sixteen are followed; what is deeper is no request."""
-    caller = Caller(Bench(make_store(size)), size)
+    caller = Caller(Pump(make_store(size)), size)
     nested = encode(size, WHOAMI)
     for depth in range(1, 100):
         nested = encode(size, EVENT, b"", nested)
@@ -379,7 +379,7 @@ def test_events_nested_as_deep_as_a_message_can_be(size: int) -> None:
 
 def test_a_message_may_be_as_short_as_its_limit_only() -> None:
     """max_message counts all of a message."""
-    caller = Caller(Bench(make_store(max_message=1000)))
+    caller = Caller(Pump(make_store(max_message=1000)))
     assert caller.ask(SET, HOURS, 2, b"k" * 100, b"v" * (1000 - 7 - 100)) == DONE
     assert caller.ask(SET, HOURS, 2, b"k" * 100, b"v" * (1001 - 7 - 100)) == FAILED
     assert caller.peer.session.closing
@@ -387,7 +387,7 @@ def test_a_message_may_be_as_short_as_its_limit_only() -> None:
 
 def test_many_subscribers_of_one_channel() -> None:
     """More than one slice may serve: each gets every event once, in order, and the store comes to rest."""
-    bench = Bench(make_store(memory_limit=1 << 24))
+    bench = Pump(make_store(memory_limit=1 << 24))
     callers = [Caller(bench) for _ in range(300)]
     for caller in callers:
         assert caller.ask(SUBSCRIBE, b"news") == DONE
@@ -404,7 +404,7 @@ def test_many_subscribers_of_one_channel() -> None:
 
 def test_a_listing_is_not_interrupted_by_events() -> None:
     """They come after it, whoever publishes while it is being sent."""
-    bench = Bench(make_store(memory_limit=1 << 26))
+    bench = Pump(make_store(memory_limit=1 << 26))
     caller, publisher = Caller(bench), Caller(bench)
     assert caller.ask(SUBSCRIBE, b"news") == DONE
     count = 30_000

@@ -7,20 +7,20 @@ from typing import TYPE_CHECKING
 from counterd.protocols.beanstalk import _journal, journal, wire
 
 if TYPE_CHECKING:
-    from conformance.driven import Bench, EnginePeer
     from kit.journaled import Journaled
+    from kit.pump import Peer, Pump
 
 SECOND = 1_000_000_000
 TICK = 1 << 20  # of the wheel: what is due is done no later
 
 
-def ask(peer: EnginePeer, *commands: bytes) -> bytes:
+def ask(peer: Peer, *commands: bytes) -> bytes:
     """The replies that came."""
     peer.send(b"".join(commands))
     return said(peer)
 
 
-def said(peer: EnginePeer) -> bytes:
+def said(peer: Peer) -> bytes:
     return peer.recv_exactly(len(peer.output))
 
 
@@ -28,7 +28,7 @@ def lines(count: int, command: bytes) -> bytes:
     return command * count
 
 
-def fill(bench: Bench, count: int, tube: bytes = b"default", body: bytes = b"x", **more: int) -> None:
+def fill(bench: Pump, count: int, tube: bytes = b"default", body: bytes = b"x", **more: int) -> None:
     """Puts so many jobs."""
     peer = bench.connect()
     assert ask(peer, wire.use(tube)) == b"USING %b\r\n" % tube
@@ -38,7 +38,7 @@ def fill(bench: Bench, count: int, tube: bytes = b"default", body: bytes = b"x",
     peer.close()
 
 
-def told(kept: Journaled, peer: EnginePeer, *commands: bytes) -> bytes:
+def told(kept: Journaled, peer: Peer, *commands: bytes) -> bytes:
     """The replies, once all is on disk."""
     before = ask(peer, *commands)
     kept.commit()

@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING
 import pytest
 
 from conformance.beanstalk.engine import make_store
-from conformance.driven import Bench
 from kit.journaled import Journaled
+from kit.pump import Pump
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
 @pytest.fixture
-def bench() -> Iterator[Bench]:
+def bench() -> Iterator[Pump]:
     """Audited in the end."""
-    made = Bench(make_store())
+    made = Pump(make_store())
     yield made
     made.settle()
     made.store.audit()

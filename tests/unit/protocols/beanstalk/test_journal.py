@@ -8,20 +8,20 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from conformance.driven import UNIX_NS
 from counterd.protocols.beanstalk import _journal, journal, wire
 from kit.journaled import Journaled
+from kit.pump import UNIX_NS
 from unit.protocols.beanstalk.asking import SECOND, TICK, ask, restore, said, told
 
 if TYPE_CHECKING:
-    from conformance.driven import EnginePeer
+    from kit.pump import Peer
 
 DAY = 86400 * SECOND
 ID_MAX = _journal.CONSTANTS["ID_MAX"]
 LIMITS_MAX = 4096  # of _session.pyx
 
 
-def figures(peer: EnginePeer, number: int) -> dict[str, str]:
+def figures(peer: Peer, number: int) -> dict[str, str]:
     body = ask(peer, wire.stats_job(number)).decode()
     return dict(line.split(": ") for line in body.split("\r\n", 1)[1].strip().split("\n")[1:])
 

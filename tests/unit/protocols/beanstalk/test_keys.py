@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from conformance.driven import UNIX_NS
 from counterd.protocols.beanstalk import _journal, journal, wire
 from kit.journaled import Journaled
+from kit.pump import UNIX_NS
 from unit.protocols.beanstalk.asking import SECOND, TICK, ask, restore, said, told
 
 DAY = 86400 * SECOND

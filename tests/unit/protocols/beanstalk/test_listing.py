@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from conformance.beanstalk.engine import make_store
-from conformance.driven import Bench
 from counterd.protocols.beanstalk import wire
+from kit.pump import Pump
 from unit.protocols.beanstalk.asking import ask, fill, said
 
 if TYPE_CHECKING:
-    from conformance.driven import EnginePeer
+    from kit.pump import Peer
 
 COUNT = 3000
 
@@ -20,23 +20,23 @@ def listed(output: bytes) -> list[bytes]:
     return wire.read_list(reply.body)
 
 
-def many() -> tuple[Bench, EnginePeer]:
+def many() -> tuple[Pump, Peer]:
     """A store with so many tubes, and who watches them."""
-    bench = Bench(make_store(memory_limit=1 << 24, tubes=2 * COUNT))
+    bench = Pump(make_store(memory_limit=1 << 24, tubes=2 * COUNT))
     peer = bench.connect()
     for number in range(COUNT):
         assert ask(peer, wire.watch(b"t%d" % number)) == b"WATCHING %d\r\n" % (number + 2)
     return bench, peer
 
 
-def begun(bench: Bench, command: bytes) -> tuple[EnginePeer, bytes]:
+def begun(bench: Pump, command: bytes) -> tuple[Peer, bytes]:
     """A connection that has asked for a list, whose output only the test takes."""
     peer = bench.connect()
     peer.session.owner = None
     return peer, peer.session.receive(command, bench.now_ns)
 
 
-def finished(bench: Bench, peer: EnginePeer, output: bytes) -> list[bytes]:
+def finished(bench: Pump, peer: Peer, output: bytes) -> list[bytes]:
     while peer.session.more:
         output += peer.session.take_output(bench.now_ns)
     bench.store.audit()
@@ -94,7 +94,7 @@ def ids(output: bytes) -> list[int]:
     return [int(job["id"]) for job in jobs(output)]
 
 
-def test_jobs_by_state(bench: Bench):
+def test_jobs_by_state(bench: Pump):
     fill(bench, 2, tube=b"t")
     fill(bench, 2, tube=b"t", delay=9)
     fill(bench, 1, tube=b"u")
@@ -109,7 +109,7 @@ def test_jobs_by_state(bench: Bench):
     assert ask(peer, wire.list_jobs(b"none")) == b"NOT_FOUND\r\n"
 
 
-def test_jobs_a_page_at_a_time(bench: Bench):
+def test_jobs_a_page_at_a_time(bench: Pump):
     fill(bench, 30, tube=b"t")
     peer = bench.connect()
     pages = [ids(ask(peer, wire.list_jobs(b"t", first=first, count=12))) for first in (0, 13, 25, 31)]
@@ -117,13 +117,13 @@ def test_jobs_a_page_at_a_time(bench: Bench):
     assert ids(ask(peer, wire.list_jobs(b"t", count=0))) == []
 
 
-def test_a_list_has_so_many_jobs(bench: Bench):
+def test_a_list_has_so_many_jobs(bench: Pump):
     fill(bench, 1500, tube=b"t")
     peer = bench.connect()
     assert ids(ask(peer, wire.list_jobs(b"t", count=5000))) == list(range(1, 1001))
 
 
-def test_jobs_whose_bodies_have_something_in_them(bench: Bench):
+def test_jobs_whose_bodies_have_something_in_them(bench: Pump):
     peer = bench.connect()
     bodies = [b"needle", b"x" * 70 + b"needle", b"x" * 57 + b"needle", b"need\r\nle", b"", b"NEEDLE"]
     ask(peer, *(wire.put(body) for body in bodies))
@@ -137,7 +137,7 @@ def test_jobs_whose_bodies_have_something_in_them(bench: Bench):
 
 
 def test_jobs_are_listed_in_slices():
-    bench = Bench(make_store(memory_limit=1 << 24))
+    bench = Pump(make_store(memory_limit=1 << 24))
     fill(bench, 20_000, tube=b"t")
     other = bench.connect()
     asking, output = begun(bench, wire.list_jobs(b"t", first=10_001, count=500))
@@ -157,7 +157,7 @@ def test_jobs_are_listed_in_slices():
 
 def test_large_jobs_are_searched_in_slices():
     """A few of them are as much work as thousands of small ones."""
-    bench = Bench(make_store(memory_limit=1 << 24, job_size_max=64_000))
+    bench = Pump(make_store(memory_limit=1 << 24, job_size_max=64_000))
     fill(bench, 50, body=b"x" * 64_000)
     asking, output = begun(bench, wire.list_jobs(b"default", needle=b"xy"))
     turns = 0
@@ -168,7 +168,7 @@ def test_large_jobs_are_searched_in_slices():
     assert ids(output) == []
 
 
-def test_a_tube_stays_while_its_jobs_are_listed(bench: Bench):
+def test_a_tube_stays_while_its_jobs_are_listed(bench: Pump):
     fill(bench, 3000, tube=b"t")
     peer = bench.connect()
     asking, output = begun(bench, wire.list_jobs(b"t", count=1000))

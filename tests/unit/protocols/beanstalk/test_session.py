@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 from conformance.beanstalk.engine import make_store
-from conformance.driven import Bench
 from counterd.protocols.beanstalk import wire
+from kit.pump import Pump
 from unit.protocols.beanstalk.asking import SECOND, TICK, ask, fill, said
 
 if TYPE_CHECKING:
-    from conformance.driven import EnginePeer
+    from kit.pump import Peer
 
 LONG = b"put " + b"x" * 400
 # Everything that a parser can meet: bodies with ends of lines, bodies that are too big, lines that are too long.
@@ -29,8 +29,8 @@ STREAM = b"".join(
 ANSWERS = 23
 
 
-def small() -> Bench:
-    return Bench(make_store(job_size_max=30))
+def small() -> Pump:
+    return Pump(make_store(job_size_max=30))
 
 
 def answered(stream: bytes, cuts: list[int]) -> bytes:
@@ -65,7 +65,7 @@ def test_a_stream_that_is_cut_anywhere(seed: int):
     assert answered(STREAM, cuts) == answered(STREAM, [])
 
 
-def test_a_line_without_an_end_takes_no_memory(bench: Bench):
+def test_a_line_without_an_end_takes_no_memory(bench: Pump):
     """It is thrown away as it comes."""
     peer = bench.connect()
     for _ in range(100):
@@ -84,7 +84,7 @@ def test_a_body_that_is_too_big_takes_no_memory():
     assert bench.store.snapshot()["used_memory"] == bench.store.snapshot()["tubes"] * 224
 
 
-def test_what_comes_behind_a_wait_waits(bench: Bench):
+def test_what_comes_behind_a_wait_waits(bench: Pump):
     peer, other = bench.connect(), bench.connect()
     assert ask(peer, wire.reserve(), wire.use(b"t"), wire.put(b"mine"), wire.reserve()) == b""
     assert peer.session.state == 2
@@ -94,7 +94,7 @@ def test_what_comes_behind_a_wait_waits(bench: Bench):
     assert said(peer) == b"RESERVED 3 3\r\ntwo\r\n"
 
 
-def test_a_wait_ends_at_its_time_and_never_before(bench: Bench):
+def test_a_wait_ends_at_its_time_and_never_before(bench: Pump):
     peer = bench.connect()
     assert ask(peer, wire.reserve(2)) == b""
     bench.advance(2 * SECOND - 1)
@@ -103,7 +103,7 @@ def test_a_wait_ends_at_its_time_and_never_before(bench: Bench):
     assert said(peer) == b"TIMED_OUT\r\n"
 
 
-def test_a_wait_ends_before_a_job_of_its_own_times_out(bench: Bench):
+def test_a_wait_ends_before_a_job_of_its_own_times_out(bench: Pump):
     peer = bench.connect()
     assert ask(peer, wire.put(b"x", ttr=3), wire.reserve(), wire.reserve()) == b"INSERTED 1\r\nRESERVED 1 1\r\nx\r\n"
     bench.advance(2 * SECOND - 1)
@@ -113,20 +113,20 @@ def test_a_wait_ends_before_a_job_of_its_own_times_out(bench: Bench):
     assert ask(peer, wire.reserve(0), wire.touch(1), wire.reserve(0)) == b"DEADLINE_SOON\r\nTOUCHED\r\nTIMED_OUT\r\n"
 
 
-def test_a_job_of_its_own_that_timed_out_is_there_for_it(bench: Bench):
+def test_a_job_of_its_own_that_timed_out_is_there_for_it(bench: Pump):
     peer = bench.connect()
     assert ask(peer, wire.put(b"x", ttr=1), wire.reserve()) == b"INSERTED 1\r\nRESERVED 1 1\r\nx\r\n"
     bench.advance(SECOND + TICK)
     assert ask(peer, wire.reserve(0)) == b"RESERVED 1 1\r\nx\r\n"
 
 
-def test_a_ready_job_is_reserved_in_the_last_second_too(bench: Bench):
+def test_a_ready_job_is_reserved_in_the_last_second_too(bench: Pump):
     peer = bench.connect()
     assert ask(peer, wire.put(b"x", ttr=1), wire.put(b"y"), wire.reserve(), wire.reserve()).count(b"RESERVED") == 2
 
 
 @pytest.mark.parametrize("way", ["half_close", "close", "hang_up", "drain"])
-def test_everything_that_ends_a_wait(bench: Bench, way: str):
+def test_everything_that_ends_a_wait(bench: Pump, way: str):
     """Afterwards nobody is in the queue: a job goes to the next."""
     peer, second, other = bench.connect(), bench.connect(), bench.connect()
     assert ask(peer, wire.reserve()) == ask(second, wire.reserve()) == b""
@@ -150,22 +150,22 @@ def test_everything_that_ends_a_wait(bench: Bench, way: str):
         assert said(second) == b"RESERVED 1 1\r\nx\r\n"
 
 
-def test_a_wait_costs_no_turn(bench: Bench):
+def test_a_wait_costs_no_turn(bench: Pump):
     """Nothing is due, whoever waits."""
     peers = [bench.connect() for _ in range(1000)]
     for peer in peers:
         assert ask(peer, wire.reserve()) == b""
     assert bench.store.next_deadline() == -1
-    assert not bench.turn()
+    assert bench.turn() == (False, False)
 
 
-def test_quit_answers_what_came_before(bench: Bench):
+def test_quit_answers_what_came_before(bench: Pump):
     peer = bench.connect()
     assert ask(peer, wire.use(b"t"), wire.quit(), wire.use(b"u")) == b"USING t\r\n"
     assert peer.session.closing
 
 
-def test_a_kick_goes_on_in_slices(bench: Bench):
+def test_a_kick_goes_on_in_slices(bench: Pump):
     """Others are served meanwhile, and the reply says how many there were."""
     count = 5000
     fill(bench, count, delay=100)
@@ -185,14 +185,14 @@ def test_a_kick_goes_on_in_slices(bench: Bench):
     assert bench.store.snapshot()["jobs:delayed"] == count - 4000
 
 
-def test_a_kick_takes_buried_jobs_alone_if_there_are_any(bench: Bench):
+def test_a_kick_takes_buried_jobs_alone_if_there_are_any(bench: Pump):
     fill(bench, 3, delay=100)
     peer = bench.connect()
     ask(peer, wire.reserve_job(2), wire.bury(2, 0))
     assert ask(peer, wire.kick(10), wire.kick(10)) == b"KICKED 1\r\nKICKED 2\r\n"
 
 
-def test_kicked_jobs_go_to_those_who_wait(bench: Bench):
+def test_kicked_jobs_go_to_those_who_wait(bench: Pump):
     fill(bench, 2, delay=100)
     peer, waiting = bench.connect(), bench.connect()
     assert ask(waiting, wire.reserve()) == b""
@@ -201,7 +201,7 @@ def test_kicked_jobs_go_to_those_who_wait(bench: Bench):
 
 
 def test_so_many_tubes_and_no_more_can_be_watched():
-    bench = Bench(make_store(memory_limit=1 << 24, tubes=5000))
+    bench = Pump(make_store(memory_limit=1 << 24, tubes=5000))
     peer = bench.connect()
     for number in range(4095):
         assert ask(peer, wire.watch(b"t%d" % number)) == b"WATCHING %d\r\n" % (number + 2)
@@ -213,7 +213,7 @@ def test_so_many_tubes_and_no_more_can_be_watched():
     assert bench.store.snapshot()["tubes"] == 1
 
 
-def test_statistics(bench: Bench):
+def test_statistics(bench: Pump):
     peer = bench.connect()
     ask(peer, wire.put(b"x", 1023), wire.put(b"y", 1024), wire.reserve(), b"nonsense\r\n")
     figures = wire.read_dictionary(wire.Parser().feed(ask(peer, wire.stats()))[0].body)
@@ -229,7 +229,7 @@ def test_statistics(bench: Bench):
     assert ask(peer, wire.put(b"z"), wire.reserve()) == b"DRAINING\r\nRESERVED 2 1\r\ny\r\n"
 
 
-def test_outcomes_are_counted(bench: Bench):
+def test_outcomes_are_counted(bench: Pump):
     peer = bench.connect()
     ask(peer, wire.put(b"x"), wire.delete(9), wire.delete(1), wire.reserve(0), b"nonsense\r\n", b"delete\r\n")
     ask(peer, b"put 0 0 60 70000\r\n" + b"x" * 70002)
@@ -241,7 +241,7 @@ def test_outcomes_are_counted(bench: Bench):
     ]  # fmt: skip
 
 
-def test_a_session_that_is_collected_while_it_waits(bench: Bench):
+def test_a_session_that_is_collected_while_it_waits(bench: Pump):
     """As where net could not make a connection of it."""
     session = bench.store.session(bench.now_ns)
     assert session.receive(wire.reserve(), bench.now_ns) == b""
@@ -252,7 +252,7 @@ def test_a_session_that_is_collected_while_it_waits(bench: Bench):
     assert bench.store.snapshot()["jobs:ready"] == 1
 
 
-def test_a_worker_that_does_not_read_gets_its_job_when_it_does(bench: Bench):
+def test_a_worker_that_does_not_read_gets_its_job_when_it_does(bench: Pump):
     peer, other = bench.connect(), bench.connect()
     assert ask(peer, wire.reserve()) == b""
     peer.deaf = True
@@ -263,14 +263,14 @@ def test_a_worker_that_does_not_read_gets_its_job_when_it_does(bench: Bench):
     assert said(peer) == b"RESERVED 1 60000\r\n" + b"x" * 60_000 + b"\r\n"
 
 
-def hold(bench: Bench, count: int) -> EnginePeer:
+def hold(bench: Pump, count: int) -> Peer:
     peer = bench.connect()
     for _ in range(count):
         assert ask(peer, wire.reserve(0)).startswith(b"RESERVED")
     return peer
 
 
-def test_what_a_connection_held_is_ready_when_it_has_gone(bench: Bench):
+def test_what_a_connection_held_is_ready_when_it_has_gone(bench: Pump):
     """In slices, and those who wait have it first."""
     fill(bench, 3000)
     peer, waiting = hold(bench, 3000), bench.connect()
@@ -291,7 +291,7 @@ def test_what_a_connection_held_is_ready_when_it_has_gone(bench: Bench):
 # ---- what beanstalkd does not have -----------------------------------------------------------------------------------
 
 
-def test_several_jobs_at_once(bench: Bench):
+def test_several_jobs_at_once(bench: Pump):
     fill(bench, 5)
     peer = bench.connect()
     assert ask(peer, b"batch-reserve 3 0\r\n", b"batch-reserve 9 0\r\n", b"batch-reserve 1 0\r\n") == (
@@ -301,14 +301,14 @@ def test_several_jobs_at_once(bench: Bench):
     assert ask(peer, b"batch-reserve 0 0\r\n", b"batch-reserve 1\r\n") == b"BAD_FORMAT\r\n" * 2
 
 
-def test_a_batch_that_waits_gets_the_first_job(bench: Bench):
+def test_a_batch_that_waits_gets_the_first_job(bench: Pump):
     peer, other = bench.connect(), bench.connect()
     assert ask(peer, b"batch-reserve 10 5\r\n") == b""
     assert ask(other, wire.put(b"a"), wire.put(b"b")) == b"INSERTED 1\r\nINSERTED 2\r\n"
     assert said(peer) == b"JOBS 1\r\nRESERVED 1 1\r\na\r\n"
 
 
-def test_a_batch_is_no_longer_than_a_reply_may_be(bench: Bench):
+def test_a_batch_is_no_longer_than_a_reply_may_be(bench: Pump):
     """But one job is always in it."""
     fill(bench, 3, body=b"y" * 30_000)
     fill(bench, 1, body=b"z" * 65_535)
@@ -321,7 +321,7 @@ def test_a_batch_is_no_longer_than_a_reply_may_be(bench: Bench):
     assert ask(peer, b"batch-reserve 5000 0\r\n").startswith(b"JOBS 1000\r\n")
 
 
-def test_a_tube_is_cleared_by_state(bench: Bench):
+def test_a_tube_is_cleared_by_state(bench: Pump):
     fill(bench, 2, tube=b"t")
     fill(bench, 3, tube=b"t", delay=9)
     fill(bench, 1, tube=b"u")
@@ -335,7 +335,7 @@ def test_a_tube_is_cleared_by_state(bench: Bench):
     assert ask(peer, b"clear-tube u all\r\n", wire.stats_tube(b"u")) == b"CLEARED 1\r\nNOT_FOUND\r\n"
 
 
-def test_a_tube_is_cleared_in_slices(bench: Bench):
+def test_a_tube_is_cleared_in_slices(bench: Pump):
     """Also if nothing else needs it; what is put meanwhile may be cleared as well, but no more than there was."""
     fill(bench, 3000, tube=b"t")
     peer, other = bench.connect(), bench.connect()
@@ -354,7 +354,7 @@ def test_a_tube_is_cleared_in_slices(bench: Bench):
 
 def test_large_jobs_are_kicked_to_workers_in_slices():
     """What is given away is written as well."""
-    bench = Bench(make_store(memory_limit=1 << 24, job_size_max=64_000))
+    bench = Pump(make_store(memory_limit=1 << 24, job_size_max=64_000))
     fill(bench, 50, body=b"x" * 64_000)
     peer = bench.connect()
     for number in range(1, 51):
@@ -374,7 +374,7 @@ def test_large_jobs_are_kicked_to_workers_in_slices():
     assert [said(worker)[:9] for worker in workers] == [b"RESERVED "] * 50
 
 
-def test_of_one_state_no_more_are_cleared_than_there_were(bench: Bench):
+def test_of_one_state_no_more_are_cleared_than_there_were(bench: Pump):
     fill(bench, 3000, tube=b"t")
     fill(bench, 3000, tube=b"t", delay=9)
     peer, other = bench.connect(), bench.connect()
@@ -393,7 +393,7 @@ LONG_COMMANDS += [wire.list_jobs(b"default", count=1000)]
 
 @pytest.mark.parametrize("command", LONG_COMMANDS, ids=lambda command: command.split()[0].decode())
 @pytest.mark.parametrize("way", ["eof", "closed"])
-def test_whose_peer_ends_in_the_midst_of_a_long_command(bench: Bench, command: bytes, way: str):
+def test_whose_peer_ends_in_the_midst_of_a_long_command(bench: Pump, command: bytes, way: str):
     fill(bench, 4000, delay=9)
     peer = bench.connect()
     for number in range(900):
@@ -418,7 +418,7 @@ def test_whose_peer_ends_in_the_midst_of_a_long_command(bench: Bench, command: b
 # ---- jobs that fail again and again ----
 
 
-def state(peer: EnginePeer, number: int) -> tuple[str, str, str]:
+def state(peer: Peer, number: int) -> tuple[str, str, str]:
     """Tube, state and reserves of a job."""
     body = ask(peer, wire.stats_job(number)).decode().split("\r\n", 1)[1]
     told = dict(line.split(": ") for line in body.strip().split("\n")[1:])
@@ -430,7 +430,7 @@ def state(peer: EnginePeer, number: int) -> tuple[str, str, str]:
 )
 @pytest.mark.parametrize("how", ["release", "delay", "time", "death"])
 def test_a_job_that_was_reserved_too_often_is_retired(
-    bench: Bench, how: str, other: bytes, retired: tuple[str, str, str]
+    bench: Pump, how: str, other: bytes, retired: tuple[str, str, str]
 ):
     peer = bench.connect()
     assert ask(peer, wire.limit_reserves(b"default", 2, other), wire.put(b"x", ttr=5)) == b"LIMITED\r\nINSERTED 1\r\n"
@@ -449,7 +449,7 @@ def test_a_job_that_was_reserved_too_often_is_retired(
     assert bench.store.snapshot()["retired"] == 1
 
 
-def test_what_has_not_failed_is_not_retired(bench: Bench):
+def test_what_has_not_failed_is_not_retired(bench: Pump):
     peer = bench.connect()
     ask(peer, wire.limit_reserves(b"default", 1, b"dead"), wire.put(b"x"), wire.reserve())
     assert ask(peer, wire.bury(1), wire.kick(1), wire.reserve(), wire.delete(1)).endswith(b"DELETED\r\n")
@@ -458,7 +458,7 @@ def test_what_has_not_failed_is_not_retired(bench: Bench):
     assert state(peer, 2) == ("dead", "ready", "2")
 
 
-def test_a_limit_of_reserves_keeps_its_tubes_and_goes_with_them(bench: Bench):
+def test_a_limit_of_reserves_keeps_its_tubes_and_goes_with_them(bench: Pump):
     peer = bench.connect()
     ask(peer, wire.limit_reserves(b"a", 3, b"b"))
     told = ask(peer, wire.inspect_tube(b"a"))
@@ -471,7 +471,7 @@ def test_a_limit_of_reserves_keeps_its_tubes_and_goes_with_them(bench: Bench):
 
 
 def test_a_full_tube_takes_no_retired_jobs():
-    bench = Bench(make_store(tube_jobs_max=1))
+    bench = Pump(make_store(tube_jobs_max=1))
     peer = bench.connect()
     ask(peer, wire.use(b"dead"), wire.put(b"x"), wire.use(b"default"), wire.limit_reserves(b"default", 1, b"dead"))
     ask(peer, wire.put(b"y"), wire.reserve(), wire.release(2))
@@ -481,14 +481,14 @@ def test_a_full_tube_takes_no_retired_jobs():
 
 @pytest.mark.parametrize(("names", "reply"), [(b"new 1 new2", b"OUT_OF_MEMORY\r\n"), (b"-x 1 a", b"BAD_FORMAT\r\n")])
 def test_a_limit_of_reserves_that_is_refused(names: bytes, reply: bytes):
-    bench = Bench(make_store(tubes=2))
+    bench = Pump(make_store(tubes=2))
     peer = bench.connect()
     assert ask(peer, b"limit-reserves %b\r\n" % names) == reply
     bench.store.audit()
     assert bench.store.snapshot()["tubes"] == 1
 
 
-def test_how_long_jobs_are_in_a_tube(bench: Bench):
+def test_how_long_jobs_are_in_a_tube(bench: Pump):
     peer = bench.connect()
     ask(peer, wire.put(b"1"))
     bench.advance(3 * SECOND)
@@ -502,7 +502,7 @@ def test_how_long_jobs_are_in_a_tube(bench: Bench):
 # ---- keys ----
 
 
-def test_a_job_that_is_put_twice_is_there_once(bench: Bench):
+def test_a_job_that_is_put_twice_is_there_once(bench: Pump):
     peer, other = bench.connect(), bench.connect()
     long = b"k" * 150
     assert ask(peer, wire.put_unique(b"1", b"k"), wire.put_unique(b"2", long)) == b"INSERTED 1\r\nINSERTED 2\r\n"
@@ -516,7 +516,7 @@ def test_a_job_that_is_put_twice_is_there_once(bench: Bench):
     assert (figures["keys"], figures["jobs"], figures["total_jobs"]) == (2, 3, 4)
 
 
-def test_a_key_is_taken_for_a_while_after_its_job(bench: Bench):
+def test_a_key_is_taken_for_a_while_after_its_job(bench: Pump):
     peer = bench.connect()
     ask(peer, wire.put_unique(b"1", b"k", 10), wire.delete(1))
     assert ask(peer, wire.put_unique(b"2", b"k", 99)) == b"EXISTS 1\r\n"
@@ -532,13 +532,13 @@ def test_a_key_is_taken_for_a_while_after_its_job(bench: Bench):
 
 
 @pytest.mark.parametrize("ending", [b"", b" k", b" k x", b" -k 1", b" k 2147483648", b" k 1 2"])
-def test_a_unique_put_that_makes_no_sense(bench: Bench, ending: bytes):
+def test_a_unique_put_that_makes_no_sense(bench: Pump, ending: bytes):
     peer = bench.connect()
     assert ask(peer, b"put-unique 1 0 60 1%b\r\n" % ending) == b"BAD_FORMAT\r\n"
 
 
 def test_a_unique_put_is_refused_like_others():
-    bench = Bench(make_store(job_size_max=10, tube_jobs_max=1))
+    bench = Pump(make_store(job_size_max=10, tube_jobs_max=1))
     peer = bench.connect()
     assert ask(peer, wire.put_unique(b"x" * 11, b"k")) == b"JOB_TOO_BIG\r\n"
     assert ask(peer, b"put-unique 1 0 60 1 k 0\r\nxyz") == b"EXPECTED_CRLF\r\n"
@@ -546,7 +546,7 @@ def test_a_unique_put_is_refused_like_others():
     assert bench.store.snapshot()["keys"] == 0
 
 
-def test_a_key_takes_memory(bench: Bench):
+def test_a_key_takes_memory(bench: Pump):
     peer = bench.connect()
     before = bench.store.snapshot()["used_memory"]
     ask(peer, wire.put_unique(b"", b"k" * 40))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from conformance.beanstalk.engine import make_store
-from conformance.driven import START_NS, Bench
 from counterd.protocols.beanstalk import wire
+from kit.pump import START_NS, Pump
 from unit.protocols.beanstalk.asking import SECOND, TICK, ask, fill, said
 
 JOB, BLOCK, TUBE, WATCH = 136, 64, 224, 32
@@ -25,13 +25,13 @@ def test_sizes_that_are_refused(sizes: dict[str, int], said: str):
         make_store(**sizes)
 
 
-def test_a_new_store_has_one_tube(bench: Bench):
+def test_a_new_store_has_one_tube(bench: Pump):
     figures = bench.store.snapshot()
     assert (figures["tubes"], figures["jobs"], figures["used_memory"]) == (1, 0, TUBE)
 
 
 @pytest.mark.parametrize("size", [0, 1, 60, 61, 120, 1000])
-def test_what_a_job_takes(bench: Bench, size: int):
+def test_what_a_job_takes(bench: Pump, size: int):
     fill(bench, 10, body=b"x" * size)
     assert bench.store.snapshot()["used_memory"] == TUBE + 10 * (JOB + -(-size // 60) * BLOCK)
     peer = bench.connect()
@@ -41,7 +41,7 @@ def test_what_a_job_takes(bench: Bench, size: int):
 
 
 def test_jobs_are_found_by_their_ids_in_a_store_that_is_full():
-    bench = Bench(make_store(memory_limit=1 << 20))
+    bench = Pump(make_store(memory_limit=1 << 20))
     count = ((1 << 20) - TUBE) // JOB
     peer = bench.connect()
     last_id = 0
@@ -59,7 +59,7 @@ def test_jobs_are_found_by_their_ids_in_a_store_that_is_full():
 
 
 def test_the_memory_limit_is_met_to_the_byte():
-    bench = Bench(make_store(memory_limit=1 << 20))
+    bench = Pump(make_store(memory_limit=1 << 20))
     peer = bench.connect()
     each = JOB + 2 * BLOCK
     count = ((1 << 20) - TUBE) // each
@@ -72,7 +72,7 @@ def test_the_memory_limit_is_met_to_the_byte():
     assert ask(peer, wire.put(b"x" * 100)) == b"INSERTED %d\r\n" % (count + 1)
 
 
-def test_a_watch_takes_memory_besides_the_first(bench: Bench):
+def test_a_watch_takes_memory_besides_the_first(bench: Pump):
     peer, other = bench.connect(), bench.connect()
     assert bench.store.snapshot()["used_memory"] == TUBE
     ask(peer, wire.watch(b"a"), wire.watch(b"b"))
@@ -83,7 +83,7 @@ def test_a_watch_takes_memory_besides_the_first(bench: Bench):
 
 
 def test_there_are_so_many_tubes():
-    bench = Bench(make_store(tubes=3))
+    bench = Pump(make_store(tubes=3))
     peer = bench.connect()
     assert ask(peer, wire.watch(b"a"), wire.use(b"b"), wire.watch(b"c"), wire.use(b"c")) == (
         b"WATCHING 2\r\nUSING b\r\nOUT_OF_MEMORY\r\nOUT_OF_MEMORY\r\n"
@@ -92,20 +92,20 @@ def test_there_are_so_many_tubes():
 
 
 def test_a_tube_has_so_many_jobs():
-    bench = Bench(make_store(tube_jobs_max=3))
+    bench = Pump(make_store(tube_jobs_max=3))
     peer = bench.connect()
     ask(peer, wire.put(b"x"), wire.put(b"x", delay=1), wire.put(b"x"), wire.reserve(), wire.bury(1, 0))
     assert ask(peer, wire.put(b"x"), wire.use(b"t"), wire.put(b"x")) == b"OUT_OF_MEMORY\r\nUSING t\r\nINSERTED 4\r\n"
     assert ask(peer, wire.use(b"default"), wire.delete(2), wire.put(b"x")).endswith(b"DELETED\r\nINSERTED 5\r\n")
 
 
-def test_an_id_is_never_used_again(bench: Bench):
+def test_an_id_is_never_used_again(bench: Pump):
     peer = bench.connect()
     for number in range(1, 50):
         assert ask(peer, wire.put(b"x"), wire.delete(number)) == b"INSERTED %d\r\nDELETED\r\n" % number
 
 
-def test_a_long_name_is_a_name(bench: Bench):
+def test_a_long_name_is_a_name(bench: Pump):
     peer = bench.connect()
     for size in (39, 40, 41, 200):
         name = b"n" * size
@@ -113,7 +113,7 @@ def test_a_long_name_is_a_name(bench: Bench):
         assert b'name: "%b"' % name in ask(peer, wire.stats_tube(name))
 
 
-def test_a_million_moments_at_once_are_done_in_slices(bench: Bench):
+def test_a_million_moments_at_once_are_done_in_slices(bench: Pump):
     """Delays that end together; each tick does some, and others are served in between."""
     fill(bench, 3000, delay=5)
     bench.ticking = False
@@ -129,7 +129,7 @@ def test_a_million_moments_at_once_are_done_in_slices(bench: Bench):
     assert max(after - before for before, after in zip([0, *ready], ready, strict=False)) <= 512
 
 
-def test_times_to_run_that_end_together(bench: Bench):
+def test_times_to_run_that_end_together(bench: Pump):
     fill(bench, 1500, ttr=5)
     worker, waiting = bench.connect(), bench.connect()
     for _ in range(1500):
@@ -145,7 +145,7 @@ def test_times_to_run_that_end_together(bench: Bench):
     assert ask(worker, wire.delete(1)) == b"NOT_FOUND\r\n"
 
 
-def test_who_waits_after_a_pause_is_served_by_age_and_jobs_by_priority(bench: Bench):
+def test_who_waits_after_a_pause_is_served_by_age_and_jobs_by_priority(bench: Pump):
     producer = bench.connect()
     waiting = [bench.connect() for _ in range(3)]
     ask(producer, wire.pause_tube(b"default", 10))
@@ -157,7 +157,7 @@ def test_who_waits_after_a_pause_is_served_by_age_and_jobs_by_priority(bench: Be
     assert b"pause: 0\n" in ask(producer, wire.stats_tube(b"default"))
 
 
-def test_many_wait_for_the_end_of_a_pause(bench: Bench):
+def test_many_wait_for_the_end_of_a_pause(bench: Pump):
     producer = bench.connect()
     ask(producer, wire.pause_tube(b"default", 10))
     waiting = [bench.connect() for _ in range(1200)]
@@ -168,7 +168,7 @@ def test_many_wait_for_the_end_of_a_pause(bench: Bench):
     assert [said(peer).startswith(b"RESERVED %d " % number) for number, peer in enumerate(waiting, 1)] == [True] * 1200
 
 
-def test_large_jobs_are_handed_over_a_few_at_a_time(bench: Bench):
+def test_large_jobs_are_handed_over_a_few_at_a_time(bench: Pump):
     producer = bench.connect()
     ask(producer, wire.pause_tube(b"default", 10))
     waiting = [bench.connect() for _ in range(60)]
@@ -184,7 +184,7 @@ def test_large_jobs_are_handed_over_a_few_at_a_time(bench: Bench):
     assert {len(peer.output) > 60000 for peer in waiting} == {True}
 
 
-def test_who_is_collected_while_it_waits_gets_no_job(bench: Bench):
+def test_who_is_collected_while_it_waits_gets_no_job(bench: Pump):
     """Nobody may be told then; the job is the next one's, or the tube's."""
     producer, other = bench.connect(), bench.connect()
     sessions = [bench.store.session(bench.now_ns) for _ in range(2)]
@@ -207,7 +207,7 @@ def test_who_is_collected_while_it_waits_gets_no_job(bench: Bench):
     assert ask(other, wire.reserve()) == b"RESERVED 2 1\r\n2\r\n"
 
 
-def test_who_is_collected_during_a_drain(bench: Bench):
+def test_who_is_collected_during_a_drain(bench: Pump):
     session = bench.store.session(bench.now_ns)
     session.receive(wire.reserve(), bench.now_ns)
     bench.store.begin_drain()
@@ -217,7 +217,7 @@ def test_who_is_collected_during_a_drain(bench: Bench):
     assert bench.store.snapshot()["waiting"] == 0
 
 
-def test_no_count_of_outcomes_falls(bench: Bench):
+def test_no_count_of_outcomes_falls(bench: Pump):
     """That a request waits is no outcome yet."""
     peer, gone, producer = (bench.connect() for _ in range(3))
     before = dict.fromkeys(
@@ -238,7 +238,7 @@ def test_no_count_of_outcomes_falls(bench: Bench):
 
 
 def test_a_batch_does_not_look_through_many_tubes_for_each_job():
-    bench = Bench(make_store(tubes=5000))
+    bench = Pump(make_store(tubes=5000))
     fill(bench, 50)
     peer = bench.connect()
     for number in range(4000):
@@ -248,7 +248,7 @@ def test_a_batch_does_not_look_through_many_tubes_for_each_job():
         assert ask(peer, wire.batch_reserve(1000, 0)).startswith(b"JOBS 9\r\n")
 
 
-def test_a_drain_ends_many_waits(bench: Bench):
+def test_a_drain_ends_many_waits(bench: Pump):
     waiting = [bench.connect() for _ in range(1500)]
     for peer in waiting:
         assert ask(peer, wire.reserve()) == b""
@@ -258,7 +258,7 @@ def test_a_drain_ends_many_waits(bench: Bench):
     assert bench.store.snapshot()["waiting"] == 0
 
 
-def test_what_a_drain_waits_for(bench: Bench):
+def test_what_a_drain_waits_for(bench: Pump):
     fill(bench, 3, tube=b"work")
     peer = bench.connect()
     ask(peer, wire.watch(b"work"), wire.reserve(), wire.reserve())
@@ -273,7 +273,7 @@ def test_what_a_drain_waits_for(bench: Bench):
     assert bench.store.held() == 0
 
 
-def test_a_figure_for_everything(bench: Bench):
+def test_a_figure_for_everything(bench: Pump):
     fill(bench, 2)
     figures = bench.store.snapshot()
     assert (figures["jobs:ready"], figures["total_jobs"], figures["jobs_max"]) == (2, 2, (1 << 22) // JOB)

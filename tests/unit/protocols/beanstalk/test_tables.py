@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from conformance.beanstalk.engine import make_store
-from conformance.driven import START_NS, Bench
 from counterd.protocols.beanstalk import wire
 from counterd.protocols.beanstalk._tables import TABLES
+from kit.pump import START_NS, Pump
 from unit.protocols.beanstalk.asking import SECOND, ask, fill
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ TUBES, RESERVED = TABLES
 SINCE = START_NS // 100_000_000
 
 
-def listed(bench: Bench, table: Table = TUBES, **parameters: str) -> tuple[list[Any], int]:
+def listed(bench: Pump, table: Table = TUBES, **parameters: str) -> tuple[list[Any], int]:
     bench.store.set_wall(0, bench.now_ns)
     walk = table.open(bench.store, parameters)
     while not walk.step():
@@ -25,7 +25,7 @@ def listed(bench: Bench, table: Table = TUBES, **parameters: str) -> tuple[list[
     return walk.rows(), walk.total
 
 
-def test_tubes_in_every_order(bench: Bench):
+def test_tubes_in_every_order(bench: Pump):
     fill(bench, 3, tube=b"a")
     bench.advance(SECOND)
     fill(bench, 2, tube=b"b", delay=100)
@@ -46,7 +46,7 @@ def test_tubes_in_every_order(bench: Bench):
 
 
 def test_many_tubes_are_walked_in_slices():
-    bench = Bench(make_store(memory_limit=1 << 24, tubes=30_000))
+    bench = Pump(make_store(memory_limit=1 << 24, tubes=30_000))
     peer = bench.connect()
     for number in range(4000):
         ask(peer, wire.watch(b"tube-number-%d" % number))
@@ -56,7 +56,7 @@ def test_many_tubes_are_walked_in_slices():
     assert not walk.step()
 
 
-def test_what_a_connection_has_reserved(bench: Bench):
+def test_what_a_connection_has_reserved(bench: Pump):
     fill(bench, 2, tube=b"a", ttr=10)
     fill(bench, 1, ttr=60)
     peer, other = bench.connect(), bench.connect()
@@ -71,7 +71,7 @@ def test_what_a_connection_has_reserved(bench: Bench):
     assert listed(bench, RESERVED, connection="99") == ([], 0)
 
 
-def test_what_is_given_back_meanwhile_is_no_row(bench: Bench):
+def test_what_is_given_back_meanwhile_is_no_row(bench: Pump):
     fill(bench, 900)
     peer = bench.connect()
     for number in range(1, 901):

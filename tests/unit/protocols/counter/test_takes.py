@@ -123,12 +123,12 @@ def test_a_rate_is_exact_to_the_microsecond(desk: Desk) -> None:
     (one,) = desk.some(1)
     seven = rate(b"r", 1, 7, 3)
     assert [one.has(one.take(seven)) for _ in range(4)] == [True, True, True, False]
-    begun = desk.now_ns
+    begun = desk.pump.now_ns
     for number in range(1, 20):
         due = begun - (-number * 1_000_000_000 // 7)
-        desk.now_ns = due - 1
+        desk.pump.now_ns = due - 1
         assert not one.has(one.take(seven))
-        desk.now_ns = due
+        desk.pump.now_ns = due
         assert one.has(one.take(seven)), number
 
 
@@ -369,9 +369,9 @@ def test_a_connection_that_ends_waits_for_nothing(desk: Desk, how: str) -> None:
     lost = gone.take(permit(), wait_ms=10_000)
     waiting = other.take(permit(), wait_ms=10_000)
     if how == "eof":
-        gone.session.eof(desk.now_ns)
+        gone.session.eof(desk.pump.now_ns)
         assert gone.session.closing
-        desk.run()
+        desk.pump.settle()
     else:
         gone.close()
     assert desk.store.snapshot()["waiters"] == 1
@@ -387,13 +387,13 @@ def test_many_that_disconnect_are_removed_in_slices() -> None:
     one.acquire(b"p")
     for other in others:
         for number in range(5_000):
-            other.session.receive(wire.take(number, [permit()], 10_000), desk.now_ns)
+            other.session.receive(wire.take(number, [permit()], 10_000), desk.pump.now_ns)
     assert desk.store.snapshot()["waiters"] == 20_000
     for other in others:
-        other.session.closed(desk.now_ns)
+        other.session.closed(desk.pump.now_ns)
     ticks = 0
     while desk.store.next_deadline() == 0:
-        desk.store.tick(desk.now_ns)
+        desk.store.tick(desk.pump.now_ns)
         ticks += 1
     assert ticks >= 20_000 // 2048
     desk.store.audit()
@@ -405,7 +405,7 @@ def test_a_drain_refuses_all_that_waits(desk: Desk) -> None:
     one.acquire(b"p")
     waiting = [other.take(permit(), wait_ms=10_000) for _ in range(3)]
     desk.store.begin_drain()
-    desk.run()
+    desk.pump.settle()
     assert [other.of(each) for each in waiting] == [Shortage(0, 0, None, "Draining")] * 3
     assert other.of(other.take(permit(b"q"), wait_ms=10)) == Shortage(0, 0, None, "Draining")
 
@@ -524,7 +524,7 @@ def test_numbers_of_grants_rise_across_restarts() -> None:
     numbers = []
     for restart in range(3):
         desk = Desk()
-        desk.store.set_wall(1_700_000_000_000_000_000 + restart * 1_000_000, desk.now_ns)
+        desk.store.set_wall(1_700_000_000_000_000_000 + restart * 1_000_000, desk.pump.now_ns)
         (one,) = desk.some(1)
         for _ in range(100):
             take = one.take(permit(b"p", 1, 1000))

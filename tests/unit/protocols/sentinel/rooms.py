@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from conformance.driven import START_NS as START
-from conformance.sentinel.engine import MS, SECOND, SWEEP_NS, Bench, make_store
+from conformance.sentinel.engine import MS, SECOND, SWEEP_NS, Pump, make_store
 from counterd.protocols.sentinel import wire
 from counterd.protocols.sentinel.rules import FlowRule, ParamRule, Rules
+from kit.pump import START_NS as START
 
 if TYPE_CHECKING:
     from counterd.protocols.sentinel.wire import Response
@@ -43,12 +43,11 @@ def values(
     return ParamRule("n", flow_id, "values", count, 1, samples, window_ms, encoded)
 
 
-class Room(Bench):
+class Room(Pump):
     """A store with these rules."""
 
     def __init__(self, *rules: FlowRule | ParamRule, start: int = START, **settings: Any) -> None:
-        super().__init__(make_store(Rules((), ()), max_allowed_qps=MANY, **settings))
-        self.now_ns = start
+        super().__init__(make_store(Rules((), ()), max_allowed_qps=MANY, **settings), now_ns=start)
         self.load(*rules)
 
     def load(self, *rules: FlowRule | ParamRule) -> None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from conformance.driven import START_NS
-from conformance.smockron.engine import Bench, make_store
+from conformance.smockron.engine import Pump, make_store
 from counterd.protocols.smockron import wire
 from counterd.protocols.smockron.wire import Parser, SocketType, Status
+from kit.pump import START_NS
 
 LATER_NS = START_NS + 1
 
@@ -26,7 +26,7 @@ def test_it_speaks_first_and_what_comes_meanwhile_is_kept() -> None:
 
 @pytest.mark.parametrize("size", [1, 24, 25, 300, 4096])
 def test_a_message_that_comes_byte_by_byte_costs_what_a_whole_one_does(size: int) -> None:
-    bench = Bench(make_store())
+    bench = Pump(make_store())
     gate, ear = bench.connect_by_name("gate"), bench.connect_by_name("control")
     gate.send(wire.greeting() + wire.ready(SocketType.PUB))
     ear.send(wire.greeting() + wire.ready(SocketType.SUB) + wire.subscribe(b""))
@@ -38,7 +38,7 @@ def test_a_message_that_comes_byte_by_byte_costs_what_a_whole_one_does(size: int
 
 def test_one_read_with_many_messages_is_done_in_turns() -> None:
     """Others are served between them."""
-    bench = Bench(make_store(identifiers=1 << 16))
+    bench = Pump(make_store(identifiers=1 << 16))
     gate = bench.connect_by_name("gate")
     gate.send(wire.greeting() + wire.ready(SocketType.PUB))
     many = b"".join(wire.accounting(b"second", Status.ACCEPTED, b"%d" % number, 0) for number in range(10_000))
@@ -54,7 +54,7 @@ def test_one_read_with_many_messages_is_done_in_turns() -> None:
 
 
 def test_to_forget_others_is_work_that_counts() -> None:
-    bench = Bench(make_store(identifiers=10))
+    bench = Pump(make_store(identifiers=10))
     gate = bench.connect_by_name("gate")
     gate.send(wire.greeting() + wire.ready(SocketType.PUB))
     many = b"".join(wire.accounting(b"second", Status.ACCEPTED, b"%d" % number, 0) for number in range(10_000))
@@ -63,7 +63,7 @@ def test_to_forget_others_is_work_that_counts() -> None:
 
 
 def test_a_message_to_many_subscribers_is_work_that_counts() -> None:
-    bench = Bench(make_store(identifiers=1 << 16))
+    bench = Pump(make_store(identifiers=1 << 16))
     ears = [bench.connect_by_name("control") for _ in range(500)]
     for ear in ears:
         ear.send(wire.greeting() + wire.ready(SocketType.SUB) + wire.subscribe(b""))
@@ -77,7 +77,7 @@ def test_a_message_to_many_subscribers_is_work_that_counts() -> None:
 
 
 def test_its_requests_are_counted_for_limits() -> None:
-    bench = Bench(make_store())
+    bench = Pump(make_store())
     gate = bench.connect_by_name("gate")
     gate.send(wire.greeting() + wire.ready(SocketType.PUB))
     before = gate.session.requests
@@ -87,7 +87,7 @@ def test_its_requests_are_counted_for_limits() -> None:
 
 @pytest.mark.parametrize("size", [0, 255, 256, 300, 4000])
 def test_properties_of_any_size_come_before_the_one_that_counts(size: int) -> None:
-    bench = Bench(make_store())
+    bench = Pump(make_store())
     gate = bench.connect_by_name("gate")
     gate.output.clear()
     properties = b"\x08Identity" + size.to_bytes(4, "big") + b"i" * size + b"\x0bSocket-Type\0\0\0\x03PUB"
@@ -98,7 +98,7 @@ def test_properties_of_any_size_come_before_the_one_that_counts(size: int) -> No
 
 @pytest.mark.parametrize("moment", [str((1 << 64) + 1000), str((1 << 65) + 1000), "9" * 40])
 def test_moments_do_not_wrap(moment: str) -> None:
-    bench = Bench(make_store())
+    bench = Pump(make_store())
     gate = bench.connect_by_name("gate")
     gate.send(wire.greeting() + wire.ready(SocketType.PUB))
     gate.send(wire.message(b"day\0", b"ACCEPTED", b"a", moment.encode(), b"", b""))

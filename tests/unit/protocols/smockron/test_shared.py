@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from conformance.driven import START_NS
 from conformance.smockron.dialect import START_MS
-from conformance.smockron.engine import Bench, make_store
+from conformance.smockron.engine import Pump, make_store
 from counterd.protocols.smockron import shared, wire
 from counterd.protocols.smockron.wire import Control, Parser, SocketType, Status
+from kit.pump import START_NS
 
 if TYPE_CHECKING:
-    from conformance.driven import EnginePeer
+    from kit.pump import Peer
 
 DAY_MS = 86_400_000
 
@@ -22,14 +22,14 @@ class Scene:
     """A store that asks, a gatekeeper, and what it is told."""
 
     def __init__(self, **settings: Any) -> None:
-        self.bench = Bench(make_store(**settings))
+        self.bench = Pump(make_store(**settings))
         self.store = self.bench.store
         shared.begin(self.store, START_NS)
         self.gate, self.ear = self.opened("gate", SocketType.PUB), self.opened("control", SocketType.SUB)
         self.ear.send(wire.subscribe(b""))
         self.ear.output.clear()
 
-    def opened(self, name: str, kind: SocketType) -> EnginePeer:
+    def opened(self, name: str, kind: SocketType) -> Peer:
         peer = self.bench.connect_by_name(name)
         peer.send(wire.greeting() + wire.ready(kind))
         peer.output.clear()
@@ -44,7 +44,7 @@ class Scene:
 
     def settle(self, answer: bytes) -> None:
         shared.settle(self.store, answer, self.bench.now_ns)
-        while self.bench.turn() and not self.store.snapshot()["asking"]:
+        while any(self.bench.turn()) and not self.store.snapshot()["asking"]:
             pass
 
     def told(self) -> list[Control | None]:
@@ -150,7 +150,7 @@ def test_domains_take_turns() -> None:
     assert taken == [(b"day", 500), (b"second", 1), (b"gone", 1), (b"day", 500), (b"day", 200)]
 
 
-def is_answered(peer: EnginePeer) -> bool:
+def is_answered(peer: Peer) -> bool:
     """Whether a PING is: now, or as soon as its session has had its turns."""
     answer = peer.session.receive(wire.ping(0, b"now?"), START_NS)
     while peer.session.more:

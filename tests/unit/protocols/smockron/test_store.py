@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from conformance.driven import START_NS, EnginePeer
 from conformance.smockron.dialect import START_MS
-from conformance.smockron.engine import Bench, make_store
+from conformance.smockron.engine import Pump, make_store
 from counterd.protocols.smockron import _session, wire
 from counterd.protocols.smockron._store import LIMIT_DOMAINS, SmockronStore
 from counterd.protocols.smockron.rules import Rule, Span, parse_rules
 from counterd.protocols.smockron.wire import Control, Parser, SocketType, Status
+from kit.pump import START_NS, Peer
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -26,18 +26,18 @@ class Scene:
     """A store, and connections to it."""
 
     def __init__(self, **settings: Any) -> None:
-        self.bench = Bench(make_store(**settings))
+        self.bench = Pump(make_store(**settings))
         self.store: Any = self.bench.store
 
-    def gate(self) -> EnginePeer:
+    def gate(self) -> Peer:
         return self.opened("gate", SocketType.PUB)
 
-    def ear(self, *prefixes: bytes) -> EnginePeer:
+    def ear(self, *prefixes: bytes) -> Peer:
         peer = self.opened("control", SocketType.SUB)
         peer.send(b"".join(map(wire.subscribe, prefixes or (b"",))))
         return peer
 
-    def opened(self, name: str, kind: SocketType) -> EnginePeer:
+    def opened(self, name: str, kind: SocketType) -> Peer:
         peer = self.bench.connect_by_name(name)
         peer.send(wire.greeting() + wire.ready(kind))
         peer.output.clear()
@@ -51,7 +51,7 @@ def accounts(identifiers: Iterable[bytes], domain: bytes = b"day") -> bytes:
     return b"".join(wire.accounting(domain, Status.ACCEPTED, identifier, 0) for identifier in identifiers)
 
 
-def told(peer: EnginePeer) -> list[Control | None]:
+def told(peer: Peer) -> list[Control | None]:
     """What it was told since it was asked last."""
     heard = Parser().feed(wire.greeting() + bytes(peer.output))
     peer.output.clear()
@@ -103,7 +103,7 @@ def test_messages_of_one_identifier_come_in_order() -> None:
 def test_a_subscriber_that_goes_is_forgotten_however_it_goes() -> None:
     scene = Scene()
     gate = scene.gate()
-    for end in (EnginePeer.close, EnginePeer.half_close):
+    for end in (Peer.close, Peer.half_close):
         end(scene.ear(b"a", b"b"))
         assert scene.figure("subscriptions") == 0
     leaver = scene.ear()

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from conformance.smockron.engine import Bench, make_store
+from conformance.smockron.engine import Pump, make_store
 from counterd.protocols.smockron import ROOM, wire
 from counterd.protocols.smockron.wire import SocketType, Status
 
@@ -14,8 +14,8 @@ TABLES = {table.name: table for table in ROOM.tables()}
 
 
 @pytest.fixture
-def bench() -> Bench:
-    made = Bench(make_store())
+def bench() -> Pump:
+    made = Pump(make_store())
     gate = made.connect_by_name("gate")
     gate.send(wire.greeting() + wire.ready(SocketType.PUB))
     gate.send(
@@ -32,14 +32,14 @@ def bench() -> Bench:
     return made
 
 
-def rows(bench: Bench, table: str, **parameters: str) -> tuple[list[tuple[Any, ...]], int]:
+def rows(bench: Pump, table: str, **parameters: str) -> tuple[list[tuple[Any, ...]], int]:
     walk = TABLES[table].open(bench.store, parameters)
     while not walk.step():
         pass
     return walk.rows(), walk.total
 
 
-def test_who_has_to_wait(bench: Bench) -> None:
+def test_who_has_to_wait(bench: Pump) -> None:
     three, one, other = (b"three", b"day", 172_800.0), (b"one", b"second", 2.0), (b"one", b"fifty", 0.5)
     assert rows(bench, "throttled") == ([three, one, other], 3)
     assert rows(bench, "throttled", match="on") == ([one, other], 2)
@@ -49,7 +49,7 @@ def test_who_has_to_wait(bench: Bench) -> None:
     assert (found, total) == ([(b"one", b"second", 1.4)], 1)
 
 
-def test_domains(bench: Bench) -> None:
+def test_domains(bench: Pump) -> None:
     found, total = rows(bench, "domains")
     assert total == 7
     by_name = {row[0]: row[1:] for row in found}
@@ -65,7 +65,7 @@ def test_domains(bench: Bench) -> None:
 @pytest.mark.parametrize(
     ("sort", "column"), [("told", 7), ("accepted", 4), ("delayed", 5), ("rejected", 6), ("identifiers", 3)]
 )
-def test_domains_in_any_order(bench: Bench, sort: str, column: int) -> None:
+def test_domains_in_any_order(bench: Pump, sort: str, column: int) -> None:
     found, _ = rows(bench, "domains", sort=sort)
     values = [row[column] for row in found]
     assert values == sorted(values, reverse=True)

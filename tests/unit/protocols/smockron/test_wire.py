@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conformance.driven import START_NS
-from conformance.smockron.engine import Bench, make_store
+from conformance.smockron.engine import Pump, make_store
 from counterd.errors import ProtocolError
 from counterd.protocols.smockron import wire
 from counterd.protocols.smockron.wire import Command, Control, Parser, SocketType, Status
+from kit.pump import START_NS
 
 BODIES = st.binary(max_size=300)
 
@@ -142,7 +142,7 @@ def test_an_error_says_why() -> None:
 
 @given(st.binary(max_size=400), st.integers(0, 10**12), st.binary(max_size=400))
 def test_the_server_reads_what_is_encoded_and_its_answer_is_parsed(identifier: bytes, late_ms: int, log: bytes) -> None:
-    bench = Bench(make_store())
+    bench = Pump(make_store())
     gate, ear = bench.connect_by_name("gate"), bench.connect_by_name("control")
     gate.send(wire.greeting() + wire.ready(SocketType.PUB))
     ear.send(wire.greeting() + wire.ready(SocketType.SUB) + wire.subscribe(wire.topic(b"day")))
