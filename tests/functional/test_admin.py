@@ -121,8 +121,8 @@ def test_health_and_figures(admin: Admin) -> None:
 def test_a_holder_from_its_counter_to_its_end(admin: Admin) -> None:
     with admin.counterd.connect() as holder, admin.counterd.client() as other:
         assert peers.ask(holder, wire.acquire(1, BYTES, 3, 5)).status == 0
-        rows = admin.ask(f"/counters?match={EVERY_BYTE}").json["rows"]
-        assert rows == [{"name": EVERY_BYTE, "consumption": 3, "limit": 5, "peak": 3}]
+        (row,) = admin.ask(f"/counters?match={EVERY_BYTE}").json["rows"]
+        assert {"name": EVERY_BYTE, "consumption": 3, "limit": 5, "peak": 3}.items() <= row.items()
         (held,) = admin.ask(f"/holders?name={EVERY_BYTE}").json["rows"]
         assert held["peer"] == "{}:{}".format(*holder.getsockname())
         assert (held["amount"], 0 <= held["age_seconds"] < 30) == (3, True)

@@ -100,10 +100,11 @@ def test_who_has_to_wait(place: Place, ear: Gate) -> None:
 def test_domains(place: Place, ear: Gate) -> None:
     ear.account(b"calm", b"me", 3)
     rows = {row["domain"]: row for row in place.rows("domains", "--sort", "accepted")}
-    assert rows["calm"] == {
+    expected = {
         "domain": "calm", "interval": 86_400, "burst": 8_640_000, "identifiers": 1, "accepted": 3, "delayed": 0,
         "rejected": 0, "told": 0,
     }  # fmt: skip
+    assert expected.items() <= rows["calm"].items()
     assert rows["login"]["interval"] == 86_400
 
 

@@ -156,7 +156,7 @@ def test_tables_of_other_protocols(start: Callable[..., Daemon], short_path: Pat
         wait_for_line(seen, "orders ")
         lines = [line.split() for line in screen(seen)]
         at = lines.index(["tubes", "by", "ready"])
-        assert lines[at + 1] == ["tube", "ready", "reserved", "delayed", "buried", "waiting", "oldest", "queued"]
+        assert lines[at + 1][:4] == ["tube", "ready", "reserved", "delayed"]
         assert [line[:3] for line in lines[at + 2 : at + 4]] == [["orders", "3", "0"], ["mail", "1", "1"]]
         seen.type(b"s")
         wait_for_line(seen, "tubes by reserved")

@@ -114,6 +114,11 @@ def row(page: Page, name: str) -> Any:
     return page.locator("#table tbody tr", has=page.get_by_role("button", name=name, exact=True))
 
 
+def first(row: Any, count: int) -> Any:
+    """The first cells of rows: a test does not fail because a table has a new column."""
+    return row.locator(f"td:nth-child(-n+{count})")
+
+
 def test_it_is_one_page_that_loads_nothing_and_runs_nothing_but_its_script() -> None:
     text = PAGE.read_text("utf-8")
     assert len(text.splitlines()) <= 832
@@ -135,13 +140,13 @@ def test_a_counter_that_a_client_just_acquired(open_page: Open, served: daemon.D
     names = page.locator("#table tbody button")
     with served.client() as client:
         assert client.acquire("db pool", 2, maximum=5) == 2
-        expect(row(page, "db pool").locator("td")).to_have_text(["db pool", "", "2", "5", "2"])
+        expect(first(row(page, "db pool"), 5)).to_have_text(["db pool", "", "2", "5", "2"])
         names.first.focus()  # and now nothing moves, whatever changes
         client.acquire("db replica", 6, maximum=6)
         client.acquire("db pool", 1, maximum=5)
-        expect(row(page, "db replica").locator("td")).to_have_text(["db replica", "", "6", "6", "6"])
+        expect(first(row(page, "db replica"), 5)).to_have_text(["db replica", "", "6", "6", "6"])
         expect(row(page, "db replica").locator(".bar")).to_have_class("bar full")
-        expect(row(page, "db pool").locator("td")).to_have_text(["db pool", "", "3", "5", "3"])
+        expect(first(row(page, "db pool"), 5)).to_have_text(["db pool", "", "3", "5", "3"])
         expect(names).to_have_text(["db pool", "db replica"])
         expect(names.first).to_be_focused()
         page.get_by_label("Search by name").focus()
@@ -230,7 +235,8 @@ def test_holders_by_keyboard_alone(open_page: Open, served: daemon.Daemon) -> No
         assert name.evaluate("(one) => getComputedStyle(one).outlineStyle") != "none"
         page.keyboard.press("Enter")
         dialog = page.locator("#holders")
-        expect(dialog.locator("tbody td")).to_have_text([re.compile(r"127\.0\.0\.1:\d+"), "2", re.compile(r"\d s")])
+        cells = [re.compile(r"127\.0\.0\.1:\d+"), "2", re.compile(r"\d s")]
+        expect(first(dialog.locator("tbody"), 3)).to_have_text(cells)
         client.acquire("by key", 1, maximum=7)
         expect(dialog.locator("tbody td").nth(1)).to_have_text("3")
         dialog.locator("tbody button").focus()
@@ -299,7 +305,7 @@ def test_what_a_connection_holds(open_page: Open, served: daemon.Daemon) -> None
         page = open_page(f"#match={quote('held by it')}")
         row(page, "held by it").get_by_role("button").click()
         page.locator("#holders tbody button").click()
-        cells = page.locator(f"{drawer} tbody tr").first.locator("td")
+        cells = first(page.locator(f"{drawer} tbody tr").first, 3)
         expect(cells).to_have_text(["held by it", "2", re.compile("s$")])
         expect(page.locator("#connection-about")).to_have_text("Holdings: 511")
         expect(page.locator(f"{drawer} tbody tr")).to_have_count(500)
@@ -335,7 +341,7 @@ def test_what_a_connection_of_each_room_holds(open_page: Open, served: daemon.Da
         host, port = peer.connection.getsockname()
         listed.get_by_role("button", name=f"{host}:{port}").click()
         expect(page.locator("#connection tbody td:first-child")).to_have_text([str(token)])
-        expect(page.locator("#connection thead th")).to_have_text(["token", "flow", "count", "held", "left", "kept"])
+        expect(page.locator("#connection thead")).to_contain_text("tokenflowcountheldleftkept")
         page.get_by_role("button", name="Close").click()
         assert peer.release(token) == Status.RELEASE_OK
         page.close()  # it may still ask for what the connection holds
@@ -362,7 +368,7 @@ def test_a_token_whose_connection_goes(open_page: Open, served: daemon.Daemon) -
     page = open_page("#match=db&table=tokens")
     with sentinel.connected(served) as peer:
         token = str(peer.acquire(2).token_id)
-        cells = page.locator("#table tbody tr td")
+        cells = first(page.locator("#table tbody tr"), 7)
         host, port = peer.connection.getsockname()
         expect(cells).to_have_text(
             [token, str(sentinel.PAY), "2", f"{host}:{port}", re.compile("s$"), re.compile(r"^\d.* s$"), "0"]
@@ -426,7 +432,7 @@ def test_a_queue_and_a_journal_that_cannot_be_written(
         worker.sendall(wire.watch(b"mail") + wire.reserve() + wire.bury(1) + wire.reserve())
         gauges = page.get_by_label("beanstalk").locator(".gauges")
         expect(gauges).to_contain_text("ready 0, reserved 1, delayed 1, buried 1")
-        cells = page.locator("#table tbody tr", has_text="mail").locator("td")
+        cells = first(page.locator("#table tbody tr", has_text="mail"), 8)
         expect(cells).to_have_text(["mail", "0", "1", "1", "1", "0", "0.0 s", re.compile("s$")])
         page.get_by_label("Order").select_option("oldest")
         expect(page.locator("#state")).to_have_text("Ready")
