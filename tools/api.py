@@ -48,7 +48,7 @@ another way is in [protocols/counter.md](../protocols/counter.md). How the clien
 
 ALIAS = re.compile(r"\bwire\.(\w+)")
 # Begins a paragraph for developers of counterd, which is omitted.
-INSIDE = re.compile(r"Stands beside the floors|Floor \d")
+INSIDE = re.compile(r"Floor\b")
 # In a docstring, begins a line that explains names.
 MEANING = re.compile(r"[a-z_]+(, [a-z_]+)*: ")
 

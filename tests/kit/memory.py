@@ -8,13 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import selectors
+import struct
 from collections import Counter, deque
 from typing import TYPE_CHECKING, Any
 
-from kit.scripted.counter import Counters, Request, cut
+from counterd.protocols.counter import wire
+from counterd.protocols.counter.wire import HEADER_SIZE, Opcode, Status
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
+
+_HEADER = struct.Struct(">BBBBII")
 
 
 class Selector(selectors.SelectSelector):
@@ -91,14 +95,14 @@ class Pipe(asyncio.Transport):
     def abort(self) -> None:
         if not self.closed:
             self.closed = True
-            self._server.counters.give_back(self.held)
+            self._server.gone(self)
             self._server.loop.call_soon(self.protocol.connection_lost, None)
 
     def cut(self, error: Exception | None = None) -> None:
         """Ends the connection from the server's side. The client notices at once."""
         if not self.closed:
             self.closed = True
-            self._server.counters.give_back(self.held)
+            self._server.gone(self)
             self.protocol.connection_lost(error)
 
     def is_closing(self) -> bool:
@@ -110,11 +114,16 @@ class Pipe(asyncio.Transport):
         if self.closed:
             server.in_flight -= 1
             return
-        requests, _ = cut(0, data)
-        self.sent += [(request.opcode, request.body) for request in requests]
-        self.pieces.append(len(requests))
+        replies, count = b"", 0
+        while data:
+            _, opcode, _, _, length, opaque = _HEADER.unpack_from(data)
+            body, data = data[HEADER_SIZE : HEADER_SIZE + length], data[HEADER_SIZE + length :]
+            self.sent.append((opcode, body))
+            count += 1
+            replies += server.reply(self, opcode, opaque, body)
+        self.pieces.append(count)
         self._answers = max(self._answers, loop.now + server.delay())
-        self._replies.append(b"".join(server.reply(self, request) for request in requests))
+        self._replies.append(replies)
         loop.call_at(self._answers, self._answered)
 
     def _answered(self) -> None:
@@ -131,8 +140,8 @@ class Server:
 
     def __init__(self, loop: Loop) -> None:
         self.loop = loop
-        self.counters = Counters()
-        self.used = self.counters.used
+        self.used: Counter[bytes] = Counter()
+        self.refused = 0  # acquires
         self.pipes: list[Pipe] = []
         self.in_flight = 0  # pieces of requests and their replies
         self.delay: Callable[[], float] = lambda: 0.001
@@ -150,6 +159,33 @@ class Server:
         await asyncio.sleep(0)
         return pipe, protocol
 
-    def reply(self, pipe: Pipe, request: Request) -> bytes:
-        answer = self.counters.execute(pipe.held, request, request.maximum)
-        return answer if self.answers(request.opcode) else b""
+    def gone(self, pipe: Pipe) -> None:
+        self.used -= pipe.held
+        pipe.held.clear()
+
+    def reply(self, pipe: Pipe, opcode: int, opaque: int, body: bytes) -> bytes:
+        answer, status = b"", Status.NO_ERROR
+        if opcode == Opcode.GET:
+            answer = struct.pack(">I", self.used[body[2:]])
+        elif opcode == Opcode.ACQUIRE:
+            resources, maximum = struct.unpack_from(">II", body)
+            if self.used[body[10:]] + resources > maximum:
+                status = Status.RESOURCE_NOT_AVAILABLE
+                self.refused += 1
+            else:
+                self.used[body[10:]] += resources
+                pipe.held[body[10:]] += resources
+                answer = struct.pack(">I", resources)
+        elif opcode == Opcode.RELEASE:
+            resources, name = struct.unpack_from(">I", body)[0], body[6:]
+            if pipe.held[name] < resources:
+                status = Status.NOT_ACQUIRED
+            else:
+                self.used[name] -= resources
+                pipe.held[name] -= resources
+        elif opcode == Opcode.STATS:
+            name, value = b"refused:not_available", b"%d" % self.refused
+            answer = struct.pack(">HH", len(name), len(value)) + name + value
+        if not self.answers(opcode):
+            return b""
+        return wire.frame(opcode, opaque, answer, magic=wire.RESPONSE_MAGIC, flags=status)

@@ -4,7 +4,7 @@ Client and AsyncClient are for the counter protocol: a counter has a maximum of 
 a block runs. counterd.client.throttr, counterd.client.sentinel and counterd.client.beanstalk also have a Client and an
 AsyncClient, counterd.client.smockron has gatekeepers. counterd.client.aio.Client is another name of AsyncClient.
 
-Stands beside the floors.
+Floor: side.
 """
 
 from __future__ import annotations

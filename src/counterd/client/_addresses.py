@@ -1,6 +1,6 @@
 """Addresses of servers: host and port, the path of a Unix socket, or a URL that has one of these, and TLS or not.
 
-Stands beside the floors, shared by the clients. Nothing here touches a socket, or imports ssl before it is needed.
+Floor: side; shared by the clients. Nothing here touches a socket, or imports ssl before it is needed.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """One connection of a client for asyncio, which any number of tasks use at the same time.
 
-Stands beside the floors. Requests that are made in one turn of the event loop are sent in one piece.
+Floor: side. Requests that are made in one turn of the event loop are sent in one piece.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Delays before trying again: longer each time up to a bound, and random, so that clients do not retry together.
 
-Stands beside the floors; knows no clock.
+Floor: side; uses no clock.
 """
 
 from __future__ import annotations

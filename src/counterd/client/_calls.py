@@ -3,7 +3,7 @@
 Pending is for any protocol, Ordered for those whose replies come in the order of the requests. What was granted to a
 caller that has gone meanwhile is noted in give_back, and the owner of the connection releases it.
 
-Stands beside the floors, shared by the blocking client and that for asyncio.
+Floor: side; shared by the blocking client and that for asyncio.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A blocking client returns the result, a client for asyncio returns a coroutine, and a pipeline collects the requests.
 
-Stands beside the floors.
+Floor: side.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What the clients share: one connection, the deadline of a call, and the rule that a broken connection stays broken.
 
-Stands beside the floors. The socket never blocks: a thread waits only in poll(), with a deadline. While a request
+Floor: side. The socket never blocks: a thread waits only in poll(), with a deadline. While a request
 cannot be sent, the client reads what arrives. So a server that stops reading until its own output has been sent cannot
 block a client.
 """

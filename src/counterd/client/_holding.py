@@ -1,6 +1,6 @@
 """What the holds of all protocols have in common: what a hold waits for, the kinds of loss, and decorators.
 
-Stands beside the floors, shared by the blocking client and that for asyncio.
+Floor: side; shared by the blocking client and that for asyncio.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """One connection of a blocking client, which any number of threads use at the same time.
 
-Stands beside the floors. If a thread waits for a reply and no other thread reads, it reads for all threads until it has
+Floor: side. If a thread waits for a reply and no other thread reads, it reads for all threads until it has
 its own reply; then another waiting thread reads. So a client needs no thread of its own, and no thread waits longer
 than for its own reply. The socket never blocks: a thread waits only in poll(), with a deadline. Bytes that the kernel
 does not take are sent before later requests, so each request is sent whole, whatever interrupts a caller.

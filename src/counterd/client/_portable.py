@@ -1,6 +1,6 @@
 """Replacements for what only Linux has, so that the clients work on other systems too.
 
-Stands beside the floors. A pipe replaces an eventfd. If poll() does not report that the peer has sent its last byte,
+Floor: side. A pipe replaces an eventfd. If poll() does not report that the peer has sent its last byte,
 the client checks that itself from time to time.
 """
 

@@ -1,6 +1,6 @@
 """The base of the blocking clients: a connection for all threads, a new one when it is lost, and the turns of holds.
 
-Stands beside the floors.
+Floor: side.
 """
 
 from __future__ import annotations

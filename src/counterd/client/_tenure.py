@@ -4,7 +4,7 @@ A client that gives a permit back and asks again at once would always win, becau
 and then. So a client may go on for a slice of time. Then it looks whether others wait. If others wait, the client stays
 away until each of them has had a chance to ask. If nobody took anything meanwhile, the next slice is twice as long.
 
-Stands beside the floors, shared by the blocking client and that for asyncio. A step machine: it has no clock, sends
+Floor: side; shared by the blocking client and that for asyncio. A step machine: it has no clock, sends
 nothing and never waits. Its times are seconds of any one monotonic clock.
 """
 

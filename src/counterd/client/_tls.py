@@ -1,6 +1,6 @@
 """TLS for the clients: how a context is made, and a socket with TLS for the blocking clients.
 
-Stands beside the floors; is imported only if TLS is used. SecureSocket keeps the buffers of ssl itself (MemoryBIO), so
+Floor: side; is imported only if TLS is used. SecureSocket keeps the buffers of ssl itself (MemoryBIO), so
 that poll() works as with a plain socket:
 
 - recv() decrypts everything that it has read, so nothing is left that poll() does not report;

@@ -1,6 +1,6 @@
 """The queues of a client: which holds wait for a name, in order. Only the first hold of a queue asks the server.
 
-Stands beside the floors, shared by the blocking client and that for asyncio. A waiter is the threading.Event, or the
+Floor: side; shared by the blocking client and that for asyncio. A waiter is the threading.Event, or the
 Turn, of a hold; this module only sets it.
 """
 

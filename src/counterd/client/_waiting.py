@@ -1,6 +1,6 @@
 """How a hold waits for its turn, and then for what it wants: a step machine, which a small driver for each shape runs.
 
-Stands beside the floors. No I/O, no clock of its own.
+Floor: side. No I/O, no clock of its own.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Any number of tasks may share a client: their calls are under way side by side on one connection.
 
-Stands beside the floors.
+Floor: side.
 """
 
 from __future__ import annotations

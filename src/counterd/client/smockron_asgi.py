@@ -1,6 +1,6 @@
 """A gatekeeper before an ASGI application: `app = Middleware(app, gatekeeper)`.
 
-Stands beside the floors; needs no framework.
+Floor: side; needs no framework.
 """
 
 from __future__ import annotations

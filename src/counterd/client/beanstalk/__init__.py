@@ -3,7 +3,7 @@
 Client has a method for every command. Worker calls a function for each job, keeps the job reserved meanwhile, and then
 deletes, retries or buries it. AsyncClient and AsyncWorker are the same for asyncio.
 
-Stands beside the floors: needs the wire module and counterd.errors only, and works where nothing is compiled.
+Floor: side. Needs only the wire module and counterd.errors, and works where nothing is compiled.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What the clients for the beanstalk protocol have in common: its commands, and the calls of a connection.
 
-Stands beside the floors. No I/O and no clock. Section names are commands of docs/protocols/beanstalk.md.
+Floor: side. No I/O and no clock. Section names are commands of docs/protocols/beanstalk.md.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Workers for the beanstalk protocol: a function, and the jobs that it works on, for threads and for asyncio.
 
-Stands beside the floors. Each thread, or task, has a client of its own, because the later requests of a client wait
+Floor: side. Each thread, or task, has a client of its own, because the later requests of a client wait
 until its reserve is answered. The decisions are in _working.
 """
 

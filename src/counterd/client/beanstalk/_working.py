@@ -1,6 +1,6 @@
 """What is done with a job while a function works on it and after that: no I/O and no clock.
 
-Stands beside the floors, shared by the worker for threads and that for asyncio.
+Floor: side; shared by the worker for threads and that for asyncio.
 """
 
 from __future__ import annotations

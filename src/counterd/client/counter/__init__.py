@@ -1,6 +1,6 @@
 """The blocking client for the counter protocol, which is Client of counterd.client.
 
-Stands beside the floors: needs the wire module and counterd.errors only, and works where nothing is compiled.
+Floor: side. Needs only the wire module and counterd.errors, and works where nothing is compiled.
 """
 
 from __future__ import annotations

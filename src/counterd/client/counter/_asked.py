@@ -1,6 +1,6 @@
 """What a hold of the counter protocol asks for, and its errors.
 
-Stands beside the floors, shared by the blocking client and that for asyncio.
+Floor: side; shared by the blocking client and that for asyncio.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The calls of one connection of the counter protocol: no I/O, no clock.
 
-Stands beside the floors, shared by the blocking client and that for asyncio.
+Floor: side; shared by the blocking client and that for asyncio.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The requests of a pipeline, in order. The two clients send them and wait for the replies.
 
-Stands beside the floors.
+Floor: side.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What a Take asks for: permits and rates, as users write them, and what is left to do when it is over.
 
-Stands beside the floors, shared by the blocking client and that for asyncio. No I/O.
+Floor: side; shared by the blocking client and that for asyncio. No I/O.
 """
 
 from __future__ import annotations

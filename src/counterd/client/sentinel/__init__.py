@@ -3,7 +3,7 @@
 Client.flow() and param() ask whether calls may pass. Client.hold() has a token of a flow while a block runs. While the
 server does not decide, the client falls back to its own limits, and logs that.
 
-Stands beside the floors: needs the wire module and counterd.errors only, and works where nothing is compiled.
+Floor: side. Needs only the wire module and counterd.errors, and works where nothing is compiled.
 """
 
 from __future__ import annotations

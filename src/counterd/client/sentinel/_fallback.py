@@ -1,6 +1,6 @@
 """What a client for the sentinel protocol decides itself while its server does not decide, and what it logs then.
 
-Stands beside the floors, shared by the blocking client and that for asyncio. No I/O but the log, and no clock.
+Floor: side; shared by the blocking client and that for asyncio. No I/O but the log, and no clock.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Each method is a step machine. It yields an Act and its arguments, gets the result or the CounterdError of the act, and
 returns the result of the method. It is closed if the caller is interrupted. A client does the acts, and has the clock.
 
-Stands beside the floors. No I/O, and no clock but for the fallback.
+Floor: side. No I/O, and no clock but for the fallback.
 """
 
 from __future__ import annotations

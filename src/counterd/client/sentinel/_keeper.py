@@ -1,6 +1,6 @@
 """The connection of a blocking client for the sentinel protocol, and the client's thread.
 
-The thread keeps leases alive, connects again, and takes grants that come too late. Stands beside the floors.
+The thread keeps leases alive, connects again, and takes grants that come too late. Floor: side.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Tokens and leases of the sentinel protocol, and the calls of a connection.
 
-Stands beside the floors. No I/O and no clock: callers pass the time.
+Floor: side. No I/O and no clock: callers pass the time.
 """
 
 from __future__ import annotations

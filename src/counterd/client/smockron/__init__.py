@@ -4,7 +4,7 @@ A gatekeeper reports each request to a master, which announces to all its gateke
 decision waits for no reply: it takes microseconds, and is based on what the master announced a few milliseconds ago.
 counterd.client.smockron_asgi and counterd.client.smockron_wsgi put a gatekeeper before a web application.
 
-Stands beside the floors: needs the wire module and counterd.errors only, and works where nothing is compiled.
+Floor: side. Needs only the wire module and counterd.errors, and works where nothing is compiled.
 """
 
 from __future__ import annotations

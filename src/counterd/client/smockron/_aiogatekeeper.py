@@ -1,6 +1,6 @@
 """The gatekeeper of counterd.client.smockron for asyncio, with any event loop.
 
-Stands beside the floors. An AioTender serves the connections to one master, as a Tender does. It has a turn when bytes
+Floor: side. An AioTender serves the connections to one master, as a Tender does. It has a turn when bytes
 have come, when there is something to send, and when it is time to connect or to send a PING.
 """
 

@@ -1,6 +1,6 @@
 """Counts the requests that a gatekeeper delays at the moment. No clock.
 
-Stands beside the floors. A request is delayed until its time has come, or until remove() is called.
+Floor: side. A request is delayed until its time has come, or until remove() is called.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A gatekeeper for a proxy that asks about each request before the proxy forwards it.
 
-Stands beside the floors; needs aiohttp, which receives the requests. Their method has no effect, and no body is read.
+Floor: side; needs aiohttp, which receives the requests. Their method has no effect, and no body is read.
 The gate cannot know whether the proxy has written a header or the proxy's client: the configuration of the proxy has to
 ensure that.
 """

@@ -1,6 +1,6 @@
 """The core of a gatekeeper, without I/O: decides, remembers what masters announce, and makes the messages for them.
 
-Stands beside the floors, shared by the gatekeeper for threads and that for asyncio. Nothing here reads a clock, waits,
+Floor: side; shared by the gatekeeper for threads and that for asyncio. Nothing here reads a clock, waits,
 locks or logs. Callers pass the times of two clocks: the monotonic one, in nanoseconds (`now_ns`) or seconds (`now`),
 for decisions, and Unix time (`wall_ns`), for messages. A time in a message is converted when the message comes, so
 setting the wall clock later does not change how long anybody waits.

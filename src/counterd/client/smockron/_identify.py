@@ -1,6 +1,6 @@
 """How the middleware for web applications makes a gatekeeper's identifier from a request.
 
-Stands beside the floors, shared by ASGI, WSGI and the gate, which read a request in different ways.
+Floor: side; shared by ASGI, WSGI and the gate, which read a request in different ways.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """One connection of a gatekeeper to a master, sans-I/O: ZMTP's handshake, subscriptions and heartbeats; no clock.
 
-Stands beside the floors. A Line has one connection after another: opened() begins one and closed() ends it. The owner
+Floor: side. A Line has one connection after another: opened() begins one and closed() ends it. The owner
 of the socket takes the bytes to send from `out`. Section names are those of docs/protocols/smockron.md.
 """
 

@@ -1,6 +1,6 @@
 """The masters of a gatekeeper: the addresses of both ports of each master, by domain.
 
-Stands beside the floors. Nothing here touches a socket.
+Floor: side. Nothing here touches a socket.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The thread of a Gatekeeper for the connections to one master: only this thread connects, reads and sends.
 
-Stands beside the floors. A decision leaves a message for the thread, and wakes the thread if it waits. Waking it costs
+Floor: side. A decision leaves a message for the thread, and wakes the thread if it waits. Waking it costs
 several times as much as the decision. So after the thread has sent something it pauses, LOOKS times, before it waits
 again: the messages that come meanwhile go out in one piece.
 """

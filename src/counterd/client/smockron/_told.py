@@ -1,6 +1,6 @@
 """What masters have announced to a gatekeeper: until when each identifier has to wait. Bounded; no I/O, no clock.
 
-Stands beside the floors. A decision reads the dict of a domain directly, so that a request without a limit costs only a
+Floor: side. A decision reads the dict of a domain directly, so that a request without a limit costs only a
 look-up. A time in the dict may have passed already; expire() removes such times.
 """
 

@@ -3,7 +3,7 @@
 Client has a method for every request, and keeps the events that the server sends until they are taken, up to a bound.
 AsyncClient is the same for asyncio.
 
-Stands beside the floors: needs the wire module and counterd.errors only, and works where nothing is compiled.
+Floor: side. Needs only the wire module and counterd.errors, and works where nothing is compiled.
 """
 
 from __future__ import annotations

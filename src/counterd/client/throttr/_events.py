@@ -1,6 +1,6 @@
 """Events that came and were not taken yet: a bounded queue, which notes where events were lost.
 
-Stands beside the floors. Events must not delay the replies behind them, so events that do not fit are dropped. The
+Floor: side. Events must not delay the replies behind them, so events that do not fit are dropped. The
 caller that takes events learns where events are missing, and how many. Events never come out of order.
 """
 

@@ -1,6 +1,6 @@
 """What the clients for the throttr protocol have in common: commands, calls of a connection, and subscriptions.
 
-Stands beside the floors. No I/O and no clock. Words in capitals are requests of docs/protocols/throttr.md.
+Floor: side. No I/O and no clock. Words in capitals are requests of docs/protocols/throttr.md.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A blocking ZMTP connection from counterctl to a master of the smockron protocol.
 
-Stands beside the floors. Connecting includes the handshake. When a call returns, the master has read its message.
+Floor 5. Connecting includes the handshake. When a call returns, the master has read its message.
 """
 
 from __future__ import annotations
