@@ -100,12 +100,12 @@ cdef class Direct:
     def acquire(self):
         """Acquires one permit of each name. The session must hold none."""
         cdef Session session = self.session
-        cdef uint32_t i, granted = 0
+        cdef uint32_t i, _consumption, granted = 0
         with session.store:
             for i in range(self.count):
                 granted += counter_acquire(
                     self.counters, session.connection, self.tags[i], self.name(i), self.name_size, 1, 1, 0,
-                    &session.store.budget
+                    &session.store.budget, &_consumption
                 ) == GRANTED
         self.check(granted)
 

@@ -34,22 +34,27 @@ cdef inline void sip_round(SipState* s) noexcept nogil:
 cdef inline uint64_t siphash13(const uint64_t* key, const uint8_t* data, size_t size) noexcept nogil:
     """Returns the 64-bit hash of `size` bytes. key: two 64-bit words."""
     cdef SipState s
+    cdef const uint8_t* end = data + (size & ~<size_t>7)
     cdef uint64_t word
-    cdef size_t position = 0
+    cdef int bits = 8 * <int>(size & 7)
     cdef int i
     s.v0 = key[0] ^ <uint64_t>0x736f6d6570736575
     s.v1 = key[1] ^ <uint64_t>0x646f72616e646f6d
     s.v2 = key[0] ^ <uint64_t>0x6c7967656e657261
     s.v3 = key[1] ^ <uint64_t>0x7465646279746573
-    while size - position >= 8:
-        word = load_le64(data + position)
+    while data != end:
+        word = load_le64(data)
         s.v3 ^= word
         sip_round(&s)
         s.v0 ^= word
-        position += 8
+        data += 8
     word = <uint64_t>size << 56
-    for i in range(<int>(size - position)):
-        word |= <uint64_t>data[position + i] << (8 * i)
+    if bits:
+        if size > 8:            # the last eight bytes, without those of the word before
+            word |= load_le64(data + (bits >> 3) - 8) >> (64 - bits)
+        else:
+            for i in range(<int>size):
+                word |= <uint64_t>data[i] << (8 * i)
     s.v3 ^= word
     sip_round(&s)
     s.v0 ^= word

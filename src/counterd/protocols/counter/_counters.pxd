@@ -9,6 +9,7 @@
 
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 
+from counterd.engine.byteorder cimport rarely
 from counterd.engine.chains cimport Chains, chains_begin, chains_reserve
 from counterd.engine.connections cimport Connections
 from counterd.engine.debug cimport debug_check
@@ -223,17 +224,18 @@ cdef inline void counter_restore(Counters* counters, uint32_t number, uint32_t r
         state.busy -= 1
         state.idle += 1
         ring_push(&counters.ring, number, &counter.permit.record)
-    if counter.permit.record.flags & FLAG_AWAITED:
+    if rarely(counter.permit.record.flags & FLAG_AWAITED):
         queue_wake(&counters.fair, queue_find(&counters.fair, number, counter.permit.record.tag))
 
 
 cdef inline Outcome counter_acquire(
     Counters* counters, uint32_t connection, uint32_t tag, const uint8_t* name, uint32_t size,
-    uint32_t resources, uint32_t maximum, uint32_t since_tenths, int64_t* budget
+    uint32_t resources, uint32_t maximum, uint32_t since_tenths, int64_t* budget, uint32_t* consumption
 ) noexcept nogil:
     """Grants all of `resources`, or nothing, if the consumption stays within `maximum`. 0 < resources <= maximum.
 
-    Grants nothing of a counter for which somebody waits: what is given back is theirs first.
+    Grants nothing of a counter for which somebody waits: what is given back is theirs first. consumption: gets that
+    after a grant.
     """
     cdef Permits* permits = &counters.permits
     cdef uint32_t number = table_find(&permits.table, tag, name, size)
@@ -249,6 +251,7 @@ cdef inline Outcome counter_acquire(
         counter = counter_at(counters, number)
         counter.limit = maximum
         counter_consume(counters, counter, resources)
+        consumption[0] = resources
         return GRANTED
     counter = counter_at(counters, number)
     counter.limit = maximum
@@ -264,6 +267,7 @@ cdef inline Outcome counter_acquire(
     if not counter_exists(counters, counter):
         counters.state.created += 1
     counter_consume(counters, counter, resources)
+    consumption[0] = counter.permit.consumption
     return GRANTED
 
 

@@ -47,8 +47,28 @@ cdef enum:
     REPLY_MAX = 65573       # bytes of the longest reply: a Dump entry, 12 + 10 + a name of 65,535 + 4, and its end, 12
 
 
+cdef extern from *:
+    """
+    #define COUNTERD_PERIOD_MAX_US UINT64_C(316224000000000)
+    """
+    const uint64_t PERIOD_MAX_US "COUNTERD_PERIOD_MAX_US"   # ten years
+
+cdef enum:
+    TAKE_HEAD = 10          # bytes before the key
+    TAKE_MAX = 65824        # bytes of the body: a rate with the longest name, and the longest key
+    PERMIT_HEAD = 12        # bytes of an item before its name
+    RATE_HEAD = 24
+    KEY_MAX = 255
+    PERMIT = 1              # kinds of items
+    RATE = 2
+    SHORTAGE_HEAD = 9       # bytes before the text: item, what is left of it, milliseconds until it is there
+    NO_TIME = 0xffffffff    # milliseconds: nobody knows
+    GRANT_MAX = 96          # bytes of the longest reply to a Take: 12 + 8 + 4 * 16
+
+
 cdef struct Request:        # without the name, which is the frame's key
-    uint8_t opcode
+    uint8_t opcode          # by which it is decided
+    uint8_t sent            # opcode, as it came
     uint32_t resources      # ACQUIRE, RELEASE
     uint32_t maximum        # ACQUIRE
 
@@ -76,15 +96,34 @@ cdef inline const char* error_text(uint8_t status) noexcept nogil:
     return b"OutOfMemory"
 
 
-cdef inline Request request_decode(const Frame* frame) noexcept nogil:
-    """Decodes a request. The numbers are 0 if parsing has refused the frame."""
+cdef inline void take_simplify(const Frame* frame, Request* request) noexcept nogil:
+    """Makes a valid Take of one permit an Acquire, which is decided in the same way. Leaves other Takes."""
     cdef const uint8_t* body = frame.data + HEADER_SIZE
-    cdef Request request = Request(frame.data[1], 0, 0)
+    cdef const uint8_t* item = body + TAKE_HEAD + load_be16(body + 8)
+    cdef uint32_t resources, maximum
+    if body[0] != 1 or load_be16(body + 2) > WEIGHT_MAX or load_be16(body + 8) > KEY_MAX:
+        return
+    if item[0] != PERMIT or item[1] or frame.key_size == 0 or frame.key + frame.key_size != frame.data + frame.size:
+        return
+    resources = load_be32(item + 4)
+    maximum = load_be32(item + 8)
+    if 0 < resources <= maximum:
+        request.opcode = ACQUIRE
+        request.resources = resources
+        request.maximum = maximum
+
+
+cdef inline Request request_decode(const Frame* frame) noexcept nogil:
+    """Decodes a request. The numbers are 0 if parsing has refused the frame. A Take of one permit is an Acquire."""
+    cdef const uint8_t* body = frame.data + HEADER_SIZE
+    cdef Request request = Request(frame.data[1], frame.data[1], 0, 0)
     if request.opcode == ACQUIRE and frame.verdict == NO_ERROR:
         request.resources = load_be32(body)
         request.maximum = load_be32(body + 4)
     elif request.opcode == RELEASE and frame.verdict == NO_ERROR:
         request.resources = load_be32(body)
+    elif request.opcode == TAKE and frame.verdict == NO_ERROR:
+        take_simplify(frame, &request)
     return request
 
 
@@ -136,32 +175,31 @@ cdef inline uint32_t reply_encode(uint8_t* target, const Frame* frame, const Ans
 
 # ---- Take: docs/protocols/counter.md, section "Take" ---------------------------------------------------------------
 
-cdef extern from *:
-    """
-    #define COUNTERD_PERIOD_MAX_US UINT64_C(316224000000000)
-    """
-    const uint64_t PERIOD_MAX_US "COUNTERD_PERIOD_MAX_US"   # ten years
-
-cdef enum:
-    TAKE_HEAD = 10          # bytes before the key
-    TAKE_MAX = 65824        # bytes of the body: a rate with the longest name, and the longest key
-    PERMIT_HEAD = 12        # bytes of an item before its name
-    RATE_HEAD = 24
-    KEY_MAX = 255
-    PERMIT = 1              # kinds of items
-    RATE = 2
-    SHORTAGE_HEAD = 9       # bytes before the text: item, what is left of it, milliseconds until it is there
-    NO_TIME = 0xffffffff    # milliseconds: nobody knows
-    GRANT_MAX = 96          # bytes of the longest reply to a Take: 12 + 8 + 4 * 16
-
-
 cdef struct TakeHead:
     uint8_t count           # of items
+    bint has_rates
     uint8_t priority
     uint16_t weight
     uint32_t wait_ms        # 0: it does not wait
     const uint8_t* key
     uint16_t key_size       # 0: the key is the connection
+
+
+cdef inline uint8_t take_peek(const uint8_t* body, uint32_t size, Frame* frame) noexcept nogil:
+    """Finds the name of the first item, for prefetching. Returns the kind of the item, or 0 if a Take is too short."""
+    cdef uint32_t item = TAKE_HEAD
+    cdef uint32_t head
+    if size < TAKE_HEAD + PERMIT_HEAD:
+        return 0
+    item += load_be16(body + 8)
+    if size - PERMIT_HEAD < item:
+        return 0
+    head = RATE_HEAD if body[item] == RATE else PERMIT_HEAD
+    frame.key_size = load_be16(body + item + 2)
+    frame.key = body + item + head
+    if size < item + head + frame.key_size:
+        return 0
+    return body[item]
 
 
 cdef inline bint take_decode(const uint8_t* body, uint32_t size, TakeHead* head, Ask* asks) noexcept nogil:
@@ -172,6 +210,7 @@ cdef inline bint take_decode(const uint8_t* body, uint32_t size, TakeHead* head,
     if size < TAKE_HEAD:
         return False
     head.count = body[0]
+    head.has_rates = False
     head.priority = body[1]
     head.weight = load_be16(body + 2)
     head.wait_ms = load_be32(body + 4)
@@ -194,6 +233,7 @@ cdef inline bint take_decode(const uint8_t* body, uint32_t size, TakeHead* head,
                 return False
             body += PERMIT_HEAD
         elif body[0] == RATE and end - body >= RATE_HEAD:
+            head.has_rates = True
             ask.pace.limit = load_be32(body + 8)
             ask.pace.burst = load_be32(body + 12)
             ask.pace.period_us = load_be64(body + 16)

@@ -12,6 +12,8 @@ cdef class CounterSession(Session):
     cdef void parse_other(self, const uint8_t* body, uint32_t size, uint8_t opcode, Frame* frame) noexcept
     cdef int execute_other(self, const Frame* frame) except -1
     cdef int take(self, const Frame* frame) except -1
+    cdef void reply_granted(self, const Frame* frame, const uint32_t* left, int count) noexcept
+    cdef int refuse(self, const Frame* frame, uint8_t status) noexcept
     cdef int reply_at_length(self, const Frame* frame) except -1
     cdef void parse_named(
         self, const uint8_t* body, uint32_t size, uint8_t opcode, uint8_t fixed, Frame* frame

@@ -23,10 +23,10 @@ from counterd.protocols.counter._counters cimport (
 )
 from counterd.protocols.counter._messages cimport (
     ACQUIRE, BODY_MAX, CANCEL, DUMP, GET, HEADER_SIZE, INVALID_ARGUMENTS, LIMITS, NO_ERROR, NOOP, NOT_ACQUIRED,
-    NOT_FOUND, OPCODES, OUT_OF_MEMORY, RELEASE, REPLY_MAX, REQUEST_MAGIC, RESOURCE_NOT_AVAILABLE, SETTLE, STATS, TAKE,
+    NOT_FOUND, OPCODES, OUT_OF_MEMORY, RATE, RELEASE, REPLY_MAX, REQUEST_MAGIC, RESOURCE_NOT_AVAILABLE, SETTLE, STATS, TAKE,
     TAKE_MAX, UNKNOWN_COMMAND, Answer, Request, TakeHead, frame_opaque, grant_encode, header_encode,
     reply_encode, request_decode, request_kind, retry_ms, shortage_encode, shortage_text,
-    take_decode,
+    take_decode, take_peek,
 )
 from counterd.protocols.counter._rates cimport FLAG_RATE, RATE_TAG
 from counterd.protocols.counter._store cimport CounterStore
@@ -68,19 +68,22 @@ cdef inline uint8_t* reply(Store store, uint8_t opcode, uint32_t opaque, uint32_
 
 
 cdef inline Answer decide(CounterSession session, const Frame* frame, const Request* request) noexcept:
-    """Decides about a request for one counter, or a Noop."""
+    """Decides about a request for one counter, or a Noop. A Take of one permit is decided as an Acquire."""
     cdef Counters* counters = &(<CounterStore>session.store).counters
     cdef uint32_t number = request.resources
+    cdef uint32_t consumption = 0
     cdef Outcome outcome = GRANTED
     if request.opcode == ACQUIRE:
         if (<CounterStore>session.store).draining:
             return Answer(RESOURCE_NOT_AVAILABLE, 0, b"Draining")
         outcome = counter_acquire(
             counters, session.connection, frame.tag, frame.key, frame.key_size, request.resources, request.maximum,
-            <uint32_t>(session.store.now_ns // NS_PER_TENTH), &session.store.budget
+            <uint32_t>(session.store.now_ns // NS_PER_TENTH), &session.store.budget, &consumption
         )
         if counters.ring.state.sweep_left:
             session.store.stirred = True
+        if request.sent == TAKE:
+            number = request.maximum - consumption
     elif request.opcode == RELEASE:
         outcome = counter_release(
             counters, session.connection, frame.tag, frame.key, frame.key_size, request.resources
@@ -90,15 +93,6 @@ cdef inline Answer decide(CounterSession session, const Frame* frame, const Requ
     elif request.opcode == GET:
         outcome = counter_get(counters, frame.tag, frame.key, frame.key_size, &number)
     return Answer(STATUS_OF_OUTCOME[<int>outcome], number, NULL)
-
-
-cdef inline bint counters_stirred(const Counters* counters, const Ask* asks, int count) noexcept:
-    """Returns True if a Take may have made something due: it has a rate, or made room for a name."""
-    cdef int i
-    for i in range(count):
-        if asks[i].pace.period_us:
-            return True
-    return counters.ring.state.sweep_left != 0
 
 
 cdef class CounterSession(Session):
@@ -158,9 +152,8 @@ cdef class CounterSession(Session):
             index_prefetch(&permits.ledger, ledger_tag(self.connection, frame.tag))
 
     cdef void parse_other(self, const uint8_t* body, uint32_t size, uint8_t opcode, Frame* frame) noexcept:
-        """Parses Take, Cancel and Settle. The key of a Take is the name of its first item."""
-        cdef TakeHead head
-        cdef Ask[ITEMS_MAX] asks
+        """Parses Cancel and Settle. Of a Take, only finds the name of the first item: take() decodes the rest."""
+        cdef uint8_t kind
         cdef Permits* permits = &(<CounterStore>self.store).counters.permits
         if opcode == CANCEL:
             frame.verdict = NO_ERROR if size == CANCEL_SIZE else INVALID_ARGUMENTS
@@ -170,12 +163,12 @@ cdef class CounterSession(Session):
                 self.parse_named(body, size, opcode, SETTLE_FIXED, frame)
                 frame.tag ^= RATE_TAG
             return
-        if not take_decode(body, size, &head, asks):
+        kind = take_peek(body, size, frame)
+        if kind == 0:
+            frame.key_size = 0
             return
         frame.verdict = NO_ERROR
-        frame.key = asks[0].name
-        frame.key_size = asks[0].name_size
-        frame.tag = ask_tag(permits, &asks[0])
+        frame.tag = name_tag(&permits.table, frame.key, frame.key_size) ^ (RATE_TAG if kind == RATE else 0)
         index_prefetch(&permits.table.index, frame.tag)
         index_prefetch(&permits.ledger, ledger_tag(self.connection, frame.tag))
 
@@ -204,10 +197,16 @@ cdef class CounterSession(Session):
         else:
             if request.opcode >= STATS:
                 return self.execute_other(frame)
-            requests[request.opcode] += 1
             answer = decide(self, frame, &request)
+            if request.sent == TAKE and answer.status != NO_ERROR:
+                return self.take(frame)
+            requests[request.sent] += 1
         if answer.status != NO_ERROR:
             refusals[request_kind(frame)][answer.status] += 1
+        elif request.sent == TAKE:
+            (<CounterStore>self.store).takes.state.grant += 1
+            self.reply_granted(frame, &answer.number, 1)
+            return DONE
         self.store.out_size += reply_encode(self.store.out + self.store.out_size, frame, &answer)
         return DONE
 
@@ -221,11 +220,11 @@ cdef class CounterSession(Session):
         cdef Ask ask
         if opcode <= DUMP and store.budget <= 0:
             return LATER
+        if opcode == TAKE:
+            return self.take(frame)
         store.requests[opcode] += 1
         if opcode <= DUMP:
             return self.reply_at_length(frame)
-        if opcode == TAKE:
-            return self.take(frame)
         if opcode == CANCEL:
             if not store.cancel(self, load_le32(body)):
                 answer.status = NOT_FOUND
@@ -237,7 +236,7 @@ cdef class CounterSession(Session):
             answer.status = STATUS_OF_OUTCOME[<int>outcome]
             store.look_again()
         if answer.status != NO_ERROR:
-            store.refusals[opcode][answer.status] += 1
+            return self.refuse(frame, answer.status)
         store.out_size += reply_encode(store.out + store.out_size, frame, &answer)
         return DONE
 
@@ -250,15 +249,16 @@ cdef class CounterSession(Session):
         cdef uint32_t[ITEMS_MAX] left
         cdef Verdict verdict = Verdict(REFUSED, 0, 0, INT64_MAX)
         cdef uint8_t status
-        cdef uint8_t* target = store.out + store.out_size
         cdef int i
-        take_decode(frame.data + HEADER_SIZE, frame.size - HEADER_SIZE, &head, asks)
+        if not take_decode(frame.data + HEADER_SIZE, frame.size - HEADER_SIZE, &head, asks):
+            return self.refuse(frame, INVALID_ARGUMENTS)
         asks[0].tag = frame.tag
         for i in range(1, head.count):
             asks[i].tag = ask_tag(&store.counters.permits, &asks[i])
         if head.count > 1 and asks_repeat(asks, head.count):
-            status = INVALID_ARGUMENTS
-        elif store.draining:
+            return self.refuse(frame, INVALID_ARGUMENTS)
+        store.requests[<int>TAKE] += 1
+        if store.draining:
             status = RESOURCE_NOT_AVAILABLE
         else:
             verdict = takes_decide(takes, self.connection, asks, head.count, store.now_ns, &store.budget)
@@ -267,23 +267,35 @@ cdef class CounterSession(Session):
                     return DONE
                 verdict.outcome = FULL
             status = STATUS_OF_OUTCOME[<int>verdict.outcome]
-        if counters_stirred(&store.counters, asks, head.count):
+        if head.has_rates or store.counters.ring.state.sweep_left:
             store.look_again()
         if status == NO_ERROR:
             for i in range(head.count):
                 left[i] = ask_left(takes, &asks[i], store.now_ns)
-            store.out_size += grant_encode(target, frame_opaque(frame), takes.state.grant, left, head.count)
+            self.reply_granted(frame, left, head.count)
             return DONE
+        if status != RESOURCE_NOT_AVAILABLE:
+            return self.refuse(frame, status)
         store.refusals[<int>TAKE][status] += 1
-        if status == RESOURCE_NOT_AVAILABLE:
-            store.out_size += shortage_encode(
-                target, frame_opaque(frame), status, verdict.item,
-                0 if store.draining else ask_left(takes, &asks[verdict.item], store.now_ns),
-                retry_ms(verdict.due_ns, store.now_ns), shortage_text(store.draining)
-            )
-        else:
-            answer = Answer(status, 0, NULL)
-            store.out_size += reply_encode(target, frame, &answer)
+        store.out_size += shortage_encode(
+            store.out + store.out_size, frame_opaque(frame), status, verdict.item,
+            0 if store.draining else ask_left(takes, &asks[verdict.item], store.now_ns),
+            retry_ms(verdict.due_ns, store.now_ns), shortage_text(store.draining)
+        )
+        return DONE
+
+    cdef inline void reply_granted(self, const Frame* frame, const uint32_t* left, int count) noexcept:
+        """Replies to a Take that was granted just now."""
+        self.store.out_size += grant_encode(
+            self.store.out + self.store.out_size, frame_opaque(frame), (<CounterStore>self.store).takes.state.grant,
+            left, count
+        )
+
+    cdef int refuse(self, const Frame* frame, uint8_t status) noexcept:
+        """Replies to a request that is refused."""
+        cdef Answer answer = Answer(status, 0, NULL)
+        (<CounterStore>self.store).refusals[frame.data[1]][status] += 1
+        self.store.out_size += reply_encode(self.store.out + self.store.out_size, frame, &answer)
         return DONE
 
     cpdef bytes eof(self, int64_t now_ns):

@@ -60,6 +60,7 @@ cdef struct Ask:            # an item of a request
     Pace pace               # of a rate; period_us is 0 for permits
     uint8_t on_death
     uint32_t record         # 0: not found yet
+    uint32_t holding        # of permits: what the connection holds already, see takes_have_room()
     Span after              # of a rate: `next` if it is granted
 
 
@@ -254,28 +255,39 @@ cdef inline uint32_t ask_create(Takes* takes, Ask* ask, int64_t now_ns, int64_t*
     return ask.record
 
 
-cdef inline bint asks_resolve(Takes* takes, Ask* asks, int count, int64_t now_ns, int64_t* budget) noexcept nogil:
-    """Finds or makes the record of each item. Returns False if there is no room.
+cdef inline bint asks_create(Takes* takes, Ask* asks, int count, int64_t now_ns, int64_t* budget) noexcept nogil:
+    """Makes the records of items that have none. Returns False if there is no room.
 
-    Those that were found are pinned meanwhile, so that they are not freed to make room for the others.
+    The others are pinned meanwhile, so that they are not freed to make room.
     """
     cdef Permits* permits = &takes.counters.permits
     cdef bint was_pinned[ITEMS_MAX]
     cdef bint made = True
-    cdef int i, done = 0
-    if count == 1:
-        return ask_find(takes, asks) != 0 or ask_create(takes, asks, now_ns, budget) != 0
+    cdef int i
     for i in range(count):
-        if ask_find(takes, &asks[i]) == 0 and ask_create(takes, &asks[i], now_ns, budget) == 0:
-            made = False
-            break
-        was_pinned[i] = permit_at(permits, asks[i].record).record.flags & FLAG_PINNED
-        permit_at(permits, asks[i].record).record.flags |= FLAG_PINNED
-        done += 1
-    for i in range(done - 1, -1, -1):
-        if not was_pinned[i]:
+        was_pinned[i] = asks[i].record != 0 and permit_at(permits, asks[i].record).record.flags & FLAG_PINNED
+        if asks[i].record:
+            permit_at(permits, asks[i].record).record.flags |= FLAG_PINNED
+    for i in range(count):
+        if asks[i].record == 0:
+            if ask_create(takes, &asks[i], now_ns, budget) == 0:
+                made = False
+                break
+            permit_at(permits, asks[i].record).record.flags |= FLAG_PINNED
+    for i in range(count):
+        if asks[i].record and not was_pinned[i]:
             permit_at(permits, asks[i].record).record.flags &= <uint8_t>~FLAG_PINNED
     return made
+
+
+cdef inline bint asks_resolve(Takes* takes, Ask* asks, int count, int64_t now_ns, int64_t* budget) noexcept nogil:
+    """Finds or makes the record of each item. Returns False if there is no room."""
+    cdef bint found = True
+    cdef int i
+    for i in range(count):
+        if ask_find(takes, &asks[i]) == 0:
+            found = False
+    return found or asks_create(takes, asks, count, now_ns, budget)
 
 
 # ---- deciding ------------------------------------------------------------------------------------------------------
@@ -335,16 +347,17 @@ cdef inline bint charges_fit(Takes* takes, uint32_t connection, uint32_t count) 
     return True
 
 
-cdef inline bint takes_have_room(Takes* takes, uint32_t connection, const Ask* asks, int count) noexcept nogil:
-    """Returns False if there is no room for the holdings and charges of a grant."""
+cdef inline bint takes_have_room(Takes* takes, uint32_t connection, Ask* asks, int count) noexcept nogil:
+    """Finds the holding of each item. Returns False if there is no room for the holdings and charges of a grant."""
     cdef Permits* permits = &takes.counters.permits
     cdef uint32_t holdings = 0, charges = 0
     cdef int i
     for i in range(count):
         if asks[i].pace.period_us:
             charges += asks[i].on_death != FINAL
-        elif ledger_find(permits, connection, asks[i].record, asks[i].tag) == 0:
-            holdings += 1
+        else:
+            asks[i].holding = ledger_find(permits, connection, asks[i].record, asks[i].tag)
+            holdings += asks[i].holding == 0
     if holdings and (
         pool_left(&permits.state.holdings) < holdings
         or permits.holders[connection].holdings + holdings > permits.state.holdings_per_connection
@@ -390,10 +403,9 @@ cdef inline void take_charge(Takes* takes, uint32_t connection, const Ask* ask, 
 cdef inline void takes_grant(
     Takes* takes, uint32_t connection, const Ask* asks, int count, int64_t now_ns
 ) noexcept nogil:
-    """Grants all items. The caller has checked that there is enough of each, and room."""
+    """Grants all items. The caller has checked that there is enough of each, and asked takes_have_room()."""
     cdef Counters* counters = takes.counters
     cdef Permits* permits = &counters.permits
-    cdef uint32_t entry
     cdef Counter* counter
     cdef Rate rate
     cdef int i
@@ -410,9 +422,8 @@ cdef inline void takes_grant(
             continue
         counter = counter_at(counters, asks[i].record)
         counter.limit = asks[i].maximum
-        entry = ledger_find(permits, connection, asks[i].record, asks[i].tag)
-        if entry:
-            permits.holdings[entry].amount += asks[i].amount
+        if asks[i].holding:
+            permits.holdings[asks[i].holding].amount += asks[i].amount
         else:
             ledger_add(permits, connection, asks[i].record, asks[i].amount, <uint32_t>(now_ns // NS_PER_TENTH))
         if not counter_exists(counters, counter):
