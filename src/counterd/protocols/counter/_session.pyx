@@ -22,11 +22,10 @@ from counterd.protocols.counter._counters cimport (
     Counter, Counters, counter_acquire, counter_at, counter_exists, counter_get, counter_release,
 )
 from counterd.protocols.counter._messages cimport (
-    ACQUIRE, BODY_MAX, CANCEL, DUMP, GET, HEADER_SIZE, INVALID_ARGUMENTS, LIMITS, NO_ERROR, NOOP, NOT_ACQUIRED,
-    NOT_FOUND, OPCODES, OUT_OF_MEMORY, RATE, RELEASE, REPLY_MAX, REQUEST_MAGIC, RESOURCE_NOT_AVAILABLE, SETTLE, STATS, TAKE,
-    TAKE_MAX, UNKNOWN_COMMAND, Answer, Request, TakeHead, frame_opaque, grant_encode, header_encode,
-    reply_encode, request_decode, request_kind, retry_ms, shortage_encode, shortage_text,
-    take_decode, take_peek,
+    ACQUIRE, BODY_MAX, CANCEL, DUMP, GET, HEADER_SIZE, INVALID_ARGUMENTS, LIMITS, NOOP, NOT_ACQUIRED, NOT_FOUND,
+    NO_ERROR, OPCODES, OUT_OF_MEMORY, RATE, RELEASE, REPLY_MAX, REQUEST_MAGIC, RESOURCE_NOT_AVAILABLE, SETTLE, STATS,
+    TAKE, TAKE_MAX, UNKNOWN_COMMAND, Answer, Request, TakeHead, frame_opaque, grant_encode, header_encode,
+    reply_encode, request_decode, request_kind, retry_ms, shortage_encode, shortage_text, take_decode, take_peek,
 )
 from counterd.protocols.counter._rates cimport FLAG_RATE, RATE_TAG
 from counterd.protocols.counter._store cimport CounterStore
