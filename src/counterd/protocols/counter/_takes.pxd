@@ -651,6 +651,8 @@ cdef inline void charge_apply(Takes* takes, const Charge* charge, uint32_t used,
     cdef uint8_t flags = rate.record.permit.record.flags
     if not flags & FLAG_RATE or rate.record.permit.record.tag != charge.tag:
         return
+    if rate_is_full(&rate, &pace, now_ns):
+        rate.state.full_since = takes.state.grant
     if used < charge.amount and rate.state.full_since >= charge.grant:
         return
     rate_adjust(&rate, &pace, charge.amount, used, now_ns)

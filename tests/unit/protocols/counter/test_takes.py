@@ -509,6 +509,20 @@ def test_no_room_for_what_was_used_beyond_a_charge() -> None:
     assert one.settle(take, b"r", 9) == Status.NO_ERROR
 
 
+def test_what_time_brought_back_is_not_refunded_after_another_settled_more(desk: Desk) -> None:
+    """The rate has been full since, although its record was still there and it is not full any more."""
+    one, other = desk.some(2)
+    item = Rate(b"r", 1, 1, SECOND, 5, OnDeath.CHARGED)
+    first, second = one.take(item), other.take(item)
+    desk.now_ns += 2 * SECOND * 1000
+    assert one.settle(first, b"r", 4) == Status.NO_ERROR
+    assert desk.store.snapshot()["rates"] == 1
+    assert other.settle(second, b"r", 0) == Status.NO_ERROR
+    grant = other.of(other.take(item))
+    assert isinstance(grant, Grant)
+    assert grant.left == (1,)
+
+
 def test_settling_a_rate_that_is_full_again(desk: Desk) -> None:
     (one,) = desk.some(1)
     less, more = (one.take(rate(b"r", 2, 10, 5, OnDeath.CHARGED)) for _ in range(2))
