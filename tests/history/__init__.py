@@ -23,11 +23,13 @@ So let many clients share several objects.
 
 A model of something else is a `Model` with three methods: `key` of a call, the `initial` state, and `step`, which
 says what a call with that answer can leave behind. States and calls are hashable values; the smaller the better.
-Two more make the search quick, and a third the report readable: `observes`, `alike`, `describe`.
+Two more make the search quick, and a third the report readable: `observes`, `alike`, `describe`. An object whose calls
+concern several things at once has `parts`.
 
 operations.py says what a history is, model.py what a model, search.py has the algorithm, report.py what is told of a
-history that has no explanation, recording.py the files. counter.py, throttr.py, beanstalk.py and sentinel.py are
-models, the last with leases.py and windows.py. smockron.py is none: it has bounds in place of a search.
+history that has no explanation, recording.py the files. counter.py, takes.py, throttr.py, beanstalk.py and sentinel.py
+are models, the last with leases.py and windows.py. waiting.py has what is to be said of waits, without a search.
+smockron.py is no model: it has bounds in place of a search. crowd.py and takers.py make histories.
 """
 
 from history.model import Model

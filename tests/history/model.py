@@ -9,6 +9,8 @@ if TYPE_CHECKING:
 
     from history.operations import Operation
 
+WHOLE: frozenset[Any] = frozenset((None,))
+
 
 class Model:
     """Of one object. `key`, `initial` and `step` are the model; the others make the search quick, or the report plain.
@@ -19,6 +21,11 @@ class Model:
     def key(self, call: Any) -> Hashable:
         """The object that this is a call of. Objects must not influence each other."""
         raise NotImplementedError
+
+    def parts(self, operation: Operation) -> frozenset[Any]:
+        """The parts of the object that the call reads or changes: calls that share none do not influence each other."""
+        del operation
+        return WHOLE
 
     def initial(self) -> Hashable:
         """The state of an object before the first call."""

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable
 
 
 class Closed(NamedTuple):
-    """The call that is a connection's end. It takes place at each object that the connection has called."""
+    """The call that is a connection's end. It takes place at each object that the connection has called.
+
+    part: of the object, if it has several (Model.parts): it takes place at each by itself. The checker says which.
+    """
+
+    part: Hashable = None
 
 
 class Operation(NamedTuple):

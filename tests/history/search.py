@@ -6,7 +6,7 @@ has not yet, it does so now, or after others that are under way. Nothing takes e
 wait will find the same possibilities at the next end. What is known at a moment is a *configuration*: the calls under
 way that have taken effect (`done`), and the state. None is visited twice.
 
-Four things keep this small. Each is sound, as it keeps at least one explanation of a history that has any:
+Five things keep this small. Each is sound, as it keeps at least one explanation of a history that has any:
 
 - An operation that only observes takes effect as soon as it can. If a later moment explains it, so does this one, and
   nobody else notices.
@@ -19,6 +19,8 @@ Four things keep this small. Each is sound, as it keeps at least one explanation
   that need two. Most often none is needed.
 - What has no answer is tried last of all; where its connection's end is over it takes effect, or never does. If it
   would only observe, it is left out from the start.
+- If an object has parts (Model.parts), only what is under way and shares parts with the call that ends, directly or by
+  way of others under way, takes effect before that. What shares none can change places with all of these, and wait.
 """
 
 from __future__ import annotations
@@ -59,10 +61,10 @@ def check(
 
 
 def by_key(operations: Iterable[Operation], model: Model) -> Iterator[tuple[Hashable, list[Operation]]]:
-    """The history of each object, by start. A connection's end is in those of all objects it has called."""
+    """The history of each object, by start. A connection's end is in it for each part that it has called."""
     closings: dict[int, Operation] = {}
     histories: dict[Hashable, list[Operation]] = defaultdict(list)
-    clients: dict[Hashable, set[int]] = defaultdict(set)
+    called: dict[Hashable, dict[int, set[Hashable]]] = defaultdict(lambda: defaultdict(set))
     for operation in operations:
         if operation.ended is not None and operation.ended < operation.started:
             raise ValueError(f"it ended before it started: {operation}")
@@ -75,18 +77,23 @@ def by_key(operations: Iterable[Operation], model: Model) -> Iterator[tuple[Hash
         else:
             key = model.key(operation.call)
             histories[key].append(operation)
-            clients[key].add(operation.client)
+            called[key][operation.client] |= model.parts(operation)
     for key, history in histories.items():
         for operation in history:
             closing = closings.get(operation.client)
             if closing is not None and closing.ended is not None and operation.started > closing.ended:
                 raise ValueError(f"it started after its connection had ended: {operation}")
-        history.extend(closings[client] for client in sorted(clients[key]) if client in closings)
+        history.extend(
+            closings[client]._replace(call=Closed(part))
+            for client, parts in sorted(called[key].items())
+            if client in closings
+            for part in sorted(parts, key=repr)
+        )
         yield key, sorted(history, key=lambda operation: operation.started)
 
 
 class Entry(NamedTuple):
-    """An operation as the search sees it. ends: when it, or its connection, has; closing: the number of its Closed."""
+    """An operation as the search sees it. ends: when it, or its connection, has; closing: the numbers of its Closed."""
 
     number: int
     operation: Operation
@@ -94,11 +101,15 @@ class Entry(NamedTuple):
     closes: bool
     observes: bool
     alike: Hashable | None
-    closing: int | None
+    parts: frozenset[Hashable]
+    closing: frozenset[int]
 
 
 class Moment(NamedTuple):
-    """The end of a call. The others are those under way, itself included, in the order in which they end."""
+    """The end of a call. The others are those under way, itself included, in the order in which they end.
+
+    movers: only those that share parts with it, directly or by way of each other.
+    """
 
     ending: Entry
     observers: tuple[Entry, ...]
@@ -186,7 +197,7 @@ class Search:
         seeing = [
             entry.number
             for entry in moment.observers
-            if entry.number not in done and entry.closing not in done and self.model.step(state, entry.operation)
+            if entry.number not in done and entry.closing.isdisjoint(done) and self.model.step(state, entry.operation)
         ]
         return Configuration(number, done.union(seeing), state) if seeing else configuration
 
@@ -205,7 +216,7 @@ def candidates(moment: Moment, done: frozenset[int]) -> Iterator[Entry]:
     """What may take effect next: not what has, nor what its connection's end came before, nor one of two alike."""
     alike: dict[Hashable, int] = {}  # when the first of those that end earlier started
     for entry in moment.movers:
-        if entry.number in done or entry.closing in done:
+        if entry.number in done or not entry.closing.isdisjoint(done):
             continue
         if entry.alike is not None:
             started = entry.operation.started
@@ -217,7 +228,10 @@ def candidates(moment: Moment, done: frozenset[int]) -> Iterator[Entry]:
 
 def entries(history: Sequence[Operation], model: Model) -> list[Entry]:
     """All that can matter, by start. What a connection has left under way ends with it, whatever comes of it then."""
-    closings = {entry.client: number for number, entry in enumerate(history) if isinstance(entry.call, Closed)}
+    closings: dict[tuple[int, Hashable], int] = {}
+    for number, given in enumerate(history):
+        if isinstance(given.call, Closed):
+            closings[given.client, given.call.part] = number
     crowded = overlapping(history)
     found = []
     for number, given in enumerate(history):
@@ -225,11 +239,14 @@ def entries(history: Sequence[Operation], model: Model) -> list[Entry]:
         observes = not closes and model.observes(given)
         if observes and given.ended is None:
             continue
-        closing = None if closes else closings.get(given.client)
-        ends = min(end(given), inf if closing is None else end(history[closing]))
+        parts = frozenset((given.call.part,)) if closes else model.parts(given)
+        closing = frozenset(
+            closings[given.client, part] for part in parts if not closes and (given.client, part) in closings
+        )
+        ends = min([end(given), *(end(history[other]) for other in closing)])
         operation = given if ends == end(given) else given._replace(ended=int(ends))
         alike = None if closes or number in crowded else model.alike(operation)
-        found.append(Entry(number, operation, ends, closes, observes, alike, closing))
+        found.append(Entry(number, operation, ends, closes, observes, alike, parts, closing))
     return found
 
 
@@ -260,10 +277,22 @@ def moments(found: Sequence[Entry]) -> Iterator[Moment]:
         yield Moment(
             ending,
             tuple(entry for entry in under_way if entry.observes),
-            tuple(entry for entry in under_way if not entry.observes),
+            tuple(near(ending, [entry for entry in under_way if not entry.observes])),
             frozenset(entry.number for entry in under_way),
         )
         under_way.remove(ending)
+
+
+def near(ending: Entry, entries: Sequence[Entry]) -> Iterator[Entry]:
+    """Those that share parts with it, directly or by way of each other."""
+    reached = set(ending.parts)
+    before = 0
+    while len(reached) > before:
+        before = len(reached)
+        for entry in entries:
+            if not reached.isdisjoint(entry.parts):
+                reached |= entry.parts
+    return (entry for entry in entries if not reached.isdisjoint(entry.parts))
 
 
 def in_turn(entry: Entry) -> tuple[float, bool, int]:

@@ -1,0 +1,440 @@
+"""Takes: docs/protocols/counter.md as a model, with several names at once, rates, and Takes that wait.
+
+    operations = load(paths)
+    assert mistakes(operations, late_ns=...) == []          # waiting.py
+    history = prepared(operations)
+    assert check(history, TakeModel(history)) is None
+
+Answers are (status, value): value is (number of the grant, what is left of each item) of a Take that was granted, and
+(item, what is left of it, milliseconds or None) of one that was refused for a shortage; else None, or as counter.py has
+it. A Take starts with its request and ends with its reply, which may come after those to later requests.
+
+Several names at once stay fast in three ways:
+
+- names are in one *group* only if a Take of the history names both, or others connect them; each group is an object of
+  its own. So let clients take together what belongs together, a few names each;
+- within a group the search lets only those calls take effect that share names with the one that ends (Model.parts);
+- the numbers of grants rise, so they say in which order all grants took effect, over all names: `prepared` narrows the
+  time within which each did, to that after the start of all earlier grants and before the end of all later ones.
+  A Take that waits for a second is thereby under way for hardly longer than an Acquire.
+
+What is exact: permits; all or nothing; numbers; that nobody is refused what is there and nobody else waits for; that
+what a dead connection had comes back once. A rate is as exact as the moments of the calls are known: the model keeps
+within which time the next unit is on time, in fractions of a nanosecond, and accepts hardly more than is possible. That
+a refusal is excused by somebody who waits is believed of each Take that may have waited then. When a Take has to be
+granted, and whose turn it is, is in waiting.py.
+
+Not modelled: counter.settle_time, and more charges than the server has room for.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from fractions import Fraction
+from functools import cache
+from math import ceil, floor, inf
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from counterd.protocols.counter.wire import OnDeath, Permit, Rate
+from history.counter import (
+    NOT_AVAILABLE,
+    NOT_FOUND,
+    OK,
+    OUT_OF_MEMORY,
+    Acquire,
+    CounterModel,
+    Get,
+    Release,
+    changed,
+)  # fmt: skip
+from history.model import Model
+from history.operations import Closed, Operation
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Iterable, Iterator, Sequence
+__all__ = ["Acquire", "Cancel", "Closed", "Get", "Release", "Settle", "Take", "TakeModel", "prepared"]
+
+CANCELLED = 0x23
+NEVER = 1 << 63  # ns
+NS_PER_US, NS_PER_MS = 1000, 1_000_000
+LONGEST_NS = 316_224_000 * 1_000_000_000  # that a burst or a debt can be: ten years
+FULL = Fraction(-(1 << 90))  # `next` of a rate of which nobody ever took anything
+UNKNOWN = 0  # the number of a grant that was never answered
+PERMITS, RATE, NUMBERS = 1, 2, 0
+GRANTS = (NUMBERS, b"")  # the part that all grants share
+
+Item = tuple[Any, ...]  # the fields of a Permit or a Rate
+Part = tuple[int, Any]  # PERMITS or RATE, and the name
+
+
+class Take(NamedTuple):
+    """items: as plain tuples. awaited: others may wait for the item that was short, as prepared() finds."""
+
+    opaque: int
+    items: tuple[Item, ...]
+    wait_ms: int = 0
+    key: bytes = b""
+    weight: int = 1
+    priority: int = 0
+    awaited: bool = False
+
+
+class Cancel(NamedTuple):
+    """take: its opaque."""
+
+    take: int
+
+
+class Settle(NamedTuple):
+    grant: int
+    name: Any
+    used: int
+
+
+def items_of(take: Take) -> list[Permit | Rate]:
+    return [Permit(*item) if len(item) == len(Permit._fields) else Rate(*item) for item in take.items]
+
+
+def part_of(item: Permit | Rate) -> Part:
+    return (PERMITS if isinstance(item, Permit) else RATE), item.name
+
+
+def parts_of(call: Any) -> list[Part]:
+    """The counters and rates that a call names."""
+    if isinstance(call, Take):
+        return [part_of(item) for item in items_of(call)]
+    return [(RATE if isinstance(call, Settle) else PERMITS, call.name)]
+
+
+def is_granted(operation: Operation) -> bool:
+    return isinstance(operation.call, Take) and operation.answer is not None and operation.answer[0] == OK
+
+
+def ends_of(operation: Operation) -> float:
+    return inf if operation.ended is None else operation.ended
+
+
+# ---- before the search ----------------------------------------------------------------------------------------------
+
+
+def narrowed(operations: Iterable[Operation]) -> dict[Operation, tuple[int, int]]:
+    """Within which time each grant took effect, as their numbers say: between those before and after it.
+
+    If the numbers contradict the times, it is a time that ends before it starts.
+    """
+    grants = sorted(filter(is_granted, operations), key=lambda operation: operation.answer[1][0])
+    starts, ends = [], []
+    latest, soonest = 0, NEVER
+    for grant in grants:
+        latest = max(latest, grant.started)
+        starts.append(latest)
+    for grant in reversed(grants):
+        soonest = min(soonest, grant.ended or 0)
+        ends.append(soonest)
+    return dict(zip(grants, zip(starts, reversed(ends), strict=True), strict=True))
+
+
+def prepared(operations: Iterable[Operation]) -> list[Operation]:
+    """The history as TakeModel wants it: without what has no effect, and with the times that the rules leave."""
+    operations = list(operations)
+    closed = {one.client: ends_of(one) for one in operations if isinstance(one.call, Closed)}
+    times = narrowed(operations)
+    waiting = defaultdict(list)
+    for one in operations:
+        if isinstance(one.call, Take) and one.call.wait_ms:
+            last = min(ends_of(one), closed.get(one.client, inf))
+            for part in parts_of(one.call):
+                waiting[part].append((one, last))
+
+    def is_awaited(part: Part, asked: Operation) -> bool:
+        return any(
+            one is not asked and one.started <= ends_of(asked) and asked.started <= last for one, last in waiting[part]
+        )
+
+    found = []
+    for one in operations:
+        call, status = one.call, OK if one.answer is None else one.answer[0]
+        if isinstance(call, Acquire) and status == NOT_AVAILABLE and is_awaited((PERMITS, call.name), one):
+            continue
+        if isinstance(call, Take):
+            if is_granted(one):
+                started, ended = times[one]
+                found.append(one._replace(started=min(started, ended), ended=ended))
+            elif one.answer is None:
+                found.append(one)
+            elif status == NOT_AVAILABLE:
+                short = part_of(items_of(call)[one.answer[1][0]])
+                over = one.started + call.wait_ms * NS_PER_MS
+                started = over if over <= ends_of(one) else one.started
+                found.append(one._replace(started=started, call=call._replace(awaited=is_awaited(short, one))))
+        elif not isinstance(call, Cancel):
+            found.append(one)
+    return found
+
+
+# ---- rates ----------------------------------------------------------------------------------------------------------
+
+
+class Charge(NamedTuple):
+    """What a client was charged. is_void: the rate has been full since, so nothing can be refunded."""
+
+    client: int
+    number: int
+    item: Rate
+    is_void: bool = False
+
+
+class Level(NamedTuple):
+    """A rate. low, high: between these is the time when the next unit would be on time. since: the last change."""
+
+    low: Fraction = FULL
+    high: Fraction = FULL
+    since: int = 0
+    charges: tuple[Charge, ...] = ()
+
+
+@cache
+def span(rate: Rate, units: int) -> Fraction:
+    """The time of so many units."""
+    return min(Fraction(units * rate.period_us * NS_PER_US, rate.limit), Fraction(LONGEST_NS))
+
+
+def in_parts_of(level: Level, rate: Rate) -> Level:
+    """With times that have the parts of a nanosecond that the rate has, never earlier."""
+    return level._replace(low=rounded(level.low, rate.limit), high=rounded(level.high, rate.limit))
+
+
+def rounded(time: Fraction, parts: int) -> Fraction:
+    return time if parts % time.denominator == 0 else Fraction(ceil(time * parts), parts)
+
+
+def voided(charges: tuple[Charge, ...]) -> tuple[Charge, ...]:
+    return tuple(charge._replace(is_void=True) for charge in charges)
+
+
+def charged(level: Level, charge: Charge, first: int, last: int, left: int | None) -> Iterator[Level]:
+    """After the units of the charge were taken within that time. left: as was told.
+
+    The rate was full then, or was not: either may be possible.
+    """
+    item = charge.item
+    cost, burst, unit = span(item, item.amount), span(item, item.burst), span(item, 1)
+    more = () if item.on_death == OnDeath.FINAL else (charge,)
+    if level.low <= last - burst and left in (None, item.burst - item.amount):
+        begin = max(Fraction(first), level.low + burst) - burst + cost
+        yield Level(begin, last - burst + cost, first, tuple(sorted((*voided(level.charges), *more))))
+    low, high = max(level.low, first - burst), min(level.high, last - cost)
+    if left is not None:
+        low, high = max(low, first - cost - (left + 1) * unit), min(high, last - cost - left * unit)
+    if level.high > first - burst and low <= high:
+        yield Level(low + cost, high + cost, first, tuple(sorted((*level.charges, *more))))
+
+
+def settled(level: Level, charge: Charge, used: int, first: int, last: int) -> Iterator[Level]:
+    """After the charge was replaced by what was used, within that time."""
+    item = charge.item
+    burst = span(item, item.burst)
+    others = list(level.charges)
+    others.remove(charge)
+    level = in_parts_of(level._replace(charges=tuple(others), since=first), item)
+    low, high = max(level.low, first - burst), max(level.high, last - burst)
+    if used >= item.amount:
+        more = span(item, used - item.amount)
+        if level.low <= last - burst:
+            yield level._replace(low=low + more, high=high + more, charges=voided(level.charges))
+        if level.high > first - burst:
+            yield level._replace(low=low + more, high=high + more)
+    elif charge.is_void:
+        yield level
+    else:
+        less = span(item, item.amount - used)
+        yield level._replace(low=max(low - less, first - burst), high=max(high - less, last - burst))
+
+
+def left_by(level: Level, client: int, first: int, last: int) -> Iterator[Level]:
+    """After a connection's end: what is to be refunded is, once."""
+    charge = next((charge for charge in level.charges if charge.client == client), None)
+    if charge is None:
+        yield level
+        return
+    if charge.item.on_death == OnDeath.REFUNDED:
+        without = settled(level, charge, 0, first, last)
+    else:
+        without = iter([level._replace(charges=tuple(one for one in level.charges if one is not charge))])
+    for after in without:
+        yield from left_by(after, client, first, last)
+
+
+def may_be_left(level: Level, item: Rate, left: int, first: int, last: int) -> bool:
+    """Whether that may be what is left of a rate within that time."""
+    least = min(item.burst, max(0, floor((first - level.high) / span(item, 1))))
+    most = min(item.burst, max(0, floor((last - level.low) / span(item, 1))))
+    return least <= left <= most
+
+
+# ---- the model ------------------------------------------------------------------------------------------------------
+
+AT_FIRST: dict[int, Any] = {PERMITS: (0, ()), RATE: Level(), NUMBERS: UNKNOWN}
+Group = tuple[tuple[Part, Any], ...]  # parts that are not as at first, in order; what each is
+
+
+def value_of(state: Group, part: Part) -> Any:
+    """Of a counter its State, of a rate its Level, of GRANTS the number of the last."""
+    return dict(state).get(part, AT_FIRST[part[0]])
+
+
+def with_value(state: Group, part: Part, value: Any) -> Group:
+    values = dict(state)
+    values[part] = value
+    return tuple(sorted(item for item in values.items() if item[1] != AT_FIRST[item[0][0]]))
+
+
+class TakeModel(Model):
+    """Of a history as prepared() makes it. draining: the daemon may have refused any Acquire or Take."""
+
+    def __init__(self, history: Iterable[Operation], *, draining: bool = False) -> None:
+        self.counters = CounterModel(draining=draining)
+        self.draining = draining
+        self.groups: dict[Part, tuple[Part, ...]] = {}
+        for operation in history:
+            if not isinstance(operation.call, Closed):
+                parts = parts_of(operation.call)
+                group = {part for each in parts for part in (each, *self.groups.get(each, ()))}
+                self.groups.update(dict.fromkeys(group, tuple(sorted(group))))
+
+    def key(self, call: Any) -> Hashable:
+        return self.groups[parts_of(call)[0]]
+
+    def parts(self, operation: Operation) -> frozenset[Part]:
+        return frozenset((*parts_of(operation.call), *((GRANTS,) if is_granted(operation) else ())))
+
+    def initial(self) -> Group:
+        return ()
+
+    def step(self, state: Group, operation: Operation) -> Iterable[Group]:
+        call = operation.call
+        if isinstance(call, Take):
+            return self._take(state, operation)
+        if isinstance(call, Settle):
+            return self._settle(state, operation)
+        part = call.part if isinstance(call, Closed) else (PERMITS, call.name)
+        if part[0] == PERMITS:
+            one = operation._replace(call=Closed()) if isinstance(call, Closed) else operation
+            return [with_value(state, part, after) for after in self.counters.step(value_of(state, part), one)]
+        return self._close(state, part, operation)
+
+    def observes(self, operation: Operation) -> bool:
+        if isinstance(operation.call, Take | Settle):
+            return operation.answer is not None and operation.answer[0] != OK
+        return self.counters.observes(operation)
+
+    def alike(self, operation: Operation) -> Hashable | None:
+        return None if isinstance(operation.call, Take | Settle) else self.counters.alike(operation)
+
+    def describe(self, state: Group) -> str:
+        return "; ".join(
+            f"{name!r}: {self.counters.describe(value)}" if kind == PERMITS else f"{name!r}: {value}"
+            for (kind, name), value in state
+        )
+
+    # ---- inside ----
+
+    def _take(self, state: Group, operation: Operation) -> Iterable[Group]:
+        call, answer = operation.call, operation.answer
+        if answer is None:
+            return self._granted(state, operation, UNKNOWN, [None] * len(call.items))
+        status, value = answer
+        if status == OK:
+            number, left = value
+            return self._granted(state, operation, number, left) if number > value_of(state, GRANTS) else ()
+        is_right = status == OUT_OF_MEMORY or (status == NOT_AVAILABLE and self._is_short(state, operation))
+        return (state,) if is_right else ()
+
+    def _granted(self, state: Group, operation: Operation, number: int, left: Sequence[int | None]) -> Iterable[Group]:
+        items = items_of(operation.call)
+        first, last = operation.started, NEVER if operation.ended is None else operation.ended
+        for item in items:
+            before = value_of(state, part_of(item))
+            if isinstance(item, Rate):
+                before = in_parts_of(before, item)
+                first = max(first, before.since, ceil(before.low + span(item, item.amount)))
+        if first > last:
+            return ()
+        states = [with_value(state, GRANTS, number)] if number else [state]
+        grant = operation.client, number
+        for item, told in zip(items, left, strict=True):
+            states = [after for each in states for after in one_taken(each, item, told, grant, (first, last))]
+        return states
+
+    def _is_short(self, state: Group, operation: Operation) -> bool:
+        """Whether the item was short, and those before it were not, of what is refused at once."""
+        call, (item, left, wait_ms) = operation.call, operation.answer[1]
+        if self.draining and (left, wait_ms) == (0, None):
+            return True
+        items = items_of(call)
+        first, last = operation.started, operation.ended or 0
+        before = items[:item] if call.wait_ms == 0 else []
+        if not all(may_be_there(state, each, first, last) for each in before):
+            return False
+        is_needed = call.wait_ms == 0 and not call.awaited
+        return may_be_short(state, items[item], (left, wait_ms), first, last, is_needed=is_needed)
+
+    def _settle(self, state: Group, operation: Operation) -> Iterable[Group]:
+        call, part = operation.call, (RATE, operation.call.name)
+        level = value_of(state, part)
+        mine = [one for one in level.charges if (one.client, one.number) == (operation.client, call.grant)]
+        if operation.answer is not None and operation.answer[0] != OK:
+            status = operation.answer[0]
+            return (state,) if status == OUT_OF_MEMORY or (status == NOT_FOUND and not mine) else ()
+        first, last = max(operation.started, level.since), NEVER if operation.ended is None else operation.ended
+        if not mine or first > last:
+            return ()
+        return [with_value(state, part, after) for after in settled(level, mine[0], call.used, first, last)]
+
+    def _close(self, state: Group, part: Part, operation: Operation) -> Iterable[Group]:
+        """Refunds what is to be refunded, once."""
+        if part == GRANTS:
+            return (state,)
+        level = value_of(state, part)
+        first, last = max(operation.started, level.since), NEVER if operation.ended is None else operation.ended
+        return [with_value(state, part, each) for each in left_by(level, operation.client, first, max(first, last))]
+
+
+def one_taken(
+    state: Group, item: Permit | Rate, left: int | None, grant: tuple[int, int], times: tuple[int, int]
+) -> Iterator[Group]:
+    """After an item was granted within those times. left: as was told. grant: its client and number."""
+    part = part_of(item)
+    before = value_of(state, part)
+    if isinstance(item, Rate):
+        for level in charged(in_parts_of(before, item), Charge(*grant, item), *times, left):
+            yield with_value(state, part, level)
+    elif before[0] <= item.maximum - item.amount and left in (None, item.maximum - before[0] - item.amount):
+        yield with_value(state, part, changed(before, grant[0], item.amount))
+
+
+def may_be_there(state: Group, item: Permit | Rate, first: int, last: int) -> bool:
+    before = value_of(state, part_of(item))
+    if isinstance(item, Permit):
+        return bool(before[0] <= item.maximum - item.amount)
+    return bool(in_parts_of(before, item).low + span(item, item.amount) <= last)
+
+
+def may_be_short(
+    state: Group, item: Permit | Rate, told: tuple[int, int | None], first: int, last: int, *, is_needed: bool
+) -> bool:
+    """Whether that is what is told of an item. is_needed: there has to be too little of it."""
+    left, wait_ms = told
+    before = value_of(state, part_of(item))
+    if isinstance(item, Permit):
+        is_short = before[0] > item.maximum - item.amount
+        return wait_ms is None and left == item.maximum - min(item.maximum, before[0]) and (is_short or not is_needed)
+    level = in_parts_of(before, item)
+    first = max(first, level.since)
+    if first > last or not may_be_left(level, item, left, first, last):
+        return False
+    if wait_ms is None:
+        return not is_needed
+    due_low, due_high = (ceil(each + span(item, item.amount)) for each in (level.low, level.high))
+    least, most = -((last - due_low) // NS_PER_MS), -((first - due_high) // NS_PER_MS)
+    return due_high > first and max(0, least) <= wait_ms <= most
