@@ -28,15 +28,18 @@ if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from chaos import rooms
+from chaos.room import MORE
 from counterd.errors import ProtocolError
+from counterd.protocols.counter.wire import Opcode, Response
 from functional import peers
 from history import Recorder
 from history.smockron import Told
+from history.takes import Take
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from chaos.rooms import Room
+    from chaos.room import Room
 
 CONNECTIONS = 3  # of a process
 IDS = 10_000  # clients that a process can number
@@ -75,6 +78,7 @@ class Connection:
         self.room: Room = worker.make_room(client)
         self.recorder = Recorder(worker.path, client)
         self.waiting: collections.deque[tuple[Any, int | None]] = collections.deque()
+        self.takes: dict[int, tuple[Take, int]] = {}  # by opaque: answered in any order
         self.to_send = b""
         self.fresh = True
         self.suspect = False
@@ -99,7 +103,11 @@ class Connection:
     def ask(self, asked: list[tuple[Any, bytes]]) -> None:
         """Sends requests in one piece. What is no call, but text, is not recorded."""
         for call, data in asked:
-            self.waiting.append((call, None if isinstance(call, str) else self.recorder.start(call)))
+            token = None if isinstance(call, str) else self.recorder.start(call)
+            if isinstance(call, Take) and token is not None:
+                self.takes[call.opaque] = call, token
+            else:
+                self.waiting.append((call, token))
             self.to_send += data
         self.send()
 
@@ -135,6 +143,9 @@ class Connection:
             for answer in self.room.feed(data):
                 if isinstance(answer, Told):
                     self.recorder.end(self.recorder.start(answer), True)
+                elif isinstance(answer, Response) and answer.opcode == Opcode.TAKE and answer.opaque in self.takes:
+                    call, token = self.takes.pop(answer.opaque)
+                    self.recorder.end(token, self.room.take(call, answer))
                 else:
                     self._answered(answer)
             if not self.waiting:
@@ -150,7 +161,7 @@ class Connection:
             raise ProtocolError(f"an answer that nothing asked for: {answer}")
         call, token = self.waiting[0]
         told = self.room.take(call, answer)
-        if told is rooms.MORE:
+        if told is MORE:
             return
         self.waiting.popleft()
         if token is not None:
@@ -194,7 +205,7 @@ class Connection:
         is there.
         """
         self.vanishes = True
-        if not self.waiting and time.monotonic() > self.next_s + QUIET_S:
+        if not self.waiting and not self.takes and time.monotonic() > self.next_s + QUIET_S:
             self.end()
             self.socket.setsockopt(socket.IPPROTO_TCP, TCP_REPAIR, 1)
             raise Ended("vanished")

@@ -7,38 +7,22 @@ from __future__ import annotations
 
 import collections
 import time
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from chaos import master, rulebook
+from chaos.counter_room import CounterRoom
 from chaos.keeper import FILLED
+from chaos.room import GARBAGE, PIPELINE, Asked, sign_of_life
 from counterd.errors import ProtocolError
 from counterd.protocols.beanstalk import wire as beanstalk_wire
-from counterd.protocols.counter import wire
 from counterd.protocols.sentinel import wire as sentinel_wire
 from counterd.protocols.smockron import wire as smockron_wire
 from counterd.protocols.throttr import wire as throttr_wire
-from history import beanstalk, counter, sentinel, smockron, throttr
+from history import beanstalk, sentinel, smockron, throttr
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Iterable
 
-Asked = tuple[Any, bytes]  # a call, or text if it is not recorded; and the bytes
-
-MORE = object()  # of an answer: it has another part
-GARBAGE, DUMP = "garbage", "Dump"
-
-U32_MAX = 0xFFFFFFFF
-# The names that all want, and the most of each that anybody asks for: little, so that they are in each other's way.
-HOT = {b"hot %d" % number: maximum for number, maximum in enumerate((1, 2, 3, 5, 8))}
-HOT[b"hot, and longer than a record has room for within itself: " + 100 * b"x"] = 4
-HOT[b"hot, and so wide that sums of it could wrap"] = U32_MAX
-COLD = 200  # names that are seldom asked for
-COLD_MAXIMUM = 1000
-PIPELINE = (1, 1, 1, 1, 1, 2, 3)  # requests in one piece; most wait for each answer
-FILL_STEP = 256  # acquires in one piece of who takes all
-FILL_STEPS_MAX = 40
-DUMPS = 300  # of who reads slowly
 KEYS = 6  # of throttr, which all want
 QUOTA_MAX = 20
 NUMBER_MAX = 0xFFFF
@@ -69,158 +53,11 @@ DOMAINS = (b"api", b"fast", b"login", b"apis", b"nobody's")  # of the smockron r
 PREFIXES = (b"", b"", b"api", b"api\0", b"login\0", b"fast")
 IDENTIFIERS = {b"hot": 3, b"cold": 40, b"forgotten": 3}  # how many of each kind, in a domain
 AHEAD_MS = 500
+REQUESTS_STEP = 256  # that are reported, in one piece of who takes all
+REQUESTS_STEPS_MAX = 40
 PINGS = 3000
 SUBSCRIPTIONS = 1000
 LENGTHS = {1: 12, 2: 16, 3: 12, 4: 8, 5: 8}  # of a body, at least, by its type; a PING can do without
-
-
-class Room(Protocol):
-    """The side of one connection. chance: where what it asks comes from. forgives: garbage does not end it."""
-
-    chance: random.Random
-    forgives: bool
-
-    def hello(self) -> Asked: ...
-    def is_welcome(self, told: Any) -> bool: ...
-    def batch(self) -> list[Asked]: ...
-    def give_back(self) -> list[Asked]: ...
-    def much(self) -> list[Asked]: ...
-    def all(self) -> list[Asked]: ...
-    def feed(self, data: bytes) -> Iterable[Any]: ...
-    def take(self, call: Any, answer: Any) -> Any: ...
-    def garbage(self) -> bytes: ...
-    def truncated(self) -> bytes: ...
-
-
-def sign_of_life(client: int) -> bytes:
-    """What a client takes first, a counter, a subscription, a namespace or a tube, and never gives back.
-
-    While it is held, the server has not let go of the client.
-    """
-    return b"alive-%d" % client
-
-
-class CounterRoom:
-    """Acquires, releases and asks; keeps the book of what it was granted."""
-
-    forgives = False
-
-    def __init__(self, chance: random.Random, number: int, client: int) -> None:
-        self.chance = chance
-        self.client = client
-        self.book: collections.Counter[bytes] = collections.Counter()
-        self.asked: collections.deque[int] = collections.deque()  # opaques
-        self.opaque = 0
-        self.filling = 0
-        self.filled = False
-        self.parser = wire.ResponseParser()
-        del number
-
-    # ---- requests ----
-
-    def hello(self) -> Asked:
-        return self._acquire(sign_of_life(self.client), 1, 1)
-
-    def is_welcome(self, told: Any) -> bool:
-        return told[0] == wire.Status.NO_ERROR
-
-    def batch(self) -> list[Asked]:
-        if self.filling:
-            self.filling -= 1
-            return [self._acquire(b"fill %d %d %d" % (self.client, self.filling, n), 1, 1) for n in range(FILL_STEP)]
-        return [self._any() for _ in range(self.chance.choice(PIPELINE))]
-
-    def _any(self) -> Asked:
-        chance = self.chance
-        dice = chance.random()
-        held = sorted(name for name, amount in self.book.items() if amount and name != sign_of_life(self.client))
-        if dice < 0.40 and held:
-            name = chance.choice(held)
-            return self._release(name, chance.randint(1, min(self.book[name], U32_MAX)))
-        if dice < 0.85:
-            name = chance.choice(list(HOT))
-            maximum = chance.randint((HOT[name] + 1) // 2, HOT[name])
-            return self._acquire(name, chance.randint(1, (maximum + 1) // 2), maximum)
-        if dice < 0.93:
-            return self._get(chance.choice(list(HOT)))
-        name = b"cold %d" % chance.randrange(COLD)
-        if dice < 0.97:
-            return self._acquire(name + b"~" * chance.choice((0, 0, 40, 400)), chance.randint(1, 5), COLD_MAXIMUM)
-        if dice < 0.98:
-            return self._acquire(chance.choice(list(HOT)), chance.choice((0, 9)), 8)  # invalid
-        return self._release(chance.choice((name, *HOT)), chance.randint(0, 6))  # more than it has, mostly
-
-    def give_back(self) -> list[Asked]:
-        held = [(name, amount) for name, amount in self.book.items() if amount and name != sign_of_life(self.client)]
-        return [self._release(name, min(amount, U32_MAX)) for name, amount in held]
-
-    def much(self) -> list[Asked]:
-        return [(DUMP, wire.dump(self._opaque(), limits=self.chance.random() < 0.5)) for _ in range(DUMPS)]
-
-    def all(self) -> list[Asked]:
-        self.filling = FILL_STEPS_MAX
-        return self.batch()
-
-    def garbage(self) -> bytes:
-        """No request, whatever the length: the first byte is wrong, or a length is."""
-        if self.chance.random() < 0.5:
-            return bytes((self.chance.choice((0x00, 0x16, 0x47, 0x91, 0xFF)),)) + self._bytes()
-        return wire.frame(
-            self.chance.randrange(256), 0, self._bytes(), body_length=self.chance.randint(70_000, 1 << 31)
-        )
-
-    def truncated(self) -> bytes:
-        name = self.chance.choice(list(HOT))
-        whole = self.chance.choice((wire.acquire(0, name, 1, HOT[name]), wire.release(0, name, 1)))
-        return whole[: self.chance.randint(1, len(whole) - 1)]
-
-    def _acquire(self, name: bytes, resources: int, maximum: int) -> Asked:
-        call = counter.Acquire(name, resources, maximum)
-        return call, wire.acquire(self._opaque(), name, resources, maximum)
-
-    def _release(self, name: bytes, resources: int) -> Asked:
-        return counter.Release(name, resources), wire.release(self._opaque(), name, resources)
-
-    def _get(self, name: bytes) -> Asked:
-        return counter.Get(name), wire.get(self._opaque(), name)
-
-    def _opaque(self) -> int:
-        self.opaque = (self.opaque + 1) % (1 << 32)
-        self.asked.append(self.opaque)
-        return self.opaque
-
-    def _bytes(self) -> bytes:
-        return self.chance.randbytes(self.chance.randint(12, 3000))
-
-    # ---- answers ----
-
-    def feed(self, data: bytes) -> list[wire.Response]:
-        return self.parser.feed(data)
-
-    def take(self, call: Any, answer: wire.Response) -> Any:
-        """What the history is told of an answer, which is in the book by then."""
-        if call is GARBAGE:
-            if answer.status not in (wire.Status.INVALID_ARGUMENTS, wire.Status.UNKNOWN_COMMAND):
-                raise ProtocolError(f"garbage was answered with {answer}")
-            return None
-        if answer.opaque != self.asked[0]:
-            raise ProtocolError(f"{answer} in place of the answer to {self.asked[0]}: {call}")
-        if call is DUMP and answer.status == wire.Status.NO_ERROR and answer.body:
-            wire.decode_dump_entry(answer.body)
-            return MORE
-        self.asked.popleft()
-        if answer.status != wire.Status.NO_ERROR:
-            if answer.status == wire.Status.OUT_OF_MEMORY:
-                self.filling = 0
-            return answer.status, None
-        if isinstance(call, counter.Acquire):
-            self.book[call.name] += call.resources
-        elif isinstance(call, counter.Release):
-            self.book[call.name] -= call.resources
-            return 0, None
-        elif call is DUMP:
-            return None
-        return 0, wire.decode_consumption(answer.body)
 
 
 class ThrottrRoom:
@@ -632,7 +469,7 @@ class GateRoom:
     def batch(self) -> list[Asked]:
         if self.filling:
             self.filling -= 1
-            names = (b"%d %d %d" % (self.client, self.filling, number) for number in range(FILL_STEP))
+            names = (b"%d %d %d" % (self.client, self.filling, number) for number in range(REQUESTS_STEP))
             accepted = smockron_wire.Status.ACCEPTED
             return self._asked(
                 [("fill", smockron_wire.accounting(master.FILL.encode(), accepted, name, 0)) for name in names]
@@ -659,7 +496,7 @@ class GateRoom:
         return [asked for _ in range(PINGS) for asked in self._asked([("much", b"")])]
 
     def all(self) -> list[Asked]:
-        self.filling = FILL_STEPS_MAX
+        self.filling = REQUESTS_STEPS_MAX
         return self.batch()
 
     def garbage(self) -> bytes:

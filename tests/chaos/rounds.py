@@ -171,7 +171,8 @@ class Chaos:
         return found
 
     def _counter_is_empty(self) -> None:
-        wanted = {"curr_connections": 2, "holdings": 0, "holdings_leaving": 0, "busy": 0}  # the monitor's, and this
+        nothing = ("holdings", "holdings_leaving", "busy", "waiters", "charges", "rates")
+        wanted = {"curr_connections": 2, **dict.fromkeys(nothing, 0)}  # the monitor's, and this
         with Client(path=self.world.addresses["counter", "unix"], timeout=LONG_S) as client:
             become(lambda: {name: int(client.stats()[name]) for name in wanted}, wanted, "counter")
             held = [entry for entry in client.dump() if entry.consumption]

@@ -22,7 +22,7 @@ from counterd.documents import DocumentError
 from counterd.protocols.sentinel.rules import RulesError, parse_rules
 from counterd.protocols.sentinel.wire import ResponseParser
 from counterd.protocols.smockron.rules import parse_rules as parse_limits
-from history import Operation, Recorder, beanstalk, counter, sentinel, smockron
+from history import Operation, Recorder, beanstalk, counter, sentinel, smockron, takes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -124,6 +124,38 @@ def test_what_is_recorded_and_what_a_dump_shows_have_to_agree(tmp_path: Path) ->
     (too_few,) = judged(tmp_path / "too few", 2, 1)
     assert "Acquire" in too_many
     assert "Get" in too_few
+
+
+TEAM = ((b"team 0 a", 1, 1), (b"team 0 b", 1, 1))  # permits
+
+
+@pytest.mark.parametrize(
+    ("grants", "is_right"), [((1, 2), True), ((2, 1), False), ((1, 1), False)], ids=["right", "falls", "twice"]
+)
+def test_takes_are_judged_by_the_numbers_of_their_grants(tmp_path: Path, grants: Any, is_right: bool) -> None:
+    path = tmp_path / "history"
+    with Recorder(path, B) as recorder:
+        recorder.end(recorder.start(counter.Acquire(rooms.sign_of_life(B), 1, 1)), (0, 1))
+        for opaque, number in enumerate(grants, 1):
+            recorder.end(recorder.start(takes.Take(opaque, TEAM[opaque - 1 : opaque])), (0, (number, (0,))))
+        recorder.closing()
+    knows = ends()._replace(settled_ns=time.monotonic_ns())
+    violations = verdict.judge([path], dict.fromkeys(rooms.ROOMS, ()), knows).violations
+    assert bool(violations) != is_right, violations
+
+
+@pytest.mark.parametrize("is_half", [False, True])
+def test_a_dump_shows_all_of_a_grant(tmp_path: Path, is_half: bool) -> None:
+    path = tmp_path / "history"
+    with Recorder(path, B) as recorder:
+        recorder.end(recorder.start(counter.Acquire(rooms.sign_of_life(B), 1, 1)), (0, 1))
+        recorder.end(recorder.start(takes.Take(1, TEAM)), (0, (1, (0, 0))))
+        shown = {TEAM[0][0]: 1, TEAM[1][0]: 0 if is_half else 1}
+        sample = Sample(time.monotonic_ns(), time.monotonic_ns(), shown, None)
+        recorder.closing()
+    knows = ends()._replace(settled_ns=time.monotonic_ns())
+    found = verdict.judge([path], {**dict.fromkeys(rooms.ROOMS, ()), "counter": [sample]}, knows).violations
+    assert bool(found) == is_half, found
 
 
 # ---- the sentinel room ----

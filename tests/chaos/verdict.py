@@ -11,9 +11,11 @@ import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from chaos import master, rooms, rulebook
+from chaos.counter_room import HOT
 from chaos.crew import worker_of
 from chaos.keeper import ROOM as BEANSTALK
-from history import Closed, Operation, Undecided, beanstalk, check, counter, load, sentinel, smockron, throttr
+from history import Closed, Operation, Undecided, beanstalk, check, counter, load, sentinel, smockron, takes, throttr
+from history.waiting import mistakes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -82,7 +84,7 @@ def judge(paths: Iterable[Path], samples: Mapping[str, Sequence[Sample]], ends: 
     violations = [f"client {line[1]}: {line[0]}: {line[2]}" for line in complaints(ends)]
     names = undecided = 0
     models: dict[str, Any] = {
-        "counter": counter.CounterModel(),
+        "counter": None,  # made of the history
         "throttr": throttr.ThrottrModel(memory="throttr" in ends.short),
         "sentinel": sentinel.SentinelModel(
             rulebook.rules(), sweep_ns=SWEPT_NS, memory="sentinel" in ends.short, limited=ends.limited
@@ -108,7 +110,9 @@ def judge(paths: Iterable[Path], samples: Mapping[str, Sequence[Sample]], ends: 
                 if operation.started > (closed.ended or 0) and operation.ended is not None
             ]
         if room == "counter":
-            history += seen(history, samples[room])
+            slow = {client for client in by_client if ends.may_be_slow(client)}
+            violations += [f"counter: {text}" for text in mistakes(history, late_ns=SWEPT_NS, slow=slow)]
+            history = takes.prepared([*history, *seen(history, samples[room])], late_ns=SWEPT_NS, slow=slow)
         if room == "sentinel":
             violations += twins(history)
             called = {model.key(operation.call) for operation in history if not isinstance(operation.call, Closed)}
@@ -119,7 +123,7 @@ def judge(paths: Iterable[Path], samples: Mapping[str, Sequence[Sample]], ends: 
                 history += left(history, ends.jobs)
             violations += beanstalk.disorder(history)
             history = beanstalk.jobs(history)
-        found, count, given_up = checked(history, model)
+        found, count, given_up = checked(history, takes.TakeModel(history) if room == "counter" else model)
         violations += [f"{room}: {text}" for text in found]
         names += count
         undecided += given_up
@@ -196,8 +200,9 @@ def twins(history: Iterable[Operation]) -> Iterable[str]:
 
 def seen(history: Iterable[Operation], samples: Iterable[Sample]) -> Iterable[Operation]:
     """What a Dump shows of each name is what a Get would have told at some moment of it, and 0 of a name it lacks."""
-    names = {operation.call.name for operation in history if isinstance(operation.call, counter.Acquire)}
-    wanted = names & (rooms.HOT.keys() | {name for name in names if name.startswith(b"cold")})
+    asked = (operation.call for operation in history if isinstance(operation.call, counter.Acquire | takes.Take))
+    names = {name for call in asked for kind, name in takes.parts_of(call) if kind == takes.PERMITS}
+    wanted = names & (HOT.keys() | {name for name in names if name.startswith((b"cold", b"team"))})
     for sample in samples:
         for name in wanted:
             consumption = sample.consumptions.get(name)

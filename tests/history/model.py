@@ -27,6 +27,10 @@ class Model:
         del operation
         return WHOLE
 
+    def leaves(self, operation: Operation) -> frozenset[Any]:
+        """Those of its parts for which the end of its connection matters: where it may leave something, or be late."""
+        return self.parts(operation)
+
     def initial(self) -> Hashable:
         """The state of an object before the first call."""
         raise NotImplementedError

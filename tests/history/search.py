@@ -61,7 +61,7 @@ def check(
 
 
 def by_key(operations: Iterable[Operation], model: Model) -> Iterator[tuple[Hashable, list[Operation]]]:
-    """The history of each object, by start. A connection's end is in it for each part that it has called."""
+    """The history of each object, by start. A connection's end is in it for each part where it matters."""
     closings: dict[int, Operation] = {}
     histories: dict[Hashable, list[Operation]] = defaultdict(list)
     called: dict[Hashable, dict[int, set[Hashable]]] = defaultdict(lambda: defaultdict(set))
@@ -77,7 +77,7 @@ def by_key(operations: Iterable[Operation], model: Model) -> Iterator[tuple[Hash
         else:
             key = model.key(operation.call)
             histories[key].append(operation)
-            called[key][operation.client] |= model.parts(operation)
+            called[key][operation.client] |= model.leaves(operation)
     for key, history in histories.items():
         for operation in history:
             closing = closings.get(operation.client)

@@ -29,6 +29,7 @@ Not modelled: counter.settle_time, and more charges than the server has room for
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import defaultdict
 from fractions import Fraction
 from functools import cache
@@ -51,7 +52,7 @@ from history.model import Model
 from history.operations import Closed, Operation
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterable, Iterator, Sequence
+    from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
 __all__ = ["Acquire", "Cancel", "Closed", "Get", "Release", "Settle", "Take", "TakeModel", "prepared"]
 
 CANCELLED = 0x23
@@ -134,22 +135,28 @@ def narrowed(operations: Iterable[Operation]) -> dict[Operation, tuple[int, int]
     return dict(zip(grants, zip(starts, reversed(ends), strict=True), strict=True))
 
 
-def prepared(operations: Iterable[Operation]) -> list[Operation]:
-    """The history as TakeModel wants it: without what has no effect, and with the times that the rules leave."""
-    operations = list(operations)
-    closed = {one.client: ends_of(one) for one in operations if isinstance(one.call, Closed)}
+def prepared(operations: Iterable[Operation], *, late_ns: int = NEVER, slow: Collection[int] = ()) -> list[Operation]:
+    """The history as TakeModel wants it: without what has no effect, and with the times that the rules leave.
+
+    late_ns: by how much a reply may be late, but of clients that are slow. So a Take without a reply can only have been
+    granted in the last time of its connection.
+    """
+    operations = sorted(operations, key=lambda operation: operation.started)
+    closed = {one.client: one for one in operations if isinstance(one.call, Closed)}
     times = narrowed(operations)
     waiting = defaultdict(list)
     for one in operations:
         if isinstance(one.call, Take) and one.call.wait_ms:
-            last = min(ends_of(one), closed.get(one.client, inf))
+            last = min(ends_of(one), ends_of(closed[one.client]) if one.client in closed else inf)
             for part in parts_of(one.call):
                 waiting[part].append((one, last))
 
+    starts = {part: [one.started for one, _ in takes] for part, takes in waiting.items()}
+
     def is_awaited(part: Part, asked: Operation) -> bool:
-        return any(
-            one is not asked and one.started <= ends_of(asked) and asked.started <= last for one, last in waiting[part]
-        )
+        """Looks at the latest first, which are the most likely."""
+        end = bisect_right(starts.get(part, []), ends_of(asked))
+        return any(one is not asked and asked.started <= last for one, last in reversed(waiting[part][:end]))
 
     found = []
     for one in operations:
@@ -161,7 +168,9 @@ def prepared(operations: Iterable[Operation]) -> list[Operation]:
                 started, ended = times[one]
                 found.append(one._replace(started=min(started, ended), ended=ended))
             elif one.answer is None:
-                found.append(one)
+                is_known = one.client in closed and one.client not in slow
+                since = closed[one.client].started - late_ns if is_known else 0
+                found.append(one._replace(started=max(one.started, since)))
             elif status == NOT_AVAILABLE:
                 short = part_of(items_of(call)[one.answer[1][0]])
                 over = one.started + call.wait_ms * NS_PER_MS
@@ -280,13 +289,19 @@ Group = tuple[tuple[Part, Any], ...]  # parts that are not as at first, in order
 
 def value_of(state: Group, part: Part) -> Any:
     """Of a counter its State, of a rate its Level, of GRANTS the number of the last."""
-    return dict(state).get(part, AT_FIRST[part[0]])
+    for other, value in state:
+        if other == part:
+            return value
+    return AT_FIRST[part[0]]
 
 
 def with_value(state: Group, part: Part, value: Any) -> Group:
-    values = dict(state)
-    values[part] = value
-    return tuple(sorted(item for item in values.items() if item[1] != AT_FIRST[item[0][0]]))
+    place = 0
+    while place < len(state) and state[place][0] < part:
+        place += 1
+    is_there = place < len(state) and state[place][0] == part
+    mine = ((part, value),) if value != AT_FIRST[part[0]] else ()
+    return state[:place] + mine + state[place + is_there :]
 
 
 class TakeModel(Model):
@@ -307,6 +322,19 @@ class TakeModel(Model):
 
     def parts(self, operation: Operation) -> frozenset[Part]:
         return frozenset((*parts_of(operation.call), *((GRANTS,) if is_granted(operation) else ())))
+
+    def leaves(self, operation: Operation) -> frozenset[Part]:
+        """Not where it took nothing, nor where what it took of a rate stays taken."""
+        call, answer = operation.call, operation.answer
+        if answer is None:
+            return self.parts(operation)
+        if answer[0] != OK or not isinstance(call, Acquire | Take):
+            return frozenset()
+        if isinstance(call, Acquire):
+            return self.parts(operation)
+        return frozenset(
+            part_of(item) for item in items_of(call) if getattr(item, "on_death", None) in (None, OnDeath.REFUNDED)
+        )
 
     def initial(self) -> Group:
         return ()
@@ -393,8 +421,6 @@ class TakeModel(Model):
 
     def _close(self, state: Group, part: Part, operation: Operation) -> Iterable[Group]:
         """Refunds what is to be refunded, once."""
-        if part == GRANTS:
-            return (state,)
         level = value_of(state, part)
         first, last = max(operation.started, level.since), NEVER if operation.ended is None else operation.ended
         return [with_value(state, part, each) for each in left_by(level, operation.client, first, max(first, last))]

@@ -9,7 +9,8 @@
 - a *sleeper*: a Take that waits although there is room for it, and for all that wait for a part of the same.
 
 Each is certain: how much is held is an upper bound, from the start of each call that may take something to the end of
-the one that gives it back. late_ns is by how much a reply, and what is due, may be late.
+the one that gives it back. late_ns is by how much a reply, and what is due, may be late. That of a client which may
+have begun to go can be later, as nobody knows whether it still reads.
 """
 
 from __future__ import annotations
@@ -46,14 +47,16 @@ if TYPE_CHECKING:
     from history.operations import Operation
     from history.takes import Part
 
-STRETCH = 3  # times late_ns: for so long a sleeper has to sleep, as both ends of a wait are known to one of these
+STRETCH = 2  # times late_ns: for so long a sleeper has to sleep, as its request and its reply may both be late
 
 
 def mistakes(operations: Iterable[Operation], *, late_ns: int, slow: Collection[int] = ()) -> list[str]:
     """What is wrong, for people. slow: clients that may have read their replies later than that."""
     history = sorted(operations, key=lambda operation: operation.started)
-    found = [*numbers(history), *ends(history, late_ns, slow), *cancels(history), *turns(history)]
-    return [*found, *passed(history, late_ns, slow), *Sleepers(history, late_ns, slow).found()]
+    closed = closings(history)
+    late = {one for one in history if one.client in slow or is_leaving(one, closed.get(one.client))}
+    found = [*numbers(history), *ends(history, late_ns, late), *cancels(history), *turns(history)]
+    return [*found, *passed(history, late_ns, late), *Sleepers(history, late_ns, late).found()]
 
 
 def numbers(history: Sequence[Operation]) -> Iterator[str]:
@@ -71,38 +74,41 @@ def closings(history: Iterable[Operation]) -> dict[int, Operation]:
     return {operation.client: operation for operation in history if isinstance(operation.call, Closed)}
 
 
-def ends(history: Sequence[Operation], late_ns: int, slow: Collection[int]) -> Iterator[str]:
+def is_leaving(one: Operation, closed: Operation | None) -> bool:
+    """Whether its client may have begun to go when it was answered."""
+    return closed is not None and one.ended is not None and closed.started <= one.ended
+
+
+def ends(history: Sequence[Operation], late_ns: int, slow: Collection[Operation]) -> Iterator[str]:
     """Waits that were over too early, or too late."""
-    closed = closings(history)
     for one in history:
-        if isinstance(one.call, Take) and one.call.wait_ms and one.ended is not None:
+        if isinstance(one.call, Take) and one.call.wait_ms and one.ended is not None and one not in slow:
             over = one.started + one.call.wait_ms * NS_PER_MS
-            is_leaving = one.client in closed and closed[one.client].started <= one.ended
-            if one.answer[0] == NOT_AVAILABLE and one.ended < over and not is_leaving:
+            if one.answer[0] == NOT_AVAILABLE and one.ended < over:
                 yield f"refused before its time was over: {one}"
-            if one.ended > over + late_ns and one.client not in slow:
+            if one.ended > over + late_ns:
                 yield f"answered too late: {one}"
 
 
 def cancels(history: Sequence[Operation]) -> Iterator[str]:
     """Takes that were cancelled and nobody asked for it, and Cancels that say something else than their Take."""
-    takes = {(one.client, one.call.opaque): one for one in history if isinstance(one.call, Take)}
-    wanted = set()
+    asked: dict[tuple[int, int], list[Operation]] = defaultdict(list)
     for one in history:
-        if not isinstance(one.call, Cancel):
+        if isinstance(one.call, Cancel):
+            asked[one.client, one.call.take].append(one)
+    for take in history:
+        if not isinstance(take.call, Take):
             continue
-        take = takes.get((one.client, one.call.take))
-        wanted.add(take)
-        if one.answer is None or take is None:
-            continue
+        cancelled = asked[take.client, take.call.opaque]
         is_cancelled = take.answer is not None and take.answer[0] == CANCELLED
-        if take.answer is None or take.ended > one.ended:
-            yield f"{one} was answered before its {take}"
-        elif one.answer[0] not in (OK, NOT_FOUND) or is_cancelled != (one.answer[0] == OK):
-            yield f"{one} is not how it ended: {take}"
-    for take in takes.values():
-        if take.answer is not None and take.answer[0] == CANCELLED and take not in wanted:
-            yield f"nobody cancelled it: {take}"
+        answers = [one.answer[0] for one in cancelled if one.answer is not None]
+        if is_cancelled and (answers.count(OK) > 1 or len(answers) == len(cancelled) != answers.count(NOT_FOUND) + 1):
+            yield f"it was cancelled by none of these, or by several: {take}, {cancelled}"
+        if not is_cancelled and answers.count(NOT_FOUND) < len(answers):
+            yield f"it was not cancelled, and one of these says so: {take}, {cancelled}"
+        for one in cancelled:
+            if one.ended is not None and (take.ended is None or take.ended > one.ended):
+                yield f"{one} was answered before its {take}"
 
 
 def turns(history: Sequence[Operation]) -> Iterator[str]:
@@ -119,11 +125,12 @@ def turns(history: Sequence[Operation]) -> Iterator[str]:
             before[queue] = one
 
 
-def passed(history: Sequence[Operation], late_ns: int, slow: Collection[int]) -> Iterator[str]:
+def passed(history: Sequence[Operation], late_ns: int, slow: Collection[Operation]) -> Iterator[str]:
     """Grants at once of what a Take certainly waited for, all the while: only one of one item says for which."""
     waits: dict[Part, list[Operation]] = defaultdict(list)
     for one in history:
-        if isinstance(one.call, Take) and one.call.wait_ms and len(one.call.items) == 1 and one.client not in slow:
+        is_long = one.ended is not None and one.ended > one.started + 2 * late_ns
+        if isinstance(one.call, Take) and one.call.wait_ms and len(one.call.items) == 1 and is_long and one not in slow:
             waits[parts_of(one.call)[0]].append(one)
     for one in history:
         at_once = isinstance(one.call, Acquire) or (isinstance(one.call, Take) and not one.call.wait_ms)
@@ -143,12 +150,12 @@ class Sleepers:
     have waited for each part.
     """
 
-    def __init__(self, history: Sequence[Operation], late_ns: int, slow: Collection[int]) -> None:
+    def __init__(self, history: Sequence[Operation], late_ns: int, slow: Collection[Operation]) -> None:
         self.late_ns = late_ns
         self.slow = slow
         self.held: dict[Part, Counter[int]] = defaultdict(Counter)
         self.next: dict[Part, Fraction | float] = {}
-        self.waiting: dict[Operation, None] = {}
+        self.waiting: dict[Part, dict[Operation, None]] = defaultdict(dict)
         self.fits: dict[Operation, int] = {}
         self.changed: dict[Part, int] = {}
         self.asleep: set[Operation] = set()
@@ -158,36 +165,41 @@ class Sleepers:
         self.events = sorted(self._events(history), key=lambda event: event[0])
 
     def found(self) -> Iterator[str]:
-        for (now_ns, step), (next_ns, _) in pairwise([*self.events, (self.events[-1][0] if self.events else 0, None)]):
-            if step is not None:
-                step(now_ns)
-            if next_ns > now_ns:
-                yield from self._look(now_ns, next_ns)
+        """Looks at all that wait now and then: a stretch that is half as long again is not missed."""
+        looked_ns = 0
+        for (now_ns, step, arguments), (next_ns, *_) in pairwise([*self.events, (self.late_ns << 8, None, ())]):
+            for part in step(*arguments):
+                for one in self.waiting[part]:
+                    self._fit(one, now_ns)
+            if next_ns > looked_ns + self.late_ns // 2:
+                looked_ns = next_ns
+                yield from self._look(next_ns)
 
     # ---- inside ----
 
-    def _events(self, history: Sequence[Operation]) -> Iterator[tuple[int, Any]]:
+    def _events(self, history: Sequence[Operation]) -> Iterator[tuple[int, Any, tuple[Any, ...]]]:
+        """When, what to call, and with what. Each returns the parts of which there is more, or less, by then."""
         for one in history:
             call = one.call
             last = self._gone_ns(one) if one.ended is None else one.ended
             may_have = one.answer is None or one.answer[0] == OK
             if isinstance(call, Closed):
                 if one.ended is not None:
-                    yield one.ended, lambda now_ns, client=one.client: self._leave(client)
+                    yield one.ended, self._leave, (one.client,)
             elif isinstance(call, Acquire) and may_have:
-                permit = Permit(call.name, call.resources, call.maximum)
-                yield one.started, lambda now_ns, one=one, permit=permit: self._take(one, permit, inf)
+                yield one.started, self._take, (one, Permit(call.name, call.resources, call.maximum), inf)
             elif isinstance(call, Release) and one.answer is not None and one.answer[0] == OK:
-                yield one.ended, lambda now_ns, one=one: self._release(one)
+                yield one.ended or 0, self._release, (one,)
             elif isinstance(call, Settle) and may_have:
-                yield one.started, lambda now_ns, one=one, last=last: self._settle(one, last)
+                yield one.started, self._settle, (one, last)
             elif isinstance(call, Take):
                 if may_have:
-                    yield self._granted_ns(one), lambda now_ns, one=one, last=last: self._grant(one, last)
+                    for item in items_of(call):
+                        yield self._granted_ns(one), self._take, (one, item, last)
                 if call.wait_ms:
-                    yield one.started, lambda now_ns, one=one: self._wait(one, now_ns)
+                    yield one.started, self._wait, (one, one.started)
                     if last < inf:
-                        yield last, lambda now_ns, one=one: self._end(one, now_ns)
+                        yield last, self._end, (one, last)
 
     def _gone_ns(self, one: Operation) -> Any:
         return ends_of(self.closed[one.client]) if one.client in self.closed else inf
@@ -197,9 +209,9 @@ class Sleepers:
         if one.answer is None or one.ended is None:
             return one.started
         started = min(self.times[one][0], one.ended)
-        return started if one.client in self.slow else max(started, one.ended - self.late_ns)
+        return started if one in self.slow else max(started, one.ended - self.late_ns)
 
-    def _take(self, one: Operation, item: Permit | Rate, last: float) -> None:
+    def _take(self, one: Operation, item: Permit | Rate, last: float) -> Iterable[Part]:
         part = part_of(item)
         if isinstance(item, Permit):
             self.held[part][one.client] += item.amount
@@ -208,49 +220,43 @@ class Sleepers:
         else:
             begin = max(self.next.get(part, FULL), last - span(item, item.burst))
             self.next[part] = begin + span(item, item.amount)
+        return (part,)
 
-    def _grant(self, one: Operation, last: float) -> None:
-        for item in items_of(one.call):
-            self._take(one, item, last)
+    def _release(self, one: Operation) -> Iterable[Part]:
+        part = PERMITS, one.call.name
+        self.held[part][one.client] -= one.call.resources
+        return (part,)
 
-    def _release(self, one: Operation) -> None:
-        self.held[PERMITS, one.call.name][one.client] -= one.call.resources
-
-    def _settle(self, one: Operation, last: float) -> None:
+    def _settle(self, one: Operation, last: float) -> Iterable[Part]:
         take = self.grants.get(one.call.grant)
         for item in items_of(take) if take else []:
             if isinstance(item, Rate) and item.name == one.call.name and one.call.used > item.amount:
-                self._take(one, item._replace(amount=one.call.used - item.amount), last)
+                return self._take(one, item._replace(amount=one.call.used - item.amount), last)
+        return ()
 
-    def _leave(self, client: int) -> None:
-        for held in self.held.values():
-            held.pop(client, None)
+    def _leave(self, client: int) -> Iterable[Part]:
+        return [part for part, held in self.held.items() if held.pop(client, None)]
 
-    def _wait(self, one: Operation, now_ns: int) -> None:
-        self.waiting[one] = None
-        self.changed.update(dict.fromkeys(parts_of(one.call), now_ns))
+    def _wait(self, one: Operation, now_ns: int) -> Iterable[Part]:
+        for part in parts_of(one.call):
+            self.waiting[part][one] = None
+            self.changed[part] = now_ns
+        return parts_of(one.call)
 
-    def _end(self, one: Operation, now_ns: int) -> None:
-        del self.waiting[one]
+    def _end(self, one: Operation, now_ns: int) -> Iterable[Part]:
+        for part in parts_of(one.call):
+            del self.waiting[part][one]
+            self.changed[part] = now_ns
         self.fits.pop(one, None)
-        self.changed.update(dict.fromkeys(parts_of(one.call), now_ns))
+        return ()
 
-    def _look(self, now_ns: int, next_ns: int) -> Iterator[str]:
-        """Whether there is room from now on, until something happens next."""
-        for one in self.waiting:
-            due = max(map(self._there_ns, items_of(one.call)))
-            if due == inf:
-                self.fits.pop(one, None)
-            else:
-                self.fits[one] = max(self.fits.get(one, now_ns), ceil(due))
-        for group in self._groups():
-            if all(one in self.fits for one in group):
-                since = max(self.fits[one] for one in group)
-                since = max(since, *(self.changed[part] for one in group for part in parts_of(one.call)))
-                certain = [one for one in group if one.answer is not None and one.client not in self.slow]
-                if next_ns - since > STRETCH * self.late_ns and certain and not self.asleep.issuperset(certain):
-                    self.asleep.update(certain)
-                    yield f"slept for {(next_ns - since) // NS_PER_MS} ms although there was room: {certain}"
+    def _fit(self, one: Operation, now_ns: int) -> None:
+        """Notes since when there is room for a Take that waits."""
+        due = max(map(self._there_ns, items_of(one.call)))
+        if due == inf:
+            self.fits.pop(one, None)
+        else:
+            self.fits[one] = max(self.fits.get(one, now_ns), ceil(due))
 
     def _there_ns(self, item: Permit | Rate) -> Any:
         """From when on there is enough of an item, if nobody else takes any; inf: not yet."""
@@ -259,14 +265,27 @@ class Sleepers:
             return self.next.get(part, FULL) + span(item, item.amount)
         return inf if self.held[part].total() > item.maximum - item.amount else 0
 
+    def _look(self, until_ns: int) -> Iterator[str]:
+        """Whether there has been room until then."""
+        for group in self._groups():
+            since = max(self.fits[one] for one in group)
+            since = max(since, *(self.changed[part] for one in group for part in parts_of(one.call)))
+            certain = [one for one in group if one.answer is not None and one not in self.slow]
+            if until_ns - since > STRETCH * self.late_ns and certain and not self.asleep.issuperset(certain):
+                self.asleep.update(certain)
+                yield f"slept for {(until_ns - since) // NS_PER_MS} ms although there was room: {certain}"
+
     def _groups(self) -> Iterator[list[Operation]]:
-        """Those that wait, with all that wait for a part of the same."""
-        left = list(self.waiting)
-        while left:
-            group = [left.pop(0)]
+        """Those that wait, with all that wait for a part of the same, if there is room for each."""
+        seen: set[Operation] = set()
+        for first in self.fits:
+            if first in seen:
+                continue
+            group = [first]
+            seen.add(first)
             for one in group:
-                parts = set(parts_of(one.call))
-                others = [other for other in left if not parts.isdisjoint(parts_of(other.call))]
-                left = [other for other in left if other not in others]
-                group += others
-            yield group
+                others = {other for part in parts_of(one.call) for other in self.waiting[part]} - seen
+                group += sorted(others)
+                seen |= others
+            if all(one in self.fits for one in group):
+                yield group

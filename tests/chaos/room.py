@@ -1,0 +1,42 @@
+"""What the rooms of chaos have in common."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Iterable
+
+Asked = tuple[Any, bytes]  # a call, or text if it is not recorded; and the bytes
+
+MORE = object()  # of an answer: it has another part
+GARBAGE = "garbage"
+
+PIPELINE = (1, 1, 1, 1, 1, 2, 3)  # requests in one piece; most wait for each answer
+
+
+class Room(Protocol):
+    """The side of one connection. chance: where what it asks comes from. forgives: garbage does not end it."""
+
+    chance: random.Random
+    forgives: bool
+
+    def hello(self) -> Asked: ...
+    def is_welcome(self, told: Any) -> bool: ...
+    def batch(self) -> list[Asked]: ...
+    def give_back(self) -> list[Asked]: ...
+    def much(self) -> list[Asked]: ...
+    def all(self) -> list[Asked]: ...
+    def feed(self, data: bytes) -> Iterable[Any]: ...
+    def take(self, call: Any, answer: Any) -> Any: ...
+    def garbage(self) -> bytes: ...
+    def truncated(self) -> bytes: ...
+
+
+def sign_of_life(client: int) -> bytes:
+    """What a client takes first, a counter, a subscription, a namespace or a tube, and never gives back.
+
+    While it is held, the server has not let go of the client.
+    """
+    return b"alive-%d" % client
