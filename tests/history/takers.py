@@ -14,12 +14,12 @@ from itertools import count
 from math import ceil, floor
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from conformance.driven import START_NS
 from counterd.protocols.counter import wire
 from counterd.protocols.counter.wire import OnDeath, Permit, Rate
 from history import Closed, Operation
 from history.counter import INVALID, NOT_ACQUIRED, NOT_AVAILABLE, NOT_FOUND, OK, Acquire, Get, Release
 from history.takes import CANCELLED, NS_PER_MS, Cancel, Settle, Take, items_of, part_of, parts_of, span
+from kit.pump import START_NS
 from property.model import make_store, outputs
 
 if TYPE_CHECKING:

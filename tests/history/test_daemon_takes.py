@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from counterd.protocols.counter import wire
-from daemon import Daemon, running
 from history import Closed, Operation, Recorder, check, load
 from history.takers import TAKES, Client, request, take_calls, told
 from history.takes import Take, TakeModel, prepared
 from history.waiting import mistakes
+from kit.daemon import Daemon, running
 
 if TYPE_CHECKING:
     from pathlib import Path
