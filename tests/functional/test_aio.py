@@ -18,6 +18,7 @@ from counterd.client import _turns, aio
 from counterd.errors import ConnectionLost, InvalidArguments, NotAcquired, NotAvailable, NotFound
 from kit import daemon, reference
 from kit.loops import NEW_LOOP, run, until
+from kit.servers import count_waiting
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -292,8 +293,8 @@ def test_ten_thousand_wait_for_one_name(how: str, address, name: str) -> None:
             waiting = [
                 asyncio.ensure_future(client.hold(name, maximum=1, timeout=timeout).__aenter__()) for _ in range(10_000)
             ]
-            await asyncio.sleep(0)
-            assert len(client._turns._queues[name.encode()].waiters) == 10_000
+            await until(lambda: count_waiting(client, name) == 10_000, "all wait")
+            await client.noop()
             before, began, turns = await asked(other), loop.time(), 0
             while turns < 50 or loop.time() < began + 0.5:
                 await client.noop()
@@ -308,6 +309,7 @@ def test_ten_thousand_wait_for_one_name(how: str, address, name: str) -> None:
             assert {type(each) for each in ended} == {asyncio.CancelledError if how == "cancelled" else NotAvailable}
             assert int((await other.stats())["command:get"]) - gets < 100
             assert client._turns._queues == {}
+            await until(lambda: count_waiting(client, name) == 0, "nobody waits in the server either")
             await other.release(name)
             async with client.hold(name, maximum=1, timeout=0):
                 assert await in_use(other, name) == 1
@@ -467,7 +469,7 @@ def test_after_close(address, name: str) -> None:
         async with aio.Client(*address) as client:
             hold = await client.hold(name, maximum=2).__aenter__()
             waiting = asyncio.ensure_future(client.hold(name, 2, maximum=2).__aenter__())
-            await until(lambda: client._turns._queues, "somebody waits")
+            await until(lambda: count_waiting(client, name), "somebody waits")
         for over in (waiting, client.noop(), client.hold(name, maximum=2).__aenter__(), client.dump()):
             with pytest.raises(ConnectionLost, match=r"close\(\) was called$"):
                 await over

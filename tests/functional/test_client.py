@@ -15,11 +15,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from counterd.client.counter._permits import PermitCalls
 from counterd.errors import ConnectionLost, InvalidArguments, NotAcquired, NotAvailable, NotFound, ServerError
 from counterd.protocols.counter import wire
 from kit import servers
 from kit.daemon import PATIENCE, wait_until
 from kit.interrupting import Points
+from kit.servers import count_waiting
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -64,14 +66,8 @@ def threads(*functions: Callable[[], object]) -> Iterator[list[threading.Thread]
         raise errors[0]
 
 
-def waiting(client: Client, name: str) -> int:
-    """How many wait in this client, or ask."""
-    queue = client._turns._queues.get(name.encode())
-    return 0 if queue is None else len(queue.waiters)
-
-
 def wait_for_waiters(client: Client, name: str, count: int) -> None:
-    wait_until(lambda: waiting(client, name) == count, f"{count} wait for {name}")
+    wait_until(lambda: count_waiting(client, name) == count, f"{count} wait for {name}")
 
 
 def test_the_whole_protocol(server: servers.Server) -> None:
@@ -319,6 +315,13 @@ def test_waits_until_another_program_gives_back(server: servers.Server) -> None:
             other.release("awaited")
 
 
+@pytest.fixture
+def _no_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The clients behave as with a server that has no Takes."""
+    monkeypatch.setattr(PermitCalls, "has_takes", False)
+
+
+@pytest.mark.usefixtures("_no_takes")
 def test_who_waits_gets_it_in_order_and_only_the_first_asks(server: servers.Server) -> None:
     order: list[int] = []
     with server.client() as client, contextlib.ExitStack() as stack:
@@ -342,9 +345,10 @@ def test_who_waits_gets_it_in_order_and_only_the_first_asks(server: servers.Serv
         assert order == list(range(THREADS))
         assert not held.lost
         assert server.used("line") == 0
-        assert waiting(client, "line") == 0
+        assert count_waiting(client, "line") == 0
 
 
+@pytest.mark.usefixtures("_no_takes")
 def test_a_release_through_the_same_client_wakes_the_first_at_once(counterd: servers.Server) -> None:
     """It is the release that does it: the queue has grown so patient that it would not have asked by then."""
     for release in ("release", "hold", "pipeline"):
@@ -605,7 +609,7 @@ def test_an_interrupt_anywhere_leaves_nothing_behind(
                     client.noop()
             client.noop()
             counterd.wait_for_use("cut", 0)
-            assert waiting(client, "cut") == 0
+            assert count_waiting(client, "cut") == 0
             with client.hold("cut", 2, maximum=2, timeout=PATIENCE):
                 assert counterd.used("cut") == 2
             assert client._link.calls.held == counterd.used("kept")

@@ -7,16 +7,18 @@ what a connection held that ends with answers unread.
 from __future__ import annotations
 
 import contextlib
+import queue
 import signal
 import subprocess
 import sys
 import textwrap
+import threading
 from typing import TYPE_CHECKING
 
 import pytest
 
 from kit import servers
-from kit.daemon import PATIENCE, environment, wait_until
+from kit.daemon import PATIENCE, environment
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -369,9 +371,64 @@ def test_a_signal_while_it_waits(counterd: servers.Server) -> None:
     """
     with running(counterd, code) as program, counterd.client() as other:
         with other.hold("signalled", maximum=1):
-            asked = counterd.acquires()
-            wait_until(lambda: counterd.acquires() > asked + 1, "it waits")
+            counterd.wait_for_waiters(1)
             program.process.send_signal(signal.SIGINT)
             assert program.line() == "interrupted"
         assert program.process.stdin is not None
         assert program.ends() == (0, "got it {} 1\n", "")
+
+
+# ---- shares ---------------------------------------------------------------------------------------------------------
+
+TAKES_TURNS = """
+    while True:
+        with client.hold("shared", maximum=2):
+            say("has it")
+            sys.stdin.readline()
+"""
+TAKES_TURNS_ASYNC = """
+    import asyncio
+    from counterd.client import AsyncClient
+
+    async def main():
+        async with AsyncClient(sys.argv[1], int(sys.argv[2]), timeout=10) as client:
+            while True:
+                async with client.hold("shared", maximum=2):
+                    say("has it")
+                    await asyncio.to_thread(sys.stdin.readline)
+
+    asyncio.run(main())
+"""
+
+
+def test_six_processes_that_share_two_permits_get_the_same(counterd: servers.Server) -> None:
+    """A process goes on when all others wait, and has permits again when they have had theirs."""
+    grants = [0] * 6
+    said: queue.SimpleQueue[int] = queue.SimpleQueue()
+    with contextlib.ExitStack() as stack:
+        codes = [TAKES_TURNS, TAKES_TURNS_ASYNC] * 3
+        programs = [stack.enter_context(running(counterd, code)) for code in codes]
+
+        def listen(number: int) -> None:
+            while programs[number].line():
+                said.put(number)
+
+        listeners = [threading.Thread(target=listen, args=(number,), daemon=True) for number in range(6)]
+        for listener in listeners:
+            listener.start()
+        holders: list[int] = []
+        for _ in range(60):
+            while len(holders) < 2:
+                holders.append(said.get(timeout=PATIENCE))
+                grants[holders[-1]] += 1
+            counterd.wait_for_waiters(4)
+            going = programs[holders.pop(0)].process.stdin
+            assert going is not None
+            going.write("go on\n")
+            going.flush()
+        for program in programs:
+            program.process.kill()
+        for listener in listeners:
+            listener.join(PATIENCE)
+    assert max(grants) - min(grants) <= 1
+    counterd.wait_for_waiters(0)

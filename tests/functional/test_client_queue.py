@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import os
 import signal
 import threading
@@ -205,6 +206,190 @@ def test_a_queue_that_is_full(tmp_path: Path, shape: str) -> None:
 
     with daemon.running(tmp_path, {"counter.waiters": "1"}) as counterd:
         run(shape, scenario(counterd))
+
+
+# ---- holds ----
+
+
+def hold(client: Any, **others: Any) -> Any:
+    return client.hold(NAME, **{"maximum": 1, **others})
+
+
+def entering(shape: str, made: Any) -> asyncio.Task[Any]:
+    return begun(shape, made.__enter__ if shape == BLOCKING else made.__aenter__)
+
+
+async def left(made: Any) -> None:
+    await got(made.__exit__(None, None, None) if hasattr(made, "__exit__") else made.__aexit__(None, None, None))
+
+
+@SHAPES
+def test_a_hold_waits_without_asking_again(counterd, shape: str) -> None:
+    async def scenario() -> None:
+        async with opened(made(shape, counterd)) as one, opened(made(shape, counterd)) as other:
+            await got(one.acquire(NAME, maximum=1))
+            before = [figure(counterd, f"command:{name}") for name in ("take", "acquire", "get")]
+            waiting = entering(shape, hold(other, timeout=PATIENCE))
+            await until_waiting(counterd, 1)
+            await got(one.release(NAME))
+            held = await waiting
+            after = [figure(counterd, f"command:{name}") for name in ("take", "acquire", "get")]
+            assert [now - then for now, then in zip(after, before, strict=True)] == [1, 0, 0]
+            assert (await got(one.get(NAME)), held.lost) == (1, False)
+            await left(held)
+            assert await got(one.get(NAME)) == 0
+
+    run(shape, scenario())
+
+
+@SHAPES
+def test_a_hold_that_does_not_wait_is_an_acquire(counterd, shape: str) -> None:
+    async def scenario() -> None:
+        async with opened(made(shape, counterd)) as client:
+            before = figure(counterd, "command:take")
+            async with opened(hold(client, timeout=0)):
+                with pytest.raises(NotAvailable):
+                    await entering(shape, hold(client, timeout=0))
+            assert figure(counterd, "command:take") == before
+
+    run(shape, scenario())
+
+
+@SHAPES
+def test_priorities_and_keys_of_holds(counterd, shape: str) -> None:
+    async def scenario() -> None:
+        order: list[str] = []
+        async with opened(made(shape, counterd)) as one, opened(made(shape, counterd)) as other:
+            await got(one.acquire(NAME, maximum=1))
+            holds = {
+                "first": hold(other, key="a"),
+                "same": hold(other, key="a"),
+                "another": hold(other, key="b", weight=2),
+                "urgent": hold(other, priority=1),
+            }
+            waiting = {}
+            for number, (name, each) in enumerate(holds.items()):
+                waiting[entering(shape, each)] = name
+                await until_waiting(counterd, number + 1)
+            await got(one.release(NAME))
+            while waiting:
+                (done,), _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+                order.append(waiting.pop(done))
+                await left(done.result())
+        assert order == ["urgent", "first", "another", "same"]
+
+    run(shape, scenario())
+
+
+@SHAPES
+@pytest.mark.parametrize("room", [0, 2])
+def test_holds_for_which_the_queue_has_no_room_wait_too(tmp_path: Path, shape: str, room: int) -> None:
+    """In the queue of the client, whose first asks now and then."""
+
+    async def scenario(counterd: Any) -> None:
+        async with opened(made(shape, counterd)) as one, opened(made(shape, counterd)) as other:
+            await got(one.acquire(NAME, maximum=1))
+            waiting: list[asyncio.Task[Any]] = []
+            for _ in range(4):
+                waiting.append(entering(shape, hold(other)))
+                await asyncio.to_thread(
+                    wait_until, lambda: servers.count_waiting(other, NAME.decode()) == len(waiting), "it waits"
+                )
+            await until_waiting(counterd, room)
+            await got(one.release(NAME))
+            order: list[asyncio.Task[Any]] = []
+            while len(order) < 4:
+                done, _ = await asyncio.wait(set(waiting) - set(order), return_when=asyncio.FIRST_COMPLETED)
+                order += done
+                for each in done:
+                    await left(each.result())
+            assert order == waiting
+            assert not other._turns.has(NAME)
+
+    setting = {"counter.waiters": "0"} if room == 0 else {"counter.waiters_per_connection": str(room)}
+    with daemon.running(tmp_path, setting) as counterd:
+        run(shape, scenario(counterd))
+
+
+@SHAPES
+def test_lost_permits_are_acquired_again_although_others_always_wait(counterd, shape: str) -> None:
+    """An acquire would be refused each time."""
+
+    async def scenario() -> None:
+        options = {"watch": True} if shape == BLOCKING else {}
+        async with (
+            opened(made(shape, counterd, **options)) as client,
+            opened(made(shape, counterd)) as one,
+            opened(made(shape, counterd)) as two,
+        ):
+            ours = hold(client, on_lost="reacquire")
+            async with opened(ours):
+                waiting = [entering(shape, hold(each)) for each in (one, two)]
+                await until_waiting(counterd, 2)
+                cut(client)
+                held = await waiting.pop(0)
+                assert ours.lost
+                while ours.lost:
+                    # Two wait at any time, so that nothing is free when it is given back.
+                    waiting.append(entering(shape, hold(held._client)))
+                    await asyncio.to_thread(wait_until, lambda: figure(counterd, "waiters") >= 2, "two wait")
+                    await left(held)
+                    done, _ = await asyncio.wait(waiting, timeout=0.3, return_when=asyncio.FIRST_COMPLETED)
+                    if not done:
+                        break
+                    (first,) = done
+                    waiting.remove(first)
+                    held = first.result()
+                await asyncio.to_thread(wait_until, lambda: not ours.lost, "it has them again")
+            for each in asyncio.as_completed(waiting):
+                await left(await each)
+
+    run(shape, scenario())
+
+
+def cut(client: Any) -> None:
+    """Ends the connection of a client."""
+    client._link.close("the test cut it") if isinstance(client, Client) else client._link.drop("the test cut it")
+
+
+def test_an_interrupt_anywhere_while_it_waits_leaves_nothing_behind(counterd) -> None:
+    for at in itertools.count(1):
+        with made(BLOCKING, counterd) as one, made(BLOCKING, counterd) as client:
+            one.acquire(NAME, 2, maximum=2)
+            client.acquire("kept", maximum=9)  # so that nothing is given back just by ending the connection
+            over = threading.Event()
+
+            def give_back(one: Any = one, over: threading.Event = over) -> None:
+                wait_until(lambda: over.is_set() or figure(counterd, "waiters") == 1, "it waits")
+                one.release(NAME, 2)
+
+            thread = threading.Thread(target=give_back)
+            thread.start()
+            points = interrupting.Points(at)
+            points.watch(client._link, client._turns)
+            points.enter(client._link, "release")
+            points.enter(client._link.calls, "add_all")
+            try:
+                with client.hold(NAME, 2, maximum=2):
+                    assert figure(counterd, "waiters") == 0
+            except KeyboardInterrupt:
+                pass
+            else:
+                assert at > 8
+                break
+            finally:
+                points.at = 0
+                over.set()
+                thread.join(PATIENCE)
+            if client._link.closed:
+                with contextlib.suppress(ConnectionLost):  # that tells of what was lost
+                    client.noop()
+            client.noop()
+            wait_until(lambda one=one: one.get(NAME) == 0, "nothing is held")
+            assert figure(counterd, "waiters") == 0
+            assert not client._turns.has(NAME)
+            assert client._link.holds == {}
+            assert client._link.calls.held == one.get("kept")
 
 
 # ---- several at once ----

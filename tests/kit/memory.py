@@ -10,7 +10,7 @@ import asyncio
 import selectors
 import struct
 from collections import Counter, deque
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from counterd.protocols.counter import wire
 from counterd.protocols.counter.wire import HEADER_SIZE, Opcode, Status
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
 _HEADER = struct.Struct(">BBBBII")
+_TAKE, _PERMIT = struct.Struct(">BBHIH"), struct.Struct(">BBHII")
 
 
 class Selector(selectors.SelectSelector):
@@ -109,7 +110,7 @@ class Pipe(asyncio.Transport):
         return self.closed
 
     def _arrived(self) -> None:
-        loop, server = self._server.loop, self._server
+        server = self._server
         data = self._requests.popleft()
         if self.closed:
             server.in_flight -= 1
@@ -122,6 +123,13 @@ class Pipe(asyncio.Transport):
             count += 1
             replies += server.reply(self, opcode, opaque, body)
         self.pieces.append(count)
+        server.in_flight -= 1
+        self.post(replies)
+
+    def post(self, replies: bytes) -> None:
+        """Sends replies, now or when a Take need not wait any more."""
+        loop, server = self._server.loop, self._server
+        server.in_flight += 1
         self._answers = max(self._answers, loop.now + server.delay())
         self._replies.append(replies)
         loop.call_at(self._answers, self._answered)
@@ -135,13 +143,32 @@ class Pipe(asyncio.Transport):
                 self.protocol.data_received(piece)
 
 
+class Waiting(NamedTuple):
+    """A Take of one permit or more of one counter, which waits."""
+
+    pipe: Pipe
+    opaque: int
+    name: bytes
+    amount: int
+    maximum: int
+    timer: asyncio.TimerHandle
+
+
 class Server:
-    """A correct server. A test may replace delay, split, accepts and answers."""
+    """A correct server. A test may replace delay, split, accepts and answers.
+
+    has_takes: whether it knows Takes, which it serves in the order of their arrival. room: how many may wait.
+    """
 
     def __init__(self, loop: Loop) -> None:
+        self.has_takes = False
+        self.room = 1 << 20
+        self.waiting: list[Waiting] = []
+        self.grants = 0
         self.loop = loop
         self.used: Counter[bytes] = Counter()
         self.refused = 0  # acquires
+        self.not_acquired = 0  # releases of more than was held
         self.pipes: list[Pipe] = []
         self.in_flight = 0  # pieces of requests and their replies
         self.delay: Callable[[], float] = lambda: 0.001
@@ -160,16 +187,27 @@ class Server:
         return pipe, protocol
 
     def gone(self, pipe: Pipe) -> None:
+        for take in [each for each in self.waiting if each.pipe is pipe]:
+            self.end(take)
         self.used -= pipe.held
         pipe.held.clear()
+        self.serve()
 
     def reply(self, pipe: Pipe, opcode: int, opaque: int, body: bytes) -> bytes:
+        reply = self.execute(pipe, opcode, opaque, body)
+        return reply if self.answers(opcode) else b""
+
+    def execute(self, pipe: Pipe, opcode: int, opaque: int, body: bytes) -> bytes:
         answer, status = b"", Status.NO_ERROR
-        if opcode == Opcode.GET:
+        if opcode in (Opcode.TAKE, Opcode.CANCEL):
+            if self.has_takes:
+                return self.take(pipe, opaque, body) if opcode == Opcode.TAKE else self.cancel(pipe, opaque, body)
+            status = Status.UNKNOWN_COMMAND
+        elif opcode == Opcode.GET:
             answer = struct.pack(">I", self.used[body[2:]])
         elif opcode == Opcode.ACQUIRE:
             resources, maximum = struct.unpack_from(">II", body)
-            if self.used[body[10:]] + resources > maximum:
+            if self.used[body[10:]] + resources > maximum or self.is_waited_for(body[10:]):
                 status = Status.RESOURCE_NOT_AVAILABLE
                 self.refused += 1
             else:
@@ -180,12 +218,75 @@ class Server:
             resources, name = struct.unpack_from(">I", body)[0], body[6:]
             if pipe.held[name] < resources:
                 status = Status.NOT_ACQUIRED
+                self.not_acquired += 1
             else:
                 self.used[name] -= resources
                 pipe.held[name] -= resources
+                self.serve()
         elif opcode == Opcode.STATS:
             name, value = b"refused:not_available", b"%d" % self.refused
             answer = struct.pack(">HH", len(name), len(value)) + name + value
-        if not self.answers(opcode):
-            return b""
-        return wire.frame(opcode, opaque, answer, magic=wire.RESPONSE_MAGIC, flags=status)
+        return response(opcode, opaque, answer, status)
+
+    # ---- Takes ----
+
+    def take(self, pipe: Pipe, opaque: int, body: bytes) -> bytes:
+        count, _, _, wait_ms, key_size = _TAKE.unpack_from(body)
+        kind, _, size, amount, maximum = _PERMIT.unpack_from(body, _TAKE.size + key_size)
+        assert (count, kind, size) == (1, 1, len(body) - _TAKE.size - key_size - _PERMIT.size)
+        name = body[-size:]
+        if self.used[name] + amount <= maximum and not self.is_waited_for(name):
+            return self.grant(pipe, opaque, name, amount, maximum)
+        if not wait_ms:
+            return self.shortage(opaque, name, maximum)
+        if len(self.waiting) >= self.room:
+            return response(Opcode.TAKE, opaque, status=Status.OUT_OF_MEMORY)
+        timer = self.loop.call_later(wait_ms / 1000, lambda: self.expire(take))
+        take = Waiting(pipe, opaque, name, amount, maximum, timer)
+        self.waiting.append(take)
+        return b""
+
+    def cancel(self, pipe: Pipe, opaque: int, body: bytes) -> bytes:
+        for take in self.waiting:
+            if take.pipe is pipe and take.opaque == int.from_bytes(body, "big"):
+                self.end(take)
+                self.serve()
+                ended = response(Opcode.TAKE, take.opaque, status=Status.CANCELLED)
+                return ended + response(Opcode.CANCEL, opaque)
+        return response(Opcode.CANCEL, opaque, status=Status.NOT_FOUND)
+
+    def is_waited_for(self, name: bytes) -> bool:
+        return any(take.name == name for take in self.waiting)
+
+    def grant(self, pipe: Pipe, opaque: int, name: bytes, amount: int, maximum: int) -> bytes:
+        self.used[name] += amount
+        pipe.held[name] += amount
+        self.grants += 1
+        return response(Opcode.TAKE, opaque, struct.pack(">QI", self.grants, maximum - self.used[name]))
+
+    def shortage(self, opaque: int, name: bytes, maximum: int) -> bytes:
+        left = struct.pack(">BII", 0, max(maximum - self.used[name], 0), wire.U32_MAX)
+        return response(Opcode.TAKE, opaque, left, Status.RESOURCE_NOT_AVAILABLE)
+
+    def expire(self, take: Waiting) -> None:
+        self.end(take)
+        take.pipe.post(self.shortage(take.opaque, take.name, take.maximum))
+        self.serve()
+
+    def end(self, take: Waiting) -> None:
+        self.waiting.remove(take)
+        take.timer.cancel()
+
+    def serve(self) -> None:
+        """Grants what there is now to those that wait: of each counter the first, then the next."""
+        blocked = set()
+        for take in list(self.waiting):
+            if take.name in blocked or self.used[take.name] + take.amount > take.maximum:
+                blocked.add(take.name)
+            else:
+                self.end(take)
+                take.pipe.post(self.grant(take.pipe, take.opaque, take.name, take.amount, take.maximum))
+
+
+def response(opcode: int, opaque: int, body: bytes = b"", status: int = 0) -> bytes:
+    return wire.frame(opcode, opaque, body, magic=wire.RESPONSE_MAGIC, flags=status)

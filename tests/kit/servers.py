@@ -43,6 +43,18 @@ class Server:
         """Returns the number of Acquire requests so far."""
         return int(self.observer.stats()["command:acquire"])
 
+    def wait_for_waiters(self, count: int) -> None:
+        """Only of a counterd: waits until so many Takes wait."""
+        daemon.wait_until(lambda: int(self.observer.stats()["waiters"]) == count, f"{count} wait")
+
+
+def count_waiting(client: Any, name: str) -> int:
+    """Returns how many wait for a name in a client of either shape, or ask, or wait in the server."""
+    queue = client._turns._queues.get(name.encode())
+    calls = [] if client._link is None else list(client._link.calls.pending.values())
+    in_server = [call for call in calls if call.items and call.items[0].name == name.encode()]
+    return len(in_server) + (len(queue.waiters) if queue else 0)
+
 
 @contextlib.contextmanager
 def running(kind: str, directory: Path) -> Iterator[Server]:

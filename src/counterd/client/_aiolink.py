@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from counterd.client._calls import PROBE_S, UNANSWERED_MAX, Call, Pending
 from counterd.client._connection import FORKED, closed_by_server, lost, not_answered, set_options
-from counterd.errors import CounterdError, ProtocolError
+from counterd.errors import CounterdError, ProtocolError, Timeout
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -94,6 +94,8 @@ class Link(asyncio.Protocol):
         self._unsent: list[bytes] = []
         self._paused = False
         self._timer: asyncio.TimerHandle | None = None  # fires no later than the oldest call's deadline
+        self._waiting: dict[FutureCall, None] = {}  # calls that may wait in the server
+        self._prober: asyncio.TimerHandle | None = None
 
     def start(self, *request: Any, patience: float = 0.0) -> FutureCall:
         """Sends a request. Its future gets the result or an error. ValueError if it does not fit the protocol.
@@ -149,35 +151,44 @@ class Link(asyncio.Protocol):
             raise
 
     async def queue(
-        self, held: Sequence[tuple[object, int]], request: Request, seconds: float | None, probe: Request
+        self,
+        held: Sequence[tuple[object, int]],
+        request: Request,
+        seconds: float | None,
+        probe: Request,
+        sent: Callable[[], object] | None = None,
     ) -> Any:
         """As result(), of a request that may wait in the server for so many seconds; None: for ever.
 
         held: holds that have so many permits each from the moment of the grant. probe: a request that is sent now and
-        then, to see that the server still answers.
+        then, to see that the server still answers. sent: is called once the request was sent.
         """
         call = self.start(*request, patience=math.inf if seconds is None else seconds)
         call.granted = lambda _: self.holds.update(held)
+        if sent is not None:
+            sent()
+        self._waiting[call] = None
+        if self._prober is None:
+            self._prober = self._loop.call_later(PROBE_S, self._probe, probe)
         assert call.future is not None
         try:
-            while not (await asyncio.wait((call.future,), timeout=PROBE_S))[0]:
-                await self.result(*probe)
             return await call.future
         except BaseException:
             self.forget(call)
             for hold, _ in held:
                 self.holds.pop(hold, None)
             raise
+        finally:
+            del self._waiting[call]
 
     def forget(self, call: FutureCall) -> None:
         """Called when the task does not wait any more: what the call was granted, or will be, is given back."""
         future = call.future
         assert future is not None
-        if future.cancel():
-            if (cancel := self.calls.cancel(call)) and not self.closed:
-                self.start_unawaited(*cancel)
-        elif not future.cancelled():
+        if not future.cancel() and not future.cancelled():
             future.exception()  # else asyncio would log that nobody looked at it
+        if (cancel := self.calls.cancel(call)) and not self.closed:
+            self.start_unawaited(*cancel)
         self.calls.forget(call)
         self._give_back()
 
@@ -196,8 +207,9 @@ class Link(asyncio.Protocol):
         self.unheard = self.calls.held > sum(self.holds.values())
         self._unsent.clear()
         self.calls.fail(error or (lambda: lost(self.where, why)))
-        if self._timer is not None:
-            self._timer.cancel()
+        for timer in (self._timer, self._prober):
+            if timer is not None:
+                timer.cancel()
         if self._transport is not None:
             self._transport.abort()
         self._on_end(self)
@@ -322,3 +334,17 @@ class Link(asyncio.Protocol):
             self.drop("the server takes no more requests")
         elif late > UNANSWERED_MAX:
             self.drop(f"{UNANSWERED_MAX} calls were not answered")
+
+    def _probe(self, probe: Request) -> None:
+        """Checks from time to time, while calls wait in the server, that it still answers."""
+        self._prober = None
+        if self._waiting:
+            self._prober = self._loop.call_later(PROBE_S, self._probe, probe)
+            future = self.start(*probe).future
+            assert future is not None
+            future.add_done_callback(self._probed)
+
+    def _probed(self, future: asyncio.Future[Any]) -> None:
+        if not future.cancelled() and isinstance(future.exception(), Timeout):
+            for call in list(self._waiting):
+                call.settle(None, not_answered(self.where, self._timeout))

@@ -24,11 +24,11 @@ from counterd.client._connection import (
     open_transport,
 )
 from counterd.client._turns import Turns
-from counterd.client._waiting import ASK, GIVE_UP, LOOK, WAIT, drive_async, waiting
+from counterd.client._waiting import ASK, GIVE_UP, LOOK, WAIT, Patience, drive_async, waiting
 from counterd.errors import ConnectionLost, CounterdError, ServerError
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Sequence
+    from collections.abc import Callable, Coroutine, Sequence
     from types import TracebackType
 
     from counterd.client._addresses import Address
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from counterd.client._holding import Wanted
     from counterd.client._tenure import Seen, Tenure
     from counterd.client._turns import Queue
-    from counterd.client._waiting import Acts
 
 Self = TypeVar("Self", bound="Shared")
 
@@ -272,14 +271,18 @@ class Shared:
         """Waits in turn for what a hold wants, and returns the result of _ask(). See waiting()."""
         loop = self._own_loop()
         turn = Turn(loop)
-        steps = waiting(self._turns, turn, asked, tenure, now=loop.time, retry_at=self._next_attempt)
-        acts: Acts = {
+        patience = Patience(asked.timeout, loop.time)
+        steps = waiting(self._turns, turn, asked, tenure, patience, retry_at=self._next_attempt)
+        return await drive_async(steps, self._waiting_acts(turn, hold, asked))
+
+    def _waiting_acts(self, turn: Turn, hold: Any, asked: Any) -> dict[Any, Callable[..., Any]]:
+        """What a driver does for the steps of waiting()."""
+        return {
             WAIT: turn.wait,
             LOOK: lambda: self._look_around(asked),
             ASK: lambda: self._ask(hold, asked),
             GIVE_UP: lambda queue: self._gives_up(queue, asked),
         }
-        return await drive_async(steps, acts)
 
     def _next_attempt(self) -> float | None:
         return None if self._closed else self._attempts.retry_at

@@ -119,7 +119,7 @@ class Pending:
         return []
 
     def cancel(self, call: Call) -> Request | None:
-        """The request that ends the wait of a call in the server; None for a call that cannot be cancelled."""
+        """The request that ends the wait of a call in the server; None for a call that does not wait there."""
         return None
 
     def _take_back(self, call: Call) -> None:

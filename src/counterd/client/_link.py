@@ -132,11 +132,17 @@ class Link:
         return call.result
 
     def wait(
-        self, request: Request, granted: Callable[[Any], object] | None, seconds: float | None, probe: Request
+        self,
+        request: Request,
+        granted: Callable[[Any], object] | None,
+        seconds: float | None,
+        probe: Request,
+        sent: Callable[[], object] | None = None,
     ) -> Any:
         """As take(), of a request that may wait in the server, for so many seconds; None: for ever.
 
-        probe: a request that is sent now and then, to see that the server still answers.
+        probe: a request that is sent now and then, to see that the server still answers. sent: is called once the
+        request was sent.
         """
         self._check_interrupted()
         call = ThreadCall(granted)
@@ -145,6 +151,8 @@ class Link:
             self._begin((request,), [call])
             if self._unsent:
                 self._push(call, time.monotonic() + self._timeout)
+            if sent is not None:
+                sent()
             while not call.done:
                 try:
                     self._wait(call, min(deadline, time.monotonic() + PROBE_S))
@@ -195,7 +203,12 @@ class Link:
             raise
 
     def queue(
-        self, held: Sequence[tuple[object, bytes, int]], request: Request, seconds: float | None, probe: Request
+        self,
+        held: Sequence[tuple[object, bytes, int]],
+        request: Request,
+        seconds: float | None,
+        probe: Request,
+        sent: Callable[[], object] | None = None,
     ) -> Any:
         """As wait(), for holds: from the moment of the grant each of them has so many permits of its name."""
 
@@ -207,7 +220,7 @@ class Link:
             grants.append(grant)
 
         try:
-            return self.wait(request, granted, seconds, probe)
+            return self.wait(request, granted, seconds, probe, sent)
         except BaseException:  # it may have come after the grant
             with self._lock:
                 for grant in grants:

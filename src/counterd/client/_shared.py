@@ -26,11 +26,11 @@ from counterd.client._connection import (
 from counterd.client._link import Link, interrupted
 from counterd.client._portable import is_mine
 from counterd.client._turns import Turns
-from counterd.client._waiting import ASK, GIVE_UP, LOOK, WAIT, drive, waiting
+from counterd.client._waiting import ASK, GIVE_UP, LOOK, WAIT, Patience, drive, waiting
 from counterd.errors import ConnectionLost, CounterdError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from types import TracebackType
 
     from counterd.client._addresses import Address
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from counterd.client._tenure import Seen, Tenure
     from counterd.client._tls import SecureSocket
     from counterd.client._turns import Queue
-    from counterd.client._waiting import Acts
 
 Self = TypeVar("Self", bound="Shared")
 
@@ -194,14 +193,18 @@ class Shared:
     def _take(self, hold: Any, asked: Wanted, tenure: Tenure | None = None) -> Any:
         """Waits in turn for what a hold wants, and returns the result of _ask(). See waiting()."""
         turn = threading.Event()
-        steps = waiting(self._turns, turn, asked, tenure, now=time.monotonic, retry_at=self._next_attempt)
-        acts: Acts = {
+        patience = Patience(asked.timeout, time.monotonic)
+        steps = waiting(self._turns, turn, asked, tenure, patience, retry_at=self._next_attempt)
+        return drive(steps, self._waiting_acts(turn, hold, asked))
+
+    def _waiting_acts(self, turn: threading.Event, hold: Any, asked: Any) -> dict[Any, Callable[..., Any]]:
+        """What a driver does for the steps of waiting()."""
+        return {
             WAIT: lambda seconds: turn.wait(None if seconds is None else min(seconds, threading.TIMEOUT_MAX)),
             LOOK: lambda: self._look_around(asked),
             ASK: lambda: self._ask(hold, asked),
             GIVE_UP: lambda queue: self._gives_up(queue, asked),
         }
-        return drive(steps, acts)
 
     def _next_attempt(self) -> float | None:
         return None if self._closed else self._attempts.retry_at

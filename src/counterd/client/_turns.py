@@ -1,5 +1,7 @@
 """The queues of a client: which holds wait for a name, in order. Only the first hold of a queue asks the server.
 
+Holds of the counter protocol wait in the queue of the server. They wait here if it has none, or is full, or is away.
+
 Floor: side; shared by the blocking client and that for asyncio. A waiter is the threading.Event, or the
 Turn, of a hold; this module only sets it.
 """
@@ -33,6 +35,7 @@ class Queue:
         self.consumption: int | None = None  # when a hold last gave up
         self.counted_at = -math.inf
         self.counting: Any = None  # the task that asks for it now; other holds that give up wait for this task
+        self.is_full = False  # so is the queue of the server: only one waiter at a time may try to wait there
 
     def delay(self, waited: float) -> float:
         """Returns for how many seconds the first pauses before it asks again. waited: seconds that it has waited."""
@@ -63,6 +66,10 @@ class Turns:
                     del self._tenures[next(iter(self._tenures))]
                 tenure = self._tenures.setdefault(name, Tenure())
         return tenure
+
+    def has(self, name: bytes) -> bool:
+        """Returns whether there is a queue for a name."""
+        return name in self._queues
 
     def is_first(self, name: bytes, waiter: Waiter) -> bool:
         with self._lock:

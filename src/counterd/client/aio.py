@@ -20,9 +20,9 @@ from counterd.client._connection import as_bytes, lost
 from counterd.client._holding import NO_LOSS, RAISE, REACQUIRE, decorated_async, printed
 from counterd.client._tenure import Tenure
 from counterd.client._turns import COUNTED_FOR_S, Queue
-from counterd.client._waiting import PAUSE, QUEUE, drive_async, queued
+from counterd.client._waiting import PAUSE, QUEUE, Patience, drive_async, holding, queued
 from counterd.client.counter._asked import Asked
-from counterd.client.counter._permits import PermitCalls
+from counterd.client.counter._permits import PermitCalls, check_takes
 from counterd.client.counter._pipeline import Requests, Result, released
 from counterd.client.counter._taking import PROBE, AskedItems, Permit, Rate, place
 from counterd.errors import (
@@ -30,9 +30,11 @@ from counterd.errors import (
     CounterdError,
     NotAvailable,
     NotFound,
+    OutOfMemory,
     ProtocolError,
     ServerError,
     Timeout,
+    UnknownCommand,
 )
 from counterd.protocols.counter import wire
 
@@ -124,13 +126,16 @@ class Client(Shared):
         *,
         maximum: int,
         timeout: float | None = None,
+        key: str | bytes = b"",
+        weight: int = 1,
+        priority: int = 0,
         on_lost: Callable[[Hold], object] | Literal["raise", "reacquire"] = RAISE,
     ) -> Hold:
         """Holds permits while a block runs: `async with client.hold("db:main", maximum=10):`, or as a decorator.
 
         As Client.hold() of counterd.client. A function as on_lost is called by the event loop.
         """
-        return Hold(self, Asked(name, resources, maximum, timeout, on_lost))
+        return Hold(self, Asked(name, resources, maximum, timeout, on_lost, where=place(key, weight, priority)))
 
     def take(
         self,
@@ -215,17 +220,46 @@ class Client(Shared):
             raise lost(link.where, link.closed)
         return link
 
+    async def _hold(self, hold: Hold, asked: Asked, tenure: Tenure) -> Link:
+        """Waits for the permits of a hold. Returns the connection through which it has them."""
+        loop = self._own_loop()
+        turn = Turn(loop)
+        steps = holding(
+            self._turns, turn, asked, tenure, Patience(asked.timeout, loop.time), retry_at=self._next_attempt
+        )
+        acts = self._waiting_acts(turn, hold, asked)
+        acts[QUEUE] = lambda seconds, sent: self._queue(hold, asked, seconds, sent)
+        link: Link = await drive_async(steps, acts)
+        return link
+
+    async def _queue(
+        self, hold: Hold, asked: Asked, seconds: float | None, sent: Callable[[], object] | None = None
+    ) -> Link:
+        """Waits in the queue of the server. UnknownCommand if it has none."""
+        link = await self._server()
+        check_takes(link.calls)
+        await link.queue([(hold, asked.resources)], asked.request(seconds), seconds, PROBE, sent)
+        if link.closed:  # in the same turn of the loop as the grant
+            raise lost(link.where, link.closed)
+        return link
+
+    async def _ask_again(self, hold: Hold, asked: Asked) -> Link:
+        """As _ask(), but others that wait in the server do not always go first."""
+        with suppress(UnknownCommand, OutOfMemory):
+            return await self._queue(hold, asked, ASK_LONGEST_S)
+        return await self._ask(hold, asked)
+
     async def _take_items(self, taken: Taken, asked: AskedItems) -> tuple[Link, Grant]:
         held = [((taken, item.name), item.amount) for item in asked.permits]
 
-        async def ask(seconds: float | None) -> tuple[Link, Grant]:
+        async def ask(seconds: float | None, _: None) -> tuple[Link, Grant]:
             link = await self._server()
             grant = await link.queue(held, asked.request(seconds), seconds, PROBE)
             if link.closed:  # in the same turn of the loop
                 raise lost(link.where, link.closed)
             return link, grant
 
-        steps = queued(asked.timeout, now=self._own_loop().time, retry_at=self._next_attempt)
+        steps = queued(Patience(asked.timeout, self._own_loop().time), retry_at=self._next_attempt)
         result: tuple[Link, Grant] = await drive_async(steps, {QUEUE: ask, PAUSE: self._pause})
         return result
 
@@ -333,7 +367,7 @@ class Hold:
                 async with self._client._reacquiring:
                     pass  # no permits are acquired again for the last block any more
             self._tenure = self._client._turns.tenure(self._asked.name)
-            self._link = await self._client._take(self, self._asked, self._tenure)
+            self._link = await self._client._hold(self, self._asked, self._tenure)
             self._tenure.granted(self, self._link.now())
         except BaseException:
             self._entered = False
@@ -414,7 +448,7 @@ class Hold:
             if before is None or not before.closed:  # it was left, and maybe entered again
                 return True
             try:
-                link = await self._client._ask(self, self._asked)
+                link = await self._client._ask_again(self, self._asked)
             except CounterdError as error:
                 if not isinstance(error, (NotAvailable, ConnectionLost)):
                     _log.warning("cannot acquire %s again: %s", self._asked, error)

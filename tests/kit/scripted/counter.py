@@ -47,7 +47,7 @@ def cut(connection: int, data: bytes) -> tuple[list[Request], bytes]:
         numbers = NUMBERS.get(opcode, 0)
         resources, maximum = (*struct.unpack_from(f">{numbers}I", body), 0, 0)[:2]
         name = body[4 * numbers + 2 :]
-        assert not body or struct.unpack_from(">H", body, 4 * numbers) == (len(name),)
+        assert opcode >= Opcode.TAKE or not body or struct.unpack_from(">H", body, 4 * numbers) == (len(name),)
         found.append(Request(connection, opcode, opaque, name, resources, maximum, body, time.monotonic()))
     return found, data[at:]
 
@@ -68,7 +68,10 @@ def refusal(request: Request, status: int) -> bytes:
 
 
 class Counters:
-    """What a correct server keeps. used, most: permits that are, or were, in use at once. refused: acquires."""
+    """What a correct server without Takes keeps.
+
+    used, most: permits that are, or were, in use at once. refused: acquires.
+    """
 
     def __init__(self) -> None:
         self.used: Counter[bytes] = Counter()
@@ -78,6 +81,8 @@ class Counters:
     def execute(self, held: Counter[bytes], request: Request, maximum: int) -> bytes:
         """Executes a request of a connection that holds this, as if it asked with this maximum. Returns the answer."""
         name, resources, bodies = request.name, request.resources, [b""]
+        if request.opcode >= Opcode.TAKE:
+            return refusal(request, Status.UNKNOWN_COMMAND)
         if request.opcode == Opcode.GET:
             bodies = [struct.pack(">I", self.used[name])]
         elif request.opcode == Opcode.ACQUIRE:
@@ -143,7 +148,8 @@ class Server(scripted.Server):
 class Answers(scripted.Server):
     """Gives the next answer to each request, and closes the connection if there is none or it is None.
 
-    The next connection continues where the last one ended. seen: (opcode, body) of the requests.
+    The next connection continues where the last one ended. seen: (opcode, body) of the requests. A Take is refused as
+    unknown, and is none of these requests.
     """
 
     def __init__(self, *answers: Answer, **options: Any) -> None:
@@ -153,9 +159,13 @@ class Answers(scripted.Server):
     def serve(self, peer: Peer) -> None:
         while header := peer.received(wire.HEADER_SIZE):
             body = peer.received(int.from_bytes(header[4:8], "big"))
+            opaque = int.from_bytes(header[8:12], "big")
+            if header[1] == Opcode.TAKE:
+                peer.socket.sendall(responded(Opcode.TAKE, opaque, status=Status.UNKNOWN_COMMAND))
+                continue
             self.seen.append((header[1], body))
             answer = next(self._answers, None)
-            pieces = answer and answer(header[1], int.from_bytes(header[8:12], "big"), body)
+            pieces = answer and answer(header[1], opaque, body)
             if pieces is None:
                 return
             for piece in pieces:

@@ -376,6 +376,7 @@ def test_interrupted_while_it_waits_the_grant_is_given_back(serve) -> None:
     script = serve(success(b"\0\0\0\1"), late, *[success()] * 3)
     with connected(script) as client:
         client.acquire("kept", maximum=1)
+        client._link.calls.has_takes = False  # type: ignore[attr-defined]
         poller: Any = client._link._poller
 
         class Interrupted:

@@ -11,8 +11,21 @@ import pytest
 from counterd.client._holding import RAISE, Wanted
 from counterd.client._tenure import AWAY_S, SLICE_S, Seen, Tenure
 from counterd.client._turns import Turns
-from counterd.client._waiting import ASK, GIVE_UP, LOOK, WAIT, drive, drive_async, waiting
-from counterd.errors import ConnectionLost, NotAvailable, Timeout
+from counterd.client._waiting import (
+    ASK,
+    GIVE_UP,
+    LOOK,
+    PAUSE,
+    QUEUE,
+    WAIT,
+    Patience,
+    drive,
+    drive_async,
+    holding,
+    queued,
+    waiting,
+)
+from counterd.errors import ConnectionLost, NotAvailable, OutOfMemory, Timeout, UnknownCommand
 
 if TYPE_CHECKING:
     from counterd.client._waiting import Steps
@@ -20,6 +33,8 @@ if TYPE_CHECKING:
 NAME = b"n"
 REFUSED = NotAvailable(0x21, "")
 LOST = ConnectionLost("lost")
+UNKNOWN = UnknownCommand(0x81, "")
+FULL = OutOfMemory(0x82, "")
 
 
 class Scene:
@@ -32,8 +47,12 @@ class Scene:
 
     def steps(self, timeout: float | None = None, tenure: Tenure | None = None) -> tuple[Steps, threading.Event]:
         turn, wanted = threading.Event(), Wanted(NAME, timeout, RAISE)
-        made = waiting(self.turns, turn, wanted, tenure, now=lambda: self.now, retry_at=lambda: self.retry_at)
-        return made, turn
+        patience = Patience(timeout, lambda: self.now)
+        return waiting(self.turns, turn, wanted, tenure, patience, retry_at=lambda: self.retry_at), turn
+
+    def hold(self, timeout: float | None = None) -> tuple[Steps, threading.Event]:
+        turn, wanted, patience = threading.Event(), Wanted(NAME, timeout, RAISE), Patience(timeout, lambda: self.now)
+        return holding(self.turns, turn, wanted, Tenure(), patience, retry_at=lambda: self.retry_at), turn
 
 
 def test_the_first_asks_at_once() -> None:
@@ -172,3 +191,169 @@ def test_a_driver_does_each_step(is_async: bool) -> None:
         result = drive(steps, {ASK: ask, WAIT: wait})
     assert (result, done) == ("granted", [ASK, WAIT, ASK])
     assert scene.turns.join(NAME, threading.Event()).waiters, "it has left: this one is alone"
+
+
+# ---- in the queue of the server -------------------------------------------------------------------------------------
+
+
+def refused(consumption: int) -> NotAvailable:
+    error = NotAvailable(0x21, "")
+    error.consumption = consumption
+    return error
+
+
+def test_holds_wait_in_the_server_side_by_side() -> None:
+    scene = Scene()
+    holds = [scene.hold(timeout)[0] for timeout in (None, 5, None)]
+    assert [next(steps) for steps in holds] == [(QUEUE, None, None), (QUEUE, 5, None), (QUEUE, None, None)]
+    assert not scene.turns.has(NAME), "there is no queue here"
+    with pytest.raises(StopIteration) as done:
+        holds[1].send("granted")
+    assert done.value.value == "granted"
+
+
+def test_a_hold_that_does_not_wait_asks_once() -> None:
+    steps, _ = Scene().hold(timeout=0)
+    assert next(steps) == (ASK,)
+    act, _ = steps.throw(REFUSED)
+    assert act is GIVE_UP
+
+
+def test_a_wait_in_the_server_that_is_over() -> None:
+    scene = Scene()
+    steps, _ = scene.hold(timeout=5)
+    next(steps)
+    scene.now += 5
+    with pytest.raises(NotAvailable, match=r"3 in use, waited 5 s") as caught:
+        steps.throw(refused(3))
+    assert caught.value.consumption == 3
+
+
+def test_a_server_without_a_queue_is_asked_in_turn() -> None:
+    scene = Scene()
+    first, _ = scene.hold()
+    second, turn = scene.hold(timeout=5)
+    next(first)
+    next(second)
+    act, _, leave = first.throw(UNKNOWN)
+    assert (act, callable(leave)) == (QUEUE, True), "the next connection may be to a server that has one"
+    assert second.throw(UNKNOWN) == (WAIT, 5)
+    assert first.throw(UNKNOWN) == (ASK,)
+    assert first.throw(REFUSED)[0] is WAIT
+    assert not turn.is_set()
+    assert first.send(False)[0] is QUEUE
+    assert first.throw(UNKNOWN) == (ASK,)
+    first.close()
+    assert turn.is_set()
+    assert second.send(True)[0] is QUEUE
+    second.close()
+    assert not scene.turns.has(NAME)
+
+
+def test_who_comes_later_waits_behind_those_that_wait_here() -> None:
+    scene = Scene()
+    first, _ = scene.hold()
+    next(first)
+    first.throw(UNKNOWN)
+    assert next(scene.hold()[0]) == (WAIT, None)
+    assert next(scene.hold(timeout=0)[0]) == (ASK,)
+
+
+def test_after_a_loss_each_follows_when_the_one_before_it_has_asked() -> None:
+    scene = Scene()
+    holds = [scene.hold() for _ in range(3)]
+    for steps, _ in holds:
+        next(steps)
+    (first, _), (second, turn), (third, last) = holds
+    act, _, sent = first.throw(LOST)
+    assert act is QUEUE
+    assert (second.throw(LOST), third.throw(LOST)) == ((WAIT, None), (WAIT, None))
+    scene.retry_at = scene.now + 7
+    assert first.throw(LOST) == (WAIT, 7)
+    act, _, sent = first.send(False)
+    sent()
+    assert (turn.is_set(), last.is_set()) == (True, False)
+    act, _, sent = second.send(True)
+    assert act is QUEUE
+    sent()
+    assert last.is_set()
+    assert third.send(True)[0] is QUEUE
+    third.close()
+    assert not scene.turns.has(NAME), "all have left"
+    with pytest.raises(StopIteration):
+        first.send("granted")
+
+
+def test_who_has_asked_and_is_refused_waits_behind_the_others() -> None:
+    scene = Scene()
+    (first, _), (second, _) = scene.hold(), scene.hold()
+    next(first)
+    next(second)
+    _, _, sent = first.throw(LOST)
+    second.throw(LOST)
+    sent()
+    second.send(True)
+    assert first.throw(UNKNOWN) == (WAIT, None)
+    assert second.throw(UNKNOWN) == (ASK,)
+
+
+def test_while_the_queue_of_the_server_is_full_one_at_a_time_tries() -> None:
+    scene = Scene()
+    (first, _), (second, turn) = scene.hold(), scene.hold()
+    next(first)
+    next(second)
+    assert first.throw(FULL) == (QUEUE, None, None), "it stays in its place"
+    assert second.throw(FULL) == (WAIT, None)
+    assert first.throw(FULL) == (ASK,), "of what there is none, the reply to an acquire says"
+    act, _ = first.throw(REFUSED)
+    assert act is WAIT
+    assert first.send(False) == (QUEUE, None, None)
+    with pytest.raises(StopIteration):
+        first.send("granted")
+    assert turn.is_set()
+    assert second.send(True) == (QUEUE, None, None)
+    second.throw(FULL)
+    with pytest.raises(OutOfMemory):
+        second.throw(FULL)
+    assert not scene.turns.has(NAME)
+
+
+def test_a_server_that_drains_is_asked_again() -> None:
+    """With pauses, for the next server; a timeout ends that."""
+    scene = Scene()
+    steps, _ = scene.hold(timeout=5)
+    next(steps)
+    scene.now += 1
+    act, left, _ = steps.throw(refused(3))
+    assert (act, left) == (QUEUE, 4)
+    act, pause = steps.throw(refused(3))
+    assert (act, 0 < pause < 0.25) == (WAIT, True)
+    scene.now += 4
+    assert steps.send(False)[:2] == (QUEUE, 0)
+    with pytest.raises(NotAvailable, match="waited 5 s"):
+        steps.throw(refused(3))
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_closed_client_does_not_wait_for_another_connection(late: bool) -> None:
+    scene = Scene()
+    steps, _ = scene.hold()
+    next(steps)
+    if late:
+        steps.throw(LOST)
+    scene.retry_at = None
+    with pytest.raises(ConnectionLost):
+        steps.throw(LOST)
+    assert not scene.turns.has(NAME)
+
+
+def test_a_caller_that_waits_only_in_the_server() -> None:
+    scene = Scene()
+    steps = queued(Patience(10, lambda: scene.now), retry_at=lambda: scene.retry_at)
+    assert next(steps) == (QUEUE, 10, None)
+    scene.now, scene.retry_at = 103.0, 105.0
+    assert steps.throw(LOST) == (PAUSE, 2)
+    assert steps.send(None) == (QUEUE, 7, None)
+    scene.now = 110.0
+    with pytest.raises(ConnectionLost):
+        steps.throw(LOST)

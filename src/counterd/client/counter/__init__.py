@@ -20,9 +20,9 @@ from counterd.client._portable import Waker
 from counterd.client._shared import Shared
 from counterd.client._tenure import Tenure
 from counterd.client._turns import COUNTED_FOR_S, Queue
-from counterd.client._waiting import PAUSE, QUEUE, drive, queued
+from counterd.client._waiting import PAUSE, QUEUE, Patience, drive, holding, queued
 from counterd.client.counter._asked import Asked
-from counterd.client.counter._permits import PermitCalls
+from counterd.client.counter._permits import PermitCalls, check_takes
 from counterd.client.counter._pipeline import Requests, Result, released
 from counterd.client.counter._taking import PROBE, AskedItems, Permit, Rate, place
 from counterd.errors import (
@@ -30,9 +30,11 @@ from counterd.errors import (
     CounterdError,
     NotAvailable,
     NotFound,
+    OutOfMemory,
     ProtocolError,
     ServerError,
     Timeout,
+    UnknownCommand,
 )
 from counterd.protocols.counter import wire
 
@@ -173,17 +175,27 @@ class Client(Shared):
         *,
         maximum: int,
         timeout: float | None = None,
+        key: str | bytes = b"",
+        weight: int = 1,
+        priority: int = 0,
         on_lost: Callable[[Hold], object] | Literal["raise", "reacquire"] = RAISE,
     ) -> Hold:
         """Holds permits while a block runs: `with client.hold("db:main", 2, maximum=10, timeout=5):`, or a decorator.
 
         Waits until the permits are available, for timeout seconds at most (None: for ever, 0: asks once), then raises
-        NotAvailable, which has the number in use. Holds of one client get a name in the order in which they began to
-        wait. If this client has had permits of the name for a while and other clients were refused, these go first, for
-        up to 0.375 s. A hold also waits while the server cannot be reached; when the time is over, that raises
-        ConnectionLost. A server that does not answer raises Timeout, after the client's timeout, whatever that of the
-        hold is. InvalidArguments is raised at once if resources are 0 or above maximum. Leaving the block gives the
-        permits back.
+        NotAvailable, which has the number in use. It waits in the queue of the server (section "Take"), with one
+        request. The highest priority (0 to 255) is served first; among equals, keys take turns in proportion to their
+        weight (1 to 1,000); holds with the same key are served in the order in which they began to wait. Without a key,
+        the holds of this client have a key of their own.
+
+        A hold also waits while the server cannot be reached; when the time is over, that raises ConnectionLost. On a
+        new connection it asks again. A server that does not answer raises Timeout: a hold that waits notices that
+        within 10 s plus the client's timeout. InvalidArguments is raised at once if resources are 0 or above maximum.
+        Leaving the block gives the permits back.
+
+        If the queue of the server is full, or the server has none, as yrmcdsd, holds wait in a queue of this client.
+        The first of it asks up to ten times a second; key, weight and priority have no effect. If this client has had
+        permits of the name for a while and other clients were refused, these go first, for up to 0.375 s.
 
         on_lost: what to do when the connection, and the permits with it, are lost while the block runs.
         "raise": leaving the block raises ConnectionLost, unless the block raised something else.
@@ -192,7 +204,7 @@ class Client(Shared):
         """
         if on_lost != RAISE and not self._watch:
             raise ValueError('on_lost: a function, or "reacquire", needs a Client(watch=True)')
-        return Hold(self, Asked(name, resources, maximum, timeout, on_lost))
+        return Hold(self, Asked(name, resources, maximum, timeout, on_lost, where=place(key, weight, priority)))
 
     def take(
         self,
@@ -277,14 +289,37 @@ class Client(Shared):
         link.acquire(hold, asked.name, (wire.acquire, asked.name, asked.resources, asked.maximum))
         return link
 
+    def _hold(self, hold: Hold, asked: Asked, tenure: Tenure) -> Link:
+        """Waits for the permits of a hold. Returns the connection through which it has them."""
+        turn = threading.Event()
+        patience = Patience(asked.timeout, time.monotonic)
+        steps = holding(self._turns, turn, asked, tenure, patience, retry_at=self._next_attempt)
+        acts = self._waiting_acts(turn, hold, asked)
+        acts[QUEUE] = lambda seconds, sent: self._queue(hold, asked, seconds, sent)
+        link: Link = drive(steps, acts)
+        return link
+
+    def _queue(self, hold: Hold, asked: Asked, seconds: float | None, sent: Callable[[], object] | None = None) -> Link:
+        """Waits in the queue of the server. UnknownCommand if it has none."""
+        link = self._server()
+        check_takes(link.calls)
+        link.queue([(hold, asked.name, asked.resources)], asked.request(seconds), seconds, PROBE, sent)
+        return link
+
+    def _ask_again(self, hold: Hold, asked: Asked) -> Link:
+        """As _ask(), but others that wait in the server do not always go first."""
+        with suppress(UnknownCommand, OutOfMemory):
+            return self._queue(hold, asked, ASK_LONGEST_S)
+        return self._ask(hold, asked)
+
     def _take_items(self, taken: Taken, asked: AskedItems) -> tuple[Link, Grant]:
         held = [((taken, item.name), item.name, item.amount) for item in asked.permits]
 
-        def ask(seconds: float | None) -> tuple[Link, Grant]:
+        def ask(seconds: float | None, _: None) -> tuple[Link, Grant]:
             link = self._server()
             return link, link.queue(held, asked.request(seconds), seconds, PROBE)
 
-        steps = queued(asked.timeout, now=time.monotonic, retry_at=self._next_attempt)
+        steps = queued(Patience(asked.timeout, time.monotonic), retry_at=self._next_attempt)
         result: tuple[Link, Grant] = drive(steps, {QUEUE: ask, PAUSE: self._pause})
         return result
 
@@ -351,7 +386,7 @@ class Hold:
             with self._client._reacquiring if self._asked.on_lost == REACQUIRE else nullcontext():
                 self._inside = True  # no permits are acquired again for the last block any more
             self._tenure = self._client._turns.tenure(self._asked.name)
-            self._link = self._client._take(self, self._asked, self._tenure)
+            self._link = self._client._hold(self, self._asked, self._tenure)
             self._tenure.granted(self, time.monotonic())
         except BaseException:  # an interrupt may come after the grant
             self._inside = False
@@ -420,7 +455,7 @@ class Hold:
                 return not self._entered.locked()
             if not lost.closed:
                 return True
-            link = self._client._ask(self, self._asked)
+            link = self._client._ask_again(self, self._asked)
             self._link = link
             if not self._inside:
                 self._link = None

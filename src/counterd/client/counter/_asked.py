@@ -10,6 +10,7 @@ from typing import Any
 from counterd.client._connection import as_bytes
 from counterd.client._holding import Wanted, printed
 from counterd.client._tenure import Seen
+from counterd.client.counter._taking import request
 from counterd.errors import ConnectionLost, NotAvailable
 from counterd.protocols.counter import wire
 from counterd.protocols.counter.wire import ERROR_TEXTS, Status
@@ -18,16 +19,31 @@ REFUSED = "refused:not_available"  # a statistic, which the reference server doe
 
 
 class Asked(Wanted):
-    """What a hold asks for: permits of a counter."""
+    """What a hold asks for: permits of a counter. where: what place() returns."""
 
-    def __init__(self, name: str | bytes, resources: int, maximum: int, timeout: float | None, on_lost: Any) -> None:
+    def __init__(
+        self,
+        name: str | bytes,
+        resources: int,
+        maximum: int,
+        timeout: float | None,
+        on_lost: Any,
+        *,
+        where: dict[str, Any],
+    ) -> None:
         super().__init__(as_bytes(name), timeout, on_lost)
         wire.acquire(0, self.name, resources, maximum)  # raises for arguments that do not fit the protocol
         self.resources = resources
         self.maximum = maximum
+        self._where = where
+        self.request(timeout)
 
     def __str__(self) -> str:
         return f"{self.resources} of {printed(self.name)}"
+
+    def request(self, seconds: float | None) -> tuple[Any, ...]:
+        """Returns the request that waits in the server for so many seconds; None: for ever."""
+        return request([wire.Permit(self.name, self.resources, self.maximum)], self._where, seconds)
 
     def not_available(self, consumption: int | None) -> NotAvailable:
         """Returns the error for a hold whose timeout is over."""

@@ -57,6 +57,7 @@ class PermitCalls(Pending):
     """The calls of one connection of the counter protocol. held: how many permits."""
 
     MASK = wire.U32_MAX
+    has_takes = True  # the server has not refused a Take as unknown
 
     def __init__(self) -> None:
         super().__init__()
@@ -91,6 +92,8 @@ class PermitCalls(Pending):
                 pending.pop(opaque, None)  # it may be gone: a signal handler may have closed the connection
                 self.held += _released(call.frame)
                 self.refused += status == _NOT_AVAILABLE
+                if status == _UNKNOWN and call.frame[1] == _TAKE:
+                    self.has_takes = False
                 wanted = call.settle(None, _refusal(call, status, body))
             elif opcode == _DUMP:
                 self._dumped(call, opaque, body)
@@ -132,7 +135,8 @@ class PermitCalls(Pending):
         return [each for each in returns(grant, request[1]) if each[0] is wire.settle]
 
     def cancel(self, call: Call) -> Request | None:
-        return (wire.cancel, int.from_bytes(call.frame[8:12], "big")) if call.frame[1] == _TAKE else None
+        opaque = int.from_bytes(call.frame[8:12], "big")
+        return (wire.cancel, opaque) if call.frame[1] == _TAKE and self.pending.get(opaque) is call else None
 
     def _take_back(self, call: Call) -> None:
         self.pending.pop(int.from_bytes(call.frame[8:12], "big"), None)
@@ -147,6 +151,12 @@ class PermitCalls(Pending):
         else:
             self.pending.pop(opaque, None)
             call.settle(call.entries, None)
+
+
+def check_takes(calls: Any) -> None:
+    """Raises UnknownCommand if the server of this connection is known to have no Takes."""
+    if not calls.has_takes:
+        raise wire.server_error(_UNKNOWN, wire.ERROR_TEXTS[Status.UNKNOWN_COMMAND])
 
 
 def _released(frame: bytes) -> int:

@@ -72,7 +72,7 @@ def request(items: Sequence[wire.Permit | wire.Rate], where: dict[str, Any], sec
 
     Raises ValueError or TypeError for what does not fit the protocol.
     """
-    wait_ms = wire.U32_MAX if seconds is None else min(math.ceil(seconds * 1000), wire.U32_MAX)
+    wait_ms = wire.U32_MAX if seconds is None else math.ceil(min(seconds * 1000, wire.U32_MAX))
     encode = functools.partial(_take, where)
     encode(0, items, wait_ms)
     return encode, items, wait_ms

@@ -8,10 +8,13 @@ from typing import Any
 import pytest
 
 from counterd.client.counter._asked import Asked
+from counterd.client.counter._taking import place
+from counterd.protocols.counter import wire
 
 
 def asked(**changes: Any) -> Asked:
-    return Asked(**{"name": "n", "resources": 2, "maximum": 3, "timeout": None, "on_lost": "raise", **changes})
+    usual = {"name": "n", "resources": 2, "maximum": 3, "timeout": None, "on_lost": "raise", "where": place(b"", 1, 0)}
+    return Asked(**{**usual, **changes})
 
 
 def test_names_are_bytes() -> None:
@@ -26,12 +29,25 @@ def test_names_are_bytes() -> None:
         ({"resources": -1}, ValueError, "^resources must be 0 to 4294967295, not -1$"),
         ({"maximum": 1 << 32}, ValueError, "^maximum must be 0 to 4294967295, not 4294967296$"),
         ({"maximum": "3"}, TypeError, "^maximum must be a whole number, not '3'$"),
+        ({"where": place("k" * 256, 1, 0)}, ValueError, "^key must have 0 to 255 bytes, not 256$"),
+        ({"where": place("k", 0, 0)}, ValueError, "^weight must be 1 to 1000, not 0$"),
+        ({"where": place("k", 1, 256)}, ValueError, "^priority must be 0 to 255, not 256$"),
     ],
 )
 def test_what_does_not_fit_the_protocol(changes: Any, error: type[Exception], message: str) -> None:
     """Told where a hold is made, not where it is entered."""
     with pytest.raises(error, match=message):
         asked(**changes)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "wait_ms"),
+    [(None, 2**32 - 1), (0, 0), (0.0001, 1), (1.5, 1500), (10**12, 2**32 - 1), (math.inf, 2**32 - 1)],
+)
+def test_the_request_that_waits(seconds: float | None, wait_ms: int) -> None:
+    encode, *arguments = asked(where=place("k", 3, 9)).request(seconds)
+    items = [wire.Permit(b"n", 2, 3)]
+    assert encode(7, *arguments) == wire.take(7, items, wait_ms, key=b"k", weight=3, priority=9)
 
 
 @pytest.mark.parametrize("timeout", [None, 0, 0.5, 10**12, math.inf])
