@@ -48,7 +48,7 @@ class Mortal:
         )
         self.begun_ns = time.monotonic_ns()
         for key, who in self.ports.items():
-            self.settings[key] = self.counterd.served(f"{who} listens on")[0].port
+            self.settings[key] = self.counterd.address_of(who).port
 
     def _die(self, started_ns: int) -> None:
         """And begins again."""

@@ -77,7 +77,7 @@ class Peer:
 
 @contextlib.contextmanager
 def connected(counterd: daemon.Daemon) -> Iterator[Peer]:
-    address = counterd.served("sentinel listens on")[0]
+    address = counterd.address_of("sentinel")
     with socket.create_connection(address, daemon.PATIENCE) as connection:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         yield Peer(connection)

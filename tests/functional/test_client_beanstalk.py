@@ -57,7 +57,7 @@ def peer() -> Iterator[reference.Address]:
 
 
 def port_of(daemon: Daemon) -> int:
-    return daemon.served("beanstalk listens on")[0].port
+    return daemon.address_of("beanstalk").port
 
 
 @pytest.fixture

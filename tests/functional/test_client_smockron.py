@@ -53,8 +53,8 @@ def serve(start: Callable[..., Daemon], tmp_path: Path) -> Callable[..., Daemon]
 
 def where(daemon: Daemon) -> tuple[str, str]:
     """Both addresses."""
-    accounting = daemon.served("smockron listens on")[0]
-    control = daemon.served("smockron-control listens on")[0]
+    accounting = daemon.address_of("smockron")
+    control = daemon.address_of("smockron-control")
     return f"{accounting.host}:{accounting.port}", f"{control.host}:{control.port}"
 
 

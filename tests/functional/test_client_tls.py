@@ -40,7 +40,7 @@ class Secured:
         self.daemon = running
         self.pem = pem
         self.counters = running.address
-        self.keys = running.served("throttr listens on")[0]
+        self.keys = running.address_of("throttr")
         seen = servers.Server(running.address, observer)
         self.used, self.wait_for_use = seen.used, seen.wait_for_use
 

@@ -82,7 +82,7 @@ def test_rules_for_a_sentinel_room() -> None:
 def test_jobs(tmp_path: Path) -> None:
     settings = {"beanstalk.enable": "true", "beanstalk.port": "0", "beanstalk.bind": "127.0.0.1"}
     with running(tmp_path, settings) as daemon:
-        there = ("--protocol", "beanstalk", "-p", daemon.served("beanstalk listens on")[0].port)
+        there = ("--protocol", "beanstalk", "-p", daemon.address_of("beanstalk").port)
         found = counterbench(*there, "-n", "3k", "-P", 5, "--verify", "--json", tmp_path / "r.json")
         assert (found.returncode, found.stderr) == (0, "")
         for word in ("beanstalk cycle, 50 connections", "bodies of 100 B", "no job was lost", "inserted", "deleted"):

@@ -60,8 +60,8 @@ class Place:
 
     def __init__(self, running: daemon.Daemon) -> None:
         self.daemon = running
-        self.address = running.served("beanstalk listens on")[0]
-        admin = running.served("admin listens on")[0]
+        self.address = running.address_of("beanstalk")
+        admin = running.address_of("admin")
         self.environment = daemon.environment(
             {
                 "BEANSTALK_URL": f"beanstalk://{self.address.host}:{self.address.port}",
@@ -381,7 +381,7 @@ def test_drain_mode_ends_with_the_process(tmp_path: Path) -> None:
 def test_a_server_without_the_protocol(tmp_path: Path) -> None:
     settings = {"admin.enable": "true", "admin.bind": "127.0.0.1:0", "admin.token": TOKEN}
     with daemon.running(tmp_path, settings) as running:
-        admin = running.served("admin listens on")[0]
+        admin = running.address_of("admin")
         where = {"COUNTERD_ADMIN": f"http://{admin.host}:{admin.port}", "COUNTERD_ADMIN_TOKEN": TOKEN}
         for arguments, why in (
             (["drain"], "no protocol 'beanstalk' with a drain mode is enabled"),

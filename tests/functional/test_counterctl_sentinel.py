@@ -44,8 +44,8 @@ class Place:
 
     def __init__(self, running: daemon.Daemon) -> None:
         self.daemon = running
-        self.address = running.served("sentinel listens on")[0]
-        admin = running.served("admin listens on")[0]
+        self.address = running.address_of("sentinel")
+        admin = running.address_of("admin")
         where = {
             "SENTINEL_URL": f"sentinel://{self.address.host}:{self.address.port}",
             "COUNTERD_ADMIN": f"http://{admin.host}:{admin.port}",

@@ -31,7 +31,7 @@ class Place:
     def __init__(self, running: daemon.Daemon) -> None:
         self.daemon = running
         self.address, self.control = gates.addresses(running)
-        admin = running.served("admin listens on")[0]
+        admin = running.address_of("admin")
         self.environment = daemon.environment(
             {
                 "SMOCKRON_URL": f"smockron://{self.address.host}:{self.address.port}",

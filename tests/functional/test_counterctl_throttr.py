@@ -28,7 +28,7 @@ SETTINGS = {"throttr.enable": "true", "throttr.port": "0", "throttr.bind": "127.
 @pytest.fixture(scope="module")
 def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Address]:
     with daemon.running(tmp_path_factory.mktemp("daemon"), SETTINGS) as served:
-        yield served.served("throttr listens on")[0]
+        yield served.address_of("throttr")
 
 
 def environment() -> dict[str, str]:

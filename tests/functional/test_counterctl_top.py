@@ -139,7 +139,7 @@ def test_tables_of_other_protocols(start: Callable[..., Daemon], short_path: Pat
     settings = {"beanstalk.enable": "true", "beanstalk.bind": " ", "beanstalk.socket": path}
     counterd = start({"admin.enable": "true", "admin.bind": url, **settings})
     counterd.wait_for_log("admin listens on")
-    port = counterd.served("counter listens on")[0].port
+    port = counterd.address_of("counter").port
     with (
         socket.socket(socket.AF_UNIX) as worker,
         terminal(top(port, "--admin", url), columns=110) as seen,

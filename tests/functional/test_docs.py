@@ -57,9 +57,9 @@ def run(start: Callable[..., Daemon], tmp_path: Path) -> Callable[..., None]:
         for room in rooms.values():
             settings |= {f"{room}.enable": "true", f"{room}.port": "0", f"{room}.bind": "127.0.0.1"}
         daemon = start(settings)
-        ports = {port: daemon.served(f"{room} listens on")[0].port for port, room in rooms.items()}
-        ports[10005] = daemon.served("smockron-control listens on")[0].port
-        ports[11215] = daemon.served("counter listens on")[0].port
+        ports = {port: daemon.address_of(room).port for port, room in rooms.items()}
+        ports[10005] = daemon.address_of("smockron-control").port
+        ports[11215] = daemon.address_of("counter").port
         pages.run(name, text, tmp_path, ports | dict(others or {}))
 
     return run_text

@@ -36,7 +36,7 @@ def serve(start: Callable[..., Daemon]) -> Callable[..., Daemon]:
 
 
 def client_of(daemon: Daemon, **options: Any) -> Client:
-    return Client(*daemon.served("throttr listens on")[0], timeout=15, **options)
+    return Client(*daemon.address_of("throttr"), timeout=15, **options)
 
 
 def log_stats(daemon: Daemon) -> str:
@@ -79,7 +79,7 @@ def test_every_value_size(serve: Callable[..., Daemon], size: str) -> None:
 
 def test_another_value_size_than_the_server_has_is_asked_for(serve: Callable[..., Daemon]) -> None:
     """The server waits for the rest of a request that the client takes to be whole."""
-    address = serve(value_size="uint32").served("throttr listens on")[0]
+    address = serve(value_size="uint32").address_of("throttr")
     doubt = r"did not answer within 0\.2 s: is its value_size uint16, as this client's\?$"
     with Client(*address, timeout=0.2) as client, pytest.raises(Timeout, match=doubt):
         client.insert("k", 5, 60)
@@ -126,7 +126,7 @@ def test_what_a_connection_is_told_of_itself_and_others(serve: Callable[..., Dae
 
 def test_a_killed_subscriber_is_gone_from_its_channels(serve: Callable[..., Daemon]) -> None:
     daemon = serve()
-    host, port = daemon.served("throttr listens on")[0]
+    host, port = daemon.address_of("throttr")
     script = (
         "import sys, time\nfrom counterd.client.throttr import Client\n"
         f"client = Client({host!r}, {port})\nclient.subscribe('jobs')\nprint('subscribed', flush=True)\ntime.sleep(60)"
@@ -233,6 +233,6 @@ def test_a_connection_beyond_the_limit_is_refused_in_its_own_room_only(start: Ca
     daemon = start({**SETTINGS, "throttr.max_connections": 1})
     with client_of(daemon) as only, daemon.client() as counters:
         only.whoami()
-        with socket.create_connection(daemon.served("throttr listens on")[0], timeout=15) as refused:
+        with socket.create_connection(daemon.address_of("throttr"), timeout=15) as refused:
             assert refused.recv(1) == b""
         counters.noop()

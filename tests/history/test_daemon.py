@@ -165,7 +165,7 @@ def test_daemon_has_an_order_for_tokens_windows_and_values(tmp_path: Path) -> No
     settings = {"sentinel.enable": "true", "sentinel.port": 0, "sentinel.bind": "127.0.0.1", "sentinel.rules": rules}
     known = Known()
     with running(tmp_path / "daemon", settings) as daemon:
-        port = daemon.served("sentinel listens on")[0].port
+        port = daemon.address_of("sentinel").port
 
         def are_gone() -> bool:
             with contextlib.closing(connect(port)) as connected:

@@ -257,6 +257,10 @@ class Daemon:
         self.wait_for_log(r"\bready\b")
         self.addresses = self.served("listens on")
 
+    def address_of(self, port: str) -> Address:
+        """Returns the first TCP address of a protocol, of another port such as smockron-control, or of admin."""
+        return self.served(rf"\b{port} listens on")[0]
+
     def served(self, pattern: str) -> list[Address]:
         """Returns the addresses in the first line of the log that matches the pattern."""
         places = re.findall(r"(?<=[ ,])(?:\[[0-9a-f:]+\]|[0-9.]+):[0-9]+", self.lines(pattern)[0])
@@ -284,18 +288,26 @@ def running(
     directory.mkdir(exist_ok=True)
     config = directory / "counterd.conf"
     config.write_text(config_text(settings or {}) if text is None else text)
-    process = subprocess.Popen(
-        [*program, "-c", str(config), *arguments],
-        stdin=subprocess.DEVNULL,
-        stderr=stderr,
-        env=environment(env),
-        cwd="/",
-    )
-    daemon = Daemon(process, config, status)
-    daemon.path = (settings or {}).get("counter.socket")
-    try:
+    with started([*program, "-c", str(config), *arguments], config, status=status, env=env, stderr=stderr) as daemon:
+        daemon.path = (settings or {}).get("counter.socket")
         if stderr == subprocess.PIPE:
             daemon.wait_until_ready()
+        yield daemon
+
+
+@contextlib.contextmanager
+def started(
+    command: Sequence[str | Path],
+    config: Path = Path(),
+    *,
+    status: int = 0,
+    env: Mapping[str, str] | None = None,
+    stderr: int = subprocess.PIPE,
+) -> Iterator[Daemon]:
+    """Runs a program during the block, as running() does, with its stderr as the log."""
+    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=stderr, env=environment(env), cwd="/")
+    daemon = Daemon(process, config, status)
+    try:
         yield daemon
         if process.poll() is None:
             process.terminate()

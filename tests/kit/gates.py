@@ -37,7 +37,7 @@ def write_rules(directory: Path, rules: Any = RULES) -> Path:
 
 def addresses(daemon: Daemon) -> tuple[Address, Address]:
     """Returns the addresses of the two ports of smockron."""
-    return daemon.served("smockron listens on")[0], daemon.served("smockron-control listens on")[0]
+    return daemon.address_of("smockron"), daemon.address_of("smockron-control")
 
 
 class Peer:

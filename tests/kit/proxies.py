@@ -7,7 +7,6 @@ import http.client
 import http.server
 import json
 import socket
-import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -27,29 +26,12 @@ GATE, APPLICATION = "127.0.0.1:10006", "127.0.0.1:8000"  # in those files
 
 
 @contextlib.contextmanager
-def program(*command: str, home: Path = Path("/")) -> Iterator[Daemon]:
-    """Runs a program during the block, with its stderr as the log. SIGTERM must end it with status 0."""
-    environment = daemon.environment({"HOME": str(home), "XDG_CONFIG_HOME": str(home), "XDG_DATA_HOME": str(home)})
-    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, env=environment, cwd="/")
-    running = daemon.Daemon(process, Path())
-    try:
-        yield running
-        if process.poll() is None:
-            process.terminate()
-        assert running.ended() == 0, running.log
-    finally:
-        if process.poll() is None:
-            process.kill()
-        running.ended()
-
-
-@contextlib.contextmanager
 def gate(master: Daemon, *options: str, listen: str = "127.0.0.1:0") -> Iterator[Daemon]:
     """Runs `counterctl smockron gate`, which asks the master, during the block."""
     address, control = gates.addresses(master)
     url = f"smockron://{address.host}:{address.port}"
     group = [COUNTERCTL, "smockron", "--url", url, "--control-port", str(control.port)]
-    with program(*group, "gate", "--listen", listen, *options) as running:
+    with daemon.started([*group, "gate", "--listen", listen, *options]) as running:
         running.wait_for_log("listens on")
         yield running
 
@@ -126,7 +108,7 @@ def nginx(directory: Path, gate: Address, change: Callable[[str], str] = str, ho
             f"daemon off;\nmaster_process off;\npid {directory}/nginx.pid;\nerror_log stderr notice;\nevents {{}}\n"
             f"http {{\naccess_log off;\n{paths}{text}}}\n"
         )
-        with program(needs.path("nginx"), "-p", str(directory), "-c", str(config), "-e", "stderr"):
+        with daemon.started([needs.path("nginx"), "-p", directory, "-c", config, "-e", "stderr"]):
             daemon.wait_until(lambda: _listens(where), "nginx")
             yield where
 
@@ -144,7 +126,8 @@ def caddy(directory: Path, gate: Address, change: Callable[[str], str] = str) ->
         )
         config = directory / "Caddyfile"
         config.write_text(change(text))
-        with program(needs.path("caddy"), "run", "--config", str(config), "--adapter", "caddyfile", home=directory):
+        home = dict.fromkeys(("HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME"), str(directory))
+        with daemon.started([needs.path("caddy"), "run", "--config", config, "--adapter", "caddyfile"], env=home):
             daemon.wait_until(lambda: _listens(where), "caddy")
             yield where
 
@@ -157,7 +140,7 @@ def _listens(where: Address) -> bool:
 
 def figures(master: Daemon) -> dict[str, Any]:
     """Returns the figures of the domain "default" from the master's admin endpoint."""
-    admin = master.served("admin listens on")[0]
+    admin = master.address_of("admin")
     asking = http.client.HTTPConnection(*admin, timeout=PATIENCE)
     with contextlib.closing(asking):
         asking.request("GET", "/domains")

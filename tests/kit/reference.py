@@ -9,11 +9,12 @@ import contextlib
 import socket
 import subprocess
 import time
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import pytest
 
 from kit import needs
+from kit.daemon import Address
 from ports import free_ports
 
 if TYPE_CHECKING:
@@ -43,13 +44,6 @@ counter.enable = true
 counter.port = {ports[2]}
 counter.buckets = 10000
 """
-
-
-class Address(NamedTuple):
-    """The address of a server."""
-
-    host: str
-    port: int
 
 
 @contextlib.contextmanager

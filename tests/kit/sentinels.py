@@ -45,7 +45,7 @@ def settings(directory: Path, rules: Mapping[str, Any], **more: str) -> dict[str
 
 def address(running: Daemon) -> Address:
     """Returns the address of the sentinel protocol."""
-    return running.served("sentinel listens on")[0]
+    return running.address_of("sentinel")
 
 
 @contextlib.contextmanager

@@ -60,7 +60,7 @@ def count_waiting(client: Any, name: str) -> int:
 def running(kind: str, directory: Path) -> Iterator[Server]:
     """Runs a server during the block. kind: counterd or yrmcdsd."""
     with contextlib.ExitStack() as stack:
-        address: Address | reference.Address
+        address: Address
         if kind == "counterd":
             address = stack.enter_context(daemon.running(directory)).address
         else:

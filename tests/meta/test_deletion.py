@@ -168,7 +168,7 @@ def test_what_is_left_works(deleted: tuple[str, Tree], short_path: Path) -> None
         offered = re.findall(r"^  (\w+) ", tree.run(*ctl, "--help"), re.MULTILINE)
         assert {"ping", "connections", *left} - {"counter"} <= {*offered} - {protocol} == {*offered}
         for name in LOADED & {*left}:
-            port = it.served(f"{name} listens on")[0].port
+            port = it.address_of(name).port
             assert "200 answered" in tree.run("-m", "counterd.cli.bench", "--protocol", name, "-p", port, "-n", 200)
         tree.run(*ctl, "--timeout", f"{PATIENCE:g}s", "connections", "--admin", f"unix:{short_path}/admin")
 
