@@ -24,7 +24,7 @@ from counterd.client._waiting import PAUSE, QUEUE, Patience, drive_async, holdin
 from counterd.client.counter._asked import Asked
 from counterd.client.counter._permits import PermitCalls, check_takes
 from counterd.client.counter._pipeline import Requests, Result, released
-from counterd.client.counter._taking import PROBE, AskedItems, Permit, Rate, place
+from counterd.client.counter._taking import PROBE, AskedItems, Permit, Rate, TakenCore, place
 from counterd.errors import (
     ConnectionLost,
     CounterdError,
@@ -462,31 +462,19 @@ class Hold:
             return True
 
 
-class Taken:
+class Taken(TakenCore):
     """Permits and units of rates, taken together: what Client.take() returns; for `async with`, or as a decorator.
 
     As counterd.client.Taken.
     """
 
-    def __init__(self, client: Client, asked: AskedItems) -> None:
-        self._client = client
-        self._asked = asked
-        self._entered = False
-        self._link: Link | None = None
-        self._grant: Grant | None = None
-
-    def __repr__(self) -> str:
-        return f"<Taken {self._asked}>"
-
     async def acquire(self) -> Taken:
         """Takes all items, or raises what Client.take() describes."""
-        if self._entered:
-            raise RuntimeError("this has been taken already: make another")
-        self._entered = True
+        self._enter()
         try:
             self._link, self._grant = await self._client._take_items(self, self._asked)
         except BaseException:
-            self._entered = False
+            self._entered.release()
             raise
         return self
 
@@ -499,22 +487,12 @@ class Taken:
             calls = link.start_all(returns)
             await asyncio.gather(*(call.future for call in calls if call.future))
         except ConnectionLost:
-            if link.closed not in NO_LOSS:
-                raise self._asked.lost(link.where, link.closed) from None
+            self._raise_loss(link)
 
     async def settle(self, name: str | bytes, used: int) -> None:
         """As Taken.settle() of counterd.client."""
-        found = self._asked.rate(name)
-        if self._link is None or self._grant is None:
-            raise RuntimeError("this has not been taken")
-        await self._link.result(wire.settle, self._grant.number, found, used)
-
-    @property
-    def number(self) -> int:
-        """The number of the grant: higher than that of each earlier grant of the server (fencing token)."""
-        if self._grant is None:
-            raise RuntimeError("this has not been taken")
-        return self._grant.number
+        link, request = self._settlement(name, used)
+        await link.result(*request)
 
     @property
     def lost(self) -> bool:
@@ -547,10 +525,8 @@ class Taken:
 
     def _left(self) -> Link:
         """The block is over: its permits are on their way back."""
-        link = self._link
-        if link is None or not self._entered:
-            raise RuntimeError("this has not been taken")
-        self._entered = False
+        link: Link = self._entered_link()
+        self._entered.release()
         for item in self._asked.permits:
             link.holds.pop((self, item.name), None)
             self._client._turns.wake(item.name)

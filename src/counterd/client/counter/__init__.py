@@ -24,7 +24,7 @@ from counterd.client._waiting import PAUSE, QUEUE, Patience, drive, holding, que
 from counterd.client.counter._asked import Asked
 from counterd.client.counter._permits import PermitCalls, check_takes
 from counterd.client.counter._pipeline import Requests, Result, released
-from counterd.client.counter._taking import PROBE, AskedItems, Permit, Rate, place
+from counterd.client.counter._taking import PROBE, AskedItems, Permit, Rate, TakenCore, place
 from counterd.errors import (
     ConnectionLost,
     CounterdError,
@@ -463,26 +463,15 @@ class Hold:
             return True
 
 
-class Taken:
+class Taken(TakenCore):
     """Permits and units of rates, taken together: what Client.take() returns, for `with`, or as a decorator.
 
     For one thread at a time, and one block at a time. As a decorator it takes items of their own for each call.
     """
 
-    def __init__(self, client: Client, asked: AskedItems) -> None:
-        self._client = client
-        self._asked = asked
-        self._entered = threading.Lock()  # locked from acquire() to release()
-        self._link: Link | None = None
-        self._grant: Grant | None = None
-
-    def __repr__(self) -> str:
-        return f"<Taken {self._asked}>"
-
     def acquire(self) -> Taken:
         """Takes all items, or raises what Client.take() describes."""
-        if not self._entered.acquire(blocking=False):
-            raise RuntimeError("this has been taken already: make another")
+        self._enter()
         try:
             self._link, self._grant = self._client._take_items(self, self._asked)
         except BaseException:  # that of a signal may come after the grant
@@ -494,16 +483,12 @@ class Taken:
 
     def release(self) -> None:
         """Gives the permits back. ConnectionLost if they were lost with the connection. settle() works afterwards."""
-        link = self._link
-        if link is None or not self._entered.locked():
-            raise RuntimeError("this has not been taken")
-        held = self._held()
+        link, held = self._entered_link(), self._held()
         try:
             if held:
                 link.release(*held)
         except ConnectionLost:
-            if link.closed not in NO_LOSS:
-                raise self._asked.lost(link.where, link.closed) from None
+            self._raise_loss(link)
         finally:
             for hold, name in held:
                 link.disown(hold, name)  # what is left of it
@@ -516,17 +501,8 @@ class Taken:
 
         May come after the block, for counter.settle_time. NotFound if it was settled before, or is too late.
         """
-        found = self._asked.rate(name)
-        if self._link is None or self._grant is None:
-            raise RuntimeError("this has not been taken")
-        self._link.call(wire.settle, self._grant.number, found, used)
-
-    @property
-    def number(self) -> int:
-        """The number of the grant: higher than that of each earlier grant of the server (fencing token)."""
-        if self._grant is None:
-            raise RuntimeError("this has not been taken")
-        return self._grant.number
+        link, request = self._settlement(name, used)
+        link.call(*request)
 
     @property
     def lost(self) -> bool:

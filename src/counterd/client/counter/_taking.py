@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import functools
 import math
+import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from counterd.client._connection import as_bytes
-from counterd.client._holding import Wanted, printed
+from counterd.client._holding import NO_LOSS, Wanted, printed
 from counterd.errors import ConnectionLost
 from counterd.protocols.counter import wire
 from counterd.protocols.counter.wire import OnDeath
@@ -19,7 +20,10 @@ from counterd.protocols.counter.wire import OnDeath
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from counterd.protocols.counter.wire import Grant
+
 PROBE = (wire.noop,)  # the request that shows that the server still answers
+NOT_TAKEN = "this has not been taken"
 AFTER_DEATH = {"final": OnDeath.FINAL, "charge": OnDeath.CHARGED, "refund": OnDeath.REFUNDED}
 
 
@@ -114,3 +118,49 @@ class AskedItems(Wanted):
 
     def lost(self, where: str, why: str) -> ConnectionLost:
         return ConnectionLost(f"lost {self} with the connection to {where}: {why}")
+
+
+class TakenCore:
+    """What Client.take() of either client returns, without the calls that wait.
+
+    It is entered from acquire() to release(). The grant stays afterwards, for settle().
+    """
+
+    def __init__(self, client: Any, asked: AskedItems) -> None:
+        self._client = client
+        self._asked = asked
+        self._entered = threading.Lock()  # locked while it is entered; nobody waits for it
+        self._link: Any = None
+        self._grant: Grant | None = None
+
+    def __repr__(self) -> str:
+        return f"<Taken {self._asked}>"
+
+    @property
+    def number(self) -> int:
+        """The number of the grant: higher than that of each earlier grant of the server (fencing token)."""
+        if self._grant is None:
+            raise RuntimeError(NOT_TAKEN)
+        return self._grant.number
+
+    def _enter(self) -> None:
+        if not self._entered.acquire(blocking=False):
+            raise RuntimeError("this has been taken already: make another")
+
+    def _entered_link(self) -> Any:
+        """Returns the connection through which the permits are held."""
+        if self._link is None or not self._entered.locked():
+            raise RuntimeError(NOT_TAKEN)
+        return self._link
+
+    def _settlement(self, name: str | bytes, used: int) -> tuple[Any, tuple[Any, ...]]:
+        """Returns the connection and the request that settles a rate."""
+        found = self._asked.rate(name)
+        if self._link is None or self._grant is None:
+            raise RuntimeError(NOT_TAKEN)
+        return self._link, (wire.settle, self._grant.number, found, used)
+
+    def _raise_loss(self, link: Any) -> None:
+        """Raises ConnectionLost if the permits were lost with this connection."""
+        if link.closed not in NO_LOSS:
+            raise self._asked.lost(link.where, link.closed) from None
