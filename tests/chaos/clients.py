@@ -31,10 +31,10 @@ from chaos import rooms
 from chaos.room import MORE
 from counterd.errors import ProtocolError
 from counterd.protocols.counter.wire import Opcode, Response
-from functional import peers
 from history import Recorder
 from history.smockron import Told
 from history.takes import Take
+from kit import peers
 
 if TYPE_CHECKING:
     from collections.abc import Callable

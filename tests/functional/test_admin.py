@@ -20,8 +20,7 @@ import pytest
 
 from counterd.client import throttr
 from counterd.protocols.counter import wire
-from functional import peers
-from kit import daemon, needs
+from kit import daemon, needs, peers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

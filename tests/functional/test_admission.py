@@ -14,7 +14,7 @@ import pytest
 
 from counterd.net.access import Access
 from counterd.protocols.counter import wire
-from functional import peers
+from kit import peers
 from kit.certificates import client_context, server_context
 from kit.daemon import wait_until
 from kit.serving import serving

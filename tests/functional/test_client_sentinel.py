@@ -507,7 +507,7 @@ def test_a_server_that_is_started_anew_has_forgotten_all(tmp_path: Path, shape: 
 
     async def scenario(stack: contextlib.ExitStack) -> None:
         first = stack.enter_context(daemon.running(tmp_path, sentinels.settings(tmp_path, rules), status=-9))
-        address = sentinels.address(first)
+        address = first.address_of("sentinel")
         again = sentinels.running(tmp_path / "again", rules, port=str(address.port))
         made: Any = Client if shape == BLOCKING else AsyncClient
         async with opened(made(*address, timeout=PATIENCE, limits={101: 1})) as client:

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from functional.terminals import terminal
 from kit.daemon import PATIENCE, Daemon, environment, running, wait_until
+from kit.terminals import terminal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from counterd.client.sentinel import Client
-from functional.sentinel import connected
 from kit import daemon
 from kit.daemon import PATIENCE, wait_until
-from kit.sentinels import flow, param
+from kit.sentinels import connected, flow, param
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -16,9 +16,9 @@ from counterd.client import Client
 from counterd.errors import ConnectionLost
 from counterd.protocols.beanstalk import wire
 from counterd.version import __version__
-from functional.terminals import Terminal, terminal
 from kit import reference
 from kit.daemon import PATIENCE, Daemon, environment, running, wait_until
+from kit.terminals import Terminal, terminal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

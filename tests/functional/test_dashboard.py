@@ -19,8 +19,7 @@ from counterd import errors
 from counterd.client import throttr
 from counterd.protocols.beanstalk import wire
 from counterd.protocols.sentinel.wire import Status
-from functional import sentinel
-from kit import daemon, needs
+from kit import daemon, needs, sentinels
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -34,7 +33,7 @@ pytestmark = pytest.mark.needs("chromium")
 PAGE = Path(counterd.__file__).parent / "admin" / "dashboard.html"
 TOKEN = "open-sesame"
 SETTINGS = {"throttr.enable": "true", "throttr.bind": "127.0.0.1", "throttr.port": "0"}
-SENTINEL = {**sentinel.SETTINGS, "counter.enable": "true"}
+SENTINEL = {**sentinels.SETTINGS, "counter.enable": "true"}
 ADMIN = {"admin.enable": "true", "admin.bind": "127.0.0.1:0", "admin.token": TOKEN}
 NARROW, WIDE = {"width": 360, "height": 740}, {"width": 1600, "height": 1000}
 MS = 1000 * daemon.PATIENCE
@@ -74,8 +73,8 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[daemon.Daemon]:
     """A daemon with all protocols and the admin endpoint, for all tests here."""
     directory = tmp_path_factory.mktemp("dashboard")
     rules = {
-        "sentinel.rules": sentinel.write_rules(
-            directory, sentinel.document(clientOfflineTime=600_000, resourceTimeout=600_000)
+        "sentinel.rules": sentinels.write_rules(
+            directory, sentinels.document(clientOfflineTime=600_000, resourceTimeout=600_000)
         )
     }
     with daemon.running(directory / "daemon", {**SETTINGS, **SENTINEL, **ADMIN, **rules}) as running:
@@ -327,7 +326,7 @@ def test_what_a_connection_holds(open_page: Open, served: daemon.Daemon) -> None
 
 def test_what_a_connection_of_each_room_holds(open_page: Open, served: daemon.Daemon) -> None:
     (address,) = served.served("throttr listens on")
-    with throttr.Client(*address, timeout=daemon.PATIENCE) as client, sentinel.connected(served) as peer:
+    with throttr.Client(*address, timeout=daemon.PATIENCE) as client, sentinels.connected(served) as peer:
         assert client.subscribe("news")
         page = open_page()
         listed = page.locator("#connections")
@@ -366,24 +365,24 @@ def test_connections_are_listed_and_searched(open_page: Open, served: daemon.Dae
 def test_a_token_whose_connection_goes(open_page: Open, served: daemon.Daemon) -> None:
     """Which has no name that could be searched, and whose id is a number that JavaScript does not have."""
     page = open_page("#match=db&table=tokens")
-    with sentinel.connected(served) as peer:
+    with sentinels.connected(served) as peer:
         token = str(peer.acquire(2).token_id)
         cells = first(page.locator("#table tbody tr"), 7)
         host, port = peer.connection.getsockname()
         expect(cells).to_have_text(
-            [token, str(sentinel.PAY), "2", f"{host}:{port}", re.compile("s$"), re.compile(r"^\d.* s$"), "0"]
+            [token, str(sentinels.PAY), "2", f"{host}:{port}", re.compile("s$"), re.compile(r"^\d.* s$"), "0"]
         )
         expect(page.get_by_label("Search by name")).to_be_hidden()
         page.get_by_role("button", name=f"{host}:{port}").first.click()
         expect(page.locator("#connection .facts")).to_contain_text("sentinel-")
         page.get_by_role("button", name="Close").click()
-    with sentinel.connected(served) as other:
+    with sentinels.connected(served) as other:
         other.flow()
         page.reload()  # which is sooner than what comes by itself
         expect(cells.nth(3)).to_have_text("gone")
         assert other.release(int(token)) == Status.RELEASE_OK
     page.get_by_label("Table", exact=True).select_option("flows")
-    expect(page.locator("#table tbody tr td:first-child")).to_have_text([str(sentinel.PAY), str(sentinel.ASK)])
+    expect(page.locator("#table tbody tr td:first-child")).to_have_text([str(sentinels.PAY), str(sentinels.ASK)])
 
 
 def test_light_and_dark(open_page: Open) -> None:

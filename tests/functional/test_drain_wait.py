@@ -11,7 +11,7 @@ from counterd import errors
 from counterd.protocols.beanstalk import wire as jobs
 from counterd.protocols.beanstalk.wire import Reply, Status
 from counterd.protocols.counter import wire
-from functional import peers
+from kit import peers
 
 if TYPE_CHECKING:
     import socket

@@ -14,8 +14,7 @@ import pytest
 
 from counterd import errors
 from counterd.protocols.counter import wire
-from functional import peers
-from kit import daemon
+from kit import daemon, peers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

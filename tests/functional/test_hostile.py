@@ -12,8 +12,7 @@ import pytest
 
 from counterd.protocols.counter import wire
 from counterd.protocols.smockron import wire as smockron
-from functional import peers
-from kit import daemon, gates
+from kit import daemon, gates, peers
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from counterd.protocols.counter import wire
-from functional import peers
-from kit import daemon
+from kit import daemon, peers
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -15,7 +15,7 @@ from typing import IO, TYPE_CHECKING
 import pytest
 
 from counterd.protocols.counter import wire
-from functional import peers
+from kit import peers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -12,8 +12,8 @@ import pytest
 
 from counterd.protocols.sentinel import wire
 from counterd.protocols.sentinel.wire import Status
-from functional.sentinel import SETTINGS, Peer, connected, document, write_rules
 from kit import daemon
+from kit.sentinels import SETTINGS, Peer, connected, document, write_rules
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from counterd.protocols.sentinel.wire import Status
-from functional.sentinel import SETTINGS, connected, document, rule, write_rules
 from kit import daemon
+from kit.sentinels import SETTINGS, connected, document, flow, write_rules
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -74,7 +74,7 @@ def test_a_reload_brings_new_rules_and_keeps_tokens(serve: Callable[..., Daemon]
 def test_each_mistake_is_a_line_and_changes_nothing(serve: Callable[..., Daemon], rules: Path) -> None:
     counterd = serve()
     wrong = document(concurrent=4)
-    wrong["shop"]["flowRules"] += [rule(8, 0, -1), rule(7, 0, 1)]
+    wrong["shop"]["flowRules"] += [flow(8, -1), flow(7, 1)]
     rules.write_text(json.dumps(wrong))
     text = counterd.config.read_text()
     counterd.config.write_text(text + "sentinel.max_allowed_qps = 7\n")
@@ -142,7 +142,7 @@ def test_no_file_is_no_rules(serve: Callable[..., Daemon]) -> None:
 
 
 def test_a_mistake_ends_a_start_and_a_check(tmp_path: Path, rules: Path) -> None:
-    rules.write_text(json.dumps({"shop": {"flowRules": [{**rule(7, 0, 1), "clusterMode": "yes"}, rule(8, 3, 1)]}}))
+    rules.write_text(json.dumps({"shop": {"flowRules": [{**flow(7, 1), "clusterMode": "yes"}, flow(8, 1, grade=3)]}}))
     config = tmp_path / "F"
     config.write_text(daemon.config_text({**SETTINGS, "sentinel.rules": rules}))
     where = f'{config}:{LINE}: sentinel.rules: {rules}: namespace "shop": flowRules'

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from counterd.protocols.counter import wire
-from functional import peers
+from kit import peers
 
 if TYPE_CHECKING:
     import socket

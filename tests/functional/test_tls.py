@@ -18,8 +18,7 @@ from conformance.beanstalk.engine import make_store as make_beanstalk_store
 from counterd.client import throttr
 from counterd.protocols.counter import wire
 from counterd.protocols.throttr._session import open_store
-from functional import peers
-from kit import needs
+from kit import needs, peers
 from kit.certificates import authority, certificate, client_context, server_context
 from kit.daemon import PATIENCE, wait_until
 from kit.serving import Serving, serving

@@ -20,7 +20,6 @@ from counterd.protocols.sentinel import wire as sentinel_wire
 from counterd.protocols.sentinel.rules import read_rules
 from counterd.protocols.smockron import wire as smockron_wire
 from counterd.protocols.smockron.rules import parse_rules
-from functional.peers import ask
 from history import Closed, Operation, Recorder, beanstalk, check, load, sentinel, smockron
 from history.beanstalk import JobModel, disorder
 from history.counter import CounterModel, Release
@@ -29,6 +28,7 @@ from kit.daemon import PATIENCE, Daemon, run, running, wait_until
 from kit.gates import SETTINGS, addresses, write_rules
 from kit.gates import Peer as Gate
 from kit.jobs import Peer
+from kit.peers import ask
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
