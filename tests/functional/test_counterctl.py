@@ -284,7 +284,8 @@ def test_a_reader_that_has_enough(counterd: Daemon, client: Client) -> None:
     done = subprocess.run(
         ["bash", "-c", command], capture_output=True, text=True, timeout=PATIENCE, env=environment(), check=False
     )
-    assert (done.stdout, done.stderr) == ("name,consumption,peak,limit\n141 0\n", "")
+    assert (done.stdout.startswith("name,consumption"), done.stderr) == (True, "")
+    assert done.stdout.splitlines()[1:] == ["141 0"]
 
 
 def test_a_reader_that_has_gone(counterd: Daemon) -> None:
