@@ -109,7 +109,8 @@ def report(job: Job, ways: list[str], found: list[Result]) -> None:
         slowest = max(each.longest_wait for each in found)
         print(f"longest wait: {slowest / wait:.2f} times the ideal" if wait else "nobody waits")
     else:
-        total = sum(each.grants for each in measure(job, ways[: job.maximum]))
+        alone = [WAYS[way][0] for way in ways[: job.maximum]]  # one at a time in each
+        total = sum(each.grants for each in measure(job, alone))
     print(f"smallest / largest: {min(grants) / max(grants):.2f}; all together: {sum(grants) / total:.0%} of the ideal")
 
 

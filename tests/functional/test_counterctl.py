@@ -170,6 +170,70 @@ def test_the_end_of_stdin_ends_a_hold(counterd: Daemon, client: Client) -> None:
     assert used(client, "until") == 0
 
 
+def wait_for_waiters(client: Client, count: int) -> None:
+    daemon.wait_until(lambda: int(client.stats()["waiters"]) == count, f"{count} wait")
+
+
+def test_a_hold_waits_in_the_queue_of_the_server(counterd: Daemon, client: Client) -> None:
+    client.acquire("awaited", 3, maximum=3)
+    words = ("awaited", "3", "3", "--wait", "5m", "--for", "0")
+    late, urgent = ("hold", *words, "--fair-key", "a", "--weight", "2"), ("acquire", *words, "--priority", "9")
+    with running(counterd.address.port, *late) as one:
+        wait_for_waiters(client, 1)
+        with running(counterd.address.port, *urgent) as other:
+            wait_for_waiters(client, 2)
+            before = client.stats()["command:acquire"]
+            client.release("awaited", 3)
+            for process in (other, one):
+                assert line_of(process) == "acquired 3 of awaited (maximum 3) for 0 s\n"
+            assert client.stats()["command:acquire"] == before
+
+
+def test_takes_all_or_nothing(counterd: Daemon, client: Client) -> None:
+    words = ("take", "calls=2/3", "lock", "--rate", "tokens=7@10/1440m")
+    with running(counterd.address.port, *words) as process:
+        rows = [line_of(process) for _ in range(3)]
+        number = rows[0].rpartition(" ")[2].strip(")\n")
+        assert rows == [
+            f"took 2 of calls (maximum 3, grant {number})\n",
+            f"took 1 of lock (maximum 1, grant {number})\n",
+            f"took 7 of tokens (maximum 10, grant {number})\n",
+        ]
+        assert used(client, "calls") == 2
+        other = ctl(counterd.address.port, "take", "calls=1/3", "lock")
+        assert (other.returncode, other.stdout) == (1, "")
+        assert other.stderr == "counterctl: 1 of lock not available: 1 of 1 are in use\n"
+        other = ctl(counterd.address.port, "take", "--rate", "tokens=7@10/1440m", "--wait", "10ms")
+        assert other.returncode == 1
+        said = "counterctl: 7 of tokens not available within 10.0 ms: 7 of 10 are in use; there may be enough in 9 h\n"
+        assert other.stderr == said
+        assert used(client, "calls") == 2
+        assert end(process, signal.SIGINT) == (130, "", "counterctl: gave 2 of calls, 1 of lock back\n")
+    assert (used(client, "calls"), used(client, "lock")) == (0, 0)
+
+
+def test_rates_alone_are_not_held(counterd: Daemon) -> None:
+    done = ctl(counterd.address.port, "take", "--rate", "alone=3@10/1440m/20", "--output", "json")
+    assert (done.returncode, done.stderr) == (0, "")
+    row = json.loads(done.stdout)
+    assert (row["name"], row["amount"], row["maximum"], row["grant"] > 0) == ("alone", 3, 20, True)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["take"], "name at least one counter or --rate"),
+        (["take", "a=2/1"], "AMOUNT must be 1 to MAX, not 2"),
+        (["take", "a", "a"], "twice"),
+        (["take", "--rate", "a=1"], "expected NAME=UNITS@LIMIT/PERIOD[/BURST]"),
+        (["take", "a", "--for", "1s", "--until-stdin-closes"], "either --for or --until-stdin-closes"),
+    ],
+)
+def test_what_no_take_can_be(counterd: Daemon, words: list[str], message: str) -> None:
+    done = ctl(counterd.address.port, *words)
+    assert (done.returncode, message in done.stderr, "Traceback" in done.stderr) == (2, True, False)
+
+
 def test_stdin_that_was_never_open_ends_a_hold_at_once(counterd: Daemon) -> None:
     command = f"exec {SCRIPT} -p {counterd.address.port} acquire closed 1 1 --until-stdin-closes <&-"
     done = subprocess.run(

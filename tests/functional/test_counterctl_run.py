@@ -236,6 +236,28 @@ def test_it_waits_until_another_gives_back(counterd: Daemon, client: Client, qui
     assert (process.returncode, out, err) == (5, "", "")
 
 
+def test_it_keeps_its_place_in_the_queue(counterd: Daemon, client: Client) -> None:
+    """Also after it has said that it waits: one request, and the first that came is the first."""
+    with counterd.client() as other:
+        other.acquire("place", maximum=1)
+        with begun(counterd, "place", "--max", 1, "sh", "-c", "echo ran") as process:
+            assert process.stderr is not None
+            assert process.stderr.readline() == "counterctl: waiting for 1 of place: 1 of 1 are in use\n"
+            before = int(client.stats()["command:take"])
+            waiting = threading.Thread(target=lambda: enter(client))
+            waiting.start()
+            wait_until(lambda: int(other.stats()["waiters"]) == 2, "both wait")
+            other.release("place")
+            assert line(process) == "ran"
+            waiting.join(PATIENCE)
+            assert int(client.stats()["command:take"]) == before + 1
+
+
+def enter(client: Client) -> None:
+    with client.hold("place", maximum=1):
+        pass
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_the_waiting(counterd: Daemon, client: Client, number: signal.Signals) -> None:
     with client.hold("wanted", maximum=1), begun(counterd, "wanted", "--max", 1, "echo", "ran") as process:

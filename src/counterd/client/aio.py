@@ -499,6 +499,11 @@ class Taken(TakenCore):
         """Whether the connection, and the permits with it, were lost."""
         return self._link is not None and bool(self._link.closed)
 
+    def raise_if_lost(self) -> None:
+        """As Hold.raise_if_lost()."""
+        if self._link is not None and self._link.closed:
+            raise self._asked.lost(self._link.where, self._link.closed)
+
     async def __aenter__(self) -> Taken:
         return await self.acquire()
 

@@ -35,6 +35,8 @@ MODULES = {
     "ping": "data",
     "get": "data",
     "acquire": "data",
+    "hold": "data",
+    "take": "taking",
     "stats": "data",
     "dump": "data",
     "watch": "data",
@@ -81,6 +83,7 @@ def main(context: click.Context, /, timeout: float, **_: object) -> None:
     \b
       counterctl ping
       counterctl acquire db:main 2 10 --for 10s     2 of at most 10 permits, for ten seconds
+      counterctl take calls=1/8 --rate tokens=500@90000/1m --wait 5s
       counterctl get db:main
       counterctl dump --held --sort consumption     the counters in use now, the largest first
       counterctl -u counter+unix:///run/counterd.sock stats

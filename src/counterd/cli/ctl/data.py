@@ -5,6 +5,7 @@ Floor 5.
 
 from __future__ import annotations
 
+import copy
 import math
 import os
 import select
@@ -24,6 +25,7 @@ from counterd.cli.ctl.common import (
     NAME,
     PORT,
     TIME_LIMIT,
+    Bytes,
     Target,
     explain,
     glob,
@@ -35,15 +37,17 @@ from counterd.cli.ctl.common import (
     until_interrupted,
 )
 from counterd.cli.ctl.output import Column, Kind, Output, Row, cell, output_option, span
+from counterd.cli.reading import with_options
 from counterd.errors import ConnectionLost, NotAvailable, NotFound, ProtocolError, Timeout
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from counterd.client import Client, DumpEntry, Hold
+    from counterd.client import Client, DumpEntry, Hold, Taken
     from counterd.client._addresses import Address
 
 RESOURCES = click.IntRange(1, 2**32 - 1)
+KEY_MAX, WEIGHT_MAX = 255, 1000  # bytes; section "Take" of the protocol
 NAME_COLUMN = Column("name", Kind.BYTES)
 STDIN = 0
 POLL_MAX = 2**31 - 1  # ms
@@ -170,6 +174,22 @@ def dump(target: Target, match: str | None, sort: str, limit: int | None, held: 
 # ---- acquire ----
 
 
+place_options = with_options(
+    click.option(
+        "--fair-key",
+        "key",
+        metavar="KEY",
+        type=Bytes("key", 0, KEY_MAX),
+        default="",
+        help="Keys that wait take turns.  [default: one for this command alone]",
+    ),
+    click.option("--weight", type=click.IntRange(1, WEIGHT_MAX), default=1, help="The share of KEY.  [default: 1]"),
+    click.option(
+        "--priority", type=click.IntRange(0, 255), default=0, help="The highest one is served first.  [default: 0]"
+    ),
+)
+
+
 @click.command()
 @click.argument("name", type=NAME)
 @click.argument("resources", metavar="N", type=RESOURCES)
@@ -184,13 +204,14 @@ def dump(target: Target, match: str | None, sort: str, limit: int | None, held: 
 )
 @click.option("--for", "duration", type=DURATION, help="Hold the permits for this time; 0 gives them back immediately.")
 @click.option("--until-stdin-closes", "stdin", is_flag=True, help="Hold the permits until standard input ends.")
+@place_options
 @output_option
 @pass_target
 @click.pass_context
 def acquire(
     context: click.Context,
-    /,
     target: Target,
+    /,
     name: bytes,
     resources: int,
     maximum: int,
@@ -198,11 +219,15 @@ def acquire(
     duration: float | None,
     stdin: bool,
     output: Output,
+    **place: Any,
 ) -> None:
     """Takes N permits of a counter, holds them until Ctrl-C or SIGTERM, and gives them back.
 
     MAX is how many permits of the counter may be in use in total. The options --for and --until-stdin-closes end the
-    hold earlier. Exit status 1 if N permits are not available.
+    hold earlier. Exit status 1 if N permits are not available. `hold` is another name of this command.
+
+    With --wait the command waits in the fair queue of the server: the highest priority first, and among equals the keys
+    take turns in proportion to their weights.
     """
     if resources > maximum:
         raise click.UsageError(f"N must be at most MAX: {resources} is more than {maximum}")
@@ -213,7 +238,7 @@ def acquire(
     status = 0
     with terminations_interrupt(), target.connect() as client:
         try:
-            with client.hold(name, resources, maximum=maximum, timeout=patience) as permits:
+            with client.hold(name, resources, maximum=maximum, timeout=patience, **place) as permits:
                 add = output.stream(
                     [NAME_COLUMN, Column("permits", Kind.NUMBER), Column("maximum", Kind.NUMBER)],
                     lambda row: f"acquired {row[1]} of {shown(row[0])} (maximum {row[2]}){until}",
@@ -232,7 +257,11 @@ def acquire(
     context.exit(status)
 
 
-def wait(client: Client, permits: Hold, duration: float | None, *, stdin: bool) -> None:
+hold = copy.copy(acquire)
+hold.name = "hold"
+
+
+def wait(client: Client, permits: Hold | Taken, duration: float | None, *, stdin: bool) -> None:
     """Waits until the end of a hold. Raises ConnectionLost if the permits are lost before."""
     if stdin and sys.stdin is None:
         return  # it was closed before the start; the connection may have its descriptor's number

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 import click
 
 from counterd.cli.ctl.common import DURATION, EXIT_SIGNAL, NAME, Target, explain, pass_target, say, shown
-from counterd.errors import ConnectionLost, CounterdError, NotAvailable
+from counterd.errors import CounterdError, NotAvailable
 
 if TYPE_CHECKING:
     from counterd.client import Client, Hold
@@ -211,17 +211,26 @@ def run(
 
 def take(stack: contextlib.ExitStack, client: Client, asked: Asked, wait: float | None, *, quiet: bool) -> Hold:
     """Waits for the permits, which are held until the stack is closed. Raises NotAvailable after the wait."""
-    first = SAID_AFTER_S if wait is None else min(wait, SAID_AFTER_S)
     name, resources, maximum = asked
+    hold = client.hold(name, resources, maximum=maximum, timeout=wait)
+    if quiet or (wait is not None and wait <= SAID_AFTER_S):
+        return stack.enter_context(hold)
+    saying = threading.Timer(SAID_AFTER_S, say_waiting, (client, asked))
+    saying.start()
     try:
-        return stack.enter_context(client.hold(name, resources, maximum=maximum, timeout=first))
-    except (NotAvailable, ConnectionLost) as error:
-        if first == wait:
-            raise
-        if not quiet:
-            say(f"waiting for {asked}: {asked.in_use(error)}")
-    left = None if wait is None else wait - first
-    return stack.enter_context(client.hold(name, resources, maximum=maximum, timeout=left))
+        return stack.enter_context(hold)
+    finally:
+        saying.cancel()
+        saying.join()  # the process forks later
+
+
+def say_waiting(client: Client, asked: Asked) -> None:
+    """Called in another thread, while the hold waits in its place in the queue."""
+    try:
+        used = f"{client.get(asked.name, default=0)} of {asked.maximum} are in use"
+    except CounterdError as error:
+        used = explain(error, None)[0]
+    say(f"waiting for {asked}: {used}")
 
 
 def attended(client: Client, hold: Hold, asked: Asked, command: tuple[str, ...], *, close: bool, ends: bool) -> Ended:

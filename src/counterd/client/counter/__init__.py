@@ -509,6 +509,12 @@ class Taken(TakenCore):
         """Whether the connection, and the permits with it, were lost. Looks at the socket."""
         return self._link is not None and not self._link.is_alive()
 
+    def raise_if_lost(self) -> None:
+        """As Hold.raise_if_lost()."""
+        link = self._link
+        if link is not None and not link.is_alive():
+            raise self._asked.lost(link.where, link.closed)
+
     def __enter__(self) -> Taken:
         return self.acquire()
 

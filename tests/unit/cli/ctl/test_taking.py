@@ -1,0 +1,57 @@
+"""What `counterctl take` reads from its words."""
+
+from __future__ import annotations
+
+import pytest
+
+from counterd.cli.ctl.taking import Permits, Units, read_permits, read_units
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("name", Permits(b"name", 1, 1)),
+        ("name=2/10", Permits(b"name", 2, 10)),
+        ("a=b=2/10", Permits(b"a=b", 2, 10)),
+        ("a=b", Permits(b"a=b", 1, 1)),
+        ("a\nb=1/1", Permits(b"a\nb", 1, 1)),
+        ("\udcff=1/1", Permits(b"\xff", 1, 1)),
+    ],
+)
+def test_permits(text: str, expected: Permits) -> None:
+    assert read_permits(text) == expected
+
+
+@pytest.mark.parametrize("text", ["a=0/1", "a=2/1"])
+def test_permits_that_cannot_be(text: str) -> None:
+    with pytest.raises(ValueError, match="AMOUNT must be 1 to MAX"):
+        read_permits(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("t=500@90000/1m", Units(b"t", 500, 90000, 60.0, 90000)),
+        ("t=5@7/1.5s/20", Units(b"t", 5, 7, 1.5, 20)),
+        ("a=b=1@2/250ms", Units(b"a=b", 1, 2, 0.25, 2)),
+    ],
+)
+def test_rates(text: str, expected: Units) -> None:
+    assert read_units(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("t", "expected NAME="),
+        ("t=5/7", "expected NAME="),
+        ("t=5@7", "expected NAME="),
+        ("t=8@7/1s", "UNITS must be 1 to LIMIT, not 8"),
+        ("t=21@7/1s/20", "UNITS must be 1 to BURST, not 21"),
+        ("t=0@7/1s", "UNITS must be 1 to LIMIT, not 0"),
+        ("t=1@7/1y", "1y"),
+    ],
+)
+def test_rates_that_cannot_be(text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        read_units(text)
