@@ -199,7 +199,7 @@ def test_a_queue_that_is_full(tmp_path: Path, shape: str) -> None:
             await got(one.acquire(NAME, maximum=1))
             waiting = begun(shape, permit(other).acquire)
             await until_waiting(counterd, 1)
-            with pytest.raises(OutOfMemory):
+            with pytest.raises(OutOfMemory, match=r"asked for 1 of queue, maximum 1$"):
                 await got(permit(other).acquire())
             await got(one.release(NAME))
             await got((await waiting).release())

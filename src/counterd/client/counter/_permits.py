@@ -187,7 +187,14 @@ def _refusal(call: Call, status: int, body: bytes) -> ServerError:
         error.resources, error.name = _released(frame), frame[_RELEASE_NAME:]
     elif frame[1] == _GET:
         error.name = frame[_GET_NAME:]
+    elif frame[1] == _TAKE and len(call.items) == 1:
+        _name_item(error, call.items[0])
     return error
+
+
+def _name_item(error: ServerError, item: Permit | Rate) -> None:
+    error.name, error.resources = item.name, item.amount
+    error.maximum = item.maximum if isinstance(item, Permit) else item.burst
 
 
 def _shortage(items: Sequence[Permit | Rate], short: Shortage) -> ServerError:
@@ -195,13 +202,10 @@ def _shortage(items: Sequence[Permit | Rate], short: Shortage) -> ServerError:
     error = NotAvailable(_NOT_AVAILABLE, short.text)
     if short.item >= len(items):
         raise ProtocolError(f"item {short.item} of {len(items)} was short")
-    item = items[short.item]
-    error.name, error.resources = item.name, item.amount
+    _name_item(error, items[short.item])
     error.retry_after = None if short.retry_ms is None else short.retry_ms / 1000
-    if isinstance(item, Permit):
-        error.maximum, error.consumption = item.maximum, item.maximum - short.left
-    else:
-        error.maximum, error.consumption = item.burst, item.burst - short.left
+    assert error.maximum is not None
+    error.consumption = error.maximum - short.left
     return error
 
 
