@@ -171,6 +171,37 @@ class PluginHost(Protocol):
         """Reads the file that a setting names; b"" if it names none. Raises ValueError with a message for people."""
 
 
+class Lender(Protocol):
+    """Permits of a protocol's store, for the store of another protocol in this process.
+
+    To clients of the lending protocol, the borrower is one connection that holds permits and waits for permits like any
+    other. The borrower makes these calls while a call of its own store is under way.
+    """
+
+    number: int  # of that connection in the lending store
+
+    def acquire(self, name: bytes, maximum: int, now_ns: int) -> bool:
+        """Takes a permit, unless `maximum` of that name are held, or somebody waits for one."""
+
+    def retake(self, name: bytes, maximum: int, now_ns: int) -> bool:
+        """Takes a permit that the borrower had before a restart, even above the maximum. False: there is no room."""
+
+    def release(self, name: bytes, now_ns: int) -> None:
+        """Gives back a permit."""
+
+    def enqueue(self, name: bytes, maximum: int, ticket: int, now_ns: int) -> int:
+        """Waits for a permit, in the queue of all that wait for that name. Returns its place; 0: there is no room.
+
+        ticket: below 2^32; the borrower's settled() is called with it when the wait ends.
+        """
+
+    def amend(self, place: int, maximum: int, now_ns: int) -> None:
+        """Changes the maximum of a wait, which keeps its place."""
+
+    def cancel(self, place: int, now_ns: int) -> None:
+        """Ends a wait. settled() is not called for it."""
+
+
 # ---- how a protocol registers itself ---------------------------------------------------------------------------------
 
 
@@ -289,6 +320,19 @@ class Journal:
     ledger: str
 
 
+class BorrowingStore(Store, Protocol):
+    """The store of a protocol that borrows permits from another one."""
+
+    def borrow(self, lender: Lender) -> None:
+        """Gives the store its lender, before anything is restored. Not called if no lending protocol is enabled."""
+
+    def settled(self, ticket: int, granted: bool) -> None:
+        """Ends a wait of Lender.enqueue(): with a permit, or without because the lending store drains or is full.
+
+        Called within a tick of the lending store, so the lender must not be called from here.
+        """
+
+
 class SharedSource(Protocol):
     """The module that makes the Redis calls of a protocol's store.
 
@@ -348,6 +392,9 @@ class Room:
     windows, files, extensions, journal, shared: its abilities, if it has them.
     tables: returns the tables that people can request. Unlike the other fields it may import compiled modules.
     drain_mode: makes a running store refuse new work (True) or accept it again (False). Other requests are served.
+    lend: lends permits of its store to another protocol's: called with the store, a function that is called with the
+        ticket and the outcome of each wait, and a function that is called when the lending store has something to do.
+    borrows: its store is a BorrowingStore.
     ports: names of its ports after the first, in order. `NAME_port` and `NAME_socket` are settings of the protocol. All
         other settings of such a port are those of the first port.
     """
@@ -366,4 +413,6 @@ class Room:
     journal: Journal | None = None
     shared: Shared | None = None
     drain_mode: Callable[[Any, bool], None] | None = None
+    lend: Callable[[Any, Callable[[int, bool], None], Callable[[], None]], Lender] | None = None
+    borrows: bool = False
     ports: tuple[str, ...] = ()

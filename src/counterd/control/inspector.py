@@ -316,7 +316,8 @@ def shape(service: Service, table: Table) -> dict[str, Any]:
 
 
 def found(service: Service, table: Table, row: tuple[Any, ...], begun: int) -> list[Any]:
-    """Replaces each number of a connection in a row by the connection, or by None if it has ended.
+    """Replaces each number of a connection in a row by the connection, or by None if it has ended. A number of another
+    protocol's store, which has no connection, is replaced by that protocol's name.
 
     begun: when the walk began. A connection that is younger may have the number of one that has ended.
     """
@@ -325,15 +326,15 @@ def found(service: Service, table: Table, row: tuple[Any, ...], begun: int) -> l
         if column.kind == "connection":
             connection = service.server.connections.get(cells[place])
             there = connection is not None and connection.entered_ns <= begun
-            cells[place] = (service.room.name, connection) if there else None
+            cells[place] = (service.room.name, connection) if there else service.borrowers.get(cells[place])
     return cells
 
 
 def shown(column: Column, value: Any) -> Iterator[tuple[str, Any]]:
     """Yields the JSON members for a cell of a row."""
     if column.kind == "connection":
-        yield column.name, f"{value[0]}-{value[1].id}" if value else ""
-        yield "peer", value[1].origin() if value else ""
+        yield column.name, f"{value[0]}-{value[1].id}" if isinstance(value, tuple) else ""
+        yield "peer", value[1].origin() if isinstance(value, tuple) else value or ""
     elif column.kind == "since":
         yield "age_seconds", max(0.0, time.monotonic_ns() // 100_000_000 - value) / 10
     elif column.kind == "name":

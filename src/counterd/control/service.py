@@ -28,9 +28,9 @@ from counterd.net.server import Server
 if TYPE_CHECKING:
     import asyncio
     import ssl
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
-    from counterd.contract import Figures, JournaledStore, Room, Store
+    from counterd.contract import BorrowingStore, Figures, JournaledStore, Room, Store
     from counterd.control.config.loading import Config
 
     # Called with a cause (repeated lines are limited for each cause), a sentence, and fields of the line.
@@ -97,6 +97,7 @@ class Service:
     descriptors: how many descriptors its connections may use.
     ready: the contents of its files, as they are in force.
     plugin_host: runs its extensions.
+    borrowers: names of the protocols that hold permits of its store, by the engine's number.
     """
 
     def __init__(self, room: Room, config: Config, descriptors: int, report: Report) -> None:
@@ -109,6 +110,7 @@ class Service:
         self.windows: Windows
         self.keeper: Keeper | None = None  # writes its journal
         self.authority: Authority | None = None  # calls the Redis that has its state
+        self.borrowers: dict[int, str] = {}
         self._config = config
         self._settings = config.listener(room.name)
         self._descriptors = descriptors
@@ -164,6 +166,19 @@ class Service:
             self.authority = Authority(self.room, self._config.values, self.store, self.server.driver, self._told)
             self.server.driver.outside = self.authority
             self.authority.start()
+
+    def lend_to(self, other: Service) -> None:
+        """Lets the store of another protocol take permits of this one's."""
+        assert self.room.lend is not None
+        store = cast("BorrowingStore", other.store)
+
+        def settled(ticket: int, granted: bool) -> None:
+            store.settled(ticket, granted)
+            other.server.driver.wake()
+
+        lender = self.room.lend(self.store, settled, self.server.driver.wake)
+        self.borrowers[lender.number] = other.room.name
+        store.borrow(lender)
 
     async def restore(self) -> None:
         """Restores the store from its journal. Raises ConfigError."""
@@ -279,3 +294,12 @@ class Service:
             handshake_timeout=self._config.process.tls.handshake_timeout,
             access=self.ready.access,
         )
+
+
+def connect(services: Sequence[Service]) -> None:
+    """Gives each protocol that borrows permits a protocol that lends them. Call it before anything is restored."""
+    lender = next((service for service in services if service.room.lend is not None), None)
+    if lender is not None:
+        for service in services:
+            if service.room.borrows:
+                lender.lend_to(service)

@@ -56,6 +56,7 @@ cdef struct Holder:         # the holdings of a connection
     uint32_t first          # the first holding
     uint32_t holdings
     uint32_t next           # in the queue of leavers
+    uint32_t is_exempt      # from the limit of holdings per connection
 
 
 cdef struct PermitsState:   # in the region
@@ -142,6 +143,7 @@ cdef inline bint ledger_is_full(const Permits* permits, uint32_t connection) noe
     return (
         state.holdings.used >= state.holdings.capacity
         or permits.holders[connection].holdings >= state.holdings_per_connection
+        and not permits.holders[connection].is_exempt
     )
 
 

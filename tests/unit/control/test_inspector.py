@@ -111,6 +111,7 @@ def service(
         server=Server(connections),
         store=store,
         failing=False,
+        borrowers={},
         addresses=lambda: {"one": ["127.0.0.1:1", "unix:/s"], "one-more": ["127.0.0.1:2"]},
     )
 
@@ -286,6 +287,13 @@ def test_who_came_after_the_walk_began_is_not_taken_for_a_holder() -> None:
     asked = inspector(service("one", [later], lambda *_: Walk([(b"x", 1, 0, 1)])))
     (row,) = ask(asked, "table", table="things_one", parameters={})["rows"]
     assert (row["holder"], row["peer"]) == ("", "")
+
+
+def test_another_protocol_that_holds_something_is_shown_by_its_name() -> None:
+    asked = inspector(lender := service("one", opened=lambda *_: Walk([(b"x", 1, 0, 1)])))
+    lender.borrowers[1] = "two"
+    (row,) = ask(asked, "table", table="things_one", parameters={})["rows"]
+    assert (row["holder"], row["peer"]) == ("", "two")
 
 
 def test_a_walk_goes_step_by_step() -> None:

@@ -29,7 +29,7 @@ from counterd.control.process.limits import identity, least_descriptors, raise_d
 from counterd.control.process.privileges import drop_privileges
 from counterd.control.process.systemd import Teller, notify, watchdog_seconds
 from counterd.control.pulse import Pulse
-from counterd.control.service import Service, prepare
+from counterd.control.service import Service, connect, prepare
 from counterd.control.view import View
 from counterd.net.sockets import UnixSocket
 from counterd.version import __version__
@@ -103,6 +103,7 @@ class Daemon:
             for number in (signal.SIGTERM, signal.SIGINT):
                 loop.add_signal_handler(number, self._on_stop)
             await asyncio.gather(*(service.start(loop) for service in self.services))
+            connect(self.services)
             self._watch()
             journaled = [service for service in self.services if service.keeper is not None]
             self._listen([service for service in self.services if service.keeper is None])

@@ -6,12 +6,14 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from counterd.contract import Figures, Room, Windows
+from counterd.contract import Figures, Lender, Room, Windows
 from counterd.listing import Figure
 from counterd.protocols.counter.wire import PORT
 from counterd.settings import integer, setting, size
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from counterd.listing import Table
     from counterd.protocols.counter._store import CounterStore
 
@@ -68,6 +70,13 @@ def reload(store: CounterStore, settings: CounterSettings) -> None:
     store.limit_takes(settings.waiters_per_connection, settings.settle_time)
 
 
+def lend(store: CounterStore, settled: Callable[[int, bool], None], wake: Callable[[], None]) -> Lender:
+    """Lends permits to another protocol's store. settled, wake: see Room.lend."""
+    from counterd.protocols.counter._lending import Lending  # noqa: PLC0415 - as above
+
+    return Lending.of(store, settled, wake)
+
+
 def tables() -> tuple[Table, ...]:
     """What people can ask for."""
     from counterd.protocols.counter._tables import TABLES  # noqa: PLC0415 - as above
@@ -119,4 +128,5 @@ ROOM = Room(
     figures=FIGURES,
     windows=Windows("counter.stats_interval"),
     tables=tables,
+    lend=lend,
 )

@@ -16,6 +16,7 @@ cdef class CounterStore(Store):
     cdef bint draining          # nothing is handed out any more
     cdef uint32_t to_drain      # waiters up to this number are still to be told so
     cdef void** sessions        # of the open connections, by number; borrowed
+    cdef list lendings          # the numbers of the connections of other stores, see _lending.pyx
     cdef uint64_t granted_later     # Takes that were granted after a wait, in total
     cdef uint64_t[OPCODES] requests  # valid requests by Opcode
     cdef uint64_t[OPCODES + 1][256] refusals  # by Opcode, the last for unknown ones; by Status

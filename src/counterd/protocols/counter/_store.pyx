@@ -98,6 +98,7 @@ cdef class CounterStore(Store):
         self.takes.state.waiters_per_connection = waiters
         self.takes.state.settle_ns = <int64_t>3600 * NS_PER_S
         self.others = figures
+        self.lendings = []
         self.counters.permits.state.holdings_per_connection = holdings_per_connection or holdings
 
     def __dealloc__(self):
@@ -348,9 +349,11 @@ cdef class CounterStore(Store):
                 self.stirred = True
 
     def held(self):
-        """As Store.held: holdings."""
+        """As Store.held: holdings, except what is lent, because a drain waits for the borrower's own."""
+        cdef Permits* permits = &self.counters.permits
         with self:
-            return self.counters.permits.state.holdings.used
+            lent = sum([permits.holders[<uint32_t>connection].holdings for connection in self.lendings])
+            return permits.state.holdings.used - lent
 
     def holdings_of(self, uint32_t connection):
         """As Store.holdings_of: holdings."""
@@ -371,6 +374,8 @@ cdef class CounterStore(Store):
         cdef list found = []
         with self:
             for connection in range(1, self.connections.pool.fresh + 1):
+                if connection in self.lendings:  # held() leaves them out, too
+                    continue
                 entry = permits.holders[connection].first
                 while entry:
                     if <size_t>len(found) >= limit:

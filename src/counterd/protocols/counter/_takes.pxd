@@ -361,6 +361,7 @@ cdef inline bint takes_have_room(Takes* takes, uint32_t connection, Ask* asks, i
     if holdings and (
         pool_left(&permits.state.holdings) < holdings
         or permits.holders[connection].holdings + holdings > permits.state.holdings_per_connection
+        and not permits.holders[connection].is_exempt
     ):
         return False
     return charges == 0 or charges_fit(takes, connection, charges)
@@ -516,7 +517,10 @@ cdef inline uint32_t take_wait(
     Takes* takes, uint32_t connection, const Ask* asks, int count, const Verdict* verdict, uint32_t opaque,
     uint64_t key, uint16_t weight, uint8_t priority, int64_t now_ns, int64_t until_ns
 ) noexcept nogil:
-    """Lets a Take wait that was refused. Returns its number, or 0 if there is no room."""
+    """Lets a Take wait that was refused, until until_ns; INT64_MAX: for ever.
+
+    Returns its number, or 0 if there is no room.
+    """
     cdef Fair* fair = &takes.counters.fair
     cdef Item* item
     cdef Item[ITEMS_MAX] made
@@ -526,6 +530,7 @@ cdef inline uint32_t take_wait(
     if (
         pool_left(&fair.state.waiters) == 0
         or fair.askers[connection].waiters >= takes.state.waiters_per_connection
+        and not takes.counters.permits.holders[connection].is_exempt
         or pool_left(&takes.state.items) < <uint32_t>count - 1
     ):
         return 0
@@ -549,7 +554,8 @@ cdef inline uint32_t take_wait(
         takes.items[cell] = made[i]
         item.next = cell
         item = takes.items + cell
-    timers_arm(&takes.deadlines, number, until_ns)
+    if until_ns != INT64_MAX:
+        timers_arm(&takes.deadlines, number, until_ns)
     if fair.queues[queue].first == number:
         queue_wake(fair, queue)     # of a rate: to note when it is there
     return number

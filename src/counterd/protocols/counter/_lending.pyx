@@ -1,0 +1,153 @@
+"""Permits that another protocol's store takes of these counters, as if it were a connection.
+
+Floor 2. A Lending is a session without a peer. It holds and waits under the number of a connection, so dumps, tables,
+the maximum of each name and the fair queues treat it like any other. What would be a reply to a Take that waits is the
+end of a wait here. The limits of one connection do not apply to it, because it stands for all of the borrower's.
+
+The borrower calls it while the borrower's own store is in a call, so it is told of nothing within these calls, only in
+ticks of this store.
+"""
+
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
+from libc.stdint cimport INT64_MAX, int64_t, uint8_t, uint32_t, uint64_t
+
+from counterd._core cimport Session
+from counterd.engine.byteorder cimport load_le32
+from counterd.engine.debug cimport debug_check
+from counterd.engine.fair cimport queue_wake
+from counterd.engine.permits cimport GRANTED, REFUSED, Outcome
+from counterd.protocols.counter._counters cimport counter_release
+from counterd.protocols.counter._messages cimport NO_ERROR
+from counterd.protocols.counter._store cimport CounterStore
+from counterd.protocols.counter._takes cimport (
+    Ask, Pace, Verdict, ask_tag, asks_resolve, take_end, take_wait, takes_decide, takes_grant, takes_have_room,
+)
+
+
+cdef class Lending(Session):
+    """A contract.Lender. Lending.of() makes it; it has to be kept as long as something is lent."""
+
+    cdef object settled     # called with a ticket, and whether a permit was granted
+    cdef object wake        # called when the store has something to do
+
+    @staticmethod
+    def of(CounterStore store not None, settled, wake):
+        """Makes the lender of a store. settled, wake: see contract.Room. Raises MemoryError."""
+        cdef Lending lending
+        with store:
+            lending = Lending(store)
+        lending.settled = settled
+        lending.wake = wake
+        return lending
+
+    def __cinit__(self, CounterStore store not None):
+        store.sessions[self.connection] = <void*>self
+        store.counters.permits.holders[self.connection].is_exempt = True
+        store.lendings.append(self.connection)
+        store.sessions_open -= 1    # it is nobody's connection
+        store.sessions_total -= 1
+        self.open = False
+
+    def __dealloc__(self):
+        if self.store is not None:
+            (<CounterStore>self.store).sessions[self.connection] = NULL
+
+    cdef Ask ask(self, bytes name, uint32_t maximum):
+        """Makes the item of a Take of one permit. It refers to `name`."""
+        cdef Ask ask
+        ask.name = <const uint8_t*>PyBytes_AS_STRING(name)
+        ask.name_size = <uint32_t>PyBytes_GET_SIZE(name)
+        ask.pace = Pace(0, 0, 0)
+        ask.tag = ask_tag(&(<CounterStore>self.store).counters.permits, &ask)
+        ask.amount = 1
+        ask.maximum = maximum
+        ask.on_death = 0
+        ask.record = 0
+        return ask
+
+    cdef CounterStore enter(self, int64_t now_ns):
+        self.store.begin_call(max(now_ns, self.store.now_ns))
+        return <CounterStore>self.store
+
+    cdef int leave_call(self) except -1:
+        """Ends a call. Wakes the store if it has something to do now."""
+        cdef CounterStore store = <CounterStore>self.store
+        cdef bint is_due = store.counters.fair.state.ready_first != 0 or store.counters.ring.state.sweep_left != 0
+        store.end_call()
+        if is_due:
+            self.wake()
+        return 0
+
+    def acquire(self, bytes name not None, uint32_t maximum, int64_t now_ns):
+        """As contract.Lender.acquire."""
+        cdef CounterStore store = self.enter(now_ns)
+        cdef Ask ask = self.ask(name, maximum)
+        cdef Outcome outcome = REFUSED
+        try:
+            if not store.draining:
+                outcome = takes_decide(&store.takes, self.connection, &ask, 1, store.now_ns, &store.budget).outcome
+        finally:
+            self.leave_call()
+        return outcome == GRANTED
+
+    def retake(self, bytes name not None, uint32_t maximum, int64_t now_ns):
+        """As contract.Lender.retake."""
+        cdef CounterStore store = self.enter(now_ns)
+        cdef Ask ask = self.ask(name, maximum)
+        try:
+            if not asks_resolve(&store.takes, &ask, 1, store.now_ns, &store.budget):
+                return False
+            if not takes_have_room(&store.takes, self.connection, &ask, 1):
+                return False
+            takes_grant(&store.takes, self.connection, &ask, 1, store.now_ns)
+            return True
+        finally:
+            self.leave_call()
+
+    def release(self, bytes name not None, int64_t now_ns):
+        """As contract.Lender.release."""
+        cdef CounterStore store = self.enter(now_ns)
+        cdef Ask ask = self.ask(name, 1)
+        cdef Outcome outcome
+        try:
+            outcome = counter_release(&store.counters, self.connection, ask.tag, ask.name, ask.name_size, 1)
+            debug_check(outcome == GRANTED)
+        finally:
+            self.leave_call()
+
+    def enqueue(self, bytes name not None, uint32_t maximum, uint32_t ticket, int64_t now_ns):
+        """As contract.Lender.enqueue."""
+        cdef CounterStore store = self.enter(now_ns)
+        cdef Verdict verdict = Verdict(REFUSED, 0, 0, INT64_MAX)
+        cdef Ask ask = self.ask(name, maximum)
+        cdef uint32_t place = 0
+        try:
+            if not store.draining and asks_resolve(&store.takes, &ask, 1, store.now_ns, &store.budget):
+                place = take_wait(
+                    &store.takes, self.connection, &ask, 1, &verdict, ticket, <uint64_t>1 << 63 | self.connection, 1, 0,
+                    store.now_ns, INT64_MAX
+                )
+            return place
+        finally:
+            self.leave_call()
+
+    def amend(self, uint32_t place, uint32_t maximum, int64_t now_ns):
+        """As contract.Lender.amend."""
+        cdef CounterStore store = self.enter(now_ns)
+        debug_check(store.counters.fair.waiters[place].connection == self.connection)
+        store.takes.waiting[place].first.most = maximum
+        queue_wake(&store.counters.fair, store.counters.fair.waiters[place].queue)
+        self.leave_call()
+
+    def cancel(self, uint32_t place, int64_t now_ns):
+        """As contract.Lender.cancel."""
+        cdef CounterStore store = self.enter(now_ns)
+        debug_check(store.counters.fair.waiters[place].connection == self.connection)
+        take_end(&store.takes, place)
+        self.leave_call()
+
+    cdef int post(self, bytes message) except -1:
+        """Called with the reply to a Take that has waited: its opaque is the ticket."""
+        cdef const uint8_t* data = <const uint8_t*>PyBytes_AS_STRING(message)
+        self.settled(load_le32(data + 8), data[2] == NO_ERROR)
+        return 0

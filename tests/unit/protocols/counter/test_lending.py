@@ -1,0 +1,197 @@
+"""Permits that another protocol's store takes: they are held and waited for like those of a connection."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from counterd.protocols import counter
+from counterd.protocols.counter import _tables, wire
+from counterd.protocols.counter.wire import Permit, Status
+from takes import Desk
+
+if TYPE_CHECKING:
+    from counterd.contract import Lender
+
+FULL = Status.RESOURCE_NOT_AVAILABLE
+
+
+class Borrowing:
+    """The other side. ended: (ticket, whether a permit was granted). woken: how often the store was."""
+
+    def __init__(self, desk: Desk) -> None:
+        self.desk = desk
+        self.ended: list[tuple[int, bool]] = []
+        self.woken = 0
+        self.lender: Lender = counter.lend(desk.store, lambda *outcome: self.ended.append(outcome), self.wake)
+
+    def wake(self) -> None:
+        self.woken += 1
+        self.desk.store.next_deadline()  # as the driver does, which must be possible
+
+    def acquire(self, name: bytes = b"p", maximum: int = 1) -> bool:
+        return self.lender.acquire(name, maximum, self.desk.now_ns)
+
+    def release(self, name: bytes = b"p") -> None:
+        self.lender.release(name, self.desk.now_ns)
+
+    def enqueue(self, ticket: int, name: bytes = b"p", maximum: int = 1) -> int:
+        return self.lender.enqueue(name, maximum, ticket, self.desk.now_ns)
+
+    def outcomes(self) -> list[tuple[int, bool]]:
+        """Of the waits that have ended by now."""
+        self.desk.run()
+        ended, self.ended = self.ended, []
+        return ended
+
+
+@pytest.fixture
+def desk() -> Desk:
+    return Desk()
+
+
+@pytest.fixture
+def other(desk: Desk) -> Borrowing:
+    return Borrowing(desk)
+
+
+def test_the_permits_are_those_of_the_clients(desk: Desk, other: Borrowing) -> None:
+    client = desk.taker()
+    assert other.acquire(maximum=2)
+    assert client.acquire(b"p", 1, 2) == Status.NO_ERROR
+    assert not other.acquire(maximum=2)
+    assert client.acquire(b"p", 1, 2) == FULL
+    assert client.status(wire.get(0, b"p")) == Status.NO_ERROR
+    assert wire.decode_consumption(client.answers.others[-1].body) == 2
+    client.close()
+    assert other.acquire(maximum=2)
+    for _ in range(2):
+        other.release()
+    desk.run()
+    assert desk.store.snapshot()["busy"] == 0
+
+
+def test_a_release_wakes_the_store_for_those_that_wait(desk: Desk, other: Borrowing) -> None:
+    client = desk.taker()
+    assert other.acquire()
+    take = client.take(Permit(b"p", 1, 1), wait_ms=1000)
+    woken = other.woken
+    other.release()
+    assert other.woken == woken + 1
+    desk.run()
+    assert client.has(take)
+    assert not other.acquire()
+
+
+def test_it_waits_in_the_same_queue(desk: Desk, other: Borrowing) -> None:
+    """One key among others: it gets a permit in its turn, and not before those that waited earlier."""
+    clients = desk.some(3)
+    assert clients[0].acquire(b"p") == Status.NO_ERROR
+    takes = [client.take(Permit(b"p", 1, 1), wait_ms=1000) for client in clients[1:2]]
+    assert other.enqueue(7)
+    takes.append(clients[2].take(Permit(b"p", 1, 1), wait_ms=1000))
+    assert not other.acquire(), "what is given back belongs to those that wait"
+    clients[0].release(b"p")
+    assert (clients[1].has(takes[0]), other.outcomes()) == (True, [])
+    clients[1].release(b"p")
+    assert (other.outcomes(), clients[2].has(takes[1])) == ([(7, True)], False)
+    other.release()
+    assert (other.outcomes(), clients[2].has(takes[1])) == ([], True)
+
+
+def test_it_shares_in_proportion_with_a_client_that_always_waits(desk: Desk, other: Borrowing) -> None:
+    client = desk.taker()
+    got = {"client": 0, "other": 0}
+    assert other.acquire()
+    take = client.take(Permit(b"p", 1, 1), wait_ms=60_000)
+    other.enqueue(1)
+    other.release()
+    for _ in range(100):
+        if other.outcomes():
+            got["other"] += 1
+            other.enqueue(1)
+            other.release()
+        elif client.has(take):
+            got["client"] += 1
+            take = client.take(Permit(b"p", 1, 1), wait_ms=60_000)
+            client.release(b"p")
+    assert got == {"client": 50, "other": 50}
+
+
+def test_a_wait_may_change_its_maximum_and_keep_its_place(desk: Desk, other: Borrowing) -> None:
+    client, late = desk.some(2)
+    client.acquire(b"p", 1, 5)
+    place = other.enqueue(3)
+    take = late.take(Permit(b"p", 1, 2), wait_ms=1000)
+    assert not late.has(take), "the first stays first"
+    other.lender.amend(place, 2, desk.now_ns)
+    assert other.outcomes() == [(3, True)]
+    client.release(b"p")
+    assert late.has(take)
+
+
+def test_a_wait_that_is_cancelled_is_over(desk: Desk, other: Borrowing) -> None:
+    client = desk.taker()
+    client.acquire(b"p")
+    other.lender.cancel(other.enqueue(3), desk.now_ns)
+    client.release(b"p")
+    assert other.outcomes() == []
+    assert client.acquire(b"p") == Status.NO_ERROR
+    assert desk.store.snapshot()["waiters"] == 0
+
+
+def test_in_a_drain_nothing_is_lent(desk: Desk, other: Borrowing) -> None:
+    assert other.acquire()
+    other.enqueue(9)
+    desk.store.begin_drain()
+    assert other.outcomes() == [(9, False)]
+    assert (other.acquire(b"q"), other.enqueue(1)) == (False, 0)
+    assert (desk.store.held(), desk.store.leases(10)) == (0, []), "the borrower's own drain waits for it"
+    other.release()
+    client = desk.taker()
+    assert client.status(wire.get(0, b"p")) == Status.NO_ERROR
+
+
+def test_the_limits_of_one_connection_are_not_its_limits(desk: Desk, other: Borrowing) -> None:
+    client = desk.taker()
+    desk.store.limit_holdings(1)
+    desk.store.limit_takes(1, 60)
+    assert (other.acquire(b"a"), other.acquire(b"b")) == (True, True)
+    client.acquire(b"c")
+    assert client.acquire(b"d") == Status.OUT_OF_MEMORY
+    assert all(other.enqueue(ticket, name) for ticket, name in enumerate((b"a", b"b", b"c")))
+    client.release(b"c")
+    assert other.outcomes() == [(2, True)]
+    desk.store.audit()
+
+
+def test_no_room_to_hold_or_wait() -> None:
+    desk = Desk(holdings=1, waiters=1)
+    other = Borrowing(desk)
+    assert other.acquire(b"a")
+    assert not other.acquire(b"b")
+    assert not other.lender.retake(b"b", 1, desk.now_ns)
+    assert other.enqueue(1, b"b")
+    assert other.enqueue(2, b"b") == 0
+    assert other.outcomes() == [(1, False)], "there is a permit, and no room to hold it"
+
+
+def test_what_was_held_before_a_restart_is_held_again(desk: Desk, other: Borrowing) -> None:
+    client = desk.taker()
+    assert client.acquire(b"p") == Status.NO_ERROR
+    assert other.lender.retake(b"p", 1, desk.now_ns)
+    client.release(b"p")
+    assert client.acquire(b"p") == FULL
+    other.release()
+    assert client.acquire(b"p") == Status.NO_ERROR
+
+
+def test_it_is_no_connection_and_among_the_holders(desk: Desk, other: Borrowing) -> None:
+    figures = desk.store.snapshot()
+    assert (figures["curr_connections"], figures["total_connections"]) == (0, 0)
+    assert other.acquire()
+    walk = _tables.open_holders(desk.store, {"name": "p"})
+    while not walk.step():
+        pass
+    assert [row[:2] for row in walk.rows()] == [(other.lender.number, 1)]
