@@ -274,6 +274,7 @@ class Ledger(Protocol):
     """
 
     LAYOUT: int  # the version of SCHEMA
+    ADDED: Mapping[int, Mapping[str, Sequence[str]]]  # by older layout that can be read: columns, by table, added since
     SCHEMA: str  # SQL that creates the tables of a new journal
 
     def write(self, database: sqlite3.Connection, piece: bytes) -> None:

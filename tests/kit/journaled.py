@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from conformance.beanstalk.engine import make_store
 from counterd.journal.database import transaction
 from counterd.protocols.beanstalk import _journal, journal
+from kit.permits import LentPump, Permits
 from kit.pump import START_NS, Pump
 
 if TYPE_CHECKING:
@@ -27,13 +28,15 @@ def empty_journal(owner: object) -> sqlite3.Connection:
 
 
 class Journaled:
-    """A pump and its database. piece: taken from the store, and not known to be on disk.
+    """A pump and its database. piece: taken from the store, and not known to be on disk. lends: there are permits.
 
     The store may stay due, because its journal is written only when a test asks for it.
     """
 
-    def __init__(self, **sizes: Any) -> None:
+    def __init__(self, *, lends: bool = False, **sizes: Any) -> None:
         self._sizes = sizes
+        self._lends = lends
+        self.permits: Permits
         self.database = empty_journal(self)
         self.piece: tuple[int, bytes] | None = None
         self.bench = self._pump(START_NS)
@@ -79,7 +82,12 @@ class Journaled:
         self.restored = self._restore()
 
     def _pump(self, now_ns: int) -> Pump:
-        return Pump(make_store(**self._sizes), now_ns=now_ns, idle_max=IDLE_TURNS)
+        store = make_store(**self._sizes)
+        if not self._lends:
+            return Pump(store, now_ns=now_ns, idle_max=IDLE_TURNS)
+        pump = LentPump(store, now_ns=now_ns, idle_max=IDLE_TURNS)
+        self.permits = pump.permits
+        return pump
 
     def _restore(self) -> int:
         store = self.bench.store

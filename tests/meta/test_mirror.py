@@ -80,6 +80,7 @@ ELSEWHERE = {
     "protocols/sentinel/_calls.py": "two tuples: tests/unit/protocols/sentinel/test_extending.py has both",
     "protocols/sentinel/__init__.py": "a declaration: tests/unit/control/config/test_loading.py reads files with it",
     "protocols/beanstalk/__init__.py": "a declaration: tests/unit/control/config/test_loading.py reads files with it",
+    "protocols/beanstalk/_documents.pyx": "statistics: tests/unit/protocols/beanstalk/test_session.py, test_gates.py",
     "protocols/beanstalk/_jobs.pxd": "inlined in _store: tests/property/test_beanstalk_model.py, with audits",
     "protocols/beanstalk/_queues.pxd": "inlined in _store: tests/property/test_beanstalk_model.py, with audits",
     "protocols/beanstalk/_replies.pxd": "inlined in _session: the vectors compare byte by byte",

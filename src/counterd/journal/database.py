@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from counterd.protocols import find_rooms
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
     from counterd.contract import Ledger
 
@@ -85,22 +85,48 @@ def room_of(database: sqlite3.Connection, path: str) -> str:
     return str(rooms[0][0])
 
 
-def check_layout(database: sqlite3.Connection, path: str, ledger: Ledger) -> None:
-    """Raises JournalError if this version of counterd cannot read the journal."""
+def check_layout(database: sqlite3.Connection, path: str, ledger: Ledger) -> int:
+    """Returns the layout of a journal. Raises JournalError if this version of counterd cannot read the journal."""
     ((layout,),) = database.execute("PRAGMA user_version")
-    if layout != ledger.LAYOUT:
+    if layout != ledger.LAYOUT and layout not in ledger.ADDED:
         raise JournalError(
             f"{path}: has layout {layout}, but this version of counterd reads and writes layout {ledger.LAYOUT}"
         )
+    added = {(table, column.split()[0]) for table, columns in added_since(ledger, layout) for column in columns}
     with contextlib.closing(sqlite3.connect(":memory:")) as whole:
         whole.executescript(ledger.SCHEMA + OWN_SCHEMA)
-        wrong = sorted({row[1] for row in set(whole.execute(SHAPE)) - set(database.execute(SHAPE))})
+        shape = {row for row in whole.execute(SHAPE) if row[1:3] not in added}
+    wrong = sorted({row[1] for row in shape - set(database.execute(SHAPE))})
     if wrong:
         those = f"{', '.join(wrong)} {'is' if len(wrong) == 1 else 'are'} missing or different"
         raise JournalError(f"{path}: is not as counterd created it: {those}")
     triggers = sorted(name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'trigger'"))
     if triggers:
         raise JournalError(f"{path}: has triggers that counterd did not create: {', '.join(triggers)}")
+    return int(layout)
+
+
+def added_since(ledger: Ledger, layout: int) -> Iterable[tuple[str, Sequence[str]]]:
+    """Returns (table, columns) for the columns that tables have got since a layout."""
+    return ledger.ADDED.get(layout, {}).items()
+
+
+def read_as_new(database: sqlite3.Connection, ledger: Ledger, layout: int) -> None:
+    """Lets a journal of an older layout be read like a new one, without a change of the file."""
+    for table, columns in added_since(ledger, layout):
+        values = ", ".join(f"NULL AS {column.split()[0]}" for column in columns)
+        database.execute(f"CREATE TEMP VIEW {table} AS SELECT *, {values} FROM main.{table}")
+
+
+def upgrade(database: sqlite3.Connection, ledger: Ledger, layout: int) -> None:
+    """Gives a journal of an older layout the new one."""
+    if layout == ledger.LAYOUT:
+        return
+    with transaction(database):
+        for table, columns in added_since(ledger, layout):
+            for column in columns:
+                database.execute(f"ALTER TABLE {table} ADD COLUMN {column}")
+        database.execute(f"PRAGMA user_version = {ledger.LAYOUT}")
 
 
 def lenient(database: sqlite3.Connection) -> sqlite3.Connection:
@@ -120,12 +146,13 @@ def find_ledger(room: str) -> Ledger:
 def ledger_of(database: sqlite3.Connection, path: str) -> Ledger:
     """Returns the Ledger of a journal. Raises JournalError if this version of counterd cannot read the journal."""
     ledger = find_ledger(room_of(database, path))
-    check_layout(database, path, ledger)
+    read_as_new(database, ledger, check_layout(database, path, ledger))
     return ledger
 
 
 def open_database(path: str, room: str, *, is_synced: bool) -> sqlite3.Connection:
-    """Opens a protocol's journal, whose file must be locked. Creates the tables if it is empty. Raises JournalError.
+    """Opens a protocol's journal, whose file must be locked. Creates the tables if it is empty, and gives a journal of
+    an older layout the new one. Raises JournalError.
 
     is_synced: each commit waits until it is on disk.
     """
@@ -137,7 +164,7 @@ def open_database(path: str, room: str, *, is_synced: bool) -> sqlite3.Connectio
         if tables:  # checked first, because another program's database must not be changed
             if (found := room_of(database, path)) != room:
                 raise JournalError(f"{path}: is the journal of {found}, not of {room}")
-            check_layout(database, path, ledger)
+            upgrade(database, ledger, check_layout(database, path, ledger))
         database.execute("PRAGMA journal_mode = WAL")
         database.execute(f"PRAGMA synchronous = {'FULL' if is_synced else 'OFF'}")
         database.execute(f"PRAGMA wal_autocheckpoint = {CHECKPOINT_PAGES}")

@@ -99,6 +99,7 @@ FIGURES = (
     Figure("jobs:reserved", "beanstalk_jobs", "gauge", "Jobs, by state.", {"state": "reserved"}),
     Figure("jobs:delayed", "beanstalk_jobs", "gauge", "Jobs, by state.", {"state": "delayed"}),
     Figure("jobs:buried", "beanstalk_jobs", "gauge", "Jobs, by state.", {"state": "buried"}),
+    Figure("blocked", "beanstalk_jobs_blocked", "gauge", "Ready jobs that wait for a permit."),
     Figure("total_jobs", "beanstalk_jobs_created_total", "counter", "Jobs that were put since the start."),
     Figure(
         "timeouts", "beanstalk_timeouts_total", "counter", "Jobs whose time to run ended before their worker finished."
@@ -145,4 +146,5 @@ ROOM = Room(
         "counterd.protocols.beanstalk.journal",
     ),
     drain_mode=set_drain_mode,
+    borrows=True,
 )

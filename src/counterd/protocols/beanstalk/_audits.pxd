@@ -2,7 +2,7 @@
 #
 # Floor 2, header only. For tests: an audit reads all records.
 
-from libc.stdint cimport INT64_MAX, INT64_MIN, int64_t, uint32_t
+from libc.stdint cimport INT64_MAX, INT64_MIN, int64_t, uint32_t, uint64_t
 
 from counterd.engine.audit cimport (
     audit_chains, audit_heap, audit_index, audit_pool, audit_table, audit_timers, chain_ends,
@@ -11,8 +11,9 @@ from counterd.engine.chains cimport chain_blocks
 from counterd.engine.heap cimport heap_after
 from counterd.engine.table cimport RECORD_USED
 from counterd.engine.wheel cimport Timer, timer_is_armed
+from counterd.protocols.beanstalk._gates cimport Gate, Gates, gate_at
 from counterd.protocols.beanstalk._jobs cimport (
-    BURIED, DELAYED, GONE_JOB, JOB_STATES, READY, RESERVED, Job, Jobs, JobState, job_at, job_find, job_id,
+    BLOCKED, BURIED, DELAYED, GONE_JOB, JOB_STATES, READY, RESERVED, Job, Jobs, JobState, job_at, job_find, job_id,
     job_is_ended,
 )
 from counterd.protocols.beanstalk._keys cimport Key, Keys, key_at
@@ -57,6 +58,53 @@ cdef inline uint32_t audit_jobs(Queues* queues) except? 0xffffffff:
         if counts[number] != queues.counts[number]:
             raise AssertionError(f"{counts[number]} of state {number}, {queues.counts[number]} counted")
     return blocks
+
+
+cdef inline dict audit_gates(Queues* queues, uint32_t* blocks):
+    """Checks the gates. Returns how many ready jobs of each tube are in the heaps of its gates.
+
+    blocks: the blocks of their names are added to it.
+    """
+    cdef Gates* gates = &queues.gates
+    cdef const Job* job
+    cdef const Gate* gate
+    cdef uint32_t number, count
+    cdef uint64_t blocked = 0, claims = 0
+    cdef dict hidden = {}, jobs = {}, ready = {}, reserved = {}
+    for number in range(1, queues.jobs.pool.fresh + 1):
+        job = job_at(&queues.jobs, number)
+        if job.state == GONE_JOB or not job.is_gated:
+            continue
+        claims += 1
+        count = gates.claims[number].gate
+        if gate_at(gates, count).tube != job.tube or gates.claims[number].maximum == 0:
+            raise AssertionError(f"job {job_id(job)} has a claim of another tube, or to nothing")
+        jobs[count] = jobs.get(count, 0) + 1
+        ready[count] = ready.get(count, 0) + (job.state == READY)
+        reserved[count] = reserved.get(count, 0) + (job.state == RESERVED)
+    for number in range(1, gates.table.pool.fresh + 1):
+        gate = gate_at(gates, number)
+        if not gate.record.flags & RECORD_USED:
+            continue
+        told = gate.jobs, gate.ready, gate.reserved
+        if told != (jobs.pop(number, 0), ready.get(number, 0), reserved.get(number, 0)) or gate.jobs == 0:
+            raise AssertionError(f"gate {number} counts {told} jobs")
+        count = <uint32_t>audit_heap(&queues.jobs.heap, gate.first, queues.jobs.pool.fresh)
+        if count + (gate.head != 0) != gate.ready or gate.is_shut and gate.head or gate.first and not (
+            gate.is_shut or gate.head
+        ):
+            raise AssertionError(f"gate {number}: {gate.ready} ready jobs, {count} in its heap, {gate.head} is first")
+        if gate.is_shut and gate.ready and gate.place == 0 and not timer_is_armed(&gate.timer):
+            raise AssertionError(f"gate {number} is shut for ever")
+        if gate.has_permit and (gate.place or not timer_is_armed(&gate.timer)):
+            raise AssertionError(f"gate {number} has a permit, and nobody looks after it")
+        hidden[gate.tube] = hidden.get(gate.tube, 0) + count
+        blocked += gate.ready if gate.is_shut else 0
+    if jobs or claims != gates.state.claims or blocked != queues.counts[<int>BLOCKED]:
+        raise AssertionError(f"{claims} claims, {blocked} blocked; {gates.state.claims} and so on counted")
+    blocks[0] += audit_table(&gates.table, "gates")
+    audit_timers(&gates.timers, gates.table.pool.fresh)
+    return hidden
 
 
 cdef inline int audit_queue(Queues* queues, uint32_t first, JobState state, uint32_t owner, uint32_t counted) except -1:
@@ -137,7 +185,8 @@ cdef inline int audit_waiting(Queues* queues, uint32_t number) except -1:
     return 0
 
 
-cdef inline int audit_tubes(Queues* queues) except -1:
+cdef inline int audit_tubes(Queues* queues, dict hidden) except -1:
+    """hidden: how many ready jobs of each tube are in the heaps of its gates."""
     cdef uint32_t number = queues.tubes.state.first, before = 0, count = 0
     cdef const Tube* tube
     while number:
@@ -145,7 +194,7 @@ cdef inline int audit_tubes(Queues* queues) except -1:
         count += 1
         if tube.prev != before or not tube_is_needed(tube):
             raise AssertionError(f"tube {number} is wrong in the list, or nothing needs it")
-        audit_queue(queues, tube.ready, READY, number, tube.jobs[<int>READY])
+        audit_queue(queues, tube.ready, READY, number, tube.jobs[<int>READY] - <uint32_t>hidden.get(number, 0))
         audit_queue(queues, tube.delayed, DELAYED, number, tube.jobs[<int>DELAYED])
         audit_line(queues, &tube.ready_line, READY, number, tube.jobs[<int>READY])
         audit_line(queues, &tube.buried_line, BURIED, number, tube.jobs[<int>BURIED])
@@ -199,10 +248,12 @@ cdef inline int audit_workers(Queues* queues) except -1:
 
 
 cdef inline int audit_queues(Queues* queues) except -1:
-    """Checks jobs, keys, tubes and workers, and that each is in the right queues."""
+    """Checks jobs, keys, gates, tubes and workers, and that each is in the right queues."""
+    cdef uint32_t blocks = 0
+    hidden = audit_gates(queues, &blocks)
     audit_chains(
         &queues.jobs.chains,
-        audit_table(&queues.tubes.table, "tubes") + audit_jobs(queues) + audit_keys(queues),
+        audit_table(&queues.tubes.table, "tubes") + audit_jobs(queues) + audit_keys(queues) + blocks,
     )
     audit_index(&queues.jobs.index, queues.jobs.pool, "jobs index", queues.jobs.state.ended)
     audit_pool(queues.jobs.pool, &queues.jobs.records.line_next, sizeof(Job), "jobs")
@@ -210,6 +261,6 @@ cdef inline int audit_queues(Queues* queues) except -1:
     audit_timers(&queues.tubes.timers, queues.tubes.table.pool.fresh)
     audit_timers(&queues.keys.timers, queues.keys.table.pool.fresh)
     audit_timers(&queues.workers.timers, queues.workers.connections.pool.fresh)
-    audit_tubes(queues)
+    audit_tubes(queues, hidden)
     audit_workers(queues)
     return 0

@@ -32,6 +32,7 @@ cdef enum JobState:
     DELAYED = 3
     BURIED = 4
     JOB_STATES = 5
+    BLOCKED = GONE_JOB      # in counts by state: how many of READY are behind a gate that is shut
 
 
 cdef struct Job:            # 120 bytes
@@ -57,6 +58,7 @@ cdef struct Job:            # 120 bytes
     uint8_t state
     uint8_t is_changed      # it is in the list of changes
     uint8_t is_written      # it may be in the journal
+    uint8_t is_gated        # it has a claim: see _gates.pxd
 
 
 cdef struct JobsState:      # in the region
@@ -104,6 +106,10 @@ cdef inline void jobs_begin(Jobs* jobs, const uint64_t* hash_key, const Chains* 
 cdef inline Job* job_at(const Jobs* jobs, uint32_t number) noexcept nogil:
     debug_check(0 < number <= jobs.pool.fresh)
     return jobs.records + number
+
+
+cdef inline uint32_t job_number(const Jobs* jobs, const Job* job) noexcept nogil:
+    return <uint32_t>(job - jobs.records)
 
 
 cdef inline uint64_t job_id(const Job* job) noexcept nogil:
@@ -165,7 +171,7 @@ cdef inline uint32_t job_place(
     job.reserves = job.timeouts = job.releases = job.buries = job.kicks = 0
     job.key = 0
     job.state = GONE_JOB
-    job.is_changed = job.is_written = False
+    job.is_changed = job.is_written = job.is_gated = False
     chain_write(&jobs.chains, &job.body, 0, body, size)
     index_insert(&jobs.index, id_tag(jobs, id), number)
     return number

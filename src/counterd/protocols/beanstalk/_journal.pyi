@@ -1,7 +1,8 @@
 from counterd.protocols.beanstalk._store import BeanstalkStore
 
 Whole = tuple[
-    int, str, int, int, int, int, int, int, int, int, int, int, int, int, str | None, int, int, bytes | None
+    int, str, int, int, int, int, int, int, int, int, int, int, int, int, str | None, int, int, bytes | None,
+    str | None, int,
 ]  # fmt: skip
 Changed = tuple[str, int, int, int, int, int, int, int, int, int, int, int, int, int]
 

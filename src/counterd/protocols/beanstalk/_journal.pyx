@@ -4,8 +4,8 @@ Floor 2. The store's changes are put into pieces, each after the previous one is
 meanwhile has one row; a job that was put and deleted meanwhile has none. journal.py, in another process, writes the
 rows of a piece to a database, and after a restart makes pieces of the database.
 
-A piece is a Head, then rows. A row is a Row, the name of its tube, its key, and its body if it is WHOLE. Numbers have
-the machine's byte order, because a piece is never stored.
+A piece is a Head, then rows. A row is a Row, the name of its tube, its key, and, if it is WHOLE, its claim and its
+body. Numbers have the machine's byte order, because a piece is never stored.
 """
 
 from zlib import crc32
@@ -18,9 +18,10 @@ from counterd.engine.chains cimport chain_blocks
 from counterd.engine.connections cimport connections_take
 from counterd.engine.pool cimport pool_left
 from counterd.engine.table cimport name_blocks, name_read, name_tag
+from counterd.protocols.beanstalk._gates cimport GATE_HEAD, gate_of, permits_name
 from counterd.protocols.beanstalk._jobs cimport (
     BURIED, DELAYED, READY, RESERVED, Job, Jobs, JobState, job_at, job_find, job_id, job_is_ended, job_next_changed,
-    job_place, job_read,
+    job_number, job_place, job_read,
 )
 from counterd.protocols.beanstalk._keys cimport (
     Key, Keys, key_at, key_end_at, key_find, key_join, key_let_go, key_make,
@@ -44,6 +45,8 @@ cdef enum RowKind:
 
 # The highest id of a job: the end of the block after it must fit into the database's integers.
 cdef uint64_t ID_MAX = <uint64_t>INT64_MAX - ID_BLOCK
+
+assert GATE_HEAD == sizeof(uint32_t)  # so that a claim takes as many bytes as the name of its gate
 
 CONSTANTS = {"ID_BLOCK": ID_BLOCK, "ID_MAX": ID_MAX, "CHANGES_MAX": CHANGES_MAX}  # for journal.py, and tests
 
@@ -73,6 +76,7 @@ cdef packed struct Row:         # times are Unix times in nanoseconds
     uint8_t state
     uint8_t name_size
     uint8_t key_size
+    uint8_t claim_size          # of its claim: 4 bytes for the maximum, and the name of the permits; 0: it has none
 
 
 # ---- in the daemon -------------------------------------------------------------------------------------------------
@@ -82,10 +86,12 @@ cdef inline int64_t unix_ns(BeanstalkStore store, int64_t ns) noexcept:
     return max(0, ns + store.wall_ns)
 
 
-cdef inline uint8_t* write_row(BeanstalkStore store, uint8_t* target, const Job* job) noexcept:
+cdef inline uint8_t* write_row(BeanstalkStore store, uint8_t* target, const Job* job) except NULL:
     """Writes the row of a job. Returns the end."""
     cdef const Keys* keys = &store.queues.keys
     cdef Key* key = key_at(keys, job.key) if job.key else NULL
+    cdef uint32_t number
+    cdef bytes name, claim
     cdef Row row
     memset(&row, 0, sizeof(Row))
     row.id = job_id(job)
@@ -112,15 +118,33 @@ cdef inline uint8_t* write_row(BeanstalkStore store, uint8_t* target, const Job*
     row.buries = job.buries
     row.kicks = job.kicks
     row.name_size = <uint8_t>tube_at(&store.queues.tubes, job.tube).record.name_size
+    if row.kind == WHOLE and job.is_gated:
+        number = job_number(&store.queues.jobs, job)
+        name = permits_name(&store.queues.gates, gate_of(&store.queues.gates, number))
+        claim = claim_bytes(store.queues.gates.claims[number].maximum, name)
+        row.claim_size = <uint8_t>PyBytes_GET_SIZE(claim)
     memcpy(target, &row, sizeof(Row))
     target += sizeof(Row)
     name_read(&store.queues.tubes.table, &tube_at(&store.queues.tubes, job.tube).record, target)
     target += row.name_size
     if row.kind == WHOLE:
         target = write_key(keys, key, target)
+        if job.is_gated:
+            memcpy(target, PyBytes_AS_STRING(claim), row.claim_size)
+            target += row.claim_size
         job_read(&store.queues.jobs, job, target)
         target += job.size
     return target
+
+
+cdef inline bytes claim_bytes(uint32_t maximum, bytes name):
+    return (<const uint8_t*>&maximum)[:sizeof(uint32_t)] + name
+
+
+cdef inline uint32_t claim_maximum(const uint8_t* claim) noexcept:
+    cdef uint32_t maximum
+    memcpy(&maximum, claim, sizeof(uint32_t))
+    return maximum
 
 
 cdef inline uint8_t* write_key(const Keys* keys, Key* key, uint8_t* target) noexcept:
@@ -134,11 +158,15 @@ cdef inline uint8_t* write_key(const Keys* keys, Key* key, uint8_t* target) noex
 cdef inline size_t row_size(BeanstalkStore store, const Job* job) noexcept:
     """Returns the bytes of a job's row; 0: it needs none, because it was put and deleted since the last piece."""
     cdef size_t key_size = key_at(&store.queues.keys, job.key).record.name_size if job.key else 0
+    cdef size_t size = sizeof(Row)
     if job_is_ended(job):
-        return sizeof(Row) + key_size if job.is_written or key_size else 0
-    return sizeof(Row) + tube_at(&store.queues.tubes, job.tube).record.name_size + (
-        0 if job.is_written else key_size + job.size
-    )
+        return size + key_size if job.is_written or key_size else 0
+    size += tube_at(&store.queues.tubes, job.tube).record.name_size
+    if job.is_written:
+        return size
+    if job.is_gated:
+        size += gate_of(&store.queues.gates, job_number(&store.queues.jobs, job)).record.name_size
+    return size + key_size + job.size
 
 
 cdef bytes limit_row(tuple limit):
@@ -258,7 +286,7 @@ def restore(BeanstalkStore store not None, bytes piece not None, int64_t now_ns)
             else:
                 restore_job(store, &row, data)
                 count += 1
-            data += row.name_size + row.key_size + row.size
+            data += row.name_size + row.key_size + row.claim_size + row.size
         store.expect(0)
     return count
 
@@ -309,7 +337,7 @@ cdef uint32_t restore_key(BeanstalkStore store, const Row* row, const uint8_t* n
 
 
 cdef int restore_job(BeanstalkStore store, const Row* row, const uint8_t* data) except -1:
-    """Restores a job. data: the name of its tube, its key, and its body.
+    """Restores a job. data: the name of its tube, its key, its claim, and its body.
 
     The clock may have been set back meanwhile, so no start is set later than now, and no remaining time longer than the
     job's delay or time to run.
@@ -318,7 +346,11 @@ cdef int restore_job(BeanstalkStore store, const Row* row, const uint8_t* data) 
     cdef int64_t since_ns = min(row.since - store.wall_ns, store.now_ns)
     cdef int64_t longest_ns = seconds_ns(row.delay if row.state == DELAYED else row.ttr)
     cdef int64_t due_ns = max(1, min(row.due - store.wall_ns, store.now_ns + longest_ns))
+    cdef const uint8_t* claim
+    cdef uint32_t maximum, name_size
     cdef Job* job
+    if row.claim_size and store.lender is None:
+        raise ValueError(f"job {row.id} needs a permit, and no protocol is enabled that has permits (counter.enable)")
     if job_find(&store.queues.jobs, row.id):
         raise ValueError(f"job {row.id} is there twice")
     if row.size > store.job_size_max:  # it would not fit into the buffer for replies
@@ -327,12 +359,23 @@ cdef int restore_job(BeanstalkStore store, const Row* row, const uint8_t* data) 
     data += row.name_size
     if row.key_size:
         key = restore_key(store, row, data)
-    data += row.key_size
+    claim = data + row.key_size
+    data = claim + row.claim_size
     if pool_left(store.queues.jobs.pool) == 0 or pool_left(store.chains.pool) < chain_blocks(row.size):
         raise MemoryError("there are more jobs than beanstalk.memory_limit allows")
+    if row.claim_size and (
+        pool_left(store.queues.gates.table.pool) == 0 or pool_left(store.chains.pool)
+        < chain_blocks(row.size) + name_blocks(&store.queues.gates.table, row.claim_size)
+    ):
+        raise MemoryError("there are more jobs with permits than beanstalk.memory_limit allows")
     number = job_place(&store.queues.jobs, row.id, tube, data, row.size)
     if key:
         key_join(&store.queues.keys, &store.queues.jobs, key, number)
+    if row.claim_size:
+        maximum = claim_maximum(claim)
+        name_size = row.claim_size - <uint32_t>sizeof(uint32_t)
+        claim += sizeof(uint32_t)
+        store.claim(number, claim, name_size, maximum)
     job = job_at(&store.queues.jobs, number)
     job.is_written = True
     job.priority = row.priority
@@ -346,6 +389,8 @@ cdef int restore_job(BeanstalkStore store, const Row* row, const uint8_t* data) 
     job.kicks = row.kicks
     if row.state == RESERVED:
         job_hold(&store.queues, number, store.state.lost_worker, due_ns, since_ns)
+        if job.is_gated and not store.lender.retake(claim[:name_size], maximum, store.now_ns):
+            raise MemoryError(f"there is no room for the permit of job {row.id}")
     else:
         job_enter(
             &store.queues, number, <JobState>row.state, due_ns if row.state == DELAYED else row.priority, since_ns
@@ -361,7 +406,8 @@ def rows(bytes piece not None, uint32_t inline_max):
     """Parses a piece into (now, id_limit, whole, bodies, changed, gone, limits, keys):
 
     whole    (id, tube, state, priority, delay, ttr, created, since, due, reserves, timeouts, releases, buries, kicks,
-             key or None, keep, CRC-32 of the body, body) of jobs that the journal does not have yet
+             key or None, keep, CRC-32 of the body, body, permits or None, maximum) of jobs that the journal does not
+             have yet
     bodies   (id, body) of those jobs whose body is longer than inline_max: in `whole` it is None
     changed  as whole from tube to kicks, then the id
     gone     (id, bytes of its body)
@@ -399,6 +445,11 @@ def rows(bytes piece not None, uint32_t inline_max):
             continue
         key = data[:row.key_size].decode() if row.key_size else None
         data += row.key_size
+        permits, maximum = None, 0
+        if row.claim_size:
+            permits = data[sizeof(uint32_t):row.claim_size].decode()
+            maximum = claim_maximum(data)
+        data += row.claim_size
         body = data[:row.size]
         data += row.size
         checksum = crc32(body)
@@ -407,7 +458,7 @@ def rows(bytes piece not None, uint32_t inline_max):
             body = None
         whole.append((
             row.id, tube, row.state, row.priority, row.delay, row.ttr, row.created, row.since, row.due, row.reserves,
-            row.timeouts, row.releases, row.buries, row.kicks, key, row.keep, checksum, body,
+            row.timeouts, row.releases, row.buries, row.kicks, key, row.keep, checksum, body, permits, maximum,
         ))
     return head.now, head.id_limit, whole, bodies, changed, gone, limits, keys
 
@@ -461,13 +512,14 @@ def packed(list jobs not None, uint64_t id_limit=0):
     cdef Head head = Head(0, 0, id_limit)
     cdef list pieces = [(<const uint8_t*>&head)[:sizeof(Head)]]
     cdef Row row
-    cdef str tube, key
-    cdef bytes name, body
+    cdef str tube, key, permits
+    cdef bytes name, body, name_of_key, name_of_permits, claim
+    cdef uint32_t maximum
     for job in jobs:
         try:
             (
                 row.id, tube, row.state, row.priority, row.delay, row.ttr, row.created, row.since, row.due,
-                row.reserves, row.timeouts, row.releases, row.buries, row.kicks, key, row.keep, body,
+                row.reserves, row.timeouts, row.releases, row.buries, row.kicks, key, row.keep, permits, maximum, body,
             ) = job
             name = tube.encode()
             row.kind = WHOLE
@@ -477,10 +529,15 @@ def packed(list jobs not None, uint64_t id_limit=0):
             name_of_key = b"" if key is None else key.encode()
             if not is_name(name) or key is not None and not is_name(name_of_key):
                 raise ValueError("its tube or key is impossible")
+            name_of_permits = b"" if permits is None else permits.encode()
+            if permits is not None and (not is_name(name_of_permits) or maximum == 0):
+                raise ValueError("its permits are impossible")
             if row.created < 0 or row.since < 0 or row.due < 0 or row.ttr == 0:
                 raise ValueError("its times are impossible")
         except (TypeError, ValueError, OverflowError, AttributeError) as error:
             raise ValueError(f"job {job[0]}: {error}") from None
         row.name_size, row.key_size = <uint8_t>len(name), <uint8_t>len(name_of_key)
-        pieces.append((<const uint8_t*>&row)[:sizeof(Row)] + name + name_of_key + body)
+        claim = b"" if permits is None else claim_bytes(maximum, name_of_permits)
+        row.claim_size = <uint8_t>len(claim)
+        pieces.append((<const uint8_t*>&row)[:sizeof(Row)] + name + name_of_key + claim + body)
     return b"".join(pieces)

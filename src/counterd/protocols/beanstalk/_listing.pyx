@@ -11,6 +11,7 @@ from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 
 from counterd._core cimport FRAME_STEP_SHIFT
 from counterd.engine.table cimport name_bytes
+from counterd.protocols.beanstalk._documents cimport job_document
 from counterd.protocols.beanstalk._jobs cimport GONE_JOB, Job, Jobs, job_at, job_find, job_id, job_read
 from counterd.protocols.beanstalk._store cimport BeanstalkStore
 from counterd.protocols.beanstalk._tubes cimport Tubes, tube_at, tube_settle
@@ -159,6 +160,6 @@ cdef class JobList(Listing):
     cdef int tell(self, uint64_t id) except -1:
         cdef uint32_t number = job_find(&self.store.queues.jobs, id)
         if number and self.matches(job_at(&self.store.queues.jobs, number)):
-            lines = self.store.job_stats(number).rstrip(b"\n").split(b"\n")
+            lines = job_document(self.store, number).rstrip(b"\n").split(b"\n")
             self.add(b"- %b\n" % b"\n  ".join(lines[1:]))
         return 0

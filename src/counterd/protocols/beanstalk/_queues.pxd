@@ -2,7 +2,8 @@
 #
 # Floor 2, header only. A job is in the queue of its state:
 #
-#   READY      the heap of its tube, by priority and id; and the tube's line, by the time when it became ready
+#   READY      the heap of its tube, by priority and id, or that of its gate (_gates.pxd); and the tube's line, by the
+#              time when it became ready
 #   DELAYED    the heap of its tube, by the end of its delay
 #   RESERVED   the heap of the connection that holds it, by the end of its time to run
 #   BURIED     the tube's line of buried jobs
@@ -10,13 +11,15 @@
 # A heap of times needs one timer, which is armed for its first job or earlier. If the timer is early, because that job
 # has left the heap, it finds nothing due and is armed again.
 
-from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 
 from counterd.engine.debug cimport debug_check
-from counterd.engine.heap cimport heap_insert, heap_remove, node_is_before
+from counterd.engine.heap cimport Heap, heap_insert, heap_remove, node_at, node_is_before
 from counterd.engine.wheel cimport Timer, timer_is_armed, timers_arm
+from counterd.protocols.beanstalk._gates cimport Gate, Gates, gate_at, gate_of
 from counterd.protocols.beanstalk._jobs cimport (
-    BURIED, DELAYED, GONE_JOB, JOB_STATES, READY, RESERVED, URGENT, Job, Jobs, JobState, job_at, job_edited, job_free,
+    BLOCKED, BURIED, DELAYED, GONE_JOB, JOB_STATES, READY, RESERVED, URGENT, Job, Jobs, JobState, job_at, job_edited,
+    job_free,
 )
 from counterd.protocols.beanstalk._keys cimport Keys, job_end_key
 from counterd.protocols.beanstalk._tubes cimport Line, Tube, Tubes, tube_at, tube_is_paused, tube_settle
@@ -32,7 +35,8 @@ cdef struct Queues:         # this process's view
     Tubes tubes
     Workers workers
     Keys keys
-    uint64_t* counts        # jobs by state, in the region
+    Gates gates
+    uint64_t* counts        # jobs by state, and BLOCKED; in the region
     uint64_t* urgent        # ready jobs with a priority below URGENT, in the region
 
 
@@ -83,6 +87,83 @@ cdef inline void line_remove(Jobs* jobs, Line* line, uint32_t number) noexcept n
         line.first = job.line_next
 
 
+# ---- gates ---------------------------------------------------------------------------------------------------------
+
+cdef inline void blocked_add(Queues* queues, const Gate* gate, int32_t count) noexcept nogil:
+    tube_at(&queues.tubes, gate.tube).jobs[<int>BLOCKED] += <uint32_t>count
+    queues.counts[<int>BLOCKED] += <uint64_t><int64_t>count
+
+
+cdef inline void gate_put(Queues* queues, uint32_t number) noexcept nogil:
+    """Puts a job that becomes ready into the heap of its gate or, if it is the first and can be reserved, its tube."""
+    cdef Gate* gate = gate_of(&queues.gates, number)
+    cdef const Heap* heap = &queues.jobs.heap
+    cdef uint32_t* ready = &tube_at(&queues.tubes, gate.tube).ready
+    gate.ready += 1
+    if gate.is_shut:
+        blocked_add(queues, gate, 1)
+        heap_insert(heap, &gate.first, number)
+        return
+    if gate.head and not node_is_before(node_at(heap, number), node_at(heap, gate.head)):
+        heap_insert(heap, &gate.first, number)
+        return
+    if gate.head:
+        heap_remove(heap, ready, gate.head)
+        heap_insert(heap, &gate.first, gate.head)
+    gate.head = number
+    heap_insert(heap, ready, number)
+
+
+cdef inline void gate_lift(Queues* queues, Gate* gate) noexcept nogil:
+    """Makes the first job of a gate's own heap its head."""
+    gate.head = gate.first
+    if gate.head:
+        heap_remove(&queues.jobs.heap, &gate.first, gate.head)
+        heap_insert(&queues.jobs.heap, &tube_at(&queues.tubes, gate.tube).ready, gate.head)
+
+
+cdef inline void gate_take(Queues* queues, uint32_t number) noexcept nogil:
+    """Removes a ready job from the heap that it is in."""
+    cdef Gate* gate = gate_of(&queues.gates, number)
+    gate.ready -= 1
+    if gate.head == number:
+        heap_remove(&queues.jobs.heap, &tube_at(&queues.tubes, gate.tube).ready, number)
+        gate_lift(queues, gate)
+        return
+    heap_remove(&queues.jobs.heap, &gate.first, number)
+    if gate.is_shut:
+        blocked_add(queues, gate, -1)
+
+
+cdef inline void gate_shut(Queues* queues, uint32_t number) noexcept nogil:
+    """Hides the ready jobs of a gate that is open."""
+    cdef Gate* gate = gate_at(&queues.gates, number)
+    debug_check(not gate.is_shut)
+    if gate.head:
+        heap_remove(&queues.jobs.heap, &tube_at(&queues.tubes, gate.tube).ready, gate.head)
+        heap_insert(&queues.jobs.heap, &gate.first, gate.head)
+    gate.head = 0
+    gate.is_shut = True
+    blocked_add(queues, gate, <int32_t>gate.ready)
+
+
+cdef inline void gate_open(Queues* queues, uint32_t number) noexcept nogil:
+    """Lets the ready jobs of a gate that is shut be found."""
+    cdef Gate* gate = gate_at(&queues.gates, number)
+    debug_check(gate.is_shut)
+    gate.is_shut = False
+    blocked_add(queues, gate, -<int32_t>gate.ready)
+    gate_lift(queues, gate)
+
+
+cdef inline bint job_is_blocked(const Queues* queues, uint32_t number) noexcept nogil:
+    """Returns True for a ready job that waits for a permit."""
+    cdef const Job* job = job_at(&queues.jobs, number)
+    return job.is_gated and job.state == READY and gate_of(&queues.gates, number).is_shut
+
+
+# ---- entering and leaving a state ----------------------------------------------------------------------------------
+
 cdef inline void job_enter(
     Queues* queues, uint32_t number, JobState state, uint64_t key, int64_t now_ns
 ) noexcept nogil:
@@ -99,7 +180,10 @@ cdef inline void job_enter(
     first = queue_first(queues, job)
     if first != NULL:
         job.node.key = key
-        heap_insert(&queues.jobs.heap, first, number)
+        if job.is_gated and state == READY:
+            gate_put(queues, number)
+        else:
+            heap_insert(&queues.jobs.heap, first, number)
     line = queue_line(queues, job)
     if line != NULL:
         line_append(&queues.jobs, line, number)
@@ -116,7 +200,10 @@ cdef inline void job_leave(Queues* queues, uint32_t number) noexcept nogil:
     cdef uint32_t* first = queue_first(queues, job)
     cdef Line* line = queue_line(queues, job)
     if first != NULL:
-        heap_remove(&queues.jobs.heap, first, number)
+        if job.is_gated and job.state == READY:
+            gate_take(queues, number)
+        else:
+            heap_remove(&queues.jobs.heap, first, number)
     if line != NULL:
         line_remove(&queues.jobs, line, number)
     if job.state == READY and job.priority < URGENT:
@@ -125,6 +212,9 @@ cdef inline void job_leave(Queues* queues, uint32_t number) noexcept nogil:
     if job.state == RESERVED:
         queues.workers.records[job.holder].jobs -= 1
         job.holder = 0
+        if job.is_gated:
+            gate_of(&queues.gates, number).reserved -= 1
+            queues.gates.state.reserved -= 1
     tube.jobs[<int>job.state] -= 1
     queues.counts[<int>job.state] -= 1
     job.state = GONE_JOB
@@ -163,6 +253,9 @@ cdef inline void job_hold(
     cdef Worker* worker = queues.workers.records + connection
     job_at(&queues.jobs, number).holder = connection
     worker.jobs += 1
+    if job_at(&queues.jobs, number).is_gated:
+        gate_of(&queues.gates, number).reserved += 1
+        queues.gates.state.reserved += 1
     job_enter(queues, number, RESERVED, due_ns, now_ns)
     worker_expect(&queues.workers, connection, due_ns)
 

@@ -42,6 +42,7 @@ cdef enum Reply:
     JOB_TOO_BIG
     OUT_OF_MEMORY
     INTERNAL_ERROR
+    NOT_ENABLED
     BAD_FORMAT
     UNKNOWN_COMMAND
     REPLIES
@@ -53,7 +54,8 @@ cdef extern from *:
         "INSERTED", "USING", "RESERVED", "FOUND", "DELETED", "RELEASED", "BURIED", "TOUCHED", "WATCHING", "KICKED",
         "KICKED", "PAUSED", "JOBS", "CLEARED", "LIMITED",
         "NOT_FOUND", "EXISTS", "NOT_IGNORED", "TIMED_OUT", "DEADLINE_SOON", "DRAINING",
-        "EXPECTED_CRLF", "JOB_TOO_BIG", "OUT_OF_MEMORY", "INTERNAL_ERROR", "BAD_FORMAT", "UNKNOWN_COMMAND",
+        "EXPECTED_CRLF", "JOB_TOO_BIG", "OUT_OF_MEMORY", "INTERNAL_ERROR", "NOT_ENABLED",
+        "BAD_FORMAT", "UNKNOWN_COMMAND",
     };
     """
     const char* const* REPLY_WORDS "counterd_beanstalk_words"   # in the order of Reply

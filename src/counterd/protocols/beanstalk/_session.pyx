@@ -18,29 +18,29 @@ from counterd.engine.chains cimport chain_blocks
 from counterd.engine.debug cimport debug_check
 from counterd.engine.pool cimport pool_left
 from counterd.engine.table cimport name_blocks, name_tag
+from counterd.protocols.beanstalk._documents cimport job_document, stats_document, tube_document
 from counterd.protocols.beanstalk._jobs cimport (
     BURIED, DELAYED, JOB_COST, READY, RESERVED, Job, Jobs, job_at, job_find, job_id, job_make,
 )
 from counterd.protocols.beanstalk._keys cimport KEY_COST, key_at, key_find, key_free, key_join, key_make
 from counterd.protocols.beanstalk._listing cimport JobList, TubeList
 from counterd.protocols.beanstalk._queues cimport (
-    Queues, job_bury, job_leave, job_touch, queues_next_ready, seconds_ns, tube_count, tube_expect,
-    worker_is_pressed,
+    Queues, job_touch, seconds_ns, tube_count, tube_expect, worker_is_pressed,
 )
 from counterd.protocols.beanstalk._replies cimport (
     BAD_FORMAT, BURIED_JOB, CLEARED, DEADLINE_SOON, DELETED, DRAINING, EXISTS, EXPECTED_CRLF, FOUND, GOOD, INSERTED,
-    INTERNAL_ERROR, JOBS, JOB_HEAD_MAX, JOB_TOO_BIG, KICKED, KICKED_JOBS, LIMITED, NOT_FOUND, NOT_IGNORED,
+    INTERNAL_ERROR, JOBS, JOB_HEAD_MAX, JOB_TOO_BIG, KICKED, KICKED_JOBS, LIMITED, NOT_ENABLED, NOT_FOUND, NOT_IGNORED,
     OUT_OF_MEMORY, PAUSED, RELEASED, RESERVED_JOB, TIMED_OUT, TOUCHED, UNKNOWN_COMMAND, USING, WATCHING, WRITTEN,
     Answer, Reply, write_reply,
 )
-from counterd.protocols.beanstalk._store cimport BeanstalkState, BeanstalkStore
+from counterd.protocols.beanstalk._store cimport UNFINISHED, BeanstalkState, BeanstalkStore
 from counterd.protocols.beanstalk._tubes cimport Tube, Tubes, tube_at, tube_find, tube_settle
 from counterd.protocols.beanstalk._wire cimport (
     BATCH_MAX, BATCH_RESERVE, BURY, CLEAR_TUBE, COMMAND_WORDS, COMMANDS, CRLF_SIZE, DELETE, IGNORE, INSPECT_TUBE, KICK,
     KICK_JOB, LIMIT_RESERVES, LINE_MAX, LIST_JOBS, LIST_TUBE_USED, LIST_TUBES, LIST_TUBES_WATCHED, MALFORMED,
-    NEEDLE_MAX, PAUSE_TUBE, PEEK, PEEK_BURIED, PEEK_DELAYED, PEEK_READY, PUT, PUT_UNIQUE, QUIT, RESERVE, RESERVE_JOB,
-    RESERVE_WITH_TIMEOUT, SEARCH_JOBS, STATS, STATS_JOB, TOO_BIG, TOO_LONG, TOO_LONG_AT_CR, TOO_LONG_STILL, TOUCH,
-    UNKNOWN, USE, WATCH, Command, Request, Word, line_command, line_decode, line_size,
+    NEEDLE_MAX, PAUSE_TUBE, PEEK, PEEK_BURIED, PEEK_DELAYED, PEEK_READY, PUT, PUT_LIMITED, PUT_UNIQUE, QUIT, RESERVE,
+    RESERVE_JOB, RESERVE_WITH_TIMEOUT, SEARCH_JOBS, STATS, STATS_JOB, TOO_BIG, TOO_LONG, TOO_LONG_AT_CR, TOO_LONG_STILL,
+    TOUCH, UNKNOWN, USE, WATCH, Command, Request, Word, line_command, line_decode, line_size,
 )
 from counterd.protocols.beanstalk._workers cimport (
     WATCH_COST, WATCHED_MAX, Worker, watch_add, watch_find, watch_remove, worker_enter, worker_use, worker_wait,
@@ -81,12 +81,12 @@ cdef class BeanstalkSession(Session):
         command = line_command(data, line)
         frame.size = line
         frame.verdict = command
-        if command == PUT or command == PUT_UNIQUE or command == SEARCH_JOBS:
+        if command == PUT or command == PUT_UNIQUE or command == PUT_LIMITED or command == SEARCH_JOBS:
             return self.parse_body(data, size, line, frame)
         return -1 if command == QUIT and line == COMMAND_WORDS[<int>QUIT].size + CRLF_SIZE else line
 
     cdef Py_ssize_t parse_body(self, const uint8_t* data, size_t size, uint32_t line, Frame* frame) noexcept:
-        """Parses a line with a body and its CRLF. Sections "put", "put-unique", "search-jobs"."""
+        """Parses a line with a body and its CRLF. Sections "put", "put-unique", "put-limited", "search-jobs"."""
         cdef const Word* word = COMMAND_WORDS + frame.verdict
         cdef Request request
         cdef uint64_t whole
@@ -179,7 +179,7 @@ cdef class BeanstalkSession(Session):
 
     cdef int decide(self, Command command, const Request* request, const Frame* frame, Answer* answer) except -1:
         """Executes a command and sets its answer. Returns DONE, LATER or PARK."""
-        if command == PUT or command == PUT_UNIQUE:
+        if command == PUT or command == PUT_UNIQUE or command == PUT_LIMITED:
             answer.reply = self.put(command, request, frame, answer)
         elif command == RESERVE or command == RESERVE_WITH_TIMEOUT or command == BATCH_RESERVE:
             return self.reserve(command, request, answer)
@@ -201,14 +201,13 @@ cdef class BeanstalkSession(Session):
         return DONE
 
     cdef Reply put(self, Command command, const Request* request, const Frame* frame, Answer* answer) except *:
-        """Sections "put" and "put-unique"."""
+        """Sections "put", "put-unique" and "put-limited"."""
         cdef BeanstalkStore store = <BeanstalkStore>self.store
         cdef Queues* queues = &store.queues
         cdef Worker* worker = queues.workers.records + self.connection
-        cdef Tube* tube = tube_at(&queues.tubes, worker.used)
         cdef const uint8_t* end = frame.key + frame.key_size
-        cdef uint64_t bytes = JOB_COST, blocks = chain_blocks(request.size)
-        cdef uint32_t number, key = 0, tag = 0
+        cdef uint32_t number, key, tag = 0
+        cdef bint is_unique = command != PUT and request.other_size != 0
         queues.workers.state.producers += not worker.is_producer
         worker.is_producer = True
         if end[0] != b"\r" or end[1] != b"\n":
@@ -217,37 +216,52 @@ cdef class BeanstalkSession(Session):
             return DRAINING
         if store.state.is_failing or queues.jobs.state.last_id >= queues.jobs.state.id_limit:
             return INTERNAL_ERROR
-        if command == PUT_UNIQUE:
+        if command == PUT_LIMITED and store.lender is None:
+            return NOT_ENABLED
+        if is_unique:
             tag = name_tag(&queues.keys.table, request.other, request.other_size)
             key = key_find(&queues.keys, &queues.jobs, tag, request.other, request.other_size, store.now_ns)
             if key:
                 answer.number = key_at(&queues.keys, key).id
                 store.promise(self)  # the existing job may not be on disk yet
                 return EXISTS
-            bytes += KEY_COST
-            blocks += name_blocks(&queues.keys.table, request.other_size)
-            if pool_left(queues.keys.table.pool) == 0:
-                return OUT_OF_MEMORY
-        if tube_count(tube) >= store.tube_jobs_max or pool_left(queues.jobs.pool) == 0:
-            return OUT_OF_MEMORY
-        if not store.has_room(bytes, blocks):
+        if not self.has_job_room(command, request, is_unique):
             return OUT_OF_MEMORY
         number = job_make(
             &queues.jobs, worker.used, request.priority, request.delay, request.ttr, frame.key, request.size,
             store.now_ns
         )
         answer.number = job_id(job_at(&queues.jobs, number))
-        if command == PUT_UNIQUE:
+        if is_unique:
             key = key_make(
                 &queues.keys, tag, request.other, request.other_size, answer.number, request.timeout
             )
             key_join(&queues.keys, &queues.jobs, key, number)
-        tube.total += 1
+        if command == PUT_LIMITED:
+            store.claim(number, request.name, request.name_size, request.count)
+        tube_at(&queues.tubes, worker.used).total += 1
         if request.delay:
             store.delay(number)
         else:
             store.make_ready(number)
         return INSERTED
+
+    cdef bint has_job_room(self, Command command, const Request* request, bint is_unique) noexcept:
+        """Returns True if there is room for a job in the used tube, with its key and claim."""
+        cdef BeanstalkStore store = <BeanstalkStore>self.store
+        cdef Queues* queues = &store.queues
+        cdef uint32_t tube = queues.workers.records[self.connection].used
+        cdef uint64_t bytes = JOB_COST, blocks = chain_blocks(request.size)
+        if is_unique:
+            bytes += KEY_COST
+            blocks += name_blocks(&queues.keys.table, request.other_size)
+            if pool_left(queues.keys.table.pool) == 0:
+                return False
+        if tube_count(tube_at(&queues.tubes, tube)) >= store.tube_jobs_max or pool_left(queues.jobs.pool) == 0:
+            return False
+        if command == PUT_LIMITED:
+            return store.has_gate_room(tube, request.name, request.name_size, bytes, blocks)
+        return store.has_room(bytes, blocks)
 
     cdef void count_worker(self) noexcept:
         """Counts the connection as a worker, because it has sent a reserve."""
@@ -263,11 +277,13 @@ cdef class BeanstalkSession(Session):
         cdef int64_t until_ns = INT64_MAX
         cdef uint32_t number = 0
         self.count_worker()
-        if not store.state.draining:
-            number = queues_next_ready(queues, self.connection, store.now_ns, &store.budget)
         if command == BATCH_RESERVE and request.count == 0:
             answer.reply = BAD_FORMAT
             return DONE
+        if not store.state.draining:
+            number = store.next_job(self.connection, INT64_MAX)
+        if number == UNFINISHED:
+            return LATER
         if number and command == BATCH_RESERVE:
             answer.reply = self.reserve_more(number, request.count)
             return DONE
@@ -296,18 +312,18 @@ cdef class BeanstalkSession(Session):
         cdef Queues* queues = &store.queues
         cdef uint32_t[BATCH_MAX] numbers
         cdef uint32_t count = 0, i
-        cdef size_t size = 0
+        cdef int64_t room = REPLY_ROOM
         cdef Answer answer
         most = min(most, <uint32_t>BATCH_MAX, 1 + LOOKUPS_MAX // queues.workers.records[self.connection].watches)
-        while number and count < most:
-            size += job_at(&queues.jobs, number).size + JOB_HEAD_MAX
-            if count and size > REPLY_ROOM:
-                break
+        while number and number != UNFINISHED:
+            room -= job_at(&queues.jobs, number).size + JOB_HEAD_MAX
             store.reserve(number, self.connection)
             store.budget -= 1 + (job_at(&queues.jobs, number).size >> FRAME_STEP_SHIFT)
             numbers[count] = number
             count += 1
-            number = queues_next_ready(queues, self.connection, store.now_ns, &store.budget)
+            if count == most:
+                break
+            number = store.next_job(self.connection, room)
         answer = Answer(JOBS, count)
         store.out_size = write_reply(store.out + store.out_size, queues, &answer) - store.out
         for i in range(count):
@@ -344,7 +360,11 @@ cdef class BeanstalkSession(Session):
             return DELETED
         if command == RESERVE_JOB and job.state != RESERVED and not store.state.draining:
             self.count_worker()
+            if job.is_gated and not store.take_permit_alone(number):
+                return NOT_FOUND
             store.reserve(number, self.connection)
+            if job.is_gated:
+                store.first_changed(queues.gates.claims[number].gate)
             return RESERVED_JOB
         if command == KICK_JOB and (job.state == BURIED or job.state == DELAYED):
             job.kicks += 1
@@ -357,9 +377,8 @@ cdef class BeanstalkSession(Session):
             store.expect_worker(self.connection)
             return TOUCHED
         if command == BURY:
-            job_leave(queues, number)
             job.priority = request.priority
-            job_bury(queues, number, store.now_ns)
+            store.bury(number)
             return BURIED_JOB
         job.priority = request.priority
         job.delay = request.delay
@@ -464,11 +483,13 @@ cdef class BeanstalkSession(Session):
             return self.begin_jobs(request, frame)
         store.budget -= TEXT_STEPS
         if command == STATS:
-            text = store.stats()
+            text = stats_document(store)
         elif command == STATS_JOB:
-            text = store.job_stats(job_find(&store.queues.jobs, request.id))
+            text = job_document(store, job_find(&store.queues.jobs, request.id))
         else:
-            text = store.tube_stats(store.tube_named(request.name, request.name_size), command == INSPECT_TUBE)
+            text = tube_document(
+                store, store.tube_named(request.name, request.name_size), command == INSPECT_TUBE
+            )
         if text is None:
             return NOT_FOUND
         self.append(b"OK %d\r\n%b\r\n" % (len(text), text))
@@ -598,7 +619,8 @@ cdef class BeanstalkSession(Session):
                 end += int(words[len(words) - 1]) + CRLF_SIZE
             number = job_find(jobs, int(words[1])) if words[0] == b"INSERTED" else 0
             if number or words[0] == b"EXISTS":
-                command = PUT if number and not job_at(jobs, number).key else PUT_UNIQUE
+                command = PUT_UNIQUE if number == 0 or job_at(jobs, number).key else PUT
+                command = PUT_LIMITED if number and job_at(jobs, number).is_gated else command
                 store.state.given_up[<int>command] += 1
             if number and job_at(jobs, number).reserves == 0:
                 if job_at(jobs, number).key:  # free for a client that puts the job again
@@ -619,8 +641,11 @@ cdef inline bint is_long(Command command) noexcept nogil:
 
 cdef inline uint32_t tube_next(const Tube* tube, uint8_t state) noexcept nogil:
     """Returns the next job to kick or clear in a state, or 0. State 0: any but RESERVED."""
-    if tube.ready and (state == READY or state == 0):
-        return tube.ready
+    if state == READY or state == 0:
+        if tube.ready:
+            return tube.ready
+        if tube.ready_line.first:   # all that are ready are blocked
+            return tube.ready_line.first
     if tube.delayed and (state == DELAYED or state == 0):
         return tube.delayed
     return tube.buried_line.first if state == BURIED or state == 0 else 0

@@ -12,11 +12,12 @@ from counterd.protocols.beanstalk._wire cimport COMMANDS
 
 
 cdef enum:
+    UNFINISHED = 0xffffffff     # of next_job(): the budget is used up
     ID_BLOCK = 1 << 20          # ids that the journal reserves at a time; after a crash none of them is used again
 
 
 cdef struct BeanstalkState:     # in the region
-    uint64_t counts[JOB_STATES]     # jobs by state
+    uint64_t counts[JOB_STATES]     # jobs by state, and BLOCKED
     uint64_t urgent
     uint64_t timeouts           # how often the time to run of a job ended
     uint64_t retired            # jobs that were reserved too often
@@ -52,6 +53,7 @@ cdef class BeanstalkStore(Store):
     cdef int64_t wall_ns        # Unix time when the monotonic clock was 0
     cdef list limits            # (position, tube, reserves_max, target) that the journal was not given yet
     cdef object others          # returns the figures of the floors above
+    cdef object lender          # a contract.Lender, or None
     cdef dict host              # the figures of the machine, for stats
 
     cdef uint64_t memory_used(self) noexcept
@@ -82,6 +84,20 @@ cdef class BeanstalkStore(Store):
     cdef int serve_tube(self, uint32_t number) except -1
     cdef int end_waits(self) except -1
     cdef uint32_t tube_named(self, const uint8_t* name, uint32_t size) noexcept
-    cdef bytes job_stats(self, uint32_t number)
-    cdef bytes tube_stats(self, uint32_t number, bint whole)
-    cdef bytes stats(self)
+    cdef uint32_t next_job(self, uint32_t connection, int64_t room) except? 0xffffffff
+    cdef int take_permit(self, uint32_t job) except -1
+    cdef int take_permit_alone(self, uint32_t job) except -1
+    cdef int wait_for_permit(self, uint32_t number) except -1
+    cdef int first_changed(self, uint32_t number) except -1
+    cdef int release_permit(self, uint32_t job) except -1
+    cdef void charge_permit(self) noexcept
+    cdef int serve_gates(self) except -1
+    cdef int serve_gate(self, uint32_t number) except -1
+    cdef void expect_gate(self, uint32_t number, int64_t due_ns) noexcept
+    cdef bint has_gate_room(
+        self, uint32_t tube, const uint8_t* name, uint32_t size, uint64_t bytes, uint64_t blocks
+    ) noexcept
+    cdef void claim(self, uint32_t number, const uint8_t* name, uint32_t size, uint32_t maximum) noexcept
+    cdef int end_claim(self, uint32_t job) except -1
+    cdef int move_claim(self, uint32_t job, uint32_t tube) except -1
+    cdef int bury(self, uint32_t number) except -1

@@ -18,43 +18,48 @@ from counterd.engine.connections cimport CONNECTIONS_MAX
 from counterd.engine.heap cimport heap_after
 from counterd.engine.pool cimport pool_left
 from counterd.engine.region cimport region_reserve
-from counterd.engine.table cimport IndexEntry, Record, name_blocks, name_bytes, name_tag
+from counterd.engine.table cimport IndexEntry, name_blocks, name_bytes, name_tag
 from counterd.engine.wheel cimport timers_arm, timers_next_ns, timers_take
 from counterd.protocols.beanstalk._audits cimport audit_queues
-from counterd.protocols.beanstalk._jobs cimport (
-    BURIED, DELAYED, JOB_COST, READY, RESERVED, Job, JobsState, job_at, job_id, jobs_begin, jobs_reserve,
+from counterd.protocols.beanstalk._gates cimport (
+    CLAIM_COST, GATE_COST, GATE_HEAD, Claim, Gate, Gates, gate_at, gate_find, gate_join, gate_make, gate_of,
+    gates_begin, gates_reserve, permits_name,
 )
-from counterd.protocols.beanstalk._keys cimport KEY_COST, Key, key_at, key_free, keys_begin, keys_reserve
+from counterd.protocols.beanstalk._jobs cimport (
+    BLOCKED, BURIED, DELAYED, JOB_COST, READY, RESERVED, Job, JobsState, job_at, jobs_begin, jobs_reserve,
+)
+from counterd.protocols.beanstalk._keys cimport KEY_COST, Key, key_free, keys_begin, keys_reserve
+from counterd.protocols.beanstalk._permits cimport claim_end, permit_await, permit_release, permit_take
 from counterd.protocols.beanstalk._queues cimport (
-    MARGIN_NS, SECOND_NS, job_bury, job_delay, job_delete, job_leave, job_move, job_ready, job_reserve, tube_count,
-    tube_expect, tube_limit, worker_is_pressed,
+    MARGIN_NS, gate_open, gate_shut, job_bury, job_delay, job_delete, job_is_blocked, job_leave, job_move, job_ready,
+    job_reserve, queues_next_ready, tube_count, tube_expect, tube_limit, worker_is_pressed,
 )
 from counterd.protocols.beanstalk._replies cimport (
     DEADLINE_SOON, GOOD, INTERNAL_ERROR, JOBS, JOB_HEAD_MAX, REPLIES, REPLY_WORDS, RESERVED_JOB, TIMED_OUT, Reply,
     write_body, write_end, write_job_line, write_number, write_word,
 )
 from counterd.protocols.beanstalk._tubes cimport (
-    TUBE_COST, Tube, Tubes, tube_at, tube_find, tube_is_paused, tube_make, tubes_begin,
-    tubes_have_room, tubes_reserve,
+    TUBE_COST, Tube, Tubes, tube_at, tube_find, tube_is_paused, tube_make, tubes_begin, tubes_have_room, tubes_reserve,
 )
-from counterd.protocols.beanstalk._wire cimport (
-    BATCH_RESERVE, BODY_MAX, COMMAND_WORDS, COMMANDS, CRLF_SIZE,
-)
+from counterd.protocols.beanstalk._wire cimport BATCH_RESERVE, BODY_MAX, COMMAND_WORDS, COMMANDS, CRLF_SIZE
 from counterd.protocols.beanstalk._workers cimport (
-    WATCH_COST, Worker, WorkersState, worker_expect, worker_leave, worker_wake, workers_begin,
+    WATCH_COST, Worker, worker_expect, worker_leave, worker_wake, workers_begin,
     workers_next_left, workers_reserve,
 )
-
-STATE_NAMES = ("", "ready", "reserved", "delayed", "buried")
 
 cdef enum:
     SLICE = 512             # steps per tick for each kind of work (jobs given back, jobs due, ...): some 0.3 ms
     REPLY_SHIFT = 4         # a step for each 16 bytes of replies that are given up
     BODY_SHIFT = 11         # a step for each 2 KiB of a body
     WATCH_SHIFT = 4         # a step for each 16 watches of a connection whose wait ends
+    PERMIT_STEPS = 2        # of a slice, for a call of the lender: some 1 us
+    PERMIT_BUDGET = 25      # likewise, of a turn's steps
+    RETRY_NS = 100000000    # until a gate tries again that found no room to wait
 
 assert JOB_COST == sizeof(Job) + 2 * sizeof(IndexEntry), sizeof(Job)
 assert KEY_COST == sizeof(Key) + 2 * sizeof(IndexEntry), sizeof(Key)
+assert GATE_COST == sizeof(Gate) + 2 * sizeof(IndexEntry), sizeof(Gate)
+assert CLAIM_COST == sizeof(Claim)
 assert TUBE_COST == sizeof(Tube) + 2 * sizeof(IndexEntry), sizeof(Tube)
 
 
@@ -90,6 +95,10 @@ cdef class BeanstalkStore(Store):
         jobs_reserve(&self.queues.jobs, &self.region, <uint32_t>min(memory_limit // JOB_COST, <uint64_t>1 << 29))
         tubes_reserve(&self.queues.tubes, &self.region, tubes)
         keys_reserve(&self.queues.keys, &self.region, <uint32_t>min(memory_limit // KEY_COST, <uint64_t>1 << 29))
+        gates_reserve(
+            &self.queues.gates, &self.region, <uint32_t>min(memory_limit // GATE_COST, <uint64_t>1 << 29),
+            self.queues.jobs.capacity
+        )
         workers_reserve(
             &self.queues.workers, &self.region, &self.connections,
             <uint32_t>min(connections + memory_limit // WATCH_COST, <uint64_t>1 << 31)
@@ -103,6 +112,7 @@ cdef class BeanstalkStore(Store):
         tubes_begin(&self.queues.tubes, self.header.key, &self.chains, self.now_ns)
         workers_begin(&self.queues.workers, self.now_ns)
         keys_begin(&self.queues.keys, self.header.key, &self.chains, self.now_ns)
+        gates_begin(&self.queues.gates, self.header.key, &self.chains, self.now_ns)
         self.queues.counts = self.state.counts
         self.queues.urgent = &self.state.urgent
         name = b"default"
@@ -123,6 +133,7 @@ cdef class BeanstalkStore(Store):
             <uint64_t>self.queues.jobs.pool.used * JOB_COST + <uint64_t>self.chains.pool.used * BLOCK_SIZE
             + <uint64_t>self.queues.tubes.table.pool.used * TUBE_COST
             + <uint64_t>self.queues.keys.table.pool.used * KEY_COST
+            + <uint64_t>self.queues.gates.table.pool.used * GATE_COST + self.queues.gates.state.claims * CLAIM_COST
             + (watches - self.sessions_open if watches > self.sessions_open else 0) * WATCH_COST
         )
 
@@ -231,6 +242,8 @@ cdef class BeanstalkStore(Store):
         """Makes a job that is in no queue ready. The connection that has waited longest gets it at once."""
         cdef const Tube* tube = tube_at(&self.queues.tubes, job_at(&self.queues.jobs, number).tube)
         job_ready(&self.queues, number, self.now_ns)  # it stays ready if there is no memory for the reply
+        if job_is_blocked(&self.queues, number):
+            return self.first_changed(self.queues.gates.claims[number].gate)
         if self.first_waiting(tube) and not tube_is_paused(tube, self.now_ns):
             self.hand_over(number, self.first_waiting(tube))
         return 0
@@ -259,13 +272,15 @@ cdef class BeanstalkStore(Store):
         return 0
 
     cdef int hand_over(self, uint32_t number, uint32_t connection) except -1:
-        """Gives a ready job to a waiting connection, and sends it."""
+        """Gives a ready job to a waiting connection, and sends it. Returns 0 if there is no permit for the job."""
         cdef const Job* job = job_at(&self.queues.jobs, number)
         cdef Session session = <Session>self.sessions[connection]
         cdef uint8_t[JOB_HEAD_MAX] line
         cdef size_t line_size = write_given_line(line, job, self.queues.workers.records[connection].command) - line
         cdef bytes message = PyBytes_FromStringAndSize(NULL, line_size + job.size + CRLF_SIZE)
         cdef uint8_t* target = <uint8_t*>PyBytes_AS_STRING(message)
+        if job.is_gated and not self.take_permit(number):
+            return 0
         memcpy(target, line, line_size)
         write_body(target + line_size, &self.queues, job)
         self.wake(connection)
@@ -274,7 +289,7 @@ cdef class BeanstalkStore(Store):
         self.budget -= 1 + (job.size >> FRAME_STEP_SHIFT)
         self.state.unanswered[self.queues.workers.records[connection].command] -= 1
         session.resume(message)
-        return 0
+        return 1
 
     cdef int end_waiting(self, uint32_t connection, Reply reply) except -1:
         """Ends a wait without a job. reply: says why."""
@@ -289,6 +304,154 @@ cdef class BeanstalkStore(Store):
         self.state.refusals[self.queues.workers.records[connection].command][<int>reply] += 1
         session.resume(PyBytes_FromStringAndSize(<const char*>line, end - line))
         return 0
+
+    # ---- permits: see _gates.pxd ----
+
+    def borrow(self, lender):
+        """As BorrowingStore.borrow."""
+        self.lender = lender
+
+    def settled(self, uint32_t ticket, bint granted):
+        """As BorrowingStore.settled. A ticket is the number of a gate."""
+        cdef Gate* gate
+        with self:
+            gate = gate_at(&self.queues.gates, ticket)
+            gate.place = 0
+            gate.has_permit = granted
+            self.queues.gates.state.granted += granted
+            self.expect_gate(ticket, 0 if granted else self.now_ns + RETRY_NS)
+
+    cdef void expect_gate(self, uint32_t number, int64_t due_ns) noexcept:
+        """Serves a gate at due_ns; 0: at once, not at the next tick of the wheel."""
+        timers_arm(&self.queues.gates.timers, number, due_ns)
+        self.expect(due_ns)
+
+    cdef bint has_gate_room(
+        self, uint32_t tube, const uint8_t* name, uint32_t size, uint64_t bytes, uint64_t blocks
+    ) noexcept:
+        """Returns True if there is room for a claim, and for `bytes` and `blocks` besides, as in has_room()."""
+        cdef const Gates* gates = &self.queues.gates
+        if gate_find(gates, tube, name, size):
+            return self.has_room(bytes + CLAIM_COST, blocks)
+        return pool_left(gates.table.pool) != 0 and self.has_room(
+            bytes + CLAIM_COST + GATE_COST, blocks + name_blocks(&gates.table, GATE_HEAD + size)
+        )
+
+    cdef void claim(self, uint32_t number, const uint8_t* name, uint32_t size, uint32_t maximum) noexcept:
+        """Gives a claim to a job that is in no queue. There must be room for it."""
+        cdef Job* job = job_at(&self.queues.jobs, number)
+        cdef uint32_t gate = gate_find(&self.queues.gates, job.tube, name, size)
+        if gate == 0:
+            gate = gate_make(&self.queues.gates, job.tube, name, size)
+        gate_join(&self.queues.gates, gate, number, maximum)
+        job.is_gated = True
+
+    cdef int end_claim(self, uint32_t job) except -1:
+        """Ends the claim of a job that has no permit and is in no queue."""
+        cdef uint32_t number = self.queues.gates.claims[job].gate
+        return 0 if claim_end(&self.queues, self.lender, job, self.now_ns) else self.first_changed(number)
+
+    cdef int move_claim(self, uint32_t job, uint32_t tube) except -1:
+        """Gives a job that is in no queue, and is to move to another tube, the same claim there. Returns 0 if there is
+        no room for it."""
+        cdef bytes name = permits_name(&self.queues.gates, gate_of(&self.queues.gates, job))
+        cdef uint32_t maximum = self.queues.gates.claims[job].maximum
+        cdef uint32_t before = job_at(&self.queues.jobs, job).tube
+        if not self.has_gate_room(tube, name, <uint32_t>len(name), 0, 0):
+            return 0
+        self.end_claim(job)
+        job_at(&self.queues.jobs, job).tube = tube
+        self.claim(job, name, <uint32_t>len(name), maximum)
+        job_at(&self.queues.jobs, job).tube = before
+        return 1
+
+    cdef int take_permit(self, uint32_t job) except -1:
+        """Takes the permit of a ready job that is to be reserved, and returns 1.
+
+        If there is none, shuts the job's gate, which then waits for one, and returns 0.
+        """
+        cdef uint32_t number = self.queues.gates.claims[job].gate
+        if self.take_permit_alone(job):
+            return 1
+        if not gate_at(&self.queues.gates, number).is_shut:
+            gate_shut(&self.queues, number)
+        self.wait_for_permit(number)
+        return 0
+
+    cdef int take_permit_alone(self, uint32_t job) except -1:
+        """Takes the permit of a job, and returns 1; or 0 if there is none."""
+        self.charge_permit()
+        return permit_take(&self.queues, self.lender, job, self.now_ns)
+
+    cdef int release_permit(self, uint32_t job) except -1:
+        """Gives back the permit of a job that was reserved."""
+        self.charge_permit()
+        return permit_release(&self.queues, self.lender, gate_of(&self.queues.gates, job), self.now_ns)
+
+    cdef int wait_for_permit(self, uint32_t number) except -1:
+        """Lets a gate that is shut wait for a permit for its first job, unless it does."""
+        self.charge_permit()
+        if not permit_await(&self.queues, self.lender, number, self.now_ns):
+            self.expect_gate(number, self.now_ns + RETRY_NS)
+        return 0
+
+    cdef void charge_permit(self) noexcept:
+        self.steps -= PERMIT_STEPS
+        self.budget -= PERMIT_BUDGET
+
+    cdef int first_changed(self, uint32_t number) except -1:
+        """Called when the first job of a gate may have changed: if it waits, it does so for that job's maximum."""
+        return self.wait_for_permit(number) if gate_at(&self.queues.gates, number).place else 0
+
+    cdef int serve_gates(self) except -1:
+        """Serves gates that have got a permit, or are to try again."""
+        cdef uint32_t number
+        while self.steps > 0:
+            number = timers_take(&self.queues.gates.timers, self.now_ns, &self.steps)
+            if number == 0:
+                break
+            self.serve_gate(number)
+        return 0
+
+    cdef int serve_gate(self, uint32_t number) except -1:
+        """Gives jobs of a shut gate to waiting connections as long as there are permits, then opens the gate."""
+        cdef Gate* gate = gate_at(&self.queues.gates, number)
+        cdef const Tube* tube = tube_at(&self.queues.tubes, gate.tube)
+        if gate.place:
+            return 0
+        while gate.is_shut and gate.first and self.first_waiting(tube) and not tube_is_paused(tube, self.now_ns):
+            if self.steps <= 0:
+                self.expect_gate(number, 0)
+                return 0
+            self.steps -= 1
+            if not self.hand_over(gate.first, self.first_waiting(tube)):
+                return 0
+        if gate.is_shut:
+            gate_open(&self.queues, number)
+        if gate.has_permit:
+            gate.has_permit = False
+            permit_release(&self.queues, self.lender, gate, self.now_ns)
+        return 0
+
+    cdef uint32_t next_job(self, uint32_t connection, int64_t room) except? 0xffffffff:
+        """Takes the permit, if it needs one, of the job that a connection reserves next, and returns the job.
+
+        Returns 0 if there is none, or its reply takes more than `room` bytes; UNFINISHED if looking for a job with a
+        permit has used up the budget.
+        """
+        cdef uint32_t number
+        cdef const Job* job
+        while True:
+            number = queues_next_ready(&self.queues, connection, self.now_ns, &self.budget)
+            if number == 0:
+                return 0
+            job = job_at(&self.queues.jobs, number)
+            if <int64_t>job.size + JOB_HEAD_MAX > room:
+                return 0
+            if not job.is_gated or self.take_permit(number):
+                return number
+            if self.budget <= 0:
+                return UNFINISHED
 
     # ---- time ----
 
@@ -306,6 +469,7 @@ cdef class BeanstalkStore(Store):
         cdef int64_t of_workers = timers_next_ns(&self.queues.workers.timers)
         cdef int64_t of_tubes = timers_next_ns(&self.queues.tubes.timers)
         cdef int64_t of_keys = timers_next_ns(&self.queues.keys.timers)
+        cdef int64_t of_gates = timers_next_ns(&self.queues.gates.timers)
         cdef int64_t due_ns = self.journal_due_ns()
         if self.queues.workers.state.leaving_first or self.state.draining and self.queues.workers.state.waiting:
             return 0
@@ -317,6 +481,8 @@ cdef class BeanstalkStore(Store):
             due_ns = min(due_ns, of_tubes)
         if of_keys >= 0:
             due_ns = min(due_ns, of_keys)
+        if of_gates >= 0:
+            due_ns = min(due_ns, of_gates)
         return -1 if due_ns == INT64_MAX else due_ns
 
     cdef int run_due(self) except -1:
@@ -329,6 +495,8 @@ cdef class BeanstalkStore(Store):
         self.serve_tubes()
         self.steps = SLICE
         self.serve_keys()
+        self.steps = SLICE
+        self.serve_gates()
         if self.state.draining:
             self.steps = SLICE
             self.end_waits()
@@ -383,8 +551,14 @@ cdef class BeanstalkStore(Store):
 
     cdef int end_job(self, uint32_t number) except -1:
         """Ends a job. Its key may stay taken for some time."""
+        cdef Job* job = job_at(&self.queues.jobs, number)
+        cdef bint is_gated = job.is_gated, had_permit = job.state == RESERVED
         cdef int64_t due_ns
         job_delete(&self.queues, number, self.now_ns)
+        if is_gated:
+            if had_permit:
+                self.release_permit(number)
+            self.end_claim(number)
         due_ns = timers_next_ns(&self.queues.keys.timers)
         if due_ns >= 0:
             self.expect(due_ns)
@@ -401,14 +575,27 @@ cdef class BeanstalkStore(Store):
         cdef const Tube* tube = tube_at(&self.queues.tubes, job.tube)
         cdef uint32_t target = tube.retire_to
         job_leave(&self.queues, number)
+        if job.is_gated:
+            self.release_permit(number)
         if tube.reserves_max == 0 or job.reserves < tube.reserves_max:
             return self.delay(number) if is_delayed else self.make_ready(number)
         self.state.retired += 1
         if target == 0 or tube_count(tube_at(&self.queues.tubes, target)) >= self.tube_jobs_max:
             job_bury(&self.queues, number, self.now_ns)
             return 0
+        if job.is_gated and not self.move_claim(number, target):
+            job_bury(&self.queues, number, self.now_ns)
+            return 0
         job_move(&self.queues, number, target)
         return self.make_ready(number)
+
+    cdef int bury(self, uint32_t number) except -1:
+        """Buries a reserved job."""
+        job_leave(&self.queues, number)
+        if job_at(&self.queues.jobs, number).is_gated:
+            self.release_permit(number)
+        job_bury(&self.queues, number, self.now_ns)
+        return 0
 
     cdef void expect_worker(self, uint32_t connection) noexcept:
         """Arms a connection's timer for its next deadline."""
@@ -537,119 +724,24 @@ cdef class BeanstalkStore(Store):
         cdef Tubes* tubes = &self.queues.tubes
         return tube_find(tubes, name_tag(&tubes.table, name, size), name, size)
 
-    cdef bytes job_stats(self, uint32_t number):
-        """Returns the document of section "stats-job"; None if number is 0."""
-        cdef const Job* job
-        cdef int64_t left_ns = 0
-        if number == 0:
-            return None
-        job = job_at(&self.queues.jobs, number)
-        if job.state == RESERVED or job.state == DELAYED:
-            left_ns = <int64_t>job.node.key - self.now_ns
-        told = {
-            "id": job_id(job),
-            "tube": name_bytes(&self.queues.tubes.table, &tube_at(&self.queues.tubes, job.tube).record),
-            "state": STATE_NAMES[job.state],
-            "pri": job.priority,
-            "age": (self.now_ns - job.created_ns) // SECOND_NS,
-            "delay": job.delay,
-            "ttr": job.ttr,
-            "time-left": max(left_ns, 0) // SECOND_NS,
-            "file": 0,
-            "reserves": job.reserves,
-            "timeouts": job.timeouts,
-            "releases": job.releases,
-            "buries": job.buries,
-            "kicks": job.kicks,
-        }
-        if job.key:
-            told["key"] = name_bytes(&self.queues.keys.table, &key_at(&self.queues.keys, job.key).record)
-        return document(told)
-
-    cdef bytes tube_stats(self, uint32_t number, bint whole):
-        """Returns the document of section "stats-tube" or, if whole, "inspect-tube"; None if number is 0."""
-        cdef const Tube* tube
-        cdef Tube* retire_to = NULL
-        cdef int64_t left_ns
-        if number == 0:
-            return None
-        tube = tube_at(&self.queues.tubes, number)
-        if tube.retire_to:
-            retire_to = tube_at(&self.queues.tubes, tube.retire_to)
-        left_ns = tube.paused_until_ns - self.now_ns if tube.pause else 0
-        told = {
-            "name": name_bytes(&self.queues.tubes.table, <Record*>&tube.record),
-            "current-jobs-urgent": tube.urgent,
-            "current-jobs-ready": tube.jobs[<int>READY],
-            "current-jobs-reserved": tube.jobs[<int>RESERVED],
-            "current-jobs-delayed": tube.jobs[<int>DELAYED],
-            "current-jobs-buried": tube.jobs[<int>BURIED],
-            "total-jobs": tube.total,
-            "current-using": tube.using,
-            "current-watching": tube.watching,
-            "current-waiting": tube.waiting,
-            "cmd-delete": tube.deletes,
-            "cmd-pause-tube": tube.pauses,
-            "pause": tube.pause,
-            "pause-time-left": max(left_ns, 0) // SECOND_NS,
-        }
-        if whole:
-            told["age-of-oldest-ready"] = self.oldest_ready_ns(tube) // SECOND_NS
-            told["time-in-queue"] = f"{tube.queued_ns / max(tube.reserves, 1) / 1e9:.6f}"
-            told["max-reserves"] = tube.reserves_max
-            told["retire-to"] = name_bytes(&self.queues.tubes.table, &retire_to.record) if retire_to != NULL else b""
-        return document(told)
-
     cdef int64_t oldest_ready_ns(self, const Tube* tube) noexcept:
         """Returns for how long a tube's oldest ready job has been ready."""
         if tube.ready_line.first == 0:
             return 0
         return self.now_ns - job_at(&self.queues.jobs, tube.ready_line.first).since_ns
 
-    cdef bytes stats(self):
-        """Returns the document of section "stats"."""
-        cdef BeanstalkState* state = self.state
-        cdef const WorkersState* workers = self.queues.workers.state
-        cdef dict others = self.others()  # must not call the store, because a call is under way
-        cdef int command
-        figures = {
-            "current-jobs-urgent": state.urgent,
-            "current-jobs-ready": state.counts[<int>READY],
-            "current-jobs-reserved": state.counts[<int>RESERVED],
-            "current-jobs-delayed": state.counts[<int>DELAYED],
-            "current-jobs-buried": state.counts[<int>BURIED],
-        }
-        for command in range(COMMANDS):
-            figures[f"cmd-{COMMAND_WORDS[command].text.decode()}"] = state.requests[command]
-        figures.update({
-            "job-timeouts": state.timeouts,
-            "total-jobs": self.queues.jobs.state.total,
-            "max-job-size": self.job_size_max,
-            "current-tubes": self.queues.tubes.table.pool.used,
-            "current-connections": self.sessions_open,
-            "current-producers": workers.producers,
-            "current-workers": workers.workers,
-            "current-waiting": workers.waiting,
-            "total-connections": self.sessions_total,
-            "pid": others["pid"],
-            "version": others["version"].encode(),
-            "rusage-utime": others["rusage_utime"],
-            "rusage-stime": others["rusage_stime"],
-            "uptime": others["uptime"],
-            "binlog-oldest-index": 0,
-            "binlog-current-index": 0,
-            "binlog-records-migrated": 0,
-            "binlog-records-written": state.records_written,
-            "binlog-max-size": 0,
-            "draining": "true" if state.refuses_puts or state.draining else "false",
-        })
-        return document({**figures, **self.host})
-
     cdef dict figures(self):
         cdef dict figures = Store.figures(self)
         cdef BeanstalkState* state = self.state
         figures.update({
-            **{f"jobs:{name}": state.counts[number] for number, name in enumerate(STATE_NAMES) if name},
+            "jobs:ready": state.counts[<int>READY],
+            "jobs:reserved": state.counts[<int>RESERVED],
+            "jobs:delayed": state.counts[<int>DELAYED],
+            "jobs:buried": state.counts[<int>BURIED],
+            "blocked": state.counts[<int>BLOCKED],
+            "gates": self.queues.gates.table.pool.used,
+            "permits": self.queues.gates.state.reserved,
+            "granted_later": self.queues.gates.state.granted,
             "urgent": state.urgent,
             "jobs": self.queues.jobs.pool.used - self.queues.jobs.state.ended,
             "jobs_max": self.queues.jobs.pool.capacity,
@@ -704,11 +796,3 @@ cdef inline uint8_t* write_given_line(uint8_t* target, const Job* job, uint8_t c
     if command == BATCH_RESERVE:
         target = write_end(write_number(write_word(target, JOBS), 1))
     return write_job_line(target, job, RESERVED_JOB)
-
-
-def document(values):
-    """Formats a dictionary as YAML. Numbers and strings are written as they are, bytes in quotes."""
-    lines = ["---"]
-    for name, value in values.items():
-        lines.append(f'{name}: "{value.decode()}"' if isinstance(value, bytes) else f"{name}: {value}")
-    return ("\n".join(lines) + "\n").encode()

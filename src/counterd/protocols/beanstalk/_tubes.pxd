@@ -41,7 +41,7 @@ cdef struct Tube:           # 208 bytes
     uint32_t waiting_last
     uint32_t waiting
     uint32_t urgent         # ready jobs with a priority below URGENT
-    uint32_t jobs[JOB_STATES]   # by state
+    uint32_t jobs[JOB_STATES]   # by state, and BLOCKED
     uint32_t using
     uint32_t watching
     uint32_t walks          # walks that are at this tube

@@ -50,6 +50,7 @@ cdef enum Command:          # in the order in which stats counts them
     INSPECT_TUBE
     LIMIT_RESERVES
     PUT_UNIQUE
+    PUT_LIMITED
     COMMANDS
     # Lines that are not a command.
     UNKNOWN                 # the first word is not a command
@@ -76,7 +77,7 @@ cdef extern from *:
         COUNTERD_WORD("quit", ""), COUNTERD_WORD("batch-reserve", "cw"), COUNTERD_WORD("clear-tube", "nq"),
         COUNTERD_WORD("list-jobs", "nqic"), COUNTERD_WORD("search-jobs", "nqics"),
         COUNTERD_WORD("inspect-tube", "n"), COUNTERD_WORD("limit-reserves", "ncm"),
-        COUNTERD_WORD("put-unique", "pdtsmw"),
+        COUNTERD_WORD("put-unique", "pdtsmw"), COUNTERD_WORD("put-limited", "pdtsnx?mw"),
     };
     """
     ctypedef struct Word "counterd_beanstalk_word":
@@ -109,8 +110,8 @@ cdef struct Request:        # the arguments of a line
     uint32_t timeout        # seconds to wait
     uint8_t state           # of jobs; 0 = all
     uint32_t name_size
-    uint32_t other_size
-    const uint8_t* name     # of a tube
+    uint32_t other_size     # 0: there is none
+    const uint8_t* name     # of a tube, or of permits
     const uint8_t* other    # of a second tube, or a key
 
 
@@ -199,6 +200,11 @@ cdef inline bint line_decode(
     while arguments[0]:
         kind = arguments[0]
         arguments += 1
+        if kind == b"?":    # the rest may be missing
+            request.other_size = 0
+            if start == end:
+                return True
+            continue
         if start == end or start[0] != b" ":
             return False
         while start < end and start[0] == b" ":
@@ -210,7 +216,7 @@ cdef inline bint line_decode(
             start = read_state(start, end, &request.state)
         else:
             start = read_number(start, end, number_max(kind), &number)
-        if start == NULL:
+        if start == NULL or kind == b"x" and number == 0:
             return False
         if kind == b"n":
             request.name, request.name_size = word, <uint32_t>(start - word)
@@ -228,7 +234,7 @@ cdef inline bint line_decode(
             request.size = <uint32_t>number
         elif kind == b"w":
             request.timeout = <uint32_t>number
-        elif kind == b"c":
+        elif kind == b"c" or kind == b"x":
             request.count = <uint32_t>number
     return start == end
 

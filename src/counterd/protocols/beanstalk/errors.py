@@ -14,6 +14,7 @@ _TEXTS = {
     Status.JOB_TOO_BIG: "the body is longer than the server allows",
     Status.OUT_OF_MEMORY: "the server has no room for it",
     Status.INTERNAL_ERROR: "the server cannot write it to its journal",
+    Status.NOT_ENABLED: "the server has no counters: counter.enable is off",
     Status.NOT_IGNORED: "a connection must watch at least one tube",
     Status.BAD_FORMAT: "the server does not accept these arguments",
     Status.UNKNOWN_COMMAND: "the server does not know this command, which only counterd has",

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     import sqlite3
     from collections.abc import Callable, Iterator, Sequence
 
-LAYOUT = 1
+LAYOUT = 2
+ADDED = {1: {"jobs": ("permits TEXT", "maximum INTEGER")}}
 SCHEMA = """
 CREATE TABLE jobs (
     id INTEGER PRIMARY KEY,
@@ -39,7 +40,9 @@ CREATE TABLE jobs (
     key TEXT,
     keep INTEGER NOT NULL,      -- seconds for which the key is taken after the end of the job
     checksum INTEGER NOT NULL,  -- CRC-32 of the body
-    body BLOB                   -- NULL: it is long, and among the bodies
+    body BLOB,                  -- NULL: it is long, and among the bodies
+    permits TEXT,               -- the counter of which it takes a permit when it is reserved
+    maximum INTEGER             -- of that counter
 );
 CREATE TABLE bodies (id INTEGER PRIMARY KEY, body BLOB NOT NULL);
 CREATE TABLE keys ( -- of jobs that have ended
@@ -66,11 +69,11 @@ ROWS_AT_ONCE = 512
 BYTES_AT_ONCE = 1 << 18  # bytes of bodies that are restored in a turn; one more body may exceed this
 KEYS_AT_ONCE = 10_000  # how many free keys are deleted with one piece at most
 HALVED_MAX = 20_000  # how many ranges of ids are divided, which takes some seconds: all ids may be damaged
-KEY, BODY = 14, 16  # the positions of these columns in a row of JOBS
+KEY, BODY = 14, 18  # the positions of these columns in a row of JOBS
 
 AT_ONCE = 16  # jobs per INSERT: takes two thirds of the time of one job per INSERT
-WHOLE = f"INSERT OR REPLACE INTO jobs VALUES ({', '.join('?' * 18)})"
-SEVERAL = WHOLE + f", ({', '.join('?' * 18)})" * (AT_ONCE - 1)
+WHOLE = f"INSERT OR REPLACE INTO jobs VALUES ({', '.join('?' * 20)})"
+SEVERAL = WHOLE + f", ({', '.join('?' * 20)})" * (AT_ONCE - 1)
 CHANGED = """
 UPDATE jobs SET tube = ?, state = ?, priority = ?, delay = ?, ttr = ?, created = ?, since = ?, due = ?, reserves = ?,
     timeouts = ?, releases = ?, buries = ?, kicks = ?
@@ -78,7 +81,7 @@ WHERE id = ?
 """
 JOBS = """
 SELECT jobs.id, tube, state, priority, delay, ttr, created, since, due, reserves, timeouts, releases, buries, kicks,
-    key, keep, ifnull(jobs.body, bodies.body), checksum
+    key, keep, permits, ifnull(maximum, 0) AS maximum, ifnull(jobs.body, bodies.body), checksum
 FROM jobs LEFT JOIN bodies ON bodies.id = jobs.id AND jobs.body IS NULL
 """
 
@@ -178,7 +181,8 @@ def read(database: sqlite3.Connection) -> Iterator[bytes]:
 def checked(row: tuple[object, ...]) -> tuple[object, ...]:
     """Returns a row of JOBS without its checksum. Raises ValueError if the checksum is wrong."""
     *job, checksum = row
-    if not isinstance(job[16], bytes) or zlib.crc32(job[16]) != checksum:
+    body = job[BODY]
+    if not isinstance(body, bytes) or zlib.crc32(body) != checksum:
         raise ValueError(f"job {job[0]}: its body is damaged")
     return tuple(job)
 
@@ -209,7 +213,7 @@ def problems(database: sqlite3.Connection) -> Iterator[str]:
 def dump(database: sqlite3.Connection) -> Iterator[dict[str, object]]:
     """Yields the jobs as JSON objects, by id."""
     found = database.execute(f"{JOBS} ORDER BY jobs.id")
-    names = [*(column[0] for column in found.description[:16]), "body"]
+    names = [*(column[0] for column in found.description[:BODY]), "body"]
     for row in found:
         job: dict[str, Any] = dict(zip(names, row, strict=False))
         job["state"] = dict(enumerate(STATES, 1)).get(job["state"], job["state"])

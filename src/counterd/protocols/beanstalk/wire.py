@@ -61,6 +61,7 @@ class Status(str, Enum):
     JOB_TOO_BIG = "JOB_TOO_BIG"
     OUT_OF_MEMORY = "OUT_OF_MEMORY"
     INTERNAL_ERROR = "INTERNAL_ERROR"
+    NOT_ENABLED = "NOT_ENABLED"
     BAD_FORMAT = "BAD_FORMAT"
     UNKNOWN_COMMAND = "UNKNOWN_COMMAND"
 
@@ -117,6 +118,29 @@ def put_unique(
     if len(asked) > LINE_MAX:
         raise ValueError(f"the key is too long by {len(asked) - LINE_MAX} bytes")
     return asked + rest
+
+
+def put_limited(
+    body: bytes,
+    counter: bytes,
+    maximum: int,
+    key: bytes = b"",
+    keep: int = 0,
+    *,
+    priority: int = 1 << 16,
+    delay: int = 0,
+    ttr: int = 60,
+) -> bytes:
+    """Section "put-limited". counter: like a tube's name. key: as in put_unique(); b"" for none."""
+    line, rest = put(body, priority, delay, ttr)[4:].split(b"\r\n", 1)
+    if not 1 <= maximum <= NUMBER_MAX:
+        raise ValueError(f"maximum must be from 1 to {NUMBER_MAX}, not {maximum}")
+    asked = b"put-limited %b %b %d" % (line, check_name(counter), operator.index(maximum))
+    if key:
+        asked += b" %b %d" % (check_name(key), _bounded("keep", keep, TIMEOUT_MAX))
+    if len(asked) + 2 > LINE_MAX:
+        raise ValueError(f"the names are too long by {len(asked) + 2 - LINE_MAX} bytes")
+    return asked + b"\r\n" + rest
 
 
 def use(name: bytes) -> bytes:

@@ -16,6 +16,7 @@ RAISED = {
     Status.JOB_TOO_BIG: JobTooBig,
     Status.OUT_OF_MEMORY: NoRoom,
     Status.INTERNAL_ERROR: Refused,
+    Status.NOT_ENABLED: Refused,
     Status.NOT_IGNORED: Refused,
     Status.BAD_FORMAT: Refused,
     Status.UNKNOWN_COMMAND: Refused,

@@ -9,7 +9,7 @@ import pytest
 from counterd.protocols import counter
 from counterd.protocols.counter import _tables, wire
 from counterd.protocols.counter.wire import Permit, Status
-from takes import Desk
+from kit.takes import Desk
 
 if TYPE_CHECKING:
     from counterd.contract import Lender
@@ -31,17 +31,17 @@ class Borrowing:
         self.desk.store.next_deadline()  # as the driver does, which must be possible
 
     def acquire(self, name: bytes = b"p", maximum: int = 1) -> bool:
-        return self.lender.acquire(name, maximum, self.desk.now_ns)
+        return self.lender.acquire(name, maximum, self.desk.pump.now_ns)
 
     def release(self, name: bytes = b"p") -> None:
-        self.lender.release(name, self.desk.now_ns)
+        self.lender.release(name, self.desk.pump.now_ns)
 
     def enqueue(self, ticket: int, name: bytes = b"p", maximum: int = 1) -> int:
-        return self.lender.enqueue(name, maximum, ticket, self.desk.now_ns)
+        return self.lender.enqueue(name, maximum, ticket, self.desk.pump.now_ns)
 
     def outcomes(self) -> list[tuple[int, bool]]:
         """Of the waits that have ended by now."""
-        self.desk.run()
+        self.desk.pump.settle()
         ended, self.ended = self.ended, []
         return ended
 
@@ -68,7 +68,7 @@ def test_the_permits_are_those_of_the_clients(desk: Desk, other: Borrowing) -> N
     assert other.acquire(maximum=2)
     for _ in range(2):
         other.release()
-    desk.run()
+    desk.pump.settle()
     assert desk.store.snapshot()["busy"] == 0
 
 
@@ -79,7 +79,7 @@ def test_a_release_wakes_the_store_for_those_that_wait(desk: Desk, other: Borrow
     woken = other.woken
     other.release()
     assert other.woken == woken + 1
-    desk.run()
+    desk.pump.settle()
     assert client.has(take)
     assert not other.acquire()
 
@@ -125,7 +125,7 @@ def test_a_wait_may_change_its_maximum_and_keep_its_place(desk: Desk, other: Bor
     place = other.enqueue(3)
     take = late.take(Permit(b"p", 1, 2), wait_ms=1000)
     assert not late.has(take), "the first stays first"
-    other.lender.amend(place, 2, desk.now_ns)
+    other.lender.amend(place, 2, desk.pump.now_ns)
     assert other.outcomes() == [(3, True)]
     client.release(b"p")
     assert late.has(take)
@@ -134,7 +134,7 @@ def test_a_wait_may_change_its_maximum_and_keep_its_place(desk: Desk, other: Bor
 def test_a_wait_that_is_cancelled_is_over(desk: Desk, other: Borrowing) -> None:
     client = desk.taker()
     client.acquire(b"p")
-    other.lender.cancel(other.enqueue(3), desk.now_ns)
+    other.lender.cancel(other.enqueue(3), desk.pump.now_ns)
     client.release(b"p")
     assert other.outcomes() == []
     assert client.acquire(b"p") == Status.NO_ERROR
@@ -171,7 +171,7 @@ def test_no_room_to_hold_or_wait() -> None:
     other = Borrowing(desk)
     assert other.acquire(b"a")
     assert not other.acquire(b"b")
-    assert not other.lender.retake(b"b", 1, desk.now_ns)
+    assert not other.lender.retake(b"b", 1, desk.pump.now_ns)
     assert other.enqueue(1, b"b")
     assert other.enqueue(2, b"b") == 0
     assert other.outcomes() == [(1, False)], "there is a permit, and no room to hold it"
@@ -180,7 +180,7 @@ def test_no_room_to_hold_or_wait() -> None:
 def test_what_was_held_before_a_restart_is_held_again(desk: Desk, other: Borrowing) -> None:
     client = desk.taker()
     assert client.acquire(b"p") == Status.NO_ERROR
-    assert other.lender.retake(b"p", 1, desk.now_ns)
+    assert other.lender.retake(b"p", 1, desk.pump.now_ns)
     client.release(b"p")
     assert client.acquire(b"p") == FULL
     other.release()
