@@ -29,6 +29,7 @@ PRIORITY = 1 << 16
 TTR_S = 60
 DEFAULT = b"default"  # the tube that a connection uses and watches at first
 Figures = dict[str, str]  # by name
+Concurrency = tuple[str | bytes, int]  # the name of a counter, and its maximum
 JobT = TypeVar("JobT")
 Results = Mapping[Status, "Callable[[Reply], Any]"]  # how to make a result from each reply that is no refusal
 
@@ -134,6 +135,11 @@ def _released(id: int, priority: int, delay: int) -> QueueRequest:
     return asked(wire.release(id, priority, delay), replies, job=id)
 
 
+def _limited(body: str | bytes, concurrency: Concurrency, **more: Any) -> bytes:
+    counter, maximum = concurrency
+    return wire.put_limited(as_bytes(body), as_bytes(counter), maximum, **more)
+
+
 def _looked(frame: bytes) -> Request[Peeked | None]:
     return asked(frame, {Status.FOUND: _peeked, Status.NOT_FOUND: _none}, is_repeatable=True)
 
@@ -195,16 +201,28 @@ class Commands(Shape, Generic[JobT]):
     # ---- producing ----
 
     @command
-    def put(self, body: str | bytes, *, priority: int = PRIORITY, delay: int = 0, ttr: int = TTR_S) -> Request[int]:
-        """Adds a job to the used tube, and returns its id (section "put").
+    def put(
+        self,
+        body: str | bytes,
+        *,
+        priority: int = PRIORITY,
+        delay: int = 0,
+        ttr: int = TTR_S,
+        concurrency: Concurrency | None = None,
+    ) -> Request[int]:
+        """Adds a job to the used tube, and returns its id (section "put", or "put-limited").
 
         priority: jobs with lower numbers are reserved first.
         delay: seconds until the job is ready.
         ttr: time to run: seconds that a worker has for the job.
+        concurrency: a counter and its maximum, such as ("mail-api", 5). A worker gets the job only while the counter
+        has room, and the job holds one of its permits as long as it is reserved. counterd only, with both protocols on.
 
-        Raises Draining, JobTooBig or NoRoom.
+        Raises Draining, JobTooBig or NoRoom; Refused if the server has no counters.
         """
-        return asked(wire.put(as_bytes(body), priority, delay, ttr), {Status.INSERTED: _number, Status.BURIED: _number})
+        more = {"priority": priority, "delay": delay, "ttr": ttr}
+        frame = wire.put(as_bytes(body), **more) if concurrency is None else _limited(body, concurrency, **more)
+        return asked(frame, {Status.INSERTED: _number, Status.BURIED: _number})
 
     @command
     def put_unique(
@@ -216,15 +234,21 @@ class Commands(Shape, Generic[JobT]):
         priority: int = PRIORITY,
         delay: int = 0,
         ttr: int = TTR_S,
+        concurrency: Concurrency | None = None,
     ) -> Request[Inserted]:
         """Adds a job unless a job with that key exists, in any tube (section "put-unique"). counterd only.
 
         keep: seconds for which the key stays taken after the job has ended.
+        concurrency: as in put().
 
         With `keep` it is safe to repeat, so the client repeats it if the connection is lost. Without, the job may have
         been done in the meantime, and would be added again.
         """
-        frame = wire.put_unique(as_bytes(body), as_bytes(key), keep, priority=priority, delay=delay, ttr=ttr)
+        more = {"priority": priority, "delay": delay, "ttr": ttr}
+        if concurrency is None:
+            frame = wire.put_unique(as_bytes(body), as_bytes(key), keep, **more)
+        else:
+            frame = _limited(body, concurrency, key=as_bytes(key), keep=keep, **more)
         return asked(
             frame,
             {

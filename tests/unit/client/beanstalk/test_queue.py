@@ -140,6 +140,16 @@ def test_what_may_be_asked_again() -> None:
     assert [ask.reserve(3).patience, ask.reserve().patience, ask.stats().patience] == [3, float("inf"), 0]
 
 
+def test_a_job_with_a_counter() -> None:
+    frame = ask.put("a", priority=1, delay=2, ttr=3, concurrency=("mail", 5)).frame
+    assert frame == b"put-limited 1 2 3 1 mail 5\r\na\r\n"
+    unique = ask.put_unique("a", "k", 9, concurrency=(b"mail", 5))
+    assert unique.frame == b"put-limited 65536 0 60 1 mail 5 k 9\r\na\r\n"
+    assert unique.is_repeatable
+    with pytest.raises(ValueError, match="maximum must be from 1"):
+        ask.put("a", concurrency=("mail", 0))
+
+
 def test_a_connection_is_told_of_the_tubes_first() -> None:
     def greeting(tubes: Tubes) -> list[bytes]:
         return [request.frame for request in tubes.greeting()]

@@ -48,6 +48,7 @@ UINT32 = click.IntRange(0, NUMBER_MAX)
 JOB = click.IntRange(0, ID_MAX)
 TUBE = Bytes("tube's name", 1, NAME_MAX)
 KEY = Bytes("key", 1, NAME_MAX)
+COUNTER = Bytes("counter's name", 1, NAME_MAX)
 BODY = Bytes("body", 0, BODY_MAX)
 TEXT = Bytes("text", 0, NEEDLE_MAX)
 
@@ -65,6 +66,7 @@ SECONDS = Reads("duration", whole_seconds)
 # The server's figures that are not plain numbers, by their names in the protocol.
 KINDS = {
     **dict.fromkeys(("id", "tube", "state", "key", "name", "retire-to", "pid", "hostname", "version"), Kind.TEXT),
+    **dict.fromkeys(("counter", "blocked"), Kind.TEXT),
     **dict.fromkeys(("max-job-size", "binlog-max-size"), Kind.SIZE),
     **dict.fromkeys(("age", "delay", "ttr", "time-left", "uptime", "rusage-utime", "rusage-stime"), Kind.SPAN),
     **dict.fromkeys(("pause", "pause-time-left", "age-of-oldest-ready", "time-in-queue"), Kind.SPAN),
@@ -83,6 +85,9 @@ JOB_COLUMNS = [
     Column("time-left", Kind.SPAN, title="left"),
     *(Column(name, Kind.NUMBER) for name in ("reserves", "timeouts", "releases", "buries", "kicks")),
     Column("key"),
+    Column("counter", detail=True),
+    Column("maximum", Kind.NUMBER, detail=True),
+    Column("blocked", detail=True),
 ]
 # The columns of a list of tubes, by their names in the reply to inspect-tube.
 TUBE_COLUMNS = {
@@ -90,6 +95,7 @@ TUBE_COLUMNS = {
     **{f"current-jobs-{state}": Column(state, Kind.NUMBER) for state in STATES},
     "current-waiting": Column("waiting", Kind.NUMBER),
     "total-jobs": Column("total", Kind.NUMBER),
+    "current-jobs-blocked": Column("blocked", Kind.NUMBER, detail=True),
     "age-of-oldest-ready": Column("oldest", Kind.SPAN),
     "pause-time-left": Column("paused", Kind.SPAN),
 }
@@ -303,6 +309,8 @@ def tail(target: BeanstalkTarget, tube: bytes, interval: float, output: Output) 
 @click.option("--ttr", type=SECONDS, default=60, help="The time to run: how long a worker may take.  [default: 60s]")
 @click.option("--key", type=KEY, help="Put the job only if no job has this key.")
 @click.option("--unique-for", type=SECONDS, help="Reserve the key for this time after the job has ended.  [default: 0]")
+@click.option("--counter", type=COUNTER, help="Give the job to a worker only while this counter has room.")
+@click.option("--maximum", type=click.IntRange(1, NUMBER_MAX), metavar="N", help="The maximum of the --counter.")
 @output_option
 @pass_target
 def put(
@@ -315,24 +323,32 @@ def put(
     ttr: int,
     key: bytes | None,
     unique_for: int | None,
+    counter: bytes | None,
+    maximum: int | None,
     output: Output,
 ) -> None:
     """Puts a job into a tube, and shows its ID. The body is BODY, the content of --file, or else standard input.
 
-    If another job has the --key, nothing is put, and the ID of that job is shown.
+    If another job has the --key, nothing is put, and the ID of that job is shown. As long as a job with --counter is
+    reserved, it holds a permit of the counter, which has at most --maximum.
     """
     if body is not None and file is not None:
         raise click.UsageError("give either BODY or --file")
     if unique_for is not None and key is None:
         raise click.UsageError("--unique-for needs --key")
+    if (counter is None) != (maximum is None):
+        raise click.UsageError("--counter and --maximum need each other")
     if body is None:
         body = read_body(file)
     is_new = True
+    more: dict[str, Any] = {"priority": pri, "delay": delay, "ttr": ttr}
+    if counter is not None:
+        more["concurrency"] = (counter, maximum)
     with target.connect(tube) as client:
         if key is None:
-            job = client.put(body, priority=pri, delay=delay, ttr=ttr)
+            job = client.put(body, **more)
         else:
-            job, is_new = client.put_unique(body, key, unique_for or 0, priority=pri, delay=delay, ttr=ttr)
+            job, is_new = client.put_unique(body, key, unique_for or 0, **more)
     add = output.stream(
         [ID_COLUMN, Column("status")],
         lambda row: f"put job {row[0]}" if is_new else f"nothing was put: job {row[0]} has this key",

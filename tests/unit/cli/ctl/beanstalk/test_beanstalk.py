@@ -68,6 +68,8 @@ def test_times_are_whole_seconds() -> None:
         (["beanstalk", "kick", "4294967296"], "4294967296 is not in the range"),
         (["beanstalk", "put", "x", "--file", "-"], "give either BODY or --file"),
         (["beanstalk", "put", "x", "--unique-for", "1m"], "--unique-for needs --key"),
+        (["beanstalk", "put", "x", "--counter", "n"], "--counter and --maximum need each other"),
+        (["beanstalk", "put", "x", "--maximum", "1"], "--counter and --maximum need each other"),
         (["beanstalk", "put", "x", "--ttr", "1.5s"], "expected whole seconds, not '1.5s'"),
         (["beanstalk", "put", "x", "--tube", "t" * 201], "a tube's name has 1 to 200 bytes, not 201"),
         (["beanstalk", "list", "t", "--search", "x" * 1025], "a text has 0 to 1,024 bytes, not 1,025"),
