@@ -11,7 +11,7 @@ from counterd.engine.chains cimport chain_blocks
 from counterd.engine.heap cimport heap_after
 from counterd.engine.table cimport RECORD_USED
 from counterd.engine.wheel cimport Timer, timer_is_armed
-from counterd.protocols.beanstalk._gates cimport Gate, Gates, gate_at
+from counterd.protocols.beanstalk._gates cimport CLAIM_COST, GATE_COST, Gate, Gates, gate_at
 from counterd.protocols.beanstalk._jobs cimport (
     BLOCKED, BURIED, DELAYED, GONE_JOB, JOB_STATES, READY, RESERVED, Job, Jobs, JobState, job_at, job_find, job_id,
     job_is_ended,
@@ -100,6 +100,8 @@ cdef inline dict audit_gates(Queues* queues, uint32_t* blocks):
             raise AssertionError(f"gate {number} has a permit, and nobody looks after it")
         hidden[gate.tube] = hidden.get(gate.tube, 0) + count
         blocked += gate.ready if gate.is_shut else 0
+    if gates.state.bytes != claims * CLAIM_COST + gates.table.pool.used * <uint64_t>GATE_COST:
+        raise AssertionError(f"{claims} claims and {gates.table.pool.used} gates, {gates.state.bytes} bytes counted")
     if jobs or claims != gates.state.claims or blocked != queues.counts[<int>BLOCKED]:
         raise AssertionError(f"{claims} claims, {blocked} blocked; {gates.state.claims} and so on counted")
     blocks[0] += audit_table(&gates.table, "gates")

@@ -54,6 +54,7 @@ cdef struct Gate:           # 104 bytes
 
 cdef struct GatesState:     # in the region
     uint64_t claims
+    uint64_t bytes          # of gates and claims, without the blocks of names
     uint64_t reserved       # jobs with claims that are reserved
     uint64_t granted        # permits that came after a wait, in total
 
@@ -114,6 +115,7 @@ cdef inline uint32_t gate_make(Gates* gates, uint32_t tube, const uint8_t* name,
     gate = gate_at(gates, number)
     memset(&gate.tube, 0, <uint8_t*>(gate + 1) - <uint8_t*>&gate.tube)
     gate.tube = tube
+    gates.state.bytes += GATE_COST
     return number
 
 
@@ -127,6 +129,7 @@ cdef inline void gate_join(Gates* gates, uint32_t number, uint32_t job, uint32_t
     gates.claims[job] = Claim(number, maximum)
     gate_at(gates, number).jobs += 1
     gates.state.claims += 1
+    gates.state.bytes += CLAIM_COST
 
 
 cdef inline bint gate_part(Gates* gates, uint32_t job) noexcept nogil:
@@ -134,6 +137,7 @@ cdef inline bint gate_part(Gates* gates, uint32_t job) noexcept nogil:
     cdef Gate* gate = gate_of(gates, job)
     gate.jobs -= 1
     gates.state.claims -= 1
+    gates.state.bytes -= CLAIM_COST
     return gate.jobs == 0
 
 
@@ -141,3 +145,4 @@ cdef inline void gate_free(Gates* gates, uint32_t number) noexcept nogil:
     """Frees a gate without jobs. The caller has ended its wait and given its permit back."""
     timers_disarm(&gates.timers, number)
     table_remove(&gates.table, number)
+    gates.state.bytes -= GATE_COST

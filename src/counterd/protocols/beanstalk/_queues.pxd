@@ -36,6 +36,9 @@ cdef struct Queues:         # this process's view
     Workers workers
     Keys keys
     Gates gates
+    # job_enter() and job_leave() of jobs with claims: in place, they would make those of all other jobs slower.
+    void (*enter_gated)(Queues* queues, uint32_t number, JobState state, uint64_t key, int64_t now_ns) noexcept nogil
+    void (*leave_gated)(Queues* queues, uint32_t number) noexcept nogil
     uint64_t* counts        # jobs by state, and BLOCKED; in the region
     uint64_t* urgent        # ready jobs with a priority below URGENT, in the region
 
@@ -92,6 +95,12 @@ cdef inline void line_remove(Jobs* jobs, Line* line, uint32_t number) noexcept n
 cdef inline void blocked_add(Queues* queues, const Gate* gate, int32_t count) noexcept nogil:
     tube_at(&queues.tubes, gate.tube).jobs[<int>BLOCKED] += <uint32_t>count
     queues.counts[<int>BLOCKED] += <uint64_t><int64_t>count
+
+
+cdef inline void gate_count(Gates* gates, uint32_t number, int32_t count) noexcept nogil:
+    """A job is reserved, or not any more."""
+    gate_of(gates, number).reserved += <uint32_t>count
+    gates.state.reserved += <uint64_t><int64_t>count
 
 
 cdef inline void gate_put(Queues* queues, uint32_t number) noexcept nogil:
@@ -164,10 +173,10 @@ cdef inline bint job_is_blocked(const Queues* queues, uint32_t number) noexcept 
 
 # ---- entering and leaving a state ----------------------------------------------------------------------------------
 
-cdef inline void job_enter(
-    Queues* queues, uint32_t number, JobState state, uint64_t key, int64_t now_ns
+cdef inline void job_enter_as(
+    Queues* queues, uint32_t number, JobState state, uint64_t key, int64_t now_ns, bint is_gated
 ) noexcept nogil:
-    """Puts a job that is in no queue into the queue of a state. key: of Job.node, if the state has a heap."""
+    """As job_enter. is_gated: the job has a claim; a constant where this is called."""
     cdef Job* job = job_at(&queues.jobs, number)
     cdef Tube* tube = tube_at(&queues.tubes, job.tube)
     cdef uint32_t* first
@@ -180,7 +189,7 @@ cdef inline void job_enter(
     first = queue_first(queues, job)
     if first != NULL:
         job.node.key = key
-        if job.is_gated and state == READY:
+        if is_gated and state == READY:
             gate_put(queues, number)
         else:
             heap_insert(&queues.jobs.heap, first, number)
@@ -190,17 +199,19 @@ cdef inline void job_enter(
     if state == READY and job.priority < URGENT:
         tube.urgent += 1
         queues.urgent[0] += 1
+    if is_gated and state == RESERVED:
+        gate_count(&queues.gates, number, 1)
     job_edited(&queues.jobs, number)
 
 
-cdef inline void job_leave(Queues* queues, uint32_t number) noexcept nogil:
-    """Removes a job from its queue. The caller then puts it into another or frees it."""
+cdef inline void job_leave_as(Queues* queues, uint32_t number, bint is_gated) noexcept nogil:
+    """As job_leave. is_gated: the job has a claim; a constant where this is called."""
     cdef Job* job = job_at(&queues.jobs, number)
     cdef Tube* tube = tube_at(&queues.tubes, job.tube)
     cdef uint32_t* first = queue_first(queues, job)
     cdef Line* line = queue_line(queues, job)
     if first != NULL:
-        if job.is_gated and job.state == READY:
+        if is_gated and job.state == READY:
             gate_take(queues, number)
         else:
             heap_remove(&queues.jobs.heap, first, number)
@@ -212,12 +223,39 @@ cdef inline void job_leave(Queues* queues, uint32_t number) noexcept nogil:
     if job.state == RESERVED:
         queues.workers.records[job.holder].jobs -= 1
         job.holder = 0
-        if job.is_gated:
-            gate_of(&queues.gates, number).reserved -= 1
-            queues.gates.state.reserved -= 1
+        if is_gated:
+            gate_count(&queues.gates, number, -1)
     tube.jobs[<int>job.state] -= 1
     queues.counts[<int>job.state] -= 1
     job.state = GONE_JOB
+
+
+cdef inline void job_enter_gated(
+    Queues* queues, uint32_t number, JobState state, uint64_t key, int64_t now_ns
+) noexcept nogil:
+    job_enter_as(queues, number, state, key, now_ns, True)
+
+
+cdef inline void job_leave_gated(Queues* queues, uint32_t number) noexcept nogil:
+    job_leave_as(queues, number, True)
+
+
+cdef inline void job_enter(
+    Queues* queues, uint32_t number, JobState state, uint64_t key, int64_t now_ns
+) noexcept nogil:
+    """Puts a job that is in no queue into the queue of a state. key: of Job.node, if the state has a heap."""
+    if job_at(&queues.jobs, number).is_gated:
+        queues.enter_gated(queues, number, state, key, now_ns)
+    else:
+        job_enter_as(queues, number, state, key, now_ns, False)
+
+
+cdef inline void job_leave(Queues* queues, uint32_t number) noexcept nogil:
+    """Removes a job from its queue. The caller then puts it into another or frees it."""
+    if job_at(&queues.jobs, number).is_gated:
+        queues.leave_gated(queues, number)
+    else:
+        job_leave_as(queues, number, False)
 
 
 cdef inline void tube_expect(Queues* queues, uint32_t number, int64_t due_ns) noexcept nogil:
@@ -253,9 +291,6 @@ cdef inline void job_hold(
     cdef Worker* worker = queues.workers.records + connection
     job_at(&queues.jobs, number).holder = connection
     worker.jobs += 1
-    if job_at(&queues.jobs, number).is_gated:
-        gate_of(&queues.gates, number).reserved += 1
-        queues.gates.state.reserved += 1
     job_enter(queues, number, RESERVED, due_ns, now_ns)
     worker_expect(&queues.workers, connection, due_ns)
 

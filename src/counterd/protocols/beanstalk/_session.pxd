@@ -23,7 +23,6 @@ cdef class BeanstalkSession(Session):
     cdef void edited(self, Command command) noexcept
     cdef int decide(self, Command command, const Request* request, const Frame* frame, Answer* answer) except -1
     cdef Reply put(self, Command command, const Request* request, const Frame* frame, Answer* answer) except *
-    cdef bint has_job_room(self, Command command, const Request* request, bint is_unique) noexcept
     cdef void count_worker(self) noexcept
     cdef int reserve(self, Command command, const Request* request, Answer* answer) except -1
     cdef Reply decide_on_job(self, Command command, const Request* request, Answer* answer) except *

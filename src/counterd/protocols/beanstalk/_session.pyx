@@ -25,7 +25,7 @@ from counterd.protocols.beanstalk._jobs cimport (
 from counterd.protocols.beanstalk._keys cimport KEY_COST, key_at, key_find, key_free, key_join, key_make
 from counterd.protocols.beanstalk._listing cimport JobList, TubeList
 from counterd.protocols.beanstalk._queues cimport (
-    Queues, job_touch, seconds_ns, tube_count, tube_expect, worker_is_pressed,
+    Queues, job_touch, queues_next_ready, seconds_ns, tube_count, tube_expect, worker_is_pressed,
 )
 from counterd.protocols.beanstalk._replies cimport (
     BAD_FORMAT, BURIED_JOB, CLEARED, DEADLINE_SOON, DELETED, DRAINING, EXISTS, EXPECTED_CRLF, FOUND, GOOD, INSERTED,
@@ -52,6 +52,24 @@ cdef enum:
     TEXT_STEPS = 300        # of statistics, which take some 10 us in Python
     LOOKUPS_MAX = 32768     # of a batch: to find each of its jobs, all watched tubes are looked at
     LIMITS_MAX = 4096       # limits of reserves that the journal was not given yet
+
+
+cdef inline bint has_job_room(
+    BeanstalkStore store, uint32_t tube, Command command, const Request* request, bint is_unique
+) noexcept:
+    """Returns True if there is room for a job in a tube, with its key and claim."""
+    cdef Queues* queues = &store.queues
+    cdef uint64_t bytes = JOB_COST, blocks = chain_blocks(request.size)
+    if is_unique:
+        bytes += KEY_COST
+        blocks += name_blocks(&queues.keys.table, request.other_size)
+        if pool_left(queues.keys.table.pool) == 0:
+            return False
+    if tube_count(tube_at(&queues.tubes, tube)) >= store.tube_jobs_max or pool_left(queues.jobs.pool) == 0:
+        return False
+    if command == PUT_LIMITED:
+        return store.has_gate_room(tube, request.name, request.name_size, bytes, blocks)
+    return store.has_room(bytes, blocks)
 
 
 cdef class BeanstalkSession(Session):
@@ -225,7 +243,7 @@ cdef class BeanstalkSession(Session):
                 answer.number = key_at(&queues.keys, key).id
                 store.promise(self)  # the existing job may not be on disk yet
                 return EXISTS
-        if not self.has_job_room(command, request, is_unique):
+        if not has_job_room(store, worker.used, command, request, is_unique):
             return OUT_OF_MEMORY
         number = job_make(
             &queues.jobs, worker.used, request.priority, request.delay, request.ttr, frame.key, request.size,
@@ -246,23 +264,6 @@ cdef class BeanstalkSession(Session):
             store.make_ready(number)
         return INSERTED
 
-    cdef bint has_job_room(self, Command command, const Request* request, bint is_unique) noexcept:
-        """Returns True if there is room for a job in the used tube, with its key and claim."""
-        cdef BeanstalkStore store = <BeanstalkStore>self.store
-        cdef Queues* queues = &store.queues
-        cdef uint32_t tube = queues.workers.records[self.connection].used
-        cdef uint64_t bytes = JOB_COST, blocks = chain_blocks(request.size)
-        if is_unique:
-            bytes += KEY_COST
-            blocks += name_blocks(&queues.keys.table, request.other_size)
-            if pool_left(queues.keys.table.pool) == 0:
-                return False
-        if tube_count(tube_at(&queues.tubes, tube)) >= store.tube_jobs_max or pool_left(queues.jobs.pool) == 0:
-            return False
-        if command == PUT_LIMITED:
-            return store.has_gate_room(tube, request.name, request.name_size, bytes, blocks)
-        return store.has_room(bytes, blocks)
-
     cdef void count_worker(self) noexcept:
         """Counts the connection as a worker, because it has sent a reserve."""
         cdef Worker* worker = (<BeanstalkStore>self.store).queues.workers.records + self.connection
@@ -281,9 +282,11 @@ cdef class BeanstalkSession(Session):
             answer.reply = BAD_FORMAT
             return DONE
         if not store.state.draining:
-            number = store.next_job(self.connection, INT64_MAX)
-        if number == UNFINISHED:
-            return LATER
+            number = queues_next_ready(queues, self.connection, store.now_ns, &store.budget)
+        if number and job_at(&queues.jobs, number).is_gated:
+            number = store.next_permitted(number, self.connection, INT64_MAX)
+            if number == UNFINISHED:
+                return LATER
         if number and command == BATCH_RESERVE:
             answer.reply = self.reserve_more(number, request.count)
             return DONE
@@ -315,7 +318,7 @@ cdef class BeanstalkSession(Session):
         cdef int64_t room = REPLY_ROOM
         cdef Answer answer
         most = min(most, <uint32_t>BATCH_MAX, 1 + LOOKUPS_MAX // queues.workers.records[self.connection].watches)
-        while number and number != UNFINISHED:
+        while number:
             room -= job_at(&queues.jobs, number).size + JOB_HEAD_MAX
             store.reserve(number, self.connection)
             store.budget -= 1 + (job_at(&queues.jobs, number).size >> FRAME_STEP_SHIFT)
@@ -323,7 +326,13 @@ cdef class BeanstalkSession(Session):
             count += 1
             if count == most:
                 break
-            number = store.next_job(self.connection, room)
+            number = queues_next_ready(queues, self.connection, store.now_ns, &store.budget)
+            if number == 0 or <int64_t>job_at(&queues.jobs, number).size + JOB_HEAD_MAX > room:
+                break
+            if job_at(&queues.jobs, number).is_gated:
+                number = store.next_permitted(number, self.connection, room)
+                if number == UNFINISHED:
+                    break
         answer = Answer(JOBS, count)
         store.out_size = write_reply(store.out + store.out_size, queues, &answer) - store.out
         for i in range(count):

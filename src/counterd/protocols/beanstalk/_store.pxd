@@ -12,7 +12,7 @@ from counterd.protocols.beanstalk._wire cimport COMMANDS
 
 
 cdef enum:
-    UNFINISHED = 0xffffffff     # of next_job(): the budget is used up
+    UNFINISHED = 0xffffffff     # of next_permitted(): the budget is used up
     ID_BLOCK = 1 << 20          # ids that the journal reserves at a time; after a crash none of them is used again
 
 
@@ -84,7 +84,7 @@ cdef class BeanstalkStore(Store):
     cdef int serve_tube(self, uint32_t number) except -1
     cdef int end_waits(self) except -1
     cdef uint32_t tube_named(self, const uint8_t* name, uint32_t size) noexcept
-    cdef uint32_t next_job(self, uint32_t connection, int64_t room) except? 0xffffffff
+    cdef uint32_t next_permitted(self, uint32_t number, uint32_t connection, int64_t room) except? 0xffffffff
     cdef int take_permit(self, uint32_t job) except -1
     cdef int take_permit_alone(self, uint32_t job) except -1
     cdef int wait_for_permit(self, uint32_t number) except -1

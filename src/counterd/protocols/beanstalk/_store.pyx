@@ -31,8 +31,9 @@ from counterd.protocols.beanstalk._jobs cimport (
 from counterd.protocols.beanstalk._keys cimport KEY_COST, Key, key_free, keys_begin, keys_reserve
 from counterd.protocols.beanstalk._permits cimport claim_end, permit_await, permit_release, permit_take
 from counterd.protocols.beanstalk._queues cimport (
-    MARGIN_NS, gate_open, gate_shut, job_bury, job_delay, job_delete, job_is_blocked, job_leave, job_move, job_ready,
-    job_reserve, queues_next_ready, tube_count, tube_expect, tube_limit, worker_is_pressed,
+    MARGIN_NS, gate_open, gate_shut, job_bury, job_delay, job_delete, job_enter_gated, job_is_blocked, job_leave,
+    job_leave_gated, job_move, job_ready, job_reserve, queues_next_ready, tube_count, tube_expect, tube_limit,
+    worker_is_pressed,
 )
 from counterd.protocols.beanstalk._replies cimport (
     DEADLINE_SOON, GOOD, INTERNAL_ERROR, JOBS, JOB_HEAD_MAX, REPLIES, REPLY_WORDS, RESERVED_JOB, TIMED_OUT, Reply,
@@ -114,6 +115,7 @@ cdef class BeanstalkStore(Store):
         keys_begin(&self.queues.keys, self.header.key, &self.chains, self.now_ns)
         gates_begin(&self.queues.gates, self.header.key, &self.chains, self.now_ns)
         self.queues.counts = self.state.counts
+        self.queues.enter_gated, self.queues.leave_gated = job_enter_gated, job_leave_gated
         self.queues.urgent = &self.state.urgent
         name = b"default"
         self.state.default_tube = self.find_tube(
@@ -133,7 +135,7 @@ cdef class BeanstalkStore(Store):
             <uint64_t>self.queues.jobs.pool.used * JOB_COST + <uint64_t>self.chains.pool.used * BLOCK_SIZE
             + <uint64_t>self.queues.tubes.table.pool.used * TUBE_COST
             + <uint64_t>self.queues.keys.table.pool.used * KEY_COST
-            + <uint64_t>self.queues.gates.table.pool.used * GATE_COST + self.queues.gates.state.claims * CLAIM_COST
+            + self.queues.gates.state.bytes
             + (watches - self.sessions_open if watches > self.sessions_open else 0) * WATCH_COST
         )
 
@@ -433,25 +435,21 @@ cdef class BeanstalkStore(Store):
             permit_release(&self.queues, self.lender, gate, self.now_ns)
         return 0
 
-    cdef uint32_t next_job(self, uint32_t connection, int64_t room) except? 0xffffffff:
-        """Takes the permit, if it needs one, of the job that a connection reserves next, and returns the job.
+    cdef uint32_t next_permitted(self, uint32_t number, uint32_t connection, int64_t room) except? 0xffffffff:
+        """Takes the permit of the job that a connection reserves next, if the job needs one, and returns the job.
 
-        Returns 0 if there is none, or its reply takes more than `room` bytes; UNFINISHED if looking for a job with a
-        permit has used up the budget.
+        number: the next ready job, which needs one. If there is none, the next job without is looked for, and so on.
+        Returns 0 if there is no job, or its reply takes more than `room` bytes; UNFINISHED if the budget is used up.
         """
-        cdef uint32_t number
-        cdef const Job* job
-        while True:
-            number = queues_next_ready(&self.queues, connection, self.now_ns, &self.budget)
-            if number == 0:
-                return 0
-            job = job_at(&self.queues.jobs, number)
-            if <int64_t>job.size + JOB_HEAD_MAX > room:
-                return 0
-            if not job.is_gated or self.take_permit(number):
-                return number
+        while not self.take_permit(number):
             if self.budget <= 0:
                 return UNFINISHED
+            number = queues_next_ready(&self.queues, connection, self.now_ns, &self.budget)
+            if number == 0 or <int64_t>job_at(&self.queues.jobs, number).size + JOB_HEAD_MAX > room:
+                return 0
+            if not job_at(&self.queues.jobs, number).is_gated:
+                break
+        return number
 
     # ---- time ----
 

@@ -77,7 +77,7 @@ cdef extern from *:
         COUNTERD_WORD("quit", ""), COUNTERD_WORD("batch-reserve", "cw"), COUNTERD_WORD("clear-tube", "nq"),
         COUNTERD_WORD("list-jobs", "nqic"), COUNTERD_WORD("search-jobs", "nqics"),
         COUNTERD_WORD("inspect-tube", "n"), COUNTERD_WORD("limit-reserves", "ncm"),
-        COUNTERD_WORD("put-unique", "pdtsmw"), COUNTERD_WORD("put-limited", "pdtsnx?mw"),
+        COUNTERD_WORD("put-unique", "pdtsmw"), COUNTERD_WORD("put-limited", "pdtsnxkw"),
     };
     """
     ctypedef struct Word "counterd_beanstalk_word":
@@ -200,27 +200,23 @@ cdef inline bint line_decode(
     while arguments[0]:
         kind = arguments[0]
         arguments += 1
-        if kind == b"?":    # the rest may be missing
-            request.other_size = 0
-            if start == end:
-                return True
-            continue
         if start == end or start[0] != b" ":
-            return False
+            request.other_size = 0
+            return start == end and kind == b"k"    # which may be missing, with all that follows it
         while start < end and start[0] == b" ":
             start += 1
         word = start
-        if kind == b"n" or kind == b"m":
+        if kind == b"n" or kind == b"m" or kind == b"k":
             start = read_name(start, end)
         elif kind == b"q":
             start = read_state(start, end, &request.state)
         else:
             start = read_number(start, end, number_max(kind), &number)
-        if start == NULL or kind == b"x" and number == 0:
+        if start == NULL:
             return False
         if kind == b"n":
             request.name, request.name_size = word, <uint32_t>(start - word)
-        elif kind == b"m":
+        elif kind == b"m" or kind == b"k":
             request.other, request.other_size = word, <uint32_t>(start - word)
         elif kind == b"i":
             request.id = number
@@ -234,8 +230,12 @@ cdef inline bint line_decode(
             request.size = <uint32_t>number
         elif kind == b"w":
             request.timeout = <uint32_t>number
-        elif kind == b"c" or kind == b"x":
+        elif kind == b"c":
             request.count = <uint32_t>number
+        elif kind == b"x":      # not 0
+            request.count = <uint32_t>number
+            if number == 0:
+                return False
     return start == end
 
 
