@@ -14,19 +14,19 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-import daemon
 from counterd.client import Client as Counters
 from counterd.client.beanstalk import Client, Refused
 from counterd.protocols.beanstalk import wire
 from counterd.protocols.counter import wire as permits
-from daemon import PATIENCE, wait_until
-from jobs import Peer
+from kit import daemon
+from kit.daemon import PATIENCE, wait_until
+from kit.jobs import Peer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from daemon import Daemon
+    from kit.daemon import Daemon
 
 BOTH = {"counter.port": "0", "beanstalk.enable": "true", "beanstalk.port": "0", "beanstalk.bind": "127.0.0.1"}
 WORKER = """
@@ -53,17 +53,17 @@ def counterd(tmp_path: Path) -> Iterator[Daemon]:
 
 
 def jobs(counterd: Daemon) -> Client:
-    return Client("127.0.0.1", counterd.served("beanstalk listens on")[0].port, timeout=PATIENCE)
+    return Client("127.0.0.1", counterd.address_of("beanstalk").port, timeout=PATIENCE)
 
 
 def counters(counterd: Daemon) -> Counters:
-    return Counters("127.0.0.1", counterd.served("counter listens on")[0].port, timeout=PATIENCE)
+    return Counters("127.0.0.1", counterd.address_of("counter").port, timeout=PATIENCE)
 
 
 @contextlib.contextmanager
 def worker(counterd: Daemon) -> Iterator[subprocess.Popen[str]]:
     """A process that waits for a job, writes its id, and keeps it."""
-    port = str(counterd.served("beanstalk listens on")[0].port)
+    port = str(counterd.address_of("beanstalk").port)
     command = [sys.executable, "-c", WORKER, port]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         try:
@@ -104,7 +104,7 @@ def test_jobs_and_clients_take_turns(counterd: Daemon) -> None:
     with jobs(counterd) as producer, socket.create_connection(address, PATIENCE) as client:
         for number in range(TURNS):
             producer.put(str(number), concurrency=("shop", 1))
-        worker = Peer(socket.create_connection(counterd.served("beanstalk listens on")[0], PATIENCE))
+        worker = Peer(socket.create_connection(counterd.address_of("beanstalk"), PATIENCE))
 
         def granted() -> int:
             """Waits for the reply to a Take. Returns its opaque."""
@@ -131,7 +131,7 @@ def test_jobs_and_clients_take_turns(counterd: Daemon) -> None:
 def test_who_holds_is_told(tmp_path: Path) -> None:
     with running(tmp_path, **{"admin.enable": "true", "admin.bind": "127.0.0.1:0"}) as counterd:
         counterd.wait_for_log("admin listens on")
-        host, port = counterd.served("admin listens on")[0]
+        host, port = counterd.address_of("admin")
         with jobs(counterd) as client:
             client.put("x", concurrency=("shop", 2))
             assert client.reserve(0) is not None

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from conformance.beanstalk.engine import make_store
-from kit.pump import Pump
 from counterd.protocols.beanstalk import wire
 from kit.permits import LentPump
+from kit.pump import Pump
 from unit.protocols.beanstalk.asking import SECOND, TICK, ask, said
 
 if TYPE_CHECKING:

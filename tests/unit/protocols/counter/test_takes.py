@@ -514,7 +514,7 @@ def test_what_time_brought_back_is_not_refunded_after_another_settled_more(desk:
     one, other = desk.some(2)
     item = Rate(b"r", 1, 1, SECOND, 5, OnDeath.CHARGED)
     first, second = one.take(item), other.take(item)
-    desk.now_ns += 2 * SECOND * 1000
+    desk.pump.now_ns += 2 * SECOND * 1000
     assert one.settle(first, b"r", 4) == Status.NO_ERROR
     assert desk.store.snapshot()["rates"] == 1
     assert other.settle(second, b"r", 0) == Status.NO_ERROR
