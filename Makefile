@@ -108,6 +108,7 @@ bench: setup
 	$(BIN)/python -m pytest benchmarks $(ARGS)
 	$(BIN)/python benchmarks/micro/ratios.py
 	$(BIN)/python benchmarks/micro/expiry.py
+	$(BIN)/python benchmarks/micro/waiters.py
 
 bench-peers: setup
 	$(BIN)/python benchmarks/peers/compare.py $(ARGS)
@@ -116,6 +117,7 @@ bench-smoke: setup
 	$(BIN)/python -m pytest benchmarks -q --benchmark-disable
 	$(BIN)/python benchmarks/micro/ratios.py --rounds 1
 	$(BIN)/python benchmarks/micro/expiry.py --tokens 20000
+	$(BIN)/python benchmarks/micro/waiters.py --waiters 20000
 	$(BIN)/python benchmarks/peers/compare.py --smoke --out build/smoke/results
 	$(BIN)/python benchmarks/load/tls.py --rounds 1 --seconds 0.01 --connections 10
 	$(BIN)/python benchmarks/load/operations.py --smoke

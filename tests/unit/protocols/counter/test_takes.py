@@ -6,7 +6,7 @@ import pytest
 
 from counterd.protocols.counter import wire
 from counterd.protocols.counter.wire import Grant, OnDeath, Permit, Rate, Shortage, Status
-from kit.takes import Desk, Taker
+from kit.takes import MS, Desk, Taker
 
 SECOND = 1_000_000  # us
 
@@ -381,23 +381,32 @@ def test_a_connection_that_ends_waits_for_nothing(desk: Desk, how: str) -> None:
     assert other.has(waiting)
 
 
-def test_many_that_disconnect_are_removed_in_slices() -> None:
-    desk = Desk(waiters=20_000)
-    one, *others = desk.some(5)
-    one.acquire(b"p")
-    for other in others:
-        for number in range(5_000):
-            other.session.receive(wire.take(number, [permit()], 10_000), desk.pump.now_ns)
-    assert desk.store.snapshot()["waiters"] == 20_000
-    for other in others:
-        other.session.closed(desk.pump.now_ns)
-    ticks = 0
-    while desk.store.next_deadline() == 0:
+@pytest.mark.parametrize("ending", ["time is over", "drain", "disconnect"])
+def test_each_slice_ends_a_bounded_number_of_waits(ending: str) -> None:
+    """However many are to end at once. Requests of others are served between two slices."""
+    count, slice_steps = 20_000, 2048
+    steps_each = 1 if ending == "disconnect" else 8
+    desk = Desk(waiters=count, posted_max=1 << 22)
+    holder, *takers = desk.some(5)
+    holder.acquire(b"p")
+    for taker in takers:
+        for opaque in range(count // len(takers)):
+            taker.session.receive(wire.take(opaque, [permit()], 10_000), desk.pump.now_ns)
+    if ending == "drain":
+        desk.store.begin_drain()
+    elif ending == "disconnect":
+        for taker in takers:
+            taker.session.closed(desk.pump.now_ns)
+    else:
+        desk.pump.now_ns += 10_001 * MS
+    left = count
+    while left:
         desk.store.tick(desk.pump.now_ns)
-        ticks += 1
-    assert ticks >= 20_000 // 2048
+        before, left = left, desk.store.snapshot()["waiters"]
+        assert before - left <= slice_steps // steps_each + 1
+        assert holder.session.receive(wire.get(0, b"p"), desk.pump.now_ns)
+        assert desk.store.next_deadline() >= 0 or not left
     desk.store.audit()
-    assert desk.store.snapshot()["waiters"] == 0
 
 
 def test_a_drain_refuses_all_that_waits(desk: Desk) -> None:
