@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Checks the formal model of the engine, docs/model/, with spin: all its states, and that defects are found.
+"""Checks the formal models of the engine, docs/model/, with spin: all their states, and that defects are found.
 
     python tools/model.py [--short]
 
@@ -20,7 +20,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-MODEL = Path(__file__).parents[1] / "docs" / "model" / "engine.pml"
+MODELS = Path(__file__).parents[1] / "docs" / "model"
+ENGINE, TAKES = "engine.pml", "takes.pml"
 DEPTHS = {True: 100_000, False: 2_500_000}  # more than the search reaches: with a defect, and without one
 TABLES = {True: 16, False: 22}  # bits of the hash table, at first
 SECONDS = 600
@@ -31,13 +32,14 @@ NOT_ALL = "Search not completed"  # because a claim has failed, else because of 
 class Run:
     """A run. what: its description. defined: macros for the model. claim: spin's words for what must fail, or "".
 
-    is_eventual: checks liveness under weak fairness in place of the assertions.
+    is_eventual: checks liveness under weak fairness in place of the assertions. model: its file.
     """
 
     what: str
     defined: str
     claim: str = ""
     is_eventual: bool = False
+    model: str = ENGINE
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,9 @@ TINY = "CONNECTIONS=2"
 MANY_NAMES = "CONNECTIONS=2 NAMES=3 RECORDS=2 LIMIT=2 RESOURCES=1"
 EVENTUALLY = "CONNECTIONS=2 RECORDS=2 LIMIT=1"
 ASSERTED, CYCLE = "assertion violated", "acceptance cycle"
+ONE_PERMIT = "FIRST=1 MOST=1"
+TWO_PERMITS = "CONNECTIONS=2 MOST=2"
+TWO_SINGLE = "CONNECTIONS=2 FIRST=1 MOST=5"
 
 RUNS = [
     Run("3 clients, 2 counters, a table of 1", "CONNECTIONS=3"),
@@ -72,8 +77,25 @@ RUNS = [
     Run("a number is free before what it held is", f"{TINY} FREE_EARLY", ASSERTED),
     Run("the sweep comes before the leavers", f"{EVENTUALLY} SWEEP_FIRST", CYCLE, is_eventual=True),
     Run("clients that were cut off still count (not promised)", f"{TINY} UNFENCED", ASSERTED),
+    Run("2 clients take of 2 counters, and wait", TINY, model=TAKES),
+    Run("3 clients wait for one permit", f"CONNECTIONS=3 {ONE_PERMIT}", model=TAKES),
+    Run("2 clients wait: what they had comes back", f"{TINY} {ONE_PERMIT}", is_eventual=True, model=TAKES),
+    Run("a Take that was granted goes on waiting", f"{TWO_PERMITS} STAYS", ASSERTED, model=TAKES),
+    Run("a grant is told, and not booked", f"{TWO_PERMITS} LOSES", ASSERTED, model=TAKES),
+    Run("only the item that was short is looked at again", f"{TWO_SINGLE} HALF", ASSERTED, model=TAKES),
+    Run("a Cancel that crosses a grant replaces its reply", f"{TWO_PERMITS} CROSSES", ASSERTED, model=TAKES),
+    Run("a Take that is cancelled has no reply", f"{TWO_PERMITS} SWALLOWS", ASSERTED, model=TAKES),
+    Run("a number is free while it waits", f"{TWO_PERMITS} FORGETS_DEAD", ASSERTED, model=TAKES),
+    Run("a release wakes nobody", f"{TWO_PERMITS} SLEEPS_AFTER_RELEASE", ASSERTED, model=TAKES),
+    Run("the end of a wait wakes nobody behind it", f"{TWO_PERMITS} SLEEPS_AFTER_CANCEL", ASSERTED, model=TAKES),
+    Run("the death of who waits wakes nobody behind it", f"{TWO_PERMITS} SLEEPS_AFTER_DEATH", ASSERTED, model=TAKES),
 ]
-SHORT = [Run("2 clients, 2 counters, a table of 1", TINY), *(run for run in RUNS if run.defined.endswith("_HELD"))]
+SHORT = [
+    Run("2 clients, 2 counters, a table of 1", TINY),
+    *(run for run in RUNS if run.defined.endswith("_HELD")),
+    Run("2 clients wait for one permit", f"{TINY} {ONE_PERMIT}", model=TAKES),
+    *(run for run in RUNS if run.defined.endswith("AFTER_RELEASE")),
+]
 
 
 def checked(run: Run, directory: Path) -> Found:
@@ -82,7 +104,7 @@ def checked(run: Run, directory: Path) -> Found:
     search = ["-DNFAIR=4"] if run.is_eventual else ["-DSAFETY", "-DNOCLAIM"]
     fast = ["-O1"] if run.claim else ["-O2"]  # a defect is found soon, so compiling fast matters more
     for command in (
-        ["spin", "-a", *(f"-D{name}" for name in run.defined.split()), MODEL],
+        ["spin", "-a", *(f"-D{name}" for name in run.defined.split()), MODELS / run.model],
         ["gcc", "-w", *fast, *search, "-o", "pan", "pan.c"],
     ):
         subprocess.run(command, cwd=directory, check=True, stdout=subprocess.DEVNULL, timeout=SECONDS)
@@ -106,7 +128,7 @@ def checked(run: Run, directory: Path) -> Found:
         int(number(r"depth reached (\d+)")),
         number(r"([\d.]+)\s+total actual memory"),
         time.monotonic() - begun,
-        frozenset(re.findall(r"engine\.pml:\d+, state \d+, \"(?!-end-)[^\n]*", told)),
+        frozenset(re.findall(r"\w+\.pml:\d+, state \d+, \"(?!-end-)[^\n]*", told)),
     )
 
 

@@ -5,15 +5,22 @@
  * As in engine.pml each call into the engine is one indivisible step; what interleaves are these calls, the clients, and
  * the messages between them. README.md says what is modelled and what is not; tools/model.py runs it.
  *
- * With one of the defects #defined, a claim must fail: STAYS, SLEEPS_AFTER_RELEASE, SLEEPS_AFTER_CANCEL,
- * SLEEPS_AFTER_DEATH, SLEEPS_AFTER_MOVE, HALF, CROSSES, FORGETS_DEAD, LOSES, LEAVES_FIRST.
+ * With one of the defects #defined, a claim must fail: STAYS, LOSES, HALF, CROSSES, SWALLOWS, FORGETS_DEAD,
+ * SLEEPS_AFTER_RELEASE, SLEEPS_AFTER_CANCEL, SLEEPS_AFTER_DEATH.
  */
 
 #ifndef CONNECTIONS
 #define CONNECTIONS 3   /* numbers, of those that leave too */
 #endif
-#define NAMES 2         /* counters, each of which one can have; an item is one of it */
-#define ALL 3           /* both, as a set of bits */
+#define NAMES 2         /* counters: of the other there is one */
+#ifndef FIRST
+#define FIRST 2         /* maximum of the first */
+#endif
+#define MAXIMUM(_name) (_name == 0 -> FIRST : 1)
+#define OF(_amounts, _name) (((_amounts) >> (2 * (_name))) & 3)     /* amounts of both, in two bits each */
+#ifndef MOST
+#define MOST 6          /* that a Take asks for: two of the first and one of the other */
+#endif
 #ifndef MOVES
 #define MOVES 1         /* from one queue to another, after which a Take goes to the front */
 #endif
@@ -26,7 +33,7 @@ mtype = { GRANTED, REFUSED, CANCELLED, DONE, TOO_LATE };    /* and to the client
 typedef Connection {
     mtype state = FREE;
     mtype message = NOTHING;
-    byte what;              /* of a RELEASE: a set */
+    byte what;              /* of a RELEASE: amounts */
     byte asked;             /* by the Take that has no reply yet, as the client knows */
     bit cancels;            /* a Cancel has no reply yet */
     byte believed;          /* what the client believes to hold */
@@ -56,22 +63,29 @@ inline check() {
     for (i : 0 .. NAMES - 1) {
         sum = 0; k = 0;
         for (j : 0 .. CONNECTIONS - 1) {
-            sum = sum + ((connection[j].held >> i) & 1);
-            k = k + ((connection[j].believed >> i) & 1)
+            sum = sum + OF(connection[j].held, i);
+            k = k + OF(connection[j].believed, i)
         }
-        assert(sum <= 1 && k <= 1);                                     /* never above the maximum */
+        assert(sum <= MAXIMUM(i) && k <= MAXIMUM(i));
         if
         :: waiters[i] > 0 ->
-            assert(connection[AT(i, 0)].queue == i && connection[AT(i, 0)].wants);
-            assert(sum == 1 || ready[i])                                /* nobody sleeps while there is room */
+            assert(connection[AT(i, 0)].queue == i);
+            assert(sum + OF(connection[AT(i, 0)].wants, i) > MAXIMUM(i) || ready[i])   /* nobody sleeps who need not */
         :: else
         fi
     }
     sum = 0;
     for (j : 0 .. CONNECTIONS - 1) {
         assert(connection[j].state != FREE || (connection[j].held == 0 && connection[j].wants == 0));
-        assert((connection[j].believed & connection[j].held) == connection[j].believed);
+        assert(OF(connection[j].believed, 0) <= OF(connection[j].held, 0));
+        assert(OF(connection[j].believed, 1) <= OF(connection[j].held, 1));
         assert(connection[j].believed == 0 || connection[j].state == OPEN);
+        if
+        :: connection[j].state == OPEN && connection[j].message == NOTHING && connection[j].replies == 0 ->
+            assert(connection[j].believed == connection[j].held);       /* no grant is lost, none made twice */
+            assert(connection[j].asked == connection[j].wants)          /* each Take gets its reply */
+        :: else
+        fi;
         sum = sum + (connection[j].wants != 0)
     }
     assert(waiters[0] + waiters[1] == sum);                             /* each that waits, in one queue */
@@ -83,8 +97,7 @@ inline replied(_own) {
     if
     :: connection[_own].reply[0] == GRANTED ->
         assert(connection[_own].asked);
-        assert((connection[_own].held & connection[_own].asked) == connection[_own].asked);    /* all of it */
-        connection[_own].believed = connection[_own].believed | connection[_own].asked;
+        connection[_own].believed = connection[_own].believed + connection[_own].asked;
         connection[_own].asked = 0
     :: connection[_own].reply[0] == REFUSED || connection[_own].reply[0] == CANCELLED ->
         assert(connection[_own].asked);
@@ -111,13 +124,15 @@ inline post_to(_connection, _reply) {
     fi
 }
 
-/* Returns in sum: how many have one. */
+/* Returns in sum: how much is held of it. */
 inline consumption(_name) {
     sum = 0;
     for (j : 0 .. CONNECTIONS - 1) {
-        sum = sum + ((connection[j].held >> _name) & 1)
+        sum = sum + OF(connection[j].held, _name)
     }
 }
+
+#define IS_SHORT(_amounts) (sum + OF(_amounts, number) > MAXIMUM(number))
 
 /* At the end, or after MOVES at the front. */
 inline waiter_insert(_connection, _queue) {
@@ -162,6 +177,11 @@ inline take_end(_connection, _wakes) {
     connection[_connection].moves = 0
 }
 
+#ifdef SLEEPS_AFTER_RELEASE
+#define RELEASE_WAKES 0
+#else
+#define RELEASE_WAKES 1
+#endif
 #ifdef SLEEPS_AFTER_CANCEL
 #define CANCEL_WAKES 0
 #else
@@ -180,7 +200,7 @@ inline takes_decide(_wanted) {
     :: number < NAMES ->
         consumption(number);
         if
-        :: ((_wanted >> number) & 1) && (sum == 1 || waiters[number] > 0) -> break
+        :: OF(_wanted, number) && (IS_SHORT(_wanted) || waiters[number] > 0) -> break
         :: else -> number++
         fi
     :: else -> break
@@ -191,7 +211,7 @@ inline take(_connection, _waits) {
     takes_decide(connection[_connection].asked);
     if
     :: number == NAMES ->
-        connection[_connection].held = connection[_connection].held | connection[_connection].asked;
+        connection[_connection].held = connection[_connection].held + connection[_connection].asked;
         post_to(_connection, GRANTED)
     :: number < NAMES && _waits ->
         connection[_connection].wants = connection[_connection].asked;
@@ -204,7 +224,9 @@ inline cancel(_connection) {
     if
     :: connection[_connection].wants ->
         take_end(_connection, CANCEL_WAKES);
+#ifndef SWALLOWS
         post_to(_connection, CANCELLED);
+#endif
         post_to(_connection, DONE)
 #ifdef CROSSES
     :: connection[_connection].wants == 0 && connection[_connection].replies ->
@@ -216,20 +238,25 @@ inline cancel(_connection) {
 }
 
 inline wake(_what) {
-#ifndef SLEEPS_AFTER_RELEASE
     for (k : 0 .. NAMES - 1) {
         if
-        :: ((_what >> k) & 1) && waiters[k] > 0 -> ready[k] = 1
+        :: RELEASE_WAKES && OF(_what, k) && waiters[k] > 0 -> ready[k] = 1
         :: else
         fi
     }
-#endif
 }
 
 inline counter_release(_connection) {
-    connection[_connection].held = connection[_connection].held & (ALL - connection[_connection].what);
+    connection[_connection].held = connection[_connection].held - connection[_connection].what;
     wake(connection[_connection].what)
 }
+
+#define IS_BEHIND(_c) (connection[_c].queue != number && waiters[number] > 0 && connection[_c].moves < MOVES)
+#ifdef HALF     /* only the item that it waits for is looked at again */
+#define BLOCKS(_c) (connection[_c].queue == number && IS_SHORT(connection[_c].wants))
+#else
+#define BLOCKS(_c) (IS_SHORT(connection[_c].wants) || IS_BEHIND(_c))
+#endif
 
 /* Returns in number: the first item that is not there, or in whose queue somebody else is first; NAMES = none. */
 inline take_try(_connection) {
@@ -238,14 +265,7 @@ inline take_try(_connection) {
     :: number < NAMES ->
         consumption(number);
         if
-#ifdef HALF
-        :: ((connection[_connection].wants >> number) & 1) && connection[_connection].queue == number && sum == 1 ->
-            break
-#else
-        :: ((connection[_connection].wants >> number) & 1) && (sum == 1
-            || (connection[_connection].queue != number && waiters[number] > 0 && connection[_connection].moves < MOVES)
-        ) -> break
-#endif
+        :: OF(connection[_connection].wants, number) && BLOCKS(_connection) -> break
         :: else -> number++
         fi
     :: else -> break
@@ -258,26 +278,28 @@ inline serve_queue(_queue) {
     :: waiters[_queue] == 0 -> ready[_queue] = 0
     :: else ->
         first = AT(_queue, 0);
-        take_try(first);
+        number = NAMES;
         if
-        :: number == NAMES ->
+        :: connection[first].state == LEAVING -> take_end(first, 1)
+        :: else ->
+            take_try(first);
+            if
+            :: number == NAMES ->
 #ifndef LOSES
-            connection[first].held = connection[first].held | connection[first].wants;
+                connection[first].held = connection[first].held + connection[first].wants;
 #endif
 #ifndef STAYS
-            take_end(first, 1);
+                take_end(first, 1);
 #endif
-            post_to(first, GRANTED)
-        :: number == _queue -> ready[_queue] = 0
-        :: else ->
-            waiter_extract(first, 1);
-            connection[first].moves = connection[first].moves + (connection[first].moves <= MOVES);
-            place = number;     /* as waiter_insert() changes it */
-            sum = number;
-            waiter_insert(first, sum);
-#ifndef SLEEPS_AFTER_MOVE
-            ready[connection[first].queue] = 1
-#endif
+                post_to(first, GRANTED)
+            :: number == _queue -> ready[_queue] = 0
+            :: else ->
+                waiter_extract(first, 1);
+                connection[first].moves = connection[first].moves + (connection[first].moves <= MOVES);
+                sum = number;       /* waiter_insert() changes place */
+                waiter_insert(first, sum);
+                ready[sum] = 1
+            fi
         fi
     fi;
     first = 0
@@ -307,14 +329,12 @@ inline takes_left() {
     first = leaving[0];
     if
 #ifndef FORGETS_DEAD
-#ifdef LEAVES_FIRST
-    :: connection[first].wants && connection[first].held == 0 -> take_end(first, DEATH_WAKES)
-#else
     :: connection[first].wants -> take_end(first, DEATH_WAKES)
 #endif
-#endif
-    :: connection[first].held & 1 -> connection[first].held = connection[first].held - 1; wake(1)
-    :: connection[first].held == 2 -> connection[first].held = 0; wake(2)
+    :: OF(connection[first].held, 0) && !connection[first].wants ->
+        connection[first].held = connection[first].held - OF(connection[first].held, 0);
+        wake(1)
+    :: connection[first].held == 4 && !connection[first].wants -> connection[first].held = 0; wake(4)
     :: else ->
         connection[first].state = FREE;
         leaving_size--;
@@ -334,21 +354,21 @@ proctype Client(byte own) {
     do
     :: d_step { connection[own].state == FREE -> connection[own].state = OPEN; check() }
     :: atomic { connection[own].state == OPEN && connection[own].message == NOTHING ->
-            select(wanted : 1 .. ALL);
+            select(wanted : 1 .. MOST);
             if
-            :: !connection[own].asked && !connection[own].cancels && !(connection[own].believed & wanted) ->
+            :: OF(wanted, 0) <= FIRST && !connection[own].asked && !connection[own].cancels ->
                 connection[own].asked = wanted;
                 if
                 :: connection[own].message = TAKE
                 :: connection[own].message = TRY
                 fi
-            :: connection[own].asked && !connection[own].cancels && wanted == 1 ->
+            :: connection[own].asked && !connection[own].cancels ->
                 connection[own].cancels = 1;
                 connection[own].message = CANCEL
-            :: connection[own].believed & wanted ->     /* it lets go of what it releases before it says so */
-                connection[own].what = connection[own].believed & wanted;
-                connection[own].believed = connection[own].believed & (ALL - wanted);
-                connection[own].message = RELEASE
+            :: OF(wanted, 0) <= OF(connection[own].believed, 0) && OF(wanted, 1) <= OF(connection[own].believed, 1) ->
+                connection[own].what = wanted;
+                connection[own].believed = connection[own].believed - wanted;
+                connection[own].message = RELEASE   /* it lets go of what it releases before it says so */
             :: else
             fi;
             wanted = 0
@@ -411,11 +431,17 @@ proctype Closer() {
     od
 }
 
-/* Driver: Store.tick as long as Store.next_deadline says so. */
-proctype Driver() {
+/* Store.tick, as long as Store.next_deadline says so: the two parts of its work get their turns in any order. */
+proctype Leaver() {
     byte first;
     do
     :: d_step { leaving_size -> takes_left(); check() }
+    od
+}
+
+proctype Server() {
+    byte first;
+    do
     :: d_step { ready[0] -> serve_queue(0); check() }
     :: d_step { ready[1] -> serve_queue(1); check() }
     od
@@ -428,7 +454,8 @@ init {
             run Socket(i)
         }
         run Closer();
-        run Driver();
+        run Leaver();
+        run Server();
         i = 0
     }
 }
