@@ -25,6 +25,7 @@ from counterd.protocols.sentinel import wire as sentinel
 from counterd.protocols.sentinel.rules import FlowRule, ParamRule, Rules
 from counterd.protocols.smockron import wire as smockron
 from kit.machine import examples
+from kit.permits import Permits
 from kit.pump import START_NS
 from property.model import Client, Model, frames_of, make_store, outputs, settle
 
@@ -321,6 +322,10 @@ bodies = st.sampled_from([b"", b"x", b"delete 1\r\n", b"\r", b"y" * JOB_MAX, b"z
 lines_right = st.one_of(
     st.builds(beanstalk.put, bodies, priority=few, delay=st.sampled_from([0, 0, 1])),
     st.builds(beanstalk.put_unique, bodies, st.sampled_from([b"k", b"k" * 150]), few),
+    st.builds(
+        beanstalk.put_limited, bodies, st.sampled_from([b"c", b"c" * 90]), st.integers(1, 2),
+        st.sampled_from([b"", b"k" * 60]), few, delay=st.sampled_from([0, 0, 1]),
+    ),
     st.builds(beanstalk.reserve, st.sampled_from([None, 0, 0, 9])),
     st.builds(beanstalk.batch_reserve, st.integers(1, 9), few),
     st.tuples(
@@ -353,7 +358,7 @@ lines_wrong = st.one_of(
         b"put 1 2 3\r\n", b"put 0 0 1 3\r\nbad..", b"put 0 0 1 4294967296\r\n", b"peek  1\r\n", b"delete -1\r\n",
         b"search-jobs t all 0 9 1025\r\n" + b"n" * 1027, b"search-jobs default all 0 9 1\r\nxyz",
         b"batch-reserve 0 0\r\n", b"clear-tube t reserved\r\n", b"quit\r\n", b"quit \r\n", b"use t\n\r\n",
-        b"put-unique 0 0 1 1 -k 0\r\nx\r\n",
+        b"put-unique 0 0 1 1 -k 0\r\nx\r\n", b"put-limited 0 0 1 1 c 0\r\nx\r\n", b"put-limited 0 0 1 1 c 1 k\r\n",
     ]),
 )  # fmt: skip
 
@@ -361,6 +366,7 @@ lines_wrong = st.one_of(
 def play_beanstalk(pieces: Iterable[bytes], *, pull: str = EAGER, end: bool = False, filled: int = 0) -> Outcome:
     """filled: buried jobs that there are before."""
     store = make_beanstalk_store(job_size_max=JOB_MAX, memory_limit=1 << 20)
+    Permits(store)
     if filled:
         holder = store.session(START_NS)
         holder.receive(beanstalk.put(b"filler") * filled, START_NS)

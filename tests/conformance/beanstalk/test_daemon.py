@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 CASES = vectors.load("beanstalk")
-# Beanstalk alone, so that the addresses in the log are its own.
-ALONE = {"counter.enable": "false", "counter.port": "", "counter.bind": "", "beanstalk.enable": "true"}
+# With the counters, of which some jobs need permits. The addresses of beanstalk come first in the log.
+BOTH = {"beanstalk.enable": "true"}
 
 
 @pytest.fixture(scope="module", params=["tcp", "unix"])
@@ -27,7 +27,7 @@ def connect(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     path = str(directory / "s")
     unix = request.param == "unix"
     settings = {
-        **ALONE,
+        **BOTH,
         "beanstalk.port": "0",
         "beanstalk.bind": " " if unix else "127.0.0.1",
         "beanstalk.socket": path if unix else "",
