@@ -41,6 +41,7 @@ NUMBER_MAX = (1 << 32) - 1
 PASSED_ON = {
     signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGTSTP,
 }  # fmt: skip
+TAKEN = PASSED_ON | {signal.SIGCHLD}
 IGNORED_BY_PYTHON = {signal.SIGPIPE, signal.SIGXFSZ}  # the command must not inherit that
 
 
@@ -216,12 +217,15 @@ def take(stack: contextlib.ExitStack, client: Client, asked: Asked, wait: float 
     if quiet or (wait is not None and wait <= SAID_AFTER_S):
         return stack.enter_context(hold)
     saying = threading.Timer(SAID_AFTER_S, say_waiting, (client, asked))
+    # That thread may exist for some moments after join(). If a signal came to it then, nobody would learn of that.
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, TAKEN)
     saying.start()
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     try:
         return stack.enter_context(hold)
     finally:
         saying.cancel()
-        saying.join()  # the process forks later
+        saying.join()
 
 
 def say_waiting(client: Client, asked: Asked) -> None:
@@ -291,9 +295,8 @@ class Signals:
     _record = struct.Struct("iii")
 
     def __init__(self) -> None:
-        self._numbers = PASSED_ON | {signal.SIGCHLD}
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if it were ignored, there would be no status
-        self.mask = signal.pthread_sigmask(signal.SIG_BLOCK, self._numbers)  # the former mask
+        self.mask = signal.pthread_sigmask(signal.SIG_BLOCK, TAKEN)  # the former mask
         self._pipe, self._end = os.pipe()
         threading.Thread(target=self._run, daemon=True).start()
 
@@ -306,7 +309,7 @@ class Signals:
 
     def _run(self) -> None:
         while True:
-            info = signal.sigwaitinfo(self._numbers)
+            info = signal.sigwaitinfo(TAKEN)
             os.write(self._end, self._record.pack(info.si_signo, info.si_code, info.si_pid))
 
 
