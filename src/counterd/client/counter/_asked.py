@@ -10,7 +10,7 @@ from typing import Any
 from counterd.client._connection import as_bytes
 from counterd.client._holding import Wanted, printed
 from counterd.client._tenure import Seen
-from counterd.client.counter._taking import request
+from counterd.client.counter._taking import check, request
 from counterd.errors import ConnectionLost, NotAvailable
 from counterd.protocols.counter import wire
 from counterd.protocols.counter.wire import ERROR_TEXTS, Status
@@ -36,7 +36,7 @@ class Asked(Wanted):
         self.resources = resources
         self.maximum = maximum
         self._where = where
-        self.request(timeout)
+        check(*self.request(timeout))
 
     def __str__(self) -> str:
         return f"{self.resources} of {printed(self.name)}"

@@ -72,14 +72,14 @@ def place(key: str | bytes, weight: int, priority: int) -> dict[str, Any]:
 
 
 def request(items: Sequence[wire.Permit | wire.Rate], where: dict[str, Any], seconds: float | None) -> tuple[Any, ...]:
-    """The request that waits in the server for so many seconds; None: as long as a request can say.
-
-    Raises ValueError or TypeError for what does not fit the protocol.
-    """
+    """The request that waits in the server for so many seconds; None: as long as a request can say."""
     wait_ms = wire.U32_MAX if seconds is None else math.ceil(min(seconds * 1000, wire.U32_MAX))
-    encode = functools.partial(_take, where)
-    encode(0, items, wait_ms)
-    return encode, items, wait_ms
+    return functools.partial(_take, where), items, wait_ms
+
+
+def check(encode: Any, *arguments: Any) -> None:
+    """Raises ValueError or TypeError for a request that does not fit the protocol."""
+    encode(0, *arguments)
 
 
 def _take(where: dict[str, Any], opaque: int, items: Sequence[wire.Permit | wire.Rate], wait_ms: int) -> bytes:
@@ -96,7 +96,7 @@ class AskedItems(Wanted):
         names = [(type(item), item.name) for item in self.items]
         if len({*names}) < len(names):
             raise ValueError("a Take must not have the same counter, or the same rate, twice")
-        self.request(timeout)
+        check(*self.request(timeout))
 
     def __str__(self) -> str:
         return ", ".join(f"{item.amount} of {printed(item.name)}" for item in self.items)
