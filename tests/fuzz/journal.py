@@ -20,11 +20,14 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 ODD_FROM = 240
+BODY = 17  # the position in a row of the table of jobs
 ID_MAX = _journal.CONSTANTS["ID_MAX"]
 ID_LATE = ID_MAX - 4 * _journal.CONSTANTS["ID_BLOCK"]  # after which there are some left
 SECOND = 10**9
 NAMES = ("default", "a", "t" * 200)
 KEYS = (None, None, "k", "l", "k" * 200)
+COUNTERS = (None, None, None, "c", "c" * 200)
+MAXIMUMS = (1, 2, (1 << 32) - 1)
 TIMES = (0, UNIX_NS - 10**6 * SECOND, UNIX_NS - SECOND, UNIX_NS, UNIX_NS + SECOND, UNIX_NS + 10**9 * SECOND)
 NUMBERS = (0, 1, 2, 1023, 1024, (1 << 32) - 1)
 SIZES = (0, 1, 60, 61, journal.BODY_INLINE_MAX, journal.BODY_INLINE_MAX + 1)
@@ -56,18 +59,19 @@ class Rows:
         row += [self.value(KEYS), self.value(NUMBERS)]
         body = self.value([b"x" * size for size in SIZES])
         whole = body if isinstance(body, bytes) else b""
-        return [*row, self.value((zlib.crc32(whole),)), body]
+        row += [self.value((zlib.crc32(whole),)), body, self.value(COUNTERS)]
+        return [*row, None if row[-1] is None else self.value(MAXIMUMS)]
 
     def fill(self, database: sqlite3.Connection) -> None:
         """Rows that a table cannot have are left out."""
         for _ in range(self.source.byte() % 8):
             job = self.job()
-            if isinstance(job[-1], bytes) and len(job[-1]) > journal.BODY_INLINE_MAX:
-                insert(database, "bodies", [job[0], job[-1]])
-                job[-1] = None
+            if isinstance(job[BODY], bytes) and len(job[BODY]) > journal.BODY_INLINE_MAX:
+                insert(database, "bodies", [job[0], job[BODY]])
+                job[BODY] = None
             insert(database, "jobs", job)
         for _ in range(self.source.byte() % 4):
-            insert(database, "keys", [self.value(KEYS[2:]), self.value(range(1, 9)), self.value(TIMES)])
+            insert(database, "keys", [self.value(KEYS[2:]), self.value(range(1, 9)), self.value(TIMES), 0])
         for _ in range(self.source.byte() % 4):
             names = self.value(NAMES), self.value((*NAMES, ""))
             insert(database, "limits", [names[0], self.value((1, 2, (1 << 32) - 1)), names[1]])
@@ -76,7 +80,7 @@ class Rows:
 
 
 def insert(database: sqlite3.Connection, table: str, row: list[Any]) -> None:
-    with contextlib.suppress(sqlite3.IntegrityError, sqlite3.OperationalError):
+    with contextlib.suppress(sqlite3.IntegrityError):
         database.execute(f"INSERT OR REPLACE INTO {table} VALUES ({', '.join('?' * len(row))})", row)
 
 
@@ -123,7 +127,7 @@ def told(database: sqlite3.Connection) -> list[list[Any]]:
 
 def one_input(data: bytes) -> None:
     source = Source(data)
-    kept = Journaled(memory_limit=1 << 17, tubes=20)
+    kept = Journaled(lends=True, memory_limit=1 << 17, tubes=20)
     Rows(source).fill(kept.database)
     with contextlib.closing(sqlite3.connect(":memory:", isolation_level=None)) as rescued:
         rescued.executescript(journal.SCHEMA)

@@ -164,7 +164,7 @@ class Disk:
 
 
 def version_of(row: Any) -> Any:
-    _, tube, state, priority, delay, ttr, _, _, due, *counts, key, keep, body, _ = row
+    _, tube, state, priority, delay, ttr, _, _, due, *counts, key, keep, _, _, body, _ = row
     return (
         tube, STATES[state], priority, delay, ttr, due - UNIX_NS if due else 0, *counts, key or "", keep, body
     )  # fmt: skip

@@ -73,7 +73,7 @@ class Store:
 
 
 def piece(*ids: int) -> bytes:
-    return _journal.packed([(id_, "t", 1, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, None, 0, b"x") for id_ in ids])
+    return _journal.packed([(id_, "t", 1, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, None, 0, None, 0, b"x") for id_ in ids])
 
 
 # This module is a JournalSource.

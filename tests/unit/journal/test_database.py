@@ -66,7 +66,7 @@ def test_the_journal_of_another_protocol(path: str) -> None:
 def test_another_layout(path: str) -> None:
     with opened(path) as database:
         database.execute("PRAGMA user_version = 7")
-        with pytest.raises(JournalError, match="has layout 7, but this version of counterd reads and writes layout 1"):
+        with pytest.raises(JournalError, match="has layout 7, but this version of counterd reads and writes layout 2"):
             check_layout(database, path, find_ledger(ROOM.name))
 
 

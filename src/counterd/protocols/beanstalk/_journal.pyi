@@ -2,7 +2,7 @@ from counterd.protocols.beanstalk._store import BeanstalkStore
 
 Whole = tuple[
     int, str, int, int, int, int, int, int, int, int, int, int, int, int, str | None, int, int, bytes | None,
-    str | None, int,
+    str | None, int | None,
 ]  # fmt: skip
 Changed = tuple[str, int, int, int, int, int, int, int, int, int, int, int, int, int]
 

@@ -406,8 +406,8 @@ def rows(bytes piece not None, uint32_t inline_max):
     """Parses a piece into (now, id_limit, whole, bodies, changed, gone, limits, keys):
 
     whole    (id, tube, state, priority, delay, ttr, created, since, due, reserves, timeouts, releases, buries, kicks,
-             key or None, keep, CRC-32 of the body, body, permits or None, maximum) of jobs that the journal does not
-             have yet
+             key or None, keep, CRC-32 of the body, body, permits or None, maximum or None) of jobs that the
+             journal does not have yet
     bodies   (id, body) of those jobs whose body is longer than inline_max: in `whole` it is None
     changed  as whole from tube to kicks, then the id
     gone     (id, bytes of its body)
@@ -445,7 +445,7 @@ def rows(bytes piece not None, uint32_t inline_max):
             continue
         key = data[:row.key_size].decode() if row.key_size else None
         data += row.key_size
-        permits, maximum = None, 0
+        permits = maximum = None
         if row.claim_size:
             permits = data[sizeof(uint32_t):row.claim_size].decode()
             maximum = claim_maximum(data)
