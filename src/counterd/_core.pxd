@@ -95,7 +95,7 @@ cdef class Session:
     cdef size_t kept_start
     cdef size_t kept_size
     cdef size_t kept_capacity
-    cdef uint32_t connection    # its number in the region; 0 once its holdings are queued to be given back
+    cdef uint32_t connection    # its number in the region; 0 once that has ended there
     cdef readonly uint64_t requests     # frames executed so far
     cdef readonly State state   # changed by settle() and detach() only
     cdef uint32_t position      # next record of the long reply under way; 0 = there is none

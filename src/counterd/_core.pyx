@@ -21,7 +21,6 @@ from counterd.engine.region cimport LAYOUT_VERSION, region_close, region_map, re
 from counterd.engine.siphash cimport siphash13
 
 DEBUG = bool(COUNTERD_DEBUG_BUILD)
-
 LIMIT_CONNECTIONS = CONNECTIONS_MAX
 
 cdef enum:
@@ -218,6 +217,14 @@ cdef class Store:
         """Returns how many holdings a connection has. connection: Session.number; 0 if it was never assigned."""
         return 0
 
+    def name_of(self, uint32_t connection):
+        """Returns the name that a connection has stated; "" if it has stated none."""
+        return ""
+
+    def evict(self, uint32_t connection, int64_t now_ns):
+        """Lets nothing of a connection outlast it. Returns True if something has: tick() gives that back."""
+        return False
+
     def leases(self, size_t limit):
         """Returns at most `limit` of the holdings of held(): (connection, name, amount, since in 1/10 s)."""
         return []
@@ -253,7 +260,7 @@ def siphash(bytes key not None, bytes data not None):
 
 STATE_NAMES = ("reading", "streaming", "parked", "ended", "closing")
 
-# The states that can follow each state.
+# The states that can follow each state; FOLLOWERS: as bit masks.
 TRANSITIONS = {
     "reading": ("streaming", "parked", "ended", "closing"),
     "streaming": ("reading", "parked", "ended", "closing"),
@@ -262,7 +269,6 @@ TRANSITIONS = {
     "closing": (),
 }
 
-# The same as bit masks.
 cdef uint8_t[STATES] FOLLOWERS
 for _state, _followers in TRANSITIONS.items():
     FOLLOWERS[<int>STATE_NAMES.index(_state)] = sum([1 << STATE_NAMES.index(name) for name in _followers])
@@ -313,7 +319,7 @@ cdef class Session:
 
     @property
     def number(self):
-        """The number of its connection in the region; 0 once its holdings are queued to be given back."""
+        """The number of its connection in the region; 0 once that has ended there. It changes if it resumes another."""
         return self.connection
 
     @property
@@ -408,10 +414,7 @@ cdef class Session:
             self.store.end_call()
 
     cdef int resume(self, bytes reply) except -1:
-        """Ends the wait of the parked request. reply: its reply, or None for no reply.
-
-        Input that was kept meanwhile is executed in take_output().
-        """
+        """Ends the wait of the parked request, with or without a reply. take_output() executes input that was kept."""
         self.waiting = False
         self.unfinished = self.kept_size != 0
         if reply is not None:

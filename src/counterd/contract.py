@@ -63,6 +63,15 @@ class Store(Protocol):
     def held(self) -> int:
         """Returns how many holdings a drain waits for. Those of ended connections count until they are given back."""
 
+    def name_of(self, connection: int) -> str:
+        """Returns the name that a connection has stated, by its number; "" if it has stated none."""
+
+    def evict(self, connection: int, now_ns: int) -> bool:
+        """Lets nothing of a connection outlast it, by its number: a person ends it.
+
+        Returns True if the connection has ended, and something has outlasted it: tick() gives that back.
+        """
+
     def leases(self, limit: int) -> Sequence[tuple[int, bytes, int, int]]:
         """Returns at most `limit` of the holdings of held(): (connection, name, amount, since in 1/10 s)."""
 
@@ -84,7 +93,7 @@ class Session(Protocol):
 
     state: int
     owner: Peer | None  # the connection; set by net
-    number: int  # the number of the connection in the store; 0 once its holdings are queued to be given back
+    number: int  # of the connection in the store; 0 once that has ended there; a request can change it
     requests: int  # executed so far
     awaited: int  # replies that will be posted later; until then the session does not close, and must not be ended
     dropped: bool  # close immediately and discard pending output

@@ -1,4 +1,4 @@
-"""Takes keep their promises whatever is asked, in whatever order; and bytes that look like a Take break nothing.
+"""Takes keep their promises whatever is asked, in whatever order; and bytes of the extensions' requests break nothing.
 
 The input is what the history of the property test is drawn from (property/takes_model.py). Between its steps there are
 raw frames, of which the engine has to say something, or nothing.
@@ -18,13 +18,17 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 STEPS_MAX = 60
-OPCODES = (wire.Opcode.TAKE, wire.Opcode.CANCEL, wire.Opcode.SETTLE)
+OPCODES = [opcode for opcode in wire.Opcode if opcode >= wire.Opcode.TAKE]
 EXTRA = Permit(b"extra", 1, 1)  # of which the history knows nothing
 
 TOKENS = [
     wire.take(1, [EXTRA])[12:],
     wire.take(1, [Rate(b"r", 1, 2, 3, 4, OnDeath.REFUNDED), EXTRA], 5, key=b"key", weight=6, priority=7)[12:],
     wire.settle(1, 2, b"r", 3)[12:],
+    wire.resume(1, 2)[12:],
+    wire.resume(1, 2, b"\0\0\0\1" + bytes(8), 3)[12:],
+    wire.who(1, "name")[12:],
+    wire.held(1, b"r")[12:],
 ]
 
 
@@ -47,6 +51,7 @@ def one_input(data: bytes) -> None:
     source = Drawn(data)
     history, others = History(source), Desk()
     others.pump.cut = lambda frame: map(fenced, source.pieces(frame))
+    others.store.limit_stays(1)
     for _ in range(STEPS_MAX):
         if not source:
             break

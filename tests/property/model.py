@@ -139,7 +139,7 @@ class ModelSession:
     open: bool = True
 
 
-UNMODELLED = (0x20, 0x21, 0x22)  # opcodes
+UNMODELLED = range(0x20, 0x27)  # opcodes
 
 
 @dataclass

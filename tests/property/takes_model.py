@@ -1,11 +1,15 @@
 """Takes of several connections, drawn at random, and bookkeeping that knows nothing of how the engine works.
 
+Connections have tokens, end with them or say goodbye, and go on with what another one holds.
+
 After each step the engine is audited, and these promises are checked:
 
 - every Take is answered once, by its deadline at the latest;
 - nothing is granted beyond a maximum, all or nothing, and what connections hold is what they were granted;
 - a rate never grants more than its limit allows since any earlier time, exactly;
-- nobody waits for what is there, unless others wait for a part of it.
+- nobody waits for what is there, unless others wait for a part of it;
+- what a connection with a token held stays for its grace time, belongs to who presents the token, once, and is then
+  given back.
 """
 
 from __future__ import annotations
@@ -15,7 +19,8 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
-from counterd.protocols.counter.wire import Grant, OnDeath, Permit, Rate, Status
+from counterd.protocols.counter import wire
+from counterd.protocols.counter.wire import Grant, OnDeath, Permit, Rate, Status, Stay
 from kit.takes import MS, Desk, Taker
 
 if TYPE_CHECKING:
@@ -26,6 +31,9 @@ MAXIMA = {b"a": 1, b"b": 3, b"c": 10}
 RATES = {b"x": (7, 1_000_000, 3), b"y": (1000, 60_000_000, 200), b"z": (1, 250_000, 1)}
 KEYS = (b"", b"k", b"l")
 WAITS = (0, 0, 1, 30, 500, 100_000)
+GRACES_MS = (1, 30, 500, 5_000)
+RESUME_MAX_S = 2
+TICK_SHIFT = 20  # the engine looks at grace times when a tick of so many bits of nanoseconds begins
 
 
 @dataclass
@@ -67,10 +75,29 @@ class Books:
     held: dict[Taker, Counter[bytes]] = field(default_factory=dict)
     buckets: dict[bytes, Bucket] = field(default_factory=lambda: {name: Bucket(*rate) for name, rate in RATES.items()})
     charges: dict[tuple[Taker, int, bytes], tuple[Rate, int]] = field(default_factory=dict)  # with Bucket.fulls
+    stays: dict[Taker, Stay] = field(default_factory=dict)
+    former: dict[Taker, tuple[bytes, int]] = field(default_factory=dict)  # the token presented last, and the attempt
+    kept: dict[Taker, int] = field(default_factory=dict)  # those that have ended: until when what they held stays
     asked: list[Asked] = field(default_factory=list)
 
     def consumption(self, name: bytes) -> int:
         return sum(book[name] for book in self.held.values())
+
+    def charges_of(self, taker: Taker) -> list[tuple[Taker, int, bytes]]:
+        return [charge for charge in self.charges if charge[0] is taker]
+
+    def number(self, taker: Taker) -> int:
+        """The number of its connection in the engine, also of one that is kept: then the token has it."""
+        return int.from_bytes(self.stays[taker].token[:4], "big") if taker in self.kept else taker.session.number
+
+    def hand_over(self, taker: Taker, other: Taker) -> None:
+        """Gives one what another held, and nothing of the reverse."""
+        self.held[taker] = self.held[other]
+        self.held[other] = Counter()
+        for charge in self.charges_of(other):
+            self.charges[(taker, *charge[1:])] = self.charges.pop(charge)
+        del self.stays[other]
+        self.former.pop(other, None)
 
     def is_there(self, item: Permit | Rate) -> bool:
         if isinstance(item, Permit):
@@ -84,6 +111,7 @@ class History:
     def __init__(self, random: Any) -> None:
         self.random = random
         self.desk = Desk(buckets=16, holdings=256, waiters=32)
+        self.desk.store.limit_stays(RESUME_MAX_S)
         self.books = Books()
         for _ in range(4):
             self.come()
@@ -92,9 +120,10 @@ class History:
         self.books.held[self.desk.taker()] = Counter()
 
     def step(self) -> None:
-        chosen = self.random.choice([*self.books.held])
+        chosen = self.random.choice([taker for taker in self.books.held if taker not in self.books.kept])
         often = [self.take] * 4 + [self.release] * 2 + [self.wait] * 2
-        self.random.choice([*often, self.cancel, self.settle, self.leave, self.acquire])(chosen)
+        seldom = [self.cancel, self.settle, self.leave, self.acquire, self.ask, self.resume, self.goodbye]
+        self.random.choice([*often, *seldom])(chosen)
         self.check()
 
     # ---- what happens ----
@@ -140,14 +169,14 @@ class History:
             assert taker.of(chosen.opaque) == Status.CANCELLED
 
     def settle(self, taker: Taker) -> None:
-        charges = [charge for charge in self.books.charges if charge[0] is taker]
+        charges = self.books.charges_of(taker)
         if charges:
             charge = self.random.choice(charges)
-            _, opaque, name = charge
+            _, grant, name = charge
             item, fulls = self.books.charges.pop(charge)
             used = self.random.randint(0, 2 * item.amount)
             self.refund(item, fulls, used)
-            assert taker.settle(opaque, name, used) == Status.NO_ERROR
+            assert taker.status(wire.settle(0, grant, name, used)) == Status.NO_ERROR
 
     def refund(self, item: Rate, fulls: int, used: int) -> None:
         """Nothing comes back into a bucket that has been full since: what was taken has come back in time."""
@@ -157,16 +186,69 @@ class History:
             bucket.units = min(Fraction(bucket.burst), bucket.units + item.amount - used)
 
     def leave(self, taker: Taker) -> None:
+        books = self.books
         if self.random.random() < 0.5:
             return
-        for charge in [charge for charge in self.books.charges if charge[0] is taker]:
+        if taker in books.stays and (+books.held[taker] or books.charges_of(taker)):
+            books.kept[taker] = self.desk.pump.now_ns + min(books.stays[taker].grace_ms, RESUME_MAX_S * 1000) * MS
+        else:
+            self.give_back(taker)
+            del books.held[taker]
+        books.asked = [asked for asked in books.asked if asked.taker is not taker]
+        taker.close()
+        self.come()
+
+    def give_back(self, taker: Taker) -> None:
+        for charge in self.books.charges_of(taker):
             item, fulls = self.books.charges.pop(charge)
             if item.on_death == OnDeath.REFUNDED:
                 self.refund(item, fulls, 0)
-        del self.books.held[taker]
-        self.books.asked = [asked for asked in self.books.asked if asked.taker is not taker]
-        taker.close()
-        self.come()
+        self.books.held[taker] = Counter()
+        self.books.stays.pop(taker, None)
+        self.books.former.pop(taker, None)
+
+    def ask(self, taker: Taker) -> None:
+        grace_ms = self.random.choice(GRACES_MS)
+        stay = taker.resume(grace_ms)
+        assert isinstance(stay, Stay)
+        assert stay.grace_ms == min(grace_ms, RESUME_MAX_S * 1000)
+        self.books.stays[taker] = stay
+        self.books.former.pop(taker, None)
+
+    def resume(self, taker: Taker) -> None:
+        """Presents a token: of another one, or a former one with the number of its attempt, or with another."""
+        books, draw = self.books, self.random
+        others = [other for other in books.stays if other is not taker]
+        if not others:
+            return
+        other, attempt = draw.choice(others), draw.randint(0, 3)
+        token, expected = books.stays[other].token, attempt
+        if other in books.former and draw.random() < 0.3:
+            token, expected = books.former[other]
+        stay = taker.resume(draw.choice(GRACES_MS), token, attempt)
+        waiting = any(asked.taker is taker for asked in self.waiting())
+        if +books.held[taker] or books.charges_of(taker) or waiting:
+            assert stay == Status.INVALID_ARGUMENTS
+        elif attempt != expected:
+            assert stay == Status.NOT_FOUND
+        else:
+            assert isinstance(stay, Stay)
+            self.end_waits(other)
+            books.hand_over(taker, other)
+            books.stays[taker], books.former[taker] = stay, (token, attempt)
+            if books.kept.pop(other, None) is not None:
+                del books.held[other]
+
+    def end_waits(self, taker: Taker) -> None:
+        """All that waited of it has been cancelled, if it has not ended."""
+        for asked in [asked for asked in self.books.asked if asked.taker is taker]:
+            assert taker.of(asked.opaque) == Status.CANCELLED
+            self.books.asked.remove(asked)
+
+    def goodbye(self, taker: Taker) -> None:
+        assert taker.status(wire.goodbye(0)) == Status.NO_ERROR
+        self.end_waits(taker)
+        self.give_back(taker)
 
     def wait(self, taker: Taker) -> None:
         """Lets time pass, and looks each time that something happens."""
@@ -187,6 +269,9 @@ class History:
         books, now_ns = self.books, self.desk.pump.now_ns
         for bucket in books.buckets.values():
             bucket.fill(now_ns)
+        for taker in [taker for taker, ends in books.kept.items() if now_ns >> TICK_SHIFT >= -(-ends >> TICK_SHIFT)]:
+            self.give_back(taker)
+            del books.kept[taker], books.held[taker]
         granted = []
         for asked in list(books.asked):
             reply = asked.taker.of(asked.opaque)
@@ -195,20 +280,21 @@ class History:
                 books.asked.remove(asked)
             if isinstance(reply, Grant):
                 granted.append((reply.number, asked))
-        for _, asked in sorted(granted, key=lambda each: each[0]):
-            self.grant(asked)
+        for number, asked in sorted(granted, key=lambda each: each[0]):
+            self.grant(asked, number)
         for name, maximum in MAXIMA.items():
             assert books.consumption(name) <= maximum
         leases = Counter[tuple[int, bytes]]()
         for connection, name, amount, _ in self.desk.store.leases(1000):
             leases[connection, name] += amount
         assert leases == {
-            (taker.session.number, name): amount
+            (books.number(taker), name): amount
             for taker, book in books.held.items() for name, amount in (+book).items()
         }  # fmt: skip
+        assert self.desk.store.snapshot()["kept"] == len(books.kept)
         self.check_that_nobody_sleeps()
 
-    def grant(self, asked: Asked) -> None:
+    def grant(self, asked: Asked, number: int) -> None:
         for item in asked.items:
             assert self.books.is_there(item)
             if isinstance(item, Permit):
@@ -217,7 +303,7 @@ class History:
                 self.books.buckets[item.name].units -= item.amount
                 if item.on_death != OnDeath.FINAL:
                     charge = item, self.books.buckets[item.name].fulls
-                    self.books.charges[asked.taker, asked.opaque, item.name] = charge
+                    self.books.charges[asked.taker, number, item.name] = charge
 
     def check_that_nobody_sleeps(self) -> None:
         waiting = list(self.waiting())
@@ -235,9 +321,10 @@ class History:
 
     def end(self) -> None:
         """All go. Nothing is left, and rates are forgotten once they are full."""
-        for taker in [*self.books.held]:
+        for taker in [taker for taker in self.books.held if taker not in self.books.kept]:
             taker.close()
+        self.desk.wait(RESUME_MAX_S * 1000 + 3)
         figures = self.desk.store.snapshot()
-        assert [figures[name] for name in ("busy", "waiters", "holdings", "charges")] == [0, 0, 0, 0]
+        assert [figures[name] for name in ("busy", "waiters", "holdings", "charges", "kept")] == [0] * 5
         self.desk.wait(3_600_000)
         assert self.desk.store.snapshot()["rates"] == 0

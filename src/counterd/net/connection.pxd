@@ -20,6 +20,7 @@ cdef enum State:
 
 cdef class Events:              # callbacks of the server
     cdef object entered         # (connection): it has a session now
+    cdef object renumbered      # (connection): its session has another number than before
     cdef object left            # (connection): it is gone
     cdef object lost            # (connection, error or None): gone by an error, with unsent output, or after part()
     cdef object rejected        # (cause, sentence): a new connection was refused

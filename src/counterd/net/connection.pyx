@@ -42,8 +42,9 @@ cdef enum:
 cdef class Events:
     """The callbacks for what happens to connections; connection.pxd lists their arguments."""
 
-    def __cinit__(self, *, entered, left, lost, rejected, tls_failed, slowed, stuck, moved, dropped):
+    def __cinit__(self, *, entered, renumbered, left, lost, rejected, tls_failed, slowed, stuck, moved, dropped):
         self.entered = entered
+        self.renumbered = renumbered
         self.left = left
         self.lost = lost
         self.rejected = rejected
@@ -232,6 +233,15 @@ cdef class Connection(Handler):
         """Ends the connection at once."""
         self.stream.abort()
 
+    def evict(self):
+        """Ends the connection at once, and lets nothing that it holds outlast it."""
+        self.store.evict(self.session_number(), monotonic_ns())
+        self.abort()
+
+    def session_number(self):
+        """Returns the number that the engine has for it now; 0 if it has ended there."""
+        return self.session.connection if self.session is not None else 0
+
     def close(self):
         """Ends the connection when its queued output has been sent."""
         self.stream.close()
@@ -357,6 +367,8 @@ cdef class Connection(Handler):
         self.wake_store()
         if self.session is None or self.state >= LINGERING:
             return 0
+        if self.session.connection and self.session.connection != self.number:
+            self.common.events.renumbered(self)
         if self.stream.queued or self.stream.closing or self.stream.closed:
             return 0
         if is_streaming(self.session):

@@ -90,6 +90,7 @@ class Server:
         self.addresses = self._table.addresses
         events = Events(
             entered=self._table.enter,
+            renumbered=self._table.renumber,
             left=self._table.remove,
             lost=self._on_lost,
             rejected=self._on_rejected,
@@ -192,7 +193,7 @@ class Server:
     def kill(self, connection: Connection) -> None:
         """Ends a connection immediately. Its holdings are given back."""
         self.killed += 1
-        connection.abort()
+        connection.evict()
 
     def histograms(self) -> dict[str, Histogram]:
         """Returns histograms of batches (a batch is the bytes that one read returned): their sizes and answer times."""

@@ -5,6 +5,7 @@ once or after the TLS handshake, it moves to `connections`, under the engine's n
 
 - The engine reuses a number as soon as its session has left. If that connection is still sending replies, it moves to
   the key minus its serial.
+- A request can give a session the number of another one: then the two are exchanged.
 - The keys of `connections` are the numbers of its connections. Each address in `addresses` has a connection.
 """
 
@@ -77,6 +78,18 @@ cdef class Table:
         self.highest = max(self.highest, <uint32_t>connection.number)
         if self.watch is not None:
             self.watch("opened", connection)
+
+    def renumber(self, Connection connection not None):
+        """Called when a session has the number of another connection. That has the session's former one, if it is open.
+        """
+        cdef int64_t former = connection.number
+        cdef Connection other = self.connections.pop(connection.session_number(), None)
+        del self.connections[former]
+        connection.number = connection.session_number()
+        self.connections[connection.number] = connection
+        if other is not None:
+            other.number = former if other.session_number() == former else -<int64_t>other.serial
+            self.connections[other.number] = other
 
     def remove(self, Connection connection not None):
         """Called when a connection is gone."""

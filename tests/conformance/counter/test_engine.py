@@ -14,7 +14,9 @@ CASES = vectors.load("counter")
 
 
 def bench(buckets: int) -> Pump:
-    return Pump(make_store(buckets, 64, name_memory=1 << 20, waiters=64, posted_max=1 << 18, now_ns=START_NS))
+    store = make_store(buckets, 64, name_memory=1 << 20, waiters=64, posted_max=1 << 18, now_ns=START_NS)
+    store.limit_stays(60)
+    return Pump(store)
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)

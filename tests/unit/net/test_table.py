@@ -10,12 +10,14 @@ import pytest
 
 from counterd.protocols.counter import wire
 from counterd.protocols.counter._session import open_store
-from unit.net.fakes import Net, nets
+from property.model import make_store
+from unit.net.fakes import Net, Peer, nets
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from counterd._core import Session, Store
+    from counterd.protocols.counter._store import CounterStore
 
 
 @pytest.fixture
@@ -57,6 +59,51 @@ def test_a_connection_whose_number_goes_to_another_stays(make_net: Callable[...,
     for peer in net.peers:
         peer.lose()
     assert net.server.connections == {}
+
+
+def counted(make_net: Callable[..., Net]) -> tuple[Net, CounterStore]:
+    store = make_store()
+    store.limit_stays(60)
+    return make_net(store), store
+
+
+def token(peer: Peer) -> bytes:
+    """Lets a connection hold something, and have a token."""
+    peer.send(wire.acquire(1, b"p", 1, 1) + wire.resume(2, 1000))
+    return wire.decode_stay(wire.ResponseParser().feed(peer.recv())[1].body).token
+
+
+@pytest.mark.parametrize("is_open", [True, False])
+def test_a_connection_that_goes_on_with_another_has_its_number(make_net: Callable[..., Net], is_open: bool) -> None:
+    net, _ = counted(make_net)
+    first, second = net.connect(), net.connect()
+    one, other = first.connection.number, second.connection.number
+    stay = token(first)
+    if not is_open:
+        first.lose()
+        net.loop.run()
+    second.send(wire.resume(3, 1000, stay))
+    net.loop.run()
+    assert second.recv()[2] == 0
+    assert second.connection.number == one
+    expected = {one: second.connection, other: first.connection} if is_open else {one: second.connection}
+    assert net.server.connections == expected
+    assert all(net.server.find(connection.id) is connection for connection in expected.values())
+    assert net.connect().connection.number == (3 if is_open else other)
+    for peer in net.peers[1 - is_open :]:
+        peer.lose()
+    assert net.server.connections == {}
+
+
+def test_a_connection_that_a_person_ends_keeps_nothing(make_net: Callable[..., Net]) -> None:
+    net, store = counted(make_net)
+    first, second = net.connect(), net.connect()
+    token(first)
+    net.server.kill(first.connection)
+    net.loop.run()
+    assert store.snapshot()["kept"] == 0
+    second.send(wire.acquire(1, b"p", 1, 1))
+    assert second.recv()[2] == 0
 
 
 def test_one_that_is_not_let_in_keeps_no_descriptor(make_net: Callable[..., Net]) -> None:

@@ -41,6 +41,7 @@ class CounterSettings:
         integer(0, WAITERS_MAX), 1000, "requests; 0 means counter.waiters", reload=True
     )
     settle_time: int = setting(integer(1, 86_400), 3600, "seconds", reload=True)
+    resume_max: int = setting(integer(0, 86_400), 60, "seconds; 0 means never", reload=True)
     name_memory: int = setting(size(0, NAME_MEMORY_MAX), 256 << 20, "bytes")
     stats_interval: int = setting(integer(10, 1 << 31), 86400, "seconds", reload=True)
 
@@ -61,6 +62,7 @@ def make_store(settings: CounterSettings, figures: Figures, now_ns: int) -> Coun
         figures=figures,
     )
     store.limit_takes(settings.waiters_per_connection, settings.settle_time)
+    store.limit_stays(settings.resume_max)
     return store
 
 
@@ -68,6 +70,7 @@ def reload(store: CounterStore, settings: CounterSettings) -> None:
     """Applies the settings that may change while the store runs."""
     store.limit_holdings(settings.holdings_per_connection)
     store.limit_takes(settings.waiters_per_connection, settings.settle_time)
+    store.limit_stays(settings.resume_max)
 
 
 def lend(store: CounterStore, settled: Callable[[int, bool], None], wake: Callable[[], None]) -> Lender:
@@ -113,6 +116,10 @@ FIGURES = (
     Figure("granted_later", "granted_after_wait_total", "counter", "Take requests that were granted after a wait."),
     Figure("rates", "rates", "gauge", "Rates of which something was taken lately."),
     Figure("charges", "charges", "gauge", "Charges of rates that can still be settled."),
+    Figure("kept", "grace_connections", "gauge", "Connections that have ended and may still be resumed."),
+    Figure("kept_holdings", "grace_holdings", "gauge", "Holdings of connections that may still be resumed."),
+    Figure("resumed", "resumed_total", "counter", "Connections that another connection went on with."),
+    Figure("expired_stays", "grace_expired_total", "counter", "Connections that were not resumed in their grace time."),
     Figure("name_memory", "name_memory_bytes", "gauge", "Bytes of counter.name_memory in use."),
     Figure("name_memory_max", "name_memory_limit_bytes", "gauge", "The size of counter.name_memory in bytes."),
     Figure("region", "region_bytes", "gauge", "Size of the memory mapping of all tables; pages are used as needed."),

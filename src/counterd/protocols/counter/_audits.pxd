@@ -1,4 +1,4 @@
-# Checks for CounterStore.audit: those that wait, their queues, and what may be settled.
+# Checks for CounterStore.audit: those that wait, their queues, what may be settled, and what stays for a grace time.
 #
 # Floor 2, header only; see engine/audit.pxd.
 
@@ -10,6 +10,7 @@ from counterd.engine.permits cimport Permit, permit_at
 from counterd.engine.table cimport RECORD_USED
 from counterd.engine.wheel cimport timer_at, timer_is_armed
 from counterd.protocols.counter._rates cimport FLAG_AWAITED, FLAG_PINNED, FLAG_RATE
+from counterd.protocols.counter._stays cimport TITLE_MAX, Stay, Stays
 from counterd.protocols.counter._takes cimport Charge, Item, Takes
 
 
@@ -165,3 +166,30 @@ cdef inline int audit_takes(const Takes* takes) except -1:
     audit_fair(&takes.counters.fair)
     audit_pins(takes)
     return audit_charges(takes)
+
+
+cdef inline int audit_stays(const Stays* stays, void** sessions) except -1:
+    """Checks which connections are in their grace time. sessions: of the open connections."""
+    cdef uint32_t number, kept = 0, holdings = 0, last = stays.permits.connections.pool.fresh
+    cdef const Stay* stay
+    for number in range(1, last + 1):
+        stay = stays.stays + number
+        if bool(stay.is_kept) != timer_is_armed(timer_at(&stays.timers, number)):
+            raise AssertionError(f"connection {number}: its timer is wrong")
+        if stay.is_kept and (stay.secret == 0 or sessions[number] != NULL):
+            raise AssertionError(f"connection {number} is kept, and open or without a token")
+        if stay.is_leaving and not stay.is_kept or stay.title_size > TITLE_MAX:
+            raise AssertionError(f"connection {number}: what is noted of it is wrong")
+        kept += stay.is_kept
+        holdings += stays.permits.holders[number].holdings if stay.is_kept else 0
+    if kept != stays.state.kept or holdings != stays.state.kept_holdings:
+        raise AssertionError(
+            f"{kept} kept with {holdings} holdings, {stays.state.kept} and {stays.state.kept_holdings} counted"
+        )
+    number = stays.permits.connections.pool.free
+    while number:
+        if stays.stays[number].secret or stays.stays[number].title_size:
+            raise AssertionError(f"connection {number} is free, and something is noted of it")
+        number = stays.permits.connections.links[number]
+    audit_timers(&stays.timers, last)
+    return 0

@@ -306,17 +306,20 @@ cdef inline Outcome counter_get(
     return GRANTED
 
 
+cdef inline void holding_give_back(Counters* counters, uint32_t entry) noexcept nogil:
+    cdef uint32_t number = counters.permits.holdings[entry].record
+    cdef uint32_t amount = counters.permits.holdings[entry].amount
+    ledger_remove(&counters.permits, entry)
+    counter_restore(counters, number, amount)
+
+
 cdef inline int counters_give_back(Counters* counters, int steps) noexcept nogil:
     """Gives back holdings of ended connections, in the order in which these ended. Returns the steps that remain."""
-    cdef Permits* permits = &counters.permits
-    cdef uint32_t entry, number, amount
+    cdef uint32_t entry
     while steps > 0:
-        entry = permits_next_left(permits)
+        entry = permits_next_left(&counters.permits)
         if entry == 0:
             break
         steps -= 1
-        number = permits.holdings[entry].record
-        amount = permits.holdings[entry].amount
-        ledger_remove(permits, entry)
-        counter_restore(counters, number, amount)
+        holding_give_back(counters, entry)
     return steps

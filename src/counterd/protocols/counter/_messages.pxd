@@ -24,7 +24,11 @@ cdef enum Opcode:
     TAKE = 0x20             # this one and those below: extensions of counterd
     CANCEL = 0x21
     SETTLE = 0x22
-    OPCODES = 0x23
+    RESUME = 0x23
+    GOODBYE = 0x24
+    WHO = 0x25
+    HELD = 0x26
+    OPCODES = 0x27
 
 cdef enum Flag:
     LIMITS = 0x01           # of a Dump: entries end with the counter's limit
@@ -287,3 +291,11 @@ cdef inline uint32_t shortage_encode(
     store_be32(body + 5, retry_ms)
     memcpy(body + SHORTAGE_HEAD, text, size)
     return HEADER_SIZE + SHORTAGE_HEAD + size
+
+
+# ---- Resume: docs/protocols/counter.md, section "Resume" -----------------------------------------------------------
+
+cdef enum:
+    RESUME_SIZE = 4         # bytes of the body: the grace time in ms
+    PRESENT_SIZE = 20       # likewise, with a token, 12, and the number of the attempt, 4
+    STAY_SIZE = 16          # bytes of the reply: the token, and the grace time

@@ -3,6 +3,7 @@
 from libc.stdint cimport uint8_t, uint32_t
 
 from counterd._core cimport Frame, Session
+from counterd.protocols.counter._messages cimport Answer
 
 
 cdef class CounterSession(Session):
@@ -11,6 +12,9 @@ cdef class CounterSession(Session):
 
     cdef void parse_other(self, const uint8_t* body, uint32_t size, uint8_t opcode, Frame* frame) noexcept
     cdef int execute_other(self, const Frame* frame) except -1
+    cdef int execute_stay(self, const Frame* frame) except -1
+    cdef Answer resume_decide(self, const Frame* frame) except *
+    cdef uint32_t amount_held(self, const Frame* frame) noexcept
     cdef int take(self, const Frame* frame) except -1
     cdef void reply_granted(self, const Frame* frame, const uint32_t* left, int count) noexcept
     cdef int refuse(self, const Frame* frame, uint8_t status) noexcept

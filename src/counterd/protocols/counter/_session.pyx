@@ -16,18 +16,24 @@ from counterd.engine.byteorder cimport (
     load_be16, load_be32, load_be64, load_le32, prefetch, store_be16, store_be32,
 )
 from counterd.engine.debug cimport debug_check
-from counterd.engine.permits cimport FULL, GRANTED, REFUSED, Outcome, Permits, ledger_tag, permit_at
-from counterd.engine.table cimport RECORD_USED, index_peek, index_prefetch, name_read, name_tag
+from counterd.engine.permits cimport (
+    FULL, GRANTED, REFUSED, Outcome, Permits, ledger_find, ledger_tag, permit_at,
+)
+from counterd.engine.table cimport RECORD_USED, index_peek, index_prefetch, name_read, name_tag, table_find
 from counterd.protocols.counter._counters cimport (
     Counter, Counters, counter_acquire, counter_at, counter_exists, counter_get, counter_release,
 )
 from counterd.protocols.counter._messages cimport (
-    ACQUIRE, BODY_MAX, CANCEL, DUMP, GET, HEADER_SIZE, INVALID_ARGUMENTS, LIMITS, NOOP, NOT_ACQUIRED, NOT_FOUND,
-    NO_ERROR, OPCODES, OUT_OF_MEMORY, RATE, RELEASE, REPLY_MAX, REQUEST_MAGIC, RESOURCE_NOT_AVAILABLE, SETTLE, STATS,
-    TAKE, TAKE_MAX, UNKNOWN_COMMAND, Answer, Request, TakeHead, frame_opaque, grant_encode, header_encode,
-    reply_encode, request_decode, request_kind, retry_ms, shortage_encode, shortage_text, take_decode, take_peek,
+    ACQUIRE, BODY_MAX, CANCEL, DUMP, GET, GOODBYE, HEADER_SIZE, HELD, INVALID_ARGUMENTS, LIMITS, NOOP, NOT_ACQUIRED,
+    NOT_FOUND, NO_ERROR, OPCODES, OUT_OF_MEMORY, PRESENT_SIZE, RATE, RELEASE, REPLY_MAX, REQUEST_MAGIC,
+    RESOURCE_NOT_AVAILABLE, RESUME, RESUME_SIZE, SETTLE, STATS, STAY_SIZE, TAKE, TAKE_MAX, UNKNOWN_COMMAND, WHO, Answer,
+    Request, TakeHead, frame_opaque, grant_encode, header_encode, reply_encode, request_decode, request_kind, retry_ms,
+    shortage_encode, shortage_text, take_decode, take_peek,
 )
 from counterd.protocols.counter._rates cimport FLAG_RATE, RATE_TAG
+from counterd.protocols.counter._stays cimport (
+    TITLE_MAX, TOKEN_SIZE, stay_ask, stay_find, token_secret, token_write,
+)
 from counterd.protocols.counter._store cimport CounterStore
 from counterd.protocols.counter._takes cimport (
     ITEMS_MAX, Ask, Takes, Verdict, ask_left, ask_tag, asks_repeat, take_settle, takes_decide,
@@ -36,9 +42,11 @@ from counterd.protocols.counter._takes cimport (
 cdef enum:
     NS_PER_TENTH = 100000000
     UNKNOWN = 255           # in BODY_FIXED
+    PENDING = 255           # in place of a Status: the request is executed later
     OTHER = 254             # likewise: the body has another form
     CANCEL_SIZE = 4
     SETTLE_FIXED = 14       # bytes of a Settle before its name
+    HELD_SIZE = 4           # bytes of the reply
     DUMP_PIECE = 65536      # bytes of a Dump that one call produces: about 1,700 counters with 16-byte names
     STATS_STEPS = 500       # a Stats takes some 20 us in Python
     LIMIT_SIZE = 4          # bytes of the limit, after the name of a Dump's entry, with LIMITS
@@ -49,6 +57,7 @@ for _opcode in range(OPCODES):
     BODY_FIXED[<int>_opcode] = UNKNOWN
 for _opcode, _fixed in {
     NOOP: 0, GET: 2, ACQUIRE: 10, RELEASE: 6, STATS: 0, DUMP: 0, TAKE: OTHER, CANCEL: OTHER, SETTLE: OTHER,
+    RESUME: OTHER, GOODBYE: 0, WHO: OTHER, HELD: 2,
 }.items():
     BODY_FIXED[<int>_opcode] = _fixed
 
@@ -151,11 +160,19 @@ cdef class CounterSession(Session):
             index_prefetch(&permits.ledger, ledger_tag(self.connection, frame.tag))
 
     cdef void parse_other(self, const uint8_t* body, uint32_t size, uint8_t opcode, Frame* frame) noexcept:
-        """Parses Cancel and Settle. Of a Take, only finds the name of the first item: take() decodes the rest."""
+        """Parses Cancel, Settle, Resume and Who. Of a Take, only finds the name of the first item: take() decodes it."""
         cdef uint8_t kind
         cdef Permits* permits = &(<CounterStore>self.store).counters.permits
         if opcode == CANCEL:
             frame.verdict = NO_ERROR if size == CANCEL_SIZE else INVALID_ARGUMENTS
+            return
+        if opcode == RESUME:
+            if (size == RESUME_SIZE or size == PRESENT_SIZE) and load_be32(body):
+                frame.verdict = NO_ERROR
+            return
+        if opcode == WHO:
+            if 0 < size <= TITLE_MAX:
+                frame.verdict = NO_ERROR
             return
         if opcode == SETTLE:
             if size > SETTLE_FIXED:
@@ -217,6 +234,8 @@ cdef class CounterSession(Session):
         cdef Answer answer = Answer(NO_ERROR, 0, NULL)
         cdef Outcome outcome
         cdef Ask ask
+        if opcode > SETTLE:
+            return self.execute_stay(frame)
         if opcode <= DUMP and store.budget <= 0:
             return LATER
         if opcode == TAKE:
@@ -238,6 +257,69 @@ cdef class CounterSession(Session):
             return self.refuse(frame, answer.status)
         store.out_size += reply_encode(store.out + store.out_size, frame, &answer)
         return DONE
+
+    cdef int execute_stay(self, const Frame* frame) except -1:
+        """Executes Resume, Goodbye, Who and Held. Section "Resume"."""
+        cdef CounterStore store = <CounterStore>self.store
+        cdef uint8_t opcode = frame.data[1]
+        cdef uint32_t opaque = frame_opaque(frame)
+        cdef Answer answer = Answer(NO_ERROR, 0, NULL)
+        cdef uint8_t* target
+        if opcode == RESUME:
+            answer = self.resume_decide(frame)
+        elif opcode == GOODBYE:
+            if not store.give_back(self):
+                answer.status = PENDING
+        elif opcode == WHO:
+            if not store.entitle(self.connection, frame.data + HEADER_SIZE, frame.size - HEADER_SIZE):
+                answer.status = INVALID_ARGUMENTS
+        if answer.status == PENDING:
+            return LATER
+        if answer.status != NO_ERROR:
+            store.refusals[opcode][answer.status] += 1
+        if answer.status != INVALID_ARGUMENTS:
+            store.requests[opcode] += 1
+        if answer.status == NO_ERROR and opcode == RESUME:
+            target = reply(store, RESUME, opaque, STAY_SIZE)
+            token_write(&store.stays, self.connection, target)
+            store_be32(target + TOKEN_SIZE, store.stays.stays[self.connection].grace_ms)
+        elif answer.status == NO_ERROR and opcode == HELD:
+            store_be32(reply(store, HELD, opaque, HELD_SIZE), self.amount_held(frame))
+        else:
+            store.out_size += reply_encode(store.out + store.out_size, frame, &answer)
+        return DONE
+
+    cdef Answer resume_decide(self, const Frame* frame) except *:
+        """Gives this connection a token, and what another one holds if the request presents its token."""
+        cdef CounterStore store = <CounterStore>self.store
+        cdef const uint8_t* body = frame.data + HEADER_SIZE
+        cdef const uint8_t* token = body + RESUME_SIZE
+        cdef uint32_t attempt, number
+        if store.draining:
+            return Answer(RESOURCE_NOT_AVAILABLE, 0, b"Draining")
+        if store.stays.state.max_ms == 0:
+            return Answer(RESOURCE_NOT_AVAILABLE, 0, NULL)
+        if frame.size == HEADER_SIZE + RESUME_SIZE:
+            stay_ask(&store.stays, self.connection, load_be32(body), 0, 0)
+            return Answer(NO_ERROR, 0, NULL)
+        attempt = load_be32(token + TOKEN_SIZE)
+        number = stay_find(&store.stays, token, attempt)
+        if number == self.connection or not store.holds_nothing(self.connection):
+            return Answer(INVALID_ARGUMENTS, 0, NULL)
+        if number == 0:
+            return Answer(NOT_FOUND, 0, NULL)
+        if not store.wait_of_ends(number):
+            return Answer(PENDING, 0, NULL)
+        store.exchange(self, number)
+        stay_ask(&store.stays, number, load_be32(body), token_secret(token), attempt)
+        return Answer(NO_ERROR, 0, NULL)
+
+    cdef uint32_t amount_held(self, const Frame* frame) noexcept:
+        """Returns how much this connection holds of a counter. Section "Held"."""
+        cdef Permits* permits = &(<CounterStore>self.store).counters.permits
+        cdef uint32_t number = table_find(&permits.table, frame.tag, frame.key, frame.key_size)
+        cdef uint32_t entry = ledger_find(permits, self.connection, number, frame.tag) if number else 0
+        return permits.holdings[entry].amount if entry else 0
 
     cdef int take(self, const Frame* frame) except -1:
         """Executes a Take: replies, or lets it wait. Section "Take"."""

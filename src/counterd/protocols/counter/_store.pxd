@@ -5,12 +5,14 @@ from libc.stdint cimport uint8_t, uint32_t, uint64_t
 from counterd._core cimport Frame, Session, Store
 from counterd.protocols.counter._counters cimport Counters
 from counterd.protocols.counter._messages cimport OPCODES, TakeHead
+from counterd.protocols.counter._stays cimport Stays
 from counterd.protocols.counter._takes cimport Ask, Takes, Verdict
 
 
 cdef class CounterStore(Store):
     cdef Counters counters
     cdef Takes takes
+    cdef Stays stays
     # Not in the region:
     cdef object others          # returns the figures of the floors above, for Stats
     cdef bint draining          # nothing is handed out any more
@@ -25,6 +27,13 @@ cdef class CounterStore(Store):
         self, Session session, const Frame* frame, const TakeHead* head, const Ask* asks, const Verdict* verdict
     ) noexcept
     cdef bint cancel(self, Session session, uint32_t opaque) except -1
+    cdef void cancel_one(self, Session session, uint32_t number) noexcept
+    cdef bint give_back(self, Session session) except -1
+    cdef bint entitle(self, uint32_t connection, const uint8_t* title, uint32_t size) except -1
+    cdef bint holds_nothing(self, uint32_t connection) noexcept
+    cdef bint wait_of_ends(self, uint32_t connection) except -1
+    cdef int exchange(self, Session session, uint32_t number) except -1
+    cdef int end_stays(self, int steps) except -1
     cdef void look_again(self) noexcept
     cdef int serve(self, int steps) except -1
     cdef int serve_queue(self, uint32_t queue, int steps) except -1

@@ -8,11 +8,12 @@ from collections import Counter as Tally
 from cpython.bytes cimport PyBytes_FromStringAndSize
 from cpython.mem cimport PyMem_RawCalloc, PyMem_RawFree
 from libc.stdint cimport INT64_MAX, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+from libc.string cimport memcpy
 
-from counterd._core cimport SLICE_STEPS, Frame, Session, Store
+from counterd._core cimport OUTPUT_MAX, SLICE_STEPS, Frame, Session, Store
 from counterd.engine.audit cimport audit_chains, audit_permits, audit_ring
 from counterd.engine.chains cimport BLOCK_SIZE
-from counterd.engine.connections cimport CONNECTIONS_MAX
+from counterd.engine.connections cimport CONNECTIONS_MAX, connections_put
 from counterd.engine.fair cimport Fair, Queue, fair_serve, flows_tidy, queue_next_ready, queue_settle, queue_wake
 from counterd.engine.idle_ring cimport FLAG_IN_RING
 from counterd.engine.permits cimport (
@@ -22,28 +23,34 @@ from counterd.engine.pool cimport Pool
 from counterd.engine.siphash cimport siphash13
 from counterd.engine.table cimport RECORD_USED, name_bytes
 from counterd.engine.wheel cimport timers_arm, timers_next_ns, timers_take
+from counterd.protocols.counter._audits cimport audit_stays, audit_takes
 from counterd.protocols.counter._counters cimport (
     Counter, Counters, CountersState, counter_at, counter_exists, counters_begin, counters_give_back, counters_reserve,
-    sweep, sweep_begin,
+    holding_give_back, sweep, sweep_begin,
 )
-from counterd.protocols.counter._audits cimport audit_takes
 from counterd.protocols.counter._messages cimport (
-    ACQUIRE, CANCEL, CANCELLED, DUMP, GET, GRANT_MAX, INVALID_ARGUMENTS, NOOP, NOT_ACQUIRED, NOT_FOUND, OPCODES,
-    OUT_OF_MEMORY, RELEASE, RESOURCE_NOT_AVAILABLE, SETTLE, STATS, TAKE, UNKNOWN_COMMAND, TakeHead, error_text,
-    frame_opaque, grant_encode, refusal_encode, retry_ms, shortage_encode,
-    shortage_text,
+    ACQUIRE, CANCEL, CANCELLED, DUMP, GET, GOODBYE, GRANT_MAX, HELD, INVALID_ARGUMENTS, NOOP, NOT_ACQUIRED, NOT_FOUND,
+    OPCODES, OUT_OF_MEMORY, RELEASE, RESOURCE_NOT_AVAILABLE, RESUME, SETTLE, STATS, TAKE, UNKNOWN_COMMAND, WHO,
+    TakeHead, error_text, frame_opaque, grant_encode, refusal_encode, retry_ms, shortage_encode, shortage_text,
 )
 from counterd.protocols.counter._rates cimport FLAG_RATE
+from counterd.protocols.counter._stays cimport (
+    Stay, stay_discard, stay_end, stay_forget, stay_keep, stays_begin, stays_reserve, title_copy, title_text,
+)
 from counterd.protocols.counter._takes cimport (
-    ITEMS_MAX, NS_PER_TENTH, Ask, TakesState, Verdict, ask_left, charges_expire, rate_end, take_end, take_find,
-    take_look, take_move, take_try, take_wait, takes_begin, takes_epoch, takes_leave, takes_left, takes_reserve,
+    ITEMS_MAX, NS_PER_TENTH, Ask, TakesState, Verdict, ask_left, charge_leave, charges_expire, rate_end, take_end,
+    take_find, take_look, take_move, take_try, take_wait, takes_begin, takes_epoch, takes_leave, takes_left,
+    takes_reserve,
 )
 
 # Those of the reference implementation, in the order in which its Stats has them.
 REFERENCE_COMMANDS = {
     NOOP: "noop", GET: "get", ACQUIRE: "acquire", RELEASE: "release", STATS: "stats", DUMP: "dump",
 }
-COMMAND_NAMES = {**REFERENCE_COMMANDS, TAKE: "take", CANCEL: "cancel", SETTLE: "settle"}
+COMMAND_NAMES = {
+    **REFERENCE_COMMANDS, TAKE: "take", CANCEL: "cancel", SETTLE: "settle", RESUME: "resume", GOODBYE: "goodbye",
+    WHO: "who", HELD: "held",
+}
 REFUSAL_NAMES = {
     NOT_FOUND: "not_found", INVALID_ARGUMENTS: "invalid_arguments", RESOURCE_NOT_AVAILABLE: "not_available",
     NOT_ACQUIRED: "not_acquired", CANCELLED: "cancelled", UNKNOWN_COMMAND: "unknown_command",
@@ -62,6 +69,7 @@ cdef enum:
     REPLY_STEPS = 8         # steps of granting or refusing a Take that waits
     NS_PER_MS = 1000000
     NS_PER_S = 1000000000
+    MS_PER_S = 1000
 
 
 cdef inline int64_t earlier(int64_t one, int64_t other) noexcept:
@@ -92,9 +100,11 @@ cdef class CounterStore(Store):
             &self.counters, &self.region, &self.connections, buckets, holdings, name_memory // BLOCK_SIZE, waiters
         )
         takes_reserve(&self.takes, &self.region, &self.counters, holdings)
+        stays_reserve(&self.stays, &self.region, &self.counters.permits)
         self.map_region(hash_key)
         counters_begin(&self.counters, self.header.key, now_ns)
         takes_begin(&self.takes, now_ns)
+        stays_begin(&self.stays, self.header.key, now_ns)
         self.takes.state.waiters_per_connection = waiters
         self.takes.state.settle_ns = <int64_t>3600 * NS_PER_S
         self.others = figures
@@ -110,6 +120,11 @@ cdef class CounterStore(Store):
             self.takes.state.waiters_per_connection = waiters_per_connection or self.counters.fair.capacity
             self.takes.state.settle_ns = <int64_t>settle_time * NS_PER_S
 
+    def limit_stays(self, uint32_t resume_max):
+        """Sets for how many seconds what a connection holds may stay after its end; 0: no token is given any more."""
+        with self:
+            self.stays.state.max_ms = resume_max * MS_PER_S
+
     def limit_holdings(self, uint32_t holdings_per_connection):
         """Sets how many holdings one connection may have from now on; 0 is no limit."""
         cdef Permits* permits = &self.counters.permits
@@ -117,7 +132,16 @@ cdef class CounterStore(Store):
             permits.state.holdings_per_connection = holdings_per_connection or permits.state.holdings.capacity
 
     cdef void forget(self, uint32_t connection) noexcept:
+        cdef bint holds = self.counters.permits.holders[connection].first != 0
+        holds |= self.takes.takers[connection].charge != 0
         self.sessions[connection] = NULL
+        if holds and not self.draining and stay_keep(&self.stays, connection, self.now_ns):
+            if self.counters.fair.askers[connection].first:
+                self.stays.stays[connection].is_leaving = True
+                takes_leave(&self.takes, connection)
+            self.stirred = True
+            return
+        stay_forget(&self.stays, connection)
         if takes_leave(&self.takes, connection) or permits_leave(&self.counters.permits, connection):
             self.stirred = True
 
@@ -134,11 +158,12 @@ cdef class CounterStore(Store):
         cdef int64_t due
         if (
             counters.permits.state.leaving_first or counters.ring.state.sweep_left or takes.leaving_first
-            or counters.fair.state.ready_first or self.to_drain
+            or counters.fair.state.ready_first or self.to_drain or self.draining and self.stays.state.kept
         ):
             return 0
         due = earlier(timers_next_ns(&self.takes.deadlines), timers_next_ns(&counters.fair.timers))
         due = earlier(due, timers_next_ns(&counters.fulls))
+        due = earlier(due, timers_next_ns(&self.stays.timers))
         if takes.charge_first:
             due = earlier(due, <int64_t>(self.takes.charges[takes.charge_first].ends_tenths + 1) * NS_PER_TENTH)
         return due
@@ -152,7 +177,7 @@ cdef class CounterStore(Store):
     cdef int run_due(self) except -1:
         """Ends what is over, gives back holdings, serves those that wait, and sweeps idle counters."""
         cdef CountersState* state = self.counters.state
-        cdef int steps = self.leave(SLICE_STEPS)
+        cdef int steps = self.leave(self.end_stays(SLICE_STEPS))
         steps = counters_give_back(&self.counters, steps)
         steps = self.expire(steps)
         steps = self.serve(steps)
@@ -168,14 +193,39 @@ cdef class CounterStore(Store):
             state.sweep_started_ns = 0
         return 0
 
-    cdef int leave(self, int steps) except -1:
-        """Removes what ended connections wait for and may settle, then queues their holdings."""
+    cdef int end_stays(self, int steps) except -1:
+        """Gives back what was kept for a grace time that is over; in a drain everything, as nobody can come back."""
+        cdef int64_t until_ns = INT64_MAX if self.draining else self.now_ns
         cdef uint32_t connection
+        cdef bint is_leaving
         while steps > 0:
-            connection = takes_left(&self.takes, self.now_ns, &steps)
+            connection = timers_take(&self.stays.timers, until_ns, &steps)
             if connection == 0:
                 break
-            permits_leave(&self.counters.permits, connection)
+            is_leaving = self.stays.stays[connection].is_leaving
+            stay_end(&self.stays, connection)
+            stay_forget(&self.stays, connection)
+            self.stays.state.expired += 1
+            if not is_leaving and not takes_leave(&self.takes, connection):
+                permits_leave(&self.counters.permits, connection)
+        return steps
+
+    cdef int leave(self, int steps) except -1:
+        """Removes what ended connections wait for and may settle, then queues their holdings.
+
+        Of a connection in its grace time, removes only what it waits for.
+        """
+        cdef uint32_t connection
+        cdef bint is_kept
+        while steps > 0 and self.takes.state.leaving_first:
+            is_kept = self.stays.stays[self.takes.state.leaving_first].is_kept
+            connection = takes_left(&self.takes, is_kept, self.now_ns, &steps)
+            if connection == 0:
+                break
+            if is_kept:
+                self.stays.stays[connection].is_leaving = False
+            else:
+                permits_leave(&self.counters.permits, connection)
         return steps
 
     cdef int expire(self, int steps) except -1:
@@ -235,12 +285,16 @@ cdef class CounterStore(Store):
         cdef uint32_t number = take_find(&self.takes, session.connection, opaque, &self.budget)
         if number == 0:
             return False
+        self.cancel_one(session, number)
+        self.look_again()
+        return True
+
+    cdef void cancel_one(self, Session session, uint32_t number) noexcept:
+        cdef uint32_t opaque = self.takes.waiting[number].opaque
         take_end(&self.takes, number)
         session.awaited -= 1
         self.refusals[<int>TAKE][<int>CANCELLED] += 1
         self.out_size += refusal_encode(self.out + self.out_size, TAKE, CANCELLED, opaque, error_text(CANCELLED))
-        self.look_again()
-        return True
 
     cdef int serve(self, int steps) except -1:
         """Serves queues, as far as there is something for those that wait in them."""
@@ -334,6 +388,105 @@ cdef class CounterStore(Store):
             session.awaited -= 1
         return session.post(PyBytes_FromStringAndSize(<const char*>data, size))
 
+    # ---- connections that are resumed ----
+
+    cdef bint give_back(self, Session session) except -1:
+        """Gives back all that a connection holds, and cancels what it waits for. Returns False if it has to go on."""
+        cdef uint32_t connection = session.connection, number
+        cdef uint32_t* holding = &self.counters.permits.holders[connection].first
+        stay_discard(&self.stays, connection)
+        while self.budget > session.budget_floor and self.out_size < OUTPUT_MAX:
+            self.budget -= REPLY_STEPS
+            number = self.counters.fair.askers[connection].first
+            if number:
+                self.cancel_one(session, number)
+            elif self.takes.takers[connection].charge:
+                charge_leave(&self.takes, self.takes.takers[connection].charge, self.now_ns)
+            elif holding[0]:
+                holding_give_back(&self.counters, holding[0])
+            else:
+                break
+        self.look_again()
+        return self.holds_nothing(connection)
+
+    cdef bint entitle(self, uint32_t connection, const uint8_t* title, uint32_t size) except -1:
+        """Notes the name of a connection. Returns False if it is not printable UTF-8."""
+        cdef Stay* stay = self.stays.stays + connection
+        try:
+            if not (<const char*>title)[:size].decode("utf-8").isprintable():
+                return False
+        except UnicodeDecodeError:
+            return False
+        memcpy(stay.title, title, size)
+        stay.title_size = <uint8_t>size
+        return True
+
+    cdef bint holds_nothing(self, uint32_t connection) noexcept:
+        """Returns True if a connection has no holdings, no charges and no waiting Takes."""
+        return (
+            self.counters.permits.holders[connection].first == 0 and self.takes.takers[connection].charge == 0
+            and self.counters.fair.askers[connection].first == 0
+        )
+
+    cdef bint wait_of_ends(self, uint32_t connection) except -1:
+        """Cancels what another connection waits for. Returns True once nothing waits, and its end has been noticed."""
+        cdef Stay* stay = self.stays.stays + connection
+        cdef Verdict verdict = Verdict(REFUSED, 0, 0, INT64_MAX)
+        cdef uint32_t number = self.counters.fair.askers[connection].first
+        if self.sessions[connection] == NULL and (stay.is_leaving or not stay.is_kept):
+            return False
+        if number == 0:
+            return True
+        while number and self.budget > 0 and self.sessions[connection] != NULL:  # a reply can drop the session
+            self.budget -= REPLY_STEPS
+            self.refuse(number, CANCELLED, &verdict, NULL)
+            number = self.counters.fair.askers[connection].first
+        return False
+
+    cdef int exchange(self, Session session, uint32_t number) except -1:
+        """Lets a session have the number of another connection, and all that is held under it.
+
+        If the other connection is open, it gets the number of the session, else that is put back. Each keeps its name;
+        a session without one gets the other's.
+        """
+        cdef uint32_t own = session.connection
+        cdef Stay* stay = self.stays.stays + number
+        cdef Stay given = self.stays.stays[own]
+        self.stays.state.resumed += 1
+        if stay.is_kept:
+            stay_end(&self.stays, number)
+        stay_forget(&self.stays, own)
+        self.sessions[own] = self.sessions[number]
+        self.sessions[number] = <void*>session
+        session.connection = number
+        if self.sessions[own] == NULL:
+            connections_put(&self.connections, own)
+        else:
+            (<Session>self.sessions[own]).connection = own
+            (<Session>self.sessions[own]).tell_dirty()  # so that net looks at its number
+            title_copy(self.stays.stays + own, stay)
+        if given.title_size:
+            title_copy(stay, &given)
+        self.stirred = True
+        return 0
+
+    def evict(self, uint32_t connection, int64_t now_ns):
+        """As Store.evict: its token is no longer valid, and its grace time ends."""
+        with self.at(now_ns):
+            if not 0 < connection <= self.connections.pool.fresh:
+                return False
+            if self.stays.stays[connection].is_kept:
+                timers_arm(&self.stays.timers, connection, self.now_ns)
+                self.stirred = True
+                return True
+            stay_discard(&self.stays, connection)
+            return False
+
+    def name_of(self, uint32_t connection):
+        """As Store.name_of: what it stated with Who."""
+        with self:
+            return title_text(&self.stays, connection)
+
     def begin_window(self, uint32_t number):
         """Begins a stats window. Ignores a number that is not higher than the last one.
 
@@ -394,6 +547,7 @@ cdef class CounterStore(Store):
         audit_chains(&counters.chains, audit_permits(&counters.permits))
         audit_ring(&counters.ring, &counters.permits.table)
         audit_takes(&self.takes)
+        audit_stays(&self.stays, self.sessions)
         for number in range(1, counters.permits.table.pool.fresh + 1):
             counter = counter_at(counters, number)
             if counter.permit.record.flags & (RECORD_USED | FLAG_RATE) != RECORD_USED:
@@ -444,6 +598,10 @@ cdef class CounterStore(Store):
             "waiters_max": self.counters.fair.state.waiters.capacity,
             "granted_later": self.granted_later,
             "charges": self.takes.state.charges.used,
+            "kept": self.stays.state.kept,
+            "kept_holdings": self.stays.state.kept_holdings,
+            "resumed": self.stays.state.resumed,
+            "expired_stays": self.stays.state.expired,
         })
         for opcode, name in COMMAND_NAMES.items():
             figures[f"command:{name}"] = self.requests[<int>opcode]

@@ -701,6 +701,13 @@ cdef inline Outcome take_settle(
     return GRANTED
 
 
+cdef inline void charge_leave(Takes* takes, uint32_t number, int64_t now_ns) noexcept nogil:
+    """Ends a charge whose holder has gone."""
+    if takes.charges[number].refunds:
+        charge_apply(takes, takes.charges + number, 0, now_ns)
+    charge_end(takes, number)
+
+
 cdef inline int charges_expire(Takes* takes, int64_t now_ns, int steps) noexcept nogil:
     """Ends charges that may not be settled any more. Returns the steps that remain."""
     cdef uint32_t number = takes.state.charge_first
@@ -729,11 +736,13 @@ cdef inline bint takes_leave(Takes* takes, uint32_t connection) noexcept nogil:
     return True
 
 
-cdef inline uint32_t takes_left(Takes* takes, int64_t now_ns, int* steps) noexcept nogil:
-    """Removes Takes and charges of the first connection in the queue. Returns it once none remain, else 0."""
+cdef inline uint32_t takes_left(Takes* takes, bint charges_stay, int64_t now_ns, int* steps) noexcept nogil:
+    """Removes Takes and charges of the first connection in the queue. Returns it once none remain, else 0.
+
+    charges_stay: removes only its Takes.
+    """
     cdef TakesState* state = takes.state
     cdef uint32_t connection = state.leaving_first, number
-    cdef Charge* charge
     if connection == 0:
         return 0
     while steps[0] > 0:
@@ -743,13 +752,10 @@ cdef inline uint32_t takes_left(Takes* takes, int64_t now_ns, int* steps) noexce
             take_end(takes, number)
             continue
         number = takes.takers[connection].charge
-        if number == 0:
+        if number == 0 or charges_stay:
             state.leaving_first = takes.takers[connection].next_leaving
             if state.leaving_first == 0:
                 state.leaving_last = 0
             return connection
-        charge = takes.charges + number
-        if charge.refunds:
-            charge_apply(takes, charge, 0, now_ns)
-        charge_end(takes, number)
+        charge_leave(takes, number, now_ns)
     return 0

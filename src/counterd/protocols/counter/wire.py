@@ -38,6 +38,8 @@ WEIGHT_MAX = 1000
 LIMIT_MAX = (1 << 31) - 1
 PERIOD_MAX_US = 316_224_000 * 1_000_000  # ten years
 TAKE_MAX = 10 + KEY_MAX + 24 + NAME_MAX  # bytes of a Take's body
+TOKEN_SIZE = 12  # bytes
+TITLE_MAX = 64  # bytes of the name of a connection
 BODY_MAX = 10 + NAME_MAX  # bytes of a request's body: an Acquire with the longest name
 # Bytes of a response's body. Dump entries and the reference's Stats stay below 64 KiB + 14; more is allowed for longer
 # statistics. The limit bounds the memory that a faulty server can make a client use.
@@ -55,6 +57,8 @@ _DUMP_ENTRY = struct.Struct(">IIH")
 # Of a Take: its head, the head of each item up to the name, and its replies.
 _TAKE, _PERMIT, _RATE = struct.Struct(">BBHIH"), struct.Struct(">BBHII"), struct.Struct(">BBHIIIQ")
 _GRANT, _SHORTAGE, _SETTLE = struct.Struct(">Q"), struct.Struct(">BII"), struct.Struct(">QIH")
+# Of a Resume that presents a token, and of the reply to a Resume.
+_PRESENT, _STAY = struct.Struct(f">I{TOKEN_SIZE}sI"), struct.Struct(f">{TOKEN_SIZE}sI")
 
 
 class Opcode(IntEnum):
@@ -69,6 +73,10 @@ class Opcode(IntEnum):
     TAKE = 0x20  # this one and those below: extensions of counterd
     CANCEL = 0x21
     SETTLE = 0x22
+    RESUME = 0x23
+    GOODBYE = 0x24
+    WHO = 0x25
+    HELD = 0x26
 
 
 _GET_HEAD, _ACQUIRE_HEAD, _RELEASE_HEAD = (
@@ -206,6 +214,13 @@ class Shortage(NamedTuple):
     text: str
 
 
+class Stay(NamedTuple):
+    """The reply to a Resume: the token of the connection, and for how many milliseconds after its end it is valid."""
+
+    token: bytes
+    grace_ms: int
+
+
 # ---- requests ----
 
 
@@ -337,6 +352,45 @@ def settle(opaque: int, grant: int, name: bytes, used: int) -> bytes:
     return frame(Opcode.SETTLE, opaque, _SETTLE.pack(grant, used, size) + name)
 
 
+def resume(opaque: int, grace_ms: int, token: bytes = b"", attempt: int = 0) -> bytes:
+    """Asks for a token, with which another connection can go on with this one; or presents one (section "Resume").
+
+    grace_ms: for how long the token is to be valid after the end of the connection, 1 to 2^32-1. attempt: any number;
+    if the reply to a Resume is lost, the same token can be presented again with the same number.
+    """
+    _check_u32(grace_ms=grace_ms, attempt=attempt, opaque=opaque)
+    if grace_ms == 0:
+        raise ValueError("grace_ms must be at least 1")
+    if not token:
+        return frame(Opcode.RESUME, opaque, _U32.pack(grace_ms))
+    if len(token) != TOKEN_SIZE:
+        raise ValueError(f"token must have {TOKEN_SIZE} bytes, not {len(token)}")
+    return frame(Opcode.RESUME, opaque, _PRESENT.pack(grace_ms, token, attempt))
+
+
+def goodbye(opaque: int) -> bytes:
+    """Gives back all that the connection holds, and its token (section "Goodbye")."""
+    return _request(Opcode.GOODBYE, opaque)
+
+
+def who(opaque: int, name: str) -> bytes:
+    """States the name of the connection: printable, 1 to 64 bytes of UTF-8 (section "Who")."""
+    encoded = name.encode("utf-8")
+    if not 1 <= len(encoded) <= TITLE_MAX:
+        raise ValueError(f"a connection's name must have 1 to {TITLE_MAX} bytes, not {len(encoded)}")
+    if not name.isprintable():
+        raise ValueError(f"a connection's name must be printable, not {name!r}")
+    _check_u32(opaque=opaque)
+    return frame(Opcode.WHO, opaque, encoded)
+
+
+def held(opaque: int, name: bytes) -> bytes:
+    """Asks how much of a counter this connection holds (section "Held")."""
+    size = _name_length(name)
+    _check_u32(opaque=opaque)
+    return frame(Opcode.HELD, opaque, size.to_bytes(2, "big") + name)
+
+
 def _request(opcode: Opcode, opaque: int, *, flags: int = 0) -> bytes:
     _check_u32(opaque=opaque)
     return frame(opcode, opaque, flags=flags)
@@ -399,7 +453,7 @@ class ResponseParser:
 
 
 def decode_consumption(body: bytes) -> int:
-    """Decodes the number in a successful response to Get (the consumption) or Acquire (the granted resources)."""
+    """Decodes the number in a successful response to Get (the consumption), Acquire (the granted resources) or Held."""
     if len(body) != _U32.size:
         raise ProtocolError(f"expected 4 bytes with a number, not {_shown(body)}")
     number: int = _U32.unpack(body)[0]
@@ -422,6 +476,13 @@ def decode_shortage(body: bytes) -> Shortage:
     item, left, retry_ms = _SHORTAGE.unpack_from(body)
     text = body[_SHORTAGE.size :].decode("utf-8", "backslashreplace")
     return Shortage(item, left, None if retry_ms == U32_MAX else retry_ms, text)
+
+
+def decode_stay(body: bytes) -> Stay:
+    """Decodes the reply to a Resume."""
+    if len(body) != _STAY.size:
+        raise ProtocolError(f"expected a token, not {_shown(body)}")
+    return Stay(*_STAY.unpack(body))
 
 
 def decode_stats(body: bytes) -> dict[str, str]:

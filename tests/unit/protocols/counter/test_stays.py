@@ -1,0 +1,498 @@
+"""Resume, Goodbye, Who and Held: what a connection holds stays for a grace time, and another one goes on with it."""
+
+from __future__ import annotations
+
+import pytest
+
+from counterd.protocols.counter import wire
+from counterd.protocols.counter.wire import Grant, OnDeath, Permit, Rate, Status, Stay
+from kit.takes import MS, Desk, Taker
+from property.model import outputs
+
+GRACE_MS = 5000
+RESUME_MAX = 60  # s
+
+
+@pytest.fixture
+def desk() -> Desk:
+    return made()
+
+
+def made(**sizes: int) -> Desk:
+    desk = Desk(**sizes)
+    desk.store.limit_stays(RESUME_MAX)
+    return desk
+
+
+def ask(taker: Taker, grace_ms: int = GRACE_MS) -> Stay:
+    assert taker.status(wire.resume(0, grace_ms)) == Status.NO_ERROR
+    return wire.decode_stay(taker.answers.others[-1].body)
+
+
+def present(taker: Taker, stay: Stay, attempt: int = 0) -> Stay | int:
+    status = taker.status(wire.resume(0, GRACE_MS, stay.token, attempt))
+    return wire.decode_stay(taker.answers.others[-1].body) if status == Status.NO_ERROR else status
+
+
+def held(taker: Taker, name: bytes) -> int:
+    assert taker.status(wire.held(0, name)) == Status.NO_ERROR
+    return wire.decode_consumption(taker.answers.others[-1].body)
+
+
+def settle(taker: Taker, former: Taker, opaque: int) -> int:
+    """Settles a Take of a former connection: one unit of r was used."""
+    grant = former.of(opaque)
+    assert isinstance(grant, Grant)
+    return taker.status(wire.settle(0, grant.number, b"r", 1))
+
+
+def figures(desk: Desk) -> tuple[int, int, int, int]:
+    found = desk.store.snapshot()
+    return found["kept"], found["kept_holdings"], found["resumed"], found["expired_stays"]
+
+
+# ---- tokens and grace times ------------------------------------------------------------------------------------------
+
+
+def test_what_it_holds_stays_for_the_grace_time(desk: Desk) -> None:
+    one, other = desk.some(2)
+    ask(one)
+    assert one.acquire(b"p", 2, 2) == Status.NO_ERROR
+    one.close()
+    desk.wait(GRACE_MS - 1)
+    assert other.acquire(b"p") == Status.RESOURCE_NOT_AVAILABLE
+    assert figures(desk) == (1, 1, 0, 0)
+    desk.wait(3)
+    assert other.acquire(b"p") == Status.NO_ERROR
+    assert figures(desk) == (0, 0, 0, 1)
+
+
+def test_another_connection_goes_on_with_it(desk: Desk) -> None:
+    one, other = desk.some(2)
+    stay = ask(one)
+    assert one.acquire(b"p", 2, 3) == Status.NO_ERROR
+    opaque = one.take(Rate(b"r", 3, 10, 3_600_000_000, 10, OnDeath.CHARGED), Permit(b"q", 1, 1))
+    before = desk.store.leases(9)
+    one.close()
+    desk.wait(GRACE_MS - 1)
+    after = present(other, stay)
+    assert isinstance(after, Stay)
+    assert after.token != stay.token
+    assert desk.store.leases(9) == before, "the numbers of its connection and the ages are the same"
+    assert figures(desk) == (0, 0, 1, 0)
+    desk.wait(2 * GRACE_MS)
+    assert (held(other, b"p"), held(other, b"q"), held(other, b"r"), held(other, b"none")) == (2, 1, 0, 0)
+    assert settle(other, one, opaque) == Status.NO_ERROR
+    assert other.release(b"p", 2) == other.release(b"q") == Status.NO_ERROR
+    other.close()
+    assert figures(desk) == (0, 0, 1, 0), "nothing was left to keep"
+
+
+def test_it_is_kept_for_what_may_be_settled(desk: Desk) -> None:
+    one, other, third = desk.some(3)
+    stay = ask(one)
+    rate = Rate(b"r", 3, 3, 3_600_000_000, 3, OnDeath.REFUNDED)
+    opaque = one.take(rate)
+    one.close()
+    assert not third.has(third.take(rate)), "nothing is refunded yet"
+    assert isinstance(present(other, stay), Stay)
+    assert settle(other, one, opaque) == Status.NO_ERROR
+    again = ask(other)
+    assert other.has(other.take(rate._replace(amount=1)))
+    other.close()
+    desk.wait(GRACE_MS + 2)
+    assert third.has(third.take(rate._replace(amount=2))), "what was not settled is refunded at the end"
+    assert present(desk.taker(), again) == Status.NOT_FOUND
+
+
+def test_a_token_is_good_for_one_attempt(desk: Desk) -> None:
+    one, other, third, fourth = desk.some(4)
+    first = ask(one)
+    assert one.acquire(b"p") == Status.NO_ERROR
+    one.close()
+    second = present(other, first, 7)
+    assert isinstance(second, Stay)
+    assert present(third, first, 8) == Status.NOT_FOUND
+    third_stay = present(third, first, 7)
+    assert isinstance(third_stay, Stay), "the reply may have been lost"
+    assert (held(third, b"p"), held(other, b"p")) == (1, 0)
+    assert present(fourth, second, 7) == Status.NOT_FOUND
+    third.close()
+    assert isinstance(present(fourth, third_stay, 9), Stay)
+    assert present(other, first, 7) == Status.NOT_FOUND
+    assert fourth.release(b"p") == Status.NO_ERROR
+
+
+def test_a_lost_reply_of_a_connection_that_has_ended_too(desk: Desk) -> None:
+    one, other, third = desk.some(3)
+    first = ask(one)
+    assert one.acquire(b"p") == Status.NO_ERROR
+    one.close()
+    assert isinstance(present(other, first, 7), Stay)
+    other.close()
+    desk.wait(GRACE_MS - 1)
+    assert isinstance(present(third, first, 7), Stay)
+    assert held(third, b"p") == 1
+
+
+def test_a_new_token_replaces_the_old_one(desk: Desk) -> None:
+    one, other = desk.some(2)
+    first, second = ask(one), ask(one, 2**32 - 1)
+    assert second == Stay(second.token, RESUME_MAX * 1000)
+    assert one.acquire(b"p") == Status.NO_ERROR
+    one.close()
+    assert present(other, first) == Status.NOT_FOUND
+    assert isinstance(present(other, second), Stay)
+
+
+def test_tokens_that_are_none(desk: Desk) -> None:
+    one, other = desk.some(2)
+    stay = ask(one)
+    assert one.acquire(b"p") == Status.NO_ERROR
+    number, secret = stay.token[:4], stay.token[4:]
+    wrong = [
+        b"\0" * 12,
+        number + bytes(8),
+        bytes(4) + secret,
+        b"\xff" * 4 + secret,
+        b"\0\0\0\2" + secret,
+        secret + number,
+    ]
+    for token in wrong:
+        assert present(other, Stay(token, 0)) == Status.NOT_FOUND
+    for bit in range(64):
+        flipped = int.from_bytes(secret, "big") ^ 1 << bit
+        assert present(other, Stay(number + flipped.to_bytes(8, "big"), 0)) == Status.NOT_FOUND
+    assert isinstance(present(other, stay), Stay)
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"\0\0\0\1\0", bytes(4), bytes(3), b"\1" * 19, b"\1" * 21, bytes(20), b"\1" * 16]
+)
+def test_what_no_resume_can_be(desk: Desk, body: bytes) -> None:
+    (one,) = desk.some(1)
+    assert one.status(wire.frame(wire.Opcode.RESUME, 0, body)) == Status.INVALID_ARGUMENTS
+
+
+def test_who_presents_a_token_has_nothing(desk: Desk) -> None:
+    one, other, third = desk.some(3)
+    stay = ask(one)
+    assert present(one, stay) == Status.INVALID_ARGUMENTS, "it is its own"
+    assert one.acquire(b"p") == Status.NO_ERROR
+    assert other.acquire(b"q") == Status.NO_ERROR
+    assert present(other, stay) == Status.INVALID_ARGUMENTS
+    assert other.release(b"q") == Status.NO_ERROR
+    waiting = other.take(Permit(b"p", 1, 1), wait_ms=1000)
+    assert present(other, stay) == Status.INVALID_ARGUMENTS
+    assert other.cancel(waiting) == Status.NO_ERROR
+    charged = other.take(Rate(b"r", 1, 1, 1_000_000, 1, OnDeath.CHARGED))
+    assert present(other, stay) == Status.INVALID_ARGUMENTS
+    assert other.settle(charged, b"r", 1) == Status.NO_ERROR
+    assert isinstance(present(other, stay), Stay)
+    assert present(third, ask(other)), "third has nothing"
+
+
+def test_no_tokens() -> None:
+    desk = made()
+    one, other, third = desk.some(3)
+    stay = ask(one)
+    assert one.acquire(b"p") == other.acquire(b"q") == Status.NO_ERROR
+    kept = ask(other)
+    other.close()
+    desk.store.limit_stays(0)
+    assert third.status(wire.resume(0, 1)) == Status.RESOURCE_NOT_AVAILABLE
+    assert present(third, stay) == present(third, kept) == Status.RESOURCE_NOT_AVAILABLE
+    one.close()
+    assert figures(desk)[:2] == (1, 1), "the grace time that has begun goes on, and no other begins"
+    desk.store.limit_stays(1)
+    assert isinstance(present(third, kept), Stay)
+
+
+def test_a_smaller_maximum_applies_from_the_next_end_on(desk: Desk) -> None:
+    (one,) = desk.some(1)
+    assert ask(one).grace_ms == GRACE_MS
+    assert one.acquire(b"p") == Status.NO_ERROR
+    desk.store.limit_stays(1)
+    one.close()
+    desk.wait(1002)
+    assert figures(desk) == (0, 0, 0, 1)
+
+
+def test_at_most_half_of_the_holdings_are_kept() -> None:
+    desk = made(holdings=5)
+    one, other, third = desk.some(3)
+    for taker, names in ((one, b"ab"), (other, b"cd"), (third, b"e")):
+        ask(taker)
+        assert {taker.acquire(bytes([name])) for name in names} == {Status.NO_ERROR}
+    one.close()
+    other.close()
+    assert figures(desk)[:2] == (1, 2), "for the second, there is too little left"
+    third.close()
+    assert figures(desk)[:2] == (2, 3)
+    assert desk.store.held() == 3
+
+
+# ---- the other connection --------------------------------------------------------------------------------------------
+
+
+def test_an_open_connection_loses_what_it_holds(desk: Desk) -> None:
+    one, other, third = desk.some(3)
+    stay = ask(one)
+    assert one.acquire(b"p", 1, 1) == Status.NO_ERROR
+    waiting = one.take(Permit(b"q", 1, 1), wait_ms=1000)
+    assert one.has(waiting)
+    assert third.acquire(b"s") == Status.NO_ERROR
+    waiting = one.take(Permit(b"s", 1, 1), wait_ms=1000)
+    assert isinstance(present(other, stay), Stay)
+    assert one.of(waiting) == Status.CANCELLED
+    assert one.session.awaited == 0
+    assert one.release(b"p") == Status.NOT_ACQUIRED
+    assert one.acquire(b"t") == Status.NO_ERROR, "it goes on"
+    assert (held(one, b"t"), held(other, b"t"), held(other, b"p")) == (1, 0, 1)
+    one.close()
+    assert figures(desk) == (0, 0, 1, 0), "it has no token any more"
+    assert third.acquire(b"t") == Status.NO_ERROR
+
+
+def test_takes_of_an_ended_connection_go_at_once(desk: Desk) -> None:
+    one, other, third = desk.some(3)
+    ask(one)
+    assert other.acquire(b"p") == one.acquire(b"q") == Status.NO_ERROR
+    one.take(Permit(b"p", 1, 1), wait_ms=100_000)
+    behind = third.take(Permit(b"p", 1, 1), wait_ms=100_000)
+    one.close()
+    assert desk.store.snapshot()["waiters"] == 1
+    assert other.release(b"p") == Status.NO_ERROR
+    assert third.has(behind)
+    assert figures(desk)[:2] == (1, 1)
+
+
+WAITING = 10_000
+
+
+def crowd(taker: Taker) -> None:
+    """Lets many Takes wait, more than a turn can end."""
+    taker.send(b"".join(wire.take(number, [Permit(b"w", 1, 1)], 100_000) for number in range(WAITING)))
+    assert taker.session.awaited == WAITING
+
+
+@pytest.mark.parametrize("ends", [False, True])
+def test_a_connection_with_very_many_takes_is_resumed(ends: bool) -> None:
+    desk = made(waiters=WAITING)
+    one, other, third = desk.some(3)
+    stay = ask(one)
+    assert third.acquire(b"w") == one.acquire(b"p") == Status.NO_ERROR
+    crowd(one)
+    if ends:
+        one.session.closed(desk.pump.now_ns)
+    assert other.session.receive(wire.resume(0, 1, stay.token), desk.pump.now_ns) == b""
+    turns = 0
+    while not (said := other.session.take_output(desk.pump.now_ns)):
+        turns += 1
+        desk.store.tick(desk.pump.now_ns)
+    assert turns > 3, "it is much work"
+    assert said[2] == Status.NO_ERROR
+    desk.pump.settle()
+    assert desk.store.snapshot()["waiters"] == 0
+    assert held(other, b"p") == 1
+    if not ends:
+        assert {one.of(number) for number in range(WAITING)} == {Status.CANCELLED}
+
+
+def test_a_grace_time_that_is_over_before_the_takes_are_removed() -> None:
+    desk = made(waiters=WAITING)
+    one, other = desk.some(2)
+    ask(one, 1)
+    assert other.acquire(b"w") == one.acquire(b"p") == Status.NO_ERROR
+    crowd(one)
+    one.close()
+    desk.wait(5)
+    assert (desk.store.held(), desk.store.snapshot()["waiters"]) == (1, 0)
+
+
+def test_a_session_that_was_collected(desk: Desk) -> None:
+    """Its end is noticed at the next tick. Until then, who presents its token waits."""
+    one, other, third = desk.some(3)
+    stay = ask(one)
+    assert one.acquire(b"p") == Status.NO_ERROR
+    one.session.owner = None
+    del one
+    desk.pump.settle()
+    assert figures(desk)[:2] == (1, 1)
+    assert isinstance(present(other, stay), Stay)
+    assert third.acquire(b"p") == Status.RESOURCE_NOT_AVAILABLE
+
+
+def test_a_connection_that_a_person_ends(desk: Desk) -> None:
+    (one,) = desk.some(1)
+    ask(one)
+    assert one.acquire(b"p") == Status.NO_ERROR
+    assert not desk.store.evict(one.session.number, desk.pump.now_ns)
+    one.close()
+    assert (desk.store.held(), figures(desk)) == (0, (0, 0, 0, 0))
+    for number in (0, 1, 2, 1 << 31):
+        assert not desk.store.evict(number, desk.pump.now_ns)
+
+
+def test_a_person_ends_a_grace_time(desk: Desk) -> None:
+    one, other = desk.some(2)
+    stay = ask(one)
+    number = one.session.number
+    assert one.acquire(b"p") == Status.NO_ERROR
+    one.close()
+    assert desk.store.evict(number, desk.pump.now_ns)
+    desk.wait(3)
+    assert (desk.store.held(), figures(desk)) == (0, (0, 0, 0, 1))
+    assert present(other, stay) == Status.NOT_FOUND
+
+
+def test_a_drain_ends_all_grace_times(desk: Desk) -> None:
+    one, other, third = desk.some(3)
+    stay = ask(one)
+    late = ask(other)
+    assert one.acquire(b"p") == other.acquire(b"q") == third.acquire(b"r") == Status.NO_ERROR
+    one.close()
+    assert desk.store.held() == 3
+    desk.store.begin_drain()
+    desk.pump.settle()
+    assert (desk.store.held(), figures(desk)) == (2, (0, 0, 0, 1))
+    other.close()
+    assert desk.store.held() == 1
+    fourth = desk.taker()
+    for request in (wire.resume(0, 1), wire.resume(0, 1, stay.token), wire.resume(0, 1, late.token)):
+        assert fourth.status(request) == Status.RESOURCE_NOT_AVAILABLE
+        assert fourth.answers.others[-1].body == b"Draining"
+
+
+# ---- Goodbye ---------------------------------------------------------------------------------------------------------
+
+
+def test_goodbye(desk: Desk) -> None:
+    one, other = desk.some(2)
+    stay = ask(one)
+    refunded = Rate(b"r", 3, 3, 3_600_000_000, 3, OnDeath.REFUNDED)
+    assert one.status(wire.who(0, "me")) == one.acquire(b"p") == Status.NO_ERROR
+    assert one.has(one.take(refunded, Permit(b"q", 2, 2)))
+    assert other.acquire(b"s") == Status.NO_ERROR
+    waiting = one.take(Permit(b"s", 1, 1), wait_ms=1000)
+    assert one.status(wire.goodbye(0)) == Status.NO_ERROR
+    assert one.of(waiting) == Status.CANCELLED
+    assert (one.session.awaited, desk.store.snapshot()["charges"], desk.store.held()) == (0, 0, 1)
+    assert other.has(other.take(refunded, Permit(b"q", 2, 2), Permit(b"p", 1, 1)))
+    assert present(desk.taker(), stay) == Status.NOT_FOUND
+    assert desk.store.name_of(one.session.number) == "me"
+    assert one.acquire(b"t") == Status.NO_ERROR, "it goes on"
+    one.close()
+    assert figures(desk) == (0, 0, 0, 0)
+
+
+def test_a_goodbye_with_much_to_give_back() -> None:
+    desk = made(buckets=WAITING, holdings=WAITING, waiters=WAITING, name_memory=0)
+    one, other = desk.some(2)
+    assert other.acquire(b"w") == Status.NO_ERROR
+    names = [b"%d" % number for number in range(WAITING - 1)]
+    one.send(b"".join(wire.acquire(0, name, 1, 1) for name in names))
+    crowd(one)
+    one.answers.others.clear()
+    said = one.session.receive(wire.goodbye(0) + wire.acquire(0, names[0], 1, 1), desk.pump.now_ns)
+    pieces = [said, *outputs(one.session, desk.pump.now_ns)]
+    assert len(pieces) > 20, "it takes its time"
+    one.peer.output += b"".join(pieces)
+    assert [response.status for response in one.answers.others] == [Status.NO_ERROR] * 2
+    assert (desk.store.held(), desk.store.snapshot()["waiters"]) == (2, 0)
+    assert {one.of(number) for number in range(WAITING)} == {Status.CANCELLED}
+
+
+# ---- Who and Held ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["a", "billing-3", "\N{SNOWMAN} man", "x" * 64, "\N{SNOWMAN}" * 21, " "])
+def test_a_name(desk: Desk, name: str) -> None:
+    (one,) = desk.some(1)
+    assert desk.store.name_of(one.session.number) == ""
+    assert one.status(wire.who(0, "before")) == Status.NO_ERROR
+    assert one.status(wire.who(0, name)) == Status.NO_ERROR
+    number = one.session.number
+    assert desk.store.name_of(number) == name
+    one.close()
+    assert desk.store.name_of(number) == ""
+
+
+@pytest.mark.parametrize(
+    "name",
+    [b"", b"x" * 65, b"\xff", b"\xc3", b"a\nb", b"a\0", b"\x1b[2J", b"\xe2\x80\xa8", b"\xed\xa0\x80", b"\xe2\x80\xae"],
+)
+def test_what_no_name_can_be(desk: Desk, name: bytes) -> None:
+    (one,) = desk.some(1)
+    assert one.status(wire.who(0, "before")) == Status.NO_ERROR
+    assert one.status(wire.frame(wire.Opcode.WHO, 0, name)) == Status.INVALID_ARGUMENTS
+    assert desk.store.name_of(one.session.number) == "before"
+    assert desk.store.name_of(1 << 31) == ""
+
+
+def test_names_when_a_connection_is_resumed(desk: Desk) -> None:
+    one, other, third = desk.some(3)
+    stay = ask(one)
+    assert one.status(wire.who(0, "one")) == one.acquire(b"p") == Status.NO_ERROR
+    stay = present(other, stay)
+    assert isinstance(stay, Stay)
+    assert [desk.store.name_of(taker.session.number) for taker in (one, other)] == ["one", "one"]
+    other.close()
+    assert desk.store.name_of(desk.store.leases(1)[0][0]) == "one", "also in the grace time"
+    assert third.status(wire.who(0, "third")) == Status.NO_ERROR
+    assert isinstance(present(third, stay), Stay)
+    assert [desk.store.name_of(taker.session.number) for taker in (one, third)] == ["one", "third"]
+
+
+def test_requests_in_two_pieces() -> None:
+    """Wherever the stream is cut, the replies are the same."""
+    token = ask(made().taker()).token  # a new store gives the same one
+    requests = b"".join(
+        (
+            wire.who(1, "name"),
+            wire.resume(2, GRACE_MS, token, 3),
+            wire.held(4, b"p"),
+            wire.goodbye(5),
+            wire.resume(6, GRACE_MS, token, 3),
+            wire.resume(7, GRACE_MS),
+        )
+    )
+    replies = set()
+    for cut in range(len(requests)):
+        desk = made()
+        one, other = desk.some(2)
+        assert ask(one).token == token
+        assert one.acquire(b"p") == Status.NO_ERROR
+        said = b"".join(other.session.receive(piece, desk.pump.now_ns) for piece in (requests[:cut], requests[cut:]))
+        replies.add(said)
+        desk.pump.settle()
+        assert desk.store.held() == 0
+    (said,) = replies
+    assert [response.status for response in wire.ResponseParser().feed(said)] == [0, 0, 0, 0, Status.NOT_FOUND, 0]
+
+
+def test_outcomes(desk: Desk) -> None:
+    one, other = desk.some(2)
+    stay = ask(one)
+    one.status(wire.who(0, "a"))
+    one.status(wire.frame(wire.Opcode.WHO, 0, b"\0"))
+    present(other, Stay(bytes(12), 0))
+    assert one.acquire(b"p") == Status.NO_ERROR
+    present(other, stay)
+    held(other, b"p")
+    other.status(wire.goodbye(0))
+    found = {(name, status): count for name, status, count in desk.store.outcomes()}
+    del found["acquire", "ok"]
+    assert found == {
+        ("resume", "ok"): 2, ("resume", "not_found"): 1, ("who", "ok"): 1, ("who", "invalid_arguments"): 1,
+        ("held", "ok"): 1, ("goodbye", "ok"): 1,
+    }  # fmt: skip
+
+
+def test_time_passes_in_the_engine_s_clock(desk: Desk) -> None:
+    (one,) = desk.some(1)
+    ask(one)
+    assert one.acquire(b"p") == Status.NO_ERROR
+    one.close()
+    due = desk.store.next_deadline()
+    assert desk.pump.now_ns < due <= desk.pump.now_ns + (GRACE_MS + 2) * MS
