@@ -217,9 +217,9 @@ cdef class Store:
         """Returns how many holdings a connection has. connection: Session.number; 0 if it was never assigned."""
         return 0
 
-    def name_of(self, uint32_t connection):
-        """Returns the name that a connection has stated; "" if it has stated none."""
-        return ""
+    def about(self, uint32_t connection):
+        """Returns the name that a connection has stated, or ""; and when its grace time ends, in 1/10 s, or None."""
+        return "", None
 
     def evict(self, uint32_t connection, int64_t now_ns):
         """Lets nothing of a connection outlast it. Returns True if something has: tick() gives that back."""

@@ -63,8 +63,11 @@ class Store(Protocol):
     def held(self) -> int:
         """Returns how many holdings a drain waits for. Those of ended connections count until they are given back."""
 
-    def name_of(self, connection: int) -> str:
-        """Returns the name that a connection has stated, by its number; "" if it has stated none."""
+    def about(self, connection: int) -> tuple[str, int | None]:
+        """Returns the name that a connection has stated, by its number, or ""; and None.
+
+        If the connection has ended, and what it holds stays for a grace time: when this ends, in 1/10 s.
+        """
 
     def evict(self, connection: int, now_ns: int) -> bool:
         """Lets nothing of a connection outlast it, by its number: a person ends it.

@@ -53,13 +53,14 @@ class Column:
     text        a few words
     connection  the engine's number of a connection, which may have ended (int)
     since       a point in time, in tenths of a second on the monotonic clock (int)
+    until       likewise, one that is yet to come; or None
     seconds     a duration (float)
 
     A program sees a column with `detail`, and so do people who look at one row; a table for people leaves it out.
     """
 
     name: str
-    kind: Literal["name", "integer", "text", "connection", "since", "seconds"]
+    kind: Literal["name", "integer", "text", "connection", "since", "until", "seconds"]
     help: str
     detail: bool = False
 

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from counterd.protocols.counter import wire
+from functional import peers
 from kit import daemon
 from kit.daemon import PATIENCE, wait_until
 
@@ -101,6 +103,38 @@ def test_what_a_connection_holds(place: Place) -> None:
         wait_until(lambda: one.get(NAME) == 2, "the third is gone")
         done = place.ctl("holdings", ids[4])
         assert (done.returncode, done.stderr) == (1, "counterctl: no such connection, or it is gone\n")
+
+
+def test_a_name_and_a_grace_time(place: Place) -> None:
+    """A connection that has ended is shown with what is left of its grace time, and can be ended before that."""
+    with place.daemon.client() as other:
+        with place.daemon.connect() as connection:
+            assert peers.ask(connection, wire.who(1, "billing-3")).status == 0
+            assert peers.ask(connection, wire.acquire(2, b"graced", 2, 2)).status == 0
+            (row,) = place.rows("holders", "graced")
+            assert (row["name"], row["grace_seconds"]) == ("billing-3", None)
+            (shown,) = [each for each in place.rows("connections") if each["id"] == row["connection"]]
+            assert shown["name"] == "billing-3"
+            assert peers.ask(connection, wire.resume(3, 60_000)).status == 0
+        place.daemon.wait_for_stats(kept=1, kept_holdings=1)
+        (ended,) = place.rows("holders", "graced")
+        assert (ended["name"], ended["amount"], ended["peer"]) == ("billing-3", 2, None)
+        assert 0 < ended["grace_seconds"] <= 60
+        assert ended["connection"] == f"{row['connection'].rpartition('-')[0]}-0"
+        (held,) = place.rows("holdings", ended["connection"])
+        assert held["amount"] == 2
+        assert place.ctl("kill", ended["connection"]).returncode == 0
+        wait_until(lambda: other.get("graced") == 0, "what it held is given back")
+        assert place.ctl("kill", ended["connection"]).returncode == 1
+
+
+def test_a_connection_with_a_token_is_ended_for_good(place: Place) -> None:
+    with place.daemon.connect() as connection, place.daemon.client() as other:
+        assert peers.ask(connection, wire.resume(1, 60_000)).status == 0
+        assert peers.ask(connection, wire.acquire(2, b"ended", 1, 1)).status == 0
+        (row,) = place.rows("holders", "ended")
+        assert place.ctl("kill", row["connection"]).returncode == 0
+        wait_until(lambda: other.get("ended") == 0, "what it held is given back")
 
 
 def test_whom_it_does_not_obey(place: Place) -> None:

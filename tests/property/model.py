@@ -82,7 +82,7 @@ def holders_of(store: CounterStore, name: bytes) -> list[tuple[int, int, int]]:
     walk = HoldersWalk(store, name, 1 << 30)
     while not walk.step():
         pass
-    return walk.rows()
+    return [row[:3] for row in walk.rows()]
 
 
 def blocks_needed(name: bytes) -> int:

@@ -51,6 +51,8 @@ CELLS: Mapping[Column, Callable[[Seen], Any]] = {
         lambda seen: (seen.now_ns - seen.connection.active_ns) / 1e9,
     Column("protocol", "text", "its protocol"):
         lambda seen: seen.service.room.name,
+    Column("name", "text", "the name that it has stated"):
+        lambda seen: seen.service.store.about(seen.connection.number)[0],
     Column("tls", "text", "the version of TLS"):
         lambda seen: seen.tls.version,
     Column("tls_cipher", "text", "the cipher of TLS", detail=True):

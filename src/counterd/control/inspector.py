@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import resource
 import time
 import weakref
 from collections.abc import Generator
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -43,6 +44,7 @@ FIGURES_PERIOD_NS = 100_000_000
 ROWS_BYTES_MAX = 4 << 20  # bytes of the rows in an answer: a thousand names of 64 KiB would not fit into a frame
 PROBES = 512  # connection numbers that are checked, at 40 ns each, before the clock is read again
 MASKED = "***"
+ENDED_ID = re.compile(r"([1-9][0-9]{0,8})-0")  # see Ended
 DESCRIPTORS = Path("/proc/self/fd")
 MEMORY = "/proc/self/statm"
 PAGE_SIZE = resource.getpagesize()
@@ -227,11 +229,13 @@ class Inspector:
                 yield None
                 begun = time.monotonic_ns()
 
-    def _find(self, connection_id: str) -> tuple[Service, Connection]:
+    def _find(self, connection_id: str) -> tuple[Service, Connection | Ended]:
         """Returns the connection with this id and its service. Raises Refused."""
         room, _, own = connection_id.partition("-")
         service = self._services.get(room)
-        connection = service.server.find(own) if service else None
+        connection: Connection | Ended | None = service.server.find(own) if service else None
+        if service is not None and connection is None and (match := ENDED_ID.fullmatch(own)):
+            connection = ended(service, int(match[1]))
         if service is None or connection is None:
             raise Refused(404, "no such connection, or it is gone")
         return service, connection
@@ -239,7 +243,10 @@ class Inspector:
     def _close(self, connection_id: str) -> dict[str, Any]:
         service, connection = self._find(connection_id)
         log.info("connection closed through the admin endpoint", id=connection_id, peer=connection.origin())
-        service.server.kill(connection)
+        if isinstance(connection, Ended):
+            service.server.evict(connection.number)
+        else:
+            service.server.kill(connection)
         return {"closed": connection_id}
 
     def _drain(self, room: str, *, on: bool) -> dict[str, Any]:
@@ -296,6 +303,8 @@ def columns(table: Table) -> list[dict[str, Any]]:
     for column in table.columns:
         if column.kind == "since":
             made.append(Column("age_seconds", "seconds", f"{column.help}: how long ago", column.detail))
+        elif column.kind == "until":
+            made.append(Column(f"{column.name}_seconds", "seconds", column.help, column.detail))
         else:
             made.append(column)
         if column.kind == "connection":
@@ -316,8 +325,8 @@ def shape(service: Service, table: Table) -> dict[str, Any]:
 
 
 def found(service: Service, table: Table, row: tuple[Any, ...], begun: int) -> list[Any]:
-    """Replaces each number of a connection in a row by the connection, or by None if it has ended. A number of another
-    protocol's store, which has no connection, is replaced by that protocol's name.
+    """Replaces each number of a connection in a row by the connection, or by None if it has ended without a grace time.
+    A number of another protocol's store, which has no connection, is replaced by that protocol's name.
 
     begun: when the walk began. A connection that is younger may have the number of one that has ended.
     """
@@ -326,8 +335,31 @@ def found(service: Service, table: Table, row: tuple[Any, ...], begun: int) -> l
         if column.kind == "connection":
             connection = service.server.connections.get(cells[place])
             there = connection is not None and connection.entered_ns <= begun
-            cells[place] = (service.room.name, connection) if there else service.borrowers.get(cells[place])
+            holder = connection if there else ended(service, cells[place])
+            lent = service.borrowers.get(cells[place])
+            cells[place] = lent if holder is None else (service.room.name, holder)
     return cells
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A connection that has ended, and whose holdings stay for a grace time. number: the engine's."""
+
+    number: int
+
+    @property
+    def id(self) -> str:
+        """As Connection.id. No connection has the serial number 0."""
+        return f"{self.number}-0"
+
+    def origin(self) -> str:
+        """Nobody knows any more where it came from."""
+        return ""
+
+
+def ended(service: Service, number: int) -> Ended | None:
+    """Returns the connection of that number if it is in its grace time."""
+    return None if service.store.about(number)[1] is None else Ended(number)
 
 
 def shown(column: Column, value: Any) -> Iterator[tuple[str, Any]]:
@@ -337,6 +369,9 @@ def shown(column: Column, value: Any) -> Iterator[tuple[str, Any]]:
         yield "peer", value[1].origin() if isinstance(value, tuple) else value or ""
     elif column.kind == "since":
         yield "age_seconds", max(0.0, time.monotonic_ns() // 100_000_000 - value) / 10
+    elif column.kind == "until":
+        left = None if value is None else max(0.0, value - time.monotonic_ns() // 100_000_000) / 10
+        yield f"{column.name}_seconds", left
     elif column.kind == "name":
         yield column.name, value.decode("latin-1")
     else:

@@ -195,6 +195,12 @@ class Server:
         self.killed += 1
         connection.evict()
 
+    def evict(self, number: int) -> None:
+        """Ends the grace time of a connection that has ended, by the engine's number. Its holdings are given back."""
+        self.killed += 1
+        self.store.evict(number, self._clock())
+        self.driver.wake()
+
     def histograms(self) -> dict[str, Histogram]:
         """Returns histograms of batches (a batch is the bytes that one read returned): their sizes and answer times."""
         by_time, all_ns, by_size, all_bytes = self._common.batches.counts()

@@ -57,6 +57,9 @@ class Server:
     def find(self, own: str) -> Connection | None:
         return next((connection for connection in self.connections.values() if connection.id == own), None)
 
+    def evict(self, number: int) -> None:
+        self.killed.append(f"{number}-0")
+
     def kill(self, connection: Connection) -> None:
         self.killed.append(connection.id)
         del self.connections[connection.number]
@@ -101,10 +104,15 @@ def service(
     connections: Iterable[Connection] = (),
     opened: Callable[..., Any] | None = None,
     drain_mode: Callable[[Any, bool], None] | None = None,
+    columns: tuple[Column, ...] = COLUMNS,
 ) -> Any:
-    tables = (Table(f"things_{name}", "Things.", COLUMNS, ("amount",), opened),) if opened else ()
+    tables = (Table(f"things_{name}", "Things.", columns, ("amount",), opened),) if opened else ()
     store = SimpleNamespace(
-        snapshot=lambda: {"things": 5}, outcomes=lambda: [("take", "ok", 3)], holdings_of=lambda number: number + 1
+        snapshot=lambda: {"things": 5},
+        outcomes=lambda: [("take", "ok", 3)],
+        holdings_of=lambda number: number + 1,
+        about=lambda number: ("ends" * (number == 5), 1 << 60 if number == 5 else None),
+        evict=lambda number, now_ns: number == 5,
     )
     return SimpleNamespace(
         room=SimpleNamespace(name=name, tables=lambda: tables, drain_mode=drain_mode),
@@ -294,6 +302,23 @@ def test_another_protocol_that_holds_something_is_shown_by_its_name() -> None:
     lender.borrowers[1] = "two"
     (row,) = ask(asked, "table", table="things_one", parameters={})["rows"]
     assert (row["holder"], row["peer"]) == ("", "two")
+
+
+def test_a_connection_in_its_grace_time() -> None:
+    """It has the serial number 0, under which it is ended, or asked what it holds."""
+    until = time.monotonic_ns() // 100_000_000 + 600
+    columns = (Column("holder", "connection", "who has it"), Column("grace", "until", "for how long"))
+    one = service("one", [], lambda *_: Walk([(5, until), (6, None)]), columns=columns)
+    asked = inspector(one)
+    answer = ask(asked, "table", table="things_one", parameters={})
+    assert answer["columns"] == ["holder", "peer", "grace_seconds"]
+    assert 30 < answer["rows"][0].pop("grace_seconds") <= 60
+    assert answer["rows"] == [{"holder": "one-5-0", "peer": ""}, {"holder": "", "peer": "", "grace_seconds": None}]
+    assert len(ask(asked, "table", table="things_one", parameters={"connection": "one-5-0"})["rows"]) == 2
+    assert ask(asked, "close", connection="one-5-0") == {"closed": "one-5-0"}
+    assert one.server.killed == ["5-0"]
+    for wrong in ("one-6-0", "one-05-0", "one-5-1", "two-5-0", "one-x-0", "one-9999999999-0"):
+        assert refused(asked, "close", connection=wrong)[0] == 404
 
 
 def test_a_walk_goes_step_by_step() -> None:

@@ -107,6 +107,7 @@ def _leases(service: Service) -> list[str]:
     for number, name, amount, since in service.store.leases(SHOWN):
         connection = service.server.connections.get(number)
         holder = connection.origin() if connection else "a connection that has ended"
+        holder = " ".join(filter(None, (service.store.about(number)[0], holder)))
         what = name[:NAME_MAX].decode("utf-8", "backslashreplace") + ("..." if len(name) > NAME_MAX else "")
         shown.append(f"{amount} of {what} by {holder} for {(tenths - since) / 10:.1f} s")
     return shown

@@ -166,22 +166,15 @@ cdef inline void stay_end(Stays* stays, uint32_t connection) noexcept nogil:
     stays.state.kept_holdings -= stays.permits.holders[connection].holdings
 
 
-cdef inline int64_t stay_left_ns(const Stays* stays, uint32_t connection, int64_t now_ns) noexcept nogil:
-    """Returns how much is left of the grace time of a connection; -1 if it is not in its grace time."""
-    cdef const Stay* stay = stays.stays + connection
-    return max(stay.timer.due_ns - now_ns, 0) if stay.is_kept else -1
-
-
-# ---- names of connections ------------------------------------------------------------------------------------------
+# ---- what people are shown -----------------------------------------------------------------------------------------
 
 cdef inline void title_copy(Stay* target, const Stay* source) noexcept nogil:
     target.title_size = source.title_size
     memcpy(target.title, source.title, TITLE_MAX)
 
 
-cdef inline str title_text(const Stays* stays, uint32_t connection):
-    """Returns the name that a connection stated, or ""."""
+cdef inline tuple stay_about(const Stays* stays, uint32_t connection):
+    """Returns the name that a connection stated, or ""; and when its grace time ends, in 1/10 s, or None."""
     cdef const Stay* stay = stays.stays + connection
-    if connection > CONNECTIONS_MAX:
-        return ""
-    return (<const char*>stay.title)[:stay.title_size].decode("utf-8")
+    ends = stay.timer.due_ns // 100000000 if stay.is_kept else None
+    return (<const char*>stay.title)[:stay.title_size].decode("utf-8"), ends

@@ -35,7 +35,7 @@ from counterd.protocols.counter._messages cimport (
 )
 from counterd.protocols.counter._rates cimport FLAG_RATE
 from counterd.protocols.counter._stays cimport (
-    Stay, stay_discard, stay_end, stay_forget, stay_keep, stays_begin, stays_reserve, title_copy, title_text,
+    Stay, stay_about, stay_discard, stay_end, stay_forget, stay_keep, stays_begin, stays_reserve, title_copy,
 )
 from counterd.protocols.counter._takes cimport (
     ITEMS_MAX, NS_PER_TENTH, Ask, TakesState, Verdict, ask_left, charge_leave, charges_expire, rate_end, take_end,
@@ -482,10 +482,12 @@ cdef class CounterStore(Store):
             stay_discard(&self.stays, connection)
             return False
 
-    def name_of(self, uint32_t connection):
-        """As Store.name_of: what it stated with Who."""
+    def about(self, uint32_t connection):
+        """As Store.about: what it stated with Who, and its grace time."""
         with self:
-            return title_text(&self.stays, connection)
+            if connection > self.connections.pool.fresh:
+                return "", None
+            return stay_about(&self.stays, connection)
 
     def begin_window(self, uint32_t number):
         """Begins a stats window. Ignores a number that is not higher than the last one.

@@ -12,6 +12,7 @@ from counterd.engine.table cimport Record, Table as NameTable, name_tag, table_f
 from counterd.engine.walk cimport HoldingsWalk, RankedWalk
 from counterd.protocols.counter._counters cimport Counter, Counters, counter_exists
 from counterd.protocols.counter._rates cimport FLAG_RATE
+from counterd.protocols.counter._stays cimport stay_about
 from counterd.protocols.counter._store cimport CounterStore
 
 from counterd.listing import CONNECTION, ROWS_MAX, Column, Table, name_of_bytes, ranked_parameters, read_parameters
@@ -123,13 +124,18 @@ cdef class HoldersWalk:
         self.found = []
         while entry and <size_t>len(self.found) < self.limit:
             holding = self.store.counters.permits.holdings + entry
-            self.found.append((holding.connection, holding.amount, holding.since_tenths))
+            about = stay_about(&self.store.stays, holding.connection)
+            self.found.append((holding.connection, holding.amount, holding.since_tenths, *about))
             entry = holding.next_of_record
         self.total = max(self.total, <uint64_t>len(self.found))
         return 0
 
     def rows(self):
-        """Returns rows of (connection, amount, since in tenths of a second on the caller's clock)."""
+        """Returns rows of (connection, amount, since, name, until).
+
+        The last two are those of the connection: the name that it stated, and the end of its grace time, or None. Times
+        are in tenths of a second on the caller's clock.
+        """
         return self.found
 
 
@@ -181,6 +187,8 @@ TABLES = (
             Column("connection", "connection", "the connection that holds them"),
             Column("amount", "integer", "number of permits"),
             Column("since", "since", "when the connection first acquired some"),
+            Column("name", "text", "the name that the connection has stated"),
+            Column("grace", "until", "the connection has ended; for so long it can still be resumed"),
         ),
         (),
         open_holders,

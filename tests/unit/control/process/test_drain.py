@@ -25,6 +25,7 @@ class Room:
         self.held = held
         self.first: list[tuple[int, bytes, int, int]] = []
         self.store = SimpleNamespace(held=lambda: self.held, leases=lambda limit: self.first[:limit])
+        self.store.about = lambda number: ("one" * (number == 7), None)
         self.empty = asyncio.Event()
         self.steps: list[str] = []
         self.server = SimpleNamespace(connections={}, emptied=self.empty.wait)
@@ -75,7 +76,7 @@ def test_what_is_held_comes_back():
         "info draining: nothing is held any more",
     ]
     first = lines[0].partition(" | ")[2]
-    assert first.startswith("3 of jobs by 127.0.0.1:5432 for 2.")
+    assert first.startswith("3 of jobs by one 127.0.0.1:5432 for 2.")
     assert f", 1 of \\xff{79 * 'x'}... by a connection that has ended for " in first
 
 

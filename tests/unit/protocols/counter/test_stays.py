@@ -340,8 +340,10 @@ def test_a_person_ends_a_grace_time(desk: Desk) -> None:
     number = one.session.number
     assert one.acquire(b"p") == Status.NO_ERROR
     one.close()
+    assert desk.store.about(number) == ("", (desk.pump.now_ns // MS + GRACE_MS) // 100)
     assert desk.store.evict(number, desk.pump.now_ns)
     desk.wait(3)
+    assert desk.store.about(number) == ("", None)
     assert (desk.store.held(), figures(desk)) == (0, (0, 0, 0, 1))
     assert present(other, stay) == Status.NOT_FOUND
 
@@ -380,7 +382,7 @@ def test_goodbye(desk: Desk) -> None:
     assert (one.session.awaited, desk.store.snapshot()["charges"], desk.store.held()) == (0, 0, 1)
     assert other.has(other.take(refunded, Permit(b"q", 2, 2), Permit(b"p", 1, 1)))
     assert present(desk.taker(), stay) == Status.NOT_FOUND
-    assert desk.store.name_of(one.session.number) == "me"
+    assert desk.store.about(one.session.number)[0] == "me"
     assert one.acquire(b"t") == Status.NO_ERROR, "it goes on"
     one.close()
     assert figures(desk) == (0, 0, 0, 0)
@@ -409,13 +411,13 @@ def test_a_goodbye_with_much_to_give_back() -> None:
 @pytest.mark.parametrize("name", ["a", "billing-3", "\N{SNOWMAN} man", "x" * 64, "\N{SNOWMAN}" * 21, " "])
 def test_a_name(desk: Desk, name: str) -> None:
     (one,) = desk.some(1)
-    assert desk.store.name_of(one.session.number) == ""
+    assert desk.store.about(one.session.number)[0] == ""
     assert one.status(wire.who(0, "before")) == Status.NO_ERROR
     assert one.status(wire.who(0, name)) == Status.NO_ERROR
     number = one.session.number
-    assert desk.store.name_of(number) == name
+    assert desk.store.about(number)[0] == name
     one.close()
-    assert desk.store.name_of(number) == ""
+    assert desk.store.about(number)[0] == ""
 
 
 @pytest.mark.parametrize(
@@ -426,8 +428,8 @@ def test_what_no_name_can_be(desk: Desk, name: bytes) -> None:
     (one,) = desk.some(1)
     assert one.status(wire.who(0, "before")) == Status.NO_ERROR
     assert one.status(wire.frame(wire.Opcode.WHO, 0, name)) == Status.INVALID_ARGUMENTS
-    assert desk.store.name_of(one.session.number) == "before"
-    assert desk.store.name_of(1 << 31) == ""
+    assert desk.store.about(one.session.number)[0] == "before"
+    assert desk.store.about(1 << 31)[0] == ""
 
 
 def test_names_when_a_connection_is_resumed(desk: Desk) -> None:
@@ -436,12 +438,12 @@ def test_names_when_a_connection_is_resumed(desk: Desk) -> None:
     assert one.status(wire.who(0, "one")) == one.acquire(b"p") == Status.NO_ERROR
     stay = present(other, stay)
     assert isinstance(stay, Stay)
-    assert [desk.store.name_of(taker.session.number) for taker in (one, other)] == ["one", "one"]
+    assert [desk.store.about(taker.session.number)[0] for taker in (one, other)] == ["one", "one"]
     other.close()
-    assert desk.store.name_of(desk.store.leases(1)[0][0]) == "one", "also in the grace time"
+    assert desk.store.about(desk.store.leases(1)[0][0])[0] == "one", "also in the grace time"
     assert third.status(wire.who(0, "third")) == Status.NO_ERROR
     assert isinstance(present(third, stay), Stay)
-    assert [desk.store.name_of(taker.session.number) for taker in (one, third)] == ["one", "third"]
+    assert [desk.store.about(taker.session.number)[0] for taker in (one, third)] == ["one", "third"]
 
 
 def test_requests_in_two_pieces() -> None:
