@@ -29,7 +29,7 @@ from counterd.client._connection import (
     not_answered,
 )
 from counterd.client._portable import is_mine
-from counterd.errors import ConnectionLost, CounterdError, ProtocolError
+from counterd.errors import Cancelled, ConnectionLost, CounterdError, ProtocolError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -70,6 +70,10 @@ class ThreadCall(Call):
         return not self.abandoned
 
 
+class NotSent(ConnectionLost):
+    """The connection had ended before the request was sent."""
+
+
 class Link:
     """A connected socket, and the calls that are under way through it. Everything but reading is done with the lock."""
 
@@ -89,6 +93,9 @@ class Link:
         self.calls = calls
         self.holds: dict[Any, int] = {}  # and the number of permits of each
         self.unheard = False  # it was lost with permits of no hold, and no call has raised that yet
+        self.token: Any = None  # with which another connection can go on with this one, after its end
+        self.heir: Link | None = None  # the connection that has gone on with this one
+        self._resumable_until = 0.0
         self._socket = connected
         # Reentrant only because a thread has to know whether it has the lock itself.
         self._lock: Any = threading.RLock()
@@ -166,6 +173,8 @@ class Link:
         except BaseException:
             self._give_up([call], SETTLE_S)
             raise
+        if isinstance(call.error, Cancelled):  # the server has given up the Takes of this connection
+            raise lost(self.where, self.closed or CLOSED)
         if call.error is not None:
             raise call.error
         return call.result
@@ -231,7 +240,19 @@ class Link:
             raise
 
     def release(self, *held: tuple[object, bytes]) -> None:
-        """Gives back what the holds have here, as call(). If that is interrupted, disown() gives back the rest."""
+        """Gives back what the holds have here, as call(). If that is interrupted, disown() gives back the rest.
+
+        If the connection was lost and may be resumed, that is done later.
+        """
+        try:
+            self._release(*held)
+        except ConnectionLost:
+            if self.heir is not None:
+                self.heir.release(*held)
+            elif not self.may_resume():
+                raise
+
+    def _release(self, *held: tuple[object, bytes]) -> None:
         calls = [ThreadCall() for _ in held]
         requests = [self.calls.release(name, self.holds.get(hold, 0)) for hold, name in held]
         self._complete(requests, calls, [hold for hold, _ in held])
@@ -250,11 +271,38 @@ class Link:
                 self._give_back()
 
     def is_alive(self) -> bool:
-        """Checks the socket. Returns False if the server has ended the connection, or this client has closed it."""
+        """Checks the socket. Returns False if the server has ended the connection, or this client has closed it.
+
+        What may be resumed is alive.
+        """
         with self._lock:
             if not self.closed and _portable.has_ended(self._socket):
                 self._drop("the server closed it", self._closed_by_server)
-            return not self.closed
+            heir = self.heir
+        return not self.closed or (self.may_resume() if heir is None else heir.is_alive())
+
+    def may_resume(self) -> bool:
+        """Returns whether it was lost, and another connection may still go on with it."""
+        return bool(self.closed and self.token is not None and time.monotonic() < self._resumable_until)
+
+    def pass_on_returns(self) -> None:
+        """Lets the connection that has gone on with this one give back what is noted here."""
+        heir = self.heir
+        assert heir is not None
+        with self._lock, heir._lock:
+            heir.calls.give_back += self.calls.give_back
+            self.calls.give_back = []
+            heir._give_back()
+
+    def inherit(self, ended: Link, take_over: Callable[[], object]) -> None:
+        """Goes on with an ended connection. take_over: does so with its calls."""
+        with ended._lock, self._lock:
+            take_over()
+            self.holds.update(ended.holds)
+            ended.holds.clear()
+            ended.heir, ended.token, ended.unheard = self, None, False
+            ended._give_back()
+            self._give_back()
 
     def fileno(self) -> int:
         return self._socket.fileno()
@@ -266,7 +314,7 @@ class Link:
     def after_fork(self) -> None:
         """In the child of a fork: closes its copy of the socket. The lock may be held by a thread of the parent."""
         self.closed = self.closed or FORKED
-        self.unheard = False  # it was lost by the parent
+        self.unheard, self.token = False, None  # it was lost by the parent
         self._lock = threading.RLock()
         self._socket.close()
 
@@ -301,6 +349,8 @@ class Link:
         """Ends the connection. Calls that have no answer yet raise error, or ConnectionLost."""
         if not self.closed:
             self.unheard = self.calls.held > sum(self.holds.values())
+            if self.token is not None:
+                self._resumable_until = 0.0 if why == CLOSED else time.monotonic() + self.token.grace_s
             self.closed = why  # from now on another thread may read unheard and connect again
             self._unsent.clear()
             self._on_end(self)
@@ -342,9 +392,11 @@ class Link:
 
     def _give_back(self) -> None:
         """Releases what was granted to callers that do not wait any more, and what holds have left."""
-        while self._disowned:
+        while self._disowned and not self.may_resume():  # then the next connection gives it back
             hold, name = self._disowned.pop()
-            if permits := self.holds.pop(hold, 0):
+            if self.heir is not None:
+                self.heir.disown(hold, name)
+            elif permits := self.holds.pop(hold, 0):
                 self.calls.give_back.append(self.calls.release(name, permits))
         while self.calls.give_back and not self.closed:
             self._tell(*self.calls.give_back.pop())
@@ -427,7 +479,7 @@ class Link:
         """Sends all requests, or none. leaving: holds that give back their permits; one without any sends nothing."""
         with self._lock:
             if self.closed:
-                raise lost(self.where, self.closed)
+                raise NotSent(*lost(self.where, self.closed).args)
             try:
                 if leaving:
                     has = [bool(self.holds.pop(hold, 0)) for hold in leaving]

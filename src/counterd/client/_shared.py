@@ -124,6 +124,8 @@ class Shared:
             link = self._link
             if self._closed:
                 raise no_connection(link.where, CLOSED)
+            if link.may_resume():
+                link = self._reconnected(link)
             if hears:
                 for ended in (self._before, link):
                     if ended.unheard:

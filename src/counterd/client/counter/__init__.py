@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from contextlib import ExitStack, nullcontext, suppress
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -16,6 +16,7 @@ from counterd.client._addresses import read_default
 from counterd.client._backoff import ASK_FIRST_S, ASK_LONGEST_S, Backoff
 from counterd.client._connection import as_bytes
 from counterd.client._holding import NO_LOSS, RAISE, REACQUIRE, decorated, printed
+from counterd.client._link import NotSent
 from counterd.client._portable import Waker
 from counterd.client._shared import Shared
 from counterd.client._tenure import Tenure
@@ -24,6 +25,7 @@ from counterd.client._waiting import PAUSE, QUEUE, Patience, drive, holding, que
 from counterd.client.counter._asked import Asked
 from counterd.client.counter._permits import PermitCalls, check_takes
 from counterd.client.counter._pipeline import Requests, Result, released
+from counterd.client.counter._resuming import Greeting
 from counterd.client.counter._taking import PROBE, AskedItems, Permit, Rate, TakenCore, place
 from counterd.errors import (
     ConnectionLost,
@@ -45,13 +47,14 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from counterd.client._calls import Request
-    from counterd.client._link import Link
+    from counterd.client._link import Link, ThreadCall
     from counterd.client._tenure import Seen
     from counterd.protocols.counter.wire import DumpEntry, Grant
 
 __all__ = ["Client", "Hold", "Permit", "Pipeline", "Rate", "Semaphore", "Taken"]
 
 F = TypeVar("F", bound="Callable[..., Any]")
+T = TypeVar("T")
 _PAUSES = b""  # no name: of those who wait until they may connect again
 _log = logging.getLogger(__name__)
 
@@ -76,6 +79,11 @@ class Client(Shared):
     back.
     connect_timeout: seconds for connecting to one address, and for TLS's handshake. None: the same as timeout.
     watch: start a thread that notices a lost connection at once. on_lost="reacquire" and a function as on_lost need it.
+    resume: seconds for which the server keeps what is held after the connection is lost (section "Resume"). A thread
+    connects again at once, and goes on with it: holds, Takes and permits of acquire() are not lost. The server allows
+    at most counter.resume_max; one that does not know Resume, such as yrmcdsd, gives everything back as without this.
+    close() gives everything back at once.
+    name: of this client, which the server shows to people (section "Who"): up to 64 bytes of UTF-8, printable.
 
     Names are bytes, or text that is sent as UTF-8, of 1 to 65,535 bytes; numbers are 0 to 2^32-1. Anything else raises
     ValueError or TypeError before anything is sent. Every call may raise ServerError (the server refused), Timeout (it
@@ -97,8 +105,11 @@ class Client(Shared):
         timeout: float = 5.0,
         connect_timeout: float | None = None,
         watch: bool = False,
+        resume: float = 0,
+        name: str = "",
     ) -> None:
-        self._watch = watch
+        self._greeting = Greeting(resume, name)
+        self._watch = watch = watch or self._greeting.resumes
         self._watcher: _Watcher | None = None
         super().__init__(read_default(host, port, path, tls, default_port=wire.PORT), timeout, connect_timeout)
         if watch:
@@ -113,6 +124,11 @@ class Client(Shared):
 
     def close(self) -> None:
         """Ends the connection: the server takes back what was held through it. Later calls raise ConnectionLost."""
+        link = self._link
+        if link.token is not None and not link.closed:
+            self._closed = True
+            with suppress(CounterdError, RuntimeError):  # in a signal handler: the grace time ends instead
+                link.call(wire.goodbye)
         super().close()
         if self._watcher is not None:
             self._watcher.stop()
@@ -234,6 +250,10 @@ class Client(Shared):
         try:
             return link.call(*request)
         except (ConnectionLost, ProtocolError) as error:
+            if self._has_resumed(link):
+                if request[0] is wire.release and not isinstance(error, NotSent):
+                    return None  # it has been made up for
+                return self._connected().call(*request)
             link.unheard = False
             # If nothing was held, nothing is lost, and the server has taken back what this call was granted.
             if isinstance(error, ProtocolError) or not was_good or link.calls.held or request[0] is wire.release:
@@ -245,12 +265,17 @@ class Client(Shared):
         if not requests:
             return []
         link = self._connected()
+        calls: list[ThreadCall] = []
         try:
             calls = link.run(requests)
             for call in calls:
                 if call.error is not None and not isinstance(call.error, ServerError):
                     raise call.error
         except (ConnectionLost, ProtocolError):
+            if self._has_resumed(link):
+                for call in calls:
+                    link.calls.forget(call)  # as if the server had taken it back
+                link.pass_on_returns()
             link.unheard = False
             raise
         for name in released(requests):
@@ -258,7 +283,39 @@ class Client(Shared):
         return [call.result if call.error is None else call.error for call in calls]
 
     def _make_calls(self) -> PermitCalls:
-        return PermitCalls()
+        calls = PermitCalls()
+        calls.names = Counter() if self._greeting.resumes else None
+        return calls
+
+    def _greet(self, link: Link) -> None:
+        """States the name, and goes on with the last connection or asks for a token."""
+        greeting, ended = self._greeting, self._link
+        token = ended.token if ended.may_resume() else None
+        requests = greeting.states_name()
+        if greeting.resumes:
+            requests.append(greeting.asks(token))
+        if not requests:
+            return
+        stay = _answer(link.run(requests)[-1])
+        if token is not None and stay is None:
+            ended.token = None  # what was held is lost
+            stay = _answer(link.run([greeting.asks()])[0])
+        if isinstance(stay, wire.Stay):
+            link.token = greeting.token(stay)
+            if token is not None and ended.token is not None:
+                calls, before = link.calls, ended.calls
+                assert isinstance(calls, PermitCalls)
+                assert isinstance(before, PermitCalls)
+                held = [_answer(call) or 0 for call in link.run(before.asks_held())] if before.doubtful else []
+                doubtful = dict(zip(before.doubtful, held, strict=True))
+                link.inherit(ended, lambda: calls.inherit(before, doubtful))
+
+    def _has_resumed(self, link: Link) -> bool:
+        """Returns whether another connection has gone on with this one. Connects, if that is still possible."""
+        if link.may_resume():
+            with suppress(CounterdError):
+                self._connected(hears=False)
+        return link.heir is not None
 
     def _on_end(self, link: Link) -> None:
         if self._watcher is not None:
@@ -285,9 +342,11 @@ class Client(Shared):
     # ---- holding ----
 
     def _ask(self, hold: Hold, asked: Asked) -> Link:
-        link = self._server()
-        link.acquire(hold, asked.name, (wire.acquire, asked.name, asked.resources, asked.maximum))
-        return link
+        def ask(link: Link) -> Link:
+            link.acquire(hold, asked.name, (wire.acquire, asked.name, asked.resources, asked.maximum))
+            return link
+
+        return self._asked_again(ask)
 
     def _hold(self, hold: Hold, asked: Asked, tenure: Tenure) -> Link:
         """Waits for the permits of a hold. Returns the connection through which it has them."""
@@ -301,10 +360,14 @@ class Client(Shared):
 
     def _queue(self, hold: Hold, asked: Asked, seconds: float | None, sent: Callable[[], object] | None = None) -> Link:
         """Waits in the queue of the server. UnknownCommand if it has none."""
-        link = self._server()
-        check_takes(link.calls)
-        link.queue([(hold, asked.name, asked.resources)], asked.request(seconds), seconds, PROBE, sent)
-        return link
+
+
+        def queue(link: Link) -> Link:
+            check_takes(link.calls)
+            link.queue([(hold, asked.name, asked.resources)], asked.request(seconds), seconds, PROBE, sent)
+            return link
+
+        return self._asked_again(queue)
 
     def _ask_again(self, hold: Hold, asked: Asked) -> Link:
         """As _ask(), but others that wait in the server do not always go first."""
@@ -316,12 +379,22 @@ class Client(Shared):
         held = [((taken, item.name), item.name, item.amount) for item in asked.permits]
 
         def ask(seconds: float | None, _: None) -> tuple[Link, Grant]:
-            link = self._server()
-            return link, link.queue(held, asked.request(seconds), seconds, PROBE)
+            request = asked.request(seconds)
+            return self._asked_again(lambda link: (link, link.queue(held, request, seconds, PROBE)))
 
         steps = queued(Patience(asked.timeout, time.monotonic), retry_at=self._next_attempt)
         result: tuple[Link, Grant] = drive(steps, {QUEUE: ask, PAUSE: self._pause})
         return result
+
+    def _asked_again(self, ask: Callable[[Link], T]) -> T:
+        """Asks, and asks again if the connection was lost meanwhile and another one goes on with it."""
+        link = self._server()
+        try:
+            return ask(link)
+        except ConnectionLost:
+            if not self._has_resumed(link):
+                raise
+        return ask(self._server())
 
     def _server(self) -> Link:
         """The connection. A server that does not accept one in time is waited for, as one that is not there."""
@@ -359,6 +432,13 @@ class Client(Shared):
                     queue.consumption = self._connected(hears=False).call(wire.get, asked.name)
                 queue.counted_at = time.monotonic()
             return queue.consumption
+
+
+def _answer(call: ThreadCall) -> Any:
+    """The result of a call; None if the server refused it."""
+    if call.error is not None and not isinstance(call.error, ServerError):
+        raise call.error
+    return call.result
 
 
 class Hold:
@@ -502,7 +582,13 @@ class Taken(TakenCore):
         May come after the block, for counter.settle_time. NotFound if it was settled before, or is too late.
         """
         link, request = self._settlement(name, used)
-        link.call(*request)
+        try:
+            link.call(*request)
+        except ConnectionLost as error:
+            if not self._client._has_resumed(link):
+                raise
+            with nullcontext() if isinstance(error, NotSent) else suppress(NotFound):  # it may have been settled
+                self._client._connected(hears=False).call(*request)
 
     @property
     def lost(self) -> bool:
@@ -578,15 +664,21 @@ class _Watcher:
         again: list[Hold] = []
         backoff = Backoff(ASK_FIRST_S, ASK_LONGEST_S)
         while not self._stopped:
+            resuming = []
             while self.ended:
                 link = self.ended.popleft()
-                if link.closed not in NO_LOSS:
+                if link.closed in NO_LOSS or self._client._has_resumed(link):
+                    continue
+                if link.may_resume():
+                    resuming.append(link)
+                else:
                     again += [hold for hold in list(link.holds) if isinstance(hold, Hold) and hold._tell()]
+            self.ended.extend(resuming)
             pause = None
-            if again:
+            if again or resuming:
                 again = [hold for hold in again if not self._succeeds(hold)]
                 pause = max(backoff.delay(), self._client._attempts.retry_at - time.monotonic())
-            if not again:
+            if not (again or resuming):
                 backoff.reset()
                 pause = None
             self._client._link.watch(self._waker.fileno(), pause)

@@ -17,6 +17,7 @@ from counterd.protocols.counter.wire import HEADER_SIZE, OnDeath, Opcode, Permit
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from counterd.errors import CounterdError
     from counterd.protocols.counter.wire import Grant, Rate, Shortage
 
 # An enumeration's members are looked up slowly before Python 3.12.
@@ -62,6 +63,9 @@ class PermitCalls(Pending):
     def __init__(self) -> None:
         super().__init__()
         self._parser = wire.ResponseParser()
+        # With a client that resumes: how much is held of each name, and the names that the end has left in doubt.
+        self.names: Counter[bytes] | None = None
+        self.doubtful: list[bytes] = []
 
     def add(self, call: Call, encode: Callable[..., bytes], *arguments: Any) -> bytes:
         frame = super().add(call, encode, *arguments)
@@ -107,6 +111,8 @@ class PermitCalls(Pending):
                 elif opcode == _TAKE:
                     self.held += sum(item.amount for item in call.items if isinstance(item, Permit))
                     call.grant = result
+                if self.names is not None:
+                    self._book(self.names, call)
                 wanted = call.settle(result, None)
             if call.batch is not None:
                 call.batch.answered(call.frame, call.permits, not status)
@@ -124,6 +130,51 @@ class PermitCalls(Pending):
         elif call.grant is not None:
             self.give_back += returns(call.grant, call.items)
             call.grant = None
+
+    def fail(self, error: Callable[[], CounterdError]) -> None:
+        if self.names is not None:
+            for call in self.pending.values():
+                if call.frame[1] in (_ACQUIRE, _RELEASE):
+                    self.doubtful.append(call.frame[_ACQUIRE_NAME if call.frame[1] == _ACQUIRE else _RELEASE_NAME :])
+                elif call.frame[1] == _TAKE:
+                    self.doubtful += [item.name for item in call.items if isinstance(item, Permit)]
+                if call.frame[1] == _RELEASE:
+                    self._book(self.names, call)
+        super().fail(error)
+
+    def asks_held(self) -> list[Request]:
+        """The requests that tell what the server says is held of the names in doubt."""
+        return [(wire.held, name) for name in self.doubtful]
+
+    def inherit(self, ended: PermitCalls, doubtful: dict[bytes, int]) -> None:
+        """Goes on with what was held through a connection that was lost.
+
+        It is not known whether its requests without a reply were executed. Acquires and Takes among them count as
+        refused, and releases as executed. doubtful: what the server says is held of each name in doubt; what is too
+        much is given back.
+        """
+        assert ended.names is not None
+        self.names = ended.names
+        self.held += ended.held
+        self.give_back, ended.give_back = [*self.give_back, *ended.give_back], []
+        for name, held in doubtful.items():
+            surplus = held - self.names[name]
+            if surplus > 0:
+                self.names[name] += surplus
+                self.held += surplus
+                self.give_back.append(self.release(name, surplus))
+
+    def _book(self, names: Counter[bytes], call: Call) -> None:
+        """Counts what a request that succeeded has changed."""
+        frame = call.frame
+        if frame[1] == _ACQUIRE:
+            names[frame[_ACQUIRE_NAME:]] += call.permits
+        elif frame[1] == _RELEASE:
+            names[frame[_RELEASE_NAME:]] -= _released(frame)
+        elif frame[1] == _TAKE:
+            for item in call.items:
+                if isinstance(item, Permit):
+                    names[item.name] += item.amount
 
     def release(self, name: bytes, permits: int) -> Request:
         return wire.release, name, permits
@@ -223,4 +274,8 @@ _DECODERS: dict[int, Callable[[bytes], Any]] = {
     Opcode.TAKE: wire.decode_grant,
     Opcode.CANCEL: _decode_nothing,
     Opcode.SETTLE: _decode_nothing,
+    Opcode.RESUME: wire.decode_stay,
+    Opcode.GOODBYE: _decode_nothing,
+    Opcode.WHO: _decode_nothing,
+    Opcode.HELD: wire.decode_consumption,
 }

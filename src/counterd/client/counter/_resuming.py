@@ -1,0 +1,55 @@
+"""What a client says first on a new connection: its name, and the token of the last one or a request for a token.
+
+Floor: side; shared by the blocking client and that for asyncio. No I/O.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING, NamedTuple
+
+from counterd.protocols.counter import wire
+
+if TYPE_CHECKING:
+    from counterd.client._calls import Request
+
+
+class Token(NamedTuple):
+    """The token of a connection. attempt: presented with it, so that it can be presented again if no reply comes."""
+
+    token: bytes
+    grace_s: float
+    attempt: int
+
+
+class Greeting:
+    """What a client says first. resume: seconds of the grace time, 0 for none. name: of the client, "" for none.
+
+    Raises ValueError or TypeError for what does not fit the protocol.
+    """
+
+    def __init__(self, resume: float, name: str) -> None:
+        if not isinstance(resume, (int, float)):
+            raise TypeError(f"resume must be a number of seconds, not {resume!r}")
+        if not 0 <= resume <= wire.U32_MAX / 1000:
+            raise ValueError(f"resume must be 0 to {wire.U32_MAX // 1000} seconds, not {resume!r}")
+        self._grace_ms = 0 if resume == 0 else max(1, round(resume * 1000))
+        self._name = name
+        if name:
+            wire.who(0, name)
+
+    @property
+    def resumes(self) -> bool:
+        return self._grace_ms > 0
+
+    def states_name(self) -> list[Request]:
+        return [(wire.who, self._name)] if self._name else []
+
+    def asks(self, token: Token | None = None) -> Request:
+        """The request for a token, which presents this one."""
+        if token is None:
+            return wire.resume, self._grace_ms
+        return wire.resume, self._grace_ms, token.token, token.attempt
+
+    def token(self, stay: wire.Stay) -> Token:
+        return Token(stay.token, stay.grace_ms / 1000, random.getrandbits(32))
