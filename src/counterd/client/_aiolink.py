@@ -14,8 +14,9 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, cast
 
 from counterd.client._calls import PROBE_S, UNANSWERED_MAX, Call, Pending
-from counterd.client._connection import FORKED, closed_by_server, lost, not_answered, set_options
-from counterd.errors import CounterdError, ProtocolError, Timeout
+from counterd.client._connection import CLOSED, FORKED, closed_by_server, lost, not_answered, set_options
+from counterd.client._resumable import Resumable
+from counterd.errors import Cancelled, CounterdError, ProtocolError, Timeout
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -67,7 +68,7 @@ class FutureCall(Call):
         return True
 
 
-class Link(asyncio.Protocol):
+class Link(asyncio.Protocol, Resumable):
     """One connection, and the calls that are under way through it."""
 
     def __init__(
@@ -173,13 +174,35 @@ class Link(asyncio.Protocol):
         assert call.future is not None
         try:
             return await call.future
-        except BaseException:
+        except BaseException as error:
             self.forget(call)
             for hold, _ in held:
                 self.holds.pop(hold, None)
+            if isinstance(error, Cancelled):  # the server has given up the Takes of this connection
+                raise lost(self.where, self.closed or CLOSED) from None
             raise
         finally:
             del self._waiting[call]
+
+    def last(self) -> Link:
+        """Returns the connection that has gone on with this one, or with that, and so on; or itself."""
+        link = self
+        while link.heir is not None:
+            link = link.heir
+        return link
+
+    def is_alive(self) -> bool:
+        """Returns whether what is held through it is not lost, as far as the loop knows."""
+        link = self.last()
+        return not link.closed or link.may_resume()
+
+    def inherit(self, ended: Link, take_over: Callable[[], object]) -> None:
+        """Goes on with an ended connection. take_over: does so with its calls."""
+        take_over()
+        self.holds.update(ended.holds)
+        ended.holds.clear()
+        ended.heir, ended.token, ended.unheard = self, None, False
+        self._give_back()
 
     def forget(self, call: FutureCall) -> None:
         """Called when the task does not wait any more: what the call was granted, or will be, is given back."""
@@ -203,6 +226,7 @@ class Link(asyncio.Protocol):
         """Ends the connection. Calls that have no answer yet raise error, or ConnectionLost."""
         if self.closed:
             return
+        self._ended(why)
         self.closed = why
         self.unheard = self.calls.held > sum(self.holds.values())
         self._unsent.clear()
@@ -224,9 +248,11 @@ class Link(asyncio.Protocol):
         if self._transport is not None and not self._gone.done():
             put_away(self._transport)
         self.closed = self.closed or FORKED
+        self.token = None
 
     def after_loop(self) -> None:
         """Called when its loop was closed: none of its tasks runs any more, but its socket may still be open."""
+        self.token = None
         if not self.closed:
             self.closed = LOOP_CLOSED
             self.unheard = self.calls.held > sum(self.holds.values())
@@ -308,6 +334,10 @@ class Link(asyncio.Protocol):
             self._transport.write(data)
 
     def _give_back(self) -> None:
+        if self.heir is not None and self.calls.give_back:
+            self.heir.calls.give_back += self.calls.give_back
+            self.calls.give_back = []
+            self.heir._give_back()
         while self.calls.give_back and not self.closed:
             request = self.calls.give_back.pop()
             self.start_unawaited(*request)

@@ -29,6 +29,7 @@ from counterd.client._connection import (
     not_answered,
 )
 from counterd.client._portable import is_mine
+from counterd.client._resumable import Resumable
 from counterd.errors import Cancelled, ConnectionLost, CounterdError, ProtocolError
 
 if TYPE_CHECKING:
@@ -74,7 +75,7 @@ class NotSent(ConnectionLost):
     """The connection had ended before the request was sent."""
 
 
-class Link:
+class Link(Resumable):
     """A connected socket, and the calls that are under way through it. Everything but reading is done with the lock."""
 
     def __init__(
@@ -93,9 +94,6 @@ class Link:
         self.calls = calls
         self.holds: dict[Any, int] = {}  # and the number of permits of each
         self.unheard = False  # it was lost with permits of no hold, and no call has raised that yet
-        self.token: Any = None  # with which another connection can go on with this one, after its end
-        self.heir: Link | None = None  # the connection that has gone on with this one
-        self._resumable_until = 0.0
         self._socket = connected
         # Reentrant only because a thread has to know whether it has the lock itself.
         self._lock: Any = threading.RLock()
@@ -279,20 +277,14 @@ class Link:
             if not self.closed and _portable.has_ended(self._socket):
                 self._drop("the server closed it", self._closed_by_server)
             heir = self.heir
-        return not self.closed or (self.may_resume() if heir is None else heir.is_alive())
+        return not self.closed or (self.may_resume() if heir is None else bool(heir.is_alive()))
 
-    def may_resume(self) -> bool:
-        """Returns whether it was lost, and another connection may still go on with it."""
-        return bool(self.closed and self.token is not None and time.monotonic() < self._resumable_until)
-
-    def pass_on_returns(self) -> None:
-        """Lets the connection that has gone on with this one give back what is noted here."""
-        heir = self.heir
-        assert heir is not None
-        with self._lock, heir._lock:
-            heir.calls.give_back += self.calls.give_back
-            self.calls.give_back = []
-            heir._give_back()
+    def forget(self, calls: Sequence[ThreadCall]) -> None:
+        """Gives back what these calls were granted, as if the server had taken it back with the connection."""
+        with self._lock:
+            for call in calls:
+                self.calls.forget(call)
+            self._give_back()
 
     def inherit(self, ended: Link, take_over: Callable[[], object]) -> None:
         """Goes on with an ended connection. take_over: does so with its calls."""
@@ -349,8 +341,7 @@ class Link:
         """Ends the connection. Calls that have no answer yet raise error, or ConnectionLost."""
         if not self.closed:
             self.unheard = self.calls.held > sum(self.holds.values())
-            if self.token is not None:
-                self._resumable_until = 0.0 if why == CLOSED else time.monotonic() + self.token.grace_s
+            self._ended(why)
             self.closed = why  # from now on another thread may read unheard and connect again
             self._unsent.clear()
             self._on_end(self)
@@ -398,6 +389,11 @@ class Link:
                 self.heir.disown(hold, name)
             elif permits := self.holds.pop(hold, 0):
                 self.calls.give_back.append(self.calls.release(name, permits))
+        if self.heir is not None and self.calls.give_back:
+            with self.heir._lock:
+                self.heir.calls.give_back += self.calls.give_back
+                self.calls.give_back = []
+                self.heir._give_back()
         while self.calls.give_back and not self.closed:
             self._tell(*self.calls.give_back.pop())
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from asyncio import get_running_loop
+from collections import Counter
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
@@ -24,6 +25,7 @@ from counterd.client._waiting import PAUSE, QUEUE, Patience, drive_async, holdin
 from counterd.client.counter._asked import Asked
 from counterd.client.counter._permits import PermitCalls, check_takes
 from counterd.client.counter._pipeline import Requests, Result, released
+from counterd.client.counter._resuming import Greeting
 from counterd.client.counter._taking import PROBE, AskedItems, Permit, Rate, TakenCore, place
 from counterd.errors import (
     ConnectionLost,
@@ -52,6 +54,7 @@ if TYPE_CHECKING:
 __all__ = ["Client", "Hold", "Permit", "Pipeline", "Rate", "Semaphore", "Taken"]
 
 F = TypeVar("F", bound="Callable[..., Any]")
+T = TypeVar("T")
 _PAUSES = b""  # no name: of those who wait until they may connect again
 _log = logging.getLogger(__name__)
 
@@ -74,11 +77,27 @@ class Client(Shared):
         tls: bool | ssl.SSLContext = False,
         timeout: float = 5.0,
         connect_timeout: float | None = None,
+        resume: float = 0,
+        name: str = "",
     ) -> None:
+        self._greeting = Greeting(resume, name)
         super().__init__(read_default(host, port, path, tls, default_port=wire.PORT), timeout, connect_timeout)
         self._recovering: asyncio.Task[None] | None = None
         self._again: list[Hold] = []  # holds whose permits are to be acquired again
         self._reacquiring = asyncio.Lock()  # locked while permits are acquired again for a hold
+
+    async def close(self) -> None:
+        """Ends the connection: the server takes back what was held through it. Later calls raise ConnectionLost."""
+        self._own_loop()
+        link = self._link
+        if link is not None and link.token is not None and not link.closed:
+            self._closed = True
+            try:
+                with suppress(CounterdError):
+                    await link.result(wire.goodbye)
+            finally:
+                self._end()
+        await super().close()
 
     # These return the coroutine of _call() instead of awaiting it: with many tasks that saves a tenth of a call.
 
@@ -170,6 +189,9 @@ class Client(Shared):
         except BaseException as error:
             link.forget(call)
             if isinstance(error, (ConnectionLost, ProtocolError)):
+                if await self._has_resumed(link):
+                    # A release that had been sent has been made up for.
+                    return None if request[0] is wire.release else await link.last().result(*request)
                 self._heard(link)
             # If nothing was held, nothing is lost, and the server has taken back what this call was granted.
             was_good, is_release = link.calls.answered, request[0] is wire.release
@@ -192,15 +214,81 @@ class Client(Shared):
                 if not isinstance(future.exception(), (ServerError, type(None))):
                     future.result()
         except BaseException as error:
-            if isinstance(error, (ConnectionLost, ProtocolError)):
-                self._heard(link)
             for call in calls:
                 link.forget(call)
+            if isinstance(error, (ConnectionLost, ProtocolError)):
+                await self._has_resumed(link)  # which gives back what the others were granted
+                self._heard(link)
             raise
         return [future.exception() or future.result() for future in futures]
 
     def _make_calls(self) -> PermitCalls:
-        return PermitCalls()
+        calls = PermitCalls()
+        calls.names = Counter() if self._greeting.resumes else None
+        return calls
+
+    async def _greet(self, link: Link) -> None:
+        """States the name, and goes on with the last connection or asks for a token."""
+        greeting, ended = self._greeting, self._link
+        token = ended.token if ended is not None and ended.may_resume() else None
+        requests = greeting.states_name()
+        if greeting.resumes:
+            requests.append(greeting.asks(token))
+        if not requests:
+            return
+        stay = (await self._answers(link, requests))[-1]
+        if token is not None and stay is None:
+            assert ended is not None
+            ended.token = None
+            self._lose(ended)
+            (stay,) = await self._answers(link, [greeting.asks()])
+        if isinstance(stay, wire.Stay):
+            link.token = greeting.token(stay)
+            if ended is not None and token is not None and ended.token is not None:
+                calls, before = link.calls, ended.calls
+                assert isinstance(calls, PermitCalls)
+                assert isinstance(before, PermitCalls)
+                held = [amount or 0 for amount in await self._answers(link, before.asks_held())]
+                doubtful = dict(zip(before.doubtful, held, strict=True))
+                link.inherit(ended, lambda: calls.inherit(before, doubtful))
+
+    async def _answers(self, link: Link, requests: Sequence[Request]) -> list[Any]:
+        """The results of requests; None for each that the server refused."""
+        futures = [call.future for call in link.start_all(requests) if call.future]
+        answers = await asyncio.gather(*futures, return_exceptions=True)
+        for answer in answers:
+            if isinstance(answer, BaseException) and not isinstance(answer, ServerError):
+                raise answer
+        return [None if isinstance(answer, BaseException) else answer for answer in answers]
+
+    async def _has_resumed(self, link: Link) -> bool:
+        """Returns whether another connection has gone on with this one. Connects, if that is still possible."""
+        if link.may_resume():
+            with suppress(CounterdError):
+                await self._connected(hears=False)
+        return link.heir is not None
+
+    async def _asked_again(self, ask: Callable[[Link], Coroutine[Any, Any, T]]) -> T:
+        """Asks, and asks again if the connection was lost meanwhile and another one goes on with it."""
+        link = await self._server()
+        try:
+            return await ask(link)
+        except ConnectionLost:
+            if not await self._has_resumed(link):
+                raise
+        return await ask(await self._server())
+
+    async def _give_back(self, link: Link, returns: list[Request]) -> None:
+        """Gives back what was held through a connection. If that was lost and may be resumed, that is done later."""
+        if link.may_resume():
+            link.calls.give_back += returns
+            return
+        try:
+            calls = link.start_all(returns)
+            await asyncio.gather(*(call.future for call in calls if call.future))
+        except ConnectionLost:
+            if link.heir is None and not link.may_resume():
+                raise
 
     def _on_release(self, request: Request) -> None:
         self._turns.wake(request[1])  # the first hold that waits for that name may ask again
@@ -214,11 +302,13 @@ class Client(Shared):
     # ---- holding ----
 
     async def _ask(self, hold: Hold, asked: Asked) -> Link:
-        link = await self._server()
-        await link.acquire(hold, (wire.acquire, asked.name, asked.resources, asked.maximum))
-        if link.closed:  # in the same turn of the loop as the grant
-            raise lost(link.where, link.closed)
-        return link
+        async def ask(link: Link) -> Link:
+            await link.acquire(hold, (wire.acquire, asked.name, asked.resources, asked.maximum))
+            if not link.is_alive():  # it was closed in the same turn of the loop as the grant
+                raise lost(link.where, link.closed)
+            return link
+
+        return await self._asked_again(ask)
 
     async def _hold(self, hold: Hold, asked: Asked, tenure: Tenure) -> Link:
         """Waits for the permits of a hold. Returns the connection through which it has them."""
@@ -236,12 +326,15 @@ class Client(Shared):
         self, hold: Hold, asked: Asked, seconds: float | None, sent: Callable[[], object] | None = None
     ) -> Link:
         """Waits in the queue of the server. UnknownCommand if it has none."""
-        link = await self._server()
-        check_takes(link.calls)
-        await link.queue([(hold, asked.resources)], asked.request(seconds), seconds, PROBE, sent)
-        if link.closed:  # in the same turn of the loop as the grant
-            raise lost(link.where, link.closed)
-        return link
+
+        async def queue(link: Link) -> Link:
+            check_takes(link.calls)
+            await link.queue([(hold, asked.resources)], asked.request(seconds), seconds, PROBE, sent)
+            if not link.is_alive():  # it was closed in the same turn of the loop as the grant
+                raise lost(link.where, link.closed)
+            return link
+
+        return await self._asked_again(queue)
 
     async def _ask_again(self, hold: Hold, asked: Asked) -> Link:
         """As _ask(), but others that wait in the server do not always go first."""
@@ -253,11 +346,13 @@ class Client(Shared):
         held = [((taken, item.name), item.amount) for item in asked.permits]
 
         async def ask(seconds: float | None, _: None) -> tuple[Link, Grant]:
-            link = await self._server()
-            grant = await link.queue(held, asked.request(seconds), seconds, PROBE)
-            if link.closed:  # in the same turn of the loop
-                raise lost(link.where, link.closed)
-            return link, grant
+            async def queue(link: Link) -> tuple[Link, Grant]:
+                grant = await link.queue(held, asked.request(seconds), seconds, PROBE)
+                if not link.is_alive():  # in the same turn of the loop
+                    raise lost(link.where, link.closed)
+                return link, grant
+
+            return await self._asked_again(queue)
 
         steps = queued(Patience(asked.timeout, self._own_loop().time), retry_at=self._next_attempt)
         result: tuple[Link, Grant] = await drive_async(steps, {QUEUE: ask, PAUSE: self._pause})
@@ -314,9 +409,25 @@ class Client(Shared):
             queue.counted_at, queue.counting = get_running_loop().time(), None
 
     def _on_end(self, link: Link) -> None:
-        """Called when a connection has ended: notifies its holds."""
-        if link.closed in NO_LOSS:
-            return
+        """Called when a connection has ended: goes on with it, or notifies its holds."""
+        if link.may_resume():
+            self._started(self._resume(link))
+        elif link.closed not in NO_LOSS:
+            self._lose(link)
+
+    async def _resume(self, link: Link) -> None:
+        """Connects until a connection has gone on with this one, or it is too late for that."""
+        backoff = Backoff(ASK_FIRST_S, ASK_LONGEST_S)
+        while link.may_resume():
+            if await self._has_resumed(link):
+                return
+            await asyncio.sleep(max(backoff.delay(), self._attempts.retry_at - get_running_loop().time()))
+        if link.token is not None:
+            link.token = None
+            self._lose(link)
+
+    def _lose(self, link: Link) -> None:
+        """What was held through a connection is lost: notifies its holds."""
         super()._on_end(link)
         self._again += [hold for hold in list(link.holds) if isinstance(hold, Hold) and hold._tell()]
         if self._again and (self._recovering is None or self._recovering.done()):
@@ -383,7 +494,7 @@ class Hold:
             return
         link = self._left()
         try:
-            await link.result(wire.release, self._asked.name, self._asked.resources)
+            await self._client._give_back(link, [(wire.release, self._asked.name, self._asked.resources)])
         except ConnectionLost:
             if kind is None:
                 self._raise_loss(link)
@@ -400,26 +511,29 @@ class Hold:
     @property
     def lost(self) -> bool:
         """Whether the connection, and the permits with it, were lost while the block runs, as far as the loop knows."""
-        return self._link is not None and bool(self._link.closed)
+        return self._link is not None and not self._link.is_alive()
 
     def raise_if_lost(self) -> None:
         """Raises ConnectionLost if hold.lost. Call it before what must not be done without the permits."""
-        if self._link is not None and self._link.closed:
+        if self._link is not None and not self._link.is_alive():
             raise self._asked.lost(self._link.where, self._link.closed)
 
     def _release(self) -> None:
         """Gives the permits back without waiting for the reply. If they were lost, raises as _raise_loss()."""
         link = self._left()
         self._entered = False
-        if link.closed:
+        if link.may_resume():
+            link.calls.give_back.append((wire.release, self._asked.name, self._asked.resources))
+        elif link.closed:
             self._raise_loss(link)
         else:
             link.start_unawaited(wire.release, self._asked.name, self._asked.resources)
 
     def _left(self) -> Link:
         """Called when the block ends. The first hold that waits asks again, after the release that is sent now."""
-        link, self._link = self._link, None
-        assert link is not None
+        ended, self._link = self._link, None
+        assert ended is not None
+        link = ended.last()
         link.holds.pop(self, None)
         self._tenure.released(self, link.now())
         self._client._turns.wake(self._asked.name)
@@ -445,7 +559,7 @@ class Hold:
         """Acquires lost permits again. Returns False if it has to be called again."""
         async with self._client._reacquiring:
             before = self._link
-            if before is None or not before.closed:  # it was left, and maybe entered again
+            if before is None or before.is_alive():  # it was left, and maybe entered again
                 return True
             try:
                 link = await self._client._ask_again(self, self._asked)
@@ -484,24 +598,30 @@ class Taken(TakenCore):
         if not (returns := self._returns()):
             return
         try:
-            calls = link.start_all(returns)
-            await asyncio.gather(*(call.future for call in calls if call.future))
+            await self._client._give_back(link, returns)
         except ConnectionLost:
             self._raise_loss(link)
 
     async def settle(self, name: str | bytes, used: int) -> None:
         """As Taken.settle() of counterd.client."""
-        link, request = self._settlement(name, used)
-        await link.result(*request)
+        ended, request = self._settlement(name, used)
+        link: Link = ended.last()
+        try:
+            await link.result(*request)
+        except ConnectionLost:
+            if not await self._client._has_resumed(link):
+                raise
+            with suppress(NotFound):  # it may have been settled
+                await link.last().result(*request)
 
     @property
     def lost(self) -> bool:
         """Whether the connection, and the permits with it, were lost."""
-        return self._link is not None and bool(self._link.closed)
+        return self._link is not None and not self._link.is_alive()
 
     def raise_if_lost(self) -> None:
         """As Hold.raise_if_lost()."""
-        if self._link is not None and self._link.closed:
+        if self._link is not None and not self._link.is_alive():
             raise self._asked.lost(self._link.where, self._link.closed)
 
     async def __aenter__(self) -> Taken:
@@ -512,7 +632,9 @@ class Taken(TakenCore):
     ) -> None:
         if kind is GeneratorExit:  # a coroutine that is thrown away cannot wait
             link = self._left()
-            if not link.closed:
+            if link.may_resume():
+                link.calls.give_back += self._returns()
+            elif not link.closed:
                 for request in self._returns():
                     link.start_unawaited(*request)
         elif kind is None:
@@ -530,8 +652,9 @@ class Taken(TakenCore):
 
     def _left(self) -> Link:
         """The block is over: its permits are on their way back."""
-        link: Link = self._entered_link()
+        ended: Link = self._entered_link()
         self._entered.release()
+        link = ended.last()
         for item in self._asked.permits:
             link.holds.pop((self, item.name), None)
             self._client._turns.wake(item.name)

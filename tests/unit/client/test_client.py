@@ -423,6 +423,14 @@ def test_a_release_that_is_refused(serve) -> None:
             _ = 1 // 0
 
 
+def test_a_server_that_does_not_know_resume(serve) -> None:
+    """Such as yrmcdsd: everything is as without it."""
+    script = serve(*[failure(0x81, b"Unknown command")] * 2, success(b"\0\0\0\1"), success())
+    with Client("127.0.0.1", script.port, resume=30, name="me") as client, client.hold("n", maximum=1) as hold:
+        assert not hold.lost
+    assert [opcode for opcode, _ in script.seen] == [0x25, 0x23, 0x02, 0x03]
+
+
 def test_close(serve) -> None:
     script = serve()
     client = connected(script)

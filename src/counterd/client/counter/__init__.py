@@ -273,9 +273,7 @@ class Client(Shared):
                     raise call.error
         except (ConnectionLost, ProtocolError):
             if self._has_resumed(link):
-                for call in calls:
-                    link.calls.forget(call)  # as if the server had taken it back
-                link.pass_on_returns()
+                link.forget(calls)
             link.unheard = False
             raise
         for name in released(requests):
@@ -360,7 +358,6 @@ class Client(Shared):
 
     def _queue(self, hold: Hold, asked: Asked, seconds: float | None, sent: Callable[[], object] | None = None) -> Link:
         """Waits in the queue of the server. UnknownCommand if it has none."""
-
 
         def queue(link: Link) -> Link:
             check_takes(link.calls)

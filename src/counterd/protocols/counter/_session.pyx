@@ -166,18 +166,16 @@ cdef class CounterSession(Session):
         if opcode == CANCEL:
             frame.verdict = NO_ERROR if size == CANCEL_SIZE else INVALID_ARGUMENTS
             return
-        if opcode == RESUME:
-            if (size == RESUME_SIZE or size == PRESENT_SIZE) and load_be32(body):
-                frame.verdict = NO_ERROR
-            return
-        if opcode == WHO:
-            if 0 < size <= TITLE_MAX:
-                frame.verdict = NO_ERROR
-            return
         if opcode == SETTLE:
             if size > SETTLE_FIXED:
                 self.parse_named(body, size, opcode, SETTLE_FIXED, frame)
                 frame.tag ^= RATE_TAG
+            return
+        if opcode != TAKE:
+            if opcode == WHO and 0 < size <= TITLE_MAX:
+                frame.verdict = NO_ERROR
+            elif opcode == RESUME and (size == RESUME_SIZE or size == PRESENT_SIZE) and load_be32(body):
+                frame.verdict = NO_ERROR
             return
         kind = take_peek(body, size, frame)
         if kind == 0:

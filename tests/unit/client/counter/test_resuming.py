@@ -1,0 +1,77 @@
+"""What a client says first, and the books of one that resumes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from counterd.client.counter._permits import PermitCalls
+from counterd.client.counter._resuming import Greeting
+from counterd.errors import ConnectionLost
+from counterd.protocols.counter import wire
+from counterd.protocols.counter.wire import Permit
+from unit.client.counter.test_permits import answer, asked
+
+
+def frames(*requests: Any) -> list[bytes]:
+    return [encode(1, *arguments) for encode, *arguments in requests]
+
+
+def test_what_is_said_first() -> None:
+    silent, named, both = Greeting(0, ""), Greeting(0, "me"), Greeting(1.5, "me")
+    assert (silent.resumes, named.resumes, both.resumes) == (False, False, True)
+    assert (silent.states_name(), frames(*named.states_name())) == ([], [wire.who(1, "me")])
+    assert frames(both.asks()) == [wire.resume(1, 1500)]
+    assert frames(Greeting(0.0001, "").asks()) == [wire.resume(1, 1)]
+
+
+def test_a_token_is_presented_with_the_same_attempt_each_time() -> None:
+    greeting = Greeting(2, "")
+    token = greeting.token(wire.Stay(b"t" * wire.TOKEN_SIZE, 1000))
+    assert token.grace_s == 1
+    assert frames(greeting.asks(token)) == [wire.resume(1, 2000, token.token, token.attempt)]
+    assert frames(greeting.asks(token)) == frames(greeting.asks(token))
+
+
+def booked() -> PermitCalls:
+    calls = PermitCalls()
+    calls.names = Counter()
+    return calls
+
+
+def test_the_amounts_of_each_name() -> None:
+    calls = booked()
+    calls.feed(answer(asked(calls, wire.acquire, b"a", 5, 9), b"\0\0\0\5"))
+    calls.feed(answer(asked(calls, wire.release, b"a", 2)))
+    calls.feed(answer(asked(calls, wire.acquire, b"a", 5, 9), b"no", 0x21))
+    calls.feed(answer(asked(calls, wire.release, b"b", 2), b"no", 0x22))
+    calls.feed(answer(asked(calls, wire.take, [Permit(b"a", 2, 9), Permit(b"c", 1, 1)], 0), bytes(16)))
+    assert calls.names == {b"a": 5, b"c": 1}
+
+
+def test_what_is_in_doubt() -> None:
+    calls = booked()
+    calls.feed(answer(asked(calls, wire.acquire, b"a", 5, 9), b"\0\0\0\5"))
+    asked(calls, wire.release, b"a", 2)
+    asked(calls, wire.acquire, b"b", 1, 9)
+    asked(calls, wire.take, [Permit(b"c", 1, 1)], 0)
+    asked(calls, wire.get, b"d")
+    calls.fail(lambda: ConnectionLost("lost"))
+    assert calls.doubtful == [b"a", b"b", b"c"]
+    assert frames(*calls.asks_held()) == [wire.held(1, name) for name in calls.doubtful]
+    assert (calls.names, calls.held) == ({b"a": 3}, 3), "the release counts as executed"
+
+
+@pytest.mark.parametrize(("held", "returned"), [(3, []), (5, [(b"a", 2)]), (0, [])])
+def test_what_is_too_much_is_given_back(held: int, returned: list[tuple[bytes, int]]) -> None:
+    calls, after = booked(), booked()
+    calls.feed(answer(asked(calls, wire.acquire, b"a", 5, 9), b"\0\0\0\5"))
+    asked(calls, wire.release, b"a", 2)
+    calls.fail(lambda: ConnectionLost("lost"))
+    after.inherit(calls, {b"a": held})
+    assert [tuple(request[1:]) for request in after.give_back] == returned
+    for request in after.give_back:
+        after.feed(answer(asked(after, *request)))
+    assert (after.names, after.held) == ({b"a": 3}, 3)

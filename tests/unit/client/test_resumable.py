@@ -1,0 +1,33 @@
+"""Whether another connection may go on with one that has ended."""
+
+from __future__ import annotations
+
+import time
+from types import SimpleNamespace
+
+from counterd.client._connection import CLOSED
+from counterd.client._resumable import Resumable
+
+
+def ended(grace_s: float | None, why: str = "the server closed it") -> Resumable:
+    link = Resumable()
+    link.token = None if grace_s is None else SimpleNamespace(grace_s=grace_s)
+    assert not link.may_resume(), "it is open"
+    link._ended(why)
+    link.closed = why
+    return link
+
+
+def test_it_may_be_resumed_until_its_grace_time_is_over() -> None:
+    assert ended(60).may_resume()
+    assert not ended(None).may_resume(), "it has no token"
+    assert not ended(60, CLOSED).may_resume(), "the program has closed it"
+    late = ended(60)
+    late._resumable_until = time.monotonic()
+    assert not late.may_resume()
+
+
+def test_without_its_token_it_may_not() -> None:
+    link = ended(60)
+    link.token = None
+    assert not link.may_resume()
