@@ -476,6 +476,33 @@ def test_a_granted_hold_whose_task_is_cancelled_wakes_the_next() -> None:
     play(main)
 
 
+@pytest.mark.parametrize("answers", [True, False])
+def test_one_probe_for_all_that_wait_in_the_server(answers: bool) -> None:
+    """If the server does not answer, all give up, and wait there no longer."""
+
+    async def main(loop: memory.Loop, client: aio.Client) -> None:
+        server = loop.server
+        server.has_takes = True
+        await client.acquire("n", maximum=1)
+        waiting = [asyncio.ensure_future(client.hold("n", maximum=1).__aenter__()) for _ in range(100)]
+        server.answers = lambda opcode: answers or opcode not in (Opcode.NOOP, Opcode.CANCEL)
+        await asyncio.sleep(35 if answers else 16)
+        pipe = server.pipes[0]
+        assert [opcode for opcode, _ in pipe.sent].count(Opcode.NOOP) == (3 if answers else 1)
+        if not answers:
+            ended = await asyncio.gather(*waiting, return_exceptions=True)
+            assert {type(each) for each in ended} == {Timeout}
+            assert server.waiting == []
+            await client.release("n")
+        else:
+            await client.release("n")
+            for each in waiting:
+                await (await each).__aexit__(None, None, None)
+        assert server.used[b"n"] == 0
+
+    play(main)
+
+
 # ---- arguments ------------------------------------------------------------------------------------------------------
 
 
