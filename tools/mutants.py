@@ -43,8 +43,8 @@ EQUIVALENT = Path(__file__).with_suffix(".equivalent")
 PACKAGE = "src/counterd/"
 SOURCES = (
     "_core.pxd", "_core.pyx", "engine/chains.pxd", "engine/table.pxd", "engine/wheel.pxd", "engine/permits.pxd",
-    "engine/idle_ring.pxd", "engine/later.pyx", "engine/gcra.pxd", "engine/recency.pxd",
-    "protocols/counter/_counters.pxd",
+    "engine/idle_ring.pxd", "engine/later.pyx", "engine/gcra.pxd", "engine/recency.pxd", "engine/fair.pxd",
+    "protocols/counter/_counters.pxd", "protocols/counter/_takes.pxd", "protocols/counter/_rates.pxd",
     "protocols/counter/_messages.pxd", "protocols/counter/_store.pyx", "protocols/counter/_session.pyx",
     "protocols/throttr/_keys.pxd", "protocols/throttr/_channels.pxd", "protocols/throttr/_members.pxd",
     "protocols/throttr/_store.pyx", "protocols/throttr/_session.pyx",
@@ -70,7 +70,7 @@ STAGES = {
     ),
     "property": tuple(
         f"property/test_{name}.py" for name in (
-            "counter_model", "cuts", "tables", "throttr_model", "sentinel_model", "beanstalk_model",
+            "counter_model", "takes_model", "fairness", "cuts", "tables", "throttr_model", "sentinel_model", "beanstalk_model",
             "beanstalk_journal", "smockron_model",
         )
     ),
@@ -84,12 +84,14 @@ COUNTER_ROOM = (
 # Part of a source's path: (tests run first, tests not run because they never reach it), each by parts of their names.
 NO_COUNTERS = (*COUNTER_ROOM[:-2], "property/test_tables", "test_wheel")
 THROTTLES = (("smockron",), (*COUNTER_ROOM[:-2], "test_wheel", "throttr", "sentinel", "beanstalk"))
+TAKES = (("test_takes", "takes_model", "fairness"), ("throttr", "sentinel", "beanstalk", "smockron", "test_wheel"))
 NEAR = {
     "engine/wheel": (("test_wheel", "throttr"), COUNTER_ROOM),
     "throttr/": (("throttr",), (*COUNTER_ROOM, "test_wheel", "beanstalk", "smockron")),
     "sentinel/": (("sentinel",), (*NO_COUNTERS, "throttr", "beanstalk", "smockron")),
     "beanstalk/": (("beanstalk",), (*NO_COUNTERS, "throttr", "sentinel", "smockron")),
     "smockron/": THROTTLES, "engine/gcra": THROTTLES, "engine/recency": THROTTLES,
+    "counter/_takes": TAKES, "counter/_rates": TAKES, "engine/fair": TAKES,
     "counter/": (("counter/", "counter_model"), ("throttr", "test_wheel", "beanstalk", "smockron")),
     "_core": (("test_core", "counter"), ("test_wheel",)), "engine/table": (("test_table", "counter"), ("test_wheel",)),
     "engine/later": (("test_later", "sentinel"), ("test_wheel", "throttr", *COUNTER_ROOM)),

@@ -144,6 +144,14 @@ def test_what_is_left_of_a_rate_and_when_it_is_enough(desk: Desk) -> None:
     assert grant.left == (0,)
 
 
+def test_many_units_of_a_long_period(desk: Desk) -> None:
+    """The time of them, in parts of a nanosecond, is more than 64 bits hold."""
+    (one,) = desk.some(1)
+    yearly = Rate(b"r", 1 << 30, 1 << 30, 365 * 86_400 * SECOND, 1 << 30)
+    assert one.has(one.take(yearly))
+    assert one.of(one.take(yearly._replace(amount=1 << 10))) == Shortage(0, 0, 30_076, "Resource not available")
+
+
 def test_a_rate_that_is_full_again_is_no_record_any_more(desk: Desk) -> None:
     (one,) = desk.some(1)
     assert one.has(one.take(rate(b"r", 3, 10, 5)))
@@ -381,6 +389,33 @@ def test_a_connection_that_ends_waits_for_nothing(desk: Desk, how: str) -> None:
     assert other.has(waiting)
 
 
+def test_several_that_disconnect_at_once_while_they_wait_give_back_all(desk: Desk) -> None:
+    one, *others = desk.some(7)
+    one.acquire(b"p")
+    for number, other in enumerate(others):
+        other.acquire(b"of %d" % number)
+        other.take(permit(), wait_ms=10_000)
+    for left in (3, 0):
+        for other in others[left : left + 3]:
+            other.session.closed(desk.pump.now_ns)
+        desk.wait(0)
+        figures = desk.store.snapshot()
+        assert [figures["holdings"], figures["waiters"]] == [1 + left, left]
+
+
+def test_what_times_out_together_is_told_of_its_own_item(desk: Desk) -> None:
+    """When the rate is there is known; when the permit is, is not."""
+    one, other = desk.some(2)
+    one.acquire(b"p")
+    slow = Rate(b"r", 1, 1, 60 * SECOND, 1)
+    assert one.has(one.take(slow))
+    first, second = other.take(slow, wait_ms=50), other.take(permit(), wait_ms=50)
+    desk.pump.now_ns += 60 * MS
+    desk.wait(0)
+    assert other.of(first) == Shortage(0, 0, 59_940, "Resource not available")
+    assert other.of(second) == Shortage(0, 0, None, "Resource not available")
+
+
 @pytest.mark.parametrize("ending", ["time is over", "drain", "disconnect"])
 def test_each_slice_ends_a_bounded_number_of_waits(ending: str) -> None:
     """However many are to end at once. Requests of others are served between two slices."""
@@ -507,6 +542,15 @@ def test_the_oldest_charges_of_a_connection_end_first() -> None:
     assert one.of(full) == Status.OUT_OF_MEMORY, "those that are to be refunded are not forgotten"
 
 
+def test_what_is_to_be_refunded_is_not_forgotten_for_another_connection() -> None:
+    desk = Desk(holdings=4)
+    one, other = desk.some(2)
+    takes = [one.take(rate(b"r", 1, 10, 5, OnDeath.REFUNDED)) for _ in range(4)]
+    assert other.of(other.take(rate(b"r", 1, 10, 5, OnDeath.CHARGED))) == Status.OUT_OF_MEMORY
+    assert one.settle(takes[0], b"r", 1) == Status.NO_ERROR
+    assert other.has(other.take(rate(b"r", 1, 10, 5, OnDeath.CHARGED)))
+
+
 def test_no_room_for_what_was_used_beyond_a_charge() -> None:
     desk = Desk(buckets=2)
     (one,) = desk.some(1)
@@ -535,9 +579,11 @@ def test_what_time_brought_back_is_not_refunded_after_another_settled_more(desk:
 def test_settling_a_rate_that_is_full_again(desk: Desk) -> None:
     (one,) = desk.some(1)
     less, more = (one.take(rate(b"r", 2, 10, 5, OnDeath.CHARGED)) for _ in range(2))
+    same = one.take(rate(b"r", 1, 10, 5, OnDeath.CHARGED))
     desk.wait(5_000)
     assert desk.store.snapshot()["rates"] == 0
     assert one.settle(less, b"r", 1) == Status.NO_ERROR
+    assert one.settle(same, b"r", 1) == Status.NO_ERROR
     assert desk.store.snapshot()["rates"] == 0
     assert one.settle(more, b"r", 5) == Status.NO_ERROR
     assert one.of(one.take(rate(b"r", 5, 10, 5))) == Shortage(0, 2, 300, "Resource not available")
