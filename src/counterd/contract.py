@@ -51,7 +51,7 @@ class Store(Protocol):
     def set_wall(self, unix_ns: int, now_ns: int) -> None:
         """Called at least once a second with the time of both clocks, for protocols that show Unix time."""
 
-    def snapshot(self) -> Mapping[str, int]:
+    def snapshot(self) -> Mapping[str, float]:
         """Returns the current figures by name."""
 
     def outcomes(self) -> Sequence[tuple[str, str, int]]:

@@ -1,4 +1,7 @@
-"""counterctl holders, holdings, connections and kill beside the real daemon and its admin process, on a Unix socket."""
+"""counterctl holders, waiters, holdings, waits, connections and kill beside the real daemon and its admin process.
+
+The admin endpoint is on a Unix socket.
+"""
 
 from __future__ import annotations
 
@@ -135,6 +138,36 @@ def test_a_connection_with_a_token_is_ended_for_good(place: Place) -> None:
         (row,) = place.rows("holders", "ended")
         assert place.ctl("kill", row["connection"]).returncode == 0
         wait_until(lambda: other.get("ended") == 0, "what it held is given back")
+
+
+def test_who_waits(place: Place) -> None:
+    """For a counter and for a rate: of a name, of all, and of one connection; and that none is there any more."""
+    hour_us = 3_600_000_000
+    with place.daemon.client() as holder, place.daemon.connect() as one, place.daemon.connect() as other:
+        holder.acquire(NAME, 9, maximum=9)
+        rate = wire.Rate(b"rate", 2, 1, hour_us, 2)
+        assert peers.ask(one, wire.take(1, [rate])).status == 0
+        one.sendall(wire.take(2, [wire.Permit(NAME, 4, 9)], 50_000, key=b"k", weight=3))
+        place.daemon.wait_for_stats(waiters=1)
+        other.sendall(wire.take(1, [wire.Permit(NAME, 5, 9), rate], 50_000, priority=2))
+        one.sendall(wire.take(3, [rate], 5_000_000))
+        place.daemon.wait_for_stats(waiters=3)
+        first, second = place.rows("waiters", NAME)
+        assert (first["position"], first["amount"], first["priority"], first["items"]) == (1, 5, 2, 2)
+        assert (second["position"], second["amount"], second["key"], second["weight"]) == (2, 4, "k", 3)
+        assert 0 <= first["age_seconds"] < PATIENCE
+        assert 50 - PATIENCE < first["left"] <= 50
+        rows = place.rows("waiters")
+        assert [row["kind"] for row in rows] == ["permits", "permits", "rate"]
+        assert rows[0]["connection"] == rows[2]["connection"] == second["connection"]
+        assert [row["amount"] for row in place.rows("waits", second["connection"])] == [2, 4]
+        assert [row["amount"] for row in place.rows("waiters", "rate")] == [2]
+        done = place.ctl("holdings", second["connection"])
+        assert (done.returncode, done.stderr) == (1, f"counterctl: {second['connection']} holds nothing\n")
+    place.daemon.wait_for_stats(waiters=0)
+    for arguments, said in (((NAME,), "nobody waits for db \\xff%/+"), ((), "nobody waits")):
+        done = place.ctl("waiters", *arguments)
+        assert (done.returncode, done.stderr) == (1, f"counterctl: {said}\n")
 
 
 def test_whom_it_does_not_obey(place: Place) -> None:

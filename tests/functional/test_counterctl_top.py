@@ -15,6 +15,7 @@ import pytest
 from counterd.client import Client
 from counterd.errors import ConnectionLost
 from counterd.protocols.beanstalk import wire
+from counterd.protocols.counter import wire as counter
 from counterd.version import __version__
 from kit import reference
 from kit.daemon import PATIENCE, Daemon, environment, running, wait_until
@@ -131,6 +132,33 @@ def test_holders_connections_and_the_end_of_one(start: Callable[..., Daemon], sh
         assert one.get("seats") == 4
         seen.type(b"q")
         assert seen.ended() == 0
+
+
+def test_who_waits(start: Callable[..., Daemon], short_path: Path) -> None:
+    url = f"unix:{short_path / 'admin'}"
+    counterd = start({"admin.enable": "true", "admin.bind": url})
+    counterd.wait_for_log("admin listens on")
+    with counterd.client() as holder, counterd.connect() as peer:
+        holder.acquire("seats", 4, maximum=4)
+        rate = counter.Rate(b"calls", 3, 5, 3_600_000_000, 9)
+        peer.sendall(counter.take(1, [rate]) + counter.take(2, [counter.Permit(b"seats", 2, 4)], 600_000))
+        counterd.wait_for_stats(waiters=1)
+        with terminal(top(counterd.address.port, "--admin", url), columns=120) as seen:
+            wait_for_list(seen, "seats")
+            seen.type(b"w")
+            wait_for_line(seen, "queue of seats")
+            wait_for_line(seen, "1 waiter ")
+            seen.type(b"\rw")
+            wait_for_line(seen, "waits of counter-")
+            wait_for_line(seen, "1 wait ")
+            seen.type(b"\t")
+            wait_for_line(seen, "id ")
+            seen.type(b"\t")
+            wait_for_line(seen, "rates by usage")
+            wait_for_line(seen, "1 rate ")
+            assert below(seen, "rates by usage")[0].split()[:5] == ["calls", "6", "9", "5", "1"]
+            seen.type(b"q")
+            assert seen.ended() == 0
 
 
 def test_tables_of_other_protocols(start: Callable[..., Daemon], short_path: Path) -> None:

@@ -18,6 +18,7 @@ import counterd
 from counterd import errors
 from counterd.client import throttr
 from counterd.protocols.beanstalk import wire
+from counterd.protocols.counter import wire as counter
 from counterd.protocols.sentinel.wire import Status
 from kit import daemon, needs, sentinels
 
@@ -120,7 +121,7 @@ def first(row: Any, count: int) -> Any:
 
 def test_it_is_one_page_that_loads_nothing_and_runs_nothing_but_its_script() -> None:
     text = PAGE.read_text("utf-8")
-    assert len(text.splitlines()) <= 832
+    assert len(text.splitlines()) <= 845
     body = text[text.index("</style>") : text.index("<script>")]
     assert not re.search(r"<[^>]*\s(?:on\w+|style|src)=", body)
     assert not re.search(r"https?://(?!www\.w3\.org/2000/svg)", text)
@@ -287,6 +288,36 @@ def test_a_connection_is_ended_by_whoever_has_the_token(open_page: Open, served:
     assert TOKEN not in page.evaluate(stored)
 
 
+def test_who_waits_and_what_for(open_page: Open, served: daemon.Daemon) -> None:
+    """In the list, beside the holders of a counter, and beside what a connection holds."""
+    with served.client() as holder, served.connect() as one, served.connect() as other:
+        holder.acquire("wanted", 3, maximum=3)
+        for at, peer in enumerate((one, one, other)):
+            peer.sendall(counter.take(at, [counter.Permit(b"wanted", at + 1, 3)], 600_000, key=b"key %d" % at))
+            served.wait_for_stats(waiters=at + 1)
+        page = open_page(f"#match={quote('wanted')}")
+        row(page, "wanted").get_by_role("button").click()
+        dialog = page.locator("#holders")
+        expect(dialog.locator(".first tbody tr")).to_have_count(1)
+        expect(dialog.locator(".second h3")).to_have_text("Queue: 3")
+        expect(dialog.locator(".second tbody td:nth-child(2)")).to_have_text(["1", "2", "3"])
+        expect(dialog.locator(".second tbody td:nth-child(5)")).to_have_text(["key 0", "key 1", "key 2"])
+        dialog.locator(".second tbody button").first.click()
+        expect(page.locator("#connection-about")).to_have_text("Holdings: 0")
+        expect(page.locator("#connection .second h3")).to_have_text("Waits: 2")
+        expect(page.locator("#connection .second tbody td:first-child")).to_have_text(["wanted", "wanted"])
+        one.sendall(counter.cancel(9, 0) + counter.cancel(9, 1))
+        expect(page.locator("#connection .second")).to_be_hidden()
+        page.keyboard.press("Escape")
+        expect(dialog.locator(".second h3")).to_have_text("Queue: 1")
+        page.keyboard.press("Escape")
+        page.get_by_label("Table").select_option("waiters")
+        expect(page.locator("#table tbody tr")).to_have_count(1)
+        expect(page.locator("#table tbody td").nth(3)).to_have_text("3")
+        page.close()  # it may still ask for what the connection holds
+    served.wait_for_stats(waiters=0)
+
+
 def forgive_404(open_page: Open) -> None:
     """The drawer may have asked for a connection that was gone, and a browser complains of each such answer."""
     complaints = open_page.complaints  # type: ignore[attr-defined]
@@ -308,14 +339,14 @@ def test_what_a_connection_holds(open_page: Open, served: daemon.Daemon) -> None
         expect(cells).to_have_text(["held by it", "2", re.compile("s$")])
         expect(page.locator("#connection-about")).to_have_text("Holdings: 511")
         expect(page.locator(f"{drawer} tbody tr")).to_have_count(500)
-        expect(page.locator(f"{drawer} .none")).to_have_text("and 11 more")
-        expect(page.locator(f"{drawer} tbody")).not_to_contain_text("not its own")
+        expect(page.locator(f"{drawer} .first .none")).to_have_text("and 11 more")
+        expect(page.locator(f"{drawer} .first tbody")).not_to_contain_text("not its own")
         page.mouse.move(0, 0)  # under it no row moves
         for number in range(510):
             client.release(f"one of many {number}", 1)
         client.acquire("<b>& more", 3, maximum=7)
         expect(page.locator(f"{drawer} tbody td:first-child")).to_have_text(["<b>& more", "held by it"])
-        expect(page.locator(f"{drawer} .none")).to_be_hidden()
+        expect(page.locator(f"{drawer} .first .none")).to_be_hidden()
         client.release("held by it", 2)
         client.release("<b>& more", 3)
         expect(page.locator("#connection-about")).to_have_text("Holdings: 0")

@@ -200,7 +200,7 @@ class Keeper:
 
     def _behind(self) -> int:
         """Returns the number of changes that are not on disk."""
-        return self._store.snapshot()["journal_behind"]
+        return int(self._store.snapshot()["journal_behind"])
 
     def _look(self) -> None:
         """Called after PATIENCE_S: fails if the current piece takes too long."""

@@ -16,7 +16,7 @@
 # - a flow without waiters is in the idle list of its queue, and so may be one that has waiters again.
 
 from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
-from libc.string cimport memset
+from libc.string cimport memcpy, memset
 
 from counterd.engine.connections cimport CONNECTIONS_MAX
 from counterd.engine.debug cimport debug_check
@@ -33,6 +33,7 @@ cdef enum:
     START_BITS = 56         # of a waiter's key in the heap; the priority is above
     SERVED = 255            # in Waiter.moves
     MOVES_MAX = 4           # moves of a waiter after which nobody goes before it in another queue
+    LABEL_MAX = 31          # bytes of a key that people see
     IDLE_LOOKS = 2          # idle flows that each arrival and each service looks at: more than either can add
 
 cdef extern from *:
@@ -82,6 +83,11 @@ cdef struct Flow:           # 32 bytes: a key in a queue
     uint8_t spare[3]
 
 
+cdef struct Label:          # 32 bytes, beside its Flow: the beginning of the key, for people
+    uint8_t size
+    uint8_t text[LABEL_MAX]
+
+
 cdef struct Asker:          # of each connection
     uint32_t first          # its first waiter
     uint32_t waiters
@@ -101,6 +107,7 @@ cdef struct Fair:           # this process's view
     Waiter* waiters
     Queue* queues
     Flow* flows
+    Label* labels           # by flow
     Asker* askers           # by connection
     Index by_record         # queues
     Index by_key            # flows
@@ -125,6 +132,7 @@ cdef inline int fair_reserve(Fair* fair, Region* region, uint32_t capacity) exce
     region_reserve(region, b"waiters", (<size_t>capacity + 1) * sizeof(Waiter), <void**>&fair.waiters)
     region_reserve(region, b"queues", others * sizeof(Queue), <void**>&fair.queues)
     region_reserve(region, b"flows", others * sizeof(Flow), <void**>&fair.flows)
+    region_reserve(region, b"flows", others * sizeof(Label), <void**>&fair.labels)
     region_reserve(region, b"queues", others * sizeof(Timer), <void**>&fair.wakes)
     region_reserve(region, b"askers", (CONNECTIONS_MAX + 1) * sizeof(Asker), <void**>&fair.askers)
     index_reserve(&fair.by_record, region, b"queues", fair_others(capacity))
@@ -402,6 +410,13 @@ cdef inline uint32_t fair_enter(
     return number
 
 
+cdef inline void waiter_label(Fair* fair, uint32_t number, const uint8_t* key, uint32_t size) noexcept nogil:
+    """Notes the beginning of a waiter's key, for people."""
+    cdef Label* label = fair.labels + fair.waiters[number].flow
+    label.size = <uint8_t>min(size, <uint32_t>LABEL_MAX)
+    memcpy(label.text, key, label.size)
+
+
 cdef inline uint64_t waiter_flow_key(const Fair* fair, const Waiter* waiter) noexcept nogil:
     return fair.flows[waiter.flow].key if waiter.flow else 0
 
@@ -424,11 +439,13 @@ cdef inline void fair_move(Fair* fair, uint32_t number, uint32_t queue, uint32_t
     """Moves a waiter into another queue: to the end of its key there, or to the front if it was moved often enough."""
     cdef Waiter* waiter = fair.waiters + number
     cdef uint64_t key = waiter_flow_key(fair, waiter)
+    cdef Label label = fair.labels[waiter.flow]
     cdef uint64_t start
     waiter_extract(fair, number)
     waiter.queue = queue
     waiter.cost = cost
     waiter.flow = flow_join(fair, queue, key)
+    fair.labels[waiter.flow] = label
     start = waiter_start(fair, waiter)
     if waiter.moves < MOVES_MAX:
         waiter.moves += 1

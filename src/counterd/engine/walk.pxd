@@ -10,6 +10,8 @@ from counterd.engine.table cimport Record, Table
 
 cdef enum:
     BLOCK_WORK = 10         # work of reading a cache line from anywhere, such as a block
+    ROW_WORK = 40           # work of making a row
+    NAMES_MAX = 4194304     # bytes of the names of all rows, because the answer is sent in one piece
 
 
 cdef struct Ranked:
@@ -33,9 +35,12 @@ cdef class RankedWalk:
     cdef readonly uint64_t total
     cdef list found         # (0 for the highest rank, record, row)
 
+    cdef uint32_t last(self) noexcept
     cdef bint matches(self, Record* record) noexcept
     cdef void visit(self, uint32_t number) noexcept
+    cdef void offer(self, uint32_t number, uint64_t rank) noexcept
     cdef int take(self, uint32_t number) except -1
+    cdef bint room_for(self, const Record* record) noexcept
     cdef bint go_on(self) except -1
     cdef bint rank(self, const Record* record, uint64_t* rank) noexcept
     cdef tuple row(self, bytes name, const Record* record)

@@ -32,8 +32,6 @@ cdef enum:
     MATCH_WORK = 3
     HEAP_WORK = 8           # of entering the heap, and of sorting each of its entries
     BYTES_SHIFT = 3         # searching or copying eight bytes of a name is one unit
-    ROW_WORK = 40
-    NAMES_MAX = 4194304     # bytes of the names of all rows, because the answer is sent in one piece
 
 
 cdef inline bint is_below(const Ranked* one, const Ranked* other) noexcept nogil:
@@ -77,7 +75,8 @@ cdef void heap_sort(Ranked* heap, uint32_t size) noexcept nogil:
 cdef class RankedWalk:
     """Counts all matching records of a table and makes rows of the highest-ranking ones.
 
-    A subclass sets `table`, a table of the store. needle: bytes that a name has to contain, b"" for all names. limit:
+    A subclass sets `table`, a table of the store. It may rank other cells than records: then it has its own last(),
+    visit() and take(). needle: bytes that a name has to contain, b"" for all names. limit:
     how many rows, at least 1; there are fewer if their names exceed NAMES_MAX.
     """
 
@@ -114,7 +113,7 @@ cdef class RankedWalk:
 
     cdef bint go_on(self) except -1:
         self.work = STEP_WORK
-        while not self.is_sorted and self.position <= self.table.pool.fresh:
+        while not self.is_sorted and self.position <= self.last():
             if self.work <= 0:
                 return False
             self.visit(self.position)
@@ -132,6 +131,10 @@ cdef class RankedWalk:
             self.taken += 1
         return True
 
+    cdef uint32_t last(self) noexcept:
+        """Returns the number of the last record to visit."""
+        return self.table.pool.fresh
+
     cdef bint matches(self, Record* record) noexcept:
         cdef size_t size = PyBytes_GET_SIZE(self.needle)
         cdef const uint8_t* name = record_name(record)
@@ -148,12 +151,15 @@ cdef class RankedWalk:
 
     cdef void visit(self, uint32_t number) noexcept:
         cdef Record* record = record_at(self.table, number)
-        cdef Ranked item
+        cdef uint64_t rank
         self.work -= 1
-        if not record.flags & RECORD_USED or not self.rank(record, &item.rank) or not self.matches(record):
-            return
+        if record.flags & RECORD_USED and self.rank(record, &rank) and self.matches(record):
+            self.offer(number, rank)
+
+    cdef void offer(self, uint32_t number, uint64_t rank) noexcept:
+        """Counts a match, and puts it among the best if it is one of them."""
+        cdef Ranked item = Ranked(rank, number)
         self.total += 1
-        item.number = number
         if self.size < self.capacity:
             heap_push(self.best, self.size, item)
             self.size += 1
@@ -171,14 +177,20 @@ cdef class RankedWalk:
         self.work -= ROW_WORK
         if not record.flags & RECORD_USED or not self.rank(record, &rank) or not self.matches(record):
             return 0
-        self.names_left -= record.name_size
-        if self.names_left < 0:
-            self.taken = self.size - 1  # the others rank lower
+        if not self.room_for(record):
             return 0
-        self.work -= BLOCK_WORK * name_blocks(self.table, record.name_size) + (record.name_size >> BYTES_SHIFT)
         row = self.row(name_bytes(self.table, record), record)
         self.found.append((<uint64_t>0xffffffffffffffff - rank, number, row))
         return 0
+
+    cdef bint room_for(self, const Record* record) noexcept:
+        """Charges the name of a row. Returns False if the names are too long: then this and all others are left out."""
+        self.names_left -= record.name_size
+        if self.names_left < 0:
+            self.taken = self.size - 1  # the others rank lower
+            return False
+        self.work -= BLOCK_WORK * name_blocks(self.table, record.name_size) + (record.name_size >> BYTES_SHIFT)
+        return True
 
     def rows(self):
         """Returns the rows, highest rank first, each as it was when it was read. Call it after step() returned True."""

@@ -42,7 +42,9 @@ MODULES = {
     "watch": "data",
     "run": "run",
     "holders": "admin",
+    "waiters": "admin",
     "holdings": "admin",
+    "waits": "admin",
     "connections": "admin",
     "kill": "admin",
     "top": "top",
@@ -88,5 +90,6 @@ def main(context: click.Context, /, timeout: float, **_: object) -> None:
       counterctl dump --held --sort consumption     the counters in use now, the largest first
       counterctl -u counter+unix:///run/counterd.sock stats
       counterctl holders db:main                    which connections hold it (asks the admin endpoint)
+      counterctl waiters db:main                    which connections wait for it, and in which order
     """
     context.obj = common.Target(common.chosen_address(context, "counter", common.PORT), timeout)

@@ -1,4 +1,4 @@
-"""`counterctl holders`, `holdings`, `connections` and `kill`: the commands that ask the admin endpoint of a server.
+"""`counterctl holders`, `waiters`, `holdings`, `waits`, `connections` and `kill`: the commands for the admin endpoint.
 
 Floor 5. HTTP with the standard library, over TCP or a Unix socket. The token is never on the command line, where every
 user of the machine could read it, and never in a message. It is sent only with requests that need it. The address of
@@ -210,13 +210,54 @@ def holders(context: click.Context, /, name: bytes, limit: int, output: Output, 
 def holdings(context: click.Context, /, connection: str, limit: int, output: Output, **where: Any) -> None:
     """Shows what a connection holds: permits, tokens, reserved jobs, or the channels that it is subscribed to.
 
-    `counterctl connections` and `counterctl holders` show IDs. Exit status 1 if the connection holds nothing or does
-    not exist.
+    `counterctl waits` shows what it waits for. `counterctl connections` and `counterctl holders` show IDs. Exit status
+    1 if the connection holds nothing or does not exist.
     """
-    endpoint = endpoint_of(context, **where)
-    table = table_of(endpoint, connection)
-    if table is None or not show_rows(table, endpoint, output, connection=connection, limit=limit):
+    if not show_of(connection, endpoint_of(context, **where), output, limit):
         say(f"{shown_text(connection)} holds nothing")
+        context.exit(EXIT_NOT_AVAILABLE)
+
+
+@click.command()
+@click.argument("name", type=NAME, required=False)
+@click.option("--sort", type=click.Choice(["age", "amount"]), help="Without NAME: the largest first.  [default: age]")
+@click.option("--limit", type=click.IntRange(1, PAGE), default=PAGE, metavar="N", help="Show at most N rows.")
+@admin_options
+@output_option
+@click.pass_context
+def waiters(
+    context: click.Context, /, name: bytes | None, sort: str | None, limit: int, output: Output, **where: Any
+) -> None:
+    """Shows who waits for a counter or a rate, in the order in which they are served. Without NAME: for any.
+
+    Without NAME, the longest wait comes first. Exit status 1 if nobody waits.
+    """
+    if name is not None and sort is not None:
+        raise click.UsageError("give either NAME or --sort")
+    endpoint = endpoint_of(context, **where)
+    if name is None:
+        found = show("waiters", endpoint, output, sort=sort, limit=limit)
+    else:
+        found = show("queue", endpoint, output, name=name, limit=limit)
+    if not found:
+        say("nobody waits" if name is None else f"nobody waits for {shown(name)}")
+        context.exit(EXIT_NOT_AVAILABLE)
+
+
+@click.command()
+@click.argument("connection", metavar="ID")
+@click.option("--limit", type=click.IntRange(1, PAGE), default=PAGE, metavar="N", help="Show at most N rows.")
+@admin_options
+@output_option
+@click.pass_context
+def waits(context: click.Context, /, connection: str, limit: int, output: Output, **where: Any) -> None:
+    """Shows what a connection of the counter protocol waits for.
+
+    `counterctl connections` and `counterctl waiters` show IDs. Exit status 1 if the connection waits for nothing or
+    does not exist.
+    """
+    if not show_of(connection, endpoint_of(context, **where), output, limit, number=1):
+        say(f"{shown_text(connection)} waits for nothing")
         context.exit(EXIT_NOT_AVAILABLE)
 
 
@@ -276,24 +317,23 @@ def tables_of(endpoint: Endpoint) -> list[Table]:
     ]
 
 
-def table_of(endpoint: Endpoint, connection: str) -> Table | None:
-    """The table of what the connection with this id holds. None: connections of its protocol hold nothing.
+def table_of(endpoint: Endpoint, connection: str, number: int = 0) -> Table | None:
+    """The table of what the connection with this id holds; with number=1, of what it waits for.
 
-    Raises WrongArguments if the server has no such protocol.
+    None: connections of its protocol hold nothing, or never wait. Raises WrongArguments if the server has no such
+    protocol.
     """
     protocol = connection.partition("-")[0]
     tables = [table for table in tables_of(endpoint) if table.protocol == protocol]
-    for table in tables:
-        if "connection" in table.parameters:
-            return table.without(WHO)
+    found = [table.without(WHO) for table in tables if "connection" in table.parameters]
     if tables:
-        return None
+        return found[number] if number < len(found) else None
     raise WrongArguments(BAD_REQUEST, f"{connection!r} is not a connection id such as counter-4-12")
 
 
 def other_tables(endpoint: Endpoint) -> tuple[Table, ...]:
-    """Returns the tables of all protocols except that of the counters, if they can be sorted."""
-    return tuple(table for table in tables_of(endpoint) if table.sorts and table.protocol != "counter")
+    """Returns all tables that can be sorted, except that of the counters."""
+    return tuple(table for table in tables_of(endpoint) if table.sorts and table.name != "counters")
 
 
 def show(name: str, endpoint: Endpoint, output: Output, /, **parameters: Any) -> bool:
@@ -302,6 +342,12 @@ def show(name: str, endpoint: Endpoint, output: Output, /, **parameters: Any) ->
     if table is None:
         raise Refused(NOT_FOUND, f"no table {name!r}: is its protocol enabled?")
     return show_rows(table, endpoint, output, **parameters)
+
+
+def show_of(connection: str, endpoint: Endpoint, output: Output, limit: int, number: int = 0) -> bool:
+    """Shows the rows of table_of(). Returns False if there are none. Raises the same as Endpoint.ask()."""
+    table = table_of(endpoint, connection, number)
+    return table is not None and show_rows(table, endpoint, output, connection=connection, limit=limit)
 
 
 def show_rows(table: Table, endpoint: Endpoint, output: Output, /, **parameters: Any) -> bool:

@@ -25,7 +25,7 @@ from rich.live import Live
 from counterd.cli.ctl.admin import PAGE, Endpoint, Table, columns_of, end_connection, other_tables, table_of, tables_of
 from counterd.cli.ctl.common import EXIT_SIGNAL, explain
 from counterd.cli.ctl.screen import Listing, Sample, Shown, Told, draw, remember, summary
-from counterd.cli.ctl.view import CONNECTIONS, COUNTERS, HOLDERS, HOLDINGS, Keys, View
+from counterd.cli.ctl.view import CONNECTIONS, COUNTERS, HOLDERS, HOLDINGS, QUEUE, WAITS, Keys, View
 from counterd.errors import CounterdError
 
 if TYPE_CHECKING:
@@ -242,15 +242,15 @@ def told(endpoint: Endpoint, page: str, name: bytes, tables: Sequence[Table]) ->
         total = None if answer["next"] is not None else len(answer["rows"])
         return Told(page, name, answer["rows"], total, columns=columns_of(answer), tables=other_tables(endpoint))
     asked: dict[str, Any]
-    if page == HOLDINGS:
+    if page in (HOLDINGS, WAITS):
         asked = {"connection": name.decode("utf-8", "replace")}
-        held = table_of(endpoint, asked["connection"])
+        held = table_of(endpoint, asked["connection"], page == WAITS)
         if held is None:
             return Told(page, name, [], 0)
         table = held
     else:
-        asked = {"name": name} if page == HOLDERS else {"sort": name.decode()}
-        known = tables_of(endpoint) if page == HOLDERS else tables
+        asked = {"name": name} if page in (HOLDERS, QUEUE) else {"sort": name.decode()}
+        known = tables_of(endpoint) if page in (HOLDERS, QUEUE) else tables
         found = next((each for each in known if each.name == page), None)
         if found is None:  # the user has just chosen this page; the next request is for it
             return None

@@ -15,7 +15,18 @@ from rich.text import Text
 from counterd.cli.ctl.common import shown
 from counterd.cli.ctl.output import RIGHT, cell
 from counterd.cli.ctl.output import Column as Field
-from counterd.cli.ctl.view import CONNECTIONS, COUNTERS, HOLDERS, HOLDINGS, Order, View, limit_of, share
+from counterd.cli.ctl.view import (
+    CONNECTIONS,
+    COUNTERS,
+    HOLDERS,
+    HOLDINGS,
+    QUEUE,
+    WAITS,
+    Order,
+    View,
+    limit_of,
+    share,
+)
 from counterd.units import COUNTS, count, digits, rate, scaled, several
 
 if TYPE_CHECKING:
@@ -38,7 +49,7 @@ LABEL_WIDTH = 13
 LOAD_WIDTH = 20
 HELP = (
     ("up, down", "move the cursor, also PgUp, PgDn, Home and End"),
-    ("Enter", "show the holders of the counter, or what the connection holds"),
+    ("Enter, w", "show who holds the counter, who waits; what a connection holds, waits for"),
     ("Tab", "show connections, then other tables, then counters; Esc goes back"),
     ("k", "close the selected connection, after y confirms it"),
     ("s, left, right", "sort by the next or the previous column"),
@@ -59,6 +70,7 @@ EXPLAINED = (
 )
 HINTS = {
     COUNTERS: (
+        "Enter holders  w waiters  Tab connections  / filter  s sort  h help  q quit",
         "Enter holders  Tab connections  / filter  s sort  h help  q quit",
         "Enter holders  Tab connections  h help  q quit",
         "h help  q quit",
@@ -69,12 +81,22 @@ HINTS = {
         "h help  q quit",
     ),
     HOLDINGS: (
-        "k kill  Esc counters  Tab connections  h help  q quit",
+        "w waits  k kill  Esc counters  Tab connections  h help  q quit",
+        "k kill  Esc counters  h help",
+        "h help  q quit",
+    ),
+    WAITS: (
+        "w holdings  k kill  Esc counters  Tab connections  h help  q quit",
+        "k kill  Esc counters  h help",
+        "h help  q quit",
+    ),
+    QUEUE: (
+        "Enter holdings  w holders  k kill  Esc counters  h help  q quit",
         "k kill  Esc counters  h help",
         "h help  q quit",
     ),
     HOLDERS: (
-        "Enter holdings  k kill  Esc counters  Tab connections  h help  q quit",
+        "Enter holdings  w waiters  k kill  Esc counters  Tab connections  h help  q quit",
         "k kill  Esc counters  Tab connections  h help  q quit",
         "k kill  Esc counters  h help",
         "h help  q quit",
@@ -316,7 +338,7 @@ def _told(what: Shown) -> Text:
     told = what.told
     if told is None or (told.page, told.name) != (what.view.page, what.view.name):
         return Text("asking the admin endpoint", "dim")
-    kind = told.page.removesuffix("s")
+    kind = {QUEUE: "waiter", WAITS: "wait"}.get(told.page, told.page.removesuffix("s"))
     return Text(f"the first {len(told.rows):,} {kind}s" if told.total is None else several(told.total, kind))
 
 
@@ -456,7 +478,13 @@ WIDTHS = {
     "tls": 7,
 }  # fmt: skip
 NUMBER_WIDTH = 9
-EMPTY = {CONNECTIONS: "no connections", HOLDERS: "no holders", HOLDINGS: "the connection holds nothing"}
+EMPTY = {
+    CONNECTIONS: "no connections",
+    HOLDERS: "no holders",
+    HOLDINGS: "the connection holds nothing",
+    QUEUE: "nobody waits",
+    WAITS: "the connection waits for nothing",
+}
 
 
 def _page(what: Shown, columns: int, room: int, *, plain: bool) -> list[Text]:

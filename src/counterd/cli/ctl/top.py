@@ -35,8 +35,9 @@ def top(context: click.Context, target: Target, /, interval: float, **where: Any
 
     The upper part shows the rates of requests and refusals, the connections, and how full the tables are. Below are the
     counters with the most permits in use; a bar shows how much of the last maximum is in use. Enter shows the holders
-    of the selected counter. Tab shows the connections, then the keys, flows, tokens and tubes of other protocols.
-    Holders, connections and these tables come from the admin endpoint. The key `k` closes the selected connection, `h`
+    of the selected counter, and `w` shows who waits for it. Tab shows the connections, the rates and the waiters, then
+    the keys, flows, tokens and tubes of other protocols. Holders, connections and these tables come from the admin
+    endpoint. The key `k` closes the selected connection, `h`
     shows all keys, and `q` quits. If the server does not serve the counter protocol, the display begins with the tables
     of the other protocols.
     """
@@ -58,9 +59,10 @@ def top(context: click.Context, target: Target, /, interval: float, **where: Any
             view.tables = other_tables(endpoint) if isinstance(endpoint, Endpoint) else ()
         except CounterdError as other:
             raise ConnectionLost(f"{error}; {other}") from None
-        if not view.tables:
+        others = [table for table in view.tables if table.protocol != "counter"]
+        if not others:
             raise
-        view.turn_to_table(view.tables[0])
+        view.turn_to_table(others[0])
         client = target.make()
     from counterd.cli.ctl.monitor import Monitor
 

@@ -19,7 +19,10 @@ if TYPE_CHECKING:
 
 SORTS = ("in use", "share", "peak", "name")
 INTERVALS_S = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
-COUNTERS, CONNECTIONS, HOLDERS, HOLDINGS = "counters", "connections", "holders", "holdings"
+COUNTERS, CONNECTIONS, HOLDERS, HOLDINGS, QUEUE, WAITS = (
+    "counters", "connections", "holders", "holdings", "queue", "waits",
+)  # fmt: skip
+OTHERS = {HOLDERS: QUEUE, QUEUE: HOLDERS, HOLDINGS: WAITS, WAITS: HOLDINGS}  # the page that `w` turns to
 
 
 class Order(NamedTuple):
@@ -162,7 +165,7 @@ class View:
     typed: str | None = None  # the filter that the user is typing
     quits: bool = False
     page: str = COUNTERS
-    # The counter whose holders are shown, the connection whose holdings are shown, or the order of a table.
+    # The counter that is held or waited for, the connection that holds or waits, or the order of a table.
     name: bytes = b""
     tables: tuple[Table, ...] = ()  # the known tables of other protocols; each is a page
     cursor: Cursor = field(default_factory=Cursor)
@@ -223,6 +226,8 @@ class View:
             self.typed = self.order.filter
         elif key == "enter" and isinstance(self.cursor.on, bytes):
             self._turn_to(HOLDERS, self.cursor.on)
+        elif key == "w" and isinstance(self.cursor.on, bytes):
+            self._turn_to(QUEUE, self.cursor.on)
         elif key == "k":
             self.note = "press Enter to show the holders; there, k closes a connection"
 
@@ -230,10 +235,13 @@ class View:
         if key in ("escape", "left", "backspace"):
             self._turn_to(COUNTERS)
             return
-        connection = self.name.decode() if self.page == HOLDINGS else self.cursor.on
-        if key == "k" and isinstance(connection, str):
+        is_of_one = self.page in (HOLDINGS, WAITS)
+        connection = self.name.decode() if is_of_one else self.cursor.on
+        if key == "w" and self.page in OTHERS:
+            self._turn_to(OTHERS[self.page], self.name)
+        elif key == "k" and isinstance(connection, str):
             self.doomed = connection
-        elif key == "enter" and self.page != HOLDINGS and isinstance(connection, str) and connection:
+        elif key == "enter" and not is_of_one and isinstance(connection, str) and connection:
             self._turn_to(HOLDINGS, connection.encode())
 
     def _press_table(self, table: Table, key: str) -> None:

@@ -19,7 +19,11 @@ cdef class CounterStore(Store):
     cdef uint32_t to_drain      # waiters up to this number are still to be told so
     cdef void** sessions        # of the open connections, by number; borrowed
     cdef list lendings          # the numbers of the connections of other stores, see _lending.pyx
-    cdef uint64_t granted_later     # Takes that were granted after a wait, in total
+    # Of Takes, in total:
+    cdef uint64_t granted_later     # that were granted after a wait
+    cdef uint64_t waited_us         # microseconds that those had waited
+    cdef uint64_t timed_out         # that were refused when their time was over
+    cdef uint64_t not_queued        # that could not wait because there was no room
     cdef uint64_t[OPCODES] requests  # valid requests by Opcode
     cdef uint64_t[OPCODES + 1][256] refusals  # by Opcode, the last for unknown ones; by Status
 

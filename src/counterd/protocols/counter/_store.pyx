@@ -14,7 +14,9 @@ from counterd._core cimport OUTPUT_MAX, SLICE_STEPS, Frame, Session, Store
 from counterd.engine.audit cimport audit_chains, audit_permits, audit_ring
 from counterd.engine.chains cimport BLOCK_SIZE
 from counterd.engine.connections cimport CONNECTIONS_MAX, connections_put
-from counterd.engine.fair cimport Fair, Queue, fair_serve, flows_tidy, queue_next_ready, queue_settle, queue_wake
+from counterd.engine.fair cimport (
+    Fair, FairState, Queue, fair_serve, flows_tidy, queue_next_ready, queue_settle, queue_wake, waiter_label,
+)
 from counterd.engine.idle_ring cimport FLAG_IN_RING
 from counterd.engine.permits cimport (
     FULL, GRANTED, PERMIT_CELL, REFUSED, Holding, Permits, permit_at, permits_leave,
@@ -38,7 +40,7 @@ from counterd.protocols.counter._stays cimport (
     Stay, stay_about, stay_discard, stay_end, stay_forget, stay_keep, stays_begin, stays_reserve, title_copy,
 )
 from counterd.protocols.counter._takes cimport (
-    ITEMS_MAX, NS_PER_TENTH, Ask, TakesState, Verdict, ask_left, charge_leave, charges_expire, rate_end, take_end,
+    ITEMS_MAX, NS_PER_TENTH, Ask, TakesState, Verdict, ask_left, charge_leave, charges_expire, rate_end, rates_max, take_end,
     take_find, take_look, take_move, take_try, take_wait, takes_begin, takes_epoch, takes_leave, takes_left,
     takes_reserve,
 )
@@ -146,8 +148,8 @@ cdef class CounterStore(Store):
             self.stirred = True
 
     cpdef set_wall(self, int64_t unix_ns, int64_t now_ns):
-        """As Store.set_wall: the numbers of grants follow the wall clock."""
-        with self:
+        """As Store.set_wall: the numbers of grants follow the wall clock, and tables show times as of now."""
+        with self.at(now_ns):
             takes_epoch(&self.takes, unix_ns)
 
     # ---- work that is due ----
@@ -247,6 +249,7 @@ cdef class CounterStore(Store):
                 break
             steps -= REPLY_STEPS
             take_look(&self.takes, number, asks, self.now_ns, &verdict)
+            self.timed_out += 1
             self.refuse(number, RESOURCE_NOT_AVAILABLE, &verdict, asks)
         while steps > 0:
             number = timers_take(&counters.fair.timers, self.now_ns, &steps)
@@ -275,7 +278,9 @@ cdef class CounterStore(Store):
             max(<uint16_t>1, head.weight), head.priority, self.now_ns, self.now_ns + <int64_t>head.wait_ms * NS_PER_MS
         )
         if number == 0:
+            self.not_queued += 1
             return False
+        waiter_label(&self.counters.fair, number, head.key, head.key_size)
         session.awaited += 1
         self.look_again()
         return True
@@ -353,6 +358,7 @@ cdef class CounterStore(Store):
         for i in range(count):
             left[i] = ask_left(&self.takes, &asks[i], self.now_ns)
         self.granted_later += 1
+        self.waited_us += <uint64_t>(self.now_ns - self.takes.waiting[number].since_ns) // 1000
         fair_serve(&self.counters.fair, number)
         return self.post_to(
             number, reply,
@@ -569,6 +575,7 @@ cdef class CounterStore(Store):
         cdef Permits* permits = &self.counters.permits
         cdef CountersState* state = self.counters.state
         cdef Pool* blocks = self.counters.chains.pool
+        cdef FairState* fair = self.counters.fair.state
         figures.update({
             "objects": state.busy + state.idle,
             "total_objects": state.created,
@@ -595,15 +602,22 @@ cdef class CounterStore(Store):
             "name_memory": <uint64_t>blocks.used * BLOCK_SIZE,
             "name_memory_max": <uint64_t>blocks.capacity * BLOCK_SIZE,
             "window": state.window,
-            "rates": self.takes.state.rates,
-            "waiters": self.counters.fair.state.waiters.used,
-            "waiters_max": self.counters.fair.state.waiters.capacity,
+            "waiters": fair.waiters.used,
+            "waiters_max": fair.waiters.capacity,
+            "waits": fair.serial,
             "granted_later": self.granted_later,
+            "granted_later_seconds": self.waited_us // 1000 / 1e3,
+            "timed_out": self.timed_out,
+            "not_queued": self.not_queued,
+            "rates": self.takes.state.rates,
+            "rates_max": rates_max(&self.takes),
             "charges": self.takes.state.charges.used,
             "kept": self.stays.state.kept,
             "kept_holdings": self.stays.state.kept_holdings,
             "resumed": self.stays.state.resumed,
             "expired_stays": self.stays.state.expired,
+            "charges_max": self.takes.state.charges.capacity,
+            "charges_dropped": self.takes.state.charges_dropped,
         })
         for opcode, name in COMMAND_NAMES.items():
             figures[f"command:{name}"] = self.requests[<int>opcode]

@@ -1,3 +1,5 @@
+from typing import Any
+
 from counterd.engine.walk import HoldingsWalk, RankedWalk
 from counterd.listing import Table
 from counterd.protocols.counter._store import CounterStore
@@ -7,6 +9,12 @@ TABLES: tuple[Table, ...]
 class CountersWalk(RankedWalk):
     def __init__(self, store: CounterStore, match: bytes, limit: int, sort: str) -> None: ...
 
+class RatesWalk(RankedWalk):
+    def __init__(self, store: CounterStore, match: bytes, limit: int, sort: str) -> None: ...
+
+class WaitersWalk(RankedWalk):
+    def __init__(self, store: CounterStore, match: bytes, limit: int, sort: str) -> None: ...
+
 class HoldersWalk:
     total: int
     def __init__(self, store: CounterStore, name: bytes, limit: int) -> None: ...
@@ -14,4 +22,15 @@ class HoldersWalk:
     def rows(self) -> list[tuple[int, int, int, str, int | None]]: ...
 
 class HeldWalk(HoldingsWalk):
+    def __init__(self, store: CounterStore, connection: int, limit: int) -> None: ...
+
+class NotedWalk:
+    total: int
+    def step(self) -> bool: ...
+    def rows(self) -> list[tuple[Any, ...]]: ...
+
+class QueueWalk(NotedWalk):
+    def __init__(self, store: CounterStore, name: bytes, limit: int) -> None: ...
+
+class WaitsWalk(NotedWalk):
     def __init__(self, store: CounterStore, connection: int, limit: int) -> None: ...

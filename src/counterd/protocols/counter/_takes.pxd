@@ -118,6 +118,7 @@ cdef struct TakesState:     # in the region
     uint32_t leaving_first  # ended connections whose waiting Takes and charges are to be removed
     uint32_t leaving_last
     uint32_t rates          # records that are rates
+    uint64_t charges_dropped    # that were ended early, to make room for others
     uint32_t waiters_per_connection
     int64_t settle_ns       # for how long after a grant it may be settled
 
@@ -204,6 +205,10 @@ cdef inline void rate_expect(Counters* counters, uint32_t number, const Pace* pa
         timers_arm(&counters.fulls, number, due_ns)
 
 
+cdef inline uint32_t rates_max(const Takes* takes) noexcept nogil:
+    return max(<uint32_t>1, takes.counters.permits.table.capacity // 2)
+
+
 cdef inline uint32_t rate_create(Takes* takes, const Ask* ask, int64_t now_ns, int64_t* budget) noexcept nogil:
     """Makes a full rate. Returns 0 if there is no room for it: rates have at most half of the records.
 
@@ -212,7 +217,7 @@ cdef inline uint32_t rate_create(Takes* takes, const Ask* ask, int64_t now_ns, i
     cdef Counters* counters = takes.counters
     cdef Rate rate
     cdef uint32_t number
-    if takes.state.rates >= max(<uint32_t>1, counters.permits.table.capacity // 2):
+    if takes.state.rates >= rates_max(takes):
         return 0
     if not make_room(counters, name_blocks(&counters.permits.table, ask.name_size), budget):
         return 0
@@ -333,17 +338,22 @@ cdef inline void charge_end(Takes* takes, uint32_t number) noexcept nogil:
     pool_put(&state.charges, &takes.charges.next, sizeof(Charge), number)
 
 
+cdef inline void charge_drop(Takes* takes, uint32_t number) noexcept nogil:
+    takes.state.charges_dropped += 1
+    charge_end(takes, number)
+
+
 cdef inline bint charges_fit(Takes* takes, uint32_t connection, uint32_t count) noexcept nogil:
     """Makes room for more charges of a connection. Ends old ones for that, of which the units stay taken anyway."""
     cdef Taker* taker = takes.takers + connection
     while taker.charges + count > CHARGES_MAX:
         if takes.charges[taker.charge_last].refunds:
             return False
-        charge_end(takes, taker.charge_last)
+        charge_drop(takes, taker.charge_last)
     while pool_left(&takes.state.charges) < count:
         if takes.state.charge_first == 0 or takes.charges[takes.state.charge_first].refunds:
             return False
-        charge_end(takes, takes.state.charge_first)
+        charge_drop(takes, takes.state.charge_first)
     return True
 
 

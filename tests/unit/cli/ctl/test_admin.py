@@ -31,6 +31,7 @@ HELD = {
         {"name": "db%FF%25", "amount": 2, "age_seconds": 3.2},
         {"name": "%1B%5B31m", "amount": 1_234_567, "age_seconds": 90},
     ],
+    "/waits": [{"name": "db", "amount": 2, "left": 1.5}],
     "/subscriptions": [{"channel": "news", "times": 2, "age_seconds": 3.2}],
     "/tokens": [
         {"token": "-7", "flow": "103", "count": 3, "connection": "sentinel-1-1", "peer": "", "held": 1, "left": -1,
@@ -54,6 +55,9 @@ def described(columns: str) -> list[dict[str, Any]]:
 TABLES = [
     table("holders", "counter", "connection:connection peer:text amount:integer age_seconds:seconds", "name"),
     table("holdings", "counter", "name:name amount:integer age_seconds:seconds", "connection"),
+    table("waits", "counter", "name:name amount:integer left:seconds", "connection"),
+    table("waiters", "counter", "number:integer name:name connection:connection peer:text"),
+    table("queue", "counter", "connection:connection peer:text position:integer amount:integer key:name", "name"),
     table("subscriptions", "throttr", "channel:name times:integer age_seconds:seconds", "connection"),
     table(
         "tokens",
@@ -65,6 +69,8 @@ TABLES = [
 ]
 CONNECTION = described("id:text peer:text requests:integer age_seconds:seconds tls:text tls_cipher:text*")
 CIPHER = "TLS_AES_256_GCM_SHA384"
+QUEUE = {"connection": "counter-4-12", "peer": "127.0.0.1:5432", "position": 1, "amount": 2, "key": ""}
+WAITER = {"number": 7, "name": "db", "connection": "", "peer": ""}
 
 
 def connection(number: int, tls: str | None = None, cipher: str | None = None) -> dict[str, Any]:
@@ -100,6 +106,9 @@ class Admin(HTTPServer):
         elif path == "/holders":
             rows = HOLDERS if parameters["name"] == "db\xff%" else []
             body = {"columns": [], "rows": rows[: int(parameters["limit"])], "total": len(rows)}
+        elif path in ("/queue", "/waiters"):
+            rows = [QUEUE] if parameters.get("name") == "db\xff%" else [WAITER] if "sort" in parameters else []
+            body = {"columns": [], "rows": rows, "total": len(rows)}
         elif path in HELD:
             gone = parameters["connection"].endswith("-gone")
             rows = [] if parameters["connection"].endswith("-idle") else HELD[path]
@@ -230,6 +239,41 @@ def test_a_connection_that_holds_nothing_or_is_gone(admin: Admin) -> None:
         done = ctl(admin, "holdings", words)
         assert (done.exit_code, done.stdout) == (2, "")
         assert f"{words!r} is not a connection id" in done.stderr
+
+
+# ---- who waits ----
+
+
+def test_who_waits_for_a_name(admin: Admin) -> None:
+    done = ctl(admin, "waiters", "db\udcff%", "--limit", "5")
+    assert [line.split() for line in done.stdout.splitlines()] == [
+        ["connection", "peer", "position", "amount", "key"], ["counter-4-12", "127.0.0.1:5432", "1", "2"],
+    ]  # fmt: skip
+    assert (done.exit_code, done.stderr) == (0, "")
+    assert admin.asked[-1][:3] == ("GET", "/queue", {"name": "db\xff%", "limit": "5"})
+    done = ctl(admin, "waiters", "free")
+    assert (done.exit_code, done.stderr) == (1, "counterctl: nobody waits for free\n")
+
+
+def test_who_waits_for_anything(admin: Admin) -> None:
+    done = ctl(admin, "waiters", "--sort", "amount")
+    assert done.stdout.splitlines()[1].split() == ["7", "db", "gone", "-"]
+    assert admin.asked[-1][:3] == ("GET", "/waiters", {"sort": "amount", "limit": "1000"})
+    assert (done.exit_code, done.stderr) == (0, "")
+    done = ctl(admin, "waiters", "--limit", "1")
+    assert (done.exit_code, done.stderr) == (1, "counterctl: nobody waits\n")
+    done = ctl(admin, "waiters", "db", "--sort", "age")
+    assert done.exit_code == 2
+    assert "give either NAME or --sort" in done.stderr
+
+
+def test_what_a_connection_waits_for(admin: Admin) -> None:
+    done = ctl(admin, "waits", "counter-4-12")
+    assert done.stdout.splitlines()[1].split() == ["db", "2", "1.50", "s"]
+    assert admin.asked[-1][:3] == ("GET", "/waits", {"connection": "counter-4-12", "limit": "1000"})
+    for connection in ("counter-4-idle", "throttr-4-12", "smockron-4-12"):
+        done = ctl(admin, "waits", connection)
+        assert (done.exit_code, done.stderr) == (1, f"counterctl: {connection} waits for nothing\n")
 
 
 # ---- connections ----

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import re
 from collections import deque
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -25,7 +26,7 @@ from counterd.cli.ctl.screen import (
     sparkline,
     summary,
 )
-from counterd.cli.ctl.view import CONNECTIONS, HOLDERS, HOLDINGS, SORTS, Order, View
+from counterd.cli.ctl.view import CONNECTIONS, HOLDERS, HOLDINGS, QUEUE, SORTS, WAITS, Order, View
 from unit.cli.ctl.test_view import ENTRIES, Entry, names, pressed
 
 FIGURES = {
@@ -293,6 +294,30 @@ def test_holdings(columns: list[Column], row: dict[str, object], lines: list[str
     what.view.press("n")
     what.told = Told(HOLDINGS, connection.encode(), [])
     assert "the connection holds nothing" in drawn(what)
+
+
+def test_who_waits_and_what_for() -> None:
+    what = full()
+    drawn(what)
+    what.view.press("w")
+    queue = [CONNECTION, PEER, Column("position", Kind.NUMBER), Column("left", Kind.SPAN)]
+    rows: list[dict[str, Any]] = [
+        {"connection": "counter-4-12", "peer": "a:1", "position": 1, "left": 2.5},
+        {"connection": "", "peer": "", "position": 2, "left": 3},
+    ]
+    what.told = Told(QUEUE, what.view.name, rows, 2, columns=queue)
+    found = drawn(what)
+    at = found.index(f"queue of {what.view.name.decode()}")
+    assert found[at + 1].split() == ["connection", "peer", "position", "left"]
+    assert found[at + 2].split() == ["counter-4-12", "a:1", "1", "2.50", "s"]
+    assert found[-1].startswith("2 waiters ")
+    what.view.press("enter")
+    what.view.press("w")
+    what.told = Told(WAITS, b"counter-4-12", [], 0)
+    found = drawn(what)
+    assert "waits of counter-4-12" in found
+    assert "the connection waits for nothing" in found
+    assert found[-1].startswith("0 waits ")
 
 
 def test_no_sign_but_ascii_where_there_is_nothing_else() -> None:

@@ -13,6 +13,8 @@ from counterd.cli.ctl.view import (
     HOLDERS,
     HOLDINGS,
     INTERVALS_S,
+    QUEUE,
+    WAITS,
     Cursor,
     Keys,
     Order,
@@ -230,6 +232,29 @@ def test_pages() -> None:
     assert view.page == HOLDINGS
     view.press("escape")
     assert (view.page, view.name) == (COUNTERS, b"")
+
+
+def test_who_waits() -> None:
+    view = pressed("w")
+    assert view.page == COUNTERS, "there is nothing under the cursor"
+    on(view, b"db").press("w")
+    assert (view.page, view.name) == (QUEUE, b"db")
+    view.press("w")
+    assert (view.page, view.name) == (HOLDERS, b"db")
+    view.press("w")
+    on(view, "counter-1-2").press("k")
+    assert view.doomed == "counter-1-2"
+    view.press("n")
+    view.press("enter")
+    assert (view.page, view.name) == (HOLDINGS, b"counter-1-2")
+    view.press("w")
+    assert (view.page, view.name) == (WAITS, b"counter-1-2")
+    on(view, "a name").press("k")
+    assert view.doomed == "counter-1-2"
+    view.press("n")
+    view.press("w")
+    assert view.page == HOLDINGS
+    assert pressed("tab", "w").page == CONNECTIONS
 
 
 def test_tables_of_other_protocols_are_pages_with_an_order() -> None:

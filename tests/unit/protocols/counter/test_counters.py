@@ -115,8 +115,8 @@ def test_an_empty_store() -> None:
     store.audit()
     connections = (1 << 20) + 1  # as there is none with number 0
     pages = [-(-size * connections // 4096) for size in (4, 16, 8, 16, 112)]  # links, holders, askers, takers, stays
-    assert store.snapshot()["region"] <= 4096 * (sum(pages) + 29)  # 20 of these for the timers
-    sizes = ("region", "buckets", "holdings_max")
+    assert store.snapshot()["region"] <= 4096 * (sum(pages) + 31)  # 20 of these for the timers
+    sizes = ("region", "buckets", "holdings_max", "rates_max", "charges_max")
     assert {value for name, value in store.snapshot().items() if name not in sizes} == {0}
 
 
