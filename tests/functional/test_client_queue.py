@@ -557,7 +557,9 @@ def test_a_decorator_takes_for_each_call(counterd, shape: str) -> None:
     [
         ((), "1 to 16 items"),
         ((Permit(b"a"), Permit(b"a")), "twice"),
-        ((Rate(b"a", per=0),), "period_us must be"),
+        ((Rate(b"a", limit=1, per=0),), "period_us must be"),
+        ((Rate(b"a", per=1),), "a rate with a period or a burst needs a limit"),
+        ((Rate(b"a", burst=1),), "a rate with a period or a burst needs a limit"),
         ((Rate(b"a", limit=0),), "limit must be"),
         ((Rate(b"a", after_death="what"),), "after_death must be one of"),  # type: ignore[arg-type]
     ],

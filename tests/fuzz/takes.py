@@ -1,7 +1,8 @@
 """Takes keep their promises whatever is asked, in whatever order; and bytes of the extensions' requests break nothing.
 
 The input is what the history of the property test is drawn from (property/takes_model.py). Between its steps there are
-raw frames, of which the engine has to say something, or nothing.
+raw frames, of which the engine has to say something, or nothing. If the last byte is above 127, the server has limits,
+which change.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from counterd.protocols.counter import wire
 from counterd.protocols.counter.wire import OnDeath, Permit, Rate
 from fuzz.stream import Source, fenced
 from kit.takes import Desk
-from property.takes_model import History
+from property.takes_model import History, LimitedHistory
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,6 +25,7 @@ EXTRA = Permit(b"extra", 1, 1)  # of which the history knows nothing
 TOKENS = [
     wire.take(1, [EXTRA])[12:],
     wire.take(1, [Rate(b"r", 1, 2, 3, 4, OnDeath.REFUNDED), EXTRA], 5, key=b"key", weight=6, priority=7)[12:],
+    wire.take(1, [EXTRA, Rate(b"x", 1), Rate(b"y", 2, on_death=OnDeath.CHARGED)], 5)[12:],
     wire.settle(1, 2, b"r", 3)[12:],
     wire.resume(1, 2)[12:],
     wire.resume(1, 2, b"\0\0\0\1" + bytes(8), 3)[12:],
@@ -49,7 +51,8 @@ class Drawn(Source):
 def one_input(data: bytes) -> None:
     """Plays it; raises whatever is wrong."""
     source = Drawn(data)
-    history, others = History(source), Desk()
+    kind = LimitedHistory if data[-1:] > b"\x7f" else History
+    history, others = kind(source), Desk()
     others.pump.cut = lambda frame: map(fenced, source.pieces(frame))
     others.store.limit_stays(1)
     for _ in range(STEPS_MAX):

@@ -31,6 +31,7 @@ class Taker:
     def __init__(self, peer: Peer) -> None:
         self.peer = peer
         self.session = peer.session
+        self.texts: dict[int, str] = {}  # of Takes that were refused for another reason than a shortage
         self._answers = Answers()
         self._parser = wire.ResponseParser()
         self._opaque = 0
@@ -51,6 +52,8 @@ class Taker:
                 decoded = wire.decode_grant(response.body)
             elif response.status == wire.Status.RESOURCE_NOT_AVAILABLE:
                 decoded = wire.decode_shortage(response.body)
+            else:
+                self.texts[response.opaque] = response.body.decode()
             self._answers.takes[response.opaque] = decoded
         return self._answers
 

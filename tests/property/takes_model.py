@@ -10,17 +10,22 @@ After each step the engine is audited, and these promises are checked:
 - nobody waits for what is there, unless others wait for a part of it;
 - what a connection with a token held stays for its grace time, belongs to who presents the token, once, and is then
   given back.
+
+A LimitedHistory also has limits of the server, which change: nothing is granted beyond them, they never take anything
+back, and nobody waits for what they make impossible.
 """
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 from counterd.protocols.counter import wire
-from counterd.protocols.counter.wire import Grant, OnDeath, Permit, Rate, Status, Stay
+from counterd.protocols.counter.limits import parse_limits
+from counterd.protocols.counter.wire import Grant, OnDeath, Permit, Rate, Shortage, Status, Stay
 from kit.takes import MS, Desk, Taker
 
 if TYPE_CHECKING:
@@ -133,25 +138,30 @@ class History:
         names = draw.sample([*MAXIMA, *RATES], draw.choice((1, 1, 1, 2, 3)))
         items: list[Permit | Rate] = []
         for name in names:
-            if name in MAXIMA:
-                items.append(Permit(name, draw.randint(1, MAXIMA[name]), MAXIMA[name]))
-            else:
-                limit, period, burst = RATES[name]
-                items.append(Rate(name, draw.randint(1, burst), limit, period, burst, draw.choice([*OnDeath])))
+            items.append(self.permit(name) if name in MAXIMA else self.rate(name))
         wait_ms = draw.choice(WAITS)
         options = {"key": draw.choice(KEYS), "weight": draw.choice((1, 2, 1000)), "priority": draw.choice((0, 0, 0, 9))}
         opaque = taker.take(*items, wait_ms=wait_ms, **options)
         self.books.asked.append(Asked(taker, opaque, tuple(items), self.desk.pump.now_ns + wait_ms * MS, wait_ms > 0))
 
+    def permit(self, name: bytes) -> Permit:
+        return Permit(name, self.random.randint(1, MAXIMA[name]), MAXIMA[name])
+
+    def rate(self, name: bytes) -> Rate:
+        limit, period, burst = RATES[name]
+        amount, on_death = self.random.randint(1, burst), self.random.choice([*OnDeath])
+        return Rate(name, amount, limit, period, burst, on_death)
+
     def acquire(self, taker: Taker) -> None:
         name = self.random.choice([*MAXIMA])
         status = taker.acquire(name, 1, MAXIMA[name])
         if status == Status.NO_ERROR:
+            assert self.books.is_there(Permit(name, 1, MAXIMA[name]))
             self.books.held[taker][name] += 1
         else:
             assert status == Status.RESOURCE_NOT_AVAILABLE
             is_awaited = any(name == item.name for asked in self.waiting() for item in asked.items)
-            assert is_awaited or self.books.consumption(name) == MAXIMA[name]
+            assert is_awaited or not self.books.is_there(Permit(name, 1, MAXIMA[name]))
 
     def release(self, taker: Taker) -> None:
         held = +self.books.held[taker]
@@ -328,3 +338,69 @@ class History:
         assert [figures[name] for name in ("busy", "waiters", "holdings", "charges", "kept")] == [0] * 5
         self.desk.wait(3_600_000)
         assert self.desk.store.snapshot()["rates"] == 0
+
+
+@dataclass
+class LimitedBooks(Books):
+    """caps: maxima of the server. known: the rates that it knows, with the numbers of RATES."""
+
+    caps: dict[bytes, int] = field(default_factory=dict)
+    known: set[bytes] = field(default_factory=set)
+
+    def is_there(self, item: Permit | Rate) -> bool:
+        if isinstance(item, Permit):
+            item = item._replace(maximum=min(item.maximum, self.caps.get(item.name, item.maximum)))
+        return not self.is_impossible(item) and super().is_there(item)
+
+    def is_impossible(self, item: Permit | Rate) -> bool:
+        if isinstance(item, Permit):
+            return item.amount > self.caps.get(item.name, item.amount)
+        return item.limit == 0 and item.name not in self.known
+
+
+class LimitedHistory(History):
+    """A History in which the server has limits."""
+
+    books: LimitedBooks
+
+    def __init__(self, random: Any) -> None:
+        super().__init__(random)
+        self.books = LimitedBooks(self.books.held)
+
+    def step(self) -> None:
+        if self.random.random() < 0.1:
+            self.reload()
+            self.check()
+        super().step()
+
+    def reload(self) -> None:
+        draw, books = self.random, self.books
+        books.caps = {name: draw.randint(0, most) for name, most in MAXIMA.items() if draw.random() < 0.5}
+        books.known = {name for name in RATES if draw.random() < 0.7}
+        rates = {name: dict(zip(("limit", "period", "burst"), RATES[name], strict=True)) for name in books.known}
+        document = {
+            "permits": [{"name": name.decode(), "maximum": cap} for name, cap in books.caps.items()],
+            "rates": [
+                {"name": name.decode(), **rate, "period": rate["period"] / 1_000_000} for name, rate in rates.items()
+            ],
+        }
+        self.desk.store.load_limits(parse_limits(json.dumps(document)))
+        self.desk.pump.settle()
+
+    def rate(self, name: bytes) -> Rate:
+        drawn = super().rate(name)
+        return Rate(name, drawn.amount, on_death=drawn.on_death) if self.random.random() < 0.6 else drawn
+
+    def take(self, taker: Taker) -> None:
+        super().take(taker)
+        asked = self.books.asked[-1]
+        unknown = [isinstance(item, Rate) and self.books.is_impossible(item) for item in asked.items]
+        over = [isinstance(item, Permit) and self.books.is_impossible(item) for item in asked.items]
+        reply = asked.taker.of(asked.opaque)
+        if any(unknown + over):
+            first = next(at for at, wrong in enumerate(zip(unknown, over, strict=True)) if any(wrong))
+            assert reply == Status.NOT_FOUND if unknown[first] else isinstance(reply, Shortage) and reply.item == first
+
+    def check(self) -> None:
+        super().check()
+        assert not any(self.books.is_impossible(item) for asked in self.waiting() for item in asked.items)

@@ -46,9 +46,9 @@ def walked(walk: Any) -> list[tuple[Any, ...]]:
 
 
 def rank(sort: str, row: tuple[Any, ...]) -> int:
-    _, consumption, limit, peak, waiters = row
+    _, consumption, limit, peak = row
     usage = (consumption << 32) // limit
-    return {"consumption": consumption, "usage": usage, "peak": peak, "limit": limit, "waiters": waiters}[sort]
+    return {"consumption": consumption, "usage": usage, "peak": peak, "limit": limit, "waiters": 0}[sort]
 
 
 class Room:
@@ -115,7 +115,7 @@ class Room:
             if self.model.exists(counter) and self.match.encode() in counter.name:
                 self.seen.append(counter)
                 peak = counter.peak if counter.window == self.model.window else counter.consumption
-                moment[id(counter)] = (counter.number, (counter.name, counter.consumption, counter.limit, peak, 0))
+                moment[id(counter)] = (counter.number, (counter.name, counter.consumption, counter.limit, peak))
         self.moments.append(moment)
 
     def check(self, cells: list[tuple[Any, ...]]) -> None:

@@ -12,15 +12,16 @@ from counterd.protocols.counter import wire
 from counterd.protocols.counter.wire import Permit, Status
 from kit.machine import examples
 from kit.takes import MS, Desk, Taker
-from property.takes_model import History
+from property.takes_model import History, LimitedHistory
 
 STEPS = 60
 
 
+@pytest.mark.parametrize("kind", [History, LimitedHistory])
 @pytest.mark.parametrize("block", range(4))
-def test_promises_of_random_takes(block: int) -> None:
+def test_promises_of_random_takes(block: int, kind: type[History]) -> None:
     for seed in range(examples(60)):
-        history = History(random.Random(1000 * block + seed))
+        history = kind(random.Random(1000 * block + seed))
         for _ in range(STEPS):
             history.step()
         history.end()

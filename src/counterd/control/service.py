@@ -221,6 +221,7 @@ class Service:
         this, because they take time.
         """
         self._apply(config, ready)
+        self.server.driver.wake()  # load() may have made something due
         self.plugin_host.apply(config)
 
     def _apply(self, config: Config, ready: Ready) -> None:

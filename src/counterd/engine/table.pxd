@@ -201,6 +201,15 @@ cdef inline void name_read(const Table* table, Record* record, uint8_t* target) 
         chain_read(&table.chains, name_chain(table, record), 0, target + prefix, record.name_size - prefix)
 
 
+cdef inline void name_begin(const Table* table, Record* record, uint8_t* target, uint32_t most) noexcept nogil:
+    """Reads the first `most` bytes of a name, or all if it has fewer."""
+    cdef uint32_t prefix = min(name_prefix(table, record.name_size), most)
+    memcpy(target, record_name(record), prefix)
+    most = min(most, <uint32_t>record.name_size)
+    if prefix < most:
+        chain_read(&table.chains, name_chain(table, record), 0, target + prefix, most - prefix)
+
+
 cdef inline bytes name_bytes(const Table* table, Record* record):
     cdef bytes name = PyBytes_FromStringAndSize(NULL, record.name_size)
     name_read(table, record, <uint8_t*>PyBytes_AS_STRING(name))

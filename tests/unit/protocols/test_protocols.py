@@ -43,7 +43,7 @@ def test_figures_are_in_the_snapshot_and_named_as_metrics_are(room: Room) -> Non
 def test_tables_open_with_every_sort_and_refuse_what_they_do_not_know(room: Room) -> None:
     store = store_of(room)
     required = {name: {"connection": "1"} for name in ("holdings", "waits", "subscriptions", "reserved")}
-    required |= {name: {"name": "a"} for name in ("holders", "queue")}
+    required |= {name: {"name": "a"} for name in ("holders", "queue", "limit")}
     assert room.tables()
     for table in room.tables():
         assert re.fullmatch(r"[a-z]+", table.name)

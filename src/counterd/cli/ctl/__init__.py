@@ -45,6 +45,7 @@ MODULES = {
     "waiters": "admin",
     "holdings": "admin",
     "waits": "admin",
+    "limit": "admin",
     "connections": "admin",
     "kill": "admin",
     "top": "top",

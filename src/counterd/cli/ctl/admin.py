@@ -1,4 +1,4 @@
-"""`counterctl holders`, `waiters`, `holdings`, `waits`, `connections` and `kill`: the commands for the admin endpoint.
+"""`counterctl holders`, `waiters`, `holdings`, `waits`, `limit`, `connections` and `kill`: they ask the admin endpoint.
 
 Floor 5. HTTP with the standard library, over TCP or a Unix socket. The token is never on the command line, where every
 user of the machine could read it, and never in a message. It is sent only with requests that need it. The address of
@@ -258,6 +258,27 @@ def waits(context: click.Context, /, connection: str, limit: int, output: Output
     """
     if not show_of(connection, endpoint_of(context, **where), output, limit, number=1):
         say(f"{shown_text(connection)} waits for nothing")
+        context.exit(EXIT_NOT_AVAILABLE)
+
+
+@click.command()
+@click.argument("name", type=NAME, required=False)
+@click.option("--limit", type=click.IntRange(1, PAGE), default=PAGE, metavar="N", help="Show at most N rows.")
+@admin_options
+@output_option
+@click.pass_context
+def limit(context: click.Context, /, name: bytes | None, limit: int, output: Output, **where: Any) -> None:
+    """Shows which limits of the server apply to a name, and what is in use. Without NAME: all limits.
+
+    The limits are those of the file counter.limits as the server has loaded it. Exit status 1 if there are none.
+    """
+    endpoint = endpoint_of(context, **where)
+    if name is None:
+        found = show("limits", endpoint, output, limit=limit)
+    else:
+        found = show("limit", endpoint, output, name=name, limit=limit)
+    if not found:
+        say("no limits" if name is None else f"no limit applies to {shown(name)}")
         context.exit(EXIT_NOT_AVAILABLE)
 
 

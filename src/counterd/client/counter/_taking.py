@@ -46,24 +46,32 @@ class Permit:
 class Rate:
     """An item of a Take: units of a rate, such as requests or tokens in a minute.
 
-    limit: units that are allowed in `per` seconds. burst: units that can be taken at once after a pause; None: limit.
+    limit: units that are allowed in `per` seconds (None: 1). burst: units that can be taken at once after a pause;
+    None: limit. Without a limit, the numbers are those in the server's file of limits; NotFound if it has none.
     after_death: what becomes of the units if the connection ends before settle(): "charge": they stay taken, "refund":
     they are given back. "final": they stay taken, and settle() cannot change that; the server then remembers less.
     """
 
     name: str | bytes
     amount: int = 1
-    limit: int = 1
-    per: float = 1.0
+    limit: int | None = None
+    per: float | None = None
     burst: int | None = None
     after_death: Literal["charge", "refund", "final"] = "charge"
 
     def _item(self) -> wire.Rate:
         if self.after_death not in AFTER_DEATH:
             raise ValueError(f"after_death must be one of {', '.join(AFTER_DEATH)}, not {self.after_death!r}")
+        after_death = AFTER_DEATH[self.after_death]
+        if self.limit is None:
+            if (self.per, self.burst) != (None, None):
+                raise ValueError("a rate with a period or a burst needs a limit")
+            return wire.Rate(as_bytes(self.name), self.amount, on_death=after_death)
+        if self.limit < 1:
+            raise ValueError(f"limit must be at least 1, not {self.limit}")
         burst = self.limit if self.burst is None else self.burst
-        period_us = round(self.per * 1_000_000)
-        return wire.Rate(as_bytes(self.name), self.amount, self.limit, period_us, burst, AFTER_DEATH[self.after_death])
+        period_us = round((1.0 if self.per is None else self.per) * 1_000_000)
+        return wire.Rate(as_bytes(self.name), self.amount, self.limit, period_us, burst, after_death)
 
 
 def place(key: str | bytes, weight: int, priority: int) -> dict[str, Any]:

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from counterd.contract import Figures, Lender, Room, Windows
+from counterd.contract import Figures, Files, Lender, Room, Windows
 from counterd.listing import Figure
 from counterd.protocols.counter.wire import PORT
-from counterd.settings import integer, setting, size
+from counterd.settings import absolute_path, integer, setting, size
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from counterd.listing import Table
     from counterd.protocols.counter._store import CounterStore
+    from counterd.protocols.counter.limits import Limits
 
 # An index has at most 2^31 slots, numbered by a 32-bit tag, and at least two for each entry. The default of
 # counter.holdings is twice the number of buckets.
@@ -42,6 +43,7 @@ class CounterSettings:
     )
     settle_time: int = setting(integer(1, 86_400), 3600, "seconds", reload=True)
     resume_max: int = setting(integer(0, 86_400), 60, "seconds; 0 means never", reload=True)
+    limits: str = setting(absolute_path, "", "absolute path; empty means no limits", reload=True)
     name_memory: int = setting(size(0, NAME_MEMORY_MAX), 256 << 20, "bytes")
     stats_interval: int = setting(integer(10, 1 << 31), 86400, "seconds", reload=True)
 
@@ -64,6 +66,20 @@ def make_store(settings: CounterSettings, figures: Figures, now_ns: int) -> Coun
     store.limit_takes(settings.waiters_per_connection, settings.settle_time)
     store.limit_stays(settings.resume_max)
     return store
+
+
+def read_limits(text: bytes) -> Limits:
+    """Parses the file of counter.limits. Raises DocumentError."""
+    from counterd.protocols.counter.limits import parse_limits  # noqa: PLC0415 - clients import this without limits
+
+    return parse_limits(text)
+
+
+def load(store: CounterStore, _settings: CounterSettings, files: Mapping[str, Any]) -> None:
+    """Loads the limits of the file; none if there is no file."""
+    from counterd.protocols.counter.limits import Limits  # noqa: PLC0415 - as above
+
+    store.load_limits(files.get("counter.limits", Limits()))
 
 
 def reload(store: CounterStore, settings: CounterSettings) -> None:
@@ -158,6 +174,7 @@ ROOM = Room(
     aliases={"counter.stat_interval": "counter.stats_interval"},
     figures=FIGURES,
     windows=Windows("counter.stats_interval"),
+    files=Files({"counter.limits": read_limits}, load),
     tables=tables,
     lend=lend,
 )

@@ -94,7 +94,7 @@ cdef inline int audit_pins(const Takes* takes) except -1:
     cdef const Item* item
     cdef const Permit* permit
     cdef dict pins = {}, pinned = {}, awaited = {}
-    cdef bint waits
+    cdef bint waits, is_rate, is_armed
     for number in range(1, fair.state.waiters.fresh + 1):
         if fair.waiters[number].connection == 0:
             continue
@@ -124,7 +124,9 @@ cdef inline int audit_pins(const Takes* takes) except -1:
             raise AssertionError(f"record {number}: its pin is wrong")
         if bool(permit.record.flags & FLAG_AWAITED) != awaited.get(number, False):
             raise AssertionError(f"record {number}: whether somebody waits for it is wrong")
-        if bool(permit.record.flags & FLAG_RATE) != timer_is_armed(timer_at(&takes.counters.fulls, number)):
+        is_rate = permit.record.flags & FLAG_RATE != 0
+        is_armed = timer_is_armed(timer_at(&takes.counters.fulls, number))
+        if is_armed > is_rate or is_rate > is_armed and not permit.record.flags & FLAG_PINNED:
             raise AssertionError(f"record {number}: its timer is wrong for a rate, or for a counter")
     if pinned:
         raise AssertionError(f"records {list(pinned)} are free, and somebody waits for them")

@@ -4,7 +4,7 @@
 # in engine/permits.pxd. This file has the windows, the peaks, and the reclaim of counters that nobody holds.
 #
 # Invariants (CounterStore.audit checks each):
-# - a counter with consumption 0 is in the ring of idle counters;
+# - a counter with consumption 0 is in the ring of idle counters, unless it is pinned;
 # - limits subtract, they never add: `consumption > maximum - resources`, because sums wrap.
 
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
@@ -23,6 +23,7 @@ from counterd.engine.pool cimport pool_left
 from counterd.engine.region cimport Region, region_reserve
 from counterd.engine.table cimport name_blocks, table_find, table_insert, table_remove
 from counterd.engine.wheel cimport Timers, timers_begin, timers_reserve
+from counterd.protocols.counter._limits cimport Limits, Rule, limits_find, limits_forget, limits_reserve, limits_rule
 from counterd.protocols.counter._rates cimport FLAG_AWAITED, FLAG_PINNED, RateRecord, RateState
 
 cdef enum:
@@ -57,6 +58,7 @@ cdef struct Counters:       # this process's view
     Fair fair               # who waits for a counter or a rate
     RateState* rates        # by record
     Timers fulls            # of the rates
+    Limits limits           # that the server sets
 
 
 cdef inline int counters_reserve(
@@ -70,6 +72,7 @@ cdef inline int counters_reserve(
     fair_reserve(&counters.fair, region, waiters)
     region_reserve(region, b"rates", (<size_t>buckets + 1) * sizeof(RateState), <void**>&counters.rates)
     timers_reserve(&counters.fulls, region, b"rates")
+    limits_reserve(&counters.limits, region, buckets)
     return 0
 
 
@@ -140,7 +143,9 @@ cdef inline bint make_room(Counters* counters, uint32_t blocks, int64_t* budget)
         counter = counter_at(counters, number)
         if counter.permit.consumption != 0:
             continue
-        if counter.permit.record.flags & FLAG_PINNED or blocks_short and counter.permit.record.name_size <= NAME_INLINE:
+        if counter.permit.record.flags & FLAG_PINNED:
+            continue    # it enters again when it is unpinned
+        if blocks_short and counter.permit.record.name_size <= NAME_INLINE:
             ring_push(&counters.ring, number, &counter.permit.record)
             continue
         if counter_exists(counters, counter):
@@ -163,6 +168,7 @@ cdef inline uint32_t counter_create(
     if not make_room(counters, name_blocks(&counters.permits.table, size), budget):
         return 0
     number = table_insert(&counters.permits.table, tag, name, size)
+    limits_forget(&counters.limits, number)
     counter = counter_at(counters, number)
     counter.permit.consumption = 0
     counter.permit.holders = 0
@@ -184,9 +190,9 @@ cdef inline int sweep(Counters* counters, int steps) noexcept nogil:
         counters.ring.state.sweep_left -= 1
         number = counter_pop(counters)
         counter = counter_at(counters, number)
-        if counter.permit.consumption != 0:
+        if counter.permit.consumption != 0 or counter.permit.record.flags & FLAG_PINNED:
             continue
-        if counter.permit.record.flags & FLAG_PINNED or counter_exists(counters, counter):
+        if counter_exists(counters, counter):
             ring_push(&counters.ring, number, &counter.permit.record)
         else:
             counters.state.expired += 1
@@ -228,19 +234,36 @@ cdef inline void counter_restore(Counters* counters, uint32_t number, uint32_t r
         queue_wake(&counters.fair, queue_find(&counters.fair, number, counter.permit.record.tag))
 
 
+cdef inline uint32_t counter_maximum(
+    Counters* counters, uint32_t number, const uint8_t* name, uint32_t size, uint32_t maximum
+) noexcept nogil:
+    """Returns the smaller one of `maximum` and of that which the server sets. number: 0 if the counter is new."""
+    cdef const Rule* rule
+    if number:
+        rule = limits_rule(&counters.limits, &counters.permits, number, False)
+    else:
+        number = limits_find(&counters.limits, False, name, size)
+        rule = counters.limits.rules + number if number else NULL
+    return maximum if rule == NULL else min(maximum, rule.most)
+
+
 cdef inline Outcome counter_acquire(
     Counters* counters, uint32_t connection, uint32_t tag, const uint8_t* name, uint32_t size,
-    uint32_t resources, uint32_t maximum, uint32_t since_tenths, int64_t* budget, uint32_t* consumption
+    uint32_t resources, uint32_t maximum, uint32_t since_tenths, int64_t* budget, uint32_t* left
 ) noexcept nogil:
     """Grants all of `resources`, or nothing, if the consumption stays within `maximum`. 0 < resources <= maximum.
 
-    Grants nothing of a counter for which somebody waits: what is given back is theirs first. consumption: gets that
-    after a grant.
+    Grants nothing of a counter for which somebody waits: what is given back is theirs first. left: gets what is
+    left after a grant.
     """
     cdef Permits* permits = &counters.permits
     cdef uint32_t number = table_find(&permits.table, tag, name, size)
     cdef uint32_t entry
     cdef Counter* counter
+    if counters.limits.generation:
+        maximum = counter_maximum(counters, number, name, size, maximum)
+        if resources > maximum:
+            return REFUSED
     if number == 0:
         if ledger_is_full(permits, connection):
             return FULL
@@ -251,7 +274,7 @@ cdef inline Outcome counter_acquire(
         counter = counter_at(counters, number)
         counter.limit = maximum
         counter_consume(counters, counter, resources)
-        consumption[0] = resources
+        left[0] = maximum - resources
         return GRANTED
     counter = counter_at(counters, number)
     counter.limit = maximum
@@ -267,7 +290,7 @@ cdef inline Outcome counter_acquire(
     if not counter_exists(counters, counter):
         counters.state.created += 1
     counter_consume(counters, counter, resources)
-    consumption[0] = counter.permit.consumption
+    left[0] = maximum - counter.permit.consumption
     return GRANTED
 
 

@@ -16,11 +16,13 @@ from counterd.engine.byteorder cimport load_le32
 from counterd.engine.debug cimport debug_check
 from counterd.engine.fair cimport queue_wake
 from counterd.engine.permits cimport GRANTED, REFUSED, Outcome
+from counterd.protocols.counter._asks cimport Ask, Verdict, ask_tag
 from counterd.protocols.counter._counters cimport counter_release
 from counterd.protocols.counter._messages cimport NO_ERROR
 from counterd.protocols.counter._store cimport CounterStore
+from counterd.protocols.counter._rates cimport Pace
 from counterd.protocols.counter._takes cimport (
-    Ask, Pace, Verdict, ask_tag, asks_resolve, take_end, take_wait, takes_decide, takes_grant, takes_have_room,
+    asks_resolve, take_end, take_wait, takes_decide, takes_grant, takes_have_room,
 )
 
 
@@ -62,6 +64,7 @@ cdef class Lending(Session):
         ask.amount = 1
         ask.maximum = maximum
         ask.on_death = 0
+        ask.is_named = False
         ask.record = 0
         return ask
 
@@ -85,7 +88,10 @@ cdef class Lending(Session):
         cdef Outcome outcome = REFUSED
         try:
             if not store.draining:
-                outcome = takes_decide(&store.takes, self.connection, &ask, 1, store.now_ns, &store.budget).outcome
+                outcome = takes_decide(
+                    &store.takes, self.connection, &ask, 1, store.counters.limits.generation != 0, store.now_ns,
+                    &store.budget
+                ).outcome
         finally:
             self.leave_call()
         return outcome == GRANTED
@@ -118,7 +124,7 @@ cdef class Lending(Session):
     def enqueue(self, bytes name not None, uint32_t maximum, uint32_t ticket, int64_t now_ns):
         """As contract.Lender.enqueue."""
         cdef CounterStore store = self.enter(now_ns)
-        cdef Verdict verdict = Verdict(REFUSED, 0, 0, INT64_MAX)
+        cdef Verdict verdict = Verdict(REFUSED, 0, False, 0, INT64_MAX)
         cdef Ask ask = self.ask(name, maximum)
         cdef uint32_t place = 0
         try:

@@ -11,8 +11,9 @@ from counterd.engine.byteorder cimport (
     load_be16, load_be32, load_be64, load_le32, store_be32, store_be64, store_le32,
 )
 from counterd.engine.fair cimport WEIGHT_MAX
-from counterd.protocols.counter._rates cimport LIMIT_MAX
-from counterd.protocols.counter._takes cimport ITEMS_MAX, REFUNDED, Ask
+from counterd.protocols.counter._asks cimport ITEMS_MAX, Ask
+from counterd.protocols.counter._rates cimport LIMIT_MAX, Pace
+from counterd.protocols.counter._takes cimport REFUNDED
 
 cdef enum Opcode:
     NOOP = 0x00
@@ -65,6 +66,7 @@ cdef enum:
     KEY_MAX = 255
     PERMIT = 1              # kinds of items
     RATE = 2
+    NAMED_RATE = 3          # whose numbers are the server's
     SHORTAGE_HEAD = 9       # bytes before the text: item, what is left of it, milliseconds until it is there
     NO_TIME = 0xffffffff    # milliseconds: nobody knows
     GRANT_MAX = 96          # bytes of the longest reply to a Take: 12 + 8 + 4 * 16
@@ -182,6 +184,7 @@ cdef inline uint32_t reply_encode(uint8_t* target, const Frame* frame, const Ans
 cdef struct TakeHead:
     uint8_t count           # of items
     bint has_rates
+    bint has_named          # a rate whose numbers are the server's
     uint8_t priority
     uint16_t weight
     uint32_t wait_ms        # 0: it does not wait
@@ -215,6 +218,7 @@ cdef inline bint take_decode(const uint8_t* body, uint32_t size, TakeHead* head,
         return False
     head.count = body[0]
     head.has_rates = False
+    head.has_named = False
     head.priority = body[1]
     head.weight = load_be16(body + 2)
     head.wait_ms = load_be32(body + 4)
@@ -230,6 +234,7 @@ cdef inline bint take_decode(const uint8_t* body, uint32_t size, TakeHead* head,
         ask.on_death = body[1]
         ask.name_size = load_be16(body + 2)
         ask.amount = load_be32(body + 4)
+        ask.is_named = body[0] == NAMED_RATE
         if body[0] == PERMIT:
             ask.maximum = load_be32(body + 8)
             ask.pace.period_us = ask.pace.limit = ask.pace.burst = 0
@@ -247,6 +252,12 @@ cdef inline bint take_decode(const uint8_t* body, uint32_t size, TakeHead* head,
             ):
                 return False
             body += RATE_HEAD
+        elif body[0] == NAMED_RATE:
+            head.has_rates = head.has_named = True
+            ask.pace = Pace(1, 1, 0)    # until asks_limit()
+            if load_be32(body + 8) or ask.on_death > REFUNDED:
+                return False
+            body += PERMIT_HEAD
         else:
             return False
         if ask.name_size == 0 or ask.amount == 0 or end - body < <Py_ssize_t>ask.name_size:
@@ -274,10 +285,22 @@ cdef inline uint32_t grant_encode(
     return HEADER_SIZE + 8 + 4 * <uint32_t>count
 
 
-cdef inline const char* shortage_text(bint draining) noexcept nogil:
+cdef inline const char* shortage_text(bint draining, bint is_over) noexcept nogil:
     if draining:
         return b"Draining"
+    if is_over:
+        return b"More than the limit of the server"
     return error_text(RESOURCE_NOT_AVAILABLE)
+
+
+cdef inline uint32_t absence_encode(uint8_t* target, uint32_t opaque, uint8_t item) noexcept nogil:
+    """Writes the reply to a Take that names a rate of which the server has no numbers. Returns its size."""
+    cdef const char* text = b"Not found: item 1"    # the digit is that of items from 10 on
+    cdef uint32_t size = <uint32_t>strlen(text) + (item >= 10)
+    cdef uint8_t* body = header_encode(target, TAKE, NOT_FOUND, opaque, size)
+    memcpy(body, text, strlen(text))
+    body[size - 1] = 48 + item % 10
+    return HEADER_SIZE + size
 
 
 cdef inline uint32_t shortage_encode(

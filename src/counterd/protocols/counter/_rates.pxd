@@ -5,7 +5,7 @@
 # n intervals on, and may if it is not later than now then. It is never more than the burst behind now; a rate that is
 # that far behind is full, as a new one is, and its record is freed.
 #
-# Invariant: the timer of every rate is armed, for when it is full, or a record of it is free already.
+# Invariant: the timer of every rate is armed, for when it is full, unless it is pinned.
 
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 

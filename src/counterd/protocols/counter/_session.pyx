@@ -20,24 +20,23 @@ from counterd.engine.permits cimport (
     FULL, GRANTED, REFUSED, Outcome, Permits, ledger_find, ledger_tag, permit_at,
 )
 from counterd.engine.table cimport RECORD_USED, index_peek, index_prefetch, name_read, name_tag, table_find
+from counterd.protocols.counter._asks cimport ITEMS_MAX, Ask, Verdict, ask_tag, asks_repeat
 from counterd.protocols.counter._counters cimport (
     Counter, Counters, counter_acquire, counter_at, counter_exists, counter_get, counter_release,
 )
 from counterd.protocols.counter._messages cimport (
     ACQUIRE, BODY_MAX, CANCEL, DUMP, GET, GOODBYE, HEADER_SIZE, HELD, INVALID_ARGUMENTS, LIMITS, NOOP, NOT_ACQUIRED,
-    NOT_FOUND, NO_ERROR, OPCODES, OUT_OF_MEMORY, PRESENT_SIZE, RATE, RELEASE, REPLY_MAX, REQUEST_MAGIC,
+    NOT_FOUND, NO_ERROR, OPCODES, OUT_OF_MEMORY, PERMIT, PRESENT_SIZE, RELEASE, REPLY_MAX, REQUEST_MAGIC,
     RESOURCE_NOT_AVAILABLE, RESUME, RESUME_SIZE, SETTLE, STATS, STAY_SIZE, TAKE, TAKE_MAX, UNKNOWN_COMMAND, WHO, Answer,
-    Request, TakeHead, frame_opaque, grant_encode, header_encode, reply_encode, request_decode, request_kind, retry_ms,
-    shortage_encode, shortage_text, take_decode, take_peek,
+    Request, TakeHead, absence_encode, frame_opaque, grant_encode, header_encode, reply_encode, request_decode,
+    request_kind, retry_ms, shortage_encode, shortage_text, take_decode, take_peek,
 )
 from counterd.protocols.counter._rates cimport FLAG_RATE, RATE_TAG
 from counterd.protocols.counter._stays cimport (
     TITLE_MAX, TOKEN_SIZE, stay_ask, stay_find, token_secret, token_write,
 )
 from counterd.protocols.counter._store cimport CounterStore
-from counterd.protocols.counter._takes cimport (
-    ITEMS_MAX, Ask, Takes, Verdict, ask_left, ask_tag, asks_repeat, take_settle, takes_decide,
-)
+from counterd.protocols.counter._takes cimport Takes, ask_left, take_settle, takes_decide
 
 cdef enum:
     NS_PER_TENTH = 100000000
@@ -79,19 +78,19 @@ cdef inline Answer decide(CounterSession session, const Frame* frame, const Requ
     """Decides about a request for one counter, or a Noop. A Take of one permit is decided as an Acquire."""
     cdef Counters* counters = &(<CounterStore>session.store).counters
     cdef uint32_t number = request.resources
-    cdef uint32_t consumption = 0
+    cdef uint32_t left = 0
     cdef Outcome outcome = GRANTED
     if request.opcode == ACQUIRE:
         if (<CounterStore>session.store).draining:
             return Answer(RESOURCE_NOT_AVAILABLE, 0, b"Draining")
         outcome = counter_acquire(
             counters, session.connection, frame.tag, frame.key, frame.key_size, request.resources, request.maximum,
-            <uint32_t>(session.store.now_ns // NS_PER_TENTH), &session.store.budget, &consumption
+            <uint32_t>(session.store.now_ns // NS_PER_TENTH), &session.store.budget, &left
         )
         if counters.ring.state.sweep_left:
             session.store.stirred = True
         if request.sent == TAKE:
-            number = request.maximum - consumption
+            number = left
     elif request.opcode == RELEASE:
         outcome = counter_release(
             counters, session.connection, frame.tag, frame.key, frame.key_size, request.resources
@@ -182,7 +181,7 @@ cdef class CounterSession(Session):
             frame.key_size = 0
             return
         frame.verdict = NO_ERROR
-        frame.tag = name_tag(&permits.table, frame.key, frame.key_size) ^ (RATE_TAG if kind == RATE else 0)
+        frame.tag = name_tag(&permits.table, frame.key, frame.key_size) ^ (0 if kind == PERMIT else RATE_TAG)
         index_prefetch(&permits.table.index, frame.tag)
         index_prefetch(&permits.ledger, ledger_tag(self.connection, frame.tag))
 
@@ -326,7 +325,7 @@ cdef class CounterSession(Session):
         cdef TakeHead head
         cdef Ask[ITEMS_MAX] asks
         cdef uint32_t[ITEMS_MAX] left
-        cdef Verdict verdict = Verdict(REFUSED, 0, 0, INT64_MAX)
+        cdef Verdict verdict = Verdict(REFUSED, 0, False, 0, INT64_MAX)
         cdef uint8_t status
         cdef int i
         if not take_decode(frame.data + HEADER_SIZE, frame.size - HEADER_SIZE, &head, asks):
@@ -340,8 +339,11 @@ cdef class CounterSession(Session):
         if store.draining:
             status = RESOURCE_NOT_AVAILABLE
         else:
-            verdict = takes_decide(takes, self.connection, asks, head.count, store.now_ns, &store.budget)
-            if verdict.outcome == REFUSED and head.wait_ms and not self.hung_up:
+            verdict = takes_decide(
+                takes, self.connection, asks, head.count, head.has_named or store.counters.limits.generation != 0,
+                store.now_ns, &store.budget
+            )
+            if verdict.outcome == REFUSED and head.wait_ms and not self.hung_up and not verdict.is_over:
                 if store.wait_for(self, frame, &head, asks, &verdict):
                     return DONE
                 verdict.outcome = FULL
@@ -353,13 +355,15 @@ cdef class CounterSession(Session):
                 left[i] = ask_left(takes, &asks[i], store.now_ns)
             self.reply_granted(frame, left, head.count)
             return DONE
-        if status != RESOURCE_NOT_AVAILABLE:
+        if status != RESOURCE_NOT_AVAILABLE and status != NOT_FOUND:
             return self.refuse(frame, status)
         store.refusals[<int>TAKE][status] += 1
+        if status == NOT_FOUND:
+            store.out_size += absence_encode(store.out + store.out_size, frame_opaque(frame), verdict.item)
+            return DONE
         store.out_size += shortage_encode(
-            store.out + store.out_size, frame_opaque(frame), status, verdict.item,
-            0 if store.draining else ask_left(takes, &asks[verdict.item], store.now_ns),
-            retry_ms(verdict.due_ns, store.now_ns), shortage_text(store.draining)
+            store.out + store.out_size, frame_opaque(frame), status, verdict.item, store.left_of(&asks[verdict.item]),
+            retry_ms(verdict.due_ns, store.now_ns), shortage_text(store.draining, verdict.is_over)
         )
         return DONE
 

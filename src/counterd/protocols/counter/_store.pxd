@@ -3,10 +3,11 @@
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
 from counterd._core cimport Frame, Session, Store
+from counterd.protocols.counter._asks cimport Ask, Verdict
 from counterd.protocols.counter._counters cimport Counters
 from counterd.protocols.counter._messages cimport OPCODES, TakeHead
 from counterd.protocols.counter._stays cimport Stays
-from counterd.protocols.counter._takes cimport Ask, Takes, Verdict
+from counterd.protocols.counter._takes cimport Takes
 
 
 cdef class CounterStore(Store):
@@ -17,6 +18,7 @@ cdef class CounterStore(Store):
     cdef object others          # returns the figures of the floors above, for Stats
     cdef bint draining          # nothing is handed out any more
     cdef uint32_t to_drain      # waiters up to this number are still to be told so
+    cdef uint32_t to_limit      # waiters up to this number are still to be checked against new limits
     cdef void** sessions        # of the open connections, by number; borrowed
     cdef list lendings          # the numbers of the connections of other stores, see _lending.pyx
     # Of Takes, in total:
@@ -43,6 +45,9 @@ cdef class CounterStore(Store):
     cdef int serve_queue(self, uint32_t queue, int steps) except -1
     cdef int grant(self, uint32_t number, const Ask* asks) except -1
     cdef int refuse(self, uint32_t number, uint8_t status, const Verdict* verdict, const Ask* asks) except -1
+    cdef int limit_waiter(self, uint32_t number) except -1
+    cdef int refuse_by(self, uint32_t number, const Verdict* verdict, const Ask* asks) except -1
+    cdef uint32_t left_of(self, const Ask* ask) noexcept
     cdef int post_to(self, uint32_t number, const uint8_t* data, uint32_t size) except -1
     cdef int expire(self, int steps) except -1
     cdef int leave(self, int steps) except -1

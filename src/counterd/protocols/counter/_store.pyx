@@ -5,7 +5,7 @@ Floor 2. The counters are in the region (_counters.pxd); the statistics of reque
 
 from collections import Counter as Tally
 
-from cpython.bytes cimport PyBytes_FromStringAndSize
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from cpython.mem cimport PyMem_RawCalloc, PyMem_RawFree
 from libc.stdint cimport INT64_MAX, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.string cimport memcpy
@@ -19,28 +19,31 @@ from counterd.engine.fair cimport (
 )
 from counterd.engine.idle_ring cimport FLAG_IN_RING
 from counterd.engine.permits cimport (
-    FULL, GRANTED, PERMIT_CELL, REFUSED, Holding, Permits, permit_at, permits_leave,
+    ABSENT, FULL, GRANTED, PERMIT_CELL, REFUSED, Holding, Permits, permit_at, permits_leave,
 )
 from counterd.engine.pool cimport Pool
 from counterd.engine.siphash cimport siphash13
 from counterd.engine.table cimport RECORD_USED, name_bytes
 from counterd.engine.wheel cimport timers_arm, timers_next_ns, timers_take
+from counterd.protocols.counter._asks cimport ITEMS_MAX, Ask, Verdict, asks_limit
 from counterd.protocols.counter._audits cimport audit_stays, audit_takes
 from counterd.protocols.counter._counters cimport (
     Counter, Counters, CountersState, counter_at, counter_exists, counters_begin, counters_give_back, counters_reserve,
     holding_give_back, sweep, sweep_begin,
 )
+from counterd.protocols.counter._limits cimport Limits, Rule
 from counterd.protocols.counter._messages cimport (
-    ACQUIRE, CANCEL, CANCELLED, DUMP, GET, GOODBYE, GRANT_MAX, HELD, INVALID_ARGUMENTS, NOOP, NOT_ACQUIRED, NOT_FOUND,
-    OPCODES, OUT_OF_MEMORY, RELEASE, RESOURCE_NOT_AVAILABLE, RESUME, SETTLE, STATS, TAKE, UNKNOWN_COMMAND, WHO,
-    TakeHead, error_text, frame_opaque, grant_encode, refusal_encode, retry_ms, shortage_encode, shortage_text,
+    ACQUIRE, CANCEL, CANCELLED, DUMP, GET, GOODBYE, GRANT_MAX, HEADER_SIZE, HELD, INVALID_ARGUMENTS, NOOP, NOT_ACQUIRED,
+    NOT_FOUND, OPCODES, OUT_OF_MEMORY, RELEASE, RESOURCE_NOT_AVAILABLE, RESUME, SETTLE, STATS, TAKE, UNKNOWN_COMMAND,
+    WHO, TakeHead, absence_encode, error_text, frame_opaque, grant_encode, refusal_encode, retry_ms, shortage_encode,
+    shortage_text, take_decode,
 )
-from counterd.protocols.counter._rates cimport FLAG_RATE
+from counterd.protocols.counter._rates cimport FLAG_PINNED, FLAG_RATE
 from counterd.protocols.counter._stays cimport (
     Stay, stay_about, stay_discard, stay_end, stay_forget, stay_keep, stays_begin, stays_reserve, title_copy,
 )
 from counterd.protocols.counter._takes cimport (
-    ITEMS_MAX, NS_PER_TENTH, Ask, TakesState, Verdict, ask_left, charge_leave, charges_expire, rate_end, rates_max, take_end,
+    NS_PER_TENTH, TakesState, ask_left, charge_leave, charges_expire, rate_end, rates_max, take_asks, take_end,
     take_find, take_look, take_move, take_try, take_wait, takes_begin, takes_epoch, takes_leave, takes_left,
     takes_reserve,
 )
@@ -81,6 +84,36 @@ cdef inline int64_t earlier(int64_t one, int64_t other) noexcept:
     return min(one, other)
 
 
+cdef inline void limits_free(Limits* limits) noexcept:
+    PyMem_RawFree(limits.rules)
+    PyMem_RawFree(limits.texts)
+
+
+cdef int limits_make(Limits* limits, permits, rates) except -1:
+    """Allocates and fills in the rules. Raises MemoryError, and then nothing is allocated."""
+    cdef size_t size = sum([len(read.name) for read in (*permits, *rates)])
+    cdef size_t count = len(permits) + len(rates)
+    cdef uint32_t number = 0, text = 0, above
+    cdef Rule* rule
+    limits.rules = <Rule*>PyMem_RawCalloc(count + 1, sizeof(Rule))
+    limits.texts = <uint8_t*>PyMem_RawCalloc(size + 1, 1)
+    if limits.rules == NULL or limits.texts == NULL:
+        limits_free(limits)
+        raise MemoryError(f"no room for {count} limits")
+    limits.permits = <uint32_t>len(permits)
+    limits.count = <uint32_t>count
+    for read in (*permits, *rates):
+        number += 1
+        above = 0 if number <= limits.permits else limits.permits
+        rule = limits.rules + number
+        rule.text, rule.size, rule.is_prefix = text, <uint16_t>len(read.name), read.is_prefix
+        rule.parent = read.parent + above if read.parent else 0
+        rule.most, rule.period_us, rule.burst = read.most, read.period_us, read.burst
+        memcpy(limits.texts + text, PyBytes_AS_STRING(read.name), rule.size)
+        text += rule.size
+    return 0
+
+
 cdef class CounterStore(Store):
     """The store; open_store() in _session.pyx makes it.
 
@@ -115,6 +148,7 @@ cdef class CounterStore(Store):
 
     def __dealloc__(self):
         PyMem_RawFree(self.sessions)
+        limits_free(&self.counters.limits)
 
     def limit_takes(self, uint32_t waiters_per_connection, uint32_t settle_time):
         """Sets how many Takes of one connection may wait, 0 for no limit; and how many seconds they may be settled."""
@@ -126,6 +160,20 @@ cdef class CounterStore(Store):
         """Sets for how many seconds what a connection holds may stay after its end; 0: no token is given any more."""
         with self:
             self.stays.state.max_ms = resume_max * MS_PER_S
+
+    def load_limits(self, limits not None):
+        """Replaces the limits of the server. limits: limits.Limits. What waits is checked against them soon."""
+        cdef Limits* here = &self.counters.limits
+        cdef Limits made = here[0]
+        if here.generation == 0 and not limits.permits and not limits.rates:
+            return
+        with self:
+            limits_make(&made, limits.permits, limits.rates)
+            limits_free(here)
+            made.generation += 1
+            here[0] = made
+            self.to_limit = self.counters.fair.state.waiters.fresh
+            self.stirred = True
 
     def limit_holdings(self, uint32_t holdings_per_connection):
         """Sets how many holdings one connection may have from now on; 0 is no limit."""
@@ -157,17 +205,20 @@ cdef class CounterStore(Store):
     cdef int64_t due_ns(self) except? -2:
         cdef Counters* counters = &self.counters
         cdef TakesState* takes = self.takes.state
+        cdef uint32_t since
         cdef int64_t due
         if (
             counters.permits.state.leaving_first or counters.ring.state.sweep_left or takes.leaving_first
-            or counters.fair.state.ready_first or self.to_drain or self.draining and self.stays.state.kept
+            or counters.fair.state.ready_first or self.to_drain or self.to_limit
+            or self.draining and self.stays.state.kept
         ):
             return 0
         due = earlier(timers_next_ns(&self.takes.deadlines), timers_next_ns(&counters.fair.timers))
         due = earlier(due, timers_next_ns(&counters.fulls))
         due = earlier(due, timers_next_ns(&self.stays.timers))
         if takes.charge_first:
-            due = earlier(due, <int64_t>(self.takes.charges[takes.charge_first].ends_tenths + 1) * NS_PER_TENTH)
+            since = self.takes.charges[takes.charge_first].since_tenths
+            due = earlier(due, <int64_t>(since + 1) * NS_PER_TENTH + takes.settle_ns)
         return due
 
     cdef void look_again(self) noexcept:
@@ -233,7 +284,7 @@ cdef class CounterStore(Store):
     cdef int expire(self, int steps) except -1:
         """Refuses what has waited for long enough, and everything in a drain. Frees rates that are full."""
         cdef Counters* counters = &self.counters
-        cdef Verdict verdict = Verdict(REFUSED, 0, 0, INT64_MAX)
+        cdef Verdict verdict = Verdict(REFUSED, 0, False, 0, INT64_MAX)
         cdef Ask[ITEMS_MAX] asks
         cdef uint32_t number
         while self.to_drain and steps > 0:
@@ -243,14 +294,22 @@ cdef class CounterStore(Store):
             if counters.fair.waiters[number].connection:
                 steps -= REPLY_STEPS
                 self.refuse(number, RESOURCE_NOT_AVAILABLE, &verdict, asks)
+        while self.to_limit and steps > 0:
+            steps -= 1
+            number = self.to_limit
+            self.to_limit -= 1
+            if counters.fair.waiters[number].connection:
+                steps -= REPLY_STEPS
+                self.limit_waiter(number)
         while steps > 0:
             number = timers_take(&self.takes.deadlines, self.now_ns, &steps)
             if number == 0:
                 break
             steps -= REPLY_STEPS
+            verdict = Verdict(REFUSED, 0, False, 0, INT64_MAX)
             take_look(&self.takes, number, asks, self.now_ns, &verdict)
             self.timed_out += 1
-            self.refuse(number, RESOURCE_NOT_AVAILABLE, &verdict, asks)
+            self.refuse_by(number, &verdict, asks)
         while steps > 0:
             number = timers_take(&counters.fair.timers, self.now_ns, &steps)
             if number == 0:
@@ -260,7 +319,7 @@ cdef class CounterStore(Store):
             number = timers_take(&counters.fulls, self.now_ns, &steps)
             if number == 0:
                 break
-            rate_end(&self.takes, number, self.now_ns)
+            rate_end(&self.takes, number)
         return charges_expire(&self.takes, self.now_ns, steps)
 
     # ---- Takes that wait ----
@@ -271,8 +330,17 @@ cdef class CounterStore(Store):
         """Lets a Take wait. Returns False if there is no room."""
         cdef uint64_t key = <uint64_t>1 << 63 | session.connection
         cdef uint32_t number
+        cdef TakeHead again
+        cdef Ask[ITEMS_MAX] stated
+        cdef int i
         if head.key_size:
             key = siphash13(self.header.key, head.key, head.key_size)
+        if self.counters.limits.generation:     # it remembers its own numbers, as the limits may change
+            take_decode(frame.data + HEADER_SIZE, frame.size - HEADER_SIZE, &again, stated)
+            for i in range(head.count):
+                stated[i].record = asks[i].record
+                stated[i].tag = asks[i].tag
+            asks = stated
         number = take_wait(
             &self.takes, session.connection, asks, head.count, verdict, frame_opaque(frame), key,
             max(<uint16_t>1, head.weight), head.priority, self.now_ns, self.now_ns + <int64_t>head.wait_ms * NS_PER_MS
@@ -331,8 +399,8 @@ cdef class CounterStore(Store):
             verdict = take_try(&self.takes, first, asks, self.now_ns)
             if verdict.outcome == GRANTED:
                 self.grant(first, asks)
-            elif verdict.outcome == FULL:
-                self.refuse(first, OUT_OF_MEMORY, &verdict, asks)
+            elif verdict.outcome != REFUSED or verdict.is_over:
+                self.refuse_by(first, &verdict, asks)
             elif verdict.queue != number:
                 take_move(&self.takes, first, &verdict, asks)
             else:
@@ -365,19 +433,46 @@ cdef class CounterStore(Store):
             grant_encode(reply, self.takes.waiting[number].opaque, self.takes.state.grant, left, count),
         )
 
+    cdef int limit_waiter(self, uint32_t number) except -1:
+        """Refuses a waiting Take that new limits make impossible. Else lets its queue be served: there may be more."""
+        cdef Verdict verdict = Verdict(REFUSED, 0, False, 0, INT64_MAX)
+        cdef Ask[ITEMS_MAX] asks
+        take_asks(&self.takes, number, asks)
+        if asks_limit(&self.counters, asks, self.takes.waiting[number].items, &verdict):
+            queue_wake(&self.counters.fair, self.counters.fair.waiters[number].queue)
+            return 0
+        return self.refuse_by(number, &verdict, asks)
+
+    cdef int refuse_by(self, uint32_t number, const Verdict* verdict, const Ask* asks) except -1:
+        """Answers a Take that is not granted for this reason, and ends its wait."""
+        cdef uint8_t status = RESOURCE_NOT_AVAILABLE
+        if verdict.outcome == FULL:
+            status = OUT_OF_MEMORY
+        elif verdict.outcome == ABSENT:
+            status = NOT_FOUND
+        return self.refuse(number, status, verdict, asks)
+
+    cdef uint32_t left_of(self, const Ask* ask) noexcept:
+        """Returns how much is left of an item of a Take that is refused. It may have no record yet."""
+        if self.draining:
+            return 0
+        if ask.record == 0:
+            return ask.pace.burst if ask.pace.period_us else ask.maximum
+        return ask_left(&self.takes, ask, self.now_ns)
+
     cdef int refuse(self, uint32_t number, uint8_t status, const Verdict* verdict, const Ask* asks) except -1:
         """Answers a Take that is not granted, and ends its wait."""
         cdef uint8_t[GRANT_MAX] reply
         cdef uint32_t opaque = self.takes.waiting[number].opaque
-        cdef uint32_t size, left = 0
+        cdef uint32_t size
         self.refusals[<int>TAKE][status] += 1
         if status == RESOURCE_NOT_AVAILABLE:
-            if not self.draining:
-                left = ask_left(&self.takes, &asks[verdict.item], self.now_ns)
             size = shortage_encode(
-                reply, opaque, status, verdict.item, left, retry_ms(verdict.due_ns, self.now_ns),
-                shortage_text(self.draining)
+                reply, opaque, status, verdict.item, self.left_of(&asks[verdict.item]),
+                retry_ms(verdict.due_ns, self.now_ns), shortage_text(self.draining, verdict.is_over)
             )
+        elif status == NOT_FOUND:
+            size = absence_encode(reply, opaque, verdict.item)
         else:
             size = refusal_encode(reply, TAKE, status, opaque, error_text(status))
         return self.post_to(number, reply, size)
@@ -562,7 +657,7 @@ cdef class CounterStore(Store):
                 continue
             busy += counter.permit.consumption != 0
             idle += counter.permit.consumption == 0 and counter_exists(counters, counter)
-            if counter.permit.consumption == 0 and not counter.permit.record.flags & FLAG_IN_RING:
+            if counter.permit.consumption == 0 and not counter.permit.record.flags & (FLAG_IN_RING | FLAG_PINNED):
                 raise AssertionError(f"record {number} is idle, not in the ring")
         if busy != counters.state.busy or idle != counters.state.idle:
             raise AssertionError(

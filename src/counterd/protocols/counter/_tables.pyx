@@ -7,7 +7,7 @@ last call, which is at most a second ago.
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from cpython.mem cimport PyMem_RawFree, PyMem_RawMalloc
-from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdint cimport INT64_MAX, int64_t, uint8_t, uint32_t, uint64_t
 
 from counterd.engine.connections cimport CONNECTIONS_MAX
 from counterd.engine.fair cimport Fair, Label, Waiter, queue_find
@@ -15,19 +15,21 @@ from counterd.engine.heap cimport node_is_before
 from counterd.engine.permits cimport Holding, Permits, permit_at, walk_begin
 from counterd.engine.table cimport Record, Table as NameTable, name_bytes, name_tag, table_find
 from counterd.engine.walk cimport BLOCK_WORK, NAMES_MAX, ROW_WORK, HoldingsWalk, RankedWalk
-from counterd.protocols.counter._counters cimport Counter, Counters, counter_exists
+from counterd.protocols.counter._counters cimport Counter, Counters, counter_at, counter_exists
+from counterd.protocols.counter._limits cimport Limits, Rule, limits_find
 from counterd.protocols.counter._rates cimport (
     FLAG_AWAITED, FLAG_RATE, RATE_TAG, Pace, Rate, RateRecord, rate_full_ns, rate_left,
 )
 from counterd.protocols.counter._stays cimport stay_about
 from counterd.protocols.counter._store cimport CounterStore
-from counterd.protocols.counter._takes cimport NS_PER_TENTH, Take
+from counterd.protocols.counter._takes cimport NS_PER_TENTH, Take, rate_at
 
 from counterd.listing import CONNECTION, ROWS_MAX, Column, Table, name_of_bytes, ranked_parameters, read_parameters
 from counterd.settings import integer
 
 cdef enum:
     HOLDERS_STEP = 1024     # holdings that a step counts, each in a cache line from anywhere: 0.1 ms
+    RULES_STEP = 200        # rules of a step: some 0.1 ms
     WAITERS_STEP = 100      # rows of a step, each with a few such cache lines: some 0.1 ms
 
 cdef enum Order:
@@ -241,11 +243,10 @@ cdef tuple wait_cells(CounterStore store, uint32_t number):
     cdef const Waiter* waiter = store.counters.fair.waiters + number
     cdef const Take* take = store.takes.waiting + number
     cdef const Label* label = store.counters.fair.labels + waiter.flow
-    cdef int64_t left_ns = max(take.timer.due_ns - store.now_ns, 0)
+    cdef int64_t due_ns = take.timer.due_ns
     key = PyBytes_FromStringAndSize(<const char*>label.text, label.size) if waiter.flow else b""
-    return (
-        key, waiter.priority, waiter.weight, take.items, take.since_ns // <int64_t>NS_PER_TENTH, left_ns / NS_PER_S,
-    )
+    left = None if due_ns == INT64_MAX else max(due_ns - store.now_ns, 0) / NS_PER_S    # jobs wait without end
+    return (key, waiter.priority, waiter.weight, take.items, take.since_ns // <int64_t>NS_PER_TENTH, left)
 
 
 cdef class WaitersWalk(RankedWalk):
@@ -456,6 +457,107 @@ cdef class WaitsWalk(NotedWalk):
         return (*item_cells(self.store, number), *wait_cells(self.store, number))
 
 
+# ---- limits of the server ------------------------------------------------------------------------------------------
+
+cdef tuple rule_cells(const Limits* limits, uint32_t number):
+    """Returns the name, kind, most, period and burst of a rule. The last two are None for permits."""
+    cdef const Rule* rule = limits.rules + number
+    cdef bytes name = PyBytes_FromStringAndSize(<const char*>limits.texts + rule.text, rule.size)
+    if rule.is_prefix:
+        name += b"*"
+    if number <= limits.permits:
+        return (name, "permits", rule.most, None, None)
+    return (name, "rate", rule.most, rule.period_us / US_PER_S, rule.burst)
+
+
+cdef class LimitsWalk:
+    """Lists the limits that were loaded and have `match` in their names: of counters, then of rates, each by name."""
+
+    cdef CounterStore store
+    cdef bytes needle
+    cdef uint32_t limit
+    cdef uint32_t number        # of the last rule that was looked at
+    cdef uint32_t generation
+    cdef readonly uint64_t total
+    cdef list found
+
+    def __cinit__(self, CounterStore store not None, bytes match, uint32_t limit, *_):
+        self.store = store
+        self.needle = match
+        self.limit = limit
+        self.found = []
+
+    def step(self):
+        """Continues for 250 us at most, in a call of the store. Returns True when the rows are ready."""
+        cdef const Limits* limits = &self.store.counters.limits
+        cdef int _step
+        with self.store:
+            if self.generation != limits.generation:    # other limits were loaded meanwhile
+                self.generation, self.number, self.total, self.found = limits.generation, 0, 0, []
+            for _step in range(RULES_STEP):
+                if self.number >= limits.count:
+                    return True
+                self.number += 1
+                cells = rule_cells(limits, self.number)
+                if self.needle in cells[0]:
+                    self.total += 1
+                    if <size_t>len(self.found) < self.limit:
+                        self.found.append(cells)
+            return False
+
+    def rows(self):
+        """Returns the rows, in the order of the rules."""
+        return self.found
+
+
+cdef class LimitWalk:
+    """Finds the limits that apply to a name, as a counter and as a rate, and how much is in use."""
+
+    cdef CounterStore store
+    cdef bytes name
+    cdef readonly uint64_t total
+    cdef list found
+
+    def __cinit__(self, CounterStore store not None, bytes name not None, uint32_t _limit):
+        self.store = store
+        self.name = name
+        self.found = []
+
+    def step(self):
+        """Does everything at once. Returns True."""
+        with self.store:
+            for is_rate in (False, True):
+                self.add(is_rate)
+        self.total = len(self.found)
+        return True
+
+    cdef int add(self, bint is_rate) except -1:
+        cdef Counters* counters = &self.store.counters
+        cdef const uint8_t* name = <const uint8_t*>PyBytes_AS_STRING(self.name)
+        cdef uint32_t size = <uint32_t>len(self.name)
+        cdef uint32_t number = limits_find(&counters.limits, is_rate, name, size)
+        cdef const Rule* rule = counters.limits.rules + number
+        cdef uint32_t tag = name_tag(&counters.permits.table, name, size) ^ (RATE_TAG if is_rate else 0)
+        cdef uint32_t record = table_find(&counters.permits.table, tag, name, size), used = 0
+        cdef Pace pace
+        cdef Rate rate
+        if number == 0:
+            return 0
+        if record and is_rate:
+            rate, pace = rate_at(counters, record), Pace(rule.period_us, rule.most, rule.burst)
+            used = rule.burst - rate_left(&rate, &pace, self.store.now_ns)
+        elif record:
+            used = counter_at(counters, record).permit.consumption
+        found, kind, most, period, burst = rule_cells(&counters.limits, number)
+        waiters = waiters_of(counters, record, &permit_at(&counters.permits, record).record) if record else 0
+        self.found.append((kind, found, most, period, burst, used, waiters))
+        return 0
+
+    def rows(self):
+        """Returns the rows: one for a counter, one for a rate, if a limit applies to it."""
+        return self.found
+
+
 def open_counters(CounterStore store, parameters):
     """Begins a walk through the counters."""
     match, sort, limit = ranked_parameters(parameters, tuple(ORDERS))
@@ -498,6 +600,23 @@ def open_waits(CounterStore store, parameters):
     return WaitsWalk(store, **read_parameters(parameters, readers, {"limit": ROWS_MAX}))
 
 
+def open_limits(CounterStore store, parameters):
+    """Begins a walk through the limits of the server."""
+    return LimitsWalk(store, *ranked_parameters(parameters, ("name",))[::2])
+
+
+def open_limit(CounterStore store, parameters):
+    """Begins a search for the limits of one name."""
+    values = read_parameters(parameters, {"name": name_of_bytes, "limit": integer(1, ROWS_MAX)}, {"limit": ROWS_MAX})
+    return LimitWalk(store, values["name"], values["limit"])
+
+
+# The columns of a limit after its name and kind.
+NUMBERS = (
+    Column("maximum", "integer", "permits of a counter, or units of a rate in a period"),
+    Column("period", "seconds", "the period of a rate"),
+    Column("burst", "integer", "units of a rate that can be taken at once after a long pause"),
+)
 # The columns of each table with waiting Takes: of the item for which a Take waits, of the Take, and who waits.
 ITEM = (
     Column("name", "name", "the name of the counter or rate"),
@@ -551,6 +670,17 @@ TABLES = (
         open_waiters,
     ),
     Table(
+        "limits",
+        "The limits of the file counter.limits: of counters, then of rates. `match`: only names that contain it.",
+        (
+            Column("name", "name", "the name; with a * the beginning of names"),
+            Column("kind", "text", "permits or rate"),
+            *NUMBERS,
+        ),
+        ("name",),
+        open_limits,
+    ),
+    Table(
         "holders",
         "The connections that hold permits of the counter `name`, the latest first.",
         (
@@ -590,5 +720,18 @@ TABLES = (
         (),
         open_waits,
         ("connection",),
+    ),    Table(
+        "limit",
+        "The limits of the file counter.limits that apply to `name`: as a counter, and as a rate.",
+        (
+            Column("kind", "text", "permits or rate"),
+            Column("rule", "name", "its name in the file"),
+            *NUMBERS,
+            Column("used", "integer", "permits in use, or units of the burst that are not there"),
+            Column("waiters", "integer", "Takes that wait for it"),
+        ),
+        (),
+        open_limit,
+        ("name",),
     ),
 )

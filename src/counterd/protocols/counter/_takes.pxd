@@ -11,8 +11,7 @@
 # - exactly the records whose queue has a waiter have FLAG_AWAITED;
 # - a charge is in the list of its connection, and in the list of all charges in the order of their grants.
 
-from libc.stdint cimport INT64_MAX, int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
-from libc.string cimport memcmp
+from libc.stdint cimport INT64_MAX, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 
 from counterd.engine.connections cimport CONNECTIONS_MAX
 from counterd.engine.debug cimport debug_check
@@ -23,45 +22,32 @@ from counterd.engine.fair cimport (
 from counterd.engine.gcra cimport Span, span_is_before
 from counterd.engine.idle_ring cimport ring_push
 from counterd.engine.permits cimport (
-    ABSENT, FULL, GRANTED, REFUSED, Outcome, Permits, ledger_add, ledger_find, permit_at,
+    ABSENT, FULL, GRANTED, REFUSED, Outcome, Permit, Permits, ledger_add, ledger_find, permit_at,
 )
 from counterd.engine.pool cimport Pool, pool_left, pool_put, pool_take
 from counterd.engine.region cimport Region, region_reserve
-from counterd.engine.table cimport RECORD_USED, name_blocks, name_tag, table_find, table_insert, table_remove
+from counterd.engine.table cimport RECORD_USED, name_blocks, table_find, table_insert, table_remove
 from counterd.engine.wheel cimport (
     Timer, Timers, timer_is_armed, timers_arm, timers_begin, timers_disarm, timers_reserve,
 )
+from counterd.protocols.counter._asks cimport ITEMS_MAX, Ask, Verdict, asks_limit
 from counterd.protocols.counter._counters cimport (
     Counter, Counters, counter_at, counter_consume, counter_create, counter_exists, make_room,
 )
+from counterd.protocols.counter._limits cimport limits_forget
 from counterd.protocols.counter._rates cimport (
-    FLAG_AWAITED, FLAG_PINNED, FLAG_RATE, RATE_TAG, Pace, Rate, RateRecord, pace_first, rate_adjust, rate_after,
+    FLAG_AWAITED, FLAG_PINNED, FLAG_RATE, Pace, Rate, RateRecord, pace_first, rate_adjust, rate_after,
     rate_full_ns, rate_is_full, rate_left, rate_set, span_ceil,
 )
 
 cdef enum:
-    ITEMS_MAX = 16
     CHARGES_MAX = 1024      # of a connection: older ones cannot be settled any more. A Settle looks at each of them
     NS_PER_TENTH = 100000000
-    FULL_AGAIN_NS = 1000000000  # until a full rate is looked at again for which somebody waits
 
 cdef enum OnDeath:          # what becomes of a rate's charge if its holder dies before it is settled
     FINAL = 0               # there is no charge: what was taken stays taken, and cannot be settled
     CHARGED = 1
     REFUNDED = 2
-
-
-cdef struct Ask:            # an item of a request
-    const uint8_t* name
-    uint32_t name_size
-    uint32_t tag            # of a rate: RATE_TAG is in it
-    uint32_t amount
-    uint32_t maximum        # of permits
-    Pace pace               # of a rate; period_us is 0 for permits
-    uint8_t on_death
-    uint32_t record         # 0: not found yet
-    uint32_t holding        # of permits: what the connection holds already, see takes_have_room()
-    Span after              # of a rate: `next` if it is granted
 
 
 cdef struct Item:           # 32 bytes, of a Take that waits
@@ -72,7 +58,8 @@ cdef struct Item:           # 32 bytes, of a Take that waits
     uint32_t burst
     uint32_t next           # item of the same Take; also links the free list
     uint8_t on_death
-    uint8_t spare[3]
+    uint8_t is_named
+    uint8_t spare[2]
 
 
 cdef struct Take:           # 64 bytes, beside its Waiter
@@ -87,7 +74,7 @@ cdef struct Take:           # 64 bytes, beside its Waiter
 cdef struct Charge:         # 64 bytes
     uint64_t grant
     uint64_t period_us
-    uint32_t ends_tenths    # until then it may be settled; of the caller's monotonic clock
+    uint32_t since_tenths   # when it was granted; of the caller's monotonic clock
     uint32_t record
     uint32_t tag            # of the record, which may be freed meanwhile
     uint32_t amount
@@ -134,13 +121,6 @@ cdef struct Takes:          # this process's view
     uint32_t charges_max
 
 
-cdef struct Verdict:        # about a Take
-    Outcome outcome
-    uint8_t item            # REFUSED: the first that was short
-    uint32_t queue          # likewise, of a waiting Take: the queue of that item
-    int64_t due_ns          # likewise: when it will be there; INT64_MAX: nobody knows
-
-
 # ---- region --------------------------------------------------------------------------------------------------------
 
 cdef inline int takes_reserve(Takes* takes, Region* region, Counters* counters, uint32_t charges) except -1:
@@ -174,23 +154,6 @@ cdef inline void takes_epoch(Takes* takes, int64_t unix_ns) noexcept nogil:
     takes.state.grant = max(takes.state.grant, <uint64_t>unix_ns >> 8)
 
 
-# ---- items of a request --------------------------------------------------------------------------------------------
-
-cdef inline uint32_t ask_tag(const Permits* permits, const Ask* ask) noexcept nogil:
-    return name_tag(&permits.table, ask.name, ask.name_size) ^ (RATE_TAG if ask.pace.period_us else 0)
-
-
-cdef inline bint asks_repeat(const Ask* asks, int count) noexcept nogil:
-    """Returns True if two items are the same counter, or the same rate."""
-    cdef int i, j
-    for i in range(1, count):
-        for j in range(i):
-            if asks[i].tag == asks[j].tag and asks[i].name_size == asks[j].name_size:
-                if memcmp(asks[i].name, asks[j].name, asks[i].name_size) == 0:
-                    return True
-    return False
-
-
 # ---- records of items ----------------------------------------------------------------------------------------------
 
 cdef inline Rate rate_at(const Counters* counters, uint32_t number) noexcept nogil:
@@ -222,6 +185,7 @@ cdef inline uint32_t rate_create(Takes* takes, const Ask* ask, int64_t now_ns, i
     if not make_room(counters, name_blocks(&counters.permits.table, ask.name_size), budget):
         return 0
     number = table_insert(&counters.permits.table, ask.tag, ask.name, ask.name_size)
+    limits_forget(&counters.limits, number)
     rate = rate_at(counters, number)
     rate.record.permit.record.flags |= FLAG_RATE
     rate.record.permit.consumption = rate.record.permit.holders = 0
@@ -232,15 +196,28 @@ cdef inline uint32_t rate_create(Takes* takes, const Ask* ask, int64_t now_ns, i
     return number
 
 
-cdef inline void rate_end(Takes* takes, uint32_t number, int64_t now_ns) noexcept nogil:
-    """Frees a rate that is full, unless somebody waits for it."""
+cdef inline void rate_end(Takes* takes, uint32_t number) noexcept nogil:
+    """Frees a rate that is full, unless somebody waits for it: then it is freed after that, see record_unpin()."""
     cdef Counters* counters = takes.counters
     debug_check(permit_at(&counters.permits, number).record.flags & FLAG_RATE)
     if permit_at(&counters.permits, number).record.flags & FLAG_PINNED:
-        timers_arm(&counters.fulls, number, now_ns + FULL_AGAIN_NS)
         return
     table_remove(&counters.permits.table, number)
     takes.state.rates -= 1
+
+
+cdef inline void record_unpin(Counters* counters, uint32_t number) noexcept nogil:
+    """Nobody waits for a record any more: it may be freed when it is full or idle, as others."""
+    cdef Permit* permit = permit_at(&counters.permits, number)
+    cdef Rate rate
+    cdef Pace pace
+    permit.record.flags &= <uint8_t>~(FLAG_PINNED | FLAG_AWAITED)
+    if permit.record.flags & FLAG_RATE:
+        rate = rate_at(counters, number)
+        pace = Pace(rate.state.period_us, rate.state.limit, rate.state.burst)
+        rate_expect(counters, number, &pace)
+    elif permit.consumption == 0:
+        ring_push(&counters.ring, number, &permit.record)
 
 
 cdef inline uint32_t ask_find(Takes* takes, Ask* ask) noexcept nogil:
@@ -281,18 +258,23 @@ cdef inline bint asks_create(Takes* takes, Ask* asks, int count, int64_t now_ns,
             permit_at(permits, asks[i].record).record.flags |= FLAG_PINNED
     for i in range(count):
         if asks[i].record and not was_pinned[i]:
-            permit_at(permits, asks[i].record).record.flags &= <uint8_t>~FLAG_PINNED
+            record_unpin(takes.counters, asks[i].record)
     return made
 
 
-cdef inline bint asks_resolve(Takes* takes, Ask* asks, int count, int64_t now_ns, int64_t* budget) noexcept nogil:
-    """Finds or makes the record of each item. Returns False if there is no room."""
+cdef inline bint asks_find(Takes* takes, Ask* asks, int count) noexcept nogil:
+    """Finds the record of each item. Returns False if one has none."""
     cdef bint found = True
     cdef int i
     for i in range(count):
         if ask_find(takes, &asks[i]) == 0:
             found = False
-    return found or asks_create(takes, asks, count, now_ns, budget)
+    return found
+
+
+cdef inline bint asks_resolve(Takes* takes, Ask* asks, int count, int64_t now_ns, int64_t* budget) noexcept nogil:
+    """Finds or makes the record of each item. Returns False if there is no room."""
+    return asks_find(takes, asks, count) or asks_create(takes, asks, count, now_ns, budget)
 
 
 # ---- deciding ------------------------------------------------------------------------------------------------------
@@ -386,7 +368,7 @@ cdef inline void take_charge(Takes* takes, uint32_t connection, const Ask* ask, 
     debug_check(number != 0)
     charge.grant = state.grant
     charge.period_us = ask.pace.period_us
-    charge.ends_tenths = <uint32_t>((now_ns + state.settle_ns) // NS_PER_TENTH)
+    charge.since_tenths = <uint32_t>(now_ns // NS_PER_TENTH)
     charge.record = ask.record
     charge.tag = ask.tag
     charge.amount = ask.amount
@@ -454,12 +436,18 @@ cdef inline uint32_t ask_left(Takes* takes, const Ask* ask, int64_t now_ns) noex
 
 
 cdef inline Verdict takes_decide(
-    Takes* takes, uint32_t connection, Ask* asks, int count, int64_t now_ns, int64_t* budget
+    Takes* takes, uint32_t connection, Ask* asks, int count, bint is_limited, int64_t now_ns, int64_t* budget
 ) noexcept nogil:
-    """Grants a new Take, or says what it lacks. What somebody waits for is not there for a newcomer."""
-    cdef Verdict verdict = Verdict(FULL, 0, 0, INT64_MAX)
+    """Grants a new Take, or says what it lacks. What somebody waits for is not there for a newcomer.
+
+    is_limited: limits of the server may apply.
+    """
+    cdef Verdict verdict = Verdict(FULL, 0, False, 0, INT64_MAX)
+    cdef bint found = asks_find(takes, asks, count)
     cdef int i
-    if not asks_resolve(takes, asks, count, now_ns, budget):
+    if is_limited and not asks_limit(takes.counters, asks, count, &verdict):
+        return verdict
+    if not found and not asks_create(takes, asks, count, now_ns, budget):
         return verdict
     for i in range(count):
         if (
@@ -493,7 +481,7 @@ cdef inline void awaited_set(Takes* takes, uint32_t queue) noexcept nogil:
 cdef inline void item_unpin(Takes* takes, const Item* item) noexcept nogil:
     cdef const Queue* queue = takes.counters.fair.queues + item.queue
     if queue.pins == 1:
-        permit_at(&takes.counters.permits, queue.record).record.flags &= <uint8_t>~(FLAG_PINNED | FLAG_AWAITED)
+        record_unpin(takes.counters, queue.record)
     queue_unpin(&takes.counters.fair, item.queue)
 
 
@@ -508,6 +496,7 @@ cdef inline bint item_pin(Takes* takes, Item* item, const Ask* ask) noexcept nog
     item.most = ask.pace.limit if ask.pace.period_us else ask.maximum
     item.burst = ask.pace.burst
     item.on_death = ask.on_death
+    item.is_named = ask.is_named
     item.next = 0
     return True
 
@@ -594,6 +583,7 @@ cdef inline void take_asks(const Takes* takes, uint32_t number, Ask* asks) noexc
         asks[i].pace.period_us = item.period_us
         asks[i].pace.burst = item.burst
         asks[i].on_death = item.on_death
+        asks[i].is_named = item.is_named
         item = takes.items + item.next
 
 
@@ -603,9 +593,11 @@ cdef inline Verdict take_try(Takes* takes, uint32_t number, Ask* asks, int64_t n
     cdef const Waiter* waiter = waiter_at(fair, number)
     cdef const Item* item = &takes.waiting[number].first
     cdef int count = takes.waiting[number].items
-    cdef Verdict verdict = Verdict(FULL, 0, 0, INT64_MAX)
+    cdef Verdict verdict = Verdict(FULL, 0, False, 0, INT64_MAX)
     cdef int i
     take_asks(takes, number, asks)
+    if takes.counters.limits.generation and not asks_limit(takes.counters, asks, count, &verdict):
+        return verdict
     for i in range(count):
         if not ask_is_there(takes, &asks[i], now_ns, &verdict.due_ns) or fair_is_behind(fair, number, item.queue):
             verdict.outcome = REFUSED
@@ -624,6 +616,8 @@ cdef inline void take_look(Takes* takes, uint32_t number, Ask* asks, int64_t now
     cdef const Item* item = &takes.waiting[number].first
     cdef int i
     take_asks(takes, number, asks)
+    if takes.counters.limits.generation and not asks_limit(takes.counters, asks, takes.waiting[number].items, verdict):
+        return
     for i in range(takes.waiting[number].items):
         if item.queue == takes.counters.fair.waiters[number].queue:
             verdict.item = <uint8_t>i
@@ -722,7 +716,8 @@ cdef inline int charges_expire(Takes* takes, int64_t now_ns, int steps) noexcept
     """Ends charges that may not be settled any more. Returns the steps that remain."""
     cdef uint32_t number = takes.state.charge_first
     cdef uint32_t now_tenths = <uint32_t>(now_ns // NS_PER_TENTH)
-    while steps > 0 and number and <int32_t>(now_tenths - takes.charges[number].ends_tenths) > 0:
+    cdef uint32_t tenths = <uint32_t>(takes.state.settle_ns // NS_PER_TENTH)
+    while steps > 0 and number and now_tenths - takes.charges[number].since_tenths > tenths:
         steps -= 1
         charge_end(takes, number)
         number = takes.state.charge_first

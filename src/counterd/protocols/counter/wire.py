@@ -180,14 +180,14 @@ class Permit(NamedTuple):
 class Rate(NamedTuple):
     """An item of a Take: so many units of a rate that allows `limit` in a period, and `burst` at once after a rest.
 
-    period_us: microseconds.
+    limit: 0: the server has the numbers of the rate; then period_us and burst are 0 too. period_us: microseconds.
     """
 
     name: bytes
     amount: int
-    limit: int
-    period_us: int
-    burst: int
+    limit: int = 0
+    period_us: int = 0
+    burst: int = 0
     on_death: OnDeath = OnDeath.FINAL
 
 
@@ -332,6 +332,8 @@ def _item(item: Permit | Rate) -> bytes:
         _check_u32(amount=item.amount, maximum=item.maximum)
         return _PERMIT.pack(1, 0, size, item.amount, item.maximum)
     _check_u32(amount=item.amount, burst=item.burst)
+    if (item.limit, item.period_us, item.burst) == (0, 0, 0):
+        return _PERMIT.pack(3, item.on_death, size, item.amount, 0)
     if not 1 <= item.limit <= LIMIT_MAX:
         raise ValueError(f"limit must be 1 to {LIMIT_MAX}, not {item.limit}")
     if not 1 <= item.period_us <= PERIOD_MAX_US:

@@ -11,8 +11,9 @@ import pytest
 
 from counterd.protocols.counter import ROOM, wire
 from counterd.protocols.counter._tables import HeldWalk, HoldersWalk, QueueWalk, WaitersWalk, WaitsWalk
+from kit.pump import START_NS
+from kit.takes import MS, Desk
 from property.model import OK, Client, holders_of, make_store, settle
-from takes import MS, START_NS, Desk
 
 TABLES = {table.name: table for table in ROOM.tables()}
 MINUTE_US = 60_000_000
@@ -215,7 +216,7 @@ def test_rates_tell_what_is_left_and_who_waits() -> None:
     other.take(wire.Rate(b"b\xff", 2, 120, MINUTE_US, 4), wait_ms=60_000)
     assert one.acquire(b"a", 1, 5) == 0  # a counter of the same name is none of them
     desk.wait(250)
-    desk.store.set_wall(0, desk.now_ns)
+    desk.store.set_wall(0, desk.pump.now_ns)
     rows, total = listed(desk.store, "rates")
     assert total == 2
     assert rows[0]["name"] == b"b\xff"
@@ -273,7 +274,7 @@ def test_waiters_the_longest_wait_first() -> None:
     desk.wait(1500)
     second.take(wire.Rate(b"r", 1, 1, MINUTE_US, 1), wait_ms=0)
     second.take(wire.Rate(b"r", 1, 1, MINUTE_US, 1), wait_ms=9_000)
-    desk.store.set_wall(0, desk.now_ns)
+    desk.store.set_wall(0, desk.pump.now_ns)
     rows, total = listed(desk.store, "waiters")
     assert total == 2
     assert rows == [

@@ -601,3 +601,50 @@ def test_numbers_of_grants_rise_across_restarts() -> None:
             assert isinstance(grant, Grant)
             numbers.append(grant.number)
     assert numbers == sorted(set(numbers))
+
+
+def test_a_shorter_time_to_settle_applies_to_what_was_granted_before(desk: Desk) -> None:
+    one, other = desk.some(2)
+    item = Rate(b"r", 1, 1, SECOND, 5, OnDeath.CHARGED)
+    first = one.take(item)
+    desk.wait(10_000)
+    second = other.take(item)
+    desk.store.limit_takes(0, 5)
+    desk.wait(0)
+    assert desk.store.snapshot()["charges"] == 1
+    assert one.settle(first, b"r", 0) == Status.NOT_FOUND
+    assert other.settle(second, b"r", 0) == Status.NO_ERROR
+
+
+# ---- records that somebody waits for ----
+
+
+def test_idle_counters_that_are_waited_for_are_searched_once() -> None:
+    """They leave the ring of idle ones as soon as they are met there, and enter it again when nobody waits for them."""
+    desk = Desk(buckets=80, holdings=200, waiters=200)
+    holder, waiter, other = desk.some(3)
+    assert holder.acquire(b"p") == Status.NO_ERROR
+    for number in range(70):
+        waiter.take(Permit(b"p", 1, 1), Permit(b"%d" % number, 1, 1), wait_ms=60_000)
+    for number in range(100, 109):
+        assert other.acquire(b"%d" % number) == Status.NO_ERROR
+        assert other.release(b"%d" % number) == Status.NO_ERROR
+    assert other.acquire(b"new") == Status.OUT_OF_MEMORY  # after 64 of them
+    assert [other.acquire(b"new %d" % number) for number in range(9)] == [Status.NO_ERROR] * 9
+    assert other.acquire(b"one too many") == Status.OUT_OF_MEMORY
+    waiter.close()
+    assert other.acquire(b"one too many") == Status.NO_ERROR
+    desk.store.audit()
+
+
+def test_a_full_rate_that_is_waited_for_is_forgotten_after_that_and_not_looked_at_meanwhile() -> None:
+    desk = Desk()
+    holder, waiter = desk.some(2)
+    assert holder.acquire(b"p") == Status.NO_ERROR
+    opaque = waiter.take(Permit(b"p", 1, 1), Rate(b"r", 1, 1, SECOND, 1), wait_ms=3_600_000)
+    desk.wait(10_000)
+    assert desk.store.snapshot()["rates"] == 1
+    assert desk.store.next_deadline() > desk.pump.now_ns + 3_000 * SECOND * 1000
+    assert waiter.cancel(opaque) == Status.NO_ERROR
+    desk.wait(2)
+    assert desk.store.snapshot()["rates"] == 0

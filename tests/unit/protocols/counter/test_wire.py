@@ -234,6 +234,18 @@ def test_a_dump_entry_with_another_length() -> None:
             wire.decode_dump_entry((body + bytes(8))[:size])
 
 
+# ---- items of a Take
+
+
+def test_a_rate_whose_numbers_the_server_has() -> None:
+    body = wire.take(1, [wire.Rate(b"r", 2, on_death=wire.OnDeath.REFUNDED)])[12:]
+    assert body == bytes.fromhex("01 00 0001 00000000 0000  03 02 0001 00000002 00000000 72")
+    with pytest.raises(ValueError, match="limit must be"):
+        wire.take(1, [wire.Rate(b"r", 2, burst=1)])
+    with pytest.raises(ValueError, match="period_us must be"):
+        wire.take(1, [wire.Rate(b"r", 2, limit=1)])
+
+
 # ---- errors
 
 
