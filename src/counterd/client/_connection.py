@@ -193,32 +193,20 @@ def refuse_itself(near: object, far: object) -> None:
 def connected_socket(address: Address, timeout: float) -> socket.socket | SecureSocket:
     """Returns a connected socket. timeout: seconds for connecting, and as many again for TLS's handshake."""
     timeout = min(timeout, POLL_MAX / 1000)  # the timeout of calls may be math.inf
-    if not address.path:
-        connected = _connected_tcp(address, timeout)
-        try:
+    connected = _connected_unix(address.path, timeout) if address.path else _connected_tcp(address, timeout)
+    try:
+        if not address.path:
             refuse_itself(connected.getsockname(), connected.getpeername())
-        except OSError:
-            connected.close()
-            raise
-        set_options(connected)
-        if address.tls is not None:
-            from counterd.client import _tls  # noqa: PLC0415 - ssl takes as long to import as all else
+            set_options(connected)
+        if address.tls is None:
+            connected.setblocking(False)
+            return connected
+    except BaseException:
+        connected.close()
+        raise
+    from counterd.client import _tls  # noqa: PLC0415 - ssl takes as long to import as all else
 
-            return _tls.secured(connected, address.tls, address.host, timeout)
-    else:
-        connected = _new_socket(socket.AF_UNIX)
-        try:
-            connected.settimeout(timeout)
-            deadline = time.monotonic() + timeout
-            while not _is_taken(connected, address.path):
-                if time.monotonic() >= deadline:
-                    raise TimeoutError
-                time.sleep(QUEUE_PAUSE_S)
-        except BaseException:
-            connected.close()
-            raise
-    connected.setblocking(False)
-    return connected
+    return _tls.secured(connected, address.tls, address.host, timeout)
 
 
 def _new_socket(family: int, kind: int = socket.SOCK_STREAM, protocol: int = 0) -> socket.socket:
@@ -246,6 +234,21 @@ def _connected_tcp(address: Address, timeout: float) -> socket.socket:
         raise failure
     finally:
         del failure  # it refers to this frame
+
+
+def _connected_unix(path: str, timeout: float) -> socket.socket:
+    connected = _new_socket(socket.AF_UNIX)
+    try:
+        connected.settimeout(timeout)
+        deadline = time.monotonic() + timeout
+        while not _is_taken(connected, path):
+            if time.monotonic() >= deadline:
+                raise TimeoutError
+            time.sleep(QUEUE_PAUSE_S)
+    except BaseException:
+        connected.close()
+        raise
+    return connected
 
 
 def _is_taken(connecting: socket.socket, path: str) -> bool:

@@ -65,9 +65,9 @@ class ThreadCall(Call):
         if self.granted is not None and error is None and not self.abandoned:
             self.granted(result)
         self.result, self.error, self.done = result, error, True  # from here on its thread may continue
-        if self.wake is not None:
-            self.wake.release()
-            self.wake = None
+        wake, self.wake = self.wake, None  # a signal that comes after release() finds no lock to release once more
+        if wake is not None:
+            wake.release()
         return not self.abandoned
 
 
@@ -280,7 +280,7 @@ class Link(Resumable):
         return not self.closed or (self.may_resume() if heir is None else bool(heir.is_alive()))
 
     def forget(self, calls: Sequence[ThreadCall]) -> None:
-        """Gives back what these calls were granted, as if the server had taken it back with the connection."""
+        """Gives back what these calls of run() were granted: their caller does not get it."""
         with self._lock:
             for call in calls:
                 self.calls.forget(call)
@@ -302,6 +302,7 @@ class Link(Resumable):
     def close(self, why: str = CLOSED) -> None:
         with self._lock:
             self._drop(why)
+            self._close_unused()  # also if it has ended before, and the thread that read was interrupted then
 
     def after_fork(self) -> None:
         """In the child of a fork: closes its copy of the socket. The lock may be held by a thread of the parent."""
@@ -409,9 +410,9 @@ class Link(Resumable):
             self._close_unused()
         if not self._reading:
             for call in list(self._waiting):  # threads take their calls out without the lock
-                if call.wake is not None:
-                    call.wake.release()
-                    call.wake = None
+                wake, call.wake = call.wake, None
+                if wake is not None:
+                    wake.release()
                     return
 
     def _receive(self) -> None:

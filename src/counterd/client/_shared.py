@@ -135,12 +135,13 @@ class Shared:
 
     def _reconnected(self, ended: Link) -> Link:
         attempts = self._attempts
+        ended.close()
         attempts.begin(time.monotonic(), ended, ended.calls.answered, lost(ended.where, ended.closed))
         link = self._connect()
-        attempts.succeeded(time.monotonic(), ended)
         if ended.unheard:
             self._before = ended
         self._link = link
+        attempts.succeeded(time.monotonic(), ended)
         if self._closed:  # close() was called meanwhile
             link.close()
             raise no_connection(link.where, CLOSED)
@@ -158,11 +159,15 @@ class Shared:
             except OSError as error:
                 failure = cannot_connect(where, error)
             else:
-                link = self._make_link(connected, where)
+                link: Link | None = None
                 try:
+                    link = self._make_link(connected, where)
                     self._greet(link)
                 except BaseException as error:
-                    link.close(str(error) or type(error).__name__)
+                    if link is None:
+                        connected.close()
+                    else:
+                        link.close(str(error) or type(error).__name__)
                     if not isinstance(error, CounterdError):
                         raise
                     failure = error

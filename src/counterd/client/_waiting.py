@@ -177,7 +177,11 @@ def waiting(
                 queue = turns.join(asked.name, turn)
                 tries_server = queues and not in_server
     finally:
-        turns.leave(asked.name, turn)
+        try:
+            turns.leave(asked.name, turn)
+        except BaseException:  # a signal came before it had done anything
+            turns.leave(asked.name, turn)
+            raise
 
 
 _NOT_YET = object()  # instead of the result: it asks later, or in the other way
@@ -245,9 +249,10 @@ def drive(steps: Steps, acts: Acts) -> Any:
             else:
                 act, *arguments = steps.send(result)
     except StopIteration as done:
-        return done.value
-    finally:
+        return done.value  # a call, such as close(), would give a signal the chance to lose it
+    except BaseException:
         steps.close()
+        raise
 
 
 async def drive_async(steps: Steps, acts: Acts) -> Any:
@@ -262,6 +267,7 @@ async def drive_async(steps: Steps, acts: Acts) -> Any:
             else:
                 act, *arguments = steps.send(result)
     except StopIteration as done:
-        return done.value
-    finally:
+        return done.value  # a call, such as close(), would give a signal the chance to lose it
+    except BaseException:
         steps.close()
+        raise

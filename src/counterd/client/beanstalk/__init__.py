@@ -89,11 +89,17 @@ class Client(ClientCommands["Job"], Commanded):
         if not requests:
             return []
         patience = sum(request.patience for request in requests)
-        calls = self._connected(hears=False).run([(request,) for request in requests], patience)
-        for call in calls:
-            if call.error is not None and not isinstance(call.error, ServerError):
-                raise call.error
-        return [call.result if call.error is None else call.error for call in calls]
+        link = self._connected(hears=False)
+        calls: list[Any] = []
+        try:
+            calls = link.run([(request,) for request in requests], patience)
+            for call in calls:
+                if call.error is not None and not isinstance(call.error, ServerError):
+                    raise call.error
+            return [call.result if call.error is None else call.error for call in calls]
+        except BaseException:
+            link.forget(calls)
+            raise
 
 
 class Pipeline(Recorded["Job"]):

@@ -292,16 +292,21 @@ class AsyncWorker:
         self._stopping = asyncio.Event()
         tasks = [asyncio.create_task(self._serve(self._stopping)) for _ in range(self._count)]
         stopping = asyncio.create_task(self._stopping.wait())
+        can_wait = True
         try:
             await asyncio.wait([stopping, *tasks], return_when=asyncio.FIRST_COMPLETED)
             for task in self._idle:
                 task.cancel()
             _, late = await asyncio.wait(tasks, timeout=grace)
+        except GeneratorExit:  # a coroutine that is destroyed cannot wait
+            can_wait = False
+            raise
         finally:
             stopping.cancel()
             for task in tasks:
                 task.cancel()
-            await asyncio.wait(tasks)
+            if can_wait:
+                await asyncio.wait(tasks)
         for task in tasks:
             if not task.cancelled():
                 task.result()  # raises what the task raised, which is a bug

@@ -26,7 +26,7 @@ from counterd.client.counter._asked import Asked
 from counterd.client.counter._permits import PermitCalls, check_takes
 from counterd.client.counter._pipeline import Requests, Result, released
 from counterd.client.counter._resuming import Greeting
-from counterd.client.counter._taking import PROBE, AskedItems, Permit, Rate, TakenCore, place
+from counterd.client.counter._taking import NOT_TAKEN, PROBE, AskedItems, Permit, Rate, TakenCore, place
 from counterd.errors import (
     ConnectionLost,
     CounterdError,
@@ -265,20 +265,24 @@ class Client(Shared):
         if not requests:
             return []
         link = self._connected()
+        names = released(requests)
         calls: list[ThreadCall] = []
         try:
             calls = link.run(requests)
             for call in calls:
                 if call.error is not None and not isinstance(call.error, ServerError):
                     raise call.error
+            for name in names:
+                self._turns.wake(name)
+            return [call.result if call.error is None else call.error for call in calls]
         except (ConnectionLost, ProtocolError):
             if self._has_resumed(link):
                 link.forget(calls)
             link.unheard = False
             raise
-        for name in released(requests):
-            self._turns.wake(name)
-        return [call.result if call.error is None else call.error for call in calls]
+        except BaseException:  # a signal's, after the server has granted something
+            link.forget(calls)
+            raise
 
     def _make_calls(self) -> PermitCalls:
         calls = PermitCalls()
@@ -546,13 +550,20 @@ class Taken(TakenCore):
     For one thread at a time, and one block at a time. As a decorator it takes items of their own for each call.
     """
 
+    def __init__(self, client: Client, asked: AskedItems) -> None:
+        super().__init__(client, asked)
+        self._held = [((self, item.name), item.name) for item in asked.permits]  # the permits: each, and its name
+        self._inside = False
+
     def acquire(self) -> Taken:
         """Takes all items, or raises what Client.take() describes."""
         self._enter()
         try:
             self._link, self._grant = self._client._take_items(self, self._asked)
+            self._inside = True
         except BaseException:  # that of a signal may come after the grant
-            for hold, name in self._held():
+            self._inside = False
+            for hold, name in self._held:
                 self._client._link.disown(hold, name)
             self._entered.release()
             raise
@@ -560,18 +571,7 @@ class Taken(TakenCore):
 
     def release(self) -> None:
         """Gives the permits back. ConnectionLost if they were lost with the connection. settle() works afterwards."""
-        link, held = self._entered_link(), self._held()
-        try:
-            if held:
-                link.release(*held)
-        except ConnectionLost:
-            self._raise_loss(link)
-        finally:
-            for hold, name in held:
-                link.disown(hold, name)  # what is left of it
-            self._entered.release()
-            for _, name in held:
-                self._client._turns.wake(name)
+        self.__exit__(None, None, None)
 
     def settle(self, name: str | bytes, used: int) -> None:
         """Replaces what was taken of a rate by what was used, lower or higher. Once for each rate of this Take.
@@ -604,23 +604,28 @@ class Taken(TakenCore):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if kind is None:
-            self.release()
-            return
-        if kind is GeneratorExit:  # the garbage collector's may come in the midst of another call
-            for hold, name in self._held():
-                self._client._link.disown(hold, name)
+        link, inside, self._inside = self._link, self._inside, False
+        if link is None or not inside:
+            raise RuntimeError(NOT_TAKEN)
+        try:
+            if self._held and kind is not GeneratorExit:  # that may come in the middle of another call
+                link.release(*self._held)
+        except ConnectionLost:
+            if kind is None:
+                self._raise_loss(link)
+        except CounterdError:
+            if kind is None:
+                raise
+        finally:
+            for hold, name in self._held:
+                link.disown(hold, name)  # what is left of it
             self._entered.release()
-            return
-        with suppress(CounterdError):
-            self.release()
+            for _, name in self._held:
+                self._client._turns.wake(name)
 
     def __call__(self, function: F) -> F:
         """A function, or a generator, that has the items while it runs; each call takes its own."""
         return decorated(function, lambda: Taken(self._client, self._asked))
-
-    def _held(self) -> list[tuple[tuple[Taken, bytes], bytes]]:
-        return [((self, item.name), item.name) for item in self._asked.permits]
 
 
 class _Watcher:
@@ -766,4 +771,9 @@ class Semaphore:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.release()
+        self._taken().__exit__(kind, error, trace)
+
+    def _taken(self) -> Hold:
+        if not self._holds:
+            raise ValueError("semaphore released too many times")
+        return self._holds.pop()

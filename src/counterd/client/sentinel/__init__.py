@@ -26,7 +26,7 @@ from counterd.client.sentinel._fallback import Stats
 from counterd.client.sentinel._flows import Commands, Held
 from counterd.client.sentinel._keeper import Keeper, TokenLink
 from counterd.client.sentinel._tokens import Answer, Token, TokenCalls
-from counterd.errors import ConnectionLost
+from counterd.errors import ConnectionLost, CounterdError
 from counterd.protocols.sentinel import wire
 from counterd.protocols.sentinel.errors import Blocked, NoSuchRule, TokenLost, TokenRefused
 from counterd.protocols.sentinel.wire import Status, Tag, Typed
@@ -77,7 +77,15 @@ class Hold(Held):
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self._client._run_command(self._leaving(kind))
+        token = self._token
+        try:
+            self._client._run_command(self._leaving(kind))
+        except CounterdError:
+            raise
+        except BaseException:  # a signal, maybe before it was given back
+            self._left()
+            self._client._give_back(token)
+            raise
 
     def __call__(self, function: F) -> F:
         """Returns a function, or a generator, that holds a token while it runs; each call has its own."""

@@ -143,16 +143,20 @@ class Fallback:
         if self._mode == CLOSED:
             self._fell_back(flow_id, error, False)
             raise error
-        with self._lock:
-            if self._mode == LOCAL:
-                limit = self._limit(flow_id, error)
-                have = sum(each.count for each in (*self._granted, *self._own.values()) if each.flow_id == flow_id)
-                if have + count > limit:
-                    self._fell_back(flow_id, error, False)
-                    raise blocked(flow_id, count, maximum=limit) from error
-            token = Token(next(self._ids), flow_id, count, fallback=True)
-            self._own[token.id] = token
-        self._fell_back(flow_id, error, True)
+        token = Token(next(self._ids), flow_id, count, fallback=True)
+        try:
+            with self._lock:
+                if self._mode == LOCAL:
+                    limit = self._limit(flow_id, error)
+                    have = sum(each.count for each in (*self._granted, *self._own.values()) if each.flow_id == flow_id)
+                    if have + count > limit:
+                        self._fell_back(flow_id, error, False)
+                        raise blocked(flow_id, count, maximum=limit) from error
+                self._own[token.id] = token
+            self._fell_back(flow_id, error, True)
+        except BaseException:  # a signal may have come after the grant
+            self._own.pop(token.id, None)
+            raise
         return token
 
     def release(self, token: Token) -> bool:

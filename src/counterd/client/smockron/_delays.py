@@ -27,8 +27,8 @@ class Delays:
     def add(self, until_ns: int) -> int:
         """Adds a request that waits until then. Returns its number."""
         self._last += 1
+        heapq.heappush(self._heap, (until_ns, self._last))  # first: a signal may come in between
         self._waiting.add(self._last)
-        heapq.heappush(self._heap, (until_ns, self._last))
         return self._last
 
     def remove(self, number: int) -> None:
