@@ -1,18 +1,16 @@
-"""A program that holds permits with the client for asyncio, for the tests that fork it, kill it, or let it end.
+"""A program that holds permits with the client for asyncio, for the tests that kill it, or let it end.
 
     python aio_holder.py HOST PORT NAME asyncio|uvloop MODE
 
-It says what it does, a line each. MODE: "hold" holds 2 until it is ended; "fork" does, and a child that uses the same
-client as well; "leave" ends inside the hold; "raise" does with an exception; "task" while another task holds.
+It says when it holds. MODE: "hold" holds 2 until it is ended; "leave" ends inside the hold; "raise" does with an
+exception; "task" while another task holds.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from counterd.client import aio
@@ -38,38 +36,10 @@ def run(main: Coroutine[Any, Any, None]) -> None:
         loop.close()
 
 
-def say(*words: Any) -> None:
-    """In one piece: its child says things to the same pipe."""
-    os.write(1, f"{' '.join(map(str, words))}\n".encode())
-
-
-def has_socket(number: int, inode: int) -> bool:
-    """Whether this descriptor, or any other of this process, is that of the connection."""
-    found = [os.fstat(number).st_ino]
-    for path in Path("/proc/self/fd").iterdir():
-        with contextlib.suppress(FileNotFoundError):  # that of the directory
-            found.append(path.stat().st_ino)
-    return inode in found
-
-
-async def use_in_the_child() -> None:
-    say("sees", await client.get(name))
-    async with client.hold(f"{name} child", maximum=9):
-        say("has", await client.get(f"{name} child"))
-        sys.stdin.read()  # until the test is over
-
-
 async def hold() -> None:
     async with client.hold(name, 2, maximum=9):
-        number = client._link._transport.get_extra_info("socket").fileno()
-        inode = os.fstat(number).st_ino
-        assert has_socket(number, inode)
-        if mode == "fork" and os.fork() == 0:
-            say("child", os.getpid(), has_socket(number, inode))
-            run(use_in_the_child())
-            os._exit(0)
-        say("holding", os.getpid())
-        while mode in ("hold", "fork"):
+        print("holding", os.getpid(), flush=True)
+        while mode == "hold":
             await client.noop()
             await asyncio.sleep(0.01)
         if mode == "raise":

@@ -9,7 +9,6 @@ import asyncio
 import contextlib
 import gc
 import logging
-import os
 import signal
 import socket
 import subprocess
@@ -355,35 +354,6 @@ def test_a_killed_program_gives_to_who_waits(counterd, loop: str) -> None:
     with program(counterd, name, loop, "hold") as process:
         assert line(process)[0] == "holding"
         run(main(), loop)
-
-
-@LOOPS
-def test_a_child_has_a_connection_of_its_own(counterd, loop: str) -> None:
-    """It does not keep its parent's open: that is over when the parent is, and stays when the child has gone."""
-    name = f"forked {loop}"
-    with contextlib.ExitStack() as stack:
-        client = stack.enter_context(counterd.client())
-        process = stack.enter_context(program(counterd, name, loop, "fork"))
-        said = [line(process) for _ in range(4)]
-        assert {words[0] for words in said} == {"holding", "child", "sees", "has"}
-        child = next(words for words in said if words[0] == "child")
-        assert child[2] == "False"
-        assert ["sees", "2"] in said
-        assert ["has", "1"] in said
-        process.kill()
-        process.wait()
-        daemon.wait_until(lambda: client.get(name) == 0, "what the parent had is back")
-        assert client.get(f"{name} child") == 1
-
-
-@LOOPS
-def test_a_child_that_ends_takes_nothing_along(counterd, loop: str) -> None:
-    name = f"child {loop}"
-    with counterd.client() as client, program(counterd, name, loop, "fork") as process:
-        said = [line(process) for _ in range(4)]
-        os.kill(next(int(words[1]) for words in said if words[0] == "child"), signal.SIGKILL)
-        daemon.wait_until(lambda: client.get(f"{name} child") == 0, "what the child had is back")
-        assert client.get(name) == 2
 
 
 @LOOPS

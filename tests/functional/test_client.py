@@ -20,7 +20,6 @@ from counterd.errors import ConnectionLost, InvalidArguments, NotAcquired, NotAv
 from counterd.protocols.counter import wire
 from kit import servers
 from kit.daemon import PATIENCE, wait_until
-from kit.interrupting import Points
 from kit.servers import count_waiting
 
 if TYPE_CHECKING:
@@ -561,59 +560,6 @@ def test_no_thread_of_its_own(counterd: servers.Server) -> None:
     before = threading.active_count()
     with counterd.client() as client, client.hold("alone", maximum=1):
         assert threading.active_count() == before
-
-
-# ---- interrupts -----------------------------------------------------------------------------------------------------
-
-
-def hold_once(client: Client) -> None:
-    with client.hold("cut", 2, maximum=2):
-        pass
-
-
-def acquire_once(client: Client) -> None:
-    client.acquire("cut", 2, maximum=2)
-
-
-def hold_and_fail(client: Client) -> None:
-    with pytest.raises(ZeroDivisionError), client.hold("cut", 2, maximum=2):
-        _ = 1 // 0
-
-
-@pytest.mark.parametrize("keeps", [False, True])
-@pytest.mark.parametrize("action", [hold_once, hold_and_fail, acquire_once])
-def test_an_interrupt_anywhere_leaves_nothing_behind(
-    counterd: servers.Server, action: Callable[[Client], None], keeps: bool
-) -> None:
-    """keeps: the connection has other permits, so that nothing is given back just by ending it."""
-    for at in itertools.count(1):
-        with counterd.client() as client:
-            if keeps:
-                client.acquire("kept", maximum=1)
-            points = Points(at)
-            client.noop()
-            points.watch(client._link, client._turns)
-            points.enter(client._link, "release")
-            points.enter(client._link.calls, "add_all")
-            try:
-                action(client)
-            except KeyboardInterrupt:
-                pass
-            else:
-                assert at > 8
-                break
-            finally:
-                points.at = 0
-            if client._link.closed:
-                with contextlib.suppress(ConnectionLost):  # that tells of what was lost
-                    client.noop()
-            client.noop()
-            counterd.wait_for_use("cut", 0)
-            assert count_waiting(client, "cut") == 0
-            with client.hold("cut", 2, maximum=2, timeout=PATIENCE):
-                assert counterd.used("cut") == 2
-            assert client._link.calls.held == counterd.used("kept")
-            assert client._link.holds == {}
 
 
 # ---- as a semaphore -------------------------------------------------------------------------------------------------

@@ -312,18 +312,6 @@ def test_threads_share_a_client(port: int) -> None:
         assert client.clear_tube("default") == 400
 
 
-def test_after_a_fork_the_child_connects_anew(port: int) -> None:
-    with Client(port=port, timeout=PATIENCE) as client:
-        client.put("a")
-        job = client.reserve(0)
-        assert job is not None
-        pid = os.fork()
-        if pid == 0:
-            os._exit(0 if client.reserve(0) is None and not job.touch() else 1)
-        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-        assert job.delete()
-
-
 @SHAPES
 def test_over_tls_and_a_unix_socket(start: Callable[..., Daemon], pem: Files, short_path: Path, shape: str) -> None:
     settings = {"beanstalk.tls.cert": pem.server, "beanstalk.socket": short_path / "b"}

@@ -105,6 +105,11 @@ def test_leaving_a_lost_hold_does_not_hide_what_was_raised(server: servers.Serve
             client.close()  # is no loss
 
 
+def test_nor_does_leaving_a_semaphore(server: servers.Server) -> None:
+    with server.client() as client, pytest.raises(ZeroDivisionError), client.semaphore("lost", 1):
+        raise ZeroDivisionError(cut(client))
+
+
 def test_one_call_hears_that_what_it_acquired_is_lost(server: servers.Server) -> None:
     with server.client() as client:
         client.acquire("heard", maximum=1)

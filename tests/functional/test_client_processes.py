@@ -133,63 +133,6 @@ def test_what_a_killed_parent_held_is_back_while_its_child_lives(server: servers
 # ---- forks ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_child_takes_nothing_from_its_parent(counterd: servers.Server) -> None:
-    """It leaves the block that it inherited, closes the client, and ends: nothing of that concerns the parent."""
-    code = """
-        def leave():
-            try:
-                with client.hold("mine", 2, maximum=2) as hold:
-                    if os.fork() == 0:
-                        return "left in the child"
-                    _, status = os.wait()
-                    assert status == 0, status
-                    assert not hold.lost
-                    assert client.get("mine") == 2
-            except BaseException as error:
-                return repr(error)
-            return "left in the parent"
-
-        left = leave()
-        if left == "left in the parent":
-            say(left, client.get("mine"))
-        else:
-            client.close()
-            os._exit(0 if left == "left in the child" else 1)
-    """
-    with running(counterd, code) as program:
-        assert program.ends() == (0, "left in the parent 0\n", "")
-
-
-def test_a_child_has_a_connection_of_its_own(counterd: servers.Server) -> None:
-    code = """
-        semaphore = client.semaphore("own", 3)
-        semaphore.acquire()
-        first = client.fileno()
-        with client.hold("own", maximum=3) as hold:
-            pid = os.fork()
-            if pid == 0:
-                assert hold.lost
-                with client.hold("own", maximum=3, timeout=0):
-                    assert client.get("own") == 3
-                    try:
-                        with client.hold("own", maximum=3, timeout=0):
-                            raise AssertionError
-                    except NotAvailable:
-                        pass
-                if os.fork() == 0:
-                    client.noop()
-                    os._exit(client.get("own") != 2)
-                os._exit(os.wait()[1] != 0)
-            assert os.waitpid(pid, 0)[1] == 0
-            assert client.get("own") == 2
-            assert not hold.lost
-        semaphore.release()
-        say(client.get("own"))
-    """
-    with running(counterd, code) as program:
-        assert program.ends() == (0, "0\n", "")
-
-
 def test_a_child_is_not_told_of_what_its_parent_lost(counterd: servers.Server) -> None:
     code = """
         for reconnected in (False, True):
@@ -231,13 +174,9 @@ def test_a_child_of_multiprocessing(counterd: servers.Server) -> None:
         assert program.ends() == (0, "2 2 0\n", "")
 
 
-@pytest.mark.parametrize(
-    "lock",
-    ["client._link._lock", "client._connecting", "client._counting", "client._turns._lock", "watched._link._lock"],
-)
-def test_a_lock_that_a_thread_of_the_parent_has(counterd: servers.Server, lock: str) -> None:
-    """In the child nobody will ever let go of it."""
-    code = f"""
+def test_a_lock_of_a_client_that_watches(counterd: servers.Server) -> None:
+    """A thread of the parent has it: in the child nobody will ever let go of it."""
+    code = """
         watched = Client(sys.argv[1], int(sys.argv[2]), timeout=10, watch=True)
         client.acquire("locked", maximum=2)
         inherited = [each.hold("inherited", maximum=2) for each in (client, watched)]
@@ -246,7 +185,7 @@ def test_a_lock_that_a_thread_of_the_parent_has(counterd: servers.Server, lock: 
         locked, forked = threading.Event(), threading.Event()
 
         def keep():
-            with {lock}:
+            with watched._link._lock:
                 locked.set()
                 forked.wait(10)
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import itertools
 import os
 import signal
 import threading
@@ -15,7 +13,7 @@ import pytest
 
 from counterd.client import Client, Permit, Rate, aio
 from counterd.errors import ConnectionLost, NotAvailable, NotFound, OutOfMemory, UnknownCommand
-from kit import daemon, interrupting, loops, servers
+from kit import daemon, loops, servers
 from kit.daemon import PATIENCE, wait_until
 from kit.shapes import BLOCKING, SHAPES, begun, got, opened, run
 from ports import free_ports
@@ -143,33 +141,6 @@ def test_a_thread_that_is_interrupted_waits_no_more(counterd) -> None:
         assert figure(counterd, "waiters") == 0
         one.release(NAME)
         assert other.get(NAME) == 0
-
-
-@pytest.mark.parametrize("loop", loops.NEW_LOOP)
-@pytest.mark.parametrize("at", [1, 2, 3, 4, 5, 6])
-def test_cancelled_at_every_await(counterd, loop: str, at: int) -> None:
-    """A coroutine that is interrupted anywhere leaves nothing behind: neither a wait, nor permits, nor a charge."""
-
-    async def scenario() -> None:
-        async with made(loop, counterd) as client:
-            for way in interrupting.WAYS:
-                rate = Rate(f"cut {loop} {at} {way}", limit=10, per=86_400)
-                cut = interrupting.Interrupted(_whole(client.take(Permit(NAME, maximum=1), rate)), at, way)
-                with contextlib.suppress(asyncio.CancelledError):
-                    await asyncio.create_task(_awaited(cut))
-                await asyncio.to_thread(wait_until, lambda: figure(counterd, "holdings") == 0, "all is given back")
-            assert figure(counterd, "waiters") == 0
-
-    loops.run(scenario(), loop)
-
-
-async def _whole(take: Any) -> None:
-    async with take:
-        await asyncio.sleep(0)
-
-
-async def _awaited(interrupted: interrupting.Interrupted) -> None:
-    await interrupted
 
 
 def test_threads_of_one_client_share_its_connection_while_others_wait(counterd) -> None:
@@ -350,46 +321,6 @@ def test_lost_permits_are_acquired_again_although_others_always_wait(counterd, s
 def cut(client: Any) -> None:
     """Ends the connection of a client."""
     client._link.close("the test cut it") if isinstance(client, Client) else client._link.drop("the test cut it")
-
-
-def test_an_interrupt_anywhere_while_it_waits_leaves_nothing_behind(counterd) -> None:
-    for at in itertools.count(1):
-        with made(BLOCKING, counterd) as one, made(BLOCKING, counterd) as client:
-            one.acquire(NAME, 2, maximum=2)
-            client.acquire("kept", maximum=9)  # so that nothing is given back just by ending the connection
-            over = threading.Event()
-
-            def give_back(one: Any = one, over: threading.Event = over) -> None:
-                wait_until(lambda: over.is_set() or figure(counterd, "waiters") == 1, "it waits")
-                one.release(NAME, 2)
-
-            thread = threading.Thread(target=give_back)
-            thread.start()
-            points = interrupting.Points(at)
-            points.watch(client._link, client._turns)
-            points.enter(client._link, "release")
-            points.enter(client._link.calls, "add_all")
-            try:
-                with client.hold(NAME, 2, maximum=2):
-                    assert figure(counterd, "waiters") == 0
-            except KeyboardInterrupt:
-                pass
-            else:
-                assert at > 8
-                break
-            finally:
-                points.at = 0
-                over.set()
-                thread.join(PATIENCE)
-            if client._link.closed:
-                with contextlib.suppress(ConnectionLost):  # that tells of what was lost
-                    client.noop()
-            client.noop()
-            wait_until(lambda one=one: one.get(NAME) == 0, "nothing is held")
-            assert figure(counterd, "waiters") == 0
-            assert not client._turns.has(NAME)
-            assert client._link.holds == {}
-            assert client._link.calls.held == one.get("kept")
 
 
 # ---- several at once ----

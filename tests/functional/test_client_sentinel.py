@@ -6,7 +6,6 @@ What a server does wrong, or not at all, is in test_client_fallback.py; what onl
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
 import signal
 import socket
@@ -25,7 +24,6 @@ from counterd.client.sentinel import AsyncClient, Blocked, Client, NoSuchRule, T
 from counterd.errors import ConnectionLost, ServerError
 from kit import daemon, sentinels
 from kit.daemon import PATIENCE, environment, wait_until
-from kit.interrupting import Points
 from kit.loops import NEW_LOOP, until
 from kit.sentinels import flow, param
 from kit.shapes import BLOCKING, SHAPES, begun, got, opened, run
@@ -600,75 +598,6 @@ def test_the_next_has_it_soon_when_a_holder_is_killed(server: Server, client: Cl
             assert time.monotonic() - killed > OFFLINE_MS / 1000 * 0.9
 
 
-def test_a_child_has_nothing_of_its_parent(server: Server) -> None:
-    """It leaves the block that it inherited, uses the client, and ends: nothing of that concerns the parent."""
-    code = """
-        def leave():
-            try:
-                with client.hold(108) as hold:
-                    time.sleep(0.1)
-                    if os.fork() == 0:
-                        assert hold.lost
-                        assert [thread.name for thread in threading.enumerate()] == ["MainThread"]
-                        return "left in the child"
-                    assert os.wait()[1] == 0
-                    time.sleep(5)
-                    assert not hold.lost
-            except BaseException as error:
-                return repr(error)
-            return "left in the parent"
-
-        left = leave()
-        if left != "left in the parent":
-            assert left == "left in the child", left
-            with client.hold(101, 2) as hold:
-                time.sleep(0.05)
-                assert not hold.lost
-            client.close()
-            os._exit(0)
-        client.close()
-        print(left)
-    """
-    with program(server, code) as parent:
-        out, err = parent.communicate(timeout=PATIENCE)
-        assert (parent.returncode, out) == (0, "left in the parent\n"), err
-
-
-def test_locks_that_a_thread_of_the_parent_has(server: Server) -> None:
-    """In the child nobody will ever let go of them."""
-    code = """
-        client.ping()
-        own = [client._connecting, client._keeper.lock, client._fallback._lock, client._turns._lock]
-        locks = [client._link._lock, *own]
-        locked, forked = threading.Event(), threading.Event()
-
-        def keep():
-            for lock in locks:
-                lock.acquire()
-            locked.set()
-            forked.wait(10)
-            for lock in locks:
-                lock.release()
-
-        thread = threading.Thread(target=keep)
-        thread.start()
-        locked.wait(10)
-        if os.fork() == 0:
-            with client.hold(101):
-                assert client.flow(1006).status in (0, 1)
-            client.close()
-            os._exit(0)
-        assert os.wait()[1] == 0
-        forked.set()
-        thread.join()
-        client.close()
-        print("done")
-    """
-    with program(server, code) as parent:
-        out, err = parent.communicate(timeout=PATIENCE)
-        assert (parent.returncode, out) == (0, "done\n"), err
-
-
 def test_a_hold_when_the_program_ends(server: Server) -> None:
     """From 3.12 on there are no new threads then."""
     code = """
@@ -684,48 +613,6 @@ def test_a_hold_when_the_program_ends(server: Server) -> None:
     with program(server, code) as ending:
         out, err = ending.communicate(timeout=PATIENCE)
         assert (ending.returncode, out, err) == (0, "held\n", "")
-
-
-# ---- interrupts -----------------------------------------------------------------------------------------------------
-
-
-def hold_once(client: Client) -> None:
-    with client.hold(101, 2):
-        pass
-
-
-def acquire_once(client: Client) -> None:
-    client.release(client.acquire(101, 2))
-
-
-def hold_and_fail(client: Client) -> None:
-    with pytest.raises(ZeroDivisionError), client.hold(101, 2):
-        _ = 1 // 0
-
-
-@pytest.mark.parametrize("action", [hold_once, hold_and_fail, acquire_once])
-def test_an_interrupt_anywhere_leaves_nothing_behind(server: Server, action: Callable[[Client], None]) -> None:
-    for at in itertools.count(1):
-        with server.client() as client:
-            client.ping()
-            client._leases.usual[101] = 4.0
-            points = Points(at)
-            points.watch(client._link, client._turns)
-            points.enter(client._link.calls, "add_all")
-            try:
-                action(client)
-            except KeyboardInterrupt:
-                pass
-            else:
-                assert at > 8
-                break
-            finally:
-                points.at = 0
-            server.wait_until_free(101, 2)
-            assert waiters(client, 101) == 0
-            assert not client._leases.holds
-            with client.hold(101, 2, timeout=PATIENCE):
-                assert not server.is_free(101, 1)
 
 
 def test_an_error_of_the_server_has_its_class(client: Client) -> None:

@@ -1,22 +1,31 @@
 """Interrupts code that uses a client, once, at the k-th possible place, so that a test can try all places.
 
-Interrupted is for a coroutine: its places are its awaits. Points is for a thread: places where a signal can interrupt
-it.
+Interrupted is for a coroutine: its places are its awaits. Points is for a thread: its places are those at which CPython
+runs the handler of a signal.
 """
 
 from __future__ import annotations
 
 import asyncio
-import threading
+import inspect
+import linecache
+import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import counterd
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Generator
+    from types import CodeType, FrameType
 
 CANCELLED = "cancelled"  # while it waits; the awaited result comes later or never
 ANSWERED = "answered"  # in the turn of the loop in which the awaited result has already come
 THROWN_AWAY = "thrown away"  # closed, without being awaited any more
 WAYS = (CANCELLED, ANSWERED, THROWN_AWAY)
+
+WAITING = {"acquire", "connect", "getaddrinfo", "poll", "recv", "send", "sleep"}  # functions in C
+PACKAGE = str(Path(counterd.__file__).parent)
 
 
 class Interrupted:
@@ -61,60 +70,67 @@ class Interrupted:
 
 
 class Points:
-    """Places where a signal can interrupt a blocking client.
+    """Raises KeyboardInterrupt at the at-th point of the block, in this thread. Then `fired` is true.
 
-    They are before waiting for a lock, beginning a request, sending and polling, and before and after recv(). Signals
-    come to the main thread.
+    Points are the places in counterd's own code where CPython runs the handler of a signal: after each call of a
+    function in C; within such a call, before it has done anything, if it may wait; at a `with`, which may wait for a
+    lock; and where a function begins that counterd itself calls. It is no point where the test calls counterd, or a
+    `with` calls __exit__(): whatever a client does, Python itself does not begin what it was about to do. Nor is it one
+    where a generator goes on, because an exception of a tracing function would not reach the generator's handlers.
     """
 
     def __init__(self, at: int) -> None:
-        self.at = at
-        self.passed = 0
+        self.fired = False
+        self._at = at
+        self._passed = 0
+        self._before = sys.gettrace()
+        self._blocks: set[tuple[FrameType, int]] = set()  # that have begun: their line comes up again at their end
 
-    def __call__(self) -> None:
-        if threading.current_thread() is not threading.main_thread():
-            return
-        self.passed += 1
-        if self.passed == self.at:
-            raise KeyboardInterrupt
-
-    def watch(self, link: Any, turns: Any) -> None:
-        link._lock = Watched(link._lock, self)
-        link._poller = Watched(link._poller, self, "poll")
-        link._socket = Watched(link._socket, self, "send", "recv", after=("recv",))
-        turns._lock = Watched(turns._lock, self)
-
-    def enter(self, owner: Any, name: str) -> None:
-        """Adds a place before a method of the owner."""
-        function = getattr(owner, name)
-
-        def enter(*arguments: Any) -> Any:
-            self()
-            return function(*arguments)
-
-        setattr(owner, name, enter)
-
-
-class Watched:
-    """An object with places before and after some of its methods; a lock with a place before it is acquired."""
-
-    def __init__(self, real: Any, points: Points, *before: str, after: tuple[str, ...] = ()) -> None:
-        self._real, self._points, self._before, self._after = real, points, before, after
-
-    def __enter__(self) -> None:
-        self._points()
-        self._real.acquire()
+    def __enter__(self) -> Points:
+        sys.settrace(self._trace)
+        sys.setprofile(self._called)
+        return self
 
     def __exit__(self, *_: object) -> None:
-        self._real.release()
+        sys.setprofile(None)
+        sys.settrace(self._before)
 
-    def __getattr__(self, name: str) -> Any:
-        def call(*arguments: Any) -> Any:
-            if name in self._before:
-                self._points()
-            result = getattr(self._real, name)(*arguments)
-            if name in self._after:
-                self._points()
-            return result
+    def _pass(self) -> None:
+        self._passed += 1
+        if self._passed == self._at:
+            self.fired = True
+            raise KeyboardInterrupt
 
-        return call
+    def _called(self, frame: FrameType, event: str, function: Any) -> None:
+        if not _is_ours(frame):
+            return
+        if (
+            event == "c_return"
+            or (event == "c_call" and function.__name__ in WAITING)
+            or (event == "call" and _is_ours(frame.f_back) and not _is_exempt(frame.f_code))
+        ):
+            self._pass()
+
+    def _trace(self, frame: FrameType, event: str, _: object) -> Any:
+        if not _is_ours(frame):
+            return None
+        if event == "line" and _is_with(frame.f_code.co_filename, frame.f_lineno):
+            block = (frame, frame.f_lineno)
+            if block in self._blocks:
+                self._blocks.remove(block)
+            else:
+                self._blocks.add(block)
+                self._pass()
+        return self._trace
+
+
+def _is_ours(frame: FrameType | None) -> bool:
+    return frame is not None and frame.f_code.co_filename.startswith(PACKAGE)
+
+
+def _is_exempt(code: CodeType) -> bool:
+    return code.co_name == "__exit__" or bool(code.co_flags & inspect.CO_GENERATOR)
+
+
+def _is_with(file: str, number: int) -> bool:
+    return linecache.getline(file, number).lstrip().startswith("with ")

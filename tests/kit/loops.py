@@ -22,13 +22,13 @@ NEW_LOOP: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {
 T = TypeVar("T")
 
 
-def run(main: Coroutine[Any, Any, T], loop_name: str = "asyncio") -> T:
-    """As asyncio.run(), with this loop. Fails if it takes too long, or leaves a task or an error behind."""
+def run(main: Coroutine[Any, Any, T], loop_name: str = "asyncio", seconds: float = PATIENCE) -> T:
+    """As asyncio.run(), with this loop. Fails if it takes longer, or leaves a task or an error behind."""
     complaints: list[Any] = []
     loop = NEW_LOOP[loop_name]()
     loop.set_exception_handler(lambda _, context: complaints.append(context))
     try:
-        result = loop.run_until_complete(asyncio.wait_for(main, PATIENCE))
+        result = loop.run_until_complete(asyncio.wait_for(main, seconds))
         left = asyncio.all_tasks(loop)
         gc.collect()  # futures with an exception that was never retrieved report it now
         loop.run_until_complete(loop.shutdown_asyncgens())

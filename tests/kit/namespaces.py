@@ -6,8 +6,10 @@ Needs the permission to create them, which root has outside most containers.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import subprocess
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
@@ -22,6 +24,7 @@ PATIENCE = {
     "counter.keepalive_count": 2,
     "counter.user_timeout": 3,
 }
+CLONE_NEWNET = 0x40000000  # of sched.h
 NOBODY = ("lladdr", "02:00:00:00:00:99")
 
 
@@ -40,6 +43,15 @@ class Net(NamedTuple):
         """Loses all packets from the other host."""
         ip("-n", self.names[1], "neigh", "replace", HERE, *NOBODY, "dev", INTERFACES[1], "nud", "permanent")
 
+    def vanish(self) -> None:
+        """Loses all packets in both directions, until come_back()."""
+        self.lose_answers()
+        self.lose()
+
+    def come_back(self) -> None:
+        for name, address, interface in zip(self.names, (THERE, HERE), INTERFACES, strict=True):
+            ip("-n", name, "neigh", "del", address, "dev", interface)
+
     def cut(self) -> None:
         """Takes the other host's link down, as if it lost its power."""
         ip("-n", self.names[1], "link", "set", INTERFACES[1], "down")
@@ -52,6 +64,24 @@ def ip(*arguments: str, program: str = "ip") -> None:
     )
     if result.returncode:
         raise OSError(f"{program} {' '.join(arguments)}: {result.stderr.strip()}")
+
+
+@contextlib.contextmanager
+def inside(name: str) -> Iterator[None]:
+    """This thread is in a namespace while the block runs: so are the sockets and the threads that it makes."""
+    libc = ctypes.CDLL(None, use_errno=True)
+
+    def enter(path: str) -> None:
+        with Path(path).open() as namespace:
+            if libc.setns(namespace.fileno(), CLONE_NEWNET):
+                raise OSError(ctypes.get_errno(), f"cannot enter {path}")
+
+    with Path("/proc/thread-self/ns/net").open() as before:
+        enter(f"/run/netns/{name}")
+        try:
+            yield
+        finally:
+            enter(f"/proc/self/fd/{before.fileno()}")
 
 
 @contextlib.contextmanager

@@ -3,24 +3,34 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import inspect
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from kit import loops
+from kit.machine import PATIENCE
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Coroutine
+    from collections.abc import Callable, Coroutine
 
 BLOCKING = "blocking"
-SHAPES = pytest.mark.parametrize("shape", [BLOCKING, *loops.NEW_LOOP])
+ALL = (BLOCKING, *loops.NEW_LOOP)
+SHAPES = pytest.mark.parametrize("shape", ALL)
 
 
-def run(shape: str, scenario: Coroutine[Any, Any, Any]) -> None:
+def run(shape: str, scenario: Coroutine[Any, Any, Any], seconds: float = PATIENCE) -> None:
     """Runs the scenario. A blocking client blocks the loop during its calls."""
-    loops.run(scenario, "asyncio" if shape == BLOCKING else shape)
+    loops.run(scenario, "asyncio" if shape == BLOCKING else shape, seconds)
+
+
+def run_at_once(scenario: Coroutine[Any, Any, Any]) -> Any:
+    """Runs a scenario of a blocking client, which itself waits for nothing. It needs no loop, and raises anything."""
+    try:
+        waited = scenario.send(None)
+    except StopIteration as end:
+        return end.value
+    raise AssertionError(f"it waits for {waited!r}")
 
 
 async def got(value: Any) -> Any:
@@ -33,12 +43,31 @@ def begun(shape: str, call: Callable[[], Any]) -> asyncio.Task[Any]:
     return asyncio.create_task(asyncio.to_thread(call) if shape == BLOCKING else call())
 
 
-@contextlib.asynccontextmanager
-async def opened(client: Any) -> AsyncIterator[Any]:
+def begins(manager: Any) -> Callable[[], Any]:
+    """Returns the call that begins the block of a `with` or of an `async with`."""
+    begins: Callable[[], Any] = manager.__aenter__ if hasattr(manager, "__aenter__") else manager.__enter__
+    return begins
+
+
+async def entered(manager: Any) -> Any:
+    """Begins the block of a `with` or of an `async with`. Returns what is after `as`."""
+    return await got(begins(manager)())
+
+
+async def left(manager: Any, *error: Any) -> Any:
+    """Ends that block. error: as of __exit__()."""
+    error = error or (None, None, None)
+    return await got(manager.__aexit__(*error) if hasattr(manager, "__aexit__") else manager.__exit__(*error))
+
+
+class opened:
     """Does `with` or `async with`."""
-    if hasattr(client, "__aenter__"):
-        async with client:
-            yield client
-    else:
-        with client:
-            yield client
+
+    def __init__(self, manager: Any) -> None:
+        self._manager = manager
+
+    async def __aenter__(self) -> Any:
+        return await entered(self._manager)
+
+    async def __aexit__(self, *error: Any) -> Any:
+        return await left(self._manager, *error)

@@ -1,0 +1,292 @@
+"""The sentinel protocol: tokens of acquire(), and of hold(), which renews their lease."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import threading
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import pytest
+
+from counterd.client.sentinel import AsyncClient, Blocked, Client, TokenLost
+from kit import loops
+from kit.daemon import wait_until
+from kit.machine import PATIENCE
+from kit.sentinels import flow, param
+from kit.shapes import BLOCKING, begins, entered, got, left, opened
+from scenarios.thing import FORKED, RESTARTED, VANISHED, Thing, Visit, cut
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+ONE, OTHER, SHORT, RATE, VALUES = 1000, 2000, 103, 104, 201
+CASES_MAX = 40  # that are used at the same time
+QUICK_MS = 50  # until a token is free again whose connection has ended
+LASTING_MS = 60_000
+NOBODYS_PORT = 1
+LEASE_MS = 1000  # of a hold's token; it is renewed three times as often
+RULES = {
+    "default": {
+        "flowRules": [
+            *(flow(ONE + n, 1, resourceTimeout=LEASE_MS // 2, clientOfflineTime=QUICK_MS) for n in range(CASES_MAX)),
+            *(flow(OTHER + n, 1, clientOfflineTime=LASTING_MS) for n in range(CASES_MAX)),
+            flow(SHORT, 1, resourceTimeout=75, resourceTimeoutStrategy=1),  # of 75 ms that cannot be renewed
+            flow(RATE, 10**6, grade=1),
+        ],
+        "paramFlowRules": [param(VALUES, 10**6)],
+    }
+}
+
+
+def settings(directory: Path) -> dict[str, Any]:
+    path = directory.parent / "sentinel.json"
+    path.write_text(json.dumps(RULES))
+    return {"sentinel.rules": path}
+
+
+class Tokens(Thing):
+    """What all of them have in common. Tokens outlive their connection: it is the lease that ends them."""
+
+    PROTOCOL = "sentinel"
+    _observer: Client | None = None
+
+    def names(self, number: int) -> tuple[int, int]:
+        return ONE + number, OTHER + number
+
+    @property
+    def observer(self) -> Client:
+        if self._observer is None:
+            where = self.server.where("sentinel")
+            self._observer = Client(*where, timeout=PATIENCE, namespace="observers", fallback="closed")
+        return self._observer
+
+    def client(self, shape: str, **options: Any) -> Any:
+        kind = Client if shape == BLOCKING else AsyncClient
+        return kind(*self.server.where("sentinel"), **{"timeout": PATIENCE, "fallback": "closed", **options})
+
+    async def ask(self, client: Any) -> None:
+        await got(client.ping())
+
+    def in_use(self, name: int) -> int:
+        with contextlib.suppress(Blocked):
+            self.observer.release(self.observer.acquire(name))
+            return 0
+        return 1
+
+    def close(self) -> None:
+        if self._observer is not None:
+            self._observer.close()
+
+
+class Acquired(Tokens):
+    NAME = "sentinel acquire"
+
+    async def take(self, client: Any, name: int) -> Any:
+        return await got(client.acquire(name))
+
+    async def give(self, client: Any, taken: Any) -> None:
+        assert await got(client.release(taken))
+
+    async def agrees(self, visit: Visit) -> bool:
+        """The program has its token, unless the interruption ended the connection."""
+        await self.ask(visit.client)
+        visit.has = 0
+        if visit.prepared is not None:
+            with contextlib.suppress(TokenLost):
+                await got(visit.client.keep(visit.prepared))
+                visit.has = 1
+        return self.in_use(self.ONE) == visit.has
+
+    async def when_back(self, client: Any, taken: Any) -> None:
+        await loops.until(lambda: self.asks(client), "it is connected again")
+        assert not await got(client.release(taken))
+
+    def is_lost(self, client: Any, taken: Any) -> bool:
+        return False
+
+
+class Held(Tokens):
+    NAME = "sentinel hold"
+
+    def client(self, shape: str, **options: Any) -> Any:
+        """One that decides by itself while the server does not."""
+        return super().client(shape, **{"fallback": "local", "limits": {self.OTHER: 1, RATE: 5}, **options})
+
+    async def take(self, client: Any, name: int) -> Any:
+        return await entered(client.hold(name))
+
+    async def give(self, client: Any, taken: Any) -> None:
+        await left(taken)
+
+    def is_lost(self, client: Any, taken: Any) -> bool:
+        return bool(taken.lost)
+
+    def waiting(self, client: Any) -> Any:
+        return begins(client.hold(self.OTHER))
+
+    async def in_child(self, client: Any, taken: Any) -> None:
+        assert taken.lost
+        await self.give(client, taken)
+
+    async def lasts(self, client: Any, taken: Any) -> None:
+        lease = taken._lease
+        await loops.until(lambda: lease.ends < math.inf, "its lease is known")
+        before = lease.ends
+        await loops.until(lambda: lease.ends > before, "its lease is renewed")
+        assert not taken.lost
+
+    async def when_back(self, client: Any, taken: Any) -> None:
+        await loops.until(lambda: taken.lost, "it is known to be lost")
+        with pytest.raises(TokenLost):
+            await self.give(client, taken)
+
+    async def while_away(self, client: Any) -> None:
+        assert (await got(client.flow(RATE))).fallback
+        async with opened(client.hold(self.OTHER)) as hold:
+            assert hold.fallback
+            with pytest.raises(Blocked):
+                await got(client.acquire(self.OTHER))
+
+
+class Fallback(Tokens):
+    """Tokens of the client's own limits, where no server can be reached."""
+
+    NAME = "sentinel fallback"
+    LACKS: ClassVar = {
+        FORKED: "its limits are those of one process",
+        RESTARTED: "sentinel hold decides by itself while the server is away",
+        VANISHED: "sentinel hold decides by itself while the server is away",
+    }
+
+    def client(self, shape: str, **options: Any) -> Any:
+        kind = Client if shape == BLOCKING else AsyncClient
+        return kind(self.server.host, NOBODYS_PORT, timeout=PATIENCE, limits={ONE: 1, OTHER: 1})
+
+    async def ask(self, client: Any) -> None:
+        client.stats()
+
+    async def take(self, client: Any, name: int) -> Any:
+        hold = await entered(client.hold(name))
+        assert hold.fallback
+        return hold
+
+    async def give(self, client: Any, taken: Any) -> None:
+        await left(taken)
+
+    def is_lost(self, client: Any, taken: Any) -> bool:
+        return False
+
+    def in_use(self, name: int) -> int:
+        """Nothing of it is known to the server."""
+        return 1 if name == self.OTHER else 0
+
+    async def agrees(self, visit: Visit) -> bool:
+        if not visit.has:
+            token = await got(visit.client.acquire(ONE))
+            assert token.fallback
+            await got(visit.client.release(token))
+        visit.has = 0
+        return True
+
+
+async def acquire(visit: Visit) -> None:
+    visit.prepared = await got(visit.client.acquire(ONE))
+
+
+async def calls(visit: Visit) -> None:
+    await got(visit.client.ping())
+    assert (await got(visit.client.flow(RATE))).passed
+    assert (await got(visit.client.param(VALUES, [f"{visit!r}"]))).passed
+    visit.prepared = await got(visit.client.acquire(ONE))
+    with pytest.raises(Blocked):
+        await got(visit.client.acquire(ONE))
+
+
+async def held(visit: Visit) -> None:
+    async with opened(visit.client.hold(ONE)):
+        pass
+
+
+async def held_on_a_new_connection(visit: Visit) -> None:
+    await got(visit.client.ping())
+    cut(visit.client)
+    async with opened(visit.client.hold(ONE)):
+        await got(visit.client.flow(RATE))
+
+
+async def fails_within(visit: Visit) -> None:
+    with pytest.raises(ZeroDivisionError):
+        async with opened(visit.client.hold(ONE)):
+            _ = 1 // 0
+
+
+class Rival:
+    """Another client, which has the only token of ONE, and gives it back when somebody waits for it."""
+
+    def __init__(self, visit: Visit) -> None:
+        self._visit = visit
+        self._over = threading.Event()
+        self._has = threading.Event()
+        self._thread = threading.Thread(target=self._run)  # where no point is
+
+    def __enter__(self) -> None:
+        self._thread.start()
+        assert self._has.wait(PATIENCE)
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join(PATIENCE)
+
+    def _run(self) -> None:
+        with self._visit.thing.client(BLOCKING) as client:
+            token = client.acquire(ONE)
+            self._has.set()
+            wait_until(lambda: self._over.is_set() or self._is_waited_for(), "somebody waits")
+            client.release(token)
+
+    def _is_waited_for(self) -> bool:
+        return bool(self._visit.client._turns._queues)
+
+
+class Hard(Rival):
+    """One that gives nothing back before the block ends."""
+
+    def _is_waited_for(self) -> bool:
+        return False
+
+
+async def waited_for(visit: Visit) -> None:
+    with Rival(visit):
+        async with opened(visit.client.hold(ONE)):
+            pass
+
+
+async def gives_up(visit: Visit) -> None:
+    with Hard(visit), pytest.raises(Blocked):
+        await entered(visit.client.hold(ONE, timeout=0.01))
+
+
+async def renewed(visit: Visit) -> None:
+    visit.client._leases.usual[ONE] = 0.02  # so that it is renewed at once
+    async with opened(visit.client.hold(ONE)) as hold:
+        lease = hold._lease
+        await visit.until(lambda: lease.ends < math.inf, "its lease is renewed")
+
+
+async def lost(visit: Visit) -> None:
+    with contextlib.suppress(TokenLost):
+        async with opened(visit.client.hold(SHORT)) as hold:
+            await visit.until(lambda: hold.lost, "it is lost")
+
+
+async def closed(visit: Visit) -> None:
+    async with opened(visit.another.hold(ONE)):
+        await got(visit.another.close())
+
+
+Acquired.USES = (acquire, calls)
+Held.USES = (held, held_on_a_new_connection, fails_within, waited_for, gives_up, renewed, lost, closed)
+Fallback.USES = (held, fails_within)
+THINGS = [Acquired, Held, Fallback]

@@ -1,0 +1,119 @@
+"""The smockron protocol: a gatekeeper's places for requests that wait. The master itself gives nothing out."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+from typing import TYPE_CHECKING, Any
+
+from counterd.client.smockron import AsyncGatekeeper, Gatekeeper, Verdict
+from kit import loops
+from kit.machine import PATIENCE
+from kit.shapes import BLOCKING, got, opened
+from scenarios.thing import Thing, Visit
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from scenarios.server import Server
+
+RULES = {"slow": {"rate": "1/hour", "burst": 0}, "quick": {"rate": "1/sec", "burst": 0}}
+FAR_S = 1e6
+numbers = itertools.count()
+
+
+def settings(directory: Path) -> dict[str, Any]:
+    path = directory.parent / "smockron.json"
+    path.write_text(json.dumps(RULES))
+    return {"smockron.rules": path, "smockron.control_port": 0}
+
+
+def new_identifier() -> str:
+    """Returns one that no request of this process or of another has had."""
+    return f"{os.getpid()} {next(numbers)}"
+
+
+class Delayed(Thing):
+    """A request that waits, because the master said so, has a place at its gatekeeper until it stops waiting.
+
+    As the master gives nothing out, nothing can be lost with a connection: what it said counts for the gatekeeper.
+    """
+
+    PROTOCOL = "smockron"
+    NAME = "smockron delay"
+    IS_GIVEN_OUT = False
+
+    def __init__(self, server: Server, number: int = 0) -> None:
+        super().__init__(server, number)
+        self._made: list[Any] = []
+        self._others: list[Any] = []  # gatekeepers that also have a place of OTHER
+
+    def client(self, shape: str, **options: Any) -> Any:
+        kind = Gatekeeper if shape == BLOCKING else AsyncGatekeeper
+        masters = tuple(f"{host}:{port}" for host, port in map(self.server.where, ("smockron", "smockron-control")))
+        made = kind(masters, "slow", max_delay_s=FAR_S, max_delayed=3, **{"timeout": PATIENCE, **options})
+        self._made.append(made)
+        return made
+
+    async def _connect(self, client: Any) -> None:
+        # A domain that is first used later may be subscribed to only after what the master says about it.
+        client.decide(new_identifier(), "quick")
+        assert await got(client.connect(PATIENCE))
+
+    async def take(self, client: Any, name: str) -> Any:
+        await self._connect(client)
+        identifier, decisions = new_identifier(), []
+
+        def is_delayed() -> bool:
+            decisions.append(client.decide(identifier))
+            return decisions[-1].verdict is Verdict.DELAY
+
+        await loops.until(is_delayed, "the master has said that it has to wait")
+        if name == self.OTHER:
+            self._others.append(client)
+        return name, decisions[-1]
+
+    async def give(self, client: Any, taken: Any) -> None:
+        name, decision = taken
+        client.gave_up(decision)
+        if name == self.OTHER:
+            self._others.remove(client)
+
+    async def when_back(self, client: Any, taken: Any) -> None:
+        await self.give(client, taken)
+
+    async def ask(self, client: Any) -> None:
+        client.decide(new_identifier())
+
+    async def while_away(self, client: Any) -> None:
+        assert client.decide(new_identifier()).verdict is Verdict.PASS
+
+    def is_lost(self, client: Any, taken: Any) -> bool:
+        return False
+
+    def in_use(self, name: str) -> int:
+        others = sum(not made._closed for made in self._others)
+        return others if name == self.OTHER else sum(m.stats().delaying for m in self._made if not m._closed) - others
+
+    async def begin(self, visit: Visit) -> None:
+        client, visit.prepared = visit.client, new_identifier()
+        await self._connect(client)
+        assert client.decide(visit.prepared, "quick").verdict is Verdict.PASS
+        told, identifier = client._core.told, visit.prepared.encode()
+        await loops.until(lambda: any(identifier in times for times in told._domains), "the master has said: wait")
+
+
+async def waits(visit: Visit) -> None:
+    async with opened(visit.client.admit(visit.prepared, "quick")):
+        pass
+
+
+async def connects(visit: Visit) -> None:
+    assert await got(visit.another.connect(PATIENCE))
+    visit.another.decide(new_identifier())
+    await got(visit.another.close())
+
+
+Delayed.USES = (waits, connects)
+THINGS = [Delayed]

@@ -1,0 +1,121 @@
+"""The network between client and server vanishes without a word, and comes back.
+
+The client and the daemon are each in a network namespace. All clients are there at the same time, because it takes
+seconds until the kernel gives a peer up. A call that waits ends; the server takes everything back; the client works
+when there is a network again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+from typing import TYPE_CHECKING
+
+import pytest
+
+from counterd.client import _aiolink, _connection, _link
+from counterd.errors import CounterdError
+from kit import daemon, loops
+from kit.daemon import wait_until
+from kit.machine import PATIENCE
+from kit.namespaces import HERE, Net, inside, ip, joined
+from kit.shapes import ALL, begun, opened, run
+from scenarios.server import THINGS, Server
+from scenarios.thing import VANISHED
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from scenarios.thing import Thing
+
+pytestmark = pytest.mark.needs("ip", "networks")
+CASES = [(thing, shape) for thing in THINGS if VANISHED not in thing.LACKS for shape in ALL]
+TIMEOUT_S = 0.5  # of a call, and of an attempt to connect
+DAEMON = {"insecure": "true", "keepalive_idle": 1, "keepalive_interval": 1, "keepalive_count": 2, "user_timeout": 3}
+CLIENT = {"KEEPALIVE_IDLE_S": 1, "KEEPALIVE_INTERVAL_S": 1, "KEEPALIVE_COUNT": 2, "USER_TIMEOUT_MS": 3000}
+
+HOLDING, AWAY, BACK = range(3)  # all hold something; the network is gone, and given up by all; it is there again
+
+
+class Case:
+    """One client and what it takes. error: what it failed with. reached: how far it is."""
+
+    def __init__(self, thing: Thing, shape: str, net: Net) -> None:
+        self.thing = thing
+        self.shape = shape
+        self.error: BaseException | None = None
+        self.reached = -1
+        self.now = HOLDING  # the phase
+        self._net = net
+        self.thread = threading.Thread(target=self._run)
+
+    def _run(self) -> None:
+        try:
+            with inside(self._net.names[1]):
+                run(self.shape, self._vanishes())
+        except BaseException as error:  # noqa: BLE001 - the test raises it
+            self.error = error
+        self.reached = BACK
+
+    async def _vanishes(self) -> None:
+        thing = self.thing
+        made = functools.partial(thing.client, self.shape, timeout=TIMEOUT_S)
+        async with opened(made()) as client, opened(thing.waiter(made)) as waiter:
+            taken = await thing.take(client, thing.ONE)
+            waits = thing.waiting(waiter)
+            waiting = None if waits is None else begun(self.shape, waits)
+            await self._meet(HOLDING)
+            await thing.while_away(client)
+            if thing.IS_GIVEN_OUT:
+                await loops.until(lambda: thing.in_use(thing.ONE) == 0, "the server has taken it back")
+            await thing.when_gone(client, taken)
+            await self._meet(AWAY)
+            await thing.when_back(client, taken)
+            await loops.until(lambda: thing.works(client), "it works")
+            await loops.until(lambda: thing.in_use(thing.ONE) == 0, "nothing is in use")
+            thing.end_waits()
+            if waiting is not None:
+                with contextlib.suppress(CounterdError):
+                    await waiting
+
+    async def _meet(self, phase: int) -> None:
+        """Waits for the next phase, which begins when all cases are here."""
+        self.reached = phase
+        await loops.until(lambda: self.now > phase, "all are here")
+
+
+@pytest.fixture(scope="module")
+def cases(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[tuple[type[Thing], str], Case]]:
+    """All cases, which have run."""
+    with pytest.MonkeyPatch.context() as patch, joined() as net:
+        for name, value in CLIENT.items():
+            patch.setattr(_connection, name, value)
+        for module in (_link, _aiolink):
+            patch.setattr(module, "PROBE_S", TIMEOUT_S)
+        ip("-n", net.names[0], "link", "set", "lo", "up")
+        directory = tmp_path_factory.mktemp("server") / "daemon"
+        with Server(directory, HERE, DAEMON, (*net.here, *daemon.MODULE)) as server:
+            made = {case: Case(case[0](server, number), case[1], net) for number, case in enumerate(CASES)}
+            with inside(net.names[0]):  # where the server is: so they can see it all the time
+                for each in made.values():
+                    each.thing.look()
+            for each in made.values():
+                each.thread.start()
+            for phase, act in ((HOLDING, net.vanish), (AWAY, net.come_back)):
+                wait_until(lambda phase=phase: all(each.reached >= phase for each in made.values()), f"phase {phase}")  # type: ignore[misc]
+                act()
+                for each in made.values():
+                    each.now = phase + 1
+            for each in made.values():
+                each.thread.join(PATIENCE)
+                each.thing.close()
+            yield made
+
+
+@pytest.mark.parametrize(("thing", "shape"), CASES, ids=lambda each: getattr(each, "NAME", each))
+def test_the_network_vanishes_and_comes_back(
+    cases: dict[tuple[type[Thing], str], Case], thing: type[Thing], shape: str
+) -> None:
+    if (error := cases[thing, shape].error) is not None:
+        raise error
