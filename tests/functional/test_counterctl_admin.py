@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from counterd.protocols.counter import wire
-from functional import peers
-from kit import daemon
+from kit import daemon, peers
 from kit.daemon import PATIENCE, wait_until
 
 if TYPE_CHECKING:
