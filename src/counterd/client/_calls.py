@@ -77,7 +77,7 @@ class Pending:
             raise
 
     def feed(self, data: bytes) -> None:
-        """Settles the calls that are answered with these bytes. Raises ProtocolError if no server may send them."""
+        """Settles the calls that are answered with these bytes. Raises ProtocolError if no reply looks so."""
         raise NotImplementedError
 
     def fail(self, error: Callable[[], CounterdError]) -> None:

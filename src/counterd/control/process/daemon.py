@@ -317,7 +317,7 @@ class Daemon:
             self._close()
             self._writer.close(0.1)
             os._exit(1)
-        log.info("stopping: answering the requests that were received")
+        log.info("stopping: answering the requests that have been received already")
         self._stopping.set()
 
     def _close(self) -> None:

@@ -82,7 +82,7 @@ async def wait_for_holdings(services: Sequence[Service], timeout: float) -> int:
     if held:
         log.warning(f"draining: {several(held, 'holding')} not given back within {timeout:g} s", holdings=held)
     else:
-        log.info("draining: nothing is held any more")
+        log.info("drained: nothing is held any more")
     return held
 
 

@@ -159,7 +159,7 @@ cdef class CounterSession(Session):
             index_prefetch(&permits.ledger, ledger_tag(self.connection, frame.tag))
 
     cdef void parse_other(self, const uint8_t* body, uint32_t size, uint8_t opcode, Frame* frame) noexcept:
-        """Parses Cancel, Settle, Resume and Who. Of a Take, only finds the first name: take() decodes the rest."""
+        """Parses Cancel, Settle, Resume and Who. Of a Take, only finds the first name: take() decodes it."""
         cdef uint8_t kind
         cdef Permits* permits = &(<CounterStore>self.store).counters.permits
         if opcode == CANCEL:

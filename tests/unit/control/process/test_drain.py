@@ -57,7 +57,7 @@ def drained(loop: memory.Loop, timeout: float, *services: Room) -> tuple[int, li
 
 
 def test_nothing_is_held():
-    assert drained(memory.Loop(), 10, Room("a"), Room("b")) == (0, ["info draining: nothing is held any more"], 0.0)
+    assert drained(memory.Loop(), 10, Room("a"), Room("b")) == (0, ["info drained: nothing is held any more"], 0.0)
 
 
 def test_what_is_held_comes_back():
@@ -73,7 +73,7 @@ def test_what_is_held_comes_back():
         "info draining: waiting for 2 holdings of a",
         "info draining: waiting for 2 holdings of a",
         "info draining: waiting for 1 holding of a",
-        "info draining: nothing is held any more",
+        "info drained: nothing is held any more",
     ]
     first = lines[0].partition(" | ")[2]
     assert first.startswith("3 of jobs by one 127.0.0.1:5432 for 2.")
