@@ -226,8 +226,8 @@ def test_another_layout_is_refused(path: Path, tmp_path: Path):
     with running(path):
         pass
     with contextlib.closing(sqlite3.connect(path)) as database:
-        database.execute("PRAGMA user_version = 2")
-    assert refused(path, tmp_path) == f"{path}: has layout 2, but this version of counterd reads and writes layout 1"
+        database.execute("PRAGMA user_version = 3")
+    assert refused(path, tmp_path) == f"{path}: has layout 3, but this version of counterd reads and writes layout 2"
 
 
 def test_a_memory_limit_that_is_too_small(path: Path):

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 BEANSTALK = (Path(sys.executable).parent / "counterctl", "--timeout", f"{PATIENCE:g}s", "beanstalk")
 TOKEN = "a-token"
 SETTINGS = {
-    "counter.enable": "false",
     "beanstalk.enable": "true",
     "beanstalk.port": "0",
     "beanstalk.bind": "127.0.0.1",
@@ -185,6 +184,21 @@ def test_a_job_with_a_key_is_put_once(place: Place) -> None:
     assert place.put("x", "--tube", "once", "--key", "order-8") != job
 
 
+def test_a_job_waits_for_its_counter(place: Place) -> None:
+    jobs = [place.put("x", "--tube", "limited", "--counter", "shop", "--maximum", "1") for _ in range(2)]
+    with place.worker() as worker:
+        assert worker.ask(wire.watch(b"limited")).status is Status.WATCHING
+        assert worker.ask(wire.reserve(0)).status is Status.RESERVED
+        assert worker.ask(wire.reserve(0)).status is Status.TIMED_OUT
+        rows = place.rows("list", "limited")
+        assert [(row["counter"], row["maximum"], row["blocked"]) for row in rows] == [
+            ("shop", 1, "false"), ("shop", 1, "true")
+        ]  # fmt: skip
+        assert place.rows("tubes", "--match", "limited")[0]["blocked"] == 1
+        for job in jobs:
+            assert worker.ask(wire.delete(int(job))).status is Status.DELETED
+
+
 def test_a_list_of_more_than_a_page(place: Place) -> None:
     with place.worker() as worker:
         worker.ask(wire.use(b"many"))
@@ -220,7 +234,7 @@ def test_tubes_are_sorted(place: Place) -> None:
         assert (len(names), names) == (253, sorted(names))
     assert [row["tube"] for row in place.rows("tubes", "--sort", "delayed", "--limit", "1")] == ["s-two"]
     csv = place.ask("tubes", "--match", "s-one", "--output", "csv")[1].splitlines()
-    assert csv[0] == "tube,ready,reserved,delayed,buried,waiting,total,oldest,paused"
+    assert csv[0] == "tube,ready,reserved,delayed,buried,waiting,total,oldest,paused,blocked"
     assert csv[1].startswith("s-one,1,0,0,0,0,1,")
     for tube in ("s-one", "s-two", "s-three"):
         assert place.ask("clear", tube, "all")[0] == 0

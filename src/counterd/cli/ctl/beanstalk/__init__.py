@@ -95,9 +95,9 @@ TUBE_COLUMNS = {
     **{f"current-jobs-{state}": Column(state, Kind.NUMBER) for state in STATES},
     "current-waiting": Column("waiting", Kind.NUMBER),
     "total-jobs": Column("total", Kind.NUMBER),
-    "current-jobs-blocked": Column("blocked", Kind.NUMBER, detail=True),
     "age-of-oldest-ready": Column("oldest", Kind.SPAN),
     "pause-time-left": Column("paused", Kind.SPAN),
+    "current-jobs-blocked": Column("blocked", Kind.NUMBER, detail=True),
 }
 
 
