@@ -94,12 +94,16 @@ class Call:
 
 
 class Upstream(threading.Thread):
-    """The provider. lock: while a test has it, nothing is counted. paused: calls begin, but do not continue."""
+    """The provider. lock: while a test has it, nothing is counted. paused: calls begin, but do not continue.
+
+    stuck: a worker whose calls do not continue.
+    """
 
     def __init__(self, path: str, calls: list[Call]) -> None:
         super().__init__()
         self.lock = threading.RLock()
         self.paused = False
+        self.stuck: int | None = None
         self.calls = calls
         self.exceeded: list[str] = []
         self.most: Counter[str] = Counter()
@@ -130,15 +134,15 @@ class Upstream(threading.Thread):
                     self._read(key.fileobj)
                 if not self.paused:
                     for call in self.in_progress():
-                        self._continue(call)
+                        if call.worker != self.stuck:
+                            self._continue(call)
 
     def _read(self, connection: Any) -> None:
+        self._look()
         if connection is self._listening:
             self._selector.register(connection.accept()[0], selectors.EVENT_READ)
-        elif connection.fileno() >= 0 and not _has_ended(connection):
+        elif connection.fileno() >= 0:
             self._start(self.calls[int(json.loads(connection.recv(4096))["prompt"])], connection)
-        else:
-            self._look()
 
     def _look(self) -> None:
         """Ends the calls of which the connection has ended."""
@@ -154,7 +158,6 @@ class Upstream(threading.Thread):
                 call.connection = None
 
     def _start(self, call: Call, connection: socket.socket) -> None:
-        self._look()
         call.connection, call.started = connection, True
         call.left = self._random.randint(1, 5)
         for name, limit, count in (
@@ -413,11 +416,13 @@ class World:
         lost = self.upstream.in_progress(worker=worker)
         self.charged += lost
         self.usable.remove(worker)
+        self.upstream.stuck = worker
         self.go()
         self.until_done(1)
         network.client_notices()
         wait_until(lambda: not any(call.running for call in lost), "its calls have ended")
         network.counterd_notices()
+        self.upstream.stuck = None
         self.until_done(10)
         self.usable.append(worker)
 
