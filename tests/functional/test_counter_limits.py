@@ -13,9 +13,8 @@ import pytest
 from counterd.client import Permit, Rate
 from counterd.errors import NotAvailable, NotFound
 from counterd.protocols.counter import wire
-from functional import peers
 from functional.test_counterctl_admin import Place
-from kit import daemon
+from kit import daemon, peers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -51,6 +51,7 @@ BELOW_NET_EXCEPT["settings.py"] = {"os"}
 BELOW_NET_EXCEPT["documents.py"] = {"json"}
 BELOW_NET_EXCEPT["protocols/sentinel/rules.py"] = {"difflib", "json"}
 BELOW_NET_EXCEPT["protocols/smockron/rules.py"] = {"fractions"}
+BELOW_NET_EXCEPT["protocols/counter/limits.py"] = {"fractions"}
 # Whose call a thread is at, among several.
 BELOW_NET_EXCEPT["protocols/sentinel/extensions.py"] = {"contextvars"}
 # The connection to a database is handed in by whoever opened it.

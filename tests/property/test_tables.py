@@ -219,7 +219,7 @@ def test_holders_that_stay_are_counted_and_those_at_the_end_are_told(
                 settle(store)
         store.audit()
     rows = walk.rows() if done else walked(walk)
-    assert rows == holders_of(store, b"held")[:limit]
+    assert [row[:3] for row in rows] == holders_of(store, b"held")[:limit]
     assert stayed <= walk.total <= holders + came
     assert store.held() == len(present)
 

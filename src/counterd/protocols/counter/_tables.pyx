@@ -288,10 +288,9 @@ cdef class WaitersWalk(RankedWalk):
         if record == NULL or not self.room_for(record):
             return 0
         cells = wait_cells(store, number)
-        row = (
-            self.fair.waiters[number].node.serial, *item_cells(store, number), self.fair.waiters[number].connection,
-            *cells,
-        )
+        connection = self.fair.waiters[number].connection
+        client, _ = stay_about(&store.stays, connection)
+        row = (self.fair.waiters[number].node.serial, *item_cells(store, number), connection, *cells, client)
         self.found.append((<uint64_t>0xffffffffffffffff - rank, number, row))
         return 0
 
@@ -428,7 +427,8 @@ cdef class QueueWalk(NotedWalk):
     cdef tuple row(self, uint32_t number, uint32_t place):
         _, kind, amount = item_cells(self.store, number)
         connection = self.store.counters.fair.waiters[number].connection
-        return (connection, place, kind, amount, *wait_cells(self.store, number))
+        client, _ = stay_about(&self.store.stays, connection)
+        return (connection, place, kind, amount, *wait_cells(self.store, number), client)
 
 
 cdef class WaitsWalk(NotedWalk):
@@ -624,6 +624,7 @@ ITEM = (
     Column("amount", "integer", "how many permits or units of it"),
 )
 WAITER = (Column("connection", "connection", "the connection that waits"),)
+CLIENT = Column("client", "text", "the name that the connection has stated")
 WAIT = (
     Column("key", "name", "the first 31 bytes of its key; empty: the connection is the key"),
     Column("priority", "integer", "the higher one is served first"),
@@ -665,7 +666,7 @@ TABLES = (
     Table(
         "waiters",
         "The Takes that wait, the longest wait first. `match`: only names that contain it.",
-        (Column("number", "integer", "number of the wait; rises with each"), *ITEM, *WAITER, *WAIT),
+        (Column("number", "integer", "number of the wait; rises with each"), *ITEM, *WAITER, *WAIT, CLIENT),
         WAITER_SORTS,
         open_waiters,
     ),
@@ -708,7 +709,7 @@ TABLES = (
     ),    Table(
         "queue",
         "The Takes that wait for the counter or rate `name`, in the order in which they are served.",
-        (*WAITER, Column("position", "integer", "1: it is the next one"), *ITEM[1:], *WAIT),
+        (*WAITER, Column("position", "integer", "1: it is the next one"), *ITEM[1:], *WAIT, CLIENT),
         (),
         open_queue,
         ("name",),

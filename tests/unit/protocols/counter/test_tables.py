@@ -270,6 +270,7 @@ def test_waiters_the_longest_wait_first() -> None:
     hog(desk)
     hog(desk, b"b", 5)
     first, second = desk.some(2)
+    assert first.status(wire.who(0, "billing")) == OK
     first.take(wire.Permit(b"b", 4, 5), wire.Permit(b"c", 1, 1), wait_ms=60_000, key=b"key " * 10, weight=7, priority=3)
     desk.wait(1500)
     second.take(wire.Rate(b"r", 1, 1, MINUTE_US, 1), wait_ms=0)
@@ -281,11 +282,12 @@ def test_waiters_the_longest_wait_first() -> None:
         {
             "number": 1, "name": b"b", "kind": "permits", "amount": 4, "connection": first.session.number,
             "key": (b"key " * 10)[:31], "priority": 3, "weight": 7, "items": 2, "since": START_NS // (100 * MS),
-            "left": 58.5,
+            "left": 58.5, "client": "billing",
         },
         {
             "number": 2, "name": b"r", "kind": "rate", "amount": 1, "connection": second.session.number,
             "key": b"", "priority": 0, "weight": 1, "items": 1, "since": START_NS // (100 * MS) + 15, "left": 9.0,
+            "client": "",
         },
     ]  # fmt: skip
     assert [row["number"] for row in listed(desk.store, "waiters", sort="amount")[0]] == [1, 2]
