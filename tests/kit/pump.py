@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 MINUTE_NS = 60_000_000_000
 # The beginning of a minute, whatever minutes are counted from: the store's first call or the clock's zero.
 START_NS = 10_000 * MINUTE_NS
+INT64_MAX = (1 << 63) - 1
 UNIX_NS = 1_700_000_000_000_000_000  # the Unix time at START_NS
 TURNS_MAX = 10_000  # more than any test needs
 
@@ -43,7 +44,7 @@ class Pump:
         self.audits = audits
         self.cut: Callable[[bytes], Iterable[bytes]] = lambda data: [data]
         self.waiting: set[Peer] = set()  # their sessions have more
-        store.set_wall(UNIX_NS + now_ns - START_NS, now_ns)
+        store.set_wall(min(UNIX_NS + now_ns - START_NS, INT64_MAX), now_ns)
 
     def connect(self, *place: Any) -> Peer:
         """Opens a connection. place: where it comes to, if the protocol has several ports."""

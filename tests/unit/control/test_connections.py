@@ -18,7 +18,8 @@ def row(tls: tuple[str, str, str] | None) -> dict[str, Any]:
         origin=lambda: "127.0.0.1:5007", tls=lambda: tls,
     )  # fmt: skip
     service: Any = SimpleNamespace(
-        room=SimpleNamespace(name="one"), store=SimpleNamespace(holdings_of=lambda number: number + 1)
+        room=SimpleNamespace(name="one"),
+        store=SimpleNamespace(holdings_of=lambda number: number + 1, about=lambda number: (f"client {number}", None)),
     )
     return row_of(service, connection, 4 * SECOND_NS)
 
@@ -40,6 +41,7 @@ def test_a_connection(tls: tuple[str, str, str] | None, cells: tuple[str | None,
         "age_seconds": 3.0,
         "idle_seconds": 1.0,
         "protocol": "one",
+        "name": "client 7",
         **dict(zip(("tls", "tls_cipher", "tls_subject"), cells, strict=True)),
     }
 

@@ -90,7 +90,11 @@ limit_option = click.option(
     metavar="PORT",
     help="The port for control messages.  [default: port + 1]",
 )
-@click.option("--control-socket", metavar="PATH", help="The Unix socket for control messages, if the master has one. --socket needs it.")
+@click.option(
+    "--control-socket",
+    metavar="PATH",
+    help="The Unix socket for control messages; --socket needs it.",
+)
 @output_option
 @click.pass_context
 def smockron(
