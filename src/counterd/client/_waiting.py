@@ -166,7 +166,9 @@ def waiting(
                     _queueing(turns, turn, asked, patience, queue) if in_server else _asking(tenure, patience, queue)
                 )
             except (NotAvailable, ConnectionLost) as error:
-                queue = turns.join(asked.name, turn)  # it may have left it
+                before, queue = queue, turns.join(asked.name, turn)  # it may have left it
+                if len(queue.waiters) == 1:
+                    queue.backoff = before.backoff  # in a queue made anew too, the pauses go on growing
                 refusal, pause = _refused(error, asked, patience, queue, retry_at)
                 if patience.is_over():
                     raise (refusal or (yield GIVE_UP, queue)) from None

@@ -284,8 +284,11 @@ class Client(Shared):
             link.calls.give_back += returns
             return
         try:
-            calls = link.start_all(returns)
-            await asyncio.gather(*(call.future for call in calls if call.future))
+            futures = [call.future for call in link.start_all(returns) if call.future]
+            answers = await asyncio.gather(*futures, return_exceptions=True)  # nobody may be there to hear an error
+            for answer in answers:
+                if isinstance(answer, BaseException):
+                    raise answer
         except ConnectionLost:
             if link.heir is None and not link.may_resume():
                 raise

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from counterd.client._backoff import ASK_LONGEST_S
 from counterd.client._holding import RAISE, Wanted
 from counterd.client._tenure import AWAY_S, SLICE_S, Seen, Tenure
 from counterd.client._turns import Turns
@@ -89,6 +90,23 @@ def test_after_a_refusal_it_waits_for_longer_each_time() -> None:
         assert steps.send(True) == (ASK,)
         assert not turn.is_set(), "what comes from here on counts"
     assert pauses[3] > pauses[0] > 0
+
+
+def test_a_hold_that_the_queue_of_the_server_refuses_at_once_asks_more_and_more_rarely() -> None:
+    """As in a drain, or of more than the server's own limit. It leaves the client's queue each time it has asked."""
+    steps, _ = Scene().hold()
+    assert next(steps)[0] is QUEUE
+    act, *rest = steps.throw(REFUSED)
+    pauses = []
+    for _ in range(12):
+        assert act is QUEUE
+        if rest[1] is not None:
+            rest[1]()
+        act, pause = steps.throw(REFUSED)
+        assert act is WAIT
+        pauses.append(pause)
+        act, *rest = steps.send(False)
+    assert pauses[-1] >= ASK_LONGEST_S / 2 > pauses[0] > 0
 
 
 def test_who_has_waited_long_enough_gives_up() -> None:

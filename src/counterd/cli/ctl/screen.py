@@ -206,7 +206,7 @@ def draw(what: Shown, columns: int, rows: int, *, plain: bool = False) -> Render
     """Draws the whole screen with exactly this many columns and rows. plain: for a terminal that has only ASCII."""
     problem = f"no answer: {what.problem}" if what.problem else ""
     head = [_title(what, columns), Text(problem, "bold red")]
-    if what.sample is not None:
+    if what.sample is not None and not what.view.helping:  # the help needs the room
         head += _figures(what.before, what.sample, columns, plain=plain)
     foot = _foot(what, columns)
     room = max(rows - len(head) - 2, 0)

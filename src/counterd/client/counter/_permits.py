@@ -256,7 +256,9 @@ def _shortage(items: Sequence[Permit | Rate], short: Shortage) -> ServerError:
     _name_item(error, items[short.item])
     error.retry_after = None if short.retry_ms is None else short.retry_ms / 1000
     assert error.maximum is not None
-    error.consumption = error.maximum - short.left
+    is_short = short.text == wire.ERROR_TEXTS[Status.RESOURCE_NOT_AVAILABLE]  # else it drains, or has a lower limit
+    if is_short and short.left <= error.maximum:  # more is left of a rate whose numbers are the server's
+        error.consumption = error.maximum - short.left
     return error
 
 

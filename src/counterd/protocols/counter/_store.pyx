@@ -365,7 +365,8 @@ cdef class CounterStore(Store):
     cdef void cancel_one(self, Session session, uint32_t number) noexcept:
         cdef uint32_t opaque = self.takes.waiting[number].opaque
         take_end(&self.takes, number)
-        session.awaited -= 1
+        if session.awaited:     # else eof() has set it to 0, as nobody waits for the reply any more
+            session.awaited -= 1
         self.refusals[<int>TAKE][<int>CANCELLED] += 1
         self.out_size += refusal_encode(self.out + self.out_size, TAKE, CANCELLED, opaque, error_text(CANCELLED))
 
@@ -532,7 +533,7 @@ cdef class CounterStore(Store):
     cdef bint wait_of_ends(self, uint32_t connection) except -1:
         """Cancels what another connection waits for. Returns True once nothing waits, and its end has been noticed."""
         cdef Stay* stay = self.stays.stays + connection
-        cdef Verdict verdict = Verdict(REFUSED, 0, 0, INT64_MAX)
+        cdef Verdict verdict = Verdict(REFUSED, 0, False, 0, INT64_MAX)
         cdef uint32_t number = self.counters.fair.askers[connection].first
         if self.sessions[connection] == NULL and (stay.is_leaving or not stay.is_kept):
             return False

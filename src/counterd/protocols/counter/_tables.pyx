@@ -17,6 +17,7 @@ from counterd.engine.table cimport Record, Table as NameTable, name_bytes, name_
 from counterd.engine.walk cimport BLOCK_WORK, NAMES_MAX, ROW_WORK, HoldingsWalk, RankedWalk
 from counterd.protocols.counter._counters cimport Counter, Counters, counter_at, counter_exists
 from counterd.protocols.counter._limits cimport Limits, Rule, limits_find
+from counterd.protocols.counter._messages cimport NO_TIME
 from counterd.protocols.counter._rates cimport (
     FLAG_AWAITED, FLAG_RATE, RATE_TAG, Pace, Rate, RateRecord, rate_full_ns, rate_left,
 )
@@ -43,6 +44,7 @@ cdef dict ORDERS = {"consumption": CONSUMPTION, "usage": USAGE, "peak": PEAK, "l
 cdef dict RATE_ORDERS = {"usage": USAGE, "limit": LIMIT, "waiters": WAITERS}
 WAITER_SORTS = ("age", "amount")
 cdef double NS_PER_S = 1e9
+cdef int64_t LONGEST_NS = <int64_t>NO_TIME * 1000000    # a wait by which clients say: without end
 cdef double US_PER_S = 1e6
 
 
@@ -245,7 +247,8 @@ cdef tuple wait_cells(CounterStore store, uint32_t number):
     cdef const Label* label = store.counters.fair.labels + waiter.flow
     cdef int64_t due_ns = take.timer.due_ns
     key = PyBytes_FromStringAndSize(<const char*>label.text, label.size) if waiter.flow else b""
-    left = None if due_ns == INT64_MAX else max(due_ns - store.now_ns, 0) / NS_PER_S    # jobs wait without end
+    cdef bint is_endless = due_ns == INT64_MAX or due_ns - take.since_ns >= LONGEST_NS
+    left = None if is_endless else max(due_ns - store.now_ns, 0) / NS_PER_S
     return (key, waiter.priority, waiter.weight, take.items, take.since_ns // <int64_t>NS_PER_TENTH, left)
 
 

@@ -526,10 +526,12 @@ cdef inline uint32_t take_wait(
     cdef uint32_t number, cell, queue
     cdef Take* take
     cdef int i
+    cdef uint32_t most = takes.state.waiters_per_connection
+    if takes.counters.permits.holders[connection].is_exempt:
+        most = max(<uint32_t>1, fair.capacity // 2)     # so that others can wait too
     if (
         pool_left(&fair.state.waiters) == 0
-        or fair.askers[connection].waiters >= takes.state.waiters_per_connection
-        and not takes.counters.permits.holders[connection].is_exempt
+        or fair.askers[connection].waiters >= most
         or pool_left(&takes.state.items) < <uint32_t>count - 1
     ):
         return 0

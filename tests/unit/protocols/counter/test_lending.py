@@ -177,6 +177,18 @@ def test_no_room_to_hold_or_wait() -> None:
     assert other.outcomes() == [(1, False)], "there is a permit, and no room to hold it"
 
 
+def test_it_leaves_half_of_the_queue_to_others() -> None:
+    desk = Desk(waiters=4)
+    other = Borrowing(desk)
+    client = desk.taker()
+    names = [b"a", b"b", b"c"]
+    assert [client.acquire(name) for name in names] == [Status.NO_ERROR] * 3
+    assert [bool(other.enqueue(ticket, name)) for ticket, name in enumerate(names, 1)] == [True, True, False]
+    take = desk.taker().take(Permit(b"a", 1, 1), wait_ms=1000)
+    assert desk.store.snapshot()["waiters"] == 3, take
+    desk.store.audit()
+
+
 def test_what_was_held_before_a_restart_is_held_again(desk: Desk, other: Borrowing) -> None:
     client = desk.taker()
     assert client.acquire(b"p") == Status.NO_ERROR

@@ -498,3 +498,21 @@ def test_time_passes_in_the_engine_s_clock(desk: Desk) -> None:
     one.close()
     due = desk.store.next_deadline()
     assert desk.pump.now_ns < due <= desk.pump.now_ns + (GRACE_MS + 2) * MS
+
+
+@pytest.mark.parametrize("last", ["cancel", "goodbye"])
+def test_what_is_cancelled_after_the_end_of_the_input_lets_the_connection_end(desk: Desk, last: str) -> None:
+    """Requests that waited for a later turn are executed then, when nobody waits for replies to Takes any more."""
+    holder, one, other = desk.some(3)
+    assert holder.acquire(b"p") == Status.NO_ERROR
+    waiting = one.take(Permit(b"p", 1, 1), wait_ms=1000 * GRACE_MS)
+    requests = [wire.stats(0)] * 40  # more than one call executes
+    requests += [wire.cancel(0, waiting) if last == "cancel" else wire.goodbye(0), wire.acquire(0, b"q", 1, 1)]
+    session, now_ns = one.session, desk.pump.now_ns
+    one.peer.take(session.receive(b"".join(requests), now_ns))
+    one.peer.take(session.eof(now_ns))
+    desk.wait(1)
+    assert session.awaited == 0
+    assert session.closing
+    assert desk.store.snapshot()["waiters"] == 0
+    assert other.acquire(b"q") == Status.NO_ERROR, "the permit of a connection that has ended came back"
