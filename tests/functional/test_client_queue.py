@@ -298,19 +298,19 @@ def test_lost_permits_are_acquired_again_although_others_always_wait(counterd, s
                 waiting = [entering(shape, hold(each)) for each in (one, two)]
                 await until_waiting(counterd, 2)
                 cut(client)
-                held = await waiting.pop(0)
+                done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
                 assert ours.lost
-                while ours.lost:
+                while done:
+                    (first,) = done
+                    waiting.remove(first)
+                    held = first.result()
                     # Two wait at any time, so that nothing is free when it is given back.
                     waiting.append(entering(shape, hold(held._client)))
                     await asyncio.to_thread(wait_until, lambda: figure(counterd, "waiters") >= 2, "two wait")
                     await left(held)
-                    done, _ = await asyncio.wait(waiting, timeout=0.3, return_when=asyncio.FIRST_COMPLETED)
-                    if not done:
-                        break
-                    (first,) = done
-                    waiting.remove(first)
-                    held = first.result()
+                    done = set()
+                    while ours.lost and not done:
+                        done, _ = await asyncio.wait(waiting, timeout=0.05, return_when=asyncio.FIRST_COMPLETED)
                 await asyncio.to_thread(wait_until, lambda: not ours.lost, "it has them again")
             for each in asyncio.as_completed(waiting):
                 await left(await each)

@@ -5,13 +5,16 @@ Floor: side; uses no clock.
 
 from __future__ import annotations
 
-import random
+from random import SystemRandom
 from typing import TYPE_CHECKING
 
 from counterd.errors import ConnectionLost
 
 if TYPE_CHECKING:
     from counterd.errors import CounterdError
+
+
+RANDOM = SystemRandom()  # not that of a program that has seeded its own; and another one after a fork
 
 
 class Backoff:
@@ -25,7 +28,7 @@ class Backoff:
         """Returns the next delay."""
         delay = self._next
         self._next = min(2 * delay, self._longest)
-        return delay * random.uniform(0.5, 1)
+        return delay * RANDOM.uniform(0.5, 1)
 
     def reset(self) -> None:
         """Called after a success: the next delay is the shortest one again."""

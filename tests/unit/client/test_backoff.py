@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import random
-
 import pytest
 
-from counterd.client._backoff import Attempts, Backoff
+from counterd.client._backoff import RANDOM, Attempts, Backoff
 from counterd.errors import ConnectionLost, CounterdError, Timeout
 
 
@@ -16,7 +14,7 @@ def delays(backoff: Backoff, count: int) -> list[float]:
 
 @pytest.mark.parametrize(("drawn", "part"), [(0.0, 0.5), (1.0, 1.0)])
 def test_doubles_up_to_the_longest(monkeypatch: pytest.MonkeyPatch, drawn: float, part: float) -> None:
-    monkeypatch.setattr(random, "uniform", lambda low, high: low + (high - low) * drawn)
+    monkeypatch.setattr(RANDOM, "uniform", lambda low, high: low + (high - low) * drawn)
     assert delays(Backoff(1, 5), 5) == [part * delay for delay in (1, 2, 4, 5, 5)]
 
 
