@@ -38,6 +38,9 @@ RULES = {
         "paramFlowRules": [param(VALUES, 10**6)],
     }
 }
+# Of a call. A caller that is interrupted at some points leaves the client's thread without its reply for so long, which
+# close() waits for; a check waits for PATIENCE.
+TIMEOUT_S = PATIENCE / 6
 
 
 def settings(directory: Path) -> dict[str, Any]:
@@ -64,7 +67,7 @@ class Tokens(Thing):
 
     def client(self, shape: str, **options: Any) -> Any:
         kind = Client if shape == BLOCKING else AsyncClient
-        return kind(*self.server.where("sentinel"), **{"timeout": PATIENCE, "fallback": "closed", **options})
+        return kind(*self.server.where("sentinel"), **{"timeout": TIMEOUT_S, "fallback": "closed", **options})
 
     async def ask(self, client: Any) -> None:
         await got(client.ping())
