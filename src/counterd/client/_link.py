@@ -499,6 +499,9 @@ class Link(Resumable):
                 with self._lock:
                     if call.done:
                         return
+                    if self.closed:  # the thread that read its reply was interrupted before it settled the call
+                        call.settle(None, lost(self.where, self.closed))
+                        return
                     if self._reading:
                         wake = call.wake = threading.Lock()
                         wake.acquire()
@@ -507,7 +510,7 @@ class Link(Resumable):
                         reads = self._reading = threading.get_ident()
                 if wake is not None and not wake.acquire(timeout=_seconds_left(deadline)):
                     raise DeadlinePassed
-                while reads and not call.done:
+                while reads and not call.done and not self.closed:
                     self._read(self._poller, deadline)
             finally:
                 if reads:

@@ -194,6 +194,34 @@ def test_one_who_was_interrupted_is_not_asked_to_read_either(pair: Pair, monkeyp
     assert other.ends() is None
 
 
+def test_who_waits_hears_that_the_reader_was_interrupted_with_its_reply_in_hand(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The call is no longer among those without a reply, and was not settled: it waited for its whole timeout."""
+
+    class Signal(BaseException):
+        pass
+
+    def feed(data: bytes) -> None:
+        pair.link.calls.pending.clear()
+        raise Signal(data)
+
+    monkeypatch.setattr(pair.link.calls, "feed", feed)
+
+    def interrupted() -> bool:
+        with pytest.raises(Signal):
+            pair.link.call(wire.get, b"a")
+        return True
+
+    reader = Caller(interrupted)
+    wait_until(lambda: pair.link._reading, "it reads")
+    waiter = Caller(pair.link.call, wire.get, b"b")
+    wait_until(lambda: len(pair.link._waiting) == 1, "it waits")
+    pair.says(responded(1, 2, ONE))
+    assert reader.ends() is True
+    assert isinstance(waiter.ends(), ConnectionLost)
+
+
 def test_all_hear_of_the_end(pair: Pair) -> None:
     callers = reading_and_waiting(pair, *[(wire.noop,)] * 3)
     pair.server.shutdown(socket.SHUT_WR)
