@@ -561,6 +561,18 @@ cdef class LimitWalk:
         return self.found
 
 
+cdef tuple name_and_limit(parameters):
+    """Reads the parameters of a table about one name."""
+    values = read_parameters(parameters, {"name": name_of_bytes, "limit": integer(1, ROWS_MAX)}, {"limit": ROWS_MAX})
+    return values["name"], values["limit"]
+
+
+cdef tuple connection_and_limit(parameters):
+    """Reads the parameters of a table about one connection."""
+    values = read_parameters(parameters, {"connection": CONNECTION, "limit": integer(1, ROWS_MAX)}, {"limit": ROWS_MAX})
+    return values["connection"], values["limit"]
+
+
 def open_counters(CounterStore store, parameters):
     """Begins a walk through the counters."""
     match, sort, limit = ranked_parameters(parameters, tuple(ORDERS))
@@ -569,14 +581,12 @@ def open_counters(CounterStore store, parameters):
 
 def open_holders(CounterStore store, parameters):
     """Begins a walk along the holders of one counter."""
-    values = read_parameters(parameters, {"name": name_of_bytes, "limit": integer(1, ROWS_MAX)}, {"limit": ROWS_MAX})
-    return HoldersWalk(store, values["name"], values["limit"])
+    return HoldersWalk(store, *name_and_limit(parameters))
 
 
 def open_holdings(CounterStore store, parameters):
     """Begins a walk along what one connection holds."""
-    readers = {"connection": CONNECTION, "limit": integer(1, ROWS_MAX)}
-    return HeldWalk(store, **read_parameters(parameters, readers, {"limit": ROWS_MAX}))
+    return HeldWalk(store, *connection_and_limit(parameters))
 
 
 def open_rates(CounterStore store, parameters):
@@ -593,14 +603,12 @@ def open_waiters(CounterStore store, parameters):
 
 def open_queue(CounterStore store, parameters):
     """Begins a walk along the Takes that wait for one name."""
-    values = read_parameters(parameters, {"name": name_of_bytes, "limit": integer(1, ROWS_MAX)}, {"limit": ROWS_MAX})
-    return QueueWalk(store, values["name"], values["limit"])
+    return QueueWalk(store, *name_and_limit(parameters))
 
 
 def open_waits(CounterStore store, parameters):
     """Begins a walk along what one connection waits for."""
-    readers = {"connection": CONNECTION, "limit": integer(1, ROWS_MAX)}
-    return WaitsWalk(store, **read_parameters(parameters, readers, {"limit": ROWS_MAX}))
+    return WaitsWalk(store, *connection_and_limit(parameters))
 
 
 def open_limits(CounterStore store, parameters):
@@ -610,8 +618,7 @@ def open_limits(CounterStore store, parameters):
 
 def open_limit(CounterStore store, parameters):
     """Begins a search for the limits of one name."""
-    values = read_parameters(parameters, {"name": name_of_bytes, "limit": integer(1, ROWS_MAX)}, {"limit": ROWS_MAX})
-    return LimitWalk(store, values["name"], values["limit"])
+    return LimitWalk(store, *name_and_limit(parameters))
 
 
 # The columns of a limit after its name and kind.
