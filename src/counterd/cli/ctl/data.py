@@ -174,7 +174,12 @@ def dump(target: Target, match: str | None, sort: str, limit: int | None, held: 
 # ---- acquire ----
 
 
-place_options = with_options(
+# How long permits are held, and the place in the queue of those that are waited for.
+holding_options = with_options(
+    click.option(
+        "--for", "duration", type=DURATION, help="Hold the permits for this time; 0 gives them back immediately."
+    ),
+    click.option("--until-stdin-closes", "stdin", is_flag=True, help="Hold the permits until standard input ends."),
     click.option(
         "--fair-key",
         "key",
@@ -202,9 +207,7 @@ place_options = with_options(
     default=0.0,
     help="How long to wait for the permits.  [default: do not wait]",
 )
-@click.option("--for", "duration", type=DURATION, help="Hold the permits for this time; 0 gives them back immediately.")
-@click.option("--until-stdin-closes", "stdin", is_flag=True, help="Hold the permits until standard input ends.")
-@place_options
+@holding_options
 @output_option
 @pass_target
 @click.pass_context

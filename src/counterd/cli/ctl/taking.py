@@ -22,7 +22,7 @@ from counterd.cli.ctl.common import (
     shown,
     terminations_interrupt,
 )
-from counterd.cli.ctl.data import NAME_COLUMN, place_options, wait
+from counterd.cli.ctl.data import NAME_COLUMN, holding_options, wait
 from counterd.cli.ctl.output import Column, Kind, Output, output_option, span
 from counterd.cli.reading import Reads
 from counterd.errors import NotAvailable
@@ -92,9 +92,7 @@ def read_units(text: str) -> Units:
     default=0.0,
     help="How long to wait until all of it is available.  [default: do not wait]",
 )
-@click.option("--for", "duration", type=DURATION, help="Hold the permits for this time; 0 gives them back immediately.")
-@click.option("--until-stdin-closes", "stdin", is_flag=True, help="Hold the permits until standard input ends.")
-@place_options
+@holding_options
 @output_option
 @pass_target
 @click.pass_context
