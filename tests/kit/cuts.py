@@ -66,10 +66,10 @@ class Relay:
                     threading.Thread(target=self._pass_on, args=(source, target, server), daemon=True)
                     for source, target in ((client, server), (server, client))
                 ]
-                for thread in threads:
-                    thread.start()
-                with self._lock:
+                with self._lock:  # cut() has to end each connection through which a reply can have come
                     self._pairs.append((client, server, threads))
+                    for thread in threads:
+                        thread.start()
 
     def _pass_on(self, source: socket.socket, target: socket.socket, server: socket.socket) -> None:
         with contextlib.suppress(OSError):
