@@ -141,6 +141,18 @@ class Link(asyncio.Protocol, Resumable):
         """Sends a request and waits for its result. If that is interrupted, what the call is granted is given back."""
         return await self._result(self.start(*request))
 
+    async def results(self, requests: Sequence[Request]) -> list[Any]:
+        """As result(), of requests that are granted nothing. Errors are among the results."""
+        futures = [cast("asyncio.Future[Any]", call.future) for call in self.start_all(requests)]
+        try:
+            if futures:
+                await asyncio.wait(futures)
+        except BaseException:
+            for future in futures:
+                future.cancel()
+            raise
+        return [future.exception() or future.result() for future in futures]
+
     async def acquire(self, hold: object, request: Request) -> None:
         """As result(), for a hold, which has the permits from the moment of the grant."""
         call = self.start(*request)

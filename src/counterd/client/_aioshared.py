@@ -322,6 +322,6 @@ class Commanded(Shared, Awaiting):
         return ()
 
     async def _greet(self, link: Link) -> None:
-        if greeting := self._greeting():
-            calls = link.start_all([(request,) for request in greeting])
-            await asyncio.gather(*(call.future for call in calls if call.future))
+        for answer in await link.results([(request,) for request in self._greeting()]):
+            if isinstance(answer, BaseException):
+                raise answer

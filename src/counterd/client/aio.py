@@ -254,8 +254,7 @@ class Client(Shared):
 
     async def _answers(self, link: Link, requests: Sequence[Request]) -> list[Any]:
         """The results of requests; None for each that the server refused."""
-        futures = [call.future for call in link.start_all(requests) if call.future]
-        answers = await asyncio.gather(*futures, return_exceptions=True)
+        answers = await link.results(requests)
         for answer in answers:
             if isinstance(answer, BaseException) and not isinstance(answer, ServerError):
                 raise answer
@@ -284,9 +283,7 @@ class Client(Shared):
             link.calls.give_back += returns
             return
         try:
-            futures = [call.future for call in link.start_all(returns) if call.future]
-            answers = await asyncio.gather(*futures, return_exceptions=True)  # nobody may be there to hear an error
-            for answer in answers:
+            for answer in await link.results(returns):
                 if isinstance(answer, BaseException):
                     raise answer
         except ConnectionLost:
@@ -383,12 +380,7 @@ class Client(Shared):
 
     async def _look_around(self, asked: Asked) -> Seen:
         link = await self._server()
-        looking = link.start_all(((wire.get, asked.name), (wire.stats,)))
-        answers = await asyncio.gather(*(call.future for call in looking if call.future), return_exceptions=True)
-        for answer in answers:
-            if isinstance(answer, BaseException) and not isinstance(answer, ServerError):
-                raise answer
-        consumption, stats = (None if isinstance(answer, BaseException) else answer for answer in answers)
+        consumption, stats = await self._answers(link, [(wire.get, asked.name), (wire.stats,)])
         return asked.seen(consumption, stats, link.calls.refused)
 
     async def _gives_up(self, queue: Queue, asked: Asked) -> NotAvailable:
