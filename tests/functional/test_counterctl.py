@@ -151,13 +151,13 @@ def test_a_signal_ends_a_hold(
     with running(counterd.address.port, "acquire", "held", "2", "10", *options) as process:
         assert line_of(process) == f"acquired 2 of held (maximum 10) {'for 5 min' if options else 'until Ctrl-C'}\n"
         assert used(client, "held") == 2
-        assert end(process, number) == (status, "", "counterctl: gave 2 of held back\n")
+        assert end(process, number) == (status, "", "counterctl: released 2 of held\n")
     assert used(client, "held") == 0  # by a release: the end of its connection would come a moment later
 
 
 def test_the_end_of_stdin_ends_a_hold(counterd: Daemon, client: Client) -> None:
     with running(counterd.address.port, "acquire", "until", "2", "10", "--until-stdin-closes") as process:
-        assert line_of(process) == "acquired 2 of until (maximum 10) until standard input ends\n"
+        assert line_of(process) == "acquired 2 of until (maximum 10) until standard input is closed\n"
         assert process.stdin is not None
         process.stdin.write("this is not the end\n")
         process.stdin.flush()
@@ -165,7 +165,7 @@ def test_the_end_of_stdin_ends_a_hold(counterd: Daemon, client: Client) -> None:
         assert (other.returncode, other.stdout) == (1, "")
         assert other.stderr == "counterctl: 9 of until not available: 2 of 10 are in use\n"
         assert process.poll() is None
-        assert process.communicate(timeout=PATIENCE) == ("", "counterctl: gave 2 of until back\n")
+        assert process.communicate(timeout=PATIENCE) == ("", "counterctl: released 2 of until\n")
     assert process.returncode == 0
     assert used(client, "until") == 0
 
@@ -205,10 +205,10 @@ def test_takes_all_or_nothing(counterd: Daemon, client: Client) -> None:
         assert other.stderr == "counterctl: 1 of lock not available: 1 of 1 are in use\n"
         other = ctl(counterd.address.port, "take", "--rate", "tokens=7@10/1440m", "--wait", "10ms")
         assert other.returncode == 1
-        said = "counterctl: 7 of tokens not available within 10.0 ms: 7 of 10 are in use; there may be enough in 9 h\n"
+        said = "counterctl: 7 of tokens not available within 10.0 ms: 7 of 10 are in use; enough units may be available in 9 h\n"
         assert other.stderr == said
         assert used(client, "calls") == 2
-        assert end(process, signal.SIGINT) == (130, "", "counterctl: gave 2 of calls, 1 of lock back\n")
+        assert end(process, signal.SIGINT) == (130, "", "counterctl: released 2 of calls, 1 of lock\n")
     assert (used(client, "calls"), used(client, "lock")) == (0, 0)
 
 
@@ -239,7 +239,7 @@ def test_stdin_that_was_never_open_ends_a_hold_at_once(counterd: Daemon) -> None
     done = subprocess.run(
         ["bash", "-c", command], capture_output=True, text=True, timeout=PATIENCE, env=environment(), check=False
     )
-    assert (done.returncode, done.stderr) == (0, "counterctl: gave 1 of closed back\n")
+    assert (done.returncode, done.stderr) == (0, "counterctl: released 1 of closed\n")
 
 
 def test_a_daemon_that_ends_takes_a_hold_with_it(start: Callable[..., Daemon]) -> None:

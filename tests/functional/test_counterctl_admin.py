@@ -98,7 +98,7 @@ def test_what_a_connection_holds(place: Place) -> None:
             assert [row["amount"] for row in place.rows("holdings", ids[3])] == [3]
             done = place.ctl("holdings", ids[2], "--limit", "1")
             cells = done.stdout.splitlines()[1].split()
-            assert (cells[:2], done.stderr) == (["another", "1"], "counterctl: showing 1 of 2\n")
+            assert (cells[:2], done.stderr) == (["another", "1"], "counterctl: showing 1 of 2 rows\n")
             other.release(NAME, 3)
             done = place.ctl("holdings", ids[3])
             assert (done.returncode, done.stderr) == (1, f"counterctl: {ids[3]} holds nothing\n")

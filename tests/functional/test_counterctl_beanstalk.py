@@ -123,7 +123,11 @@ def test_a_job_from_its_beginning_to_its_end(place: Place) -> None:
     assert place.ask("peek", "--tube", "life", "--state", "delayed") == (0, f"{job}  hello\n", "")
     assert place.ask("peek", "--tube", "life") == (1, "", "counterctl: no ready job in life\n")
     assert place.ask("kick", "--job", job) == DONE
-    assert place.ask("kick", "--job", job) == (1, "", f"counterctl: no job {job} that is buried or delayed\n")
+    assert place.ask("kick", "--job", job) == (
+        1,
+        "",
+        f"counterctl: job {job} does not exist, or is neither buried nor delayed\n",
+    )
     assert place.rows("peek", "--tube", "life") == {"id": job, "body": "hello"}
     (row,) = place.rows("tubes", "--match", "li*")
     assert (row["tube"], row["ready"], row["delayed"], row["total"]) == ("life", 1, 0, 1)
@@ -368,7 +372,7 @@ def drain_and_go_on(place: Place) -> None:
 def test_drain_mode_is_not_ended_by_who_wants_to_see_it(place: Place) -> None:
     status, stdout, stderr = place.ask("drain", "--off", "--show")
     assert (status, stdout) == (2, "")
-    assert stderr.endswith("give either --off or --show\n")
+    assert stderr.endswith("use either --off or --show\n")
 
 
 def test_drain_mode_needs_the_token(place: Place) -> None:

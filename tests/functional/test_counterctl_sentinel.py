@@ -126,7 +126,7 @@ def test_a_token_from_its_beginning_to_its_end(place: Place) -> None:
         _, stderr = process.communicate(timeout=PATIENCE)
         assert (process.returncode, stderr.count("\n")) == (3, 1)
         assert "lost 2 of flow" in stderr
-    gone = f"counterctl: no token {taken['token']}: it was released, or its lease expired\n"
+    gone = f"counterctl: no token {taken['token']}: it was released before, or its lease has expired\n"
     for command in ("release", "keep"):
         assert place.ask(command, taken["token"]) == (1, "", gone)
 

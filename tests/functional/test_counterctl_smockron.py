@@ -93,7 +93,7 @@ def test_who_has_to_wait(place: Place, ear: Gate) -> None:
     assert [(row["identifier"], row["domain"]) for row in rows] == [("wait-2", "login"), ("wait-1", "login")]
     assert [round(row["wait"] / 86_400, 2) for row in rows] == [2, 1]
     status, stdout, stderr = place.ask("throttled", "--match", "wait-", "--limit", "1")
-    assert (status, stderr) == (0, "counterctl: showing 1 of 2\n")
+    assert (status, stderr) == (0, "counterctl: showing 1 of 2 rows\n")
     assert stdout.splitlines()[1].split()[:2] == ["wait-2", "login"]
 
 
@@ -143,12 +143,12 @@ def test_watching_as_a_table(place: Place, ear: Gate) -> None:
         (
             ("send", "login", "accepted", "me", "--until", "5"),
             2,
-            "--until is required for a delayed request, and not allowed for others",
+            "--until is required if the request was delayed, and not allowed otherwise",
         ),
         (
             ("send", "login", "delayed", "me"),
             2,
-            "--until is required for a delayed request, and not allowed for others",
+            "--until is required if the request was delayed, and not allowed otherwise",
         ),
         (("send", "login", "forgotten", "me"), 2, "'forgotten' is not one of 'accepted', 'delayed', 'rejected'"),
         (("send", "login\0".replace("\0", "x" * 300), "accepted", "me"), 2, "a domain has 0 to 255 bytes, not 305"),
@@ -165,7 +165,7 @@ def test_wrong_command_lines(place: Place, arguments: tuple[str, ...], status: i
 @pytest.mark.parametrize("command", ["watch", "gate"])
 def test_control_is_where_it_is_said_or_at_the_next_port(where: tuple[str, str], command: str) -> None:
     done = daemon.run("smockron", *where, command, program=[COUNTERCTL])
-    assert (done.returncode, "needs an address for control" in done.stderr) == (2, True), done.stderr
+    assert (done.returncode, "has no address for control messages" in done.stderr) == (2, True), done.stderr
 
 
 def test_what_is_not_the_right_server(place: Place) -> None:

@@ -65,7 +65,7 @@ DONE = (0, "", "")
 
 def test_a_quota_from_its_beginning_to_its_end(address: Address) -> None:
     assert ask(address, "insert", "user:7", "100", "--ttl", "10m") == DONE
-    refused = "counterctl: user:7 exists already, or the server has no room\n"
+    refused = "counterctl: user:7 exists already, or the server's memory is full\n"
     assert ask(address, "insert", "user:7", "100", "--ttl", "10m") == (1, "", refused)
     assert ask(address, "decr", "user:7", "30") == DONE
     assert ask(address, "incr", "user:7") == DONE
@@ -74,7 +74,7 @@ def test_a_quota_from_its_beginning_to_its_end(address: Address) -> None:
     assert (found["key"], found["quota"]) == ("user:7", 71)
     assert 800 < found["ttl"] < 900
     status, _, stderr = ask(address, "decr", "user:7", "72")
-    assert (status, stderr) == (1, "counterctl: user:7: no such quota, or its value would be out of range\n")
+    assert (status, stderr) == (1, "counterctl: user:7: no such quota, or its new value would be out of range\n")
     assert ask(address, "update", "user:7", "5") == DONE
     assert ask(address, "update", "user:7", "--ttl", "2m") == DONE
     status, stdout, _ = ask(address, "query", "user:7", "none")
@@ -87,7 +87,7 @@ def test_a_quota_from_its_beginning_to_its_end(address: Address) -> None:
 
 def test_a_time_that_the_unit_of_a_key_does_not_have(address: Address) -> None:
     assert ask(address, "insert", "steps", "1", "--ttl", "90s") == DONE
-    line = "counterctl: the time of steps changes in steps of 1 s; 0.5 s is not a multiple\n"
+    line = "counterctl: the time to live of steps changes in steps of 1 s; 0.5 s is not a multiple\n"
     assert ask(address, "incr", "steps", "--ttl", "500ms") == (2, "", line)
 
 

@@ -225,7 +225,7 @@ def below(seen: Terminal, beginning: str) -> list[str]:
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
-    [((), "give the admin endpoint with --admin"), (("--admin", "http://127.0.0.1:1"), "cannot connect to the admin")],
+    [((), "name the admin endpoint with --admin"), (("--admin", "http://127.0.0.1:1"), "cannot connect to the admin")],
 )
 def test_without_an_admin_endpoint_the_counters_are_there(
     counterd: Daemon, client: Client, arguments: tuple[str, ...], said: str

@@ -22,7 +22,7 @@ except ModuleNotFoundError as error:
     package = (error.name or "").partition(".")[0]
     if package == "counterd":
         raise
-    sys.exit(f"counterctl needs {package}: in the source tree, `make setup` or pip install '.[cli]'")
+    sys.exit(f"counterctl needs {package}: in the source tree, run `make setup` or pip install '.[cli]'")
 
 from counterd import protocols
 from counterd.version import __version__
@@ -56,7 +56,7 @@ MODULES = {
 
 
 class Main(common.Group):
-    """A group that imports the module of a command only when the command is used."""
+    """A group of commands that imports the module of a command only when the command is used."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(MODULES)
@@ -76,12 +76,12 @@ class Main(common.Group):
 def main(context: click.Context, /, timeout: float, **_: object) -> None:
     """Shows which permits of a running counterd are in use, and acquires and releases permits.
 
-    Every command has its own --help. Data goes to standard output, in the format of --output; messages go to standard
-    error. Names are bytes; bytes that are not printable UTF-8 are shown as \\xNN.
+    Every command has its own option --help. counterctl writes data to standard output, in the format of --output, and
+    messages to standard error. Names are bytes; a byte that is not printable UTF-8 is shown as \\xNN.
 
-    Exit status: 0 for success, 1 if something is not available or not found, 2 for a wrong command line or output that
-    cannot be written, 3 if the server cannot be reached, disconnects, or speaks another protocol, 128 plus the number
-    of a signal if that ended the command.
+    Exit status: 0 for success; 1 if something is not available or not found; 2 for a wrong command line or output that
+    cannot be written; 3 if the server cannot be reached, disconnects, or speaks another protocol; 128 plus N if signal
+    N ended the command.
 
     \b
       counterctl ping

@@ -1,8 +1,10 @@
-"""`counterctl holders`, `waiters`, `holdings`, `waits`, `limit`, `connections` and `kill`: they ask the admin endpoint.
+"""`counterctl holders`, `waiters`, `holdings`, `waits`, `limit`, `connections` and `kill`, which ask the admin
+endpoint.
 
-Floor 5. HTTP with the standard library, over TCP or a Unix socket. The token is never on the command line, where every
-user of the machine could read it, and never in a message. It is sent only with requests that need it. The address of
-the admin endpoint is not derived from that of the counters, so no request goes to a server that the user did not name.
+Floor 5. The commands send HTTP requests with the standard library, over TCP or a Unix socket. The token is never on the
+command line, where every user of the machine could read it. No message contains the token. The token is sent only with
+requests that need it. The address of the admin endpoint is not derived from the server's address, so no request goes to
+a server that the user did not name.
 """
 
 from __future__ import annotations
@@ -32,7 +34,8 @@ F = TypeVar("F", bound="Callable[..., Any]")
 
 
 class Endpoint(NamedTuple):
-    """The admin endpoint: host and port, or the path of a Unix socket. timeout: seconds that a reply may take."""
+    """The address of an admin endpoint: host and port, or the path of a Unix socket. timeout: how many seconds a reply
+    may take."""
 
     url: str
     host: str
@@ -42,7 +45,7 @@ class Endpoint(NamedTuple):
     timeout: float
 
     def ask(self, method: str, path: str, *, may_miss: bool = False, **parameters: object) -> Any:
-        """Sends a request and returns the reply. With may_miss, returns None for a reply of status 404.
+        """Sends a request and returns the reply. With may_miss, a reply with status 404 returns None.
 
         Raises Refused, ConnectionLost or Timeout.
         """
@@ -97,13 +100,13 @@ class Endpoint(NamedTuple):
 
 
 HINTS = {
-    UNAUTHORIZED: "give the token in COUNTERD_ADMIN_TOKEN or --token-file",
-    FORBIDDEN: "to change something, set `admin.token` in the server's configuration",
+    UNAUTHORIZED: "set the token in COUNTERD_ADMIN_TOKEN, or name its file with --token-file",
+    FORBIDDEN: "this request needs a token: set `admin.token` in the server's configuration",
 }
 
 
 class Refused(ServerError):
-    """The endpoint refuses the request. The text has the reason, and a hint."""
+    """The endpoint refuses the request. The exception's text contains the reason and a hint."""
 
     def __str__(self) -> str:
         return self.text
@@ -130,7 +133,7 @@ def refusal(status: int, text: str) -> CounterdError:
 
 
 def admin_options(function: F) -> F:
-    """Adds --admin and --token-file, from which endpoint_of() makes an Endpoint."""
+    """Adds the options --admin and --token-file to a command. endpoint_of() makes an Endpoint from them."""
     function = click.option(
         "--admin",
         metavar="URL",
@@ -145,7 +148,7 @@ def admin_options(function: F) -> F:
 
 
 def read_url(url: str) -> tuple[str, int, str]:
-    """(host, port, path of a Unix socket)"""
+    """The address as host, port, and path of a Unix socket."""
     if url.startswith("unix:/"):
         return "localhost", PORT, re.sub("^//(?=/)", "", url.removeprefix("unix:"))
     try:
@@ -160,7 +163,8 @@ def read_url(url: str) -> tuple[str, int, str]:
 
 
 def other_address(context: click.Context) -> str:
-    """Returns what names the server of a group: its options or its environment variable. Empty if neither does."""
+    """Returns the option or the environment variable with which the user has named the server of a group of commands.
+    Returns an empty string if the user has named no server."""
     groups = (context, context.find_root())  # of the root, only options count, not its environment variable
     if group := next(filter(has_address, groups), None):
         return f"the address before `{group.invoked_subcommand}`"
@@ -175,11 +179,11 @@ def endpoint_of(context: click.Context, admin: str, token_file: Any) -> Endpoint
     assert above is not None
     if is_said(context, "admin", ParameterSource.DEFAULT) and (said := other_address(above)):
         raise click.UsageError(
-            f"{said} is for the {above.obj.what}; give the admin endpoint with --admin URL or COUNTERD_ADMIN"
+            f"{said} is for the {above.obj.what}; name the admin endpoint with --admin URL or COUNTERD_ADMIN"
         )
     token = (token_file.read() if token_file else os.environ.get("COUNTERD_ADMIN_TOKEN", "")).strip()
     if not token.isascii() or not token.isprintable():
-        raise click.UsageError("a token must be one line of printable ASCII")
+        raise click.UsageError("the token must be one line of printable ASCII")
     server = above.find_object(Server)
     assert server is not None  # the group has made it
     return Endpoint(admin, *read_url(admin), token, server.timeout)
@@ -195,7 +199,8 @@ def endpoint_of(context: click.Context, admin: str, token_file: Any) -> Endpoint
 @output_option
 @click.pass_context
 def holders(context: click.Context, /, name: bytes, limit: int, output: Output, **where: Any) -> None:
-    """Shows which connections hold a counter, and for how long. Exit status 1 if no connection holds it."""
+    """Shows which connections hold permits of a counter, and for how long. The exit status is 1 if no connection holds
+    a permit of the counter."""
     if not show("holders", endpoint_of(context, **where), output, name=name, limit=limit):
         say(f"nobody holds {shown(name)}")
         context.exit(EXIT_NOT_AVAILABLE)
@@ -210,8 +215,8 @@ def holders(context: click.Context, /, name: bytes, limit: int, output: Output, 
 def holdings(context: click.Context, /, connection: str, limit: int, output: Output, **where: Any) -> None:
     """Shows what a connection holds: permits, tokens, reserved jobs, or the channels that it is subscribed to.
 
-    `counterctl waits` shows what it waits for. `counterctl connections` and `counterctl holders` show IDs. Exit status
-    1 if the connection holds nothing or does not exist.
+    `counterctl waits` shows what a connection waits for. `counterctl connections` and `counterctl holders` show the IDs
+    of connections. The exit status is 1 if the connection holds nothing or does not exist.
     """
     if not show_of(connection, endpoint_of(context, **where), output, limit):
         say(f"{shown_text(connection)} holds nothing")
@@ -220,7 +225,11 @@ def holdings(context: click.Context, /, connection: str, limit: int, output: Out
 
 @click.command()
 @click.argument("name", type=NAME, required=False)
-@click.option("--sort", type=click.Choice(["age", "amount"]), help="Without NAME: the largest first.  [default: age]")
+@click.option(
+    "--sort",
+    type=click.Choice(["age", "amount"]),
+    help=("The column to sort by, with the largest value first. Only without NAME.  [default: age]"),
+)
 @click.option("--limit", type=click.IntRange(1, PAGE), default=PAGE, metavar="N", help="Show at most N rows.")
 @admin_options
 @output_option
@@ -228,9 +237,10 @@ def holdings(context: click.Context, /, connection: str, limit: int, output: Out
 def waiters(
     context: click.Context, /, name: bytes | None, sort: str | None, limit: int, output: Output, **where: Any
 ) -> None:
-    """Shows who waits for a counter or a rate, in the order in which they are served. Without NAME: for any.
+    """Shows which connections wait for a counter or a rate, in the order in which the server serves them. Without NAME,
+    the command shows the waiters of all counters and rates.
 
-    Without NAME, the longest wait comes first. Exit status 1 if nobody waits.
+    Without NAME, the longest wait comes first. The exit status is 1 if no connection waits.
     """
     if name is not None and sort is not None:
         raise click.UsageError("give either NAME or --sort")
@@ -253,8 +263,8 @@ def waiters(
 def waits(context: click.Context, /, connection: str, limit: int, output: Output, **where: Any) -> None:
     """Shows what a connection of the counter protocol waits for.
 
-    `counterctl connections` and `counterctl waiters` show IDs. Exit status 1 if the connection waits for nothing or
-    does not exist.
+    `counterctl connections` and `counterctl waiters` show the IDs of connections. The exit status is 1 if the
+    connection waits for nothing or does not exist.
     """
     if not show_of(connection, endpoint_of(context, **where), output, limit, number=1):
         say(f"{shown_text(connection)} waits for nothing")
@@ -268,9 +278,11 @@ def waits(context: click.Context, /, connection: str, limit: int, output: Output
 @output_option
 @click.pass_context
 def limit(context: click.Context, /, name: bytes | None, limit: int, output: Output, **where: Any) -> None:
-    """Shows which limits of the server apply to a name, and what is in use. Without NAME: all limits.
+    """Shows which limits of the server apply to a name, and how much of that name is in use. Without NAME, the command
+    shows all limits.
 
-    The limits are those of the file counter.limits as the server has loaded it. Exit status 1 if there are none.
+    The limits are those that the server has loaded from the file counter.limits. The exit status is 1 if there are no
+    limits.
     """
     endpoint = endpoint_of(context, **where)
     if name is None:
@@ -278,7 +290,7 @@ def limit(context: click.Context, /, name: bytes | None, limit: int, output: Out
     else:
         found = show("limit", endpoint, output, name=name, limit=limit)
     if not found:
-        say("no limits" if name is None else f"no limit applies to {shown(name)}")
+        say("the server has no limits" if name is None else f"no limit applies to {shown(name)}")
         context.exit(EXIT_NOT_AVAILABLE)
 
 
@@ -295,7 +307,8 @@ WHO = ("connection", "peer")  # the columns for the holder
 
 
 class Table(NamedTuple):
-    """A table that a server can list. sorts: its orders. parameters: the other parameters that it accepts."""
+    """A table that a server can list. sorts: the columns to sort by. parameters: the other parameters of its
+    request."""
 
     name: str
     protocol: str
@@ -304,7 +317,7 @@ class Table(NamedTuple):
     parameters: list[str]
 
     def ask(self, endpoint: Endpoint, /, **parameters: Any) -> Any:
-        """Returns the reply with the rows, whose names are bytes. Raises the same as Endpoint.ask()."""
+        """Returns the reply with the rows, in which names are bytes. Raises the same as Endpoint.ask()."""
         answer = endpoint.ask("GET", f"/{self.name}", **parameters)
         names = [each.name for each in self.columns if each.kind is Kind.BYTES]
         for row in answer["rows"]:
@@ -312,12 +325,12 @@ class Table(NamedTuple):
         return answer
 
     def without(self, names: Container[str]) -> Table:
-        """Returns the same table without these columns."""
+        """Returns a copy of the table without the named columns."""
         return self._replace(columns=[each for each in self.columns if each.name not in names])
 
 
 def columns_of(answer: Mapping[str, Any]) -> list[Column]:
-    """Returns the columns that an answer describes."""
+    """Returns the columns that a reply describes."""
     return [
         Column(
             each["name"],
@@ -339,10 +352,10 @@ def tables_of(endpoint: Endpoint) -> list[Table]:
 
 
 def table_of(endpoint: Endpoint, connection: str, number: int = 0) -> Table | None:
-    """The table of what the connection with this id holds; with number=1, of what it waits for.
+    """Returns the table of the holdings of a connection; with number=1, the table of its waits.
 
-    None: connections of its protocol hold nothing, or never wait. Raises WrongArguments if the server has no such
-    protocol.
+    Returns None if connections of this protocol hold nothing, or never wait. Raises WrongArguments if the server has no
+    such protocol.
     """
     protocol = connection.partition("-")[0]
     tables = [table for table in tables_of(endpoint) if table.protocol == protocol]
@@ -353,12 +366,12 @@ def table_of(endpoint: Endpoint, connection: str, number: int = 0) -> Table | No
 
 
 def other_tables(endpoint: Endpoint) -> tuple[Table, ...]:
-    """Returns all tables that can be sorted, except that of the counters."""
+    """Returns all tables that can be sorted, except the table of the counters."""
     return tuple(table for table in tables_of(endpoint) if table.sorts and table.name != "counters")
 
 
 def show(name: str, endpoint: Endpoint, output: Output, /, **parameters: Any) -> bool:
-    """Shows a table of the server. Returns False if it has no rows. Raises the same as Endpoint.ask()."""
+    """Shows a table of the server. Returns False if the table has no rows. Raises the same as Endpoint.ask()."""
     table = next((each for each in tables_of(endpoint) if each.name == name), None)
     if table is None:
         raise Refused(NOT_FOUND, f"no table {name!r}: is its protocol enabled?")
@@ -366,13 +379,13 @@ def show(name: str, endpoint: Endpoint, output: Output, /, **parameters: Any) ->
 
 
 def show_of(connection: str, endpoint: Endpoint, output: Output, limit: int, number: int = 0) -> bool:
-    """Shows the rows of table_of(). Returns False if there are none. Raises the same as Endpoint.ask()."""
+    """Shows the rows of table_of(). Returns False if the table has no rows. Raises the same as Endpoint.ask()."""
     table = table_of(endpoint, connection, number)
     return table is not None and show_rows(table, endpoint, output, connection=connection, limit=limit)
 
 
 def show_rows(table: Table, endpoint: Endpoint, output: Output, /, **parameters: Any) -> bool:
-    """Shows the rows of a table. Returns False if it has none."""
+    """Shows the rows of a reply. Returns False if the reply has no rows."""
     answer = table.ask(endpoint, **parameters)
     output.rows(table.columns, [listed(table.columns, row) for row in answer["rows"]])
     say_total(answer)
@@ -380,9 +393,9 @@ def show_rows(table: Table, endpoint: Endpoint, output: Output, /, **parameters:
 
 
 def say_total(answer: dict[str, Any]) -> None:
-    """Prints how many rows there are if not all of them are shown."""
+    """Prints the number of existing rows, if not all of them are shown."""
     if answer["total"] > len(answer["rows"]) > 0:
-        say(f"showing {len(answer['rows']):,} of {answer['total']:,}")
+        say(f"showing {len(answer['rows']):,} of {answer['total']:,} rows")
 
 
 @click.command()
@@ -394,9 +407,9 @@ def say_total(answer: dict[str, Any]) -> None:
 def connections(
     context: click.Context, /, protocol: str | None, limit: int | None, output: Output, **where: Any
 ) -> None:
-    """Shows all connections. JSON and CSV also have the TLS details.
+    """Shows all connections. The JSON and CSV output also has the TLS details.
 
-    The values in the column id are the IDs that `counterctl kill` and `counterctl holdings` take.
+    The column id has the IDs for `counterctl kill` and `counterctl holdings`.
     """
     columns: list[Column] = []
     rows: list[Row] = []
@@ -409,9 +422,9 @@ def connections(
 
 
 def pages_of_connections(endpoint: Endpoint, protocol: str | None, limit: int | None) -> Iterator[Any]:
-    """Yields the replies with all connections. Connections that begin or end meanwhile may be missing.
+    """Yields the replies that together list all connections. A connection that begins or ends meanwhile may be missing.
 
-    With a limit of 0 there is a reply too, with one row, because it has the columns.
+    A limit of 0 also yields a reply, with one row, because the caller needs its columns.
     """
     after, left = None, limit
     while True:
@@ -429,9 +442,10 @@ def pages_of_connections(endpoint: Endpoint, protocol: str | None, limit: int | 
 @admin_options
 @click.pass_context
 def kill(context: click.Context, /, ids: tuple[str, ...], **where: Any) -> None:
-    """Closes connections, so that everything that they hold is given back. Needs the server's admin.token.
+    """Closes connections. The server takes back everything that they hold. This command needs the server's admin.token.
 
-    `counterctl connections` and `counterctl holders` show IDs. An ID is never used again for another connection.
+    `counterctl connections` and `counterctl holders` show the IDs of connections. The ID of a connection is never used
+    for another connection.
     """
     endpoint = endpoint_of(context, **where)
     missing = [each for each in ids if not end_connection(endpoint, each)]
@@ -441,10 +455,10 @@ def kill(context: click.Context, /, ids: tuple[str, ...], **where: Any) -> None:
 
 
 def end_connection(endpoint: Endpoint, connection: str) -> bool:
-    """Closes a connection. Returns False if none with this id exists."""
+    """Closes a connection. Returns False if no connection has this id."""
     return endpoint.ask("DELETE", f"/connections/{quote(connection, safe='')}", may_miss=True) is not None
 
 
 def listed(columns: list[Column], row: dict[str, Any]) -> Row:
-    """Returns the cells of a row. An empty string becomes None."""
+    """Returns the cells of a row, with None in place of an empty string."""
     return [None if row[column.name] == "" else row[column.name] for column in columns]

@@ -1,6 +1,6 @@
-"""Code that all commands of counterctl share: the server's address, names, durations, and the handling of errors.
+"""Code that all commands of counterctl share: addresses, names, durations, and the handling of errors.
 
-Floor 5. Nothing here imports a client before it is needed, because completion needs only the names of the commands.
+Floor 5. This file imports no client before it is needed, because completion needs only the names of the commands.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ DURATION_MAX = 60e6  # seconds, two years: every clock and every system call can
 
 
 class Server:
-    """A server that the options name, not connected yet.
+    """A server that the options name. It is not connected yet.
 
-    what: what the server has, for messages. protocol: the name of its protocol, for messages.
+    what: what the server has, for messages. protocol: the server's protocol, for messages.
     """
 
     what = "things"
@@ -54,26 +54,27 @@ class Server:
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """The arguments for a client: `Client(**server.arguments)`. Raises OSError if a file for TLS cannot be used."""
+        """Returns the arguments for a client: `Client(**server.arguments)`. Raises OSError if a file for TLS cannot be
+        used."""
         host, port, path, tls = self.address
         where = {"path": path} if path else {"host": host, "port": port}
         return {"timeout": self.timeout, **where} | ({"tls": self.address.make_context()} if tls else {})
 
 
 class Target(Server):
-    """The server of the counters."""
+    """The server of the counter protocol."""
 
     what = "counters"
     protocol = "the counter protocol"
 
     def connect(self, **options: Any) -> Client:
-        """Returns a connected client. options: for the client; they override those of the command line."""
+        """Returns a connected client. options: options for the client, which override those of the command line."""
         client = self.make(**options)
         client.fileno()  # connects
         return client
 
     def make(self, **options: Any) -> Client:
-        """Returns a client that connects when it is used first."""
+        """Returns a client that connects when it is first used."""
         from counterd.client import Client
 
         return Client(**{**self.arguments, **options})
@@ -107,25 +108,26 @@ def address_options(scheme: str, port: int, variable: str) -> Callable[[F], F]:
 
 
 def has_address(context: click.Context) -> bool:
-    """Whether the command line names the server, with one of ADDRESS_OPTIONS."""
+    """Returns whether the command line names the server, with one of ADDRESS_OPTIONS."""
     return any(is_said(context, name) for name in ADDRESS_OPTIONS)
 
 
 def is_said(context: click.Context, name: str, source: ParameterSource = ParameterSource.COMMANDLINE) -> bool:
-    """Whether the value of an option comes from this source."""
+    """Returns whether the value of an option comes from this source, such as the command line."""
     return context.get_parameter_source(name) is source
 
 
 def timeout_below(context: click.Context, timeout: float, what: str) -> float:
-    """Returns the timeout for the group of a protocol: its own, or else that of counterctl.
+    """Returns the timeout for a group of commands: the group's own option, or else the option of counterctl.
 
-    Raises UsageError if an address is given before the group's name. what: what is at the address, for the message.
+    Raises UsageError if the server's address precedes the name of the group. what: what the server has, for the
+    message.
     """
     above = context.parent
     assert above is not None
     if has_address(above):
         raise click.UsageError(
-            f"this address is for the counters: give the address of the {what} after `{context.info_name}`"
+            f"this address is for the counters: write the address of the {what} after `{context.info_name}`"
         )
     if context.get_parameter_source("timeout") is ParameterSource.DEFAULT:
         timeout = above.find_object(Target).timeout  # type: ignore[union-attr]  # made by the group above
@@ -133,7 +135,7 @@ def timeout_below(context: click.Context, timeout: float, what: str) -> float:
 
 
 def chosen_address(context: click.Context, scheme: str, port: int) -> Address:
-    """Makes an address of the options. The command line takes precedence over the environment."""
+    """Makes the server's address from the options. The command line takes precedence over the environment."""
     from counterd.client._addresses import Address, read_address
 
     options = context.params
@@ -141,21 +143,22 @@ def chosen_address(context: click.Context, scheme: str, port: int) -> Address:
     over_tcp = host is not None or options["port"] is not None
     by_url = context.get_parameter_source("url") is ParameterSource.COMMANDLINE
     if by_url + over_tcp + (path is not None) > 1:
-        raise click.UsageError("give the server either as --url, as --host and --port, or as --socket")
+        raise click.UsageError("name the server with only one of these: --url, --host and --port, or --socket")
     try:
         if path is None:
             read = read_address(host or HOST if over_tcp or url is None else url, options["port"] or port, scheme)
         elif path:
             read = Address(path=path)
         else:
-            raise click.UsageError("--socket is empty")
+            raise click.UsageError("the path of --socket is empty")
         return secured(read, options)
     except ValueError as error:
         raise click.UsageError(str(error)) from None
 
 
 def secured(address: Address, options: dict[str, Any]) -> Address:
-    """Adds TLS to an address if the options require it. They override a URL. Raises ValueError if they are wrong."""
+    """Adds TLS to an address if the options require it. The TLS options override a URL. Raises ValueError if the TLS
+    options are wrong."""
     from counterd.client._addresses import Tls, with_tls
 
     files = {name: options[name] for name in Tls._fields if options[name] is not None}
@@ -185,7 +188,7 @@ TIME_LIMIT = Reads("duration", at_least(0.001, duration))
 
 
 class Bytes(ParamType):
-    """The type of an argument that is taken as bytes, in any locale. least, most: the allowed number of bytes."""
+    """The type of an argument that becomes bytes, in any locale. least, most: the allowed number of bytes."""
 
     def __init__(self, name: str, least: int, most: int) -> None:
         self.name = name
@@ -206,12 +209,13 @@ NAME = Bytes("name", 1, NAME_MAX)
 
 
 def as_text(name: bytes) -> str:
-    """Decodes a name. Each byte that is not UTF-8 becomes one character."""
+    """Decodes a name to a string. Each byte that is not UTF-8 becomes one character."""
     return name.decode("utf-8", "surrogateescape")
 
 
 def glob(pattern: str | None) -> Callable[[bytes], object]:
-    """Returns a function that compares names with a pattern. None matches all names; ? matches one character."""
+    """Returns a function that tells whether a name matches a pattern. The pattern None matches all names; ? matches one
+    character."""
     if pattern is None:
         return lambda _: True
     like = re.compile(fnmatch.translate(as_text(os.fsencode(pattern)))).match
@@ -221,7 +225,7 @@ def glob(pattern: str | None) -> Callable[[bytes], object]:
 def shown(name: bytes) -> str:
     r"""Formats a name as one line: each byte that is not printable UTF-8 becomes \xNN, and a backslash is doubled.
 
-    No information is lost: bash's $'...' turns the text into the same bytes again.
+    The line is unambiguous: bash's $'...' turns it into the same bytes again.
     """
     text = as_text(name)
     if text.isprintable() and "\\" not in text:
@@ -241,7 +245,7 @@ def _escaped(letter: str) -> str:
 
 
 def say(line: str) -> None:
-    """Prints one line for the user on stderr, because only data is written to stdout."""
+    """Prints a line for the user on stderr. stdout has only data."""
     click.echo(f"counterctl: {line}", err=True)
 
 
@@ -252,7 +256,7 @@ def refused(why: str) -> NoReturn:
 
 
 def explain(error: Exception, server: Server | None) -> tuple[str, int]:
-    """Returns one line and the exit status for an exception of a command."""
+    """Returns the message, as one line, and the exit status for an exception of a command."""
     line = printable(re.sub(r"\s+", " ", re.sub(r"\[Errno -?[0-9]+\] ", "", str(error))))
     if isinstance(error, ProtocolError) and server is not None:
         return f"{server.address} does not speak {server.protocol}: {line}", EXIT_NO_CONNECTION
@@ -262,12 +266,12 @@ def explain(error: Exception, server: Server | None) -> tuple[str, int]:
 
 
 class Terminated(KeyboardInterrupt):
-    """Raised on SIGTERM inside terminations_interrupt()."""
+    """Raised by SIGTERM inside terminations_interrupt()."""
 
 
 @contextlib.contextmanager
 def terminations_interrupt() -> Iterator[None]:
-    """Within the block, SIGTERM raises Terminated, as SIGINT always raises KeyboardInterrupt."""
+    """Within this block, SIGTERM raises Terminated, as SIGINT always raises KeyboardInterrupt."""
 
     def interrupt(number: int, frame: object) -> None:
         raise Terminated
@@ -280,7 +284,8 @@ def terminations_interrupt() -> Iterator[None]:
 
 
 def interrupted(error: KeyboardInterrupt) -> int:
-    """Returns the exit status after a signal. Ends the line on which the terminal has shown ^C."""
+    """Returns the exit status of a command that a signal ended. Also ends the line on which the terminal has shown
+    ^C."""
     if isinstance(error, Terminated):
         return EXIT_SIGNAL + signal.SIGTERM
     if sys.stderr.isatty():
@@ -290,7 +295,7 @@ def interrupted(error: KeyboardInterrupt) -> int:
 
 @contextlib.contextmanager
 def until_interrupted() -> Iterator[None]:
-    """For commands that run until Ctrl-C: it ends the block without an error."""
+    """For commands that run until Ctrl-C: the signal ends the block without an error."""
     try:
         yield
     except KeyboardInterrupt as error:
@@ -298,7 +303,7 @@ def until_interrupted() -> Iterator[None]:
 
 
 class Group(click.Group):
-    """A group of commands. An error of a command becomes one line and an exit status."""
+    """A group of commands. Turns an error of a command into one line and an exit status."""
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
         near = difflib.get_close_matches(args[0], self.list_commands(ctx), 1)
@@ -327,12 +332,12 @@ class Group(click.Group):
 
 
 def has_output() -> bool:
-    """Whether stdout was open when this process started."""
+    """Returns whether stdout was open when this process started."""
     return sys.stdout is not None
 
 
 def discard_output() -> None:
-    """Discards the data that is buffered for stdout, so that the interpreter does not write it when it ends."""
+    """Discards the data that is still buffered for stdout, so that the interpreter does not write it at its end."""
     if not has_output():
         return
     nowhere = os.open(os.devnull, os.O_WRONLY)

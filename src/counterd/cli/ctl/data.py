@@ -95,7 +95,7 @@ def ping(context: click.Context, /, target: Target, count: int, interval: float,
         context.exit(EXIT_SIGNAL + SIGINT)
     if count > 1:
         mean = sum(times) / len(times)
-        say(f"{len(times)} answers: minimum {span(min(times))}, average {span(mean)}, maximum {span(max(times))}")
+        say(f"{len(times)} replies: minimum {span(min(times))}, average {span(mean)}, maximum {span(max(times))}")
 
 
 # ---- get, dump, stats ----
@@ -107,7 +107,7 @@ def ping(context: click.Context, /, target: Target, count: int, interval: float,
 @pass_target
 @click.pass_context
 def get(context: click.Context, /, target: Target, names: tuple[bytes, ...], output: Output) -> None:
-    """Shows how many permits of each counter are in use. Exit status 1 if a counter does not exist."""
+    """Shows how many permits of each counter are in use. The exit status is 1 if a counter does not exist."""
     with target.connect() as client:
         rows = [(name, consumption(client, name)) for name in names]
     output.rows([NAME_COLUMN, CONSUMPTION], rows)
@@ -116,7 +116,7 @@ def get(context: click.Context, /, target: Target, names: tuple[bytes, ...], out
 
 
 def consumption(client: Client, name: bytes) -> int | None:
-    """Returns the consumption of a counter, None if it does not exist."""
+    """Returns how many permits of a counter are in use, or None if the counter does not exist."""
     try:
         return client.get(name)
     except NotFound:
@@ -146,19 +146,19 @@ ORDERS: dict[str, Callable[[DumpEntry], Any]] = {
 
 
 @click.command()
-@click.option("--match", metavar="GLOB", help="Show only names that match this pattern: 'db:*'.")
+@click.option("--match", metavar="GLOB", help="Show only names that match this pattern, such as 'db:*'.")
 @click.option(
     "--sort",
     type=click.Choice(list(ORDERS)),
     default="name",
-    help="Sort by this column; numbers in descending order.  [default: name]",
+    help="Sort by this column; numbers are in descending order.  [default: name]",
 )
 @click.option("--limit", type=click.IntRange(0), metavar="N", help="Show at most N rows.")
-@click.option("--held", is_flag=True, help="Show only counters that are in use now.")
+@click.option("--held", is_flag=True, help="Show only counters that have permits in use.")
 @output_option
 @pass_target
 def dump(target: Target, match: str | None, sort: str, limit: int | None, held: bool, output: Output) -> None:
-    """Shows all counters, in use or not.
+    """Shows all counters, including those without permits in use.
 
     consumption: the permits in use now. peak: the most permits in use in this statistics window. limit: the MAX of the
     last acquire.
@@ -226,17 +226,18 @@ def acquire(
 ) -> None:
     """Takes N permits of a counter, holds them until Ctrl-C or SIGTERM, and gives them back.
 
-    MAX is how many permits of the counter may be in use in total. The options --for and --until-stdin-closes end the
-    hold earlier. Exit status 1 if N permits are not available. `hold` is another name of this command.
+    MAX is how many permits of the counter may be in use, by all connections together. The options --for and
+    --until-stdin-closes end the hold earlier. The exit status is 1 if N permits are not available. `hold` is another
+    name of this command.
 
-    With --wait the command waits in the fair queue of the server: the highest priority first, and among equals the keys
-    take turns in proportion to their weights.
+    With --wait the command waits in the server's fair queue. The highest priority comes first; among equal priorities,
+    the keys take turns in proportion to their weights.
     """
     if resources > maximum:
         raise click.UsageError(f"N must be at most MAX: {resources} is more than {maximum}")
     if stdin and duration is not None:
-        raise click.UsageError("give either --for or --until-stdin-closes")
-    end = "standard input ends" if stdin else "Ctrl-C"
+        raise click.UsageError("use either --for or --until-stdin-closes")
+    end = "standard input is closed" if stdin else "Ctrl-C"
     until = f" until {end}" if duration is None else f" for {span(duration)}"
     status = 0
     with terminations_interrupt(), target.connect() as client:
@@ -256,7 +257,7 @@ def acquire(
             within = f" within {span(patience)}" if patience else ""
             say(f"{resources} of {shown(name)} not available{within}{used}")
             context.exit(EXIT_NOT_AVAILABLE)
-        say(f"gave {resources} of {shown(name)} back")
+        say(f"released {resources} of {shown(name)}")
     context.exit(status)
 
 
@@ -265,7 +266,7 @@ hold.name = "hold"
 
 
 def wait(client: Client, permits: Hold | Taken, duration: float | None, *, stdin: bool) -> None:
-    """Waits until the end of a hold. Raises ConnectionLost if the permits are lost before."""
+    """Waits until the hold ends. Raises ConnectionLost if the permits are lost before the hold ends."""
     if stdin and sys.stdin is None:
         return  # it was closed before the start; the connection may have its descriptor's number
     deadline = math.inf if duration is None else time.monotonic() + duration
@@ -291,7 +292,7 @@ def wait(client: Client, permits: Hold | Taken, duration: float | None, *, stdin
 def watch(target: Target, names: tuple[bytes, ...], interval: float, output: Output) -> None:
     """Shows the value of each counter at the start and whenever it changes, until Ctrl-C.
 
-    If the connection is lost, the command connects again.
+    If the connection is lost, the command reconnects.
     """
     columns = [Column("time", Kind.CLOCK), NAME_COLUMN, CONSUMPTION]
     width = max(len(shown(name)) for name in names)
@@ -333,14 +334,15 @@ def watch(target: Target, names: tuple[bytes, ...], interval: float, output: Out
 @click.argument("arguments", metavar="[ARGUMENTS]...", nargs=-1, type=click.UNPROCESSED)
 @pass_target
 def bench(target: Target, arguments: tuple[str, ...]) -> None:
-    """Measures the server under load: runs counterbench for this server, with all its options."""
+    """Measures the server under load: runs counterbench on this server, and accepts all options of counterbench."""
     from counterd.cli.bench import main  # reports missing packages
 
     main.main([*place(target.address), *arguments], prog_name="counterctl bench")
 
 
 def place(address: Address) -> list[str]:
-    """Converts an address to options of counterbench. The default is left out: counterbench has one by --protocol."""
+    """Converts the server's address to options of counterbench. Omits the default address, because counterbench has its
+    own default for each --protocol."""
     if address.path:
         return ["--socket", address.path]
     is_default = (address.host, address.port) == (HOST, PORT)

@@ -1,8 +1,8 @@
 """The loop of `counterctl top`.
 
-Floor 5. The loop waits for keys, for signals, and for the replies that three threads get from the server; screen.py
-draws. The third thread asks the admin endpoint, if a page needs that, and closes connections. When the loop ends for
-any reason, it restores the terminal.
+Floor 5. The loop waits for keys, for signals, and for replies that three threads get from the server. screen.py draws
+the screen. The third thread asks the admin endpoint if a page needs its tables, and closes connections. When the loop
+ends for any reason, it restores the terminal.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ ENDING = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT)
 
 
 class Asker(threading.Thread):
-    """A thread that asks the server something repeatedly, so that a slow server does not delay the loop."""
+    """A thread that repeatedly asks the server something, so that a slow server does not delay the loop."""
 
     def __init__(self, view: View, ask: Callable[[], Any], tell: Callable[[Any], None], share: float = 1.0) -> None:
-        """share: the largest share of the time during which a request may be in progress."""
+        """share: the largest share of the time in which a request may be in progress."""
         super().__init__(daemon=True)
         self._view = view
         self._ask = ask
@@ -57,9 +57,10 @@ class Asker(threading.Thread):
         self._hurries = self._jumps = False
 
     def look(self, *, hurries: bool = False, jumps: bool = False) -> None:
-        """Called when the user has chosen something else.
+        """Called when the user has chosen another page or order.
 
-        hurries: the next request is sent one interval after the last one. jumps: it is sent now, even in a pause.
+        hurries: the next request is sent one interval after the last one. jumps: the next request is sent immediately,
+        even in a pause.
         """
         self._hurries |= hurries
         self._jumps |= jumps
@@ -89,7 +90,7 @@ class Asker(threading.Thread):
 
 
 class Monitor:
-    """The loop, and the threads for whose replies it waits."""
+    """The loop of `counterctl top`, and the threads for whose replies it waits."""
 
     def __init__(self, target: Target, client: Client, endpoint: Endpoint | str, view: View) -> None:
         """endpoint: the admin endpoint, or the reason why its address is not known."""
@@ -144,7 +145,7 @@ class Monitor:
         return summary(entries, self._view.listed(), began, time.monotonic() - began)
 
     def _ask_page(self) -> Told | None:
-        """Returns None if the page needs nothing from the endpoint."""
+        """Returns None if the page needs no data from the admin endpoint."""
         page, name = self._view.page, self._view.name
         try:
             self._end_connections()
@@ -207,7 +208,7 @@ class Monitor:
         live.update(draw(self._shown, console.width, console.height, plain=plain), refresh=True)
 
     def _take(self) -> None:
-        """Takes the replies that the threads have got."""
+        """Processes the replies that the threads have got."""
         while self._told:
             who, what = self._told.popleft()
             self._problems.pop(who, None)
@@ -236,7 +237,8 @@ class Monitor:
 
 
 def told(endpoint: Endpoint, page: str, name: bytes, tables: Sequence[Table]) -> Told | None:
-    """Asks the endpoint for the data of a page. tables: those that can be pages. None: the page is unknown now."""
+    """Asks the admin endpoint for the data of a page. tables: the tables that can be pages. Returns None if the page is
+    not known any more."""
     if page == CONNECTIONS:
         answer = endpoint.ask("GET", "/connections", limit=PAGE)
         total = None if answer["next"] is not None else len(answer["rows"])
@@ -260,13 +262,13 @@ def told(endpoint: Endpoint, page: str, name: bytes, tables: Sequence[Table]) ->
 
 
 def end(number: int, _: object) -> None:
-    """Ends the loop; the contexts that it leaves restore the terminal."""
+    """Ends the loop. The contexts around the loop then restore the terminal."""
     raise SystemExit(EXIT_SIGNAL + number)
 
 
 @contextlib.contextmanager
 def screen() -> Iterator[Live]:
-    """Takes the whole terminal and reads single keys; restores the terminal at the end."""
+    """Takes over the terminal and reads single keys; restores the terminal at the end."""
     attributes = termios.tcgetattr(sys.stdin)
     try:
         tty.setcbreak(sys.stdin)

@@ -1,12 +1,13 @@
-"""Writes the data of counterctl: as a table for people, as JSON or CSV for programs.
+"""Writes the data of counterctl as a table for people, or as JSON or CSV for programs.
 
 Floor 5. On a terminal, rich draws the table, and large numbers are shortened. In a pipe the same columns are plain
-lines, so that a table can have a million rows; a long cell widens its column by PADDED_MAX at most. JSON and CSV have
-exact numbers. Nothing but data goes to stdout.
+lines, so that a table can have a million rows. A long cell widens its column to at most PADDED_MAX. JSON and CSV have
+exact numbers, which are not shortened. stdout has only data.
 
-Names and values are bytes. Tables and CSV show them as common.shown() formats them. In JSON they are strings; if one is
-not UTF-8, a second field, whose name ends in `_base64`, has the bytes. No format writes characters that are not
-printable. JSON escapes them, so the value stays the same and a terminal does not interpret them.
+Names and values are bytes. Tables and CSV show names and values as common.shown() formats them. In JSON, names and
+values are strings. If a value is not UTF-8, a second field, whose name ends in `_base64`, has its bytes. No format
+writes characters that are not printable. JSON escapes unprintable characters, so the value stays the same and a
+terminal does not interpret it.
 """
 
 from __future__ import annotations
@@ -47,7 +48,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Kind(Enum):
-    """The kind of a value, which decides how tables show it. None is shown as -, as null in JSON, as empty in CSV."""
+    """The kind of a value, which decides how tables show it. The value None is shown as - in tables, as null in JSON,
+    and as an empty cell in CSV."""
 
     BYTES = auto()  # a name or a stored value
     TEXT = auto()
@@ -64,7 +66,8 @@ RIGHT = frozenset((Kind.NUMBER, Kind.SIZE, Kind.SPAN, Kind.WHEN))
 class Column(NamedTuple):
     """A field of the output.
 
-    title: its title in tables, if that is not the name. nothing: what tables show for None. detail: JSON and CSV only.
+    title: the title in tables, if it differs from the name. nothing: what tables show for None. detail: whether only
+    JSON and CSV have the field.
     """
 
     name: str
@@ -78,7 +81,7 @@ class Column(NamedTuple):
 
 
 def number(value: int) -> str:
-    """Formats a number: 999,999 or 1.23M."""
+    """Formats a number, such as 999,999 or 1.23M."""
     if abs(value) < LARGE:
         return f"{value:,}"
     of_unit, unit = scaled(value, MANY)
@@ -86,13 +89,14 @@ def number(value: int) -> str:
 
 
 def size(value: int) -> str:
-    """Formats a size: 812 B or 1.23 KiB."""
+    """Formats a size, such as 812 B or 1.23 KiB."""
     unit, length = next(each for each in SIZES if value >= each[1] or each[1] == 1)
     return f"{value:,} B" if length == 1 else f"{digits(value / length)} {unit}"
 
 
 def span(seconds: float) -> str:
-    """Formats a duration: 0 s, 143 µs, 3.20 s, 59 s, 5 min, 3 h or 12 d; a negative one with a minus sign."""
+    """Formats a duration, such as 0 s, 143 µs, 3.20 s, 59 s, 5 min, 3 h or 12 d. A negative duration has a minus
+    sign."""
     if seconds < 0:
         return f"-{span(-seconds)}"
     for unit, length in SPANS:
@@ -102,7 +106,7 @@ def span(seconds: float) -> str:
 
 
 def when(unix_ns: int, now_ns: int) -> str:
-    """Formats a point in time: 3 s ago, or in 5 min."""
+    """Formats a point in time, such as "3 s ago" or "in 5 min"."""
     seconds = abs(now_ns - unix_ns) // 1_000_000_000
     return f"{span(seconds)} ago" if unix_ns <= now_ns else f"in {span(seconds)}"
 
@@ -125,7 +129,7 @@ def cell(column: Column, value: Any, now_ns: int) -> str:
 
 
 def shown_text(value: object) -> str:
-    """Formats a string as shown() formats bytes."""
+    """Formats a string in the same way as shown() formats bytes."""
     return shown(str(value).encode("utf-8", "surrogateescape"))
 
 
@@ -148,18 +152,18 @@ def fields(columns: Sequence[Column], row: Row) -> dict[str, Any]:
 
 
 def exact(kind: Kind, value: Any) -> Any:
-    """Returns a value for JSON, if it is not bytes."""
+    """Returns a value for JSON, unless it is bytes."""
     return value.astimezone(timezone.utc).isoformat() if kind is Kind.CLOCK else value
 
 
 class Output:
-    """Writes to stdout in one of FORMS."""
+    """Writes data to stdout in one of FORMS."""
 
     def __init__(self, form: str) -> None:
         self.form = form
 
     def rows(self, columns: Sequence[Column], rows: Iterable[Row]) -> None:
-        """Writes all rows: as a table, an array of objects, or CSV with a header."""
+        """Writes all rows as a table, as an array of objects, or as CSV with a header."""
         _check_open()
         if self.form == "json":
             objects = (_json(fields(columns, row)) for row in rows)
@@ -170,7 +174,8 @@ class Output:
             _table(columns, rows)
 
     def record(self, columns: Sequence[Column], row: Row) -> None:
-        """Writes one row with many fields: as a table with a line for each field, an object, or CSV with a header."""
+        """Writes one row with many fields, as a table with a line for each field, as an object, or as CSV with a
+        header."""
         _check_open()
         if self.form == "json":
             _write([_json(fields(columns, row), indent=2), "\n"])
@@ -183,9 +188,9 @@ class Output:
             _table([Column("field"), Column("value")], lines, right={1})
 
     def stream(self, columns: Sequence[Column], sentence: Callable[[Row], str] | None = None) -> Callable[[Row], None]:
-        """Returns a function that writes a row immediately: as a line, as an object on a line, or as CSV.
+        """Returns a function that immediately writes a row, as a line, as an object on a line, or as CSV.
 
-        sentence: makes the line for people; without it, the line has the cells of the row.
+        sentence: makes the line for people from a row. Without sentence, the line has the cells of the row.
         """
         _check_open()
         if self.form == "csv":
@@ -205,7 +210,7 @@ class Output:
         return add
 
     def raw(self, data: bytes) -> None:
-        """Writes bytes unchanged, in every form."""
+        """Writes bytes unchanged, with every --output."""
         _check_open()
         sys.stdout.buffer.write(data)
         sys.stdout.flush()
@@ -223,7 +228,7 @@ def _check_open() -> None:
 
 
 def _exact(columns: Sequence[Column], row: Row) -> list[Any]:
-    """Returns a row for CSV, in which None becomes empty."""
+    """Returns a row for CSV, in which None becomes an empty cell."""
     return [_exact_text(column.kind, value) for column, value in zip(columns, row, strict=True)]
 
 
@@ -234,7 +239,8 @@ def _exact_text(kind: Kind, value: Any) -> Any:
 
 
 def _json(what: object, indent: int | None = None) -> str:
-    """Formats an object as JSON. Printable characters of all languages are unchanged, others are escaped."""
+    """Formats an object as JSON. Printable characters of all languages stay unchanged; all other characters are
+    escaped."""
     text = json.dumps(what, ensure_ascii=False, indent=indent)
     return "\n".join(line if line.isprintable() else _printable_json(line) for line in text.split("\n"))
 
@@ -249,14 +255,14 @@ def _joined(objects: Iterator[str]) -> Iterator[str]:
 
 
 def _write(texts: Iterable[str]) -> None:
-    """Writes many strings together: one write for each of a million rows would take longer than making them."""
+    """Joins many strings and writes them together, because one write for each of a million rows would be too slow."""
     left = iter(texts)
     while together := "".join(islice(left, AT_ONCE)):
         sys.stdout.write(together)
 
 
 def _table(columns: Sequence[Column], rows: Iterable[Row], right: set[int] | None = None) -> None:
-    """Writes a table. right: the indexes of the columns that are aligned right; by default those with numbers."""
+    """Writes a table. right: the indexes of the columns that are aligned right; by default the columns with numbers."""
     now = time.time_ns()
     places = [(place, column) for place, column in enumerate(columns) if not column.detail]
     titles = [column.title or column.name for _, column in places]
@@ -293,7 +299,8 @@ def _rich(titles: Sequence[str], cells: Iterable[list[str]], right: set[int]) ->
 
 
 def _plain(titles: list[str], cells: Iterable[list[str]], right: set[int]) -> None:
-    """Writes plain lines. Columns are as wide as the rows so far need, so a million rows are never all in memory."""
+    """Writes a table as plain lines. Each column is as wide as the rows so far need, so that a million rows are never
+    all in memory."""
     widths = [0] * len(titles)
     left = chain([titles], cells)
     while together := list(islice(left, AT_ONCE)):
@@ -312,7 +319,7 @@ def _line(texts: Sequence[str], widths: Sequence[int], right: set[int]) -> str:
 
 
 def _width(text: str) -> int:
-    """Returns how many places a string takes on a screen: some characters take two, and some take none."""
+    """Returns how many places a string takes on a terminal: some characters take two places, and some take none."""
     if text.isascii():
         return len(text)
     from rich.cells import cell_len
@@ -332,7 +339,8 @@ def _chosen(context: click.Context, _: click.Parameter, value: str | None) -> Ou
 
 
 def output_option(function: F) -> F:
-    """Adds --output, and passes `output`, an Output. It can be given before and after the command; the last counts."""
+    """Adds the option --output, and passes an Output to the command as `output`. The option can be before and after the
+    command; the last one counts."""
     return click.option(
         "--output", type=click.Choice(FORMS), callback=_chosen, help="The format of the data.  [default: table]"
     )(function)

@@ -1,8 +1,9 @@
 """`counterctl run`: holds permits while a command runs, as flock(1) does on one machine.
 
 Floor 5. The command inherits the connection, so the permits are held as long as this process or the command runs. For
-that reason the code here never shuts the socket down, which would end the connection for both; it only closes the
-descriptor. Signals are blocked before the command is started, and taken one by one, so none is lost or taken twice.
+that reason the code in this file never shuts the socket down, which would end the connection for both processes. It
+only closes the descriptor. The code blocks signals before it starts the command, and takes the signals one by one, so
+no signal is lost or taken twice.
 """
 
 from __future__ import annotations
@@ -46,13 +47,13 @@ IGNORED_BY_PYTHON = {signal.SIGPIPE, signal.SIGXFSZ}  # the command must not inh
 
 
 class Mistake(click.UsageError):
-    """A usage error with an exit status of its own: 2 could be that of the command."""
+    """A usage error with a special exit status, because the usual status 2 could be that of the command."""
 
     exit_code = EXIT_FAILED
 
 
 class Words(click.Command):
-    """A command whose options end where COMMAND begins, so that later options belong to COMMAND."""
+    """A command of counterctl whose options end where COMMAND begins, so that later options belong to COMMAND."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         try:
@@ -73,14 +74,14 @@ class Words(click.Command):
         return [*before, *after, "--", rest[0], *command]
 
     def _options(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Returns the options at the beginning of the words, with the `--` that ends them."""
+        """Returns the options at the beginning of the words, and the `--` after them."""
         parser = click.Command(None, params=[each for each in self.get_params(ctx) if isinstance(each, click.Option)])
         _, rest, _ = parser.make_parser(ctx).parse_args(list(args))
         return args[: len(args) - len(rest)]
 
 
 class Asked(NamedTuple):
-    """The permits to hold."""
+    """The permits that the command asks for."""
 
     name: bytes
     resources: int
@@ -90,13 +91,14 @@ class Asked(NamedTuple):
         return f"{self.resources} of {shown(self.name)}"
 
     def in_use(self, error: CounterdError) -> str:
-        """Returns the reason why the permits are not available."""
+        """Returns the message that says why the permits are not available."""
         if isinstance(error, NotAvailable) and error.consumption is not None:
             return f"{error.consumption} of {self.maximum} are in use"
         return explain(error, None)[0]
 
     def environment(self, descriptor: int | None) -> dict[bytes, bytes]:
-        """Returns the environment of the command: the inherited variables and those for the permits."""
+        """Returns the environment of the command: the inherited variables, and the variables that describe the
+        permits."""
         told = {
             b"COUNTERD_NAME": self.name,
             b"COUNTERD_PERMITS": b"%d" % self.resources,
@@ -111,7 +113,7 @@ class Asked(NamedTuple):
 
 
 class Ended(NamedTuple):
-    """How the command ended: its wait status, and whether it was ended because the permits were lost."""
+    """The end of the command: its wait status, and whether it was ended because the permits were lost."""
 
     status: int
     was_ended: bool
@@ -136,7 +138,7 @@ class Ended(NamedTuple):
     "maximum",
     type=click.IntRange(1, NUMBER_MAX),
     required=True,
-    help="How many permits of NAME may be in use in total.",
+    help="How many permits of NAME may be in use, by all connections together.",
 )
 @click.option(
     "-w", "--wait", type=DURATION, help="How long to wait for the permits; 0 does not wait.  [default: for ever]"
@@ -147,14 +149,16 @@ class Ended(NamedTuple):
     type=click.Choice(["term", "ignore"]),
     default="term",
     show_default=True,
-    help=f"What to do if the connection is lost, and the permits with it. term: end the command with SIGTERM, and with "
-    f"SIGKILL {GRACE_S:g} s later. ignore: let it continue without permits.",
+    help=(
+        "What to do if the connection and the permits are lost. term: end the command with SIGTERM, and "
+        f"{GRACE_S:g} s later with SIGKILL. ignore: let the command continue without permits."
+    ),
 )
 @click.option(
     "-q",
     "--quiet",
     is_flag=True,
-    help="Print nothing while waiting for the permits, or if they are not available in time.",
+    help="Print no message while the command waits for the permits, or when the wait is over.",
 )
 @pass_target
 def run(
@@ -172,12 +176,11 @@ def run(
 ) -> None:
     """Holds permits of NAME while COMMAND runs.
 
-    The permits are held until COMMAND ends, even if counterctl is killed before. With --close they are given back when
-    counterctl is killed. Signals that counterctl receives are forwarded to COMMAND. Options must precede COMMAND; `--`
-    is allowed between them.
+    The permits are held until COMMAND ends, even if counterctl is killed before. With --close the permits are given
+    back when counterctl is killed. counterctl forwards the signals that it receives to COMMAND. Options must precede
+    COMMAND. `--` is allowed between the options and COMMAND.
 
-    \b
-    Exit status: that of COMMAND; 128 plus the signal's number if a signal ended it; or
+    \b Exit status: the status of COMMAND; 128 plus N if signal N ended COMMAND; or
       124  the permits were not available in time
       125  counterctl failed: no server, a wrong option, or lost permits
       126  COMMAND cannot be run
@@ -211,7 +214,7 @@ def run(
 
 
 def take(stack: contextlib.ExitStack, client: Client, asked: Asked, wait: float | None, *, quiet: bool) -> Hold:
-    """Waits for the permits, which are held until the stack is closed. Raises NotAvailable after the wait."""
+    """Waits for the permits, and holds them until the stack is closed. Raises NotAvailable when the wait is over."""
     name, resources, maximum = asked
     hold = client.hold(name, resources, maximum=maximum, timeout=wait)
     if quiet or (wait is not None and wait <= SAID_AFTER_S):
@@ -229,7 +232,7 @@ def take(stack: contextlib.ExitStack, client: Client, asked: Asked, wait: float 
 
 
 def say_waiting(client: Client, asked: Asked) -> None:
-    """Called in another thread, while the hold waits in its place in the queue."""
+    """Called in another thread, while the hold waits in the server's queue."""
     try:
         used = f"{client.get(asked.name, default=0)} of {asked.maximum} are in use"
     except CounterdError as error:
@@ -238,7 +241,7 @@ def say_waiting(client: Client, asked: Asked) -> None:
 
 
 def attended(client: Client, hold: Hold, asked: Asked, command: tuple[str, ...], *, close: bool, ends: bool) -> Ended:
-    """Starts the command and attends it until it has ended."""
+    """Starts the command and watches over it until it has ended."""
     descriptor = client.fileno()
     hold.raise_if_lost()  # if it is lost, the descriptor may be that of another connection
     # A duplicate for the command. Its number is neither that of a closed standard input nor one that scripts use.
@@ -256,7 +259,7 @@ def attended(client: Client, hold: Hold, asked: Asked, command: tuple[str, ...],
 
 
 def leave(ended: Ended) -> NoReturn:
-    """Ends this process in the same way as the command ended."""
+    """Ends this process in the same way as the command ended: with the same status or signal."""
     if ended.was_ended:
         raise SystemExit(EXIT_FAILED)
     code = os.waitstatus_to_exitcode(ended.status)
@@ -274,22 +277,23 @@ def fail(line: str, status: int) -> NoReturn:
 
 
 class Taken(NamedTuple):
-    """A signal that was taken: its number, its si_code, and the process that sent it, if a process did."""
+    """A signal that was taken: its number, its si_code, and the process that sent it, if any."""
 
     number: int
     code: int
     sender: int
 
     def was_sent(self) -> bool:
-        """Whether a process sent it. The terminal's signals come from the kernel, and go to the whole group."""
+        """Returns whether a process sent the signal. The kernel sends the signals of a terminal to the whole process
+        group."""
         return self.code <= 0
 
 
 class Signals:
     """Blocks signals, takes them in a thread, and writes them to a pipe.
 
-    The thread uses sigwaitinfo(), because only that names the sender; the pipe is for poll(). The signals stay blocked:
-    when the command has ended, this process ends too.
+    The thread uses sigwaitinfo(), because only this call names the sender. The pipe exists for poll(). The signals stay
+    blocked until this process ends, which happens soon after the end of the command.
     """
 
     _record = struct.Struct("iii")
@@ -304,7 +308,7 @@ class Signals:
         return self._pipe
 
     def read(self) -> list[Taken]:
-        """Returns the signals that were taken; waits if there is none."""
+        """Returns the signals that were taken. Waits if there are none."""
         return [Taken(*fields) for fields in self._record.iter_unpack(os.read(self._pipe, 64 * self._record.size))]
 
     def _run(self) -> None:
@@ -324,18 +328,19 @@ def undergo(number: signal.Signals) -> None:
 
 
 class Child:
-    """The command. Only attend() waits for this child process, so its id stays valid until then."""
+    """The process of the command. Only attend() waits for this child process, so its process id stays valid until
+    then."""
 
     def __init__(self, command: tuple[str, ...], environment: dict[bytes, bytes], signals: Signals) -> None:
-        """Starts the command. Raises OSError if that fails."""
+        """Starts the command. Raises OSError if the command cannot be started."""
         self.name = shown(os.fsencode(command[0]))
         self._signals = signals
         self._pid = spawn(command, environment, signals.mask)
 
     def attend(self, descriptor: int, lost: str, *, ends: bool) -> Ended:
-        """Forwards signals and watches the connection until the command has ended.
+        """Forwards signals to the command, and watches the connection, until the command has ended.
 
-        lost: the message for a lost connection. ends: whether the command is ended in this case.
+        lost: the message for a lost connection. ends: whether a lost connection ends the command.
         """
         poller = select.poll()
         poller.register(self._signals, select.POLLIN)
@@ -378,7 +383,8 @@ class Child:
 
 
 def spawn(command: tuple[str, ...], environment: dict[bytes, bytes], mask: set[Any]) -> int:
-    """Starts a command as execvp(3) does; it inherits what this process inherited. Returns its process id."""
+    """Starts a command as execvp(3) does. The command inherits what this process inherited. Returns the process id of
+    the command."""
     if not command[0]:  # Python would raise another exception
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
     try:

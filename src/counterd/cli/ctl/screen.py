@@ -1,6 +1,7 @@
-"""The screen of `counterctl top`: samples of the statistics and a list of counters, drawn as a rich renderable.
+"""The screen of `counterctl top`: statistics and a list of counters, drawn as a rich renderable.
 
-Floor 5. Uses no terminal, clock or server: the caller passes everything. No information is shown by colour alone.
+Floor 5. This file uses no terminal, clock or server: the caller passes all data. Colour is never the only sign of
+anything.
 """
 
 from __future__ import annotations
@@ -49,15 +50,15 @@ LABEL_WIDTH = 13
 LOAD_WIDTH = 20
 HELP = (
     ("up, down", "move the cursor, also PgUp, PgDn, Home and End"),
-    ("Enter, w", "show who holds the counter, who waits; what a connection holds, waits for"),
-    ("Tab", "show connections, then other tables, then counters; Esc goes back"),
-    ("k", "close the selected connection, after y confirms it"),
-    ("s, left, right", "sort by the next or the previous column"),
+    ("Enter, w", "show who holds the counter, or who waits for it; show what a connection holds, or waits for"),
+    ("Tab", "show the connections, then other tables, then the counters; Esc goes back"),
+    ("k", "close the selected connection, after y confirms that"),
+    ("s, left, right", "sort by the previous or the next column"),
     ("r", "reverse the order"),
-    ("/", "show only names with this text; Enter applies it, Esc cancels"),
+    ("/", "show only names with this text: Enter applies it, Esc cancels"),
     ("space", "pause or continue"),
     ("+ -", "make the interval longer or shorter"),
-    ("h ?", "this help; any key closes it"),
+    ("h ?", "show this help; any key closes it"),
     ("q", "quit"),
 )
 EXPLAINED = (
@@ -109,7 +110,7 @@ TABLE_HINTS = ("s sort  Tab next  Esc counters  h help  q quit", "s sort  Tab ne
 
 
 class Sample(NamedTuple):
-    """The reply to Stats, and its time on a monotonic clock."""
+    """A reply to Stats, and the time of the reply on a monotonic clock."""
 
     at: float
     figures: Mapping[str, str]
@@ -120,7 +121,8 @@ class Sample(NamedTuple):
 
 
 def rates(before: Sample | None, now: Sample, prefix: str) -> dict[str, float]:
-    """Returns the rates per second of the figures with this prefix. Empty without an earlier sample of this run."""
+    """Returns the rates per second of the figures whose names begin with this prefix. Returns no rates if there is no
+    earlier sample of the same server process."""
     if before is None or now.at <= before.at:
         return {}
     found = {}
@@ -134,7 +136,7 @@ def rates(before: Sample | None, now: Sample, prefix: str) -> dict[str, float]:
 
 
 class Listing(NamedTuple):
-    """The counters of a Dump that are kept: all of them, or the first ones in the order at that time."""
+    """The counters of a Dump that are kept: all of them, or the first ones in the order that was chosen then."""
 
     at: float
     seconds: float  # how long the Dump took
@@ -161,9 +163,9 @@ def summary(entries: list[DumpEntry], order: Order, at: float, seconds: float) -
 
 
 class Told(NamedTuple):
-    """The reply of the admin endpoint for a page. total: the number of rows; None if there are more than these.
+    """The reply of the admin endpoint for a page. total: the number of rows; None if there are more rows than these.
 
-    columns: those of the rows. tables: those of other protocols, if they were asked.
+    columns: the columns of the rows. tables: the tables of other protocols, if the page asked for them.
     """
 
     page: str
@@ -176,7 +178,7 @@ class Told(NamedTuple):
 
 
 def remember(history: Mapping[bytes, deque[int]], listing: Listing) -> dict[bytes, deque[int]]:
-    """Adds the consumption to the history of the listed counters. The history of other counters is dropped."""
+    """Adds the permits in use to the history of each listed counter. The history of all other counters is dropped."""
     found = {}
     for entry in listing.entries:
         found[entry.name] = history.get(entry.name) or deque(maxlen=HISTORY_WIDTH_MAX)
@@ -189,7 +191,7 @@ def remember(history: Mapping[bytes, deque[int]], listing: Listing) -> dict[byte
 
 @dataclass
 class Shown:
-    """Everything from which a screen is drawn."""
+    """All data from which a screen is drawn."""
 
     where: str
     view: View
@@ -203,7 +205,8 @@ class Shown:
 
 
 def draw(what: Shown, columns: int, rows: int, *, plain: bool = False) -> RenderableType:
-    """Draws the whole screen with exactly this many columns and rows. plain: for a terminal that has only ASCII."""
+    """Draws the whole screen with exactly this many columns and rows. plain: draws for a terminal that has only
+    ASCII."""
     problem = f"no answer: {what.problem}" if what.problem else ""
     head = [_title(what, columns), Text(problem, "bold red")]
     if what.sample is not None and not what.view.helping:  # the help needs the room
@@ -240,7 +243,7 @@ def _uptime(seconds: int) -> str:
 
 
 def _both_ends(left: Text, right: Text, columns: int) -> Text:
-    """Returns a line with text at both ends. If there is no room for both, only the left text."""
+    """Returns a line with one text at each end. If there is no room for both, returns only the left text."""
     room = columns - left.cell_len - right.cell_len
     return left.copy().append(" " * room).append_text(right) if room > 1 else left.copy()
 
@@ -279,7 +282,7 @@ def _bytes(value: float | None) -> str:
 
 
 def _lines(label: str, cells: list[Text], columns: int) -> list[Text]:
-    """Draws a label and cells side by side, on as many lines as they need."""
+    """Draws a label and several cells side by side, on as many lines as they need."""
     found = [Text().append(label.ljust(LABEL_WIDTH), "bold")]
     for each in cells:
         if found[-1].cell_len > LABEL_WIDTH and found[-1].cell_len + len(each.plain.rstrip()) > columns:
@@ -301,7 +304,7 @@ def _connections(sample: Sample) -> list[Text]:
 
 
 def _load(sample: Sample, columns: int, *, plain: bool) -> list[Text]:
-    """Draws how full the tables are; if the server does not report their sizes, the number of objects."""
+    """Draws how full the tables are. If the server does not report their sizes, draws the number of objects."""
     found = []
     for label, name, most in (("records", "records", "buckets"), ("holdings", "holdings", "holdings_max")):
         used, size = sample.number(name), sample.number(most)
@@ -326,7 +329,8 @@ def _foot(what: Shown, columns: int) -> Text:
 
 
 def _with_hints(left: Text, hints: Sequence[str], columns: int) -> Text:
-    """Draws a line with the longest hint that fits. The shortest hint takes precedence over the text on the left."""
+    """Draws a line with the longest hint that fits. If there is no room for both, the shortest hint is shown and the
+    text on the left is cut."""
     fits = next((hint for hint in hints if left.cell_len + len(hint) < columns), hints[-1])
     left = left.copy()
     if len(fits) + 2 < columns:
@@ -337,7 +341,7 @@ def _with_hints(left: Text, hints: Sequence[str], columns: int) -> Text:
 def _told(what: Shown) -> Text:
     told = what.told
     if told is None or (told.page, told.name) != (what.view.page, what.view.name):
-        return Text("asking the admin endpoint", "dim")
+        return Text("waiting for the reply of the admin endpoint", "dim")
     kind = {QUEUE: "waiter", WAITS: "wait"}.get(told.page, told.page.removesuffix("s"))
     return Text(f"the first {len(told.rows):,} {kind}s" if told.total is None else several(told.total, kind))
 
@@ -345,7 +349,7 @@ def _told(what: Shown) -> Text:
 def _counted(what: Shown) -> Text:
     listing, chosen = what.listing, what.view.order.filter
     if listing is None:
-        return Text("no list yet", "dim")
+        return Text("no list of counters yet", "dim")
     text = several(listing.total, "counter")
     if chosen:
         matching = listing.matching if chosen == listing.filter else None
@@ -371,7 +375,7 @@ def _help() -> list[Text]:
 
 
 class Column(NamedTuple):
-    """A column of the list: its title, its width, and the order that sorts by it, if there is one."""
+    """A column of the list: its title, its width, and the order that sorts by this column, if there is one."""
 
     title: str
     width: int
@@ -388,7 +392,8 @@ class Layout(NamedTuple):
 
     @classmethod
     def of(cls, columns: int) -> Layout:
-        """Chooses the columns. The first that are left out are the history, then peak, limit and the share."""
+        """Chooses the columns that fit. If there is too little room, the history is left out first, then the peak, the
+        limit and the share."""
         in_use, limit, peak = Column("in use", 9, "in use"), Column("limit", 9), Column("peak", 9, "peak")
         percent = PERCENT_WIDTH + GAP
         for numbers, bars in (
@@ -407,7 +412,7 @@ class Layout(NamedTuple):
 
 
 def _table(what: Shown, columns: int, room: int, *, plain: bool) -> list[Text]:
-    """Draws the heading, and the counters that fit, around the cursor."""
+    """Draws the heading, and the counters around the cursor that fit."""
     layout = Layout.of(columns)
     order, cursor = what.view.listed(), what.view.cursor
     if what.listing is None or room < 2:
@@ -420,7 +425,7 @@ def _table(what: Shown, columns: int, room: int, *, plain: bool) -> list[Text]:
         if at == cursor.index:
             lines[-1].stylize("reverse")
     if not lines:
-        lines = [Text("no counters" if not order.filter else f"no counter with {order.filter!r}", "dim")]
+        lines = [Text("no counters" if not order.filter else f"no counter whose name contains {order.filter!r}", "dim")]
     return [Text(), _heading(layout, order, columns, plain=plain), *lines]
 
 
@@ -463,7 +468,7 @@ def _entry(entry: DumpEntry, history: Sequence[int] | deque[int], layout: Layout
 
 
 def sparkline(values: Sequence[int] | deque[int], full: int, width: int, *, plain: bool) -> str:
-    """Draws the last values as bars relative to full. Only the value 0 has the lowest bar."""
+    """Draws the last values as bars, relative to the value full. Only the value 0 has the lowest bar."""
     levels = "_.-=+*#" if plain else "▁▂▃▄▅▆▇█"
     most = len(levels) - 1
     return "".join(
@@ -488,7 +493,7 @@ EMPTY = {
 
 
 def _page(what: Shown, columns: int, room: int, *, plain: bool) -> list[Text]:
-    """Draws the rows of a page other than the counters that fit, around the cursor."""
+    """Draws the rows of any page except the counters: those around the cursor that fit."""
     view, told = what.view, what.told
     link = "of" if view.table is None else "by"
     about = Text(f"{view.page} {link} {_beginning(view.name, columns)}" if view.name else view.page, "bold")
@@ -512,7 +517,7 @@ def _page(what: Shown, columns: int, room: int, *, plain: bool) -> list[Text]:
 
 
 def _fitting(fields: Sequence[Field], columns: int) -> tuple[Sequence[Field], int]:
-    """Returns the fields that fit, and the width of fields without a fixed width, such as the peer or a name."""
+    """Returns the fields that fit, and the width for fields without a fixed width, such as the peer or a name."""
     while True:
         widths = [_width(each) for each in fields]
         left = columns - sum(widths) - GAP * (len(fields) - 1)
@@ -523,7 +528,7 @@ def _fitting(fields: Sequence[Field], columns: int) -> tuple[Sequence[Field], in
 
 
 def _width(field: Field) -> int:
-    """Returns the width of a field; 0 if it shares the width that the other fields leave."""
+    """Returns the width of a field, or 0 if the field shares the remaining width with others."""
     return NUMBER_WIDTH if field.kind in RIGHT else WIDTHS.get(field.name, 0)
 
 
@@ -543,12 +548,12 @@ def _row(texts: Sequence[str], fields: Sequence[Field], flexible: int, *, plain:
 
 
 def _beginning(name: bytes, width: int) -> str:
-    """Cuts a name to little more than a column shows: rich would take 0.2 s to cut a name of 65,535 bytes."""
+    """Cuts a name to little more than a column shows. rich would take 0.2 s to cut a name of 65,535 bytes."""
     return shown(name[: LETTER_MAX * (width + 1)])
 
 
 def _bar(filled: float, width: int, style: str, *, plain: bool, known: bool = True) -> Text:
-    """Draws a bar. Shares of a known limit and of a peak differ in their characters, not only in colour."""
+    """Draws a bar. A share of a known limit and a share of a peak differ in their characters, not only in colour."""
     signs = ("#", "=", "-") if plain else ("━", "┅", "─")
     length = min(round(filled * width), width)
     if filled > 0 and not length:
@@ -563,7 +568,8 @@ def _heat(filled: float) -> str:
 
 
 def _percent(filled: float) -> str:
-    """Formats a share. It is 100 % only if it is full, and 0 % only if it is 0."""
+    """Formats a share of 0 to 1 as a percentage. The text is 100 % only if the share is 1, and 0 % only if the share is
+    0."""
     whole = round(filled * 100)
     if filled and not whole:
         return "<1 %"

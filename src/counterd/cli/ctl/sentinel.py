@@ -1,7 +1,8 @@
 """`counterctl sentinel`: shows calls in progress and flows, and sends the requests of the protocol.
 
-Floor 5. `tokens` and `flows` ask the admin endpoint, because the protocol has no requests for that. All other commands
-send requests of the protocol, without a fallback. A refusal is one line and exit status 1.
+Floor 5. `tokens` and `flows` ask the admin endpoint, because the protocol has no requests for their data. All other
+commands send requests of the protocol. They do not decide locally if the server does not answer. If the server refuses
+a request, the command prints one line and exits with status 1.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ TOKEN_COLUMN = Column("token")
 
 
 class SentinelTarget(Server):
-    """The server of the flows."""
+    """The server of the sentinel protocol."""
 
     what = "flows"
     protocol = "the sentinel protocol"
@@ -62,7 +63,7 @@ class SentinelTarget(Server):
         self.namespace = namespace
 
     def connect(self) -> Client:
-        """Returns a client that is connected, and registered in the namespace."""
+        """Returns a client that is connected and registered in the namespace."""
         from counterd.client.sentinel import Client
 
         # The client raises the same errors that it logs.
@@ -119,10 +120,11 @@ def sentinel(context: click.Context, /, timeout: float, namespace: bytes, **_: o
 @output_option
 @click.pass_context
 def tokens(context: click.Context, /, flow: int | None, sort: str, limit: int, output: Output, **where: Any) -> None:
-    """Shows the calls in progress: how long they have run, and which connections hold their tokens.
+    """Shows the calls in progress: how long each call has run, and which connection holds its token.
 
-    left: the remaining time of the lease. A token whose connection is gone ends with its lease, unless another client
-    renews the lease. `counterctl kill` takes the values of the column connection. This command asks the admin endpoint.
+    left: the remaining time of the lease of the token. The token of a connection that is gone ends with its lease,
+    unless another client renews the lease. `counterctl kill` accepts the IDs in the column connection. This command
+    asks the admin endpoint.
     """
     show("tokens", endpoint_of(context, **where), output, flow=flow, sort=sort, limit=limit)
 
@@ -141,7 +143,7 @@ def tokens(context: click.Context, /, flow: int | None, sort: str, limit: int, o
 def flows(context: click.Context, /, sort: str, limit: int, output: Output, **where: Any) -> None:
     """Shows the flows: their thresholds, how much of each threshold is in use, and the numbers of calls.
 
-    expired: calls whose lease expired before they ended. This command asks the admin endpoint.
+    expired: how many calls did not end before their lease expired. This command asks the admin endpoint.
     """
     show("flows", endpoint_of(context, **where), output, sort=sort, limit=limit)
 
@@ -169,7 +171,8 @@ def ping(target: SentinelTarget, namespace: bytes | None, output: Output) -> Non
 
 
 def ask(target: SentinelTarget, flow_id: int, count: int, output: Output, question: Callable[[Client], Answer]) -> None:
-    """Asks whether calls may pass, and shows the reply. If they have to wait, returns after the wait."""
+    """Asks the server whether calls may pass, and shows the reply. If the calls have to wait, returns after the
+    wait."""
     what = f"{count:,} of flow {flow_id}"
     with target.connect() as client:
         answer = question(client)
@@ -200,14 +203,15 @@ def ask(target: SentinelTarget, flow_id: int, count: int, output: Output, questi
 @click.option(
     "--prioritized",
     is_flag=True,
-    help="If the calls cannot pass now, let them use the next time window, and wait until it begins.",
+    help="If the calls cannot pass now, reserve the next time window for them, and wait until it begins.",
 )
 @output_option
 @pass_target
 def flow(target: SentinelTarget, flow_id: int, count: int, prioritized: bool, output: Output) -> None:
-    """Asks whether COUNT calls of a flow may pass (default 1). Exit status 1 if they are blocked.
+    """Asks the server whether COUNT calls of a flow may pass (default 1). The exit status is 1 if the calls are
+    blocked.
 
-    The calls are counted. If they have to wait, the command waits.
+    The server counts these calls. If the calls have to wait, the command waits.
     """
     ask(target, flow_id, count, output, lambda client: client.flow(flow_id, count, prioritized=prioritized))
 
@@ -231,7 +235,7 @@ TYPES: dict[bytes, tuple[str, Callable[[str], bool | int | float]]] = {
 
 
 class ParamValue(ParamType):
-    """A value of a parameter: text, or a type, a colon and a value, such as int:5."""
+    """The value of a parameter: a text, or a type, a colon and a value, such as int:5."""
 
     name = "value"
 
@@ -259,9 +263,10 @@ class ParamValue(ParamType):
 @output_option
 @pass_target
 def param(target: SentinelTarget, flow_id: int, values: tuple[Typed, ...], output: Output) -> None:
-    """Asks whether a call with these parameter values may pass. Exit status 1 if it is blocked.
+    """Asks the server whether a call with these parameter values may pass. The exit status is 1 if the call is blocked.
 
-    A VALUE is text, or int:5, long:5, short:5, byte:5, double:0.5, float:0.5, bool:true. text:int:5 is the text int:5.
+    Write a VALUE as a text, or as int:5, long:5, short:5, byte:5, double:0.5, float:0.5 or bool:true. text:int:5 is the
+    text int:5.
     """
     ask(target, flow_id, 1, output, lambda client: client.param(flow_id, values))
 
@@ -269,7 +274,7 @@ def param(target: SentinelTarget, flow_id: int, values: tuple[Typed, ...], outpu
 @sentinel.command()
 @flow_argument
 @count_argument
-@click.option("--for", "duration", type=DURATION, help="Hold the token for this time; 0 gives it back immediately.")
+@click.option("--for", "duration", type=DURATION, help="How long to hold the token; 0 gives it back immediately.")
 @output_option
 @pass_target
 @click.pass_context
@@ -278,9 +283,9 @@ def acquire(
 ) -> None:
     """Takes a token for COUNT calls of a flow (default 1), holds it until Ctrl-C or SIGTERM, and gives it back.
 
-    The option --for ends the hold earlier. The lease is renewed while the token is held.
+    The option --for ends the hold earlier. The command renews the lease while it holds the token.
 
-    Exit status 1 if the flow is blocked, 3 if the token is lost.
+    The exit status is 1 if the flow is blocked, 3 if the token is lost.
     """
     from counterd.client.sentinel import Blocked
 
@@ -302,12 +307,12 @@ def acquire(
                     status = interrupted(error)
         except Blocked:
             refused(f"blocked: {what}")
-        say(f"gave {what} back")
+        say(f"released {what}")
     context.exit(status)
 
 
 def wait(hold: Hold, duration: float | None) -> None:
-    """Waits for a duration in seconds; None: for ever. Raises TokenLost if the token is lost before."""
+    """Waits for a duration in seconds. None means for ever. Raises TokenLost if the token is lost before the end."""
     deadline = math.inf if duration is None else time.monotonic() + duration
     while (left := deadline - time.monotonic()) > 0:
         hold.raise_if_lost()
@@ -315,16 +320,16 @@ def wait(hold: Hold, duration: float | None) -> None:
 
 
 def no_token(token: int) -> NoReturn:
-    refused(f"no token {token}: it was released, or its lease expired")
+    refused(f"no token {token}: it was released before, or its lease has expired")
 
 
 @sentinel.command(**token_command)
 @token_argument
 @pass_target
 def release(target: SentinelTarget, token: int) -> None:
-    """Gives a token back, no matter which connection holds it. Exit status 1 if there is no such token.
+    """Releases a token, no matter which connection holds it. The exit status is 1 if there is no such token.
 
-    The call continues, but is no longer counted.
+    The call of the token continues, but is no longer counted.
     """
     from counterd.client.sentinel import NoSuchRule, Token
 
@@ -332,7 +337,7 @@ def release(target: SentinelTarget, token: int) -> None:
         try:
             released = client.release(Token(token, 0, 0))
         except NoSuchRule:
-            say(f"gave token {token} back; its rule no longer exists")
+            say(f"released token {token}; its rule no longer exists")
             return
     if not released:
         no_token(token)
@@ -343,10 +348,11 @@ def release(target: SentinelTarget, token: int) -> None:
 @output_option
 @pass_target
 def keep(target: SentinelTarget, token: int, output: Output) -> None:
-    """Renews the lease of a token, and shows its remaining time. Exit status 1 if there is no such token.
+    """Renews the lease of a token, and shows the remaining time of the lease. The exit status is 1 if there is no such
+    token.
 
-    The token then belongs to the connection of this command, which is closed when the command ends. So the token ends
-    after the clientOfflineTime of its rule, unless its client renews the lease in time.
+    The token then belongs to the connection of this command, and the connection ends with the command. So the token
+    ends after the clientOfflineTime of its rule, unless its client renews the lease before that.
     """
     from counterd.client.sentinel import NoSuchRule, Token, TokenLost
 
@@ -359,6 +365,6 @@ def keep(target: SentinelTarget, token: int, output: Output) -> None:
             error.name = b"token %d" % token
             raise
     add = output.stream(
-        [TOKEN_COLUMN, Column("left", Kind.SPAN)], lambda row: f"token {row[0]} has {span(row[1])} left"
+        [TOKEN_COLUMN, Column("left", Kind.SPAN)], lambda row: f"token {row[0]} is leased for {span(row[1])} more"
     )
     add((str(token), left))

@@ -1,4 +1,4 @@
-"""`counterctl take`: takes permits and units of rates together, and holds the permits.
+"""`counterctl take`: takes permits and units of rates in one request, and holds the permits.
 
 Floor 5.
 """
@@ -33,7 +33,7 @@ UNITS = re.compile(r"(.+)=([0-9]+)@([0-9]+)/([0-9.]+[a-z]*)(?:/([0-9]+))?", re.D
 
 
 class Permits(NamedTuple):
-    """Permits of a counter."""
+    """How many permits of a counter to take, and the maximum of the counter."""
 
     name: bytes
     amount: int = 1
@@ -41,7 +41,7 @@ class Permits(NamedTuple):
 
 
 class Units(NamedTuple):
-    """Units of a rate. per: seconds."""
+    """How many units of a rate to take, and the limit of the rate. per: the period in seconds."""
 
     name: bytes
     amount: int
@@ -51,7 +51,7 @@ class Units(NamedTuple):
 
 
 def read_permits(text: str) -> Permits:
-    """Reads NAME=AMOUNT/MAX, or NAME alone for the only permit of a counter."""
+    """Reads NAME=AMOUNT/MAX, or NAME alone, which means the only permit of a counter."""
     found = PERMITS.fullmatch(text)
     if found is None:
         return Permits(os.fsencode(text))
@@ -81,8 +81,10 @@ def read_units(text: str) -> Units:
     metavar="NAME=UNITS@LIMIT/PERIOD[/BURST]",
     multiple=True,
     type=Reads("rate", read_units),
-    help="Take units of a rate that allows LIMIT units in a PERIOD, and BURST at once after a pause. BURST is LIMIT if "
-    "it is not given. The units are not given back.",
+    help=(
+        "Take units of a rate that allows LIMIT units in a PERIOD, and BURST units at once after a pause. Without "
+        "BURST, BURST is LIMIT. The command does not give the units back."
+    ),
 )
 @click.option(
     "-w",
@@ -90,7 +92,7 @@ def read_units(text: str) -> Units:
     "patience",
     type=DURATION,
     default=0.0,
-    help="How long to wait until all of it is available.  [default: do not wait]",
+    help="How long to wait until everything is available.  [default: do not wait]",
 )
 @holding_options
 @output_option
@@ -108,12 +110,13 @@ def take(
     output: Output,
     **place: Any,
 ) -> None:
-    """Takes permits of counters and units of rates, all or nothing.
+    """Takes permits of counters and units of rates in one request: all of them or none.
 
-    AMOUNT is how many permits of the counter to take, MAX how many may be in use in total; without them it is the only
-    permit. The permits are held until Ctrl-C or SIGTERM, or as --for and --until-stdin-closes say. If only rates are
-    taken, the command ends at once. With --wait it waits in the fair queue of the server. Exit status 1 if something is
-    not available. This needs a counterd: other servers of the counter protocol have no such request.
+    AMOUNT is how many permits of the counter to take. MAX is how many may be in use, by all connections together.
+    Without AMOUNT and MAX, the counter has one permit, and the command takes it. The permits are held until Ctrl-C or
+    SIGTERM; --for and --until-stdin-closes end the hold earlier. If the command takes only units of rates, it ends
+    immediately. With --wait the command waits in the server's fair queue. The exit status is 1 if something is not
+    available. This command needs a counterd: other servers of the counter protocol do not know the request.
 
     \b
       counterctl take model:calls=1/8 tenant:calls=1/2 --rate tenant:tokens=500@90000/1m --wait 5s --for 10s
@@ -123,7 +126,7 @@ def take(
     if not (permits or rates):
         raise click.UsageError("name at least one counter or --rate")
     if stdin and duration is not None:
-        raise click.UsageError("give either --for or --until-stdin-closes")
+        raise click.UsageError("use either --for or --until-stdin-closes")
     asked: list[Permits | Units] = [*permits, *rates]
     items: list[Permit | Rate] = [Permit(*each) for each in permits]
     items += [Rate(each.name, each.amount, each.limit, each.per, each.maximum, "final") for each in rates]
@@ -150,9 +153,9 @@ def take(
         except NotAvailable as error:
             used = f"{error.consumption} of {error.maximum} are in use"
             within = f" within {span(patience)}" if patience else ""
-            later = "" if error.retry_after is None else f"; there may be enough in {span(error.retry_after)}"
+            later = "" if error.retry_after is None else f"; enough units may be available in {span(error.retry_after)}"
             say(f"{error.resources} of {shown(error.name)} not available{within}: {used}{later}")
             context.exit(EXIT_NOT_AVAILABLE)
         if permits:
-            say(f"gave {', '.join(f'{each.amount} of {shown(each.name)}' for each in permits)} back")
+            say(f"released {', '.join(f'{each.amount} of {shown(each.name)}' for each in permits)}")
     context.exit(status)

@@ -1,6 +1,7 @@
-"""`counterctl throttr`: quotas, buffers and channels.
+"""`counterctl throttr`: shows and changes quotas, buffers and channels.
 
-Floor 5. Commands that change something print nothing on success; a refusal is one line and exit status 1.
+Floor 5. A command that changes something prints nothing on success. A refusal prints one line, and the exit status is
+1.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ TTL_COLUMN = Column("ttl", Kind.SPAN)
 
 
 class ThrottrTarget(Server):
-    """The server of the keys."""
+    """The server of the throttr protocol."""
 
     what = "keys"
     protocol = "the throttr protocol, or has another --value-size"
@@ -66,7 +67,7 @@ class ThrottrTarget(Server):
 
 
 pass_target = click.make_pass_decorator(ThrottrTarget)
-ttl_option = click.option("--ttl", type=DURATION, required=True, help="The time to live: 60s, 500ms.")
+ttl_option = click.option("--ttl", type=DURATION, required=True, help="The time to live, such as 60s or 500ms.")
 keys_argument = click.argument("keys", metavar="KEY...", nargs=-1, required=True, type=KEY)
 
 
@@ -76,7 +77,7 @@ keys_argument = click.argument("keys", metavar="KEY...", nargs=-1, required=True
     "--value-size",
     type=click.Choice(SIZES),
     default="uint16",
-    help="The server's throttr.value_size, which the server does not tell its clients.  [default: uint16]",
+    help="The server's throttr.value_size. The server does not send it to its clients.  [default: uint16]",
 )
 @output_option
 @click.pass_context
@@ -87,18 +88,19 @@ def throttr(context: click.Context, /, timeout: float, value_size: str, **_: obj
 
 
 def seconds_of(ttl: int, ttl_type: int) -> float:
-    """Converts a remaining TTL to seconds; the result is an int if it is a whole number."""
+    """Converts a remaining TTL to seconds. The result is an int if it is a whole number."""
     ns = ttl * unit_ns(ttl_type)
     return ns // 10**9 if ns % 10**9 == 0 else ns / 1e9
 
 
 def unit_ns(ttl_type: int) -> int:
-    """Returns the unit of a TTL type in ns; an unknown type means seconds."""
+    """Returns the unit of a TTL type in ns. An unknown type counts as seconds."""
     return TTL_UNITS_NS.get(ttl_type, TTL_UNITS_NS[TTLType.SECONDS])
 
 
 def units_of(ttl: float, target: ThrottrTarget) -> tuple[int, int]:
-    """Converts seconds to a count and a TTL type. Prefers seconds, because servers show the rest in whole units."""
+    """Converts seconds to a number and a TTL type. Prefers the TTL type seconds, because servers show the remaining
+    time in whole units."""
     most = ValueSize.named(target.value_size).maximum
     if ttl == int(ttl) and 0 < ttl <= most:
         return int(ttl), TTLType.SECONDS
@@ -113,7 +115,7 @@ def ask_each(
     columns: Sequence[Column],
     output: Output,
 ) -> None:
-    """Shows a row for each key, also for a key that does not exist; in this case the exit status is 1."""
+    """Shows a row for each key, even for a key that does not exist. In that case the exit status is 1."""
     with target.connect() as client:
         found = [(key, ask(client, key)) for key in keys]
     nothing = (None,) * len(columns)
@@ -130,7 +132,7 @@ def ask_each(
 @output_option
 @pass_target
 def query(target: ThrottrTarget, keys: tuple[bytes, ...], output: Output) -> None:
-    """Shows quotas and their remaining time."""
+    """Shows quotas and their remaining time to live."""
 
     def ask(client: Client, key: bytes) -> Sequence[Any] | None:
         found = client.query(key)
@@ -145,15 +147,17 @@ def query(target: ThrottrTarget, keys: tuple[bytes, ...], output: Output) -> Non
 @ttl_option
 @pass_target
 def insert(target: ThrottrTarget, key: bytes, quota: int, ttl: float) -> None:
-    """Creates a counter with a quota. Exit status 1 if the key exists already."""
+    """Creates a key with a quota. The exit status is 1 if the key exists already."""
     with target.connect() as client:
         if not client.insert(key, quota, *units_of(ttl, target)):
-            refused(f"{shown(key)} exists already, or the server has no room")
+            refused(f"{shown(key)} exists already, or the server's memory is full")
 
 
 def change(function: Callable[..., None]) -> Callable[..., None]:
-    """Adds the arguments that update, incr and decr have in common."""
-    function = click.option("--ttl", type=DURATION, help="Change the remaining time instead of the quota.")(function)
+    """Adds the arguments that update, incr and decr share."""
+    function = click.option("--ttl", type=DURATION, help=("Change the remaining time to live instead of the quota."))(
+        function
+    )
     return click.argument("key", type=KEY)(function)
 
 
@@ -162,11 +166,11 @@ def change(function: Callable[..., None]) -> Callable[..., None]:
 @click.argument("quota", type=QUOTA, required=False)
 @pass_target
 def update(target: ThrottrTarget, key: bytes, quota: int | None, ttl: float | None) -> None:
-    """Replaces the quota of a key. With --ttl, replaces its remaining time instead."""
+    """Replaces the quota of a key. With --ttl, replaces the remaining time to live of the key instead."""
     from counterd.client.throttr import Change
 
     if quota is None and ttl is None:
-        raise click.UsageError("give either QUOTA or --ttl")
+        raise click.UsageError("use either QUOTA or --ttl")
     change_key(target, key, Change.PATCH, quota, ttl)
 
 
@@ -175,7 +179,7 @@ def update(target: ThrottrTarget, key: bytes, quota: int | None, ttl: float | No
 @click.argument("by", type=QUOTA, required=False)
 @pass_target
 def incr(target: ThrottrTarget, key: bytes, by: int | None, ttl: float | None) -> None:
-    """Adds BY (default 1) to the quota of a key. With --ttl, extends its remaining time instead."""
+    """Adds BY (default 1) to the quota of a key. With --ttl, extends the remaining time to live of the key instead."""
     from counterd.client.throttr import Change
 
     change_key(target, key, Change.INCREASE, by, ttl)
@@ -186,9 +190,10 @@ def incr(target: ThrottrTarget, key: bytes, by: int | None, ttl: float | None) -
 @click.argument("by", type=QUOTA, required=False)
 @pass_target
 def decr(target: ThrottrTarget, key: bytes, by: int | None, ttl: float | None) -> None:
-    """Subtracts BY (default 1) from the quota of a key. With --ttl, shortens its remaining time instead.
+    """Subtracts BY (default 1) from the quota of a key. With --ttl, shortens the remaining time to live of the key
+    instead.
 
-    Exit status 1 if the quota is less than BY; the quota then stays as it is.
+    The exit status is 1 if the quota is less than BY; the quota then does not change.
     """
     from counterd.client.throttr import Change
 
@@ -200,11 +205,11 @@ def change_key(target: ThrottrTarget, key: bytes, how: int, value: int | None, t
     from counterd.client.throttr import Attribute
 
     if value is not None and ttl is not None:
-        raise click.UsageError("give either the quota or --ttl")
+        raise click.UsageError("use either the amount or --ttl")
     with target.connect() as client:
         if ttl is None:
             if not client.update(key, Attribute.QUOTA, how, 1 if value is None else value):
-                refused(f"{shown(key)}: no such quota, or its value would be out of range")
+                refused(f"{shown(key)}: no such quota, or its new value would be out of range")
             return
         found = client.query(key)  # a TTL is changed in the unit in which it was created
         if found is None:
@@ -212,7 +217,9 @@ def change_key(target: ThrottrTarget, key: bytes, how: int, value: int | None, t
         count, rest = divmod(round(ttl * 1e9), unit_ns(found.ttl_type))
         if rest:
             step = span(unit_ns(found.ttl_type) / 1e9)
-            raise ValueError(f"the time of {shown(key)} changes in steps of {step}; {ttl:g} s is not a multiple")
+            raise ValueError(
+                f"the time to live of {shown(key)} changes in steps of {step}; {ttl:g} s is not a multiple"
+            )
         if not client.update(key, Attribute.TTL, how, count):
             refused(f"{shown(key)}: not found")
 
@@ -234,10 +241,10 @@ def purge(target: ThrottrTarget, keys: tuple[bytes, ...]) -> None:
 @ttl_option
 @pass_target
 def set_(target: ThrottrTarget, key: bytes, value: bytes, ttl: float) -> None:
-    """Creates or replaces a buffer. Exit status 1 if the key is a quota."""
+    """Creates or replaces a buffer. The exit status is 1 if the key is a quota."""
     with target.connect() as client:
         if not client.set(key, value, *units_of(ttl, target)):
-            refused(f"{shown(key)} is a quota, or the server has no room")
+            refused(f"{shown(key)} is a quota, or the server's memory is full")
 
 
 @throttr.command()
@@ -245,7 +252,7 @@ def set_(target: ThrottrTarget, key: bytes, value: bytes, ttl: float) -> None:
 @output_option
 @pass_target
 def get(target: ThrottrTarget, keys: tuple[bytes, ...], output: Output) -> None:
-    """Shows buffers and their remaining time."""
+    """Shows buffers and their remaining time to live."""
 
     def ask(client: Client, key: bytes) -> Sequence[Any] | None:
         found = client.get(key)
@@ -262,12 +269,12 @@ ORDERS: dict[str, Callable[[ListEntry], Any]] = {
 
 
 @throttr.command("list")
-@click.option("--match", metavar="GLOB", help="Show only keys that match this pattern: 'user:*'.")
+@click.option("--match", metavar="GLOB", help="Show only keys that match this pattern, such as 'user:*'.")
 @click.option(
     "--sort",
     type=click.Choice(list(ORDERS)),
     default="key",
-    help="Sort by key, by the time until expiry, or by size with the largest first.  [default: key]",
+    help="Sort by key, by the time to live, or by size with the largest first.  [default: key]",
 )
 @click.option("--limit", type=click.IntRange(0), metavar="N", help="Show at most N rows.")
 @output_option
@@ -290,7 +297,7 @@ def list_(target: ThrottrTarget, match: str | None, sort: str, limit: int | None
 
 
 def called(member: int) -> str:
-    """Returns the name of an enum's member in lower case. A value that is no member is shown as a number."""
+    """Returns the name of an enum's member in lower case, or the number if the enum has no such member."""
     return getattr(member, "name", str(member)).lower()
 
 
@@ -299,7 +306,7 @@ def called(member: int) -> str:
 @output_option
 @pass_target
 def stat(target: ThrottrTarget, keys: tuple[bytes, ...], output: Output) -> None:
-    """Shows how often keys were read and written."""
+    """Shows how often each key was read and written."""
 
     def ask(client: Client, key: bytes) -> Sequence[Any] | None:
         found = client.stat(key)
@@ -333,7 +340,7 @@ def info(target: ThrottrTarget, output: Output) -> None:
 
 
 def figure(name: str) -> Column:
-    """Returns the column for a field of the server's statistics or of those of a connection."""
+    """Returns the column for a field in the statistics of the server or of a connection."""
     if name in ("running_since", "connected_at"):
         return Column(name, Kind.WHEN)
     if name.endswith(("_bytes", "_bytes_per_minute")):
@@ -359,7 +366,7 @@ CONNECTION_COLUMNS = {
 @output_option
 @pass_target
 def connections(target: ThrottrTarget, output: Output) -> None:
-    """Shows all connections. JSON and CSV have all their statistics."""
+    """Shows all connections. The JSON and CSV output has all statistics of each connection."""
     from counterd.client.throttr import ConnectionInfo
 
     with target.connect() as client:
@@ -397,7 +404,7 @@ def channels(target: ThrottrTarget, output: Output) -> None:
 def publish(target: ThrottrTarget, channel: bytes, payload: bytes) -> None:
     """Sends PAYLOAD to the subscribers of a channel.
 
-    Exit status 1 if the channel has no subscribers.
+    The exit status is 1 if the channel has no subscribers.
     """
     with target.connect() as client:
         if not client.publish(channel, payload):
@@ -414,7 +421,7 @@ def subscribe(target: ThrottrTarget, channels: tuple[bytes, ...], output: Output
     with until_interrupted(), target.connect() as client:
         for channel in {*channels} - {EVERYBODY}:
             if not client.subscribe(channel):
-                refused(f"{shown(channel)}: the server has no room for a subscription")
+                refused(f"{shown(channel)}: the server's memory has no room for another subscription")
         while True:
             try:
                 event = client.next_event()

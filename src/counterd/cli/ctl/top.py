@@ -1,6 +1,7 @@
 """`counterctl top`: shows live what a server does, on the whole terminal.
 
-Floor 5. This file has only the command. monitor.py has the loop, view.py the user's choices, screen.py the drawing.
+Floor 5. This file has only the command. monitor.py has the loop, view.py the choices of the user, and screen.py the
+drawing.
 """
 
 from __future__ import annotations
@@ -33,13 +34,13 @@ INTERVAL_MIN_S = 0.1
 def top(context: click.Context, target: Target, /, interval: float, **where: Any) -> None:
     """Shows live what the server does, and its busiest counters.
 
-    The upper part shows the rates of requests and refusals, the connections, and how full the tables are. Below are the
-    counters with the most permits in use; a bar shows how much of the last maximum is in use. Enter shows the holders
-    of the selected counter, and `w` shows who waits for it. Tab shows the connections, the rates and the waiters, then
-    the keys, flows, tokens and tubes of other protocols. Holders, connections and these tables come from the admin
-    endpoint. The key `k` closes the selected connection, `h`
-    shows all keys, and `q` quits. If the server does not serve the counter protocol, the display begins with the tables
-    of the other protocols.
+    The upper part of the screen shows the rates of requests and refusals, the connections, and how full the tables are.
+    The lower part shows the counters with the most permits in use; a bar shows the share of the last maximum that is in
+    use. Enter shows the holders of the selected counter, and `w` shows which connections wait for it. Tab shows the
+    connections, the rates and the waiters, then the keys, flows, tokens and tubes of other protocols. The holders, the
+    connections and these tables come from the admin endpoint. The key `k` closes the selected connection, `h` shows all
+    keys, and `q` quits. If the server does not serve the counter protocol, the screen begins with the tables of the
+    other protocols.
     """
     if not (sys.stdin.isatty() and sys.stdout.isatty()) or os.environ.get("TERM", "dumb") in ("dumb", "unknown"):
         say("top needs a terminal; without one, use `counterctl stats` and `counterctl dump`")

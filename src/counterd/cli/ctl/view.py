@@ -1,6 +1,7 @@
-"""The choices of the user of `counterctl top`: keys, the page, the cursor, and how counters are sorted.
+"""The choices of the user of `counterctl top`: the page, the row, the filter and the order of the counters.
 
-Floor 5. Uses no terminal, clock or server. Its input is keys, its output what to show, and which connections to close.
+Floor 5. This file uses no terminal, clock or server. Its input is the keys that the user presses. Its output says what
+to show, and which connections to close.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ class Order(NamedTuple):
     filter: str = ""
 
     def choose(self, entries: Iterable[DumpEntry], most: int) -> list[DumpEntry]:
-        """Returns the first matching entries in this order. Entries with equal values are sorted by name."""
+        """Returns the first entries that match the filter, in this order. Entries with equal values are sorted by
+        name."""
         wanted = (entry for entry in entries if self.matches(entry.name))
         if self.sort == "name":
             return (heapq.nlargest if self.reverse else heapq.nsmallest)(most, wanted, key=itemgetter(0))
@@ -67,7 +69,8 @@ VALUES: dict[str, Callable[[Any], float]] = {
 
 
 class Keys:
-    """Converts bytes from a terminal to keys: a letter, or a word such as "left", "escape", "enter" or "page up"."""
+    """Converts bytes from a terminal to keys. A key is a letter, or a word such as "left", "escape", "enter" or "page
+    up"."""
 
     _named: ClassVar = {"\r": "enter", "\n": "enter", "\t": "tab", "\x7f": "backspace", "\x08": "backspace"}
     _sequences: ClassVar = {
@@ -81,11 +84,11 @@ class Keys:
 
     @property
     def waits(self) -> bool:
-        """Whether an escape character came that may be the Esc key or the beginning of another key."""
+        """Whether the last byte was an escape character, which may be the Esc key or the beginning of another key."""
         return bool(self._rest)
 
     def feed(self, data: bytes, *, final: bool = False) -> list[str]:
-        """Returns the keys that are complete with these bytes. final: no more bytes came for a while."""
+        """Returns the keys that are complete with these bytes. final: whether no more bytes came for some time."""
         text = self._rest + self._decoder.decode(data)
         self._rest = ""
         found: list[str] = []
@@ -119,7 +122,8 @@ class Keys:
 class Cursor:
     """The selected row of a list that changes.
 
-    After the user has moved the cursor, it follows its item. On the first row it stays on the first row.
+    After the user has moved the cursor, the cursor stays on the same item. If the cursor is on the first row, it stays
+    on the first row.
     """
 
     index: int = 0
@@ -134,7 +138,7 @@ class Cursor:
         return self.rows[self.index] if self.rows else None
 
     def press(self, key: str) -> bool:
-        """Moves the cursor if the key is one that moves it. Returns whether it is."""
+        """Moves the cursor if the key does that. Returns whether the key moves the cursor."""
         page = max(self.room - 1, 1)
         steps = {"up": -1, "down": 1, "page up": -page, "page down": page, "home": -self.index, "end": 1 << 60}
         if key not in steps:
@@ -144,7 +148,8 @@ class Cursor:
         return True
 
     def settle(self, rows: Sequence[bytes | str], room: int) -> None:
-        """Places the cursor on one of these rows, and the window so that it shows the cursor. room: its rows."""
+        """Places the cursor on one of these rows, and moves the window so that it shows the cursor. room: the rows of
+        the window."""
         if self.follows and self.on in rows:
             self.index = rows.index(self.on)
         self.index = max(min(self.index, len(rows) - 1), 0)
@@ -174,7 +179,7 @@ class View:
     note: str = ""  # the result of the last key
 
     def press(self, key: str) -> None:
-        """Handles a key."""
+        """Changes the choices as the key demands."""
         self.note = ""
         if self.typed is not None:
             self._type(key)
@@ -195,7 +200,7 @@ class View:
 
     @property
     def table(self) -> Table | None:
-        """The table that is the current page, if one is."""
+        """Returns the table that is the current page. Returns None if another page is shown."""
         return next((table for table in self.tables if table.name == self.page), None)
 
     def _press_always(self, key: str) -> bool:
@@ -229,7 +234,7 @@ class View:
         elif key == "w" and isinstance(self.cursor.on, bytes):
             self._turn_to(QUEUE, self.cursor.on)
         elif key == "k":
-            self.note = "press Enter to show the holders; there, k closes a connection"
+            self.note = "press Enter to show the holders; on that page, k closes a connection"
 
     def _press_connections(self, key: str) -> None:
         if key in ("escape", "left", "backspace"):
@@ -252,11 +257,11 @@ class View:
             self._turn_to(table.name, table.sorts[at % len(table.sorts)].encode())
 
     def turn_to_table(self, table: Table) -> None:
-        """Shows a table in the first of its orders."""
+        """Shows a table, sorted by the first of its orders."""
         self._turn_to(table.name, table.sorts[0].encode())
 
     def _turn_on(self) -> None:
-        """Shows the next page: counters, connections, each table, then counters again."""
+        """Shows the next page: the counters, the connections, each table, then the counters again."""
         names = [COUNTERS, CONNECTIONS, *(table.name for table in self.tables)]
         at = (names.index(self.page) + 1) % len(names) if self.page in names else 1
         if at < 2:
@@ -272,7 +277,7 @@ class View:
         self.order, self.cursor = order, Cursor()
 
     def listed(self) -> Order:
-        """Returns the order, with the filter that the user is typing."""
+        """Returns the order, with the filter that the user is currently typing."""
         return self.order if self.typed is None else self.order._replace(filter=self.typed)
 
     def _type(self, key: str) -> None:

@@ -196,7 +196,7 @@ def test_holders_for_programs(admin: Admin) -> None:
 def test_more_than_are_shown(admin: Admin) -> None:
     done = ctl(admin, "holders", "--limit", "1", b"db\xff%".decode("utf-8", "surrogateescape"))
     assert len(done.stdout.splitlines()) == 2
-    assert done.stderr == "counterctl: showing 1 of 2\n"
+    assert done.stderr == "counterctl: showing 1 of 2 rows\n"
 
 
 def test_nobody_holds_it(admin: Admin) -> None:
@@ -218,7 +218,7 @@ def test_nobody_holds_it(admin: Admin) -> None:
 def test_holdings(admin: Admin, connection: str, path: str, lines: list[str]) -> None:
     done = ctl(admin, "holdings", connection)
     assert [" ".join(line.split()) for line in done.stdout.splitlines()] == lines
-    assert (done.exit_code, done.stderr) == (0, f"counterctl: showing {len(lines) - 1} of 9\n")
+    assert (done.exit_code, done.stderr) == (0, f"counterctl: showing {len(lines) - 1} of 9 rows\n")
     assert admin.asked[-1][:3] == ("GET", path, {"connection": connection, "limit": "1000"})
     assert not any("Authorization" in asked[3] for asked in admin.asked)
 
@@ -345,12 +345,12 @@ def test_all_that_are_there_are_killed(admin: Admin) -> None:
     ("status", "text", "exit_code", "said"),
     [
         (400, "limit: expected 1 to 1000", 2, "limit: expected 1 to 1000"),
-        (401, "wrong token", 1, "wrong token; give the token in COUNTERD_ADMIN_TOKEN or"),
+        (401, "wrong token", 1, "wrong token; set the token in COUNTERD_ADMIN_TOKEN, or"),
         (
             403,
             "read-only: admin.token is not set",
             1,
-            "read-only: admin.token is not set; to change something",
+            "read-only: admin.token is not set; this request needs a token",
         ),
         (403, "unknown host name; add it to admin.hosts", 1, "counterctl: unknown host name; add it to admin.hosts\n"),
         (404, "no table 'holders'", 1, "counterctl: no table 'holders'\n"),
@@ -393,7 +393,7 @@ def test_no_server(url: str) -> None:
 def test_a_token_that_cannot_be_is_not_shown(admin: Admin, token: str) -> None:
     done = ctl(admin, "kill", "x", token=token)
     assert done.exit_code == 2
-    assert "a token must be one line of printable ASCII" in done.stderr
+    assert "the token must be one line of printable ASCII" in done.stderr
     assert token not in done.stderr
 
 
@@ -415,7 +415,7 @@ def test_the_address_of_another_server_is_not_left_out(words: list[str], env: di
     done = CliRunner().invoke(main, words, env={"COUNTERD_ADMIN": None, "COUNTERD_URL": None, **env})
     assert done.exit_code == 2
     assert said in done.stderr
-    assert "give the admin endpoint with --admin URL or COUNTERD_ADMIN" in " ".join(done.stderr.split())
+    assert "name the admin endpoint with --admin URL or COUNTERD_ADMIN" in " ".join(done.stderr.split())
 
 
 @pytest.mark.parametrize(

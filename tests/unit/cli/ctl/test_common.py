@@ -82,9 +82,12 @@ def test_the_command_line_goes_before_the_environment(arguments: list[str], addr
 @pytest.mark.parametrize(
     ("arguments", "why"),
     [
-        (["-u", "counter://a", "-p", "7"], "give the server either as --url, as --host and --port, or as --socket"),
-        (["-s", "/x", "-h", "a"], "give the server either as --url"),
-        (["-s", "/x", "-u", "counter://a"], "give the server either as --url"),
+        (
+            ["-u", "counter://a", "-p", "7"],
+            "name the server with only one of these: --url, --host and --port, or --socket",
+        ),
+        (["-s", "/x", "-h", "a"], "name the server with only one of these: --url"),
+        (["-s", "/x", "-u", "counter://a"], "name the server with only one of these: --url"),
         (["-s", ""], "--socket is empty"),
         (["-u", "redis://a"], "expected counter://HOST:PORT"),
         (["-p", "0"], "0 is not in the range"),

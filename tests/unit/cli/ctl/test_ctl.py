@@ -56,5 +56,5 @@ def test_a_missing_package_is_said(package: str) -> None:
     code = f"import sys; sys.modules['{package}'] = None; import counterd.cli.ctl"
     done = run(code)
     assert done.returncode == 1
-    expected = f"counterctl needs {package}: in the source tree, `make setup` or pip install '.[cli]'\n"
+    expected = f"counterctl needs {package}: in the source tree, run `make setup` or pip install '.[cli]'\n"
     assert done.stderr == expected

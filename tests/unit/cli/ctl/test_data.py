@@ -63,7 +63,7 @@ def test_ping_again_and_again(server: Server) -> None:
     rows = [json.loads(line) for line in done.stdout.splitlines()]
     assert [row["seq"] for row in rows] == [1, 2, 3]
     assert all(0 < row["seconds"] < 10 for row in rows)
-    assert done.stderr.startswith("counterctl: 3 answers: ")
+    assert done.stderr.startswith("counterctl: 3 replies: ")
 
 
 # ---- get, stats, dump ----
@@ -139,7 +139,7 @@ def test_dump_tells_what_is_used_and_was(several: Server) -> None:
 def test_acquire_gives_back_at_once(server: Server) -> None:
     done = ctl(server.address.port, "acquire", "db:main", "2", "10", "--for", "0")
     assert (done.exit_code, done.stdout) == (0, "acquired 2 of db:main (maximum 10) for 0 s\n")
-    assert done.stderr == "counterctl: gave 2 of db:main back\n"
+    assert done.stderr == "counterctl: released 2 of db:main\n"
     asked = server.asked(Opcode.ACQUIRE, Opcode.RELEASE)
     assert [(each.opcode, each.resources) for each in asked] == [(Opcode.ACQUIRE, 2), (Opcode.RELEASE, 2)]
     assert server.used[b"db:main"] == 3
@@ -190,7 +190,7 @@ def test_acquire_until_the_connection_is_lost() -> None:
     assert done.stdout == "acquired 2 of db:main (maximum 10) for 2 min\n"
     assert done.stderr.startswith("counterctl: ")
     assert done.stderr.count("\n") == 1
-    assert "gave" not in done.stderr
+    assert "released" not in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -200,7 +200,7 @@ def test_acquire_until_the_connection_is_lost() -> None:
         (["a", "0", "2"], "0 is not in the range"),
         (["a", "1", "4294967296"], "is not in the range"),
         (["", "1", "1"], "a name has 1 to 65,535 bytes"),
-        (["a", "1", "1", "--for", "1s", "--until-stdin-closes"], "give either --for or --until-stdin-closes"),
+        (["a", "1", "1", "--for", "1s", "--until-stdin-closes"], "use either --for or --until-stdin-closes"),
     ],
 )
 def test_acquire_of_what_makes_no_sense(arguments: list[str], why: str) -> None:

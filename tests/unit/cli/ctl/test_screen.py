@@ -245,7 +245,7 @@ def test_holders() -> None:
     what = full()
     drawn(what)
     what.view.press("enter")
-    assert drawn(what)[-1].startswith("asking the admin endpoint")
+    assert drawn(what)[-1].startswith("waiting for the reply of the admin endpoint")
     rows = [
         {"connection": "counter-4-12", "peer": "uid 5, pid\x1b 7", "amount": 2, "age_seconds": 3.2},
         {"connection": "", "peer": "", "amount": 1, "age_seconds": 90},
@@ -258,7 +258,7 @@ def test_holders() -> None:
     assert lines[at + 3].split() == ["gone", "-", "1", "1", "min"]
     assert lines[-1].startswith("2 holders ")
     what.told = Told(HOLDERS, b"jobs", rows, 2)
-    assert drawn(what)[-1].startswith("asking the admin endpoint"), "those are of another counter"
+    assert drawn(what)[-1].startswith("waiting for the reply of the admin endpoint"), "those are of another counter"
     what.told = Told(HOLDERS, b"calls", [], problem="cannot connect to the admin endpoint")
     assert "cannot connect to the admin endpoint" in drawn(what)
     what.told = Told(HOLDERS, b"calls", [])
@@ -283,7 +283,7 @@ def test_holdings(columns: list[Column], row: dict[str, object], lines: list[str
     drawn(what)
     what.view.cursor.rows = [connection]
     what.view.press("enter")
-    assert drawn(what)[-1].startswith("asking the admin endpoint")
+    assert drawn(what)[-1].startswith("waiting for the reply of the admin endpoint")
     what.told = Told(HOLDINGS, connection.encode(), [row], 2, columns=columns)
     found = drawn(what)
     at = found.index(f"holdings of {connection}")
@@ -370,7 +370,7 @@ def test_what_the_filter_lists() -> None:
     assert typed[-1].startswith("4 counters, 1 with 'j'; list 1.5 s old")
     assert any(line.startswith("jobs") for line in typed)
     assert not any(line.startswith("seats") for line in typed)
-    assert "no counter with 'zz'" in drawn(full("/", "z", "z", "enter"))
+    assert "no counter whose name contains 'zz'" in drawn(full("/", "z", "z", "enter"))
 
 
 def test_a_count_that_is_not_known_yet_is_not_shown() -> None:
@@ -394,7 +394,7 @@ def test_a_problem_has_a_line_and_moves_nothing() -> None:
 def test_before_anything_is_known() -> None:
     lines = drawn(Shown("/run/counterd.sock", View()))
     assert lines[0].startswith("/run/counterd.sock ")
-    assert lines[-1].startswith("no list yet")
+    assert lines[-1].startswith("no list of counters yet")
 
 
 def test_rates_are_not_known_after_one_sample() -> None:
@@ -465,7 +465,7 @@ def test_tables(page: str, order: str, rows: list[dict[str, object]], columns: i
     what = full()
     what.view.tables = (Table(page, "other", PAGES[page], ["ready", "oldest", "held"], []),)
     what.view.page, what.view.name = page, order.encode()
-    assert drawn(what, columns)[-1].startswith("asking the admin endpoint")
+    assert drawn(what, columns)[-1].startswith("waiting for the reply of the admin endpoint")
     what.told = Told(page, order.encode(), rows, len(rows), columns=PAGES[page])
     found = drawn(what, columns)
     at = found.index(lines[0])

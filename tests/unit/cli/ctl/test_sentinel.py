@@ -36,7 +36,7 @@ def test_values(text: str, expected: Typed) -> None:
 @pytest.mark.parametrize(
     ("arguments", "why"),
     [
-        (["-p", "1", "sentinel", "ping"], "give the address of the flows after `sentinel`"),
+        (["-p", "1", "sentinel", "ping"], "write the address of the flows after `sentinel`"),
         (["sentinel", "-p", "1", "tokens"], "the address before `tokens` is for the flows"),
         (["sentinel", "-u", "counter://a", "ping"], "expected sentinel://HOST:PORT"),
         (["sentinel", "flow", "0"], "0 is not in the range"),

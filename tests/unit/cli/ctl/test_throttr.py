@@ -61,10 +61,10 @@ def test_figures_have_their_kinds() -> None:
 @pytest.mark.parametrize(
     ("arguments", "why"),
     [
-        (["-p", "1", "throttr", "info"], "give the address of the keys after"),
+        (["-p", "1", "throttr", "info"], "write the address of the keys after"),
         (["throttr", "-u", "counter://a", "info"], "expected throttr://HOST:PORT"),
-        (["throttr", "incr", "k", "1", "--ttl", "1s"], "give either the quota or --ttl"),
-        (["throttr", "update", "k"], "give either QUOTA or --ttl"),
+        (["throttr", "incr", "k", "1", "--ttl", "1s"], "use either the amount or --ttl"),
+        (["throttr", "update", "k"], "use either QUOTA or --ttl"),
         (["throttr", "insert", "k", "1"], "Missing option '--ttl'"),
         (["throttr", "query", "k" * 256], "a key has 0 to 255 bytes"),
     ],

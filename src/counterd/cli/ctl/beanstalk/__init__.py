@@ -1,7 +1,7 @@
 """`counterctl beanstalk`: tubes and their jobs, and the drain mode.
 
-Floor 5. `drain` asks the admin endpoint, because the protocol has no request for it. All other commands send requests
-of the protocol. A refusal is one line and exit status 1.
+Floor 5. `drain` asks the admin endpoint, because the protocol has no request for the drain mode. All other commands
+send requests of the protocol. If the server refuses a request, the command prints one line and exits with status 1.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ TEXT = Bytes("text", 0, NEEDLE_MAX)
 
 
 def whole_seconds(text: str) -> int:
-    """Converts a duration to seconds. The protocol has only whole seconds."""
+    """Converts a duration to seconds. The protocol allows only whole seconds."""
     seconds = duration(text)
     if seconds != int(seconds):
         raise ValueError(f"expected whole seconds, not {text!r}")
@@ -102,13 +102,13 @@ TUBE_COLUMNS = {
 
 
 class BeanstalkTarget(Server):
-    """The server of the jobs."""
+    """The server of the beanstalk protocol."""
 
     what = "jobs"
     protocol = "the beanstalk protocol"
 
     def connect(self, tube: bytes = DEFAULT) -> Client:
-        """Returns a client that uses this tube, and connects with its first command."""
+        """Returns a client that uses this tube. The client connects when it sends its first command."""
         from counterd.client.beanstalk import Client
 
         return Client(**self.arguments, use=tube)
@@ -144,7 +144,7 @@ def valued(name: str, text: str | None) -> Any:
 
 
 def record(figures: Figures, output: Output) -> None:
-    """Shows all figures of the server, of a tube or of a job."""
+    """Shows all statistics of the server, of a tube or of a job."""
     columns, row = [], []
     for name, text in figures.items():
         value, kind = valued(name, text), KINDS.get(name, Kind.NUMBER)
@@ -165,21 +165,21 @@ ORDERS: dict[str, Callable[[dict[str, Any]], Any]] = {
 
 
 @beanstalk.command()
-@click.option("--match", metavar="GLOB", help="Show only tubes that match this pattern: 'mail:*'.")
+@click.option("--match", metavar="GLOB", help="Show only tubes that match this pattern, such as 'mail:*'.")
 @click.option(
     "--sort",
     type=click.Choice(list(ORDERS)),
     default="name",
-    help="Sort by this column; numbers in descending order.  [default: name]",
+    help="Sort by this column; numbers are in descending order.  [default: name]",
 )
 @click.option("--limit", type=click.IntRange(0), metavar="N", help="Show at most N rows.")
 @output_option
 @pass_target
 def tubes(target: BeanstalkTarget, match: str | None, sort: str, limit: int | None, output: Output) -> None:
-    """Shows the tubes, and how many jobs are in each.
+    """Shows the tubes, and how many jobs each tube has.
 
-    waiting: connections that are waiting for a job. oldest: how long the oldest ready job has been ready. paused: how
-    long it will take until jobs of the tube can be reserved again.
+    waiting: the number of connections that wait for a job. oldest: how long the oldest ready job has been ready.
+    paused: how long the tube will still be paused.
     """
     like = glob(match)
     with target.connect() as client:
@@ -196,7 +196,7 @@ def tubes(target: BeanstalkTarget, match: str | None, sort: str, limit: int | No
 @output_option
 @pass_target
 def stats(target: BeanstalkTarget, tube: bytes | None, job: int | None, output: Output) -> None:
-    """Shows the figures of the server, of a tube, or of a job."""
+    """Shows the statistics of the server, of a tube, or of a job."""
     only_one(tube, job)
     found: Figures | None
     with target.connect() as client:
@@ -211,7 +211,7 @@ def stats(target: BeanstalkTarget, tube: bytes | None, job: int | None, output: 
 
 def only_one(tube: bytes | None, job: int | None) -> None:
     if tube is not None and job is not None:
-        raise click.UsageError("give either --tube or --job")
+        raise click.UsageError("use either --tube or --job")
 
 
 def no_tube(tube: bytes) -> NoReturn:
@@ -231,9 +231,9 @@ def no_tube(tube: bytes) -> NoReturn:
 @output_option
 @pass_target
 def peek(target: BeanstalkTarget, tube: bytes | None, job: int | None, state: str, raw: bool, output: Output) -> None:
-    """Shows a job and its body: the next one of a tube, or the one with this ID. The job is not changed.
+    """Shows a job and its body: the next job of a tube, or the job with this ID. The command does not change the job.
 
-    Exit status 1 if there is no such job.
+    The exit status is 1 if there is no such job.
     """
     only_one(tube, job)
     tube = tube or DEFAULT
@@ -257,10 +257,10 @@ def peek(target: BeanstalkTarget, tube: bytes | None, job: int | None, state: st
 def list_(
     target: BeanstalkTarget, tube: bytes, state: str | None, search: bytes, limit: int | None, output: Output
 ) -> None:
-    """Shows the jobs of a tube, the oldest first. The jobs stay in the tube.
+    """Shows the jobs of a tube, beginning with the oldest. The jobs stay in the tube.
 
-    left: the remaining delay or time to run of the job. For each thousand jobs that are shown, the server reads all of
-    its jobs once.
+    left: the remaining delay or the remaining time to run of the job. For each thousand jobs that are shown, the server
+    reads all its jobs once.
     """
     with target.connect() as client:
         if list(tubes_of(client, [tube])) == [None]:
@@ -277,9 +277,10 @@ def list_(
 @output_option
 @pass_target
 def tail(target: BeanstalkTarget, tube: bytes, interval: float, output: Output) -> None:
-    """Shows each job that is put into a tube from now on, once, until Ctrl-C. The jobs stay in the tube.
+    """Until Ctrl-C, shows each job that is put into a tube after the command has begun. The command leaves the jobs in
+    the tube.
 
-    A job that is put and deleted between two checks is not shown. The server reads all of its jobs for each check.
+    A job that is put and deleted between two checks is not shown. For each check, the server reads all its jobs.
     """
     add = output.stream([Column("time", Kind.CLOCK), ID_COLUMN, STATE_COLUMN, BODY_COLUMN])
     with until_interrupted(), target.connect() as client:
@@ -303,14 +304,26 @@ def tail(target: BeanstalkTarget, tube: bytes, interval: float, output: Output) 
     type=UINT32,
     default=65536,
     metavar="N",
-    help="Jobs with lower numbers are reserved first.  [default: 65536]",
+    help="The priority: jobs with lower numbers are reserved first.  [default: 65536]",
 )
-@click.option("--delay", type=SECONDS, default=0, help="The time until the job is ready.  [default: 0]")
-@click.option("--ttr", type=SECONDS, default=60, help="The time to run: how long a worker may take.  [default: 60s]")
-@click.option("--key", type=KEY, help="Put the job only if no job has this key.")
+@click.option(
+    "--delay", type=SECONDS, default=0, help=("The delay: how long to wait until the job is ready.  [default: 0]")
+)
+@click.option(
+    "--ttr",
+    type=SECONDS,
+    default=60,
+    help=("The time to run: how long a worker may take to finish the job.  [default: 60s]"),
+)
+@click.option("--key", type=KEY, help="Put the job only if no other job has this key.")
 @click.option("--unique-for", type=SECONDS, help="Reserve the key for this time after the job has ended.  [default: 0]")
-@click.option("--counter", type=COUNTER, help="Give the job to a worker only while this counter has room.")
-@click.option("--maximum", type=click.IntRange(1, NUMBER_MAX), metavar="N", help="The maximum of the --counter.")
+@click.option("--counter", type=COUNTER, help="Give the job to a worker only while this counter has a free permit.")
+@click.option(
+    "--maximum",
+    type=click.IntRange(1, NUMBER_MAX),
+    metavar="N",
+    help=("How many permits the counter of --counter has."),
+)
 @output_option
 @pass_target
 def put(
@@ -327,17 +340,18 @@ def put(
     maximum: int | None,
     output: Output,
 ) -> None:
-    """Puts a job into a tube, and shows its ID. The body is BODY, the content of --file, or else standard input.
+    """Puts a job into a tube, and shows its ID. The body is BODY, or the content of --file. Without both, it is
+    standard input.
 
-    If another job has the --key, nothing is put, and the ID of that job is shown. As long as a job with --counter is
-    reserved, it holds a permit of the counter, which has at most --maximum.
+    If another job has the same --key, nothing is put, and the command shows the ID of that job. While a job with
+    --counter is reserved, it holds a permit of this counter, which has --maximum permits.
     """
     if body is not None and file is not None:
-        raise click.UsageError("give either BODY or --file")
+        raise click.UsageError("use either BODY or --file")
     if unique_for is not None and key is None:
         raise click.UsageError("--unique-for needs --key")
     if (counter is None) != (maximum is None):
-        raise click.UsageError("--counter and --maximum need each other")
+        raise click.UsageError("--counter and --maximum must be used together")
     if body is None:
         body = read_body(file)
     is_new = True
@@ -357,7 +371,7 @@ def put(
 
 
 def read_body(file: BinaryIO | None) -> bytes:
-    """Reads a file, or standard input, to its end. Raises ValueError if the body is too long for any server."""
+    """Reads a file, or standard input, to its end. Raises ValueError if the body is longer than any server accepts."""
     if file is None and sys.stdin is None:
         raise click.UsageError("give BODY or --file: standard input is closed")
     body = (file or sys.stdin.buffer).read(BODY_MAX + 1)
@@ -373,24 +387,24 @@ def read_body(file: BinaryIO | None) -> bytes:
 @output_option
 @pass_target
 def kick(target: BeanstalkTarget, bound: int | None, tube: bytes | None, job: int | None, output: Output) -> None:
-    """Makes up to BOUND buried jobs of a tube ready, or delayed jobs if none is buried.
+    """Makes up to BOUND buried jobs of a tube ready. If no job is buried, makes delayed jobs ready.
 
-    With --job, makes that job ready. Exit status 1 if it is neither buried nor delayed.
+    With --job, makes the job with this ID ready. The exit status is 1 if this job is neither buried nor delayed.
     """
     only_one(tube, job)
     if (bound is None) == (job is None):
-        raise click.UsageError("give either BOUND or --job")
+        raise click.UsageError("use either BOUND or --job")
     tube = tube or DEFAULT
     with target.connect(tube) as client:
         if job is None:
             assert bound is not None
             counted("kicked", client.kick(bound), tube, output)
         elif not client.kick_job(job):
-            refused(f"no job {job} that is buried or delayed")
+            refused(f"job {job} does not exist, or is neither buried nor delayed")
 
 
 def counted(what: str, jobs: int, tube: bytes, output: Output) -> None:
-    """Shows how many jobs were kicked or cleared."""
+    """Shows how many jobs were kicked or deleted."""
     add = output.stream([Column(what, Kind.NUMBER)], lambda row: f"{what} {several(row[0], 'job')} of {shown(tube)}")
     add((jobs,))
 
@@ -403,7 +417,7 @@ def counted(what: str, jobs: int, tube: bytes, output: Output) -> None:
 def clear(target: BeanstalkTarget, tube: bytes, state: str, output: Output) -> None:
     """Deletes the jobs of a tube that are in one state, or in any state except reserved.
 
-    Jobs that are put after the command began are not deleted.
+    The command does not delete jobs that are put after it has begun.
     """
     with target.connect() as client:
         jobs = client.clear_tube(tube, state)
@@ -413,21 +427,21 @@ def clear(target: BeanstalkTarget, tube: bytes, state: str, output: Output) -> N
 
 
 @beanstalk.command()
-@click.option("--off", is_flag=True, help="End drain mode: the server accepts jobs again.")
+@click.option("--off", is_flag=True, help="End the drain mode: the server accepts jobs again.")
 @click.option("--show", is_flag=True, help="Only show whether drain mode is on.")
 @admin_options
 @output_option
 @click.pass_context
 def drain(context: click.Context, /, off: bool, show: bool, output: Output, **where: Any) -> None:
-    """Begins drain mode, in which the server answers put with DRAINING and serves all other requests.
+    """Begins the drain mode: the server then refuses put with DRAINING, and serves all other requests.
 
     The command also shows how many jobs are in each state.
 
-    Drain mode ends with --off, and when the server stops. This command asks the admin endpoint. It needs the server's
-    admin.token, except with --show.
+    --off or a stop of the server ends the drain mode. This command asks the admin endpoint. It needs the server's
+    admin.token, unless --show is given.
     """
     if off and show:
-        raise click.UsageError("give either --off or --show")
+        raise click.UsageError("use either --off or --show")
     endpoint = endpoint_of(context, **where)
     if not show:
         endpoint.ask("DELETE" if off else "PUT", "/drain/beanstalk")

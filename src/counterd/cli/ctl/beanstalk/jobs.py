@@ -1,6 +1,6 @@
 """Lists the jobs of a tube, follows new jobs, and gets the figures of many tubes.
 
-Floor 5. Each of these needs several commands of the client.
+Floor 5. Each of these functions needs several requests of the client.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ AT_ONCE = 100
 
 
 def tubes_of(client: Client, names: Sequence[bytes]) -> Iterator[Figures | None]:
-    """Yields the figures of these tubes; None for a tube that does not exist."""
+    """Yields the statistics of these tubes. Yields None for a tube that does not exist."""
     command = "inspect_tube"
     for at in range(0, len(names), AT_ONCE):
         asked = names[at : at + AT_ONCE]
@@ -44,7 +44,8 @@ def _told(client: Client, command: str, names: Sequence[bytes]) -> list[Figures 
 
 
 def jobs_of(client: Client, tube: bytes, state: str = "all", first: int = 0, needle: bytes = b"") -> Iterator[Figures]:
-    """Yields the jobs of a tube from this id on. A job that exists the whole time is yielded exactly once."""
+    """Yields the jobs of a tube whose ids are at least this id. A job that exists during the whole call is yielded
+    exactly once."""
     # A page may lack jobs that ended while it was made, so a short page may not be the last one.
     while page := client.list_jobs(tube, state, first, BATCH_MAX, search=needle):
         yield from page
@@ -53,7 +54,8 @@ def jobs_of(client: Client, tube: bytes, state: str = "all", first: int = 0, nee
 
 
 def newest_of(client: Client, tube: bytes) -> int:
-    """Returns the highest id of a tube's jobs, 0 if it has none. Uses bisection: a page has the lowest ids."""
+    """Returns the highest id of the jobs in a tube, or 0 if the tube has no job. Uses bisection, because a page of the
+    list begins with the lowest ids."""
     low, high = 0, ID_MAX
     while low < high:
         middle = low + (high - low + 1) // 2
@@ -63,7 +65,7 @@ def newest_of(client: Client, tube: bytes) -> int:
 
 
 class Tail:
-    """The jobs that are put into a tube from now on."""
+    """The jobs that are put into a tube after the beginning."""
 
     def __init__(self, client: Client, tube: bytes) -> None:
         self._client = client
@@ -75,7 +77,7 @@ class Tail:
         self._known: set[int] = set()  # ids above _settled
 
     def look(self) -> list[Figures]:
-        """Returns the jobs that were put since the last call and still exist."""
+        """Returns the jobs that were put since the previous call and still exist."""
         jobs = jobs_of(self._client, self._tube, first=self._settled + 1)
         new = [job for job in jobs if id_of(job) not in self._known]
         self._known |= {id_of(job) for job in new}

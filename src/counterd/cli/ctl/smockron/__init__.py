@@ -1,7 +1,7 @@
 """`counterctl smockron`: shows throttled identifiers and control messages, and sends accounting messages.
 
-Floor 5. `throttled` and `domains` ask the admin endpoint, because the protocol has no requests for that. The other
-commands talk to the master as gatekeepers do.
+Floor 5. `throttled` and `domains` ask the admin endpoint, because the protocol has no requests for their data. The
+other commands talk to the master as gatekeepers do.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ WATCH_COLUMNS = [
 
 
 class SmockronTarget(Server):
-    """The master."""
+    """The master that the options name."""
 
     what = "master"
     protocol = "the smockron protocol"
@@ -58,13 +58,16 @@ class SmockronTarget(Server):
 
     @property
     def control(self) -> Address:
-        """The address of the control messages. Raises UsageError if there is none: not all commands need it."""
+        """Returns the address for control messages. Raises UsageError if the options name no such address, because not
+        every command needs it."""
         if self._control is None:
-            raise click.UsageError(f"{self.address} needs an address for control: --control-port or --control-socket")
+            raise click.UsageError(
+                f"{self.address} has no address for control messages: use --control-port or --control-socket"
+            )
         return self._control
 
     def account(self, *request: Any, **more: Any) -> None:
-        """Reports a request to the master; returns when the master has read the message."""
+        """Reports a request to the master. Returns when the master has read the message."""
         from counterd.cli.ctl.smockron.zmtp import Publisher
 
         with Publisher(self.address, self.timeout) as publisher:
@@ -107,7 +110,8 @@ def smockron(
 
 
 def control_of(address: Address, port: int | None, path: str | None) -> Address | None:
-    """Returns the address of the options, or that with the next port; None if there is no such port."""
+    """Returns the address for control messages: the one of the options, or the server's host with the next port.
+    Returns None if there is no next port."""
     from counterd.client._addresses import PORT_MAX
 
     if path:
@@ -126,7 +130,7 @@ def control_of(address: Address, port: int | None, path: str | None) -> Address 
 @output_option
 @click.pass_context
 def throttled(context: click.Context, /, match: bytes | None, limit: int, output: Output, **where: Any) -> None:
-    """Shows the throttled identifiers, the longest wait first. This command asks the admin endpoint."""
+    """Shows the throttled identifiers, beginning with the longest wait. This command asks the admin endpoint."""
     show("throttled", endpoint_of(context, **where), output, match=match, limit=limit)
 
 
@@ -142,10 +146,10 @@ def throttled(context: click.Context, /, match: bytes | None, limit: int, output
 @output_option
 @click.pass_context
 def domains(context: click.Context, /, sort: str, limit: int, output: Output, **where: Any) -> None:
-    """Shows the domains with their rules and their numbers of requests. This command asks the admin endpoint.
+    """Shows the domains with their rules and the numbers of their requests. This command asks the admin endpoint.
 
-    interval: the time between two requests at the rate of the domain; 0 if the domain has no rule any more. burst: how
-    far requests can run ahead of the rate.
+    interval: the time between two requests at the rate of the domain; 0 if the domain no longer has a rule. burst: how
+    many requests can pass faster than that.
     """
     show("domains", endpoint_of(context, **where), output, sort=sort, limit=limit)
 
@@ -160,7 +164,8 @@ def domains(context: click.Context, /, sort: str, limit: int, output: Output, **
 def watch(target: SmockronTarget, domains: tuple[bytes, ...], output: Output) -> None:
     """Shows the control messages of these domains, or of all domains, until Ctrl-C.
 
-    wait: how long the identifier is delayed. JSON and CSV also have the end of the delay, in milliseconds of Unix time.
+    wait: how long the identifier has to wait. The JSON and CSV output also has the end of the wait, in milliseconds of
+    Unix time.
     """
     from counterd.cli.ctl.smockron.zmtp import Subscriber
 
@@ -179,10 +184,10 @@ def watch(target: SmockronTarget, domains: tuple[bytes, ...], output: Output) ->
 @identifier_argument
 @pass_target
 def forget(target: SmockronTarget, domain: bytes, identifier: bytes) -> None:
-    """Resets an identifier in the master, and in the gatekeepers of this master that are counterd's own.
+    """Resets an identifier in the master. Gatekeepers of counterd that are connected to this master reset it too.
 
-    If masters share their state in a Redis, the identifier is reset in all of them, but not in the gatekeepers of the
-    other masters.
+    If several masters share their state in a Redis, all of them reset the identifier. Gatekeepers of the other masters
+    do not.
     """
     target.account(domain, "FORGET", identifier)
     say(f"asked the master to forget {shown(identifier)} in {shown(domain)}")
@@ -207,7 +212,7 @@ def forget(target: SmockronTarget, domain: bytes, identifier: bytes) -> None:
     help="The end of the delay, in milliseconds of Unix time.",
 )
 @click.option(
-    "--log-info", type=LOG_INFO, default="", metavar="TEXT", help="Text for the master's log; counterd ignores it."
+    "--log-info", type=LOG_INFO, default="", metavar="TEXT", help="A text for the master's log; counterd ignores it."
 )
 @pass_target
 def send(
@@ -219,9 +224,10 @@ def send(
     delayed_until_ms: int | None,
     log_info: bytes,
 ) -> None:
-    """Reports a request to the master, as a gatekeeper does. The master sends no reply; see `watch`."""
+    """Reports a request to the master, as a gatekeeper does. The master sends no reply; `watch` shows its control
+    messages."""
     if (status == "delayed") != (delayed_until_ms is not None):
-        raise click.UsageError("--until is required for a delayed request, and not allowed for others")
+        raise click.UsageError("--until is required if the request was delayed, and not allowed otherwise")
     target.account(
         domain, status.upper(), identifier, received_ms, delayed_until_ms=delayed_until_ms, log_info=log_info
     )

@@ -1,6 +1,6 @@
 """`counterctl smockron gate`: a gatekeeper that proxies ask over HTTP.
 
-Floor 5. This file has the options, serving.py the server, and client/smockron/_gate.py the replies.
+Floor 5. This file has the options, serving.py has the server, and client/smockron/_gate.py makes the replies.
 """
 
 from __future__ import annotations
@@ -44,28 +44,35 @@ def read_rejected(text: str) -> str | float:
     metavar="HOST:PORT",
     help=f"The address on which the gatekeeper listens for proxies, or unix:/PATH.  [default: {DEFAULT}]",
 )
-@click.option("--domain", type=Bytes("domain", 0, 255), default="default", help="The domain.  [default: default]")
+@click.option(
+    "--domain",
+    type=Bytes("domain", 0, 255),
+    default="default",
+    help=("The domain of the requests.  [default: default]"),
+)
 @click.option(
     "--identifier",
     "identifiers",
     multiple=True,
     default=("header:X-Real-IP",),
     metavar="WHAT",
-    help="What identifies a request: header:NAME, path, or client (the peer's address). If this option is repeated, "
-    "the values together are the identifier.  [default: header:X-Real-IP]",
+    help=(
+        "What identifies the sender of a request: header:NAME, path, or client (the peer's address). If this "
+        "option is repeated, all values together are the identifier.  [default: header:X-Real-IP]"
+    ),
 )
 @click.option(
     "--max-delay",
     type=DURATION,
     default=5.0,
-    help="Reject a request that would have to wait longer than this.  [default: 5s]",
+    help="Reject a request if it would have to wait longer than this.  [default: 5s]",
 )
 @click.option(
     "--max-delayed",
     type=click.IntRange(0),
     default=1000,
     metavar="N",
-    help="Let at most N requests wait; reject additional ones.  [default: 1000]",
+    help="Let at most N requests wait, and reject additional requests.  [default: 1000]",
 )
 @click.option(
     "--rejected",
@@ -92,18 +99,19 @@ def gate(
     rejected: Any,
     rejected_status: int,
 ) -> None:
-    """Runs a gatekeeper, which nginx, Traefik, Caddy, Envoy or another proxy asks over HTTP about each request.
+    """Runs a gatekeeper: nginx, Traefik, Caddy, Envoy or another proxy asks it over HTTP whether each request may pass.
 
-    If the request may pass, the reply is 200, after the delay if the request has to wait. If the request is rejected,
-    the reply is --rejected-status with Retry-After. A request passes without a limit if it has nothing that
-    --identifier names; the first such request is logged. The path is taken from X-Forwarded-Uri, from X-Original-URI,
-    or from the request itself, unchanged. A client can send any header: use only headers that the proxy overwrites.
+    If the request may pass, the reply has status 200. If the request has to wait, this reply comes after the wait. If
+    the request is rejected, the reply has the status --rejected-status and the header Retry-After. A request without
+    the header that --identifier names passes without a limit; the gatekeeper logs the first such request. The path is
+    the header X-Forwarded-Uri, or X-Original-URI, or the path of the request itself, unchanged. A client can send any
+    header, so use only headers that the proxy overwrites.
 
-    The gatekeeper needs aiohttp (the extra admin). deploy/ has configuration files for the proxies. On SIGTERM or
-    SIGINT it answers the waiting requests and then ends.
+    The gatekeeper needs aiohttp (the extra admin). deploy/ has configuration files for the proxies. After SIGTERM or
+    SIGINT the gatekeeper answers the waiting requests and then ends.
     """
     if importlib.util.find_spec("aiohttp") is None:
-        refused("gate needs aiohttp: in the source tree, `make setup` or pip install '.[admin]'")
+        refused("gate needs aiohttp: in the source tree, run `make setup` or pip install '.[admin]'")
     import uvloop
 
     from counterd.cli.ctl.smockron.serving import Serving, listening_at

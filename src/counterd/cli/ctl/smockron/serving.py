@@ -1,7 +1,8 @@
-"""Serves a gate over HTTP until a signal comes.
+"""Serves a gate over HTTP until a signal arrives.
 
-Floor 5. Uses the connections of the admin endpoint, with other bounds. A waiting request keeps its connection. So more
-connections are possible than requests may wait: a proxy with many waiting requests can still send others.
+Floor 5. This file uses the HTTP connections of the admin endpoint, with other limits. A waiting request keeps its
+connection open. So more connections can be open than requests can wait: a proxy with many waiting requests can still
+send others.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ ENDING_S = 1.0  # for sending the last replies
 
 @contextlib.contextmanager
 def listening_at(host: str, port: int) -> Iterator[socket.socket]:
-    """Listens while the block runs; if port is below 0, host is the path of a Unix socket. Raises OSError."""
+    """Listens while the block runs. If port is below 0, host is the path of a Unix socket. Raises OSError."""
     try:
         opened = open_tcp(host, port, KEEPALIVE) if port >= 0 else UnixSocket(host, SOCKET_MODE)
     except OSError as error:
@@ -61,7 +62,8 @@ def place(listening: socket.socket) -> str:
 
 
 class Serving:
-    """Serves a gate and its gatekeeper, which is closed at the end. max_delay: seconds that a request may wait."""
+    """Serves a gate and its gatekeeper, and closes the gatekeeper at the end. max_delay: how many seconds a request may
+    wait."""
 
     def __init__(self, gatekeeper: AsyncGatekeeper, gate: Gate, max_delay: float, max_delayed: int) -> None:
         self._gatekeeper = gatekeeper
@@ -71,7 +73,8 @@ class Serving:
         self._connections = effective_connections(max_delayed + PLACES, possible)
 
     async def run(self, listening: socket.socket) -> None:
-        """Serves until SIGINT or SIGTERM. Then only the waiting requests are answered, after their delays."""
+        """Serves requests until SIGINT or SIGTERM. After the signal, only the waiting requests are answered, each after
+        its wait."""
         loop = asyncio.get_running_loop()
         ended = asyncio.Event()
         for number in (signal.SIGINT, signal.SIGTERM):

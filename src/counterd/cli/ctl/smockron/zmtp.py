@@ -1,6 +1,6 @@
 """A blocking ZMTP connection from counterctl to a master of the smockron protocol.
 
-Floor 5. Connecting includes the handshake. When a call returns, the master has read its message.
+Floor 5. Connecting includes the handshake. When a call returns, the master has read the message of the call.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MESSAGE_MAX = 1 << 20  # bytes of a control message: other masters may have long
 
 
 class Refused(ServerError):
-    """The peer does not accept this kind of connection; the text has the reason."""
+    """The peer does not accept this kind of connection. The exception's text has the reason."""
 
     def __init__(self, text: str) -> None:
         Exception.__init__(self, text)
@@ -33,9 +33,9 @@ class Refused(ServerError):
 
 
 class Link(Connection):
-    """A connection to one of a master's ports, with a socket type of ZMTP.
+    """A connection to one of a master's ports, with a ZMTP socket type.
 
-    Its calls raise Refused, Timeout, ConnectionLost and ProtocolError.
+    The methods raise Refused, Timeout, ConnectionLost and ProtocolError.
     """
 
     kind: SocketType
@@ -50,7 +50,7 @@ class Link(Connection):
             if isinstance(answer, Command) and answer.name == b"ERROR":
                 raise Refused(f"{address} does not accept this kind of connection: {wire.error_reason(answer.data)}")
             if not isinstance(answer, Command) or answer.name != b"READY":
-                raise ProtocolError(f"expected READY, and not {answer!r}")
+                raise ProtocolError(f"expected READY, not {answer!r}")
 
     def _say(self, data: bytes) -> None:
         """Sends frames, and returns when the peer has read them."""
@@ -78,7 +78,8 @@ class Publisher(Link):
     def account(
         self, domain: bytes, status: str, identifier: bytes, received_ms: int | None = None, **more: Any
     ) -> None:
-        """Reports a request, and returns when the master has read the message. received_ms: by default now."""
+        """Reports a request, and returns when the master has read the message. received_ms: the time of the request;
+        the default is now."""
         now_ms = time.time_ns() // 1_000_000
         moment_ms = now_ms if received_ms is None else received_ms
         self._say(wire.accounting(domain, Status(status), identifier, moment_ms, **more))
@@ -90,11 +91,12 @@ class Subscriber(Link):
     kind = SocketType.SUB
 
     def subscribe(self, *domains: bytes) -> None:
-        """Subscribes to the control messages of these domains; without domains, to those of all domains."""
+        """Subscribes to the control messages of these domains. Without domains, subscribes to the messages of all
+        domains."""
         self._say(b"".join(wire.subscribe(wire.topic(domain)) for domain in domains) or wire.subscribe(b""))
 
     def next_control(self) -> Control:
-        """Returns the next control message; waits for it without a limit."""
+        """Returns the next control message. Waits for it without a time limit."""
         with self._exchange():
             while True:
                 answer = self._next(math.inf)

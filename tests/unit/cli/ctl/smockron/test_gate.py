@@ -39,5 +39,5 @@ def test_a_missing_aiohttp_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     done = CliRunner().invoke(main, ["smockron", "gate"])
     assert (done.exit_code, done.stderr) == (
         1,
-        "counterctl: gate needs aiohttp: in the source tree, `make setup` or pip install '.[admin]'\n",
+        "counterctl: gate needs aiohttp: in the source tree, run `make setup` or pip install '.[admin]'\n",
     )
