@@ -54,6 +54,7 @@ cdef enum Kind:
     LATENCY
     SERVICE
     GIVE_BACK
+    QUEUE
     KINDS
 
 

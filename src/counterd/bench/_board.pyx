@@ -12,14 +12,14 @@ from counterd.net.clock cimport monotonic_ns
 OUTCOME_NAMES = (
     "answered", "read", "no such name", "granted", "released", "refused", "not held", "updated", "written", "purged",
     "too many requests", "inserted", "reserved", "deleted", "taken",
-    "delayed", "failed",
+    "delayed", "cancelled", "failed",
 )
 ERROR_NAMES = (
     "connection refused", "connection reset", "closed by the server", "too many open files", "network error",
     "wrong answer", "error reply", "unanswered", "not given back",
 )
 STAGE_NAMES = ("connecting", "filling", "ready", "running", "over", "gone")
-KIND_NAMES = ("latency", "service", "give_back")
+KIND_NAMES = ("latency", "service", "give_back", "queue")
 
 
 cdef class Board:

@@ -15,8 +15,13 @@ cdef class Codec:
     cdef uint32_t resources
     cdef uint32_t value_size        # of a buffer, or of a job's body
     cdef size_t name_size
+    cdef int digits                 # of a name's number
+    cdef bint has_names             # a request may have several
 
     cdef int set_spots(self, bytes mark) except -1
+    cdef int make(self, Template* template, request_of, bytes head) except -1
+    cdef const Template* template_of(self, const Request* request) noexcept
+    cdef int64_t number_of(self, const uint8_t* data, size_t size) noexcept
     cdef size_t write(self, const Template* template, const Request* request, uint8_t* target) noexcept
     cdef Py_ssize_t read(self, const Request* request, const uint8_t* data, size_t size, Reply* reply) noexcept
     cdef int begin(self, int64_t now) noexcept

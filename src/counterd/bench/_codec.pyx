@@ -4,38 +4,43 @@ A side.
 """
 
 import dataclasses
+import functools
 import os
 
 from cpython.mem cimport PyMem_Free
 from libc.stdint cimport int64_t, uint8_t, uint32_t
 
-from counterd.bench._link cimport Request
+from counterd.bench._link cimport MARKER, Request
 from counterd.bench._memory cimport allocate
-from counterd.bench._words cimport ACQUIRE, OPS, Reply, Template, template_make, template_write
+from counterd.bench._words cimport ACQUIRE, OPS, Reply, Template, template_add_names, template_make, template_write
 
 from counterd.bench.dialect import DIGITS_MAX
 
 OP_NAMES = (  # as in Op
     "noop", "get", "acquire", "release", "query", "update", "lower", "insert", "purge", "set", "fetch", "fill", "clear",
     "flow", "param", "keep", "counts", "put", "reserve", "delete", "cycle", "fan", "use", "watch", "ignore",
-    "account", "control", "greet", "join", "meet", "listen",
+    "account", "control", "greet", "join", "meet", "listen", "cancel",
 )
+
+
+def request_of(plan, str op, bytes name):
+    return plan.dialect.requests(plan, name)[op]
 
 
 cdef class Codec:
     """plan: a Plan; index: which of its processes this is."""
 
     def __cinit__(self, plan, int index):
-        cdef int digits = min(plan.name_size, DIGITS_MAX)
+        self.digits, self.has_names = min(plan.name_size, DIGITS_MAX), plan.take is not None
         self.resources, self.value_size, self.name_size = plan.resources, plan.buffer_size, plan.name_size
         requests_of, heads = plan.dialect.requests, plan.dialect.names(plan, os.getpid())
         for op in requests_of(plan, b"x"):
-            # Printable and without a space once the digits are written: before, they are like nothing else there.
-            name = heads.get(op, heads[""]) + b"\xff" * digits
-            template_make(&self.templates[OP_NAMES.index(op)], requests_of(plan, name)[op], name, digits)
+            self.make(
+                &self.templates[OP_NAMES.index(op)], functools.partial(request_of, plan, op), heads.get(op, heads[""])
+            )
         if plan.churn:
             marker = b"k%07x" % (os.getpid() * 1000 + index & 0xfffffff) + b"0" * DIGITS_MAX
-            requests = requests_of(dataclasses.replace(plan, resources=1, maximum=1), marker)
+            requests = requests_of(dataclasses.replace(plan, resources=1, maximum=1, take=None), marker)
             template_make(&self.markers[0], requests["acquire"], marker, DIGITS_MAX)
             template_make(&self.markers[1], requests["get"], marker, DIGITS_MAX)
 
@@ -45,6 +50,25 @@ cdef class Codec:
             PyMem_Free(self.templates[i].data)
         for i in range(2):
             PyMem_Free(self.markers[i].data)
+
+    cdef int make(self, Template* template, request_of, bytes head) except -1:
+        """A template of what request_of() returns for names that begin like that."""
+        # Printable and without a space once the digits are written: before, they are like nothing else there.
+        name = head + b"\xff" * self.digits
+        data = request_of(name)
+        template_make(template, data, name, self.digits)
+        if self.has_names and template.digits:
+            template_add_names(template, data, request_of(head + b"\xfe" * self.digits))
+        return 0
+
+    cdef const Template* template_of(self, const Request* request) noexcept:
+        if request.purpose >= MARKER:
+            return self.markers + (request.purpose - MARKER)
+        return self.templates + request.op
+
+    cdef int64_t number_of(self, const uint8_t* data, size_t size) noexcept:
+        """Of the request that is answered next, where replies are not in order; -1 if too little is there."""
+        return -1
 
     cdef int set_spots(self, bytes mark) except -1:
         """What stands there in a template is to be overwritten."""

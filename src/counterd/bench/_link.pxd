@@ -2,7 +2,7 @@
 #
 # A side, header only.
 
-from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 
 from counterd.bench._memory cimport Permit, ring_grow
 
@@ -16,6 +16,7 @@ cdef enum Purpose:
     LOAD                    # part of the load
     OPENER                  # what a connection has to ask before anything else
     FILLER                  # makes names exist
+    ENDER                   # ends what waits when the load ends
     MARKER                  # a connection's own permit, by which its give-back is seen
     WATCH                   # looks whether a marker is back
 
@@ -25,6 +26,8 @@ cdef struct Request:        # under way
     int64_t sent_ns
     Permit permit
     uint32_t number         # among those of its connection
+    uint16_t key            # for whom it is
+    uint8_t answered        # parts of it
     uint8_t op
     uint8_t purpose
 
@@ -34,6 +37,7 @@ cdef struct Link:           # a connection
     int phase
     uint32_t events         # that it is registered for, 0 = it is not
     uint32_t index
+    uint16_t key            # for whom it asks
     uint32_t generation     # how often it was closed: permits of an earlier one are gone
     Request* ring           # what is under way, in the order of the replies
     uint32_t mask           # of the ring: its size less 1
@@ -68,6 +72,20 @@ cdef inline Permit held_pop(Link* link) noexcept:
     link.held_head = (link.held_head + 1) & link.held_mask
     link.held_count -= 1
     return permit
+
+
+cdef inline void request_pull(Link* link, int64_t number) noexcept:
+    """Makes the request with that number the oldest one under way, if it is under way."""
+    cdef Request found
+    cdef uint32_t at
+    for at in range(link.count - link.unwritten):
+        found = link.ring[(link.head + at) & link.mask]
+        if found.number == number:
+            while at:
+                link.ring[(link.head + at) & link.mask] = link.ring[(link.head + at - 1) & link.mask]
+                at -= 1
+            link.ring[link.head & link.mask] = found
+            return
 
 
 cdef inline int held_push(Link* link, Permit permit) except -1:

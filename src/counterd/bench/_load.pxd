@@ -76,6 +76,7 @@ cdef class Load:
     cdef int64_t give_back_max_ns
     cdef bint open_loop
     cdef bint fans
+    cdef bint queues                # acquires wait in the server's queue
     cdef int64_t delay_ns           # of jobs
     cdef bint poisson
     cdef double interval_ns
@@ -98,6 +99,7 @@ cdef class Load:
     cdef int set_times(self, plan, int index) except -1
     cdef int advance(self, int64_t now) except -1
     cdef int run_out(self, int64_t now) except -1
+    cdef int cancel_all(self, int64_t now) except -1
     cdef bint has_backlog(self) noexcept
     cdef bint is_spent(self) noexcept
     cdef int64_t next_due(self, int64_t now) noexcept

@@ -7,7 +7,7 @@ open loop has a time at which each request is meant to start, whatever the serve
 less than `depth` under way takes it, late if need be, and its latency counts from the time that was meant.
 
 Invariants:
-- replies come in the order of the requests: `ring` is what a connection has under way, oldest first;
+- `ring` is what a connection has under way, oldest first; replies come in this order, but for those to Takes that wait;
 - `in_flight` is the sum of all links' `count`;
 - what `Board.held` says was granted, and its release has not been sent: the server must count at least as much.
 """
@@ -24,18 +24,20 @@ from libc.string cimport memcpy, memset
 from posix.unistd cimport close as c_close
 
 from counterd.bench._board cimport (
-    CONNECTING, ERROR_REPLY, FILLING, GIVE_BACK, GONE, LATENCY, NETWORK, NOT_GIVEN_BACK, OVER, READY, RUNNING, SERVICE,
-    UNANSWERED, WRONG_ANSWER, error_kind, histogram_record, text_write,
+    CONNECTING, ERROR_REPLY, FILLING, GIVE_BACK, GONE, LATENCY, NETWORK, NOT_GIVEN_BACK, OVER, QUEUE, READY, RUNNING,
+    SERVICE, UNANSWERED, WRONG_ANSWER, error_kind, histogram_record, text_write,
 )
 from counterd.bench._ledger cimport Ledger
-from counterd.bench._link cimport FILLER, LOAD, MARKER, OPENER, TO_ACQUIRE, WATCH, Link, Purpose, Request
+from counterd.bench._link cimport (
+    ENDER, FILLER, LOAD, MARKER, OPENER, TO_ACQUIRE, WATCH, Link, Purpose, Request, request_pull,
+)
 from counterd.bench._memory cimport Heap, Hold, Permit, allocate, heap_pop, ring_grow
 from counterd.bench._random cimport random_exponential
 from counterd.bench._task cimport Task
 from counterd.bench._tls cimport Layer
 from counterd.bench._words cimport (
-    ABSENT, ACQUIRE, CONTROL, DELAYED, FAILED, GET, GRANTED, LISTEN, MEET, RELEASE, REPLY_MAX, RESERVED, TRAILER_MAX,
-    Op, Reply, Template,
+    ABSENT, ACQUIRE, CANCEL, CANCELLED, CONTROL, DELAYED, FAILED, GET, GRANTED, LISTEN, MEET, RELEASE, REPLY_MAX,
+    RESERVED, TRAILER_MAX, Op, Reply, Template,
 )
 from counterd.bench._system cimport (
     PR_SET_TIMERSLACK, c_connect, prctl, process_cpu_ns, reset_at_close, sleep_ns, sockaddr, stream_socket,
@@ -101,7 +103,7 @@ cdef class Load:
         self.context, self.host, self.layers = context, plan.host, [None] * (self.connections + 1)
         self.links = <Link*>allocate(self.connections + 1, sizeof(Link))
         for i in range(self.connections + 1):
-            self.links[i].fd, self.links[i].index = -1, i
+            self.links[i].fd, self.links[i].index, self.links[i].key = -1, i, self.task.key_of(i)
             self.links[i].tail = <uint8_t*>allocate(reply_max, 1)
         self.dirty = <uint32_t*>allocate(self.connections + 1, sizeof(uint32_t))
         self.queue = <uint32_t*>allocate(self.connections + 1, sizeof(uint32_t))
@@ -128,7 +130,7 @@ cdef class Load:
             c_close(self.poll)
 
     cdef int set_times(self, plan, int index) except -1:
-        self.fans, self.delay_ns = plan.fans(), plan.delay * 1000000000
+        self.fans, self.queues, self.delay_ns = plan.fans(), plan.waits(), plan.delay * 1000000000
         self.settle_max_ns, self.grace_max_ns = <int64_t>(SETTLE_S * 1e9), <int64_t>(GRACE_S * 1e9) + self.delay_ns
         self.give_back_max_ns = <int64_t>(GIVE_BACK_S * 1e9)
         self.limited = plan.requests is not None
@@ -219,6 +221,8 @@ cdef class Load:
                 return 0
             self.ended, self.grace_ns = True, now + self.grace_max_ns
             self.ended_ns = min(now, self.orders.end_ns)
+            if self.queues:
+                self.cancel_all(now)
         awaited = self.work.awaited(self.links, self.in_flight)
         if (awaited or self.killed_count) and now < self.grace_ns:
             return 0
@@ -229,6 +233,17 @@ cdef class Load:
             self.sheet.unsent = max(0, <int64_t>ceil((self.ended_ns - self.arrival_ns) / self.interval_ns - 0.001))
         self.sheet.cpu_ns = process_cpu_ns() - self.cpu_start_ns
         self.stage = OVER
+        return 0
+
+    cdef int cancel_all(self, int64_t now) except -1:
+        """Acquires that wait would wait for permits which nobody releases any more."""
+        cdef Request* request
+        cdef uint32_t i, k
+        for i in range(self.connections):
+            for k in range(self.links[i].count):
+                request = self.links[i].ring + ((self.links[i].head + k) & self.links[i].mask)
+                if request.op == ACQUIRE and request.purpose == LOAD:
+                    self.request(self.links + i, CANCEL, Permit(request.number, 0), now, ENDER)
         return 0
 
     cdef bint has_backlog(self) noexcept:
@@ -482,6 +497,7 @@ cdef class Load:
         request = link.ring + ((link.head + link.count) & link.mask)
         request.intended_ns, request.permit = intended_ns, permit
         request.op, request.purpose, request.number = op, purpose, link.next
+        request.key, request.answered = link.key, 0
         link.next += 1
         link.count += 1
         link.unwritten += 1
@@ -574,7 +590,7 @@ cdef class Load:
     cdef int write(self, Link* link, int64_t now) except -1:
         """Sends what the kernel takes of what is to be sent."""
         cdef Request* request
-        cdef Template* template
+        cdef const Template* template
         cdef size_t size
         if link.phase != OPEN:
             return 0
@@ -585,9 +601,7 @@ cdef class Load:
             size = 0
             while link.unwritten:
                 request = link.ring + ((link.head + link.count - link.unwritten) & link.mask)
-                template = self.codec.templates + request.op
-                if request.purpose >= MARKER:
-                    template = self.codec.markers + (request.purpose - MARKER)
+                template = self.codec.template_of(request)
                 if size + template.size > OUTBOX:
                     break
                 request.sent_ns = now
@@ -671,9 +685,11 @@ cdef class Load:
                 data += taken
                 left -= taken
                 continue
+            if self.queues:
+                request_pull(link, self.codec.number_of(data, left))
             request = link.ring[link.head & link.mask]
             reply.token = request.permit.token
-            reply.goes_on = False
+            reply.goes_on = reply.is_part = False
             taken = self.codec.read(&request, data, left, &reply)
             if taken < 0:
                 return self.wrong(link, data, left, &request)
@@ -685,7 +701,10 @@ cdef class Load:
                     if request.purpose == OPENER:
                         return self.fail(link, ERROR_REPLY)  # all that follows would mean something else
                     self.sheet.errors[<int>ERROR_REPLY] += 1
-                self.settle(link, &request, &reply, now)
+                if reply.is_part:
+                    link.ring[link.head & link.mask].answered += 1
+                else:
+                    self.settle(link, &request, &reply, now)
         if self.ended and self.limited and not self.orders.stop:
             self.grace_ns = now + self.grace_max_ns  # all of a number of requests are waited for while answers come
         if left:
@@ -749,7 +768,7 @@ cdef class Load:
         """Counts an answer of the measured time. What a fan measures is how long jobs that are due wait for workers."""
         cdef bint delivered = self.fans and reply.outcome == RESERVED
         cdef int64_t intended_ns = self.work.intended_ns(request, reply)
-        if intended_ns < self.orders.measure_ns:
+        if intended_ns < self.orders.measure_ns or reply.outcome == CANCELLED:
             return 0
         self.sheet.outcomes[<int>reply.outcome] += 1
         self.sheet.last_ns = now
@@ -759,7 +778,9 @@ cdef class Load:
             return 0
         self.sheet.requests += 1
         histogram_record(self.sheet.counts[<int>LATENCY], now - intended_ns - (self.delay_ns if delivered else 0))
-        if self.open_loop and not self.fans:
+        if self.queues and request.op == ACQUIRE:
+            histogram_record(self.sheet.counts[<int>QUEUE], now - request.sent_ns)
+        elif self.queues or self.open_loop and not self.fans:
             histogram_record(self.sheet.counts[<int>SERVICE], now - request.sent_ns)
         return 0
 

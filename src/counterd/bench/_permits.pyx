@@ -1,8 +1,8 @@
 """Work that acquires and releases, and the other requests about names.
 
 A side. Where a permit has a token, a release names that and not the name: either the reply to the acquire tells it, or
-we choose it. Such a release waits until its acquire is answered, so acquires and releases take turns among the permits
-that a connection has in hand.
+we choose it. Such a release waits until its acquire is answered, as does that of a Take which may wait; so acquires and
+releases take turns among the permits that a connection has in hand.
 """
 
 import os
@@ -18,7 +18,8 @@ from counterd.bench._words cimport ACQUIRE, GET, GRANTED, INSERT, KEEP, LOWER, P
 
 cdef class Permits(Work):
     cdef bint pairs                 # acquire and release in turn
-    cdef bint in_turn               # likewise, of permits with tokens
+    cdef bint in_turn               # likewise, of permits with tokens, or where an acquire waits for its grant
+    cdef bint queues                # acquires wait: each answer makes room for another request
     cdef bint chooses_tokens        # an acquire says which token it wants
     cdef uint64_t token             # the next one without its number among those of this run
     cdef bint holds
@@ -29,7 +30,9 @@ cdef class Permits(Work):
 
     def __cinit__(self, plan, *_):
         weights, tokens = plan.work.weights, plan.dialect.tokens
-        self.pairs, self.in_turn = not weights and not tokens, not weights and bool(tokens)
+        self.queues = plan.waits()
+        self.in_turn = not weights and bool(tokens or self.queues)
+        self.pairs = not weights and not self.in_turn
         self.chooses_tokens = tokens == "chosen"
         self.token = int.from_bytes(os.urandom(4), "big") << 32
         self.holds = plan.hold is not None
@@ -100,6 +103,8 @@ cdef class Permits(Work):
     cdef uint32_t room(self, const Link* link) noexcept:
         if self.holds:
             return self.task.depth - link.slots if link.slots < self.task.depth else 0
+        if self.queues:
+            return self.task.depth - link.count if link.count < self.task.depth else 0
         return Work.room(self, link)
 
     # ---- what is held ----

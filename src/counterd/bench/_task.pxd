@@ -19,6 +19,7 @@ cdef enum:
 
 cdef class Task:
     cdef uint64_t random
+    cdef uint32_t fairness_keys     # which the connections have in turn
     cdef uint32_t depth
     cdef uint32_t connections       # of this process,
     cdef uint32_t everywhere        # of all processes,
@@ -39,5 +40,6 @@ cdef class Task:
     cdef Op next_op(self) noexcept
     cdef uint32_t next_name(self) noexcept
     cdef uint32_t next_fresh(self) noexcept
+    cdef uint32_t key_of(self, uint32_t link) noexcept
     cdef uint32_t next_told(self, Link* link) noexcept
     cdef int64_t link_of(self, int64_t told) noexcept

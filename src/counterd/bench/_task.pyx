@@ -25,6 +25,7 @@ cdef class Task:
         self.connections = each + (<uint32_t>index < left_over)
         self.first = each * index + min(<uint32_t>index, left_over)
         self.depth = plan.depth
+        self.fairness_keys = max(plan.take.keys, 1) if plan.take else 1
         self.random = (plan.seed * 1000003 + index) & 0xffffffffffffffff
         self.names = plan.names
         self.stride = plan.processes
@@ -60,6 +61,10 @@ cdef class Task:
         cdef uint32_t name = self.fresh
         self.fresh += <uint32_t>self.stride
         return name
+
+    cdef uint32_t key_of(self, uint32_t link) noexcept:
+        """The fairness key of a connection."""
+        return (self.first + link) % self.fairness_keys
 
     cdef uint32_t next_told(self, Link* link) noexcept:
         """A new name that says which connection has told it: a server speaks of those of one in their order."""

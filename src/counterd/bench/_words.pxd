@@ -42,6 +42,7 @@ cdef enum Op:
     JOIN                    # says that it sends messages,
     MEET                    # or that it listens,
     LISTEN                  # and then to what
+    CANCEL                  # an acquire that waits
     OPS
 
 cdef enum Outcome:
@@ -61,11 +62,13 @@ cdef enum Outcome:
     DELETED
     TAKEN                   # account
     DELAYED                 # control
+    CANCELLED               # an acquire that waited when the load ended
     FAILED                  # the server says that something is wrong
     OUTCOMES
 
 cdef enum:
     REPLY_MAX = 512         # no reply to what is asked here comes near it, but for the buffer that may be in it
+    NAMES_MAX = 16          # of a request
     TRAILER_MAX = 32        # bytes that a codec may put behind a template, or behind the last request of a batch
 
 
@@ -74,6 +77,8 @@ cdef struct Template:
     size_t size
     size_t name_at          # where the name's last digits stand
     int digits              # 0 = it has no such name
+    size_t also_at[NAMES_MAX - 1]  # and those of other names with the same number
+    int also
     size_t spot             # where the codec has something else to write, 0 = nowhere
 
 
@@ -83,6 +88,7 @@ cdef struct Reply:
     uint64_t token          # of GRANTED, where permits have such: what was asked with, or told; of RESERVED the id
     const uint8_t* body     # of RESERVED, of the size that buffers have
     bint goes_on            # it answers the next request as well, and has not been taken
+    bint is_part            # it answers a part of the request; more will come
 
 
 cdef inline int template_make(Template* template, bytes data, bytes name, int digits) except -1:
@@ -97,13 +103,26 @@ cdef inline int template_make(Template* template, bytes data, bytes name, int di
     return 0
 
 
+cdef inline int template_add_names(Template* template, bytes data, bytes other) except -1:
+    """It has several names, all of the same number. other: the same request with another number."""
+    at = [i for i in range(len(data)) if data[i] != other[i]][:: max(template.digits, 1)]
+    at.remove(template.name_at)
+    template.also = len(at)
+    for i in range(template.also):
+        template.also_at[i] = at[i]
+    return 0
+
+
 cdef inline size_t template_write(const Template* template, uint32_t name, uint8_t* target) noexcept nogil:
     """A request for that name. Returns its size."""
+    cdef int i
     memcpy(target, template.data, template.size)
     if template.digits == 8:  # a constant size is written in one go
         name_write(target + template.name_at, name, 8)
     elif template.digits:
         name_write(target + template.name_at, name, template.digits)
+    for i in range(template.also):
+        name_write(target + template.also_at[i], name, template.digits)
     return template.size
 
 

@@ -50,8 +50,10 @@ NAMES = (RATE, *ROW_NAMES)
 SHAPE = (
     *("rate", "arrivals", "connections", "pipeline", "keep-alive", "ops", "names", "keys", "name-size", "value-size"),
     *("resources", "maximum", "hold", "churn", "producers", "delay"),
+    *("wait", "items", "limit", "burst", "weights", "priorities"),
 )
-SWITCHES = ("rate", "hold", "churn", "delay")  # options that are missing if they are off
+# Options that are missing if they are off.
+SWITCHES = ("rate", "hold", "churn", "delay", "wait", "items", "weights", "priorities")
 
 
 class Row(NamedTuple):

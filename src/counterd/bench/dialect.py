@@ -24,6 +24,7 @@ JOBS = ("put", "cycle", "fan")
 MESSAGES = ("account", "control")
 OPS = (*COUNTING, *KEEPING, "flow", "param", "keep", "counts", *JOBS, *MESSAGES)  # all requests that a mix can contain
 NAMED = frozenset({"names", "keys", "name-size"})  # options of a load whose requests have names
+TAKING = frozenset({"items", "wait"})  # a protocol with Takes; without "wait" they do not wait
 NUMBER_SIZES = {"uint8": 1, "uint16": 2, "uint32": 4, "uint64": 8}  # bytes of --number-type
 NUMBERED_SIZE = 8  # bytes of a job's body that contains the job's number
 STAMPED_SIZE = 24  # bytes of a job's body that also contains the time

@@ -207,7 +207,7 @@ def _card(name: str, report: Report) -> str:
         lines[0] += f", {count(run.late)} sent over 1 ms late"
     if len(report.runs) > 1:
         lines[0] = f"{run_name(report, run)}, one of {len(report.runs)} runs: {lines[0]}"
-    lines += [text for text in (granted(run), fairness(run)) if text]
+    lines += [text for text in (granted(run), *fairness(run)) if text]
     if run.violations == []:
         lines.append(f"verified: {verified(run)}")
     if report.repeats():
@@ -262,7 +262,9 @@ def _grid(heading: str, figures: Sequence[Figure]) -> str:
 
 def _charts(reports: Reports) -> str:
     curves = _picked(reports)
-    keys = ("latency", "service") if len(curves) <= 2 else ("latency",)  # otherwise there would be too many curves
+    keys = (
+        ("latency", "queue", "service") if len(curves) <= 2 else ("latency",)
+    )  # otherwise there would be too many curves
     figures = [_percentile_figure(curves, "Latency by percentile", keys, "latency")]
     if churned := [curve for curve in curves if curve.run.give_back is not None]:
         figures.append(_percentile_figure(churned, "Give-back by percentile", ("give_back",), "time until it was back"))

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from counterd.bench.dialect import DIGITS_MAX, JOBS, NAMED, NUMBERED_SIZE, OPS, PAIRS, STAMPED_SIZE, Dialect
 from counterd.bench.dialects import DIALECTS
 from counterd.units import seconds
+
+if TYPE_CHECKING:
+    from counterd.bench.takes import Take
 
 NAMES_MAX = 1 << 30
 PORT_MAX = 65535
@@ -127,6 +130,7 @@ class Plan:
     ttl: float = 0.1
     delay: int = 0  # of jobs
     hold: Hold | None = None
+    take: Take | None = None  # None: acquires are no Takes
     churn: float = 0.0
     prefill: bool = False
     verify: bool = False
@@ -160,8 +164,20 @@ class Plan:
         """Returns the requests that make a name exist: for numbers, for buffers, or both."""
         asked = self.work.weights.keys()
         buffers = self.fetches() and bool(asked & {"get", "set"})
-        numbers = not buffers or not asked <= {"get", "set"}
+        numbers = (not buffers or not asked <= {"get", "set"}) and self.holds_permits()
         return (*(self.dialect.fill if numbers else ()), *(("set",) if buffers else ()))
+
+    def holds_permits(self) -> bool:
+        """Returns False if acquires take units of rates only, so that there is nothing to release."""
+        return self.take is None or self.take.items.permits > 0
+
+    def waits(self) -> bool:
+        """Returns True if acquires wait in the server's queue, so that later requests may be answered first."""
+        return self.take is not None and self.take.wait > 0
+
+    def has_unique_tokens(self) -> bool:
+        """Returns True if the server tells a number with each grant that it never tells again."""
+        return self.dialect.tokens == "granted" or (self.take is not None and self.dialect.tokens == "")
 
     def fans(self) -> bool:
         return "fan" in self.work.weights
@@ -234,6 +250,7 @@ class Plan:
                 f"--churn reads how many permits are held, which {self.protocol} does not report",
             ),
             *self._mistakes_of_work(),
+            *self._mistakes_of_takes(),
             *self._mistakes_of_jobs(),
             *self._mistakes_of_messages(),
             *self.dialect.mistakes(self),
@@ -276,6 +293,33 @@ class Plan:
             ),
         ]
 
+    def _mistakes_of_takes(self) -> list[tuple[bool, str]]:
+        if self.take is None:
+            return []
+        has, asked = self.dialect.options, self.work.weights.keys() or {"acquire", "release"}
+        queued = self.take.wait > 0 or self.take.keys > 0
+        return [
+            (
+                "items" not in has,
+                f"the {self.protocol} protocol has no Take: --items and --wait cannot be used with it",
+            ),
+            (
+                queued and "wait" not in has,
+                f"{self.protocol} has no queue: --wait, --weights and --priorities need one",
+            ),
+            ("acquire" not in asked, "there is no acquire that could be a Take"),
+            (
+                not self.holds_permits() and ("release" in asked or self.verify or self.hold is not None),
+                "rates are not released: use -t acquire, without --hold and --verify",
+            ),
+            (
+                bool(self.take.burst is not None and not self.take.items.rates),
+                "--burst is for rates: see --items",
+            ),
+            (self.waits() and not self.keep_alive, "--wait needs --keep-alive 1"),
+            *self.take.mistakes(),
+        ]
+
     def _mistakes_of_work(self) -> list[tuple[bool, str]]:
         asked = self.work.weights.keys() or {"acquire", "release"}
         unknown = ", ".join(sorted(asked - set(self.dialect.ops)))
@@ -316,6 +360,8 @@ class Plan:
             "resources": self.resources if self.makes_grants() else None,
             "maximum": self.maximum if self.makes_grants() else None,
             "hold": f"{self.hold.kind}:{_time(self.hold.mean)}" if self.hold else None,
+            "wait": _time(self.take.wait or None) if self.take else None,
+            **(self.take.as_options() if self.take else {}),
             "churn": self.churn or None, "prefill": self.prefill or None, "verify": self.verify or None,
             "seed": self.seed,
         }  # fmt: skip

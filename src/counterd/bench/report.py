@@ -30,9 +30,10 @@ if TYPE_CHECKING:
     from hdrh.histogram import HdrHistogram
     from rich.console import RenderableType
 
-    from counterd.bench.result import Report, Run
+    from counterd.bench.result import Grants, Report, Run
 
 BAD, GOOD, SOFT = "bold red", "green", "dim"
+KEYS_SHOWN = 10
 NAMES = (*(f"{percent:g}" for percent in PERCENTILES), "max")
 ROW_NAMES = ("50", "99", "99.9", "max")
 AS_FAST_AS_IT_GOES = "as fast as it goes"
@@ -53,15 +54,18 @@ class Times(NamedTuple):
 
 def all_times(run: Run) -> list[Times]:
     """Returns the histograms of a run, the most important one first."""
-    if run.service is None:
-        # An open loop without a service time: jobs, which are sent for other connections.
-        meaning = "from the sending to the answer" if run.rate_wanted is None else FAN_LATENCY
-        found = [Times("latency", "latency", meaning, run.latency)]
+    if run.rate_wanted is None:
+        found = [Times("latency", "latency", "from the sending to the answer", run.latency)]
+    elif run.service is None:  # jobs, which are sent for other connections
+        found = [Times("latency", "latency", FAN_LATENCY, run.latency)]
     else:
-        found = [
-            Times("response time", "latency", "from the intended start to the answer", run.latency),
-            Times("service time", "service", "from the sending to the answer", run.service),
-        ]
+        found = [Times("response time", "latency", "from the intended start to the answer", run.latency)]
+    if run.queue is not None:
+        meaning = "from the sending of a Take that may wait to its grant or refusal"
+        found.append(Times("queue time", "queue", meaning, run.queue))
+    if run.service is not None:
+        which = "" if run.queue is None else ", of requests that do not wait"
+        found.append(Times("service time", "service", f"from the sending to the answer{which}", run.service))
     if run.give_back is not None:
         meaning = "from the killing of a client until its permits were given back"
         found.append(Times("give-back", "give_back", meaning, run.give_back))
@@ -241,7 +245,7 @@ def _facts(run: Run) -> Table:
     if text := granted(run):
         table.add_row("", text)
     table.add_row("requests", f"{count(run.requests)} answered in {run.seconds:,.2f} s")
-    if run.service is not None or run.late:
+    if (run.service is not None and run.rate_wanted is not None) or run.late:
         table.add_row("late", f"{count(run.late)} sent over 1 ms after their intended start")
     if run.unsent:
         table.add_row("unsent", Text(f"{count(run.unsent)} were due and never sent", BAD))
@@ -255,8 +259,8 @@ def _facts(run: Run) -> Table:
         table.add_row("", Text(f"nothing was answered: {doubt}", BAD))
     table.add_row("load CPU", cpu(run))
     table.add_row("server", server_use(run))
-    if text := fairness(run):
-        table.add_row("fairness", text)
+    for number, text in enumerate(fairness(run)):
+        table.add_row("" if number else "fairness", text)
     if run.violations == []:
         table.add_row("verified", Text(verified(run), GOOD))
     for number, violation in enumerate(run.violations or ()):
@@ -289,11 +293,23 @@ def server_use(run: Run) -> str:
     return f"{digits(run.server.cores)} cores, {run.server.memory / 2**20:,.1f} MiB of memory"
 
 
-def fairness(run: Run) -> str:
-    """Describes how differently the connections were served; "" if this is not known."""
-    if run.grants is None:
-        return ""
-    least, median, most = run.grants.least, run.grants.median, run.grants.most
+def fairness(run: Run) -> list[str]:
+    """Describes how differently the connections and the fairness keys were served, as far as this is known."""
+    found = []
+    if run.grants is not None:
+        found.append(_spread_of(run.grants))
+    if run.shares is not None:
+        of = "keys, each by its weight" if run.shares.of == "keys" else printable(run.shares.of)
+        found.append(f"Jain's index {run.shares.jain:.4f} over the {of}")
+    if run.shares is not None and run.shares.grants:
+        shown = [count(number) for number in run.shares.grants[:KEYS_SHOWN]]
+        more = len(run.shares.grants) - len(shown)
+        found.append(f"granted to each key: {', '.join(shown)}{f' and {more} more' if more else ''}")
+    return found
+
+
+def _spread_of(grants: Grants) -> str:
+    least, median, most = grants.least, grants.median, grants.most
     times = "some got none" if not least else f"{digits(most / least)} times as many"
     return f"a connection was granted {count(least)} to {count(most)}, median {count(median)}: {times}"
 
@@ -379,6 +395,8 @@ CSV_COLUMNS = (
     *("errors", "errors_by_kind", "outcomes", "violations", "cpu_seconds", "server_cores", "server_memory_bytes"),
     *("grants_least", "grants_median", "grants_most"),
     *(_csv_column(key, name) for key in ("latency", "service", "give_back") for name in NAMES),
+    "jain",
+    *(_csv_column("queue", name) for name in NAMES),
 )
 
 
@@ -400,6 +418,7 @@ def _csv_row(run: Run) -> dict[str, Any]:
         "server_cores": "" if run.server.unknown else f"{run.server.cores:.3f}",
         "server_memory_bytes": "" if run.server.unknown else run.server.memory,
         **({f"grants_{name}": number for name, number in asdict(run.grants).items()} if run.grants else {}),
+        "jain": "" if run.shares is None else f"{run.shares.jain:.6f}",
         **{
             _csv_column(times.key, name): f"{value / 1000:.3f}"
             for times in all_times(run)

@@ -21,7 +21,7 @@ from hdrh.histogram import HdrHistogram
 if TYPE_CHECKING:
     from pathlib import Path
 
-FORMAT = "counterbench 2"
+FORMAT = "counterbench 3"
 HIGHEST_NS = 3_600_000_000_000
 DIGITS = 3
 PERCENTILES = (50.0, 90.0, 99.0, 99.9, 99.99)
@@ -75,6 +75,19 @@ class Grants:
 
 
 @dataclass
+class Shares:
+    """How fairly permits and units were granted.
+
+    of: "keys" (fairness keys) or "connections". grants: of each key; empty for connections. jain: Jain's index of the
+    grants, those of a key divided by its weight: 1 if all have equal shares, 1/n if one of n has got everything.
+    """
+
+    of: str
+    grants: list[int]
+    jain: float
+
+
+@dataclass
 class Run:
     """One run. latency: as a user sees it, from the intended start in an open loop, otherwise from the sending."""
 
@@ -87,7 +100,8 @@ class Run:
     errors: dict[str, int]  # by kind; empty = none
     latency: HdrHistogram
     evidence: list[str] = field(default_factory=list)  # descriptions of the first wrong answers and errors
-    service: HdrHistogram | None = None  # open loop: from the sending
+    service: HdrHistogram | None = None  # open loop: from the sending; where Takes wait: of the requests that do not
+    queue: HdrHistogram | None = None  # of Takes that may wait: from the sending
     give_back: HdrHistogram | None = None  # churn: from the killing until the permits were back
     rate_wanted: float | None = None  # open loop
     late: int = 0  # open loop: requests sent over a millisecond after their intended start
@@ -97,6 +111,7 @@ class Run:
     violations: list[str] | None = None  # None: not checked, because --verify was not given
     server: ServerUse = field(default_factory=ServerUse)
     grants: Grants | None = None  # None: there is only one connection, or nothing was granted
+    shares: Shares | None = None  # likewise
 
     @property
     def rate(self) -> float:

@@ -20,12 +20,12 @@ from counterd.bench._board import Board
 from counterd.bench._load import Load
 from counterd.bench.asking import LoadError, resolve
 from counterd.bench.plan import VERIFIED_MAX
-from counterd.bench.result import Grants, Moment, Run, ServerUse, histogram, percentiles
+from counterd.bench.result import Grants, Moment, Run, ServerUse, Shares, histogram, percentiles
 from counterd.errors import CounterdError
 from counterd.units import duration, rate, several
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from hdrh.histogram import HdrHistogram
 
@@ -74,7 +74,7 @@ def run(
     if dialect.prepare is not None:
         dialect.prepare(place)
     checks = _checks(plan)
-    board = Board(plan.processes, plan.connections, counted(plan), plan.verify and dialect.tokens == "granted")
+    board = Board(plan.processes, plan.connections, counted(plan), plan.verify and plan.has_unique_tokens())
     use = server.Watch(place)
     loads = [Load(plan, board, index, place.sockaddr(), place.context) for index in range(plan.processes)]
     started = datetime.now(timezone.utc).isoformat(timespec="seconds")
@@ -141,6 +141,8 @@ def describe(plan: Plan) -> str:
         words.append(f"delayed {duration(plan.delay * 1e9)}")
     if plan.hold:
         words.append(f"held {plan.hold.kind}:{duration(plan.hold.mean * 1e9)}")
+    if plan.take:
+        words += plan.take.describe()
     if plan.churn:
         words.append(f"{rate(plan.churn)} killed")
     if plan.tls or plan.socket is not None:
@@ -292,7 +294,8 @@ class _Watching:
             errors=self._board.errors(),
             evidence=self._board.evidence(),
             latency=self._latency,
-            service=self._gathered("service") if plan.rate and not plan.fans() else None,
+            service=self._gathered("service") if plan.waits() or (plan.rate and not plan.fans()) else None,
+            queue=self._gathered("queue") if plan.waits() else None,
             give_back=self._gathered("give_back") if plan.churn else None,
             rate_wanted=plan.rate,
             late=totals["late"],
@@ -302,6 +305,7 @@ class _Watching:
             violations=violations,
             server=self._used,
             grants=spread(served(plan, self._board.granted())),
+            shares=shares(plan, self._board.granted()),
         )
 
     def _stages(self) -> list[str]:
@@ -378,6 +382,23 @@ def spread(granted: list[int]) -> Grants | None:
     if len(granted) < 2 or not any(granted):
         return None
     return Grants(min(granted), int(statistics.median(granted)), max(granted))
+
+
+def shares(plan: Plan, granted: list[int]) -> Shares | None:
+    """Returns how fairly the grants were spread over the fairness keys, or without keys over the connections."""
+    if plan.fans() or len(granted) < 2 or not any(granted):
+        return None
+    take, keys = plan.take, plan.take.keys if plan.take else 0
+    if take is None or keys == 0:
+        return Shares("connections", [], jain(granted))
+    totals = [sum(granted[key::keys]) for key in range(keys)]
+    weighted = [total / take.weight(key) for key, total in enumerate(totals)]
+    return Shares("keys", totals, jain(weighted))
+
+
+def jain(amounts: Sequence[float]) -> float:
+    """Returns Jain's index of fairness of amounts that are not all 0: 1 if all are equal, 1/n if one has everything."""
+    return sum(amounts) ** 2 / (len(amounts) * sum(amount**2 for amount in amounts))
 
 
 def _listed(errors: dict[str, int]) -> str:

@@ -31,6 +31,7 @@ try:
     from counterd.bench.report import AS_FAST_AS_IT_GOES
     from counterd.bench.result import Report, ResultError, Run, load, save
     from counterd.bench.run import Interruption, describe, run
+    from counterd.bench.takes import Items, Take, read_numbers
     from counterd.cli.reading import TLS_OPTIONS, Reads, at_least, with_options
 except ModuleNotFoundError as error:
     package = (error.name or "").partition(".")[0]
@@ -51,6 +52,7 @@ EXIT_USAGE = 2
 COMMAND = "counterd.command"
 SEARCH_S = 3.0  # of each run of a search, unless --duration says otherwise
 DURATION_S = 10.0
+TAKE_OPTIONS = ("wait", "items", "limit", "burst", "weights", "priorities")
 
 
 NUMBER = Reads("number", at_least(1, units.whole_number))
@@ -222,6 +224,30 @@ class Told(click.Group):
     help="How long a permit is held before its release: fixed:10ms, or exp:50ms for random times with this mean.",
 )
 @click.option(
+    "--wait",
+    type=TIME,
+    help="Acquires wait up to this time in the server's queue. They are Takes then, as with the next five options.",
+)
+@click.option(
+    "--items",
+    type=Reads("items", Items.read),
+    help="What each acquire takes at once, such as permits=2,rates=2: permits of so many counters, and a unit of so "
+    "many rates.  [default: permits=1]",
+)
+@click.option("--limit", type=NUMBER, help="How many units of a rate can be taken a second.  [default: 1m]")
+@click.option("--burst", type=NUMBER, help="How many can be taken at once after a pause.  [default: --limit]")
+@click.option(
+    "--weights",
+    type=Reads("weights", read_numbers),
+    help="The weight of each fairness key, such as 1,1,2. The connections have the keys in turn.  [default: each "
+    "connection has its own key]",
+)
+@click.option(
+    "--priorities",
+    type=Reads("priorities", read_numbers),
+    help="The priority of each fairness key, such as 0,0,9. The highest is served first.",
+)
+@click.option(
     "--churn",
     type=RATE,
     default=0.0,
@@ -294,6 +320,7 @@ def main(context: click.Context, /, **options: Any) -> None:
       counterbench --find-max 'p99<1ms'                the highest rate with this latency
       counterbench --protocol redis -p 6379 -r 100k    the same load on a redis-server
       counterbench --hold exp:50ms --churn 10 --verify permits are held, and clients are killed
+      counterbench --wait 10s --maximum 2 --hold fixed:5ms --weights 1,1,2    clients wait for their turns
       counterbench compare before.json after.json      two runs side by side
     """
     if context.invoked_subcommand is not None:
@@ -381,6 +408,9 @@ def read_plan(options: dict[str, Any]) -> Plan:
     if duration is None and options["requests"] is None:
         duration = SEARCH_S if searching else DURATION_S
     work = options["ops"] or Work.read(DIALECTS[options["protocol"]].work)
+    take = read_take(options)
+    if take and not take.items.permits and options["ops"] is None:
+        work = Work.read("acquire")
     files = {name: options[name] for name in ("cacert", "cert", "key")}
     plan = Plan(
         protocol=options["protocol"], host=options["host"], port=options["port"] or 0,
@@ -391,11 +421,17 @@ def read_plan(options: dict[str, Any]) -> Plan:
         requests=options["requests"], duration=duration, warmup=options["warmup"], processes=options["threads"],
         rate=options["rate"], arrivals=options["arrivals"], work=work, keys=options["keys"],
         names=options["names"], name_size=options["name_size"], resources=options["resources"],
-        maximum=options["maximum"], hold=options["hold"], churn=options["churn"], prefill=options["prefill"],
+        maximum=options["maximum"], hold=options["hold"], take=take, churn=options["churn"], prefill=options["prefill"],
         verify=options["verify"], seed=options["seed"], value_size=options["value_size"],
         number_type=options["number_type"], ttl=options["ttl"], delay=read_delay(options["delay"]),
     )  # fmt: skip
     return replace(plan, prefill=True) if plan.needs_names() else plan
+
+
+def read_take(options: dict[str, Any]) -> Take | None:
+    """Returns how acquires ask if they are Takes, which is so if an option says anything about that."""
+    given = {name: options[name] for name in TAKE_OPTIONS if options[name] is not None}
+    return Take(**given) if given else None
 
 
 def read_delay(seconds: float) -> int:

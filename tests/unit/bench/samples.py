@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from counterd.bench.result import Grants, Moment, Report, Run, ServerUse, histogram
+from counterd.bench.result import Grants, Moment, Report, Run, ServerUse, Shares, histogram
 
 if TYPE_CHECKING:
     from hdrh.histogram import HdrHistogram
@@ -50,6 +50,7 @@ def full_run() -> Run:
     """With something in every field."""
     return run(
         service=times(1, 2_000, 3_000_000),
+        queue=times(5_000_000),
         give_back=times(900_000),
         rate_wanted=1200.0,
         late=3,
@@ -60,6 +61,7 @@ def full_run() -> Run:
         violations=["counter x: 11 granted of 10"],
         server=ServerUse(cores=0.75, memory=50 << 20),
         grants=Grants(12, 200, 516),
+        shares=Shares("keys", [4000, 5000], 0.9878),
     )
 
 

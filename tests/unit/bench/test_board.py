@@ -19,7 +19,7 @@ def test_a_new_board_says_nothing() -> None:
     assert set(board.totals().values()) == {0}
     assert (board.last_ns(), board.outcomes(), board.errors(), board.evidence()) == (0, {}, {}, [])
     assert (board.violations(), board.all_held(), board.stopped_ns()) == ((0, []), {}, 0)
-    assert [board.take(kind) for kind in ("latency", "service", "give_back")] == [[], [], []]
+    assert [board.take(kind) for kind in ("latency", "service", "give_back", "queue")] == [[], [], [], []]
     assert Board(1, 1, 0).all_held() == {}
     assert Board(2, 2, 5, tokens=True).all_held() == {}
 

@@ -10,6 +10,7 @@ import pytest
 from counterd.bench.dialect import OPS
 from counterd.bench.dialects import DIALECTS
 from counterd.bench.plan import Hold, Keys, Plan, Work, connections_of
+from counterd.bench.takes import Items, Take
 from counterd.cli.bench import main
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ def test_kinds() -> None:
 
 
 MESSAGES: dict[str, Any] = {"protocol": "smockron", "work": Work.read("account")}
+RATES: dict[str, Any] = {"take": Take(items=Items(0, 1))}
 JOBS: dict[str, Any] = {"protocol": "beanstalk", "work": Work.read("cycle")}
 MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"requests": None, "duration": None}, "give --requests"),
@@ -110,6 +112,17 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({**JOBS, "delay": -1}, "a delay must be 0 to 1e\\+07 seconds"),
     ({**JOBS, "delay": 10**8}, "a delay must be 0 to 1e\\+07 seconds"),
     ({"delay": 1}, "--delay is for jobs"),
+    ({"take": Take(), "protocol": "sentinel"}, "the sentinel protocol has no Take"),
+    ({"take": Take(wait=1.0), "protocol": "redis-lua"}, "redis-lua has no queue"),
+    ({"take": Take(weights=(1, 2)), "protocol": "redis-lua"}, "redis-lua has no queue"),
+    ({"take": Take(), "work": Work.read("get")}, "no acquire that could be a Take"),
+    ({**RATES}, "rates are not released: use -t acquire"),
+    ({**RATES, "work": Work.read("acquire"), "verify": True}, "rates are not released"),
+    ({"take": Take(burst=2)}, "--burst is for rates"),
+    ({"take": Take(wait=1.0), "keep_alive": False}, "--wait needs --keep-alive 1"),
+    ({"take": Take(weights=(0,))}, "a weight must be"),
+    ({"take": Take(wait=0.0005)}, "whole milliseconds, at least one"),
+    ({"take": Take(items=Items(2, 0)), "name_size": 33_000}, "at most 65175 bytes together, not 66002"),
     ({**JOBS, "value_size": 7, "verify": True}, "must have 8 bytes"),
     ({**JOBS, "value_size": 1 << 20}, "a buffer must have 0 to 524288 bytes"),
     ({**JOBS, "work": Work.read("fan"), "value_size": 23}, "must have 24 bytes"),
@@ -143,7 +156,9 @@ def test_what_cannot_be_done(options: dict[str, Any], text: str) -> None:
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"requests": 0, "duration": None}, {"duration": 0.0}, {"connections": 3, "processes": 3}, {"rate": 0.1},
+    [{}, {"take": Take(wait=1.0, items=Items(2, 2), weights=(1, 2)), "hold": Hold("exp", 0.1), "verify": True},
+     {**RATES, "work": Work.read("acquire")}, {"protocol": "redis-lua", "take": Take(items=Items(2, 2))},
+     {"requests": 0, "duration": None}, {"duration": 0.0}, {"connections": 3, "processes": 3}, {"rate": 0.1},
      {"names": 16, "name_size": 1}, {"names": 1 << 30, "name_size": 8}, {"resources": 4, "maximum": 4},
      {"protocol": "throttr", "work": Work.read("mix:set=1,get=1,noop=1"), "name_size": 8},
      {"protocol": "sentinel", "verify": True, "hold": Hold("exp", 0.1)}, {"protocol": "sentinel", "names": 8192},
@@ -181,6 +196,15 @@ def test_control_messages_come_by_the_next_port_unless_it_is_another() -> None:
     assert [Plan(**control, **more).control_port for more in ({}, {"port": 7}, {"control_port": 9})] == [10005, 8, 9]
     assert Plan(**control).as_options()["control-port"] == 10005
     assert "control-port" not in Plan(**MESSAGES).as_options()
+
+
+def test_what_takes_need() -> None:
+    rates = Plan(**RATES, work=Work.read("acquire"))
+    assert [plan.fills() for plan in (Plan(take=Take()), rates)] == [("acquire", "release"), ()]
+    assert [plan.holds_permits() for plan in (Plan(), Plan(take=Take()), rates)] == [True, True, False]
+    assert [plan.waits() for plan in (Plan(), Plan(take=Take()), Plan(take=Take(wait=0.1)))] == [False, False, True]
+    plans = [Plan(), Plan(take=Take()), Plan(protocol="sentinel"), Plan(protocol="redis-lua", take=Take())]
+    assert [plan.has_unique_tokens() for plan in plans] == [False, True, True, False]
 
 
 def test_which_loads_need_names_that_exist() -> None:
@@ -232,6 +256,12 @@ def test_options_go_into_a_file() -> None:
             {"ops": "fan", "value-size": 100, "producers": 1, "delay": "2s", "port": 11300},
             {"names", "keys", "name-size", "maximum", "resources"},
         ),
+        (
+            Plan(take=Take(wait=0.5, items=Items(2, 1), weights=(1, 2))),
+            {"wait": "500ms", "items": "permits=2,rates=1", "limit": 1_000_000, "burst": 1_000_000, "weights": "1,2"},
+            {"priorities"},
+        ),
+        (Plan(take=Take(priorities=(0, 1))), {"items": "permits=1", "priorities": "0,1"}, {"wait", "limit", "burst"}),
         (Plan(**JOBS), {"ops": "cycle", "value-size": 100}, {"producers", "delay", "names"}),
     ],
 )

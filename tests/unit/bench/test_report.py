@@ -24,7 +24,7 @@ from counterd.bench.report import (
     write_csv,
     write_hgrm,
 )
-from counterd.bench.result import HIGHEST_NS, Grants, ServerUse
+from counterd.bench.result import HIGHEST_NS, Grants, ServerUse, Shares
 from unit.bench.samples import empty_run, full_run, report, run, scan, times
 
 if TYPE_CHECKING:
@@ -315,8 +315,25 @@ def test_how_alike_the_connections_were_served() -> None:
     fair = run(grants=Grants(12, 200, 516))
     text = "a connection was granted 12 to 516, median 200: 43.0 times as many"
     assert row(shown(summary(report(fair))), "fairness ") == text
-    assert fairness(run(grants=Grants(0, 1, 9))) == "a connection was granted 0 to 9, median 1: some got none"
+    assert fairness(run(grants=Grants(0, 1, 9))) == ["a connection was granted 0 to 9, median 1: some got none"]
     assert "fairness" not in shown(summary(report(run())))
+
+
+def test_how_fair_the_shares_were() -> None:
+    weighed = run(shares=Shares("keys", [4000, *range(1, 12)], 0.98765))
+    text = shown(summary(report(weighed)))
+    assert row(text, "fairness ") == "Jain's index 0.9877 over the keys, each by its weight"
+    assert "granted to each key: 4,000, 1, 2, 3, 4, 5, 6, 7, 8, 9 and 2 more" in text
+    assert fairness(run(shares=Shares("connections", [], 1.0))) == ["Jain's index 1.0000 over the connections"]
+
+
+def test_time_in_the_queue_and_in_service() -> None:
+    text = shown(summary(report(run(queue=times(5_000_000), service=times(40_000)))))
+    assert row(text, "queue time ").endswith(" 5.00 ms")
+    assert row(text, "service time ").endswith(" 40.0 µs")
+    assert "queue time: from the sending of a Take that may wait to its grant or refusal" in text
+    assert "service time: from the sending to the answer, of requests that do not wait" in text
+    assert "intended start" not in text
 
 
 # ---- files ----------------------------------------------------------------------------------------------------------
@@ -336,6 +353,7 @@ def test_csv(tmp_path: Path) -> None:
     assert full["latency_p50_us"] == "143.103"
     assert full["service_max_us"] == "3000.319"
     assert full["give_back_p99_9_us"] == "900.095"
+    assert (full["queue_p50_us"], full["jain"], other["jain"]) == ("5001.215", "0.987800", "")
     assert (full["errors"], full["errors_by_kind"]) == ("11", "timeout=5;connection lost=6")
     assert (full["violations"], other["violations"]) == ("1", "")
     assert (other["label"], other["service_max_us"]) == ("a,b\n\\ud800", "")
@@ -354,7 +372,8 @@ def test_the_columns_of_the_csv_stay() -> None:
         "unsent",
     }
     names |= {"errors", "errors_by_kind", "outcomes", "violations", "cpu_seconds"}
-    for kind in ("latency", "service", "give_back"):
+    names.add("jain")
+    for kind in ("latency", "service", "give_back", "queue"):
         names |= {f"{kind}_{name}_us" for name in ("p50", "p90", "p99", "p99_9", "p99_99", "max")}
     assert names <= set(CSV_COLUMNS)
 
@@ -381,4 +400,9 @@ def test_hgrm_of_nothing_and_of_several(tmp_path: Path) -> None:
 
 def test_all_times() -> None:
     assert [times.name for times in all_times(run())] == ["latency"]
-    assert [times.name for times in all_times(full_run())] == ["response time", "service time", "give-back"]
+    assert [times.name for times in all_times(full_run())] == [
+        "response time",
+        "queue time",
+        "service time",
+        "give-back",
+    ]

@@ -31,7 +31,7 @@ from unit.bench.samples import empty_run, full_run, report, run, scan, times
 if TYPE_CHECKING:
     from pathlib import Path
 
-HISTOGRAMS = ("latency", "service", "give_back")
+HISTOGRAMS = ("latency", "service", "queue", "give_back")
 
 
 def plain(found: Report) -> list[dict[str, Any]]:
@@ -147,8 +147,8 @@ def test_no_file(tmp_path: Path) -> None:
         (b"null", "not a result of counterbench"),
         (b"{}", "not a result of counterbench"),
         (b'{"format": "counterbench 0"}', "its format is 'counterbench 0'"),
-        (b'{"format": ["counterbench 2"]}', "not a result of counterbench"),
-        (b'{"format": "counterbench 2"}', "runs is missing"),
+        (b'{"format": ["counterbench 3"]}', "not a result of counterbench"),
+        (b'{"format": "counterbench 3"}', "runs is missing"),
     ],
 )
 def test_no_result(tmp_path: Path, content: bytes, wrong: str) -> None:

@@ -7,6 +7,11 @@ with a plain ZREM.
 acquire  a leased semaphore: a sorted set of those that hold a permit (ARGV[3]), by when their lease ends
 flow     a sliding window: a sorted set of all requests that passed, by their time
 counts   the same, estimated from the counts of this window and the last one: costs less, and is sometimes wrong
+gcra     a rate by the theoretical arrival time of its next unit; all times are in microseconds
+take     several items at once, or none of them: ARGV[1] counters without holders, and rates as in gcra
+give     the counters of a take are given back
+
+With items, acquire and release are gcra (of one rate), or take and give.
 """
 
 from __future__ import annotations
@@ -15,16 +20,18 @@ import hashlib
 from typing import TYPE_CHECKING
 
 from counterd.bench.asking import LoadError
-from counterd.bench.dialect import Dialect
+from counterd.bench.dialect import NAMED, Dialect
 from counterd.bench.dialects.redis import resp
 
 if TYPE_CHECKING:
     from counterd.bench.asking import Place
     from counterd.bench.plan import Plan
+    from counterd.bench.takes import Take
 
 TOKEN = b"t" * 16  # stands for a token, in hexadecimal
 LEASE_MS = 4000  # the default of a lease in counterd
 WINDOW_MS = 1000
+SECOND_US = 1_000_000
 LINE_MAX = 1000
 
 SCRIPTS = {
@@ -65,6 +72,46 @@ if redis.call('INCR', key) == 1 then
 end
 return 1
 """,
+    "gcra": b"""\
+local time = redis.call('TIME')
+local now = time[1] * 1000000 + time[2]
+local arrival = math.max(tonumber(redis.call('GET', KEYS[1]) or 0), now) + ARGV[1]
+if arrival - now > tonumber(ARGV[2]) then
+  return 0
+end
+redis.call('SET', KEYS[1], arrival, 'PX', math.ceil((arrival - now) / 1000))
+return 1
+""",
+    "take": b"""\
+local time = redis.call('TIME')
+local now = time[1] * 1000000 + time[2]
+local counters = tonumber(ARGV[1])
+local arrivals = {}
+for i = 1, counters do
+  if (redis.call('GET', KEYS[i]) or 0) + ARGV[2] > tonumber(ARGV[3]) then
+    return 0
+  end
+end
+for i = counters + 1, #KEYS do
+  arrivals[i] = math.max(tonumber(redis.call('GET', KEYS[i]) or 0), now) + ARGV[4]
+  if arrivals[i] - now > tonumber(ARGV[5]) then
+    return 0
+  end
+end
+for i = 1, counters do
+  redis.call('INCRBY', KEYS[i], ARGV[2])
+end
+for i = counters + 1, #KEYS do
+  redis.call('SET', KEYS[i], arrivals[i], 'PX', math.ceil((arrivals[i] - now) / 1000))
+end
+return 1
+""",
+    "give": b"""\
+for i = 1, #KEYS do
+  redis.call('DECRBY', KEYS[i], ARGV[1])
+end
+return 1
+""",
 }
 
 
@@ -77,13 +124,27 @@ def requests_of(plan: Plan, name: bytes) -> dict[str, bytes]:
     """Returns each kind of request for a name. Each script has its own key for the name."""
     limit, lease, window = b"%d" % plan.maximum, b"%d" % LEASE_MS, b"%d" % WINDOW_MS
     held = b"held:" + name
-    return {
+    requests = {
         "noop": resp(b"PING"),
         "acquire": resp(b"EVALSHA", digest("acquire"), b"1", held, limit, lease, TOKEN),
         "release": resp(b"ZREM", held, TOKEN),
         "flow": resp(b"EVALSHA", digest("flow"), b"1", b"flow:" + name, limit, window),
         "counts": resp(b"EVALSHA", digest("counts"), b"1", b"counts:" + name, limit, window),
     }
+    return requests if plan.take is None else {**requests, **takes_of(plan, plan.take, name)}
+
+
+def takes_of(plan: Plan, take: Take, name: bytes) -> dict[str, bytes]:
+    """Returns acquire and release of several items. A plan of rates alone has no release."""
+    counters, rates = take.items.names(name)
+    keys = [*(b"used:" + each for each in counters), *(b"rate:" + each for each in rates)]
+    each_us, burst_us = (b"%d" % (units * SECOND_US // take.limit) for units in (1, take.units_max))
+    if len(keys) == len(rates) == 1:
+        return {"acquire": resp(b"EVALSHA", digest("gcra"), b"1", *keys, each_us, burst_us)}
+    permits, maximum, count = b"%d" % plan.resources, b"%d" % plan.maximum, b"%d" % len(counters)
+    taken = [digest("take"), b"%d" % len(keys), *keys, count, permits, maximum, each_us, burst_us]
+    given = [digest("give"), count, *keys[: len(counters)], permits]
+    return {"acquire": resp(b"EVALSHA", *taken), "release": resp(b"EVALSHA", *given)}
 
 
 def install(place: Place) -> None:
@@ -104,9 +165,13 @@ DIALECT = Dialect(
     port=6379,
     codec="counterd.bench.dialects._redis_lua",
     ops=("noop", "acquire", "release", "flow", "counts"),
-    ops_help="acquire-release (a leased semaphore), flow (a sliding window), counts (the same, estimated)",
+    ops_help=(
+        "acquire-release (a leased semaphore; with --items a script for all of them), flow (a sliding window), "
+        "counts (the same, estimated)"
+    ),
     requests=requests_of,
     name_size_max=65535,
+    options=NAMED | {"items"},
     tokens="chosen",
     prepare=install,
 )

@@ -11,17 +11,21 @@ import time
 from typing import TYPE_CHECKING
 
 from counterd.bench.asking import LoadError, bounded, context_of
-from counterd.bench.dialect import COUNTING, Checks, Dialect
+from counterd.bench.dialect import COUNTING, NAMED, TAKING, Checks, Dialect
 from counterd.client import Client
 from counterd.errors import CounterdError
 from counterd.protocols.counter import wire
 
 if TYPE_CHECKING:
     from counterd.bench._board import Board
+    from counterd.bench.dialect import Mistakes
     from counterd.bench.plan import Plan
     from counterd.client import DumpEntry
 
 GIVE_BACK_S = 30.0
+SECOND_US = 1_000_000
+# The names that fit into a Take with the most items and a key.
+NAMES_SIZE_MAX = wire.TAKE_MAX - 10 - wire.KEY_MAX - 24 * wire.ITEMS_MAX
 PAUSE_S = 0.01
 
 State = dict[bytes, "DumpEntry"]
@@ -29,12 +33,46 @@ State = dict[bytes, "DumpEntry"]
 
 def requests_of(plan: Plan, name: bytes) -> dict[str, bytes]:
     """Each kind of request for that name. The opaque is yet to come."""
-    return {
-        "noop": wire.noop(0),
-        "get": wire.get(0, name),
-        "acquire": wire.acquire(0, name, plan.resources, plan.maximum),
-        "release": wire.release(0, name, plan.resources),
-    }
+    requests = {"noop": wire.noop(0), "get": wire.get(0, name)}
+    if plan.take is None:
+        requests["acquire"] = wire.acquire(0, name, plan.resources, plan.maximum)
+    else:
+        requests |= {"acquire": take_of(plan, 0, name), "cancel": wire.cancel(0, 0)}
+    if plan.holds_permits():
+        requests["release"] = b"".join(wire.release(0, each, plan.resources) for each in _counters(plan, name))
+    return requests
+
+
+def take_of(plan: Plan, key: int, name: bytes) -> bytes:
+    """Returns a Take of the items that the plan has for that name, by the fairness key with that number."""
+    assert plan.take is not None
+    counters, rates = plan.take.items.names(name)
+    items: list[wire.Permit | wire.Rate] = [wire.Permit(each, plan.resources, plan.maximum) for each in counters]
+    items += [wire.Rate(each, 1, plan.take.limit, SECOND_US, plan.take.units_max) for each in rates]
+    return wire.take(
+        0,
+        items,
+        round(plan.take.wait * 1000),
+        key=b"key %d" % key if plan.take.keys else b"",
+        weight=plan.take.weight(key),
+        priority=plan.take.priority(key),
+    )
+
+
+def mistakes_of(plan: Plan) -> Mistakes:
+    if plan.take is None:
+        return []
+    items = plan.take.items
+    size = sum(len(name) for names in items.names(b"n" * plan.name_size) for name in names)
+    return [
+        (size > NAMES_SIZE_MAX, f"the names of a Take have at most {NAMES_SIZE_MAX} bytes together, not {size}"),
+        (0 < plan.take.wait < 0.001, "a Take waits for whole milliseconds, at least one"),
+    ]
+
+
+def _counters(plan: Plan, name: bytes) -> list[bytes]:
+    """Returns the names of the counters of which an acquire of that name takes permits."""
+    return [name] if plan.take is None else plan.take.items.names(name)[0]
 
 
 # ---- --verify -------------------------------------------------------------------------------------------------------
@@ -59,7 +97,11 @@ def while_held(plan: Plan, board: Board, before: State) -> list[str]:
     """Violations while nothing is under way and all connections are open, except those that died: what these held may
     take up to GIVE_BACK_S to come back.
     """
-    held = {_name(plan, number): resources for number, resources in board.all_held().items()}
+    held = {
+        name: resources
+        for number, resources in board.all_held().items()
+        for name in _counters(plan, _name(plan, number))
+    }
     end = time.monotonic() + GIVE_BACK_S
     while True:
         now = look(plan)
@@ -113,11 +155,12 @@ def _name(plan: Plan, number: int) -> bytes:
 
 
 def _is_ours(plan: Plan, name: bytes) -> bool:
+    first = name.partition(b":")[0]
     try:
-        number = int(name[-8:].lstrip(b"n"), 16)
+        number = int(first[-8:].lstrip(b"n"), 16)
     except ValueError:
         return False
-    return 0 <= number < plan.names and name == _name(plan, number)
+    return 0 <= number < plan.names and name in _counters(plan, _name(plan, number))
 
 
 def _shown(name: bytes) -> str:
@@ -132,6 +175,8 @@ DIALECT = Dialect(
     ops=COUNTING,
     requests=requests_of,
     name_size_max=65535,
+    options=NAMED | TAKING,
+    mistakes=mistakes_of,
     fill=("acquire", "release"),
     counts=True,
     checks=checks_of,

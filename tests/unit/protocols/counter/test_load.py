@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from counterd.bench.plan import Plan
+from counterd.bench.plan import Plan, Work
+from counterd.bench.takes import Items, Take
 from counterd.client import DumpEntry
-from counterd.protocols.counter import load
+from counterd.protocols.counter import load, wire
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -127,3 +128,42 @@ def test_requests() -> None:
         "acquire": bytes.fromhex("90 02 00 00 0000000e 00000000 00000003 01020304 0004") + b"jobs",
         "release": bytes.fromhex("90 03 00 00 0000000a 00000000 00000003 0004") + b"jobs",
     }
+
+
+def test_requests_of_takes() -> None:
+    take = Take(wait=1.5, items=Items(2, 1), limit=60, burst=7, weights=(1, 5), priorities=(0, 9))
+    plan = Plan(protocol="counter", resources=3, maximum=12, take=take)
+    items = [wire.Permit(b"jobs", 3, 12), wire.Permit(b"jobs:1", 3, 12), wire.Rate(b"jobs:r0", 1, 60, 1_000_000, 7)]
+    found = load.requests_of(plan, b"jobs")
+    assert found["acquire"] == wire.take(0, items, 1500, key=b"key 0")
+    assert load.take_of(plan, 1, b"jobs") == wire.take(0, items, 1500, key=b"key 1", weight=5, priority=9)
+    assert found["release"] == wire.release(0, b"jobs", 3) + wire.release(0, b"jobs:1", 3)
+    assert found["cancel"] == wire.cancel(0, 0)
+
+
+def test_a_take_without_keys_and_permits() -> None:
+    plan = Plan(protocol="counter", take=Take(items=Items(0, 1), limit=5), work=Work.read("acquire"))
+    found = load.requests_of(plan, b"calls")
+    assert found["acquire"] == wire.take(0, [wire.Rate(b"calls:r0", 1, 5, 1_000_000, 5)])
+    assert "release" not in found
+
+
+@pytest.mark.parametrize("rates", [0, 1, 8])
+def test_the_longest_names_of_a_take(rates: int) -> None:
+    items = Items(8, rates)
+    suffixes = sum(len(name) for names in items.names(b"") for name in names)
+    size = (load.NAMES_SIZE_MAX - suffixes) // (8 + rates)
+    load.requests_of(Plan(take=Take(items=items, weights=(1,)), name_size=size), b"n" * size)
+    with pytest.raises(ValueError, match=f"at most {load.NAMES_SIZE_MAX} bytes together"):
+        Plan(take=Take(items=items, weights=(1,)), name_size=size + 1)
+
+
+def test_all_counters_of_a_take_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = Plan(protocol="counter", names=100, maximum=10, verify=True, take=Take(items=Items(2, 1)))
+    board: Any = Board({1: 3})
+    second = name_of(1) + b":1"
+    others = {name_of(1) + b":2": (7, 7), name_of(1) + b":r0": (7, 7), b":1": (7, 7)}
+    monkeypatch.setattr(load, "_client", Dumps({1: (3, 3), second: (3, 3), **others}))
+    assert load.while_held(plan, board, {}) == []
+    monkeypatch.setattr(load, "_client", Dumps({1: (3, 3), second: (4, 4), **others}))
+    assert load.while_held(plan, board, {}) == ["nnnnnnnn00000001:1: 4 in use, and 3 are held"]
