@@ -28,7 +28,8 @@ concern several things at once has `parts`.
 
 operations.py says what a history is, model.py what a model, search.py has the algorithm, report.py what is told of a
 history that has no explanation, recording.py the files. counter.py, takes.py, throttr.py, beanstalk.py and sentinel.py
-are models, the last with leases.py and windows.py. waiting.py has what is to be said of waits, without a search.
+are models, the last with leases.py and windows.py. waiting.py has what is to be said of waits, without a search, and
+stays.py of connections that are resumed.
 smockron.py is no model: it has bounds in place of a search. crowd.py and takers.py make histories.
 """
 

@@ -23,7 +23,8 @@ class Operation(NamedTuple):
     client: a connection, not a process: whoever connects again is another one.
     call: a hashable value of the model's, or Closed().
     started: ns of the monotonic clock, before the request's first byte could leave.
-    ended: ns, after the answer's last byte was there. None: there never was an answer.
+    ended: ns, after the answer's last byte was there. None: there never was an answer. Of what has no answer: it has
+    taken effect by then, or never does.
     answer: a value of the model's; None of what has no answer.
     """
 

@@ -6,7 +6,7 @@ has not yet, it does so now, or after others that are under way. Nothing takes e
 wait will find the same possibilities at the next end. What is known at a moment is a *configuration*: the calls under
 way that have taken effect (`done`), and the state. None is visited twice.
 
-Five things keep this small. Each is sound, as it keeps at least one explanation of a history that has any:
+Six things keep this small. Each is sound, as it keeps at least one explanation of a history that has any:
 
 - An operation that only observes takes effect as soon as it can. If a later moment explains it, so does this one, and
   nobody else notices.
@@ -19,6 +19,8 @@ Five things keep this small. Each is sound, as it keeps at least one explanation
   that need two. Most often none is needed.
 - What has no answer is tried last of all; where its connection's end is over it takes effect, or never does. If it
   would only observe, it is left out from the start.
+- The end of a connection that changes nothing takes effect as soon as all that the connection has left under way has:
+  it would change nothing later either, as what a connection has comes by its own calls alone.
 - If an object has parts (Model.parts), only what is under way and shares parts with the call that ends, directly or by
   way of others under way, takes effect before that. What shares none can change places with all of these, and wait.
 """
@@ -72,8 +74,8 @@ def by_key(operations: Iterable[Operation], model: Model) -> Iterator[tuple[Hash
             if operation.client in closings:
                 raise ValueError(f"a connection has ended twice: {operation}")
             closings[operation.client] = operation
-        elif (operation.answer is None) != (operation.ended is None):
-            raise ValueError(f"an answer and an end come together: {operation}")
+        elif operation.answer is not None and operation.ended is None:
+            raise ValueError(f"an answer has an end: {operation}")
         else:
             key = model.key(operation.call)
             histories[key].append(operation)
@@ -108,11 +110,13 @@ class Entry(NamedTuple):
 class Moment(NamedTuple):
     """The end of a call. The others are those under way, itself included, in the order in which they end.
 
-    movers: only those that share parts with it, directly or by way of each other.
+    movers: only those that share parts with it, directly or by way of each other. closers: ends of connections that do
+    nothing later, and what these have under way.
     """
 
     ending: Entry
     observers: tuple[Entry, ...]
+    closers: tuple[tuple[Entry, frozenset[int]], ...]
     movers: tuple[Entry, ...]
     under_way: frozenset[int]
 
@@ -192,12 +196,17 @@ class Search:
                         queue.append(after)
 
     def observe(self, moment: Moment, configuration: Configuration) -> Configuration:
-        """With everything done that only observes, and that the state explains."""
+        """With everything done that only observes, and that the state explains; and with ends that change nothing."""
         number, done, state = configuration
         seeing = [
             entry.number
             for entry in moment.observers
             if entry.number not in done and entry.closing.isdisjoint(done) and self.model.step(state, entry.operation)
+        ]
+        seeing += [
+            entry.number
+            for entry, left in moment.closers
+            if entry.number not in done and left <= done and list(self.model.step(state, entry.operation)) == [state]
         ]
         return Configuration(number, done.union(seeing), state) if seeing else configuration
 
@@ -271,14 +280,24 @@ def moments(found: Sequence[Entry]) -> Iterator[Moment]:
     """Each end, in order. What starts at that very moment is under way."""
     starts = deque(found)
     under_way: list[Entry] = []
+    before: dict[int, list[Entry]] = defaultdict(list)  # by the number of a connection's end
+    for entry in found:
+        for number in entry.closing:
+            before[number].append(entry)
     for ending in sorted((entry for entry in found if entry.ends < inf), key=in_turn):
         while starts and starts[0].operation.started <= ending.ends:
             insort(under_way, starts.popleft(), key=in_turn)
+        numbers = frozenset(entry.number for entry in under_way)
         yield Moment(
             ending,
             tuple(entry for entry in under_way if entry.observes),
+            tuple(
+                (entry, numbers.intersection(other.number for other in before[entry.number]))
+                for entry in under_way
+                if entry.closes and all(other.operation.started <= ending.ends for other in before[entry.number])
+            ),
             tuple(near(ending, [entry for entry in under_way if not entry.observes])),
-            frozenset(entry.number for entry in under_way),
+            numbers,
         )
         under_way.remove(ending)
 

@@ -18,9 +18,10 @@ from counterd.protocols.counter import wire
 from counterd.protocols.counter.wire import OnDeath, Permit, Rate
 from history import Closed, Operation
 from history.counter import INVALID, NOT_ACQUIRED, NOT_AVAILABLE, NOT_FOUND, OK, Acquire, Get, Release
+from history.stays import Goodbye, Held, Resume
 from history.takes import CANCELLED, NS_PER_MS, Cancel, Settle, Take, items_of, part_of, parts_of, span
 from kit.pump import START_NS
-from property.model import make_store, outputs
+from property.model import make_store
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -36,6 +37,9 @@ LATE_NS = 2 * CALL_NS + 3 * NS_PER_MS  # by which a reply is late, at most: two 
 TAKES = 3  # of a client, that wait at once
 WAITS_MS = (0, 1, 5, 20, 50)
 MAXIMUM = 4
+GRACES_MS = (1, 4, 16)
+RESUMING = 5  # times as probably one is killed while it presents a token
+AWAY_NS = (CALL_NS, CUT_NS, 12_000_000, 40_000_000)  # after which a client connects again, at most
 LIMIT, PERIOD_US, BURST = 7, 10_000, 5  # of rates: a unit comes in 10/7 of a millisecond
 
 
@@ -52,14 +56,20 @@ class Server(Protocol):
 
 @dataclass
 class Client:
-    """A connection, and what it knows. blocked_by: the token of the call that it waits for before it asks again."""
+    """A connection, and what it knows. blocked_by: the token of the call that it waits for before it asks again.
+
+    grace_ms: after its end; 0: it has no token. presents: the connection whose token it presents, until it is answered.
+    """
 
     number: int
+    grace_ms: int = 0
+    presents: int = 0
     under_way: dict[int, Operation] = field(default_factory=dict)
     held: Counter[bytes] = field(default_factory=Counter)
     charges: list[tuple[int, Rate]] = field(default_factory=list)
     blocked_by: int = 0
     is_open: bool = True
+    comes_again: bool = False
     latest_in: int = 0
     latest_out: int = 0
 
@@ -67,8 +77,14 @@ class Client:
         return [token for token, one in self.under_way.items() if isinstance(one.call, Take)]
 
     def told(self, call: Any, answer: Any) -> None:
+        if isinstance(call, Goodbye) or (isinstance(call, Resume) and call.old and answer[0] != OK):
+            self.held.clear()
+            self.charges.clear()
+            self.grace_ms = self.presents = 0
         if answer[0] != OK:
             return
+        if isinstance(call, Resume):
+            self.grace_ms, self.presents = answer[1], 0
         if isinstance(call, Acquire):
             self.held[call.name] += call.resources
         elif isinstance(call, Release):
@@ -141,11 +157,18 @@ class Crowd:
         self.clients[client.number] = client
         self._ask(client, now_ns)
 
-    def _ask(self, client: Client, now_ns: int) -> None:
+    def _come_again(self, old: Client, now_ns: int) -> None:
+        """Connects anew, and presents the token that it knows."""
+        client = Client(next(self._numbers), presents=old.presents or old.number)
+        client.held, client.charges = Counter(old.held), [*old.charges]
+        self.clients[client.number] = client
+        self._ask(client, now_ns, Resume(self.rng.choice(GRACES_MS), client.presents))
+
+    def _ask(self, client: Client, now_ns: int, call: Any = None) -> None:
         if not client.is_open:
             return
         token = next(self._tokens)
-        call = self.choose(self.rng, client, token)
+        call = call or self.choose(self.rng, client, token)
         client.under_way[token] = Operation(client.number, call, now_ns)
         client.latest_in = self._soon(
             now_ns, CALL_NS, lambda now: self._serve(client, token, call, now), after_ns=client.latest_in + 1
@@ -161,8 +184,11 @@ class Crowd:
             if self.rng.random() < 0.5:
                 self.server.ask(client.number, token, call, now_ns)
             return
-        if self.rng.random() < self.dying:
+        if self.rng.random() < self.dying * (RESUMING if client.presents else 1):
             client.is_open = False
+            if (client.grace_ms or client.presents) and self.rng.random() < 0.8:
+                client.comes_again = True
+                self._soon(now_ns, self.rng.choice(AWAY_NS), lambda now: self._come_again(client, now))
             self.history += client.under_way.values()
             client.under_way = {0: Operation(client.number, Closed(), now_ns)}
             client.latest_in = self._soon(
@@ -186,7 +212,8 @@ class Crowd:
         self.server.close(client.number, gone_ns)
         self.history.append(client.under_way[0]._replace(ended=gone_ns + TURN_NS + self.rng.randint(1, CALL_NS)))
         del self.clients[client.number]
-        self._soon(gone_ns, CALL_NS, self._come)
+        if not client.comes_again:
+            self._soon(gone_ns, CALL_NS, self._come)
 
 
 def take_calls(
@@ -197,10 +224,11 @@ def take_calls(
     most: int = 3,
     waits_ms: Sequence[int] = WAITS_MS,
     keys: Sequence[bytes] = (b"k",),
+    graces_ms: Sequence[int] = (),
 ) -> Callable[[Random, Client, int], Any]:
     """Takes and everything else. groups: of names that are taken together, each of so many permits and a rate.
 
-    most: items of a Take.
+    most: items of a Take. graces_ms: for which connections ask, if they do.
     """
 
     def item(rng: Random, name: bytes) -> tuple[Any, ...]:
@@ -230,7 +258,21 @@ def take_calls(
         wait_ms, priority = rng.choice(waits_ms), rng.choice((0, 0, 0, 1))
         return Take(token, tuple(item(rng, name) for name in chosen), wait_ms, rng.choice(keys), 1, priority)
 
-    return choose
+    def choose_also(rng: Random, client: Client, token: int) -> Any:
+        name = b"%d%d" % (rng.randrange(groups), rng.randrange(permits))
+        return stay_call(rng, client, name, graces_ms) or choose(rng, client, token)
+
+    return choose_also if graces_ms else choose
+
+
+def stay_call(rng: Random, client: Client, name: bytes, graces_ms: Sequence[int]) -> Any:
+    """What is asked about a connection itself, now and then."""
+    dice = rng.random()
+    if dice < 0.2 and not client.grace_ms:
+        return Resume(rng.choice(graces_ms))
+    if dice < 0.02:
+        return Goodbye()
+    return Held(name) if dice < 0.06 else None
 
 
 # ---- a right server -------------------------------------------------------------------------------------------------
@@ -253,6 +295,9 @@ class TakeTable:
         self.fulls: Counter[bytes] = Counter()  # how often each rate was found full
         self.charges: dict[tuple[int, int, bytes], tuple[Rate, int]] = {}
         self.queue: list[Waiting] = []
+        self.graces_ms: dict[int, int] = {}  # of connections that have a token
+        self.former: dict[int, int] = {}  # who presented a token last that was not heard of since, by whose it was
+        self.kept: dict[int, int] = {}  # connections in their grace time, and its end
         self.number = 0
         self.now_ns = START_NS
         self.to_serve = False
@@ -268,6 +313,17 @@ class TakeTable:
     def close(self, client: int, now_ns: int) -> None:
         self.now_ns = now_ns
         self.queue = [one for one in self.queue if one.client != client]
+        holds = any(holders[client] for holders in self.counters.values())
+        if client in self.graces_ms and (holds or any(charge[0] == client for charge in self.charges)):
+            self.kept[client] = now_ns + self.graces_ms[client] * NS_PER_MS
+        else:
+            self.give_back(client)
+        self.to_serve = True
+
+    def give_back(self, client: int) -> None:
+        """All that it holds. Its token is not valid any more."""
+        self.graces_ms.pop(client, None)
+        self.kept.pop(client, None)
         for holders in self.counters.values():
             holders.pop(client, None)
         for charge in [charge for charge in self.charges if charge[0] == client]:
@@ -280,11 +336,14 @@ class TakeTable:
         if self.to_serve:
             return self.now_ns
         dues = [one.ends_ns for one in self.queue]
+        dues += self.kept.values()
         dues += [due for one in self.queue if (due := self.ready_ns(one.call)) > self.now_ns]
         return min(dues, default=-1)
 
     def turn(self, now_ns: int) -> None:
         self.now_ns = now_ns
+        for client in [client for client, ends_ns in self.kept.items() if ends_ns <= now_ns]:
+            self.give_back(client)
         for one in [one for one in self.queue if one.ends_ns <= now_ns]:
             self.queue.remove(one)
             item = next(filter(lambda item: not self.is_there(item), items_of(one.call)), items_of(one.call)[0])
@@ -344,7 +403,47 @@ class TakeTable:
         self.to_serve = True
         return OK, None
 
+    def held(self, client: int, token: int, call: Held) -> Any:
+        del token
+        return OK, self.counters[call.name][client]
+
+    def goodbye(self, client: int, token: int, call: Goodbye) -> Any:
+        del token, call
+        self.end_waits(client)
+        self.give_back(client)
+        return OK, None
+
+    def resume(self, client: int, token: int, call: Resume) -> Any:
+        del token
+        if call.old:
+            owner = call.old if call.old in self.graces_ms else self.former.get(call.old, 0)
+            if owner not in self.graces_ms:
+                return NOT_FOUND, None
+            self.end_waits(owner)
+            self.move(owner, client)
+            self.graces_ms.pop(owner, None)
+            self.kept.pop(owner, None)
+            self.former = {old: heir for old, heir in self.former.items() if heir != owner} | {call.old: client}
+        self.graces_ms[client] = call.grace_ms
+        return OK, call.grace_ms
+
+    def end_waits(self, client: int) -> None:
+        for one in [one for one in self.queue if one.client == client]:
+            self.queue.remove(one)
+            self.reply(client, one.token, (CANCELLED, None))
+            self.to_serve = True
+
     # ---- what tests break ----
+
+    def move(self, owner: int, client: int) -> None:
+        """All that one holds, to another."""
+        for holders in self.counters.values():
+            if amount := holders.pop(owner, 0):
+                holders[client] = amount
+        self.charges = {
+            ((client if holder == owner else holder), number, name): charge
+            for (holder, number, name), charge in self.charges.items()
+        }
 
     def reply(self, client: int, token: int, answer: Any) -> None:
         self.replies.append((client, token, answer))
@@ -429,16 +528,19 @@ class TakeEngine:
     def __init__(self) -> None:
         self.replies: list[tuple[int, int, Any]] = []
         self.store = make_store(waiters=64, posted_max=1 << 18, now_ns=START_NS)
+        self.store.limit_stays(60)
         self.sessions: dict[int, Any] = {}
         self.parsers: dict[int, wire.ResponseParser] = {}
+        self.tokens: dict[int, bytes] = {}
         self.now_ns = START_NS
 
     def ask(self, client: int, token: int, call: Any, now_ns: int) -> None:
         if client not in self.sessions:
             self.sessions[client] = self.store.session(now_ns)
             self.parsers[client] = wire.ResponseParser()
-        self._read(client, self.sessions[client].receive(request(token, call), now_ns))
-        self._dirty(now_ns)
+        data = request(token, call, self.tokens.get(call.old, b"") if isinstance(call, Resume) else b"")
+        self._read(client, self.sessions[client].receive(data, now_ns))
+        self._go_on(now_ns)
 
     def close(self, client: int, now_ns: int) -> None:
         if client in self.sessions:
@@ -451,22 +553,30 @@ class TakeEngine:
         while 0 <= self.store.next_deadline() <= now_ns:
             self.store.tick(now_ns)
             self.store.audit()
-            self._dirty(now_ns)
+            self._go_on(now_ns)
 
-    def _dirty(self, now_ns: int) -> None:
-        for session in self.store.take_dirty():
-            for client, other in self.sessions.items():
-                if other is session:
-                    for piece in outputs(session, now_ns):
-                        self._read(client, piece)
+    def _go_on(self, now_ns: int) -> None:
+        """With what sessions have to say, and with requests that wait for a turn of the store."""
+        self.store.take_dirty()
+        while going := [(client, session) for client, session in self.sessions.items() if session.more]:
+            for client, session in going:
+                self._read(client, session.take_output(now_ns))
+            if any(session.more for _, session in going):
+                self.store.tick(now_ns)
 
     def _read(self, client: int, data: bytes) -> None:
         for response in self.parsers[client].feed(data):
+            if response.opcode == wire.Opcode.RESUME and response.status == OK:
+                self.tokens[client] = wire.decode_stay(response.body).token
             self.replies.append((client, response.opaque, told(response)))
 
 
-def request(opaque: int, call: Any) -> bytes:
-    """A call as it goes over the wire."""
+def request(opaque: int, call: Any, token: bytes = b"") -> bytes:
+    """A call as it goes over the wire. token: that a Resume presents."""
+    if isinstance(call, Resume):
+        return wire.resume(opaque, call.grace_ms, token, call.old % (1 << 32))
+    if isinstance(call, Goodbye):
+        return wire.goodbye(opaque)
     if isinstance(call, Take):
         options = {"key": call.key, "weight": call.weight, "priority": call.priority}
         return wire.take(opaque, items_of(call), call.wait_ms, **options)
@@ -480,5 +590,7 @@ def told(response: wire.Response) -> tuple[int, Any]:
     if response.opcode == wire.Opcode.TAKE and response.status == NOT_AVAILABLE:
         shortage = wire.decode_shortage(response.body)
         return NOT_AVAILABLE, (shortage.item, shortage.left, shortage.retry_ms)
-    tells = response.status == OK and response.opcode in (wire.Opcode.ACQUIRE, wire.Opcode.GET)
+    if response.opcode == wire.Opcode.RESUME and response.status == OK:
+        return OK, wire.decode_stay(response.body).grace_ms
+    tells = response.status == OK and response.opcode in (wire.Opcode.ACQUIRE, wire.Opcode.GET, wire.Opcode.HELD)
     return response.status, wire.decode_consumption(response.body) if tells else None

@@ -24,6 +24,9 @@ within which time the next unit is on time, in fractions of a nanosecond, and ac
 a refusal is excused by somebody who waits is believed of each Take that may have waited then. When a Take has to be
 granted, and whose turn it is, is in waiting.py.
 
+A connection that is resumed hands over what it has of a group at one moment, and of another group at another; stays.py
+says when what nobody has resumed is given back.
+
 Not modelled: counter.settle_time, and more charges than the server has room for.
 """
 
@@ -47,13 +50,18 @@ from history.counter import (
     Get,
     Release,
     changed,
+    held,
 )  # fmt: skip
 from history.model import Model
 from history.operations import Closed, Operation
+from history.stays import Goodbye, Held, Lines, Resume, may_resume
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
-__all__ = ["Acquire", "Cancel", "Closed", "Get", "Release", "Settle", "Take", "TakeModel", "prepared"]
+    from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+__all__ = [
+    "Acquire", "Cancel", "Closed", "Get", "Goodbye", "Held", "Release", "Resume", "Settle", "Take", "TakeModel",
+    "prepared",
+]  # fmt: skip
 
 CANCELLED = 0x23
 NEVER = 1 << 63  # ns
@@ -61,11 +69,11 @@ NS_PER_US, NS_PER_MS = 1000, 1_000_000
 LONGEST_NS = 316_224_000 * 1_000_000_000  # that a burst or a debt can be: ten years
 FULL = Fraction(-(1 << 90))  # `next` of a rate of which nobody ever took anything
 UNKNOWN = 0  # the number of a grant that was never answered
-PERMITS, RATE, NUMBERS = 1, 2, 0
+PERMITS, RATE, NUMBERS, MOVED = 1, 2, 0, 3
 GRANTS = (NUMBERS, b"")  # the part that all grants share
 
 Item = tuple[Any, ...]  # the fields of a Permit or a Rate
-Part = tuple[int, Any]  # PERMITS or RATE, and the name
+Part = tuple[int, Any]  # PERMITS or RATE, and the name; or MOVED, and the connection whose token it was
 
 
 class Take(NamedTuple):
@@ -104,6 +112,8 @@ def parts_of(call: Any) -> list[Part]:
     """The counters and rates that a call names."""
     if isinstance(call, Take):
         return [part_of(item) for item in items_of(call)]
+    if isinstance(call, Resume | Goodbye):
+        return list(call.parts) if isinstance(call, Resume) else [call.part]
     return [(RATE if isinstance(call, Settle) else PERMITS, call.name)]
 
 
@@ -135,13 +145,17 @@ def narrowed(operations: Iterable[Operation]) -> dict[Operation, tuple[int, int]
     return dict(zip(grants, zip(starts, reversed(ends), strict=True), strict=True))
 
 
-def prepared(operations: Iterable[Operation], *, late_ns: int = NEVER, slow: Collection[int] = ()) -> list[Operation]:
+def prepared(
+    operations: Iterable[Operation], *, late_ns: int = NEVER, slow: Collection[int] = (), unsure: Collection[int] = ()
+) -> list[Operation]:
     """The history as TakeModel wants it: without what has no effect, and with the times that the rules leave.
 
-    late_ns: by how much a reply may be late, but of clients that are slow. So a Take without a reply can only have been
-    granted in the last time of its connection.
+    late_ns: by how much a reply may be late, but of clients that are slow, and the end of a grace time. So a Take
+    without a reply can only have been granted in the last time of its connection. unsure: connections for whose grace
+    time there may have been no room.
     """
     operations = sorted(operations, key=lambda operation: operation.started)
+    lines = Lines(operations, unsure)
     closed = {one.client: one for one in operations if isinstance(one.call, Closed)}
     times = narrowed(operations)
     waiting = defaultdict(list)
@@ -158,7 +172,7 @@ def prepared(operations: Iterable[Operation], *, late_ns: int = NEVER, slow: Col
         end = bisect_right(starts.get(part, []), ends_of(asked))
         return any(one is not asked and asked.started <= last for one, last in reversed(waiting[part][:end]))
 
-    found = []
+    found = lines.given_back(late_ns)
     for one in operations:
         call, status = one.call, OK if one.answer is None else one.answer[0]
         if isinstance(call, Acquire) and status == NOT_AVAILABLE and is_awaited((PERMITS, call.name), one):
@@ -176,9 +190,49 @@ def prepared(operations: Iterable[Operation], *, late_ns: int = NEVER, slow: Col
                 over = one.started + call.wait_ms * NS_PER_MS
                 started = over if over <= ends_of(one) else one.started
                 found.append(one._replace(started=started, call=call._replace(awaited=is_awaited(short, one))))
-        elif not isinstance(call, Cancel):
+        elif not isinstance(call, Cancel | Closed) and not (isinstance(call, Held) and one.answer is None):
             found.append(one)
-    return found
+    return list(spread((bounded(one, closed) for one in found), lines))
+
+
+def bounded(one: Operation, closed: Mapping[int, Operation]) -> Operation:
+    """What has no answer takes effect before its connection's end, which may be long before that of its grace time."""
+    if one.answer is not None or isinstance(one.call, Closed) or one.client not in closed:
+        return one
+    ended = closed[one.client].ended
+    return one._replace(ended=None if ended is None else max(ended, one.started))
+
+
+def spread(operations: Iterable[Operation], lines: Lines) -> Iterator[Operation]:
+    """With each Resume that may have had an effect in each group, and each Goodbye in each part that it concerns."""
+    operations = list(operations)
+    groups = groups_of(operations)
+    touched: dict[int, set[Part]] = defaultdict(set)
+    for one in operations:
+        if not isinstance(one.call, Closed | Resume | Goodbye):
+            touched[lines.root(one.client)].update(parts_of(one.call))
+    for one in operations:
+        parts = sorted(touched[lines.root(one.client)])
+        if isinstance(one.call, Goodbye):
+            for part in parts:
+                yield one._replace(call=Goodbye(part))
+        elif not isinstance(one.call, Resume):
+            yield one
+        elif may_resume(one):
+            for group in sorted({groups[part] for part in parts}):
+                concerned = tuple(part for part in parts if groups[part] == group)
+                yield one._replace(call=one.call._replace(parts=concerned))
+
+
+def groups_of(operations: Iterable[Operation]) -> dict[Part, tuple[Part, ...]]:
+    """By part, all parts that Takes connect with it."""
+    groups: dict[Part, tuple[Part, ...]] = {}
+    for operation in operations:
+        if not isinstance(operation.call, Closed | Resume | Goodbye):
+            parts = parts_of(operation.call)
+            group = {part for each in parts for part in (each, *groups.get(each, ()))}
+            groups.update(dict.fromkeys(group, tuple(sorted(group))))
+    return groups
 
 
 # ---- rates ----------------------------------------------------------------------------------------------------------
@@ -283,12 +337,12 @@ def may_be_left(level: Level, item: Rate, left: int, first: int, last: int) -> b
 
 # ---- the model ------------------------------------------------------------------------------------------------------
 
-AT_FIRST: dict[int, Any] = {PERMITS: (0, ()), RATE: Level(), NUMBERS: UNKNOWN}
+AT_FIRST: dict[int, Any] = {PERMITS: (0, ()), RATE: Level(), NUMBERS: UNKNOWN, MOVED: 0}
 Group = tuple[tuple[Part, Any], ...]  # parts that are not as at first, in order; what each is
 
 
 def value_of(state: Group, part: Part) -> Any:
-    """Of a counter its State, of a rate its Level, of GRANTS the number of the last."""
+    """Of a counter its State, of a rate its Level, of GRANTS the number of the last, of MOVED who has it now."""
     for other, value in state:
         if other == part:
             return value
@@ -310,22 +364,21 @@ class TakeModel(Model):
     def __init__(self, history: Iterable[Operation], *, draining: bool = False) -> None:
         self.counters = CounterModel(draining=draining)
         self.draining = draining
-        self.groups: dict[Part, tuple[Part, ...]] = {}
-        for operation in history:
-            if not isinstance(operation.call, Closed):
-                parts = parts_of(operation.call)
-                group = {part for each in parts for part in (each, *self.groups.get(each, ()))}
-                self.groups.update(dict.fromkeys(group, tuple(sorted(group))))
+        self.groups = groups_of(history)
 
     def key(self, call: Any) -> Hashable:
         return self.groups[parts_of(call)[0]]
 
     def parts(self, operation: Operation) -> frozenset[Part]:
-        return frozenset((*parts_of(operation.call), *((GRANTS,) if is_granted(operation) else ())))
+        call = operation.call
+        also: Iterable[Part] = ((MOVED, call.old),) if isinstance(call, Resume) else ()
+        return frozenset((*parts_of(call), *((GRANTS,) if is_granted(operation) else also)))
 
     def leaves(self, operation: Operation) -> frozenset[Part]:
         """Not where it took nothing, nor where what it took of a rate stays taken."""
         call, answer = operation.call, operation.answer
+        if isinstance(call, Resume):
+            return frozenset(call.parts)
         if answer is None:
             return self.parts(operation)
         if answer[0] != OK or not isinstance(call, Acquire | Take):
@@ -345,19 +398,26 @@ class TakeModel(Model):
             return self._take(state, operation)
         if isinstance(call, Settle):
             return self._settle(state, operation)
-        part = call.part if isinstance(call, Closed) else (PERMITS, call.name)
+        if isinstance(call, Resume):
+            return self._resume(state, operation)
+        if isinstance(call, Held):
+            is_right = held(value_of(state, (PERMITS, call.name))[1], operation.client) == operation.answer[1]
+            return (state,) if is_right else ()
+        ends = isinstance(call, Closed | Goodbye)
+        part = call.part if ends else (PERMITS, call.name)
         if part[0] == PERMITS:
-            one = operation._replace(call=Closed()) if isinstance(call, Closed) else operation
+            one = operation._replace(call=Closed()) if ends else operation
             return [with_value(state, part, after) for after in self.counters.step(value_of(state, part), one)]
         return self._close(state, part, operation)
 
     def observes(self, operation: Operation) -> bool:
-        if isinstance(operation.call, Take | Settle):
+        call = operation.call
+        if isinstance(call, Take | Settle):
             return operation.answer is not None and operation.answer[0] != OK
-        return self.counters.observes(operation)
+        return isinstance(call, Held) or (not isinstance(call, Resume | Goodbye) and self.counters.observes(operation))
 
     def alike(self, operation: Operation) -> Hashable | None:
-        return None if isinstance(operation.call, Take | Settle) else self.counters.alike(operation)
+        return self.counters.alike(operation) if isinstance(operation.call, Acquire | Release | Get) else None
 
     def describe(self, state: Group) -> str:
         return "; ".join(
@@ -418,6 +478,22 @@ class TakeModel(Model):
         if not mine or first > last:
             return ()
         return [with_value(state, part, after) for after in settled(level, mine[0], call.used, first, last)]
+
+    def _resume(self, state: Group, operation: Operation) -> Iterable[Group]:
+        """Gives a connection that has nothing what another one has. If nobody was told, the next to ask gets it."""
+        call, heir = operation.call, operation.client
+        moved = MOVED, call.old
+        owner = value_of(state, moved) or call.old
+        for part in call.parts:
+            value = value_of(state, part)
+            if part[0] == PERMITS:
+                amount = held(value[1], owner)
+                value = changed(changed(value, owner, -amount), heir, amount)
+            else:
+                charges = (one._replace(client=heir) if one.client == owner else one for one in value.charges)
+                value = value._replace(charges=tuple(sorted(charges)))
+            state = with_value(state, part, value)
+        return (with_value(state, moved, heir if operation.answer is None else 0),)
 
     def _close(self, state: Group, part: Part, operation: Operation) -> Iterable[Group]:
         """Refunds what is to be refunded, once."""

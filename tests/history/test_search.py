@@ -164,16 +164,25 @@ def test_search_that_is_too_long_is_not_a_pass() -> None:
     assert check(operations, CounterModel()) is not None
 
 
+def test_what_has_no_answer_may_have_an_end() -> None:
+    """By which it has taken effect, or never does."""
+    lost = Operation(1, Acquire("a", 1, 1), 0, 5)
+    before, after = (Operation(2, Get("a"), start, start + 1, (0, 0)) for start in (3, 8))
+    seen = Operation(2, Get("a"), 10, 11, (0, 1))
+    assert check([lost, before, seen], CounterModel()) is None
+    assert check([lost, after], CounterModel()) is None
+    assert check([lost, after, seen], CounterModel()) is not None
+
+
 @pytest.mark.parametrize(
     "operations",
     [
         [Operation(1, Get("a"), 5, 4, (0, 1))],
-        [Operation(1, Get("a"), 5, 6)],
         [Operation(1, Get("a"), 5, None, (0, 1))],
         [Operation(1, Closed(), 1, 2), Operation(1, Closed(), 3, 4)],
         [Operation(1, Closed(), 1, 2), Operation(1, Get("a"), 3, 4, (0, 0))],
     ],
-    ids=["ends before it starts", "end without answer", "answer without end", "closed twice", "calls after its end"],
+    ids=["ends before it starts", "answer without end", "closed twice", "calls after its end"],
 )
 def test_what_is_no_history_is_told(operations: list[Operation]) -> None:
     with pytest.raises(ValueError, match="Operation"):

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 from counterd.protocols.counter.wire import Permit, Rate
 from history.counter import NOT_AVAILABLE, NOT_FOUND, OK, Acquire, Release
 from history.operations import Closed
+from history.stays import Goodbye, Lines, may_resume, mistakes_of_stays
 from history.takes import (
     CANCELLED,
     FULL,
@@ -50,12 +51,18 @@ if TYPE_CHECKING:
 STRETCH = 2  # times late_ns: for so long a sleeper has to sleep, as its request and its reply may both be late
 
 
-def mistakes(operations: Iterable[Operation], *, late_ns: int, slow: Collection[int] = ()) -> list[str]:
-    """What is wrong, for people. slow: clients that may have read their replies later than that."""
+def mistakes(
+    operations: Iterable[Operation], *, late_ns: int, slow: Collection[int] = (), unsure: Collection[int] = ()
+) -> list[str]:
+    """What is wrong, for people. slow: clients that may have read their replies later than that.
+
+    unsure: as prepared().
+    """
     history = sorted(operations, key=lambda operation: operation.started)
     closed = closings(history)
     late = {one for one in history if one.client in slow or is_leaving(one, closed.get(one.client))}
     found = [*numbers(history), *ends(history, late_ns, late), *cancels(history), *turns(history)]
+    found += mistakes_of_stays(history, late_ns=late_ns, unsure=unsure)
     return [*found, *passed(history, late_ns, late), *Sleepers(history, late_ns, late).found()]
 
 
@@ -93,16 +100,24 @@ def ends(history: Sequence[Operation], late_ns: int, slow: Collection[Operation]
 def cancels(history: Sequence[Operation]) -> Iterator[str]:
     """Takes that were cancelled and nobody asked for it, and Cancels that say something else than their Take."""
     asked: dict[tuple[int, int], list[Operation]] = defaultdict(list)
+    ended: dict[int, list[Operation]] = defaultdict(list)  # by what may cancel all Takes of a connection
     for one in history:
         if isinstance(one.call, Cancel):
             asked[one.client, one.call.take].append(one)
+        elif isinstance(one.call, Goodbye) or may_resume(one):
+            ended[one.client if isinstance(one.call, Goodbye) else one.call.old].append(one)
     for take in history:
         if not isinstance(take.call, Take):
             continue
         cancelled = asked[take.client, take.call.opaque]
         is_cancelled = take.answer is not None and take.answer[0] == CANCELLED
+        is_ended = any(one.started <= ends_of(take) and take.started <= ends_of(one) for one in ended[take.client])
         answers = [one.answer[0] for one in cancelled if one.answer is not None]
-        if is_cancelled and (answers.count(OK) > 1 or len(answers) == len(cancelled) != answers.count(NOT_FOUND) + 1):
+        if (
+            is_cancelled
+            and not is_ended
+            and (answers.count(OK) > 1 or len(answers) == len(cancelled) != answers.count(NOT_FOUND) + 1)
+        ):
             yield f"it was cancelled by none of these, or by several: {take}, {cancelled}"
         if not is_cancelled and answers.count(NOT_FOUND) < len(answers):
             yield f"it was not cancelled, and one of these says so: {take}, {cancelled}"
@@ -145,9 +160,9 @@ def passed(history: Sequence[Operation], late_ns: int, slow: Collection[Operatio
 class Sleepers:
     """Sweeps a history for those who wait and need not.
 
-    held: the most that may be held of each counter, by client. next: of each rate, the latest that its next unit may
-    be on time. fits: since when there was room for a waiting Take, if there is. changed: since when the same Takes
-    have waited for each part.
+    held: the most that may be held of each counter, by the first of those who may have resumed each other. next: of
+    each rate, the latest that its next unit may be on time. fits: since when there was room for a waiting Take, if
+    there is. changed: since when the same Takes have waited for each part.
     """
 
     def __init__(self, history: Sequence[Operation], late_ns: int, slow: Collection[Operation]) -> None:
@@ -160,6 +175,7 @@ class Sleepers:
         self.changed: dict[Part, int] = {}
         self.asleep: set[Operation] = set()
         self.closed = closings(history)
+        self.lines = Lines(history)
         self.grants = {one.answer[1][0]: one.call for one in history if is_granted(one)}
         self.times = narrowed(history)
         self.events = sorted(self._events(history), key=lambda event: event[0])
@@ -183,9 +199,11 @@ class Sleepers:
             call = one.call
             last = self._gone_ns(one) if one.ended is None else one.ended
             may_have = one.answer is None or one.answer[0] == OK
-            if isinstance(call, Closed):
-                if one.ended is not None:
-                    yield one.ended, self._leave, (one.client,)
+            if isinstance(call, Goodbye) and one.ended is not None:
+                root = self.lines.root(one.client)
+                others = [self.closed.get(other) for other in self.lines.families[root] if other != one.client]
+                if all(other is not None and ends_of(other) < one.started for other in others):
+                    yield one.ended, self._leave, (root,)
             elif isinstance(call, Acquire) and may_have:
                 yield one.started, self._take, (one, Permit(call.name, call.resources, call.maximum), inf)
             elif isinstance(call, Release) and one.answer is not None and one.answer[0] == OK:
@@ -200,6 +218,13 @@ class Sleepers:
                     yield one.started, self._wait, (one, one.started)
                     if last < inf:
                         yield last, self._end, (one, last)
+        gone: dict[int, float] = defaultdict(float)  # when the last of a family had given back
+        for one in self.lines.given_back(self.late_ns):
+            root = self.lines.root(one.client)
+            gone[root] = max(gone[root], ends_of(one))
+        for root, last in gone.items():
+            if last < inf and self.closed.keys() >= set(self.lines.families[root]):
+                yield int(last), self._leave, (root,)
 
     def _gone_ns(self, one: Operation) -> Any:
         return ends_of(self.closed[one.client]) if one.client in self.closed else inf
@@ -214,7 +239,7 @@ class Sleepers:
     def _take(self, one: Operation, item: Permit | Rate, last: float) -> Iterable[Part]:
         part = part_of(item)
         if isinstance(item, Permit):
-            self.held[part][one.client] += item.amount
+            self.held[part][self.lines.root(one.client)] += item.amount
         elif last == inf:
             self.next[part] = inf
         else:
@@ -224,7 +249,7 @@ class Sleepers:
 
     def _release(self, one: Operation) -> Iterable[Part]:
         part = PERMITS, one.call.name
-        self.held[part][one.client] -= one.call.resources
+        self.held[part][self.lines.root(one.client)] -= one.call.resources
         return (part,)
 
     def _settle(self, one: Operation, last: float) -> Iterable[Part]:
