@@ -88,7 +88,7 @@ def drain(stage: Stage) -> None:
         report.figure("drain in all, s", ended - begun)
         report.figure("the last release to the end of the process, ms", 1e3 * (ended - last.last_release))
         report.none("permits cut off", last.lost)
-        said = bool(daemon.lines("nothing is held any more"))
+        said = bool(daemon.lines("all holdings were given back"))
         report.promise("ended because nothing was held; exit status", status, status == 0 and said)
     report.title("drain.mode = close: SIGTERM under load")
     with stage.daemon() as daemon:

@@ -167,7 +167,7 @@ def test_what_a_connection_holds(admin: Admin) -> None:
         with admin.counterd.connect() as next_one:
             assert peers.ask(next_one, wire.acquire(1, b"next", 1, 1)).status == 0
             answer = admin.ask(f"/holdings?connection={ids[4]}")
-            assert (answer.status, answer.json) == (404, {"error": "no such connection, or it is gone"})
+            assert (answer.status, answer.json) == (404, {"error": "this connection does not exist, or has ended"})
 
 
 def test_what_a_connection_is_subscribed_to(admin: Admin) -> None:

@@ -324,7 +324,7 @@ def test_a_hold_is_entered_once_at_a_time(once: bool, address, name: str) -> Non
             hold = client.hold(name, maximum=5)
             if once:
                 async with hold:
-                    with pytest.raises(RuntimeError, match="entered already"):
+                    with pytest.raises(RuntimeError, match="already in use"):
                         await hold.__aenter__()
             else:
                 both = await asyncio.gather(hold.__aenter__(), hold.__aenter__(), return_exceptions=True)

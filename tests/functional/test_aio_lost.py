@@ -190,11 +190,15 @@ def test_permits_of_acquire_that_were_lost(server, first: str) -> None:
             server.start()
             if first == "hold":
                 async with client.hold("other", maximum=1):
-                    with pytest.raises(ConnectionLost, match="what was acquired through it has been given back"):
+                    with pytest.raises(
+                        ConnectionLost, match="everything that was acquired through this connection has been given back"
+                    ):
                         await client.get("other")
             else:
                 tell = client.noop() if first == "call" else client.pipeline().noop().execute()
-                with pytest.raises(ConnectionLost, match="what was acquired through it has been given back"):
+                with pytest.raises(
+                    ConnectionLost, match="everything that was acquired through this connection has been given back"
+                ):
                     await tell
             await asyncio.gather(*(client.noop() for _ in range(10)))
             await client.acquire("name", maximum=1)

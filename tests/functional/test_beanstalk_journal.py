@@ -250,7 +250,7 @@ def test_a_damaged_journal_is_refused_and_repaired(path: Path, tmp_path: Path):
     checked = tool("check", path)
     assert checked.returncode == 1
     assert f"{path}: " in checked.stderr
-    assert f"`counterd journal repair {path}` keeps what can be read" in refused(path, tmp_path)
+    assert f"`counterd journal repair {path}` keeps the records that can be read" in refused(path, tmp_path)
     path.chmod(0o640)
     repaired = tool("repair", path)
     assert (repaired.returncode, repaired.stderr) == (1, "")
@@ -283,7 +283,7 @@ def test_a_journal_that_can_be_read_and_makes_no_sense(path: Path, tmp_path: Pat
         "job -7: can't convert negative value to uint64_t",
         "job 3: another job has the key k too",
     ]
-    assert f"`counterd journal repair {path}` keeps what can be read" in refused(path, tmp_path)
+    assert f"`counterd journal repair {path}` keeps the records that can be read" in refused(path, tmp_path)
     assert tool("repair", path).stdout == (
         f"{path}: 3 records kept, 4 parts of the file could not be read; the old file is now {path}.damaged\n"
     )
@@ -298,7 +298,7 @@ def test_a_journal_whose_end_is_missing(path: Path, tmp_path: Path):
         peer.ask(*[wire.put(b"x" * 500)] * 500)
     with path.open("r+b") as file:
         file.truncate(path.stat().st_size // 2 + 100)
-    assert f"`counterd journal repair {path}` keeps what can be read" in refused(path, tmp_path)
+    assert f"`counterd journal repair {path}` keeps the records that can be read" in refused(path, tmp_path)
     repaired = tool("repair", path)
     assert (repaired.returncode, repaired.stderr) == (1, "")
     kept = int(repaired.stdout.split(":")[1].split()[0])
@@ -315,7 +315,7 @@ def test_a_journal_whose_jobs_cannot_be_found(path: Path, tmp_path: Path):
     with path.open("r+b") as file:
         file.seek((page - 1) * 4096)
         file.write(b"\xff" * 4096)
-    assert f"`counterd journal repair {path}` keeps what can be read" in refused(path, tmp_path)
+    assert f"`counterd journal repair {path}` keeps the records that can be read" in refused(path, tmp_path)
     assert tool("repair", path).stdout == (
         f"{path}: 0 records kept, 1 part of the file could not be read; the old file is now {path}.damaged\n"
     )
@@ -328,7 +328,7 @@ def test_a_journal_that_is_not_as_it_was_made(path: Path, tmp_path: Path):
         pass
     with contextlib.closing(sqlite3.connect(path)) as database:
         database.execute("ALTER TABLE jobs DROP COLUMN keep")
-    wrong = f"{path}: is not as counterd created it: jobs is missing or different"
+    wrong = f"{path}: differs from what counterd creates: jobs is missing or different"
     assert refused(path, tmp_path) == wrong
     for command in ("check", "dump", "repair"):
         done = tool(command, path)
@@ -345,7 +345,7 @@ def test_names_that_are_no_text(path: Path, tmp_path: Path):
     dumped = [json.loads(line) for line in tool("dump", path).stdout.splitlines()]
     assert [(job["id"], job["tube"]) for job in dumped] == [(1, "a\udcff"), (2, "default"), (3, "default")]
     assert [(job.get("key"), job.get("key_base64")) for job in dumped] == [(None, None), (None, "Yv8="), (None, None)]
-    assert f"`counterd journal repair {path}` keeps what can be read" in refused(path, tmp_path)
+    assert f"`counterd journal repair {path}` keeps the records that can be read" in refused(path, tmp_path)
     checked = tool("check", path)
     assert checked.returncode == 1
     assert [line.split(": ")[1] for line in checked.stderr.splitlines()] == ["job 1", "job 2"]

@@ -234,7 +234,7 @@ def test_a_hold_is_entered_once_at_a_time(server: servers.Server) -> None:
     with server.client() as client:
         hold = client.hold("twice", maximum=5)
         with hold:
-            with pytest.raises(RuntimeError, match="entered already"), hold:
+            with pytest.raises(RuntimeError, match="already in use"), hold:
                 pytest.fail("entered again")
             assert server.used("twice") == 1
         assert server.used("twice") == 0

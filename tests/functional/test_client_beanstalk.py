@@ -427,7 +427,7 @@ def test_what_fails_is_tried_again_and_then_buried(
     assert figures is not None
     assert (figures["pri"], figures["reserves"], figures["releases"]) == ("9", "3", "2")
     assert [record.message.partition("; ")[2] for record in caplog.records] == [
-        "it is tried again in 0 s", "it is tried again in 0 s", "it is buried"
+        "the job is tried again in 0 s", "the job is tried again in 0 s", "the job is buried"
     ]  # fmt: skip
     assert all("no printer" in str(record.exc_info) for record in caplog.records)
 

@@ -123,7 +123,7 @@ def test_what_makes_no_sense(server: Room, shape: str) -> None:
     async def scenario() -> None:
         server.says = {MessageType.FLOW: 0}  # which is too short
         async with opened(made(shape, server, limits={})) as client:
-            with pytest.raises(ProtocolError, match="no local limit is given for flow 101"):
+            with pytest.raises(ProtocolError, match="flow 101 has no local limit"):
                 await got(client.flow(101))
 
     run(shape, scenario())
@@ -240,18 +240,18 @@ def test_local_limits_while_there_is_no_server(shape: str, caplog: pytest.LogCap
                     await got(client.acquire(101))
                 assert await got(client.release(second))
                 assert not await got(client.release(second))
-            with pytest.raises(ConnectionLost, match=r"cannot connect .*; no local limit is given for flow 7$"):
+            with pytest.raises(ConnectionLost, match=r"cannot connect .*; flow 7 has no local limit$"):
                 await got(client.flow(7))
             with pytest.raises(ConnectionLost, match=r"for flow 7$"):
                 await got(client.acquire(7))
             begun = lines(caplog)
             assert len(begun) == 1
             assert begun[0].startswith(f"cannot connect to 127.0.0.1:{port}: ")
-            assert begun[0].endswith(": going on with local limits")
+            assert begun[0].endswith(": local limits apply")
             assert client.stats().falling_back in begun[0]
             refused: int = client.stats().refused
             assert client.stats()[1:] == (1, 6, refused, 0, 0)
-        assert lines(caplog)[1].endswith(f": let 6 through without it, and refused {refused}")
+        assert lines(caplog)[1].endswith(f": 6 calls passed without the server, and {refused} were refused")
 
     run(shape, scenario())
 
@@ -275,7 +275,7 @@ def test_it_ends_when_the_server_is_back(
             "127.0.0.1",
             "the server decides again",
         ] * 2
-        assert lines(caplog)[3].endswith("let 2 through without it, and refused 0")
+        assert lines(caplog)[3].endswith("2 calls passed without the server, and 0 were refused")
 
     run(shape, scenario())
 

@@ -445,7 +445,7 @@ def test_whom_it_does_not_trust(file: str, why: str, pem: Files) -> None:
 
 def test_a_server_without_tls(server: Server) -> None:
     server.serve = lambda peer: peer.socket.recv(1)  # type: ignore[method-assign,assignment,return-value]
-    assert "it may speak no TLS, have no room, or not allow this address" in load_fails(server, tls=True, requests=10)
+    assert "it may not use TLS, have no room, or not allow this address" in load_fails(server, tls=True, requests=10)
 
 
 def test_handshakes_that_fail_during_the_load(pem: Files) -> None:

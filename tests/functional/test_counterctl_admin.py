@@ -104,7 +104,7 @@ def test_what_a_connection_holds(place: Place) -> None:
             assert (done.returncode, done.stderr) == (1, f"counterctl: {ids[3]} holds nothing\n")
         wait_until(lambda: one.get(NAME) == 2, "the third is gone")
         done = place.ctl("holdings", ids[4])
-        assert (done.returncode, done.stderr) == (1, "counterctl: no such connection, or it is gone\n")
+        assert (done.returncode, done.stderr) == (1, "counterctl: this connection does not exist, or has ended\n")
 
 
 def test_a_name_and_a_grace_time(place: Place) -> None:

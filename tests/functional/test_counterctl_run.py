@@ -177,7 +177,7 @@ def test_a_command_that_cannot_be_run(counterd: Daemon, client: Client, tmp_path
     ("server", "status", "message"),
     [
         (("-p", "1"), 125, "counterctl: cannot connect to 127.0.0.1:1"),
-        (("-h", "no..host"), 2, "Error: 'no..host': 'no..host' is not the name of a host"),
+        (("-h", "no..host"), 2, "Error: 'no..host': 'no..host' is not a valid host name"),
     ],
 )
 def test_nobody_listens(server: tuple[str, str], status: int, message: str) -> None:

@@ -351,7 +351,7 @@ def test_what_a_connection_holds(open_page: Open, served: daemon.Daemon) -> None
         client.release("<b>& more", 3)
         expect(page.locator("#connection-about")).to_have_text("Holdings: 0")
         expect(page.locator(f"{drawer} thead th")).to_have_count(0)
-    expect(page.locator("#connection-about")).to_have_text("no such connection, or it is gone")
+    expect(page.locator("#connection-about")).to_have_text("this connection does not exist, or has ended")
     forgive_404(open_page)
 
 

@@ -41,14 +41,14 @@ def test_what_is_held_comes_back_first(start: Callable[..., daemon.Daemon]) -> N
         assert counterd.process.poll() is None
         client.release("mail")
     assert counterd.ended() == 0
-    assert counterd.lines("nothing is held any more")
+    assert counterd.lines("all holdings were given back")
     assert not counterd.lines("WARN|ERROR")
 
 
 def test_nothing_is_held(start: Callable[..., daemon.Daemon]) -> None:
     counterd = start({"drain.mode": "wait", "drain.timeout": 60})
     assert counterd.stop() == 0
-    assert counterd.lines("nothing is held any more")
+    assert counterd.lines("all holdings were given back")
 
 
 def test_the_timeout(start: Callable[..., daemon.Daemon]) -> None:
@@ -112,5 +112,5 @@ def test_workers_finish_their_jobs_and_none_is_put(start: Callable[..., daemon.D
         assert counterd.process.poll() is None
         assert ask(worker, jobs.delete(1)).status is Status.DELETED
     assert counterd.ended() == 0
-    assert counterd.lines("nothing is held any more")
+    assert counterd.lines("all holdings were given back")
     assert not counterd.lines("WARN|ERROR")

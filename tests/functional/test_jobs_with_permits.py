@@ -176,7 +176,7 @@ def test_a_drain_waits_for_jobs_and_not_for_their_permits(tmp_path: Path) -> Non
         job = client.reserve(0)
         assert job is not None
         counterd.send_signal(signal.SIGTERM)
-        counterd.wait_for_log("nothing new is given out")
+        counterd.wait_for_log("counterd grants nothing new")
         assert job.delete()
-        counterd.wait_for_log("nothing is held any more")
+        counterd.wait_for_log("all holdings were given back")
         assert counterd.ended() == 0

@@ -131,7 +131,7 @@ def test_a_machine_without_ipv6(net: Net, start: Callable[..., daemon.Daemon], s
     assert [address.host for address in counterd.addresses] == ["127.0.0.1"]
     (warning,) = counterd.lines("WARNING")
     assert f"{counterd.config}: counter.bind: cannot listen on [::1]:" in warning
-    assert warning.endswith("continuing without it")
+    assert warning.endswith("counterd continues without this address")
     with counterd.connect(unix=True) as connection:
         assert peers.ask(connection, wire.noop(1)).status == 0
 

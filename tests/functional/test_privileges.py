@@ -65,4 +65,6 @@ def test_a_key_that_cannot_be_read_again(start: Callable[..., daemon.Daemon], tm
     both.chmod(0o600)
     counterd = start({"user": "nobody", "counter.tls.cert": both})
     nobody = pwd.getpwnam("nobody").pw_uid
-    assert counterd.lines(rf"WARN.*counter\.tls\.cert: uid {nobody} cannot read {both}, so a reload will be refused$")
+    assert counterd.lines(
+        rf"WARN.*counter\.tls\.cert: uid {nobody} cannot read {both}, so the next reload will be refused$"
+    )

@@ -165,9 +165,9 @@ def test_one_that_blocks_harms_its_own_clients_only(peer: tuple[Daemon, Peer]) -
             counterd.wait_for_log("Tokens: request_token takes longer than 300 ms; stuck threads: ", number + 1)
             if number == 0:
                 daemon.wait_until(lambda: asks.acquire(DEFAULT).status == Status.OK, "it has a successor")
-        counterd.wait_for_log("stuck threads: 4; it gets no further calls until one returns")
+        counterd.wait_for_log("stuck threads: 4; the extension gets no further calls until one returns")
         assert asks.acquire(DEFAULT).status == Status.NOT_AVAILABLE
-        counterd.wait_for_log("request_token was refused: all of its threads are stuck in request_token")
+        counterd.wait_for_log("request_token was refused: all threads of the extension are stuck in request_token")
         assert len(counterd.lines("takes longer than 300 ms")) == 4, "at once, not when its time is over"
         assert asks.flow() == Status.OK
         assert counters.get("jobs") == 4
@@ -254,8 +254,8 @@ def test_rules_come_from_a_source(serve: Callable[..., Daemon], folder: Path) ->
     [
         ("token_service", "nowhere:Tokens", "no module nowhere"),
         ("token_service", "shop_tokens:Token", "the module shop_tokens has no Token"),
-        ("expire_strategy", "shop", "the group counterd.sentinel has no entry point of that name; it has "),
-        ("expire_strategy", "shop_tokens:Nothing", "the object that it returned (Nothing) has no expired"),
+        ("expire_strategy", "shop", "the group counterd.sentinel has no entry point with this name; it has "),
+        ("expire_strategy", "shop_tokens:Nothing", "the returned object (Nothing) has no expired"),
         ("rule_source", "shop_tokens:Rules", "load: FileNotFoundError: "),
     ],
 )

@@ -163,7 +163,9 @@ def test_rules_that_cannot_be_read_again(start: Callable[..., Daemon], rules: Pa
     rules.chmod(0o600)
     counterd = start({**SETTINGS, "sentinel.rules": rules, "user": "nobody"})
     nobody = pwd.getpwnam("nobody").pw_uid
-    assert counterd.lines(rf"WARN.*sentinel\.rules: uid {nobody} cannot read {rules}, so a reload will be refused$")
+    assert counterd.lines(
+        rf"WARN.*sentinel\.rules: uid {nobody} cannot read {rules}, so the next reload will be refused$"
+    )
     with connected(counterd) as peer:
         assert peer.acquire(3).status == Status.OK
     (line,) = not_reloaded(counterd)

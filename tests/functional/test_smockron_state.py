@@ -163,11 +163,11 @@ def test_alone_it_goes_on_from_what_it_was_told(serve: Callable[..., Daemon], sh
         one.account(b"api", b"me", 1)
         third = one.told()
         assert (third.identifier, third.time_ms) == (b"me", first_ms + 2 * DAY_MS), "one a day ahead of the first two"
-        assert "decides alone" in warned(counterd, 1)
+        assert "decides by itself" in warned(counterd, 1)
         one.account(b"api", b"me", 1)
         assert one.told().time_ms == third.time_ms + DAY_MS, "and exactly, in memory"
         shared.start()
-        counterd.wait_for_log("Redis is available again: it makes the decisions about requests again")
+        counterd.wait_for_log("Redis is available again, and decides about requests again")
         one.account(b"api", b"me", 1)
         assert decided(shared, "throttle;api;me") > 0
 
@@ -182,7 +182,7 @@ def test_one_that_hangs_is_not_waited_for(serve: Callable[..., Daemon], shared: 
         assert one.told().identifier == b"me", "decided alone, once it has not answered for a second"
         assert "no answer for 1 s" in warned(counterd, 1)
         os.kill(shared.process.pid, signal.SIGCONT)
-        counterd.wait_for_log("Redis is available again: it makes the decisions about requests again")
+        counterd.wait_for_log("Redis is available again, and decides about requests again")
 
 
 def test_it_starts_without_redis(serve: Callable[..., Daemon], shared: Redis) -> None:

@@ -421,7 +421,7 @@ def test_without_the_right_to_become_a_user(write: Callable[[str], Path]) -> Non
     result = daemon.run("-c", path, program=dropped)
     assert result.returncode == 2
     (line,) = result.stderr.splitlines()
-    assert line.startswith(f"{path}:4: user: cannot become nobody: ")
+    assert line.startswith(f"{path}:4: user: cannot change the user of the process to nobody: ")
 
 
 def test_memory_that_cannot_be_had(write: Callable[[str], Path]) -> None:

@@ -194,7 +194,7 @@ def test_a_subscriber_that_does_not_read_is_dropped_and_holds_nobody_up(
     with contextlib.suppress(ConnectionResetError):
         while deaf.recv(1 << 20):
             pass
-    daemon.wait_for_log("cut off a peer that was too slow to read the messages of others")
+    daemon.wait_for_log("disconnected a peer that was too slow to read the messages of other clients")
 
 
 def test_a_drain_answers_and_ends_subscribers_too(serve: Callable[..., Daemon]) -> None:

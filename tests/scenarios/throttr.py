@@ -53,7 +53,7 @@ class Subscription(Thing):
         await self.give(client, taken)
 
     async def when_gone(self, client: Any, taken: bytes) -> None:
-        with pytest.raises(ConnectionLost, match=r"events may have been missed$"):
+        with pytest.raises(ConnectionLost, match=r"events may be missing$"):
             await got(client.next_event(PATIENCE))
 
     async def when_back(self, client: Any, taken: bytes) -> None:

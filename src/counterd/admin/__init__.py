@@ -1,5 +1,6 @@
-"""The admin process: serves HTTP for people, Prometheus and orchestrators. A side: the daemon does not trust it.
+"""The admin process: serves HTTP for people, Prometheus and orchestrators. Floor: side (ARCHITECTURE.md). The daemon
+does not trust this process.
 
-It is a child process of the daemon with its own event loop. So requests to it, and slow clients, cost the daemon only
-the few questions that control/admin.py answers.
+The admin process is a child process of the daemon with its own event loop. So HTTP requests and slow clients cost the
+daemon only a few questions, which control/admin.py answers.
 """

@@ -1,8 +1,8 @@
 """`python -m counterd.admin LISTENING LINK DAEMON`: the admin process, which only the daemon starts.
 
-A side. LISTENING and LINK are the descriptors of two inherited sockets: the listening socket, and the socket to the
-daemon. DAEMON is the daemon's pid. The process ends with the daemon, and not before: a signal to all processes of the
-service reaches this process too, but people still want to watch how the daemon drains.
+Floor: side (ARCHITECTURE.md). LISTENING and LINK are the descriptors of two inherited sockets: the listening socket,
+and the socket to the daemon. DAEMON is the daemon's pid. The process ends when the daemon ends. It ignores signals that
+go to all processes of the service, so that people can still watch how the daemon drains.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ PR_SET_PDEATHSIG = 1
 
 
 def prepare_process(daemon: int) -> None:
-    """Makes this process end with the daemon, ignore other signals, and have a lower priority than the daemon."""
+    """Makes this process end with the daemon, ignore other signals, and run with a lower priority than the daemon."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -30,7 +30,10 @@ def prepare_process(daemon: int) -> None:
 
 
 def inherited(descriptor: str) -> socket.socket:
-    """Returns the inherited socket with this descriptor. Child processes do not inherit it again."""
+    """Returns the inherited socket with this descriptor.
+
+    Child processes of the admin process do not inherit the socket.
+    """
     given = socket.socket(fileno=int(descriptor))
     given.set_inheritable(False)
     given.setblocking(False)
@@ -38,7 +41,7 @@ def inherited(descriptor: str) -> socket.socket:
 
 
 async def serve(listening: socket.socket, connected: socket.socket) -> None:
-    """Serves until the daemon has ended."""
+    """Serves HTTP requests until the daemon has ended."""
     # Imported after the process is prepared, because these imports take half of the time of its start.
     from counterd.admin.link import Link, keep_alive  # noqa: PLC0415
     from counterd.admin.site import Site  # noqa: PLC0415

@@ -1,8 +1,9 @@
-"""/events: streams figures and a table to pages. All pages that show the same share one question to the daemon.
+"""Serves /events: streams of figures and of a table, for pages in browsers. All pages that show the same data share one
+question to the daemon.
 
-A side. There is no queue: a slow reader misses old states and gets the latest one. There are at most LISTENERS_MAX
-streams. If there is one more, the oldest stream of the address with the most streams is ended. So no address can keep
-another address from getting a stream.
+Floor: side (ARCHITECTURE.md). There is no queue: a slow reader misses old states and gets only the latest state. At
+most LISTENERS_MAX streams are open. When one more stream is opened, the oldest stream of the address with the most
+streams is ended. So no address can keep other addresses from getting a stream.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ RETRY_MS = 2000  # the time after which a browser connects again
 
 
 def event(name: str, data: Any) -> bytes:
-    """Formats one event. JSON has no raw line breaks, so it takes one line of data."""
+    """Formats an event of a stream. JSON has no raw line breaks, so each event has one line of data."""
     return f"event: {name}\ndata: {json.dumps(data)}\n\n".encode()
 
 
 class Feed:
-    """One question, which is asked each period while there are listeners, and the latest answer to it."""
+    """A question that the daemon is asked in each period while somebody listens, and the latest answer."""
 
     def __init__(self, name: str, period: float, fetch: Callable[[], Awaitable[Any]]) -> None:
         self.latest = b""
@@ -64,7 +65,10 @@ class Feed:
 
 
 class Listener:
-    """One stream, which knows which of its feeds have news. address: of the reader. cut: ends the connection."""
+    """One stream, which knows which of its feeds have news.
+
+    address: the address of the reader. cut: ends the connection.
+    """
 
     def __init__(self, address: str, cut: Callable[[], None]) -> None:
         self.address = address
@@ -78,13 +82,16 @@ class Listener:
         self._awake.set()
 
     def end(self) -> None:
-        """Ends the stream in favour of another one. Cuts the connection, because its reader may not read."""
+        """Ends the stream, because another stream needs its place.
+
+        Closes the connection immediately, because the reader may have stopped reading.
+        """
         self._has_ended = True
         self._awake.set()
         self._cut()
 
     async def next(self) -> bytes:
-        """Waits for news. Returns the latest event of each feed that has news.
+        """Waits for news. Returns the latest event of each feed that has a new answer.
 
         Raises ConnectionResetError if the stream was ended.
         """
@@ -97,7 +104,10 @@ class Listener:
 
 
 class Hub:
-    """All streams. stats: asks the daemon for the figures. table: asks for a table, by its name and parameters."""
+    """All open streams.
+
+    stats: asks the daemon for the figures. table: asks the daemon for a table, by its name and parameters.
+    """
 
     def __init__(
         self, stats: Callable[[], Awaitable[Any]], table: Callable[[str, Mapping[str, str]], Awaitable[Any]]
@@ -108,7 +118,7 @@ class Hub:
         self._tables: dict[tuple[str, tuple[tuple[str, str], ...]], Feed] = {}
 
     def feeds(self, table: str | None, parameters: Mapping[str, str]) -> list[Feed]:
-        """Returns the feeds of a stream: the figures, and the table if one is given."""
+        """Returns the feeds of a stream: the figures, and the table if the stream has one."""
         if table is None:
             return [self._stats]
         key = (table, tuple(sorted(parameters.items())))
@@ -120,7 +130,7 @@ class Hub:
     def listen(
         self, table: str | None, parameters: Mapping[str, str], address: str, cut: Callable[[], None]
     ) -> Iterator[Listener]:
-        """Adds a listener while the block runs."""
+        """Adds a listener to its feeds while the block runs."""
         listener = Listener(address, cut)
         feeds = self.feeds(table, parameters)
         self.listeners.append(listener)

@@ -1,8 +1,10 @@
-"""Decides who may request what: checks addresses, host names, requests from pages of other sites, and the token.
+"""Decides which HTTP requests are allowed. Checks the client's address, the host name, whether a page of another site
+sent the request, and the token.
 
-A side, without I/O. A loopback address does not protect against browsers: any page that is open in a browser on this
-machine can send requests here. If an attacker's site has bound its own name to our address, the Host header is neither
-an address nor a name that we know. Origin and Sec-Fetch-Site reveal the requests of all other pages.
+Floor: side (ARCHITECTURE.md), without I/O. A loopback address does not protect against browsers: any page in a browser
+on this machine can send requests to it. An attacker's site can bind its own host name to the address of this endpoint.
+Then the Host header has a name that this endpoint does not know. In all other cases, Origin and Sec-Fetch-Site show
+that a page of another site sent the request.
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ CHANGING = ("DELETE", "PUT")  # the methods that need the token
 
 @dataclass(frozen=True)
 class Guard:
-    """The settings of admin: the token, the networks that may connect (none: all may), and additional host names."""
+    """The settings of the admin endpoint: the token, the networks that may connect (if empty, all may), and additional
+    host names."""
 
     token: str = ""
     networks: tuple[ipaddress.IPv4Network | ipaddress.IPv6Network, ...] = ()
@@ -33,12 +36,15 @@ class Guard:
 
     @classmethod
     def of(cls, settings: Mapping[str, Any]) -> Guard:
-        """Makes a guard from the settings in the daemon's hello."""
+        """Makes a Guard from the settings in the daemon's first message."""
         networks = tuple(map(ipaddress.ip_network, settings["allow"]))
         return cls(settings["token"], networks, frozenset(settings["hosts"]))
 
     def allows_peer(self, address: str) -> bool:
-        """Returns True if an IP address may connect. "" is a Unix socket: the permissions of its file decide."""
+        """Returns whether an IP address may connect.
+
+        The address "" means a Unix socket, where the permissions of the socket's file decide.
+        """
         if not address or not self.networks:
             return True
         peer = ipaddress.ip_address(address.partition("%")[0])
@@ -46,9 +52,9 @@ class Guard:
         return any(peer in network for network in self.networks)
 
     def check(self, method: str, hosts: list[str], headers: Mapping[str, str]) -> None:
-        """Raises Refused if the request is not allowed. hosts: the values of its Host headers."""
+        """Raises Refused if the request is not allowed. hosts: the values of the request's Host headers."""
         if len(hosts) != 1:
-            raise Refused(400, "expected one Host header")
+            raise Refused(400, "expected exactly one Host header")
         if not self._knows(host_name(hosts[0])):
             raise Refused(403, "unknown host name; add it to admin.hosts")
         ours = (f"http://{hosts[0].lower()}", f"https://{hosts[0].lower()}")
@@ -61,7 +67,10 @@ class Guard:
         self._check_token(method, headers.get("Authorization"))
 
     def _check_token(self, method: str, given: str | None) -> None:
-        """Checks the token. A request that only reads needs none, but a wrong token is refused even there."""
+        """Checks the token.
+
+        A request that only reads data needs no token, but a wrong token is refused in every request.
+        """
         if method in CHANGING and not self.token:
             raise Refused(403, "read-only: admin.token is not set")
         if given is None:
@@ -85,6 +94,9 @@ class Guard:
 
 
 def host_name(host: str) -> str:
-    """Returns the name or address in a Host header, in lower case and without brackets; "" if it is invalid."""
+    """Returns the name or address in a Host header, in lower case and without brackets.
+
+    Returns "" if the header is invalid.
+    """
     match = re.fullmatch(r"(?:\[([0-9A-Fa-f:.]+)\]|([A-Za-z0-9_.-]+))(?::[0-9]{0,5})?", host)
     return (match[1] or match[2]).lower().removesuffix(".") if match else ""

@@ -1,6 +1,7 @@
-"""The child's end of the socket to the daemon. Each question has a number, and its answer has the same number.
+"""The admin process's end of the socket to the daemon. Each question has a number, and its answer has the same number.
 
-A side, without HTTP. The frames are those of frames.py. Their bodies are JSON:
+Floor: side (ARCHITECTURE.md), without HTTP. The frames on this socket are those of frames.py. The body of a frame is
+JSON:
     child to daemon   {"id": 1, "ask": "figures", ...}  and, about itself, {"note": "what went wrong"}
     daemon to child   {"id": 1, "answer": ...}, {"id": 1, "error": {"status": 404, "text": "..."}}
                       {"hello": {settings}} first of all, and after each reload
@@ -24,7 +25,10 @@ ASKED_MAX = 256
 
 
 class Link(asyncio.Protocol):
-    """on_hello: called with the settings whenever the daemon sends them. ended: is set when the daemon has ended."""
+    """The connection to the daemon.
+
+    on_hello: called with the settings whenever the daemon sends them. ended: set when the daemon has ended.
+    """
 
     def __init__(self, on_hello: Callable[[dict[str, Any]], None]) -> None:
         self.ended = asyncio.Event()
@@ -36,15 +40,15 @@ class Link(asyncio.Protocol):
 
     @classmethod
     async def open(cls, connected: socket.socket, on_hello: Callable[[dict[str, Any]], None]) -> Link:
-        """Makes a link over a socket that is connected to the daemon."""
+        """Makes a Link over a socket that is connected to the daemon."""
         loop = asyncio.get_running_loop()
         _, link = await loop.create_unix_connection(lambda: cls(on_hello), sock=connected)
         return link
 
     async def ask(self, what: str, patience: float, **arguments: Any) -> Any:
-        """Asks the daemon and returns its answer.
+        """Asks the daemon something, and returns the answer.
 
-        Raises Refused if the daemon refuses, or with status 503 if it does not answer within patience seconds.
+        Raises Refused if the daemon refuses, or with status 503 if the daemon does not answer within patience seconds.
         """
         if self._transport is None or len(self._asked) >= ASKED_MAX:
             raise Refused(503, "too many questions to the daemon are waiting")
@@ -98,7 +102,7 @@ class Link(asyncio.Protocol):
 
 
 async def keep_alive(link: Link, period: float) -> None:
-    """Sends a ping each period, because the daemon replaces a child that sends nothing."""
+    """Sends a ping in each period, because the daemon replaces a child that sends nothing."""
     while True:
         with contextlib.suppress(Refused):
             await link.ask("ping", period)

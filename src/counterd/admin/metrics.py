@@ -1,7 +1,7 @@
-"""Makes metrics of the answer to /stats, with names and units as in Prometheus's conventions.
+"""Makes Prometheus metrics from the daemon's answer to /stats. Names and units follow Prometheus's conventions.
 
-A side, without HTTP. A room registers its own figures, so a new room needs no change here. Nothing is kept between two
-scrapes: the daemon does all counting.
+Floor: side (ARCHITECTURE.md), without HTTP. A protocol registers its own figures, so a new protocol needs no change in
+this file. Nothing is kept between two scrapes, because the daemon does all counting.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ LISTENER_FIGURES = (
         "slowed",
         "connections_slowed_total",
         "counter",
-        "Times that a connection was slowed down because it exceeded max_requests_per_second.",
+        "How often a connection was slowed down because it exceeded max_requests_per_second.",
     ),
     Figure("stuck_outputs", "slow_readers", "gauge", "Connections whose client is not reading its replies."),
     Figure("bytes_in", "received_bytes_total", "counter", "Bytes read from connections."),
@@ -72,13 +72,13 @@ LISTENER_FIGURES = (
 )
 
 ROOM_HISTOGRAMS = {
-    "batch_seconds": "Seconds from reading requests of a connection to sending the replies.",
+    "batch_seconds": "Seconds from reading the requests of a connection to sending the replies.",
     "batch_bytes": "Bytes that each read from a connection returned.",
 }
 
 
 class Scrape(Collector):
-    """The metrics of one answer to /stats. rows: those of the tables that have metrics, by the table's name."""
+    """The metrics of one answer to /stats. rows: the rows of the tables that have metrics, by the name of the table."""
 
     def __init__(self, stats: Mapping[str, Any], rooms: Sequence[Room], rows: Rows) -> None:
         self._stats = stats
@@ -100,18 +100,21 @@ class Scrape(Collector):
         made_of.add_metric(tuple(build.values()), 1)
         yield made_of
         yield gauge("uptime_seconds", "Seconds since the start of the daemon.", stats["uptime_seconds"])
-        yield gauge("ready", "1 while connections are accepted.", stats["state"] == "ready")
+        yield gauge("ready", "1 while the daemon accepts connections.", stats["state"] == "ready")
         yield gauge("draining", "1 while the daemon is draining, before it stops.", stats["state"] == "draining")
         yield counter("log_lines_lost", "Log lines that were lost.", stats["log"]["lines_lost"])
         yield counter("internal_errors", "Unexpected exceptions: bugs in counterd.", stats["internal_errors"])
-        yield counter("memory_errors", "Times that the daemon ran out of memory.", stats["memory_errors"])
-        yield counter("admin_restarts", "Times that the admin process was restarted.", stats["admin"]["restarts"])
-        late = HistogramMetricFamily(f"{PREFIX}event_loop_lag_seconds", "Delay of the event loop's timers in seconds.")
+        yield counter("memory_errors", "How often the daemon ran out of memory.", stats["memory_errors"])
+        yield counter("admin_restarts", "How often the admin process was restarted.", stats["admin"]["restarts"])
+        late = HistogramMetricFamily(
+            f"{PREFIX}event_loop_lag_seconds", "How late the event loop ran its timers, in seconds."
+        )
         add_histogram(late, (), stats["histograms"].get("loop_lag_seconds"))
         yield late
 
     def _of_process(self) -> Iterator[Metric]:
-        """Yields the metrics of the daemon's process (not of the admin process), named as in Prometheus's libraries."""
+        """Yields the metrics of the daemon's process (not of the admin process), with the names that Prometheus's
+        libraries use."""
         process = self._stats["process"]
         cpu = "User and system CPU time of the daemon in seconds."
         yield CounterMetricFamily("process_cpu_seconds", cpu, process["cpu_seconds"])
@@ -147,7 +150,7 @@ class Scrape(Collector):
 
 
 def negotiate(accept: str) -> tuple[Encoder, str]:
-    """Returns the encoder for the format that an Accept header prefers, and its content type."""
+    """Returns the encoder for the format that an Accept header prefers, and the content type of this format."""
     try:
         return exposition.choose_encoder(accept)
     except (TypeError, ValueError):  # a version that is not a version number
@@ -155,14 +158,14 @@ def negotiate(accept: str) -> tuple[Encoder, str]:
 
 
 def encode(stats: Mapping[str, Any], rooms: Sequence[Room], rows: Rows, encoder: Encoder) -> bytes:
-    """Encodes the metrics."""
+    """Encodes the metrics in a text format of Prometheus."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(Scrape(stats, rooms, rows))
     return encoder(registry)
 
 
 def family(name: str, kind: str, text: str, labels: Iterable[str]) -> Family:
-    """Makes an empty family. The name of a counter may end in _total."""
+    """Makes a metric family without samples. The name of a counter may end in _total."""
     made = CounterMetricFamily if kind == "counter" else GaugeMetricFamily
     return made(PREFIX + name, text, labels=tuple(labels))
 
@@ -176,14 +179,17 @@ def counter(name: str, text: str, value: float) -> CounterMetricFamily:
 
 
 def add_figure(families: dict[str, Family], figure: Figure, room: str, snapshot: Mapping[str, float]) -> None:
-    """Adds a figure of a room to the family of its name. Other figures and other rooms may be in the same family."""
+    """Adds a figure of a protocol to the family with the figure's name.
+
+    A family can contain several figures and several protocols.
+    """
     if figure.name not in families:
         families[figure.name] = family(figure.name, figure.kind, figure.help, ("protocol", *figure.labels))
     families[figure.name].add_metric((room, *figure.labels.values()), figure.value(snapshot))
 
 
 def add_rows(families: dict[str, Family], table: Table, room: str, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Adds the metrics of a table, from its rows as the site makes them: their names are percent-encoded."""
+    """Adds the metrics of a table from the rows that site.py returns, in which names are percent-encoded."""
     label = table.columns[0].name
     for figure in table.metrics:
         made = families[figure.name] = family(
@@ -195,7 +201,7 @@ def add_rows(families: dict[str, Family], table: Table, room: str, rows: Iterabl
 
 
 def add_histogram(histogram: HistogramMetricFamily, labels: tuple[str, ...], counted: Mapping[str, Any] | None) -> None:
-    """Adds counts of single buckets, converted to cumulative ones, as Prometheus needs them."""
+    """Adds a histogram. Converts the counts of single buckets to the cumulative counts that Prometheus needs."""
     if counted is None:
         return
     bounds = (*map(floatToGoString, counted["bounds"]), "+Inf")

@@ -1,12 +1,14 @@
-"""One HTTP connection: aiohttp's, with the limits that aiohttp lacks; and which connections are accepted.
+"""One HTTP connection of the admin endpoint: aiohttp's connection, with limits that aiohttp lacks. Also decides which
+connections are accepted.
 
-A side. No client can occupy a connection without using it. A client has PATIENCE_S to send the head of a request, from
-the moment when it has connected or the last answer was ready, and PATIENCE_S to read an answer. The site limits how
-long it takes to answer a request. There are at most CONNECTIONS_MAX connections. Further clients wait, in the order of
-arrival. A waiting client replaces the connection that has been idle for longest. A connection counts as idle after
-CHANCE_S without a request, so each one has a chance to send its request. While a client waits, each connection is
-closed after its answer. So neither clients that only connect nor clients that send requests without end can keep others
-out. These three limits are those of the admin endpoint. Other servers pass their own limits to Peers.
+Floor: side (ARCHITECTURE.md). No client can keep a connection that it does not use. A client has PATIENCE_S to send the
+head of a request, and PATIENCE_S to read an answer. The first time begins when the client connects or when the previous
+answer was ready. site.py limits how long it takes to answer a request. At most CONNECTIONS_MAX connections are open.
+Additional clients wait, in the order of their arrival. A waiting client replaces the connection that has been idle for
+the longest time. A connection counts as idle after CHANCE_S without a request, so each connection has a chance to send
+its request. While a client waits, each connection is closed after its answer. So neither clients that only connect nor
+clients that send requests without end can keep other clients out. These three constants are the limits of the admin
+endpoint. Other servers pass their own limits to Peers.
 """
 
 from __future__ import annotations
@@ -42,7 +44,7 @@ PLAIN = {"Server": "counterd", "Cache-Control": "no-store", "X-Content-Type-Opti
 
 
 def _refusal(status: str, text: str) -> bytes:
-    """Makes an answer for a client that may not connect. It does not name the server, unlike other answers."""
+    """Makes an answer for a client that may not connect. Unlike other answers, this answer does not name the server."""
     body = json.dumps({"error": text})
     head = f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\nConnection: close\r\n"
     return f"HTTP/1.1 {status}\r\n{head}\r\n{body}".encode()
@@ -52,10 +54,11 @@ FOREIGN = _refusal("403 Forbidden", "this address is not allowed")
 
 
 class Peers:
-    """The open connections.
+    """The open connections of the endpoint.
 
-    fresh: connections that have had no request for a short time. idle: connections that have had none for longer, in
-    the order in which they became idle. busy: the others. is_awaited: True while a client waits for a place.
+    fresh: connections that have had no request for less than CHANCE_S. idle: connections that have had no request for
+    longer, in the order in which they became idle. busy: all other connections. is_awaited: whether a client waits for
+    a place.
     """
 
     def __init__(
@@ -68,7 +71,10 @@ class Peers:
         field: int = HEAD_FIELD_MAX,
         fields: int = HEAD_FIELDS_MAX,
     ) -> None:
-        """head: the most bytes in the head of a request. field: the most bytes in a header field. fields: how many."""
+        """head: the most bytes in the head of a request.
+
+        field: the most bytes in a header field. fields: the most header fields.
+        """
         self.guard = guard
         self.connections = CONNECTIONS_MAX if connections is None else connections
         self.patience = PATIENCE_S if patience is None else patience
@@ -82,7 +88,10 @@ class Peers:
         self._changed = asyncio.Event()
 
     async def place(self) -> None:
-        """Waits until there is a place for one more connection. Cuts the connection that has been idle for longest."""
+        """Waits until one more connection can be accepted.
+
+        If all places are taken, closes the connection that has been idle for the longest time.
+        """
         while len(self.fresh) + len(self.idle) + len(self.busy) >= self.connections:
             oldest = next(iter(self.idle), None)
             if oldest is not None:
@@ -94,13 +103,13 @@ class Peers:
         self.is_awaited = False
 
     def heard(self, peer: Peer) -> None:
-        """Called when a connection has a request."""
+        """Called when a connection has received a request."""
         if peer in self.fresh or peer in self.idle:
             self._take_out(peer)
             self.busy.add(peer)
 
     def waits(self, peer: Peer) -> None:
-        """Called when a connection is new, or its answer is ready."""
+        """Called when a connection is new, or when its answer is ready."""
         self._take_out(peer)
         self.fresh.add(peer)
 
@@ -121,7 +130,7 @@ class Peers:
 
 
 async def let_in(listening: socket.socket, peers: Peers, make_peer: Callable[[], Peer]) -> None:
-    """Accepts connections for ever, one after the other. Each waits until there is a place for it."""
+    """Accepts connections for ever, one after the other. Each connection waits until there is a place for it."""
     loop = asyncio.get_running_loop()
     while True:
         try:
@@ -135,12 +144,15 @@ async def let_in(listening: socket.socket, peers: Peers, make_peer: Callable[[],
 
 
 def host_of(address: object) -> str:
-    """Returns the IP address in the address of a socket; "" for a Unix socket."""
+    """Returns the IP address in the address of a socket, or "" for a Unix socket."""
     return str(address[0]) if isinstance(address, tuple) else ""
 
 
 class Peer(web.RequestHandler):
-    """A connection. It has a request from the time when the request's head is read until the site calls end()."""
+    """One HTTP connection.
+
+    The connection has a request from the time when the request's head was read until site.py calls end().
+    """
 
     def __init__(self, peers: Peers, manager: web.Server, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__(
@@ -161,7 +173,7 @@ class Peer(web.RequestHandler):
         self._stuck_timer: asyncio.TimerHandle | None = None
 
     def cut(self) -> None:
-        """Ends the connection now. Discards unsent answers."""
+        """Ends the connection immediately. Answers that were not sent yet are lost."""
         self._forget()
         if self._pipe is not None:
             self._pipe.abort()
@@ -173,7 +185,10 @@ class Peer(web.RequestHandler):
         self._peers.heard(self)
 
     def end(self) -> None:
-        """Called when the answer is ready. The rest of the answer is sent within the patience for the next request."""
+        """Called when the answer is ready.
+
+        The client has as much time to read the rest of the answer as it has to send its next request.
+        """
         if self in self._peers.busy:
             self._wait()
 
@@ -222,7 +237,7 @@ class Peer(web.RequestHandler):
     def handle_error(
         self, request: web.BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None
     ) -> web.StreamResponse:
-        """Answers data that the parser does not accept as a request, only with the status."""
+        """If the parser does not accept data as a request, answers only with the status."""
         response = web.Response(status=status, text=f"{status}\n", headers=PLAIN)
         response.force_close()
         return response

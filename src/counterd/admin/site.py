@@ -1,7 +1,8 @@
 """Serves the paths of the admin endpoint: reads the request, asks the daemon, writes the answer.
 
-A side. No path leads to a file, and the body of a request is never read. Names are bytes. In requests and answers they
-are percent-encoded; between the two processes, a name is a string with one character for each byte.
+Floor: side (ARCHITECTURE.md). No path names a file, and the body of a request is never read. Names are bytes. In
+requests and answers, names are percent-encoded. Between the admin process and the daemon, a name is a string with one
+character for each byte.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ HEADERS = {
 
 
 class Site:
-    """Everything that is served. link: the link to the daemon. rooms: the installed rooms."""
+    """The paths of the admin endpoint. link: the connection to the daemon. rooms: the installed protocols."""
 
     def __init__(self, link: Link, rooms: Sequence[Room]) -> None:
         self.peers = Peers(Guard())
@@ -82,7 +83,7 @@ class Site:
         self.peers.guard = Guard.of(settings)
 
     async def serve(self, listening: socket.socket) -> None:
-        """Serves all clients that connect to a listening socket, until it is cancelled."""
+        """Serves all clients that connect to a listening socket, until the task is cancelled."""
         loop = asyncio.get_running_loop()
         manager = web.Server(self._handle)
         await let_in(listening, self.peers, lambda: Peer(self.peers, manager, loop))
@@ -119,10 +120,10 @@ class Site:
         handler = self._handlers.get(path) or (self._on_table if path in self._tables else None)
         beginning = next((each for each in self._changers if path.startswith(each)), "")
         if handler is None and not beginning:
-            raise Refused(404, "nothing at this path")
+            raise Refused(404, "there is nothing at this path")
         methods, change = self._changers.get(beginning, (READING, None))
         if request.method not in methods:
-            response = refused(405, "method not allowed for this path")
+            response = refused(405, "this path does not allow this method")
             response.headers["Allow"] = ", ".join(methods)
             return response
         if change is not None:
@@ -194,7 +195,10 @@ class Site:
     # ---- asking the daemon ----
 
     async def _share(self, key: Hashable, ask: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
-        """Returns the result of ask(). If the same question is under way already, waits for that one's answer."""
+        """Returns the result of ask().
+
+        If the same question was already asked and is not answered yet, waits for that answer.
+        """
         if key not in self._asking:
 
             def done(asking: asyncio.Task[Any]) -> None:
@@ -209,7 +213,10 @@ class Site:
         return await self._share("figures", lambda: self._link.ask("figures", ASK_PATIENCE_S))
 
     async def _render(self, encoder: metrics.Encoder) -> bytes:
-        """Renders the metrics. A table counts as empty if its protocol is not enabled or the daemon is busy."""
+        """Renders the metrics for Prometheus.
+
+        If the protocol of a table is not enabled, or the daemon is busy, the table counts as empty.
+        """
         names = [table.name for table in self._tables.values() if table.metrics]
 
         async def rows_of(name: str) -> Any:
@@ -226,10 +233,10 @@ class Site:
         return await self._share(key, lambda: self._fetch_rows(name, parameters))
 
     async def _fetch_rows(self, name: str, parameters: Mapping[str, str]) -> Any:
-        """Returns a table, with its names percent-encoded."""
+        """Returns the rows of a table, with percent-encoded names."""
         table = self._tables.get(f"/{name}")
         if table is None:
-            raise Refused(404, "no such table")
+            raise Refused(404, "this table does not exist")
         found = await self._link.ask("table", ASK_PATIENCE_S, table=name, parameters=parameters)
         names = [column.name for column in table.columns if column.kind == "name"]
         for row in found["rows"]:
@@ -248,7 +255,7 @@ def parameters_of(query: str) -> dict[str, str]:
         raise Refused(400, f"invalid query: {error}") from None
     parameters = dict(pairs)
     if len(parameters) != len(pairs):
-        raise Refused(400, "a parameter is given twice")
+        raise Refused(400, "a parameter occurs twice")
     return parameters
 
 
@@ -257,7 +264,10 @@ def answered(data: Any) -> web.Response:
 
 
 def refused(status: int, text: str) -> web.Response:
-    """Makes an error response. The connection is closed after it, even if further requests have been received."""
+    """Makes a response that refuses the request.
+
+    The connection is closed after this response, even if further requests have been received.
+    """
     response = web.Response(status=status, body=json.dumps({"error": text}).encode(), content_type="application/json")
     if status == 401:
         response.headers["WWW-Authenticate"] = "Bearer"

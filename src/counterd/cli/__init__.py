@@ -1,1 +1,1 @@
-"""Floor 5: the commands."""
+"""Floor 5: the commands counterd, counterctl and counterbench."""

@@ -1,4 +1,4 @@
-"""`counterbench`: the load tester's command.
+"""The command `counterbench`, which measures a server under load.
 
 Floor 5. Exit status: 0 for success; 1 for errors, requests that could not be sent, violations that --verify found, or a
 search that did not finish; 2 for a wrong command line or a server that cannot be reached.
@@ -37,7 +37,7 @@ except ModuleNotFoundError as error:
     package = (error.name or "").partition(".")[0]
     if package == "counterd":
         raise
-    sys.exit(f"counterbench needs {package}: in the source tree, `make setup` or pip install '.[bench]'")
+    sys.exit(f"counterbench needs {package}: in the source tree, run `make setup` or pip install '.[bench]'")
 
 from counterd import units
 from counterd.errors import CounterdError
@@ -62,7 +62,10 @@ MEASURED = Reads("time", at_least(0.001, units.seconds))
 
 
 class Written(click.Path):
-    """A file that is written after the run. A path that cannot be written is refused before the run."""
+    """The type of an option that names a file to write after the run.
+
+    A path that cannot be written is refused before the run begins.
+    """
 
     def __init__(self) -> None:
         super().__init__(dir_okay=False, writable=True, path_type=Path)
@@ -70,7 +73,7 @@ class Written(click.Path):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         path = Path(os.fsdecode(super().convert(value, param, ctx)))
         if path.name == "-":
-            self.fail("expected a file name; the figures always go to standard output too", param, ctx)
+            self.fail("expected a file name; standard output always has the figures", param, ctx)
         if not path.parent.is_dir():
             self.fail(f"no directory {str(path.parent)!r}", param, ctx)
         if not path.exists() and not os.access(path.parent, os.W_OK):
@@ -82,7 +85,7 @@ FILE = Written()
 
 
 class Told(click.Group):
-    """A group that keeps its command line for the report."""
+    """A group of commands that keeps its command line for the report."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         ctx.meta[COMMAND] = shlex.join(["counterbench", *args])
@@ -131,7 +134,7 @@ class Told(click.Group):
     "-n",
     "--requests",
     type=NUMBER,
-    help="Stop after N requests in total, or after --duration if that comes first.",
+    help="Stop after N requests in total, or after --duration if that is over first.",
 )
 @click.option(
     "--duration",
@@ -153,15 +156,17 @@ class Told(click.Group):
     type=click.BOOL,
     metavar="0|1",
     default=True,
-    help="0 opens a new connection for each request.  [default: 1]",
+    help="With 0, each request opens a new connection.  [default: 1]",
 )
 @click.option(
     "--threads",
     type=NUMBER,
     default=1,
     show_default=True,
-    help="How many processes send requests; they share the connections. Use more if one process keeps a core busy in a "
-    "closed loop.",
+    help=(
+        "How many processes send requests. They share the connections. Use more processes if one process keeps a "
+        "core busy in a closed loop."
+    ),
 )
 @click.option(
     "-t",
@@ -188,21 +193,25 @@ class Told(click.Group):
 @click.option(
     "--prefill",
     is_flag=True,
-    help="Create all names before the load begins. This is always done for query, update, and get of a buffer.",
+    help="Create all names before the load begins. query, update, and get of a buffer always do this.",
 )
 @click.option(
     "--value-size",
     type=click.IntRange(0, planning.BUFFER_SIZE_MAX),
     metavar="BYTES",
-    help=f"The size of a job's body, or of a buffer for set and get. With redis, get reads a number if this option is "
-    f"not given.  [default: {planning.BUFFER_SIZE}]",
+    help=(
+        "The size of a job's body, or of a buffer for set and get. With redis and without this option, get reads "
+        f"a number.  [default: {planning.BUFFER_SIZE}]"
+    ),
 )
 @click.option(
     "--number-type",
     type=click.Choice(list(NUMBER_SIZES)),
     default=Plan.number_type,
     show_default=True,
-    help="The width of numbers, for a protocol with several widths. It must be the server's value_size.",
+    help=(
+        "The width of numbers, if the protocol has several widths. The width must be equal to the server's value_size."
+    ),
 )
 @click.option("--delay", type=TIME, default=0.0, help="The delay of jobs, in whole seconds.  [default: 0s]")
 @click.option("--ttl", type=MEASURED, default=Plan.ttl, help="The TTL of keys that insert creates.  [default: 100ms]")
@@ -215,13 +224,15 @@ class Told(click.Group):
     type=NUMBER,
     default=1_000_000,
     show_default=True,
-    help="How many permits of a name can be in use; additional acquires are refused. For flows: the count in the "
-    "server's rules.",
+    help=(
+        "How many permits of each name can be in use; the server refuses additional acquires. For flows, this is "
+        "the count in the server's rules."
+    ),
 )
 @click.option(
     "--hold",
     type=Reads("hold", Hold.read),
-    help="How long a permit is held before its release: fixed:10ms, or exp:50ms for random times with this mean.",
+    help="How long a permit is held before its release: fixed:10ms, or exp:50ms for random times with the mean 50ms.",
 )
 @click.option(
     "--wait",
@@ -251,14 +262,18 @@ class Told(click.Group):
     "--churn",
     type=RATE,
     default=0.0,
-    help="Kill this many connections a second while they hold permits, and measure how long the server takes to give "
-    "the permits back (give-back). New connections replace the killed ones.",
+    help=(
+        "Kill this many connections a second while they hold permits, and measure how long the server takes to "
+        "take the permits back (give-back). New connections replace the killed connections."
+    ),
 )
 @click.option(
     "--rate",
     type=RATE,
-    help="Open loop: send this many requests a second in total, however slow the server is. "
-    "Latency counts from the intended start of each request.",
+    help=(
+        "Open loop: send this many requests a second in total, even if the server is slower. Latency counts from "
+        "the intended start of each request."
+    ),
 )
 @click.option(
     "--arrivals",
@@ -271,7 +286,10 @@ class Told(click.Group):
     "--find-max",
     type=Reads("objective", search.Objective.read),
     metavar="OBJECTIVE",
-    help="Find the highest rate that meets this objective, such as 'p99<1ms' or 'max<20ms'. Takes at most 25 runs.",
+    help=(
+        "Find the highest rate that meets this objective, such as 'p99<1ms' or 'max<20ms'. The search takes at "
+        "most 25 runs."
+    ),
 )
 @click.option(
     "--scan",
@@ -289,8 +307,11 @@ class Told(click.Group):
 @click.option(
     "--verify",
     is_flag=True,
-    help="Check that the permits in use of a name never exceed its maximum, and that all permits are given back at the "
-    "end. For tokens, also check that no id is granted twice. For jobs, check that none is lost or delivered twice.",
+    help=(
+        "Check that the permits in use of a name never exceed its maximum, and that all permits are given back at "
+        "the end. For tokens, also check that no id is granted twice. For jobs, check that no job is lost or "
+        "delivered twice."
+    ),
 )
 @click.option("--seed", type=click.IntRange(0), default=1, show_default=True, help="The seed of the random choices.")
 @click.option("--json", type=FILE, help="Write all results to this file, for `counterbench compare` and other tools.")
@@ -298,8 +319,10 @@ class Told(click.Group):
 @click.option(
     "--hdr",
     type=FILE,
-    help="Write the latency distribution to this file, in microseconds, in the format of HdrHistogram (.hgrm). "
-    "If there are several runs, each run has a file of its own, with -1, -2, ... before the suffix.",
+    help=(
+        "Write the latency distribution to this file, in microseconds, in the format of HdrHistogram (.hgrm). If "
+        "there are several runs, each run has its own file, with -1, -2, ... before the suffix."
+    ),
 )
 @click.option("--html", type=FILE, help="Write a page with charts to this file.")
 @click.option("-q", "--quiet", is_flag=True, help="Print one line for each run, and no live panel.")
@@ -308,10 +331,10 @@ class Told(click.Group):
 def main(context: click.Context, /, **options: Any) -> None:
     """Measures how fast a server is under load, and with --verify checks that its replies are right.
 
-    Numbers can be written as 10k or 1.5m, times as 500us, 10ms, 5s or 2m. Without -n or --duration a run takes 10 s.
-    Ctrl-C ends a run and prints what was measured until then. Exit status: 0 for success; 1 for errors, requests that
-    could not be sent, violations found by --verify, or a search (--find-max, --scan) that did not finish; 2 if the run
-    could not begin.
+    Write numbers as 10k or 1.5m, and times as 500us, 10ms, 5s or 2m. Without -n or --duration a run takes 10 s. Ctrl-C
+    ends a run early. The report then shows what was measured until then. Exit status: 0 for success; 1 for errors,
+    requests that could not be sent, violations found by --verify, or a search (--find-max, --scan) that did not finish;
+    2 if the run could not begin.
 
     \b
       counterbench -r 100k                             50 connections acquire and release in turn
@@ -348,11 +371,11 @@ def main(context: click.Context, /, **options: Any) -> None:
 
 @main.command(short_help="Compares two or more files that --json wrote.")
 @click.argument("files", nargs=-1, required=True, type=click.Path(dir_okay=False, path_type=Path))
-@click.option("--html", type=FILE, default="compare.html", show_default=True, help="Where to write the page.")
+@click.option("--html", type=FILE, default="compare.html", show_default=True, help="The file to write the page to.")
 def compare(files: tuple[Path, ...], html: Path) -> None:
-    """Shows the results in files that --json wrote side by side, with ratios to the first file.
+    """Shows the results from files that --json wrote side by side, with ratios to the first file.
 
-    It also writes a page with charts.
+    The command also writes a page with charts.
     """
     try:
         reports = [(path.stem, load(path)) for path in files]
@@ -378,12 +401,18 @@ def rules(protocol: str, names: int, maximum: int) -> None:
 
 
 def show(console: Console, what: RenderableType) -> None:
-    """Prints a report. Lines are wrapped on a terminal only: in a file, long lines can be searched more easily."""
+    """Prints a report.
+
+    Wraps the lines of the report on a terminal only: in a file, long lines can be searched more easily.
+    """
     console.print(what, soft_wrap=not console.is_terminal)
 
 
 def failed(found: Report) -> bool:
-    """Whether anything went wrong. Unsent requests do not count in a search, which tries rates that are too high."""
+    """Returns whether a run had errors.
+
+    In a search, unsent requests are not errors, because a search tries rates that are too high.
+    """
     if found.search is not None and found.search.get("ended"):
         return True
     searching = found.search is not None and not found.repeats()
@@ -396,14 +425,16 @@ def give_up(error: Exception) -> NoReturn:
 
 
 def read_plan(options: dict[str, Any]) -> Plan:
-    """Makes a plan of the options. Raises ValueError for options that exclude each other."""
+    """Makes a plan from the options of the command. Raises ValueError if two options exclude each other."""
     searching = options["find_max"] or options["scan"]
     if options["find_max"] and options["scan"]:
-        raise ValueError("give either --find-max or --scan")
+        raise ValueError("use either --find-max or --scan")
     if searching and (options["rate"] or options["requests"]):
-        raise ValueError("--find-max and --scan take neither --rate nor -n: they choose the rates, and run for a time")
+        raise ValueError(
+            "--find-max and --scan cannot be used with --rate or -n: they choose the rates, and each run has a duration"
+        )
     if searching and options["repeat"] > 1:
-        raise ValueError("--find-max and --scan take no --repeat")
+        raise ValueError("--find-max and --scan cannot be used with --repeat")
     duration = options["duration"]
     if duration is None and options["requests"] is None:
         duration = SEARCH_S if searching else DURATION_S
@@ -449,7 +480,7 @@ def measure(
     *,
     quiet: bool,
 ) -> Report:
-    """Does the run, or the runs of a search. If a search ends too early, the runs that are complete are kept."""
+    """Does one run, or the runs of a search. If a search ends too early, the results of its complete runs are kept."""
     interruption = Interruption()
     with panel(console if console.is_terminal and not quiet else None) as begin:
         label = describe(plan)

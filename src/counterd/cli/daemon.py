@@ -1,7 +1,7 @@
-"""`counterd`: the daemon's command.
+"""The command `counterd`, which runs the daemon.
 
-Floor 5. Exit status: 0 after a drain; 1 after a second signal, or if the system has no thread or memory left for the
-start; 2 for mistakes in the command line or the configuration, with a line for each mistake.
+Floor 5. Exit status: 0 after a drain; 1 after a second signal, or if the start fails because the system has no thread
+or memory left; 2 for mistakes in the command line or the configuration, with a line for each mistake.
 """
 
 from __future__ import annotations
@@ -41,12 +41,19 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="counterd",
         description="Hands out permits for shared, limited resources, and takes them back when a client dies.",
-        epilog="Without -c, counterd reads /etc/counterd/counterd.conf if it exists, else the file in the package."
-        " `counterd journal --help` describes the commands for a journal file.",
+        epilog=(
+            "Without -c, counterd reads /etc/counterd/counterd.conf. If that file does not exist, it reads the "
+            "file in its package. `counterd journal --help` describes the commands for a journal file."
+        ),
     )
     parser.add_argument("-c", "--config", type=Path, metavar="FILE", help="the configuration file")
     parser.add_argument(
-        "--set", action="append", default=[], metavar="KEY=VALUE", dest="overrides", help="override a key; repeatable"
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        dest="overrides",
+        help=("override a key; the option can be repeated"),
     )
     parser.add_argument("--check", action="store_true", help="check the configuration and exit")
     parser.add_argument("--version", action="version", version=f"counterd {__version__}")
@@ -54,7 +61,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command; returns its exit status."""
+    """Runs the command `counterd`. Returns its exit status."""
     options = parse(arguments)
     rooms = find_rooms()
 
@@ -98,7 +105,7 @@ def prepare_process() -> None:
 
 
 def serve(config: Config, rooms: Sequence[Room], reread: Callable[[], Config]) -> int:
-    """Runs the daemon until a signal ends it; returns the exit status."""
+    """Runs the daemon until a signal ends it. Returns the exit status."""
     prepare_process()
     writer = LogWriter(config.process.log.level, config.process.log.format)
     install(writer)
@@ -123,7 +130,7 @@ def serve(config: Config, rooms: Sequence[Room], reread: Callable[[], Config]) -
 
 
 def leave(status: int) -> int:
-    """Returns the status, and makes sure that the process ends even if threads of an extension still run."""
+    """Returns the exit status, and makes sure that the process ends even if threads of an extension still run."""
     if any(not thread.daemon for thread in threading.enumerate() if thread is not threading.main_thread()):
         timer = threading.Timer(LEAVE_S, os._exit, (status,))
         timer.daemon = True

@@ -48,7 +48,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command; returns its exit status."""
+    """Runs the command `counterd journal`. Returns its exit status."""
     options = parse(arguments)
     try:
         return {"check": check, "dump": dump, "repair": repair}[options.command](options.file)
@@ -61,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def read_only(path: str) -> sqlite3.Connection:
-    """Opens the database of a journal for reading. Raises JournalError if there is no such file."""
+    """Opens the database of a journal for reading. Raises JournalError if the file does not exist."""
     if not Path(path).is_file():
         raise JournalError(f"{path}: no such file")
     return lenient(sqlite3.connect(f"{Path(path).absolute().as_uri()}?mode=ro", uri=True, isolation_level=None))
@@ -75,7 +75,7 @@ def check(path: str) -> int:
         for text in found[:PROBLEMS_MAX]:
             print(f"{path}: {text}", file=sys.stderr)
         if len(found) > PROBLEMS_MAX:
-            print(f"{path}: and {len(found) - PROBLEMS_MAX} more", file=sys.stderr)
+            print(f"{path}: and {len(found) - PROBLEMS_MAX} more problems", file=sys.stderr)
         if not found:
             print(f"{path}: ok, {several(ledger.count(database), 'record')}")
         return 1 if found else 0
@@ -96,7 +96,7 @@ def repair(path: str) -> int:
     with explained(path, repairs=True):
         lock(path, LOCK_S)
         if aside.exists():
-            raise JournalError(f"{aside} exists already: move it away")
+            raise JournalError(f"{aside} exists already: move this file away")
         make_like(repaired, path)
         with closing(lenient(sqlite3.connect(path, isolation_level=None))) as source:
             source.execute("PRAGMA writable_schema = ON")  # without it, nothing can be read of a truncated file

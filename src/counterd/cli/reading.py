@@ -1,6 +1,6 @@
-"""Options that several commands have, and a type for options whose value a function reads.
+"""Options that several commands share, and a type for options whose value a function reads.
 
-Floor 5. Needs click, as do the commands that use this module.
+Floor 5. This file needs click, as do the commands that import it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ TLS_OPTIONS = (
 
 
 def with_options(*options: Callable[[F], F]) -> Callable[[F], F]:
-    """Returns a decorator that adds all of these options to a command, in this order."""
+    """Returns a decorator that adds all these options to a command, in this order."""
 
     def decorate(function: F) -> F:
         for option in reversed(options):

@@ -2,9 +2,9 @@
 
 Client and AsyncClient are for the counter protocol: a counter has a maximum of permits, and hold() holds permits while
 a block runs. counterd.client.throttr, counterd.client.sentinel and counterd.client.beanstalk also have a Client and an
-AsyncClient, counterd.client.smockron has gatekeepers. counterd.client.aio.Client is another name of AsyncClient.
+AsyncClient; counterd.client.smockron has gatekeepers. counterd.client.aio.Client is another name of AsyncClient.
 
-Floor: side.
+Floor: side (ARCHITECTURE.md).
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ if not TYPE_CHECKING:  # with __getattr__() a type checker would accept any name
     }
 
     def __getattr__(name: str) -> Any:
-        """Imports a module when its name is used first: asyncio takes longer to import than everything else."""
+        """Imports a module when its name is first used: asyncio takes longer to import than everything else."""
         if name not in _LATER:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         module, found = _LATER[name]

@@ -1,6 +1,8 @@
-"""Addresses of servers: host and port, the path of a Unix socket, or a URL that has one of these, and TLS or not.
+"""Addresses of servers. An address is a host and a port, the path of a Unix socket, or a URL that has one of these,
+with or without TLS.
 
-Floor: side; shared by the clients. Nothing here touches a socket, or imports ssl before it is needed.
+Floor: side (ARCHITECTURE.md); shared by the clients. This file touches no socket, and imports ssl only when it is
+needed.
 """
 
 from __future__ import annotations
@@ -19,7 +21,10 @@ PORT_MAX = 65535
 
 
 class Tls(NamedTuple):
-    """TLS with these PEM files. cacert "": the certificates that this system trusts. key "": it is in the file cert."""
+    """TLS with these PEM files.
+
+    cacert: "" means the certificates that this system trusts. key: "" means that the key is in the file cert.
+    """
 
     cacert: str = ""
     cert: str = ""
@@ -27,7 +32,10 @@ class Tls(NamedTuple):
 
 
 class Address(NamedTuple):
-    """host and port of a TCP address, or the path of a Unix socket; the rest is "" or 0. tls: None means no TLS."""
+    """The host and port of a TCP address, or the path of a Unix socket; unused fields are "" or 0.
+
+    tls: None means no TLS.
+    """
 
     host: str = ""
     port: int = 0
@@ -40,7 +48,7 @@ class Address(NamedTuple):
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
     def make_context(self) -> ssl.SSLContext | None:
-        """Returns the TLS context of a connection, or None without TLS. Raises OSError if a file cannot be used."""
+        """Returns the TLS context for a connection, or None without TLS. Raises OSError if a file cannot be used."""
         if self.tls is None:
             return None
         from counterd.client import _tls  # noqa: PLC0415 - ssl takes as long to import as all else
@@ -55,9 +63,9 @@ def read_addresses(
     scheme: str = "counter",
     tls: bool | ssl.SSLContext = False,
 ) -> list[Address]:
-    """Returns the addresses from the arguments of a client: only the path if there is one, else each host or URL.
+    """Returns the addresses in the arguments of a client: the path alone if there is one, else each host or URL.
 
-    Raises ValueError for a URL of another scheme, an impossible port, TLS with a Unix socket, and if there is no
+    Raises ValueError for a URL of another scheme, an impossible port, TLS with a Unix socket, or if there is no
     address.
     """
     if isinstance(port, int) and not 0 <= port <= PORT_MAX:  # getaddrinfo() would take it modulo 65536
@@ -79,7 +87,10 @@ def read_default(
     *,
     default_port: int,
 ) -> list[Address]:
-    """As read_addresses(). If nothing is given: the addresses of COUNTERD_URL, or this host."""
+    """Does the same as read_addresses(), with a default.
+
+    If no argument has an address, returns the addresses in COUNTERD_URL, or the address of this host.
+    """
     if host is None and port is None and path is None and os.environ.get(VARIABLE):
         try:
             return read_addresses(os.environ[VARIABLE], default_port, None, tls=tls)
@@ -89,22 +100,26 @@ def read_default(
 
 
 def with_tls(address: Address, tls: bool | ssl.SSLContext) -> Address:
-    """Returns the address with TLS. ValueError if it is a Unix socket, or has TLS files and `tls` is a context."""
+    """Returns the same address with TLS.
+
+    Raises ValueError if the address is a Unix socket, or if it names TLS files and `tls` is a context.
+    """
     if address.path:
-        raise ValueError(f"{address.path}: there is no TLS on a Unix socket")
+        raise ValueError(f"{address.path}: a Unix socket cannot use TLS")
     if isinstance(tls, bool):
         return address if address.tls else address._replace(tls=Tls())
     if not hasattr(tls, "wrap_bio"):
-        raise TypeError(f"tls is True, False or an ssl.SSLContext, not {tls!r}")
+        raise TypeError(f"tls must be True, False or an ssl.SSLContext, not {tls!r}")
     if address.tls not in (None, Tls()):
-        raise ValueError(f"{address}: its URL names files for TLS, so tls cannot be a context")
+        raise ValueError(f"{address}: the URL names files for TLS, so tls cannot be a context")
     return address._replace(tls=tls)
 
 
 def read_address(text: str, port: int, scheme: str = "counter") -> Address:
-    """A host, SCHEME://HOST[:PORT], SCHEMEs://HOST[:PORT][?cacert=FILE&cert=FILE&key=FILE] or SCHEME+unix:///PATH.
+    """Reads one address: a host, SCHEME://HOST[:PORT], SCHEMEs://HOST[:PORT][?cacert=FILE&cert=FILE&key=FILE] or
+    SCHEME+unix:///PATH.
 
-    port: the default. Raises ValueError, which shows the text.
+    port: the default port. Raises ValueError with the text of the address.
     """
     if "://" not in text:
         if text.count(":") == 1 or text.startswith("["):  # an IPv6 address has two colons at least
@@ -130,11 +145,14 @@ def read_address(text: str, port: int, scheme: str = "counter") -> Address:
 
 
 def _checked(host: str, text: str) -> str:
-    """Returns the host. Raises ValueError if no lookup can succeed: the lookup would raise no OSError."""
+    """Returns the host.
+
+    Raises ValueError if no lookup of the host can succeed, because such a lookup would not raise an OSError.
+    """
     try:
         host.encode("idna")
     except UnicodeError as error:
-        raise ValueError(f"{text!r}: {host!r} is not the name of a host: {error}") from None
+        raise ValueError(f"{text!r}: {host!r} is not a valid host name: {error}") from None
     return host
 
 
@@ -142,7 +160,9 @@ def _read_query(text: str, query: str, scheme: str) -> Tls:
     said = parse_qsl(query, keep_blank_values=True, errors="surrogateescape")
     files = dict(said)
     if len(files) < len(said) or not files.keys() <= {*Tls._fields} or not all(files.values()):
-        raise ValueError(f"{text!r}: expected {scheme}s://HOST:PORT?cacert=FILE&cert=FILE&key=FILE, or fewer of these")
+        raise ValueError(
+            f"{text!r}: expected {scheme}s://HOST:PORT?cacert=FILE&cert=FILE&key=FILE, or fewer parameters"
+        )
     if "key" in files and "cert" not in files:
-        raise ValueError(f"{text!r}: a key needs its cert")
+        raise ValueError(f"{text!r}: key needs cert")
     return Tls(**files)

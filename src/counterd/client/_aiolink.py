@@ -1,6 +1,6 @@
-"""One connection of a client for asyncio, which any number of tasks use at the same time.
+"""One connection of a client for asyncio, which any number of tasks can use at the same time.
 
-Floor: side. Requests that are made in one turn of the event loop are sent in one piece.
+Floor: side (ARCHITECTURE.md). Requests that tasks make in the same turn of the event loop are sent together.
 """
 
 from __future__ import annotations
@@ -27,7 +27,11 @@ LOOP_CLOSED = "its event loop was closed"
 
 
 def put_away(transport: asyncio.Transport) -> None:
-    """In the child of a fork: replaces its copy of the socket by /dev/null, as the loop still knows its number."""
+    """Called in the child of a fork.
+
+    Replaces the child's copy of the socket by /dev/null, because the event loop still knows the number of the
+    descriptor.
+    """
     number = cast("socket.socket", transport.get_extra_info("socket")).fileno()
     if number >= 0:
         null = os.open(os.devnull, os.O_RDWR)
@@ -36,7 +40,7 @@ def put_away(transport: asyncio.Transport) -> None:
 
 
 def hang_up(transport: asyncio.Transport) -> None:
-    """Ends a connection whose event loop was closed. Otherwise the server would keep it."""
+    """Ends a connection whose event loop was closed. Otherwise the server would keep the connection."""
     connected = transport.get_extra_info("socket")
     if isinstance(connected, TransportSocket):  # uvloop has closed its own
         with suppress(OSError):
@@ -44,9 +48,9 @@ def hang_up(transport: asyncio.Transport) -> None:
 
 
 class FutureCall(Call):
-    """A call that a task waits for. future: None if no task waits.
+    """A call for whose reply a task waits. future: None if no task waits.
 
-    granted: is called with the result, in the same step, if the call succeeds and its task still waits.
+    granted: called with the result, in the same step, if the call succeeds and its task still waits.
     """
 
     granted: Callable[[Any], object] | None = None
@@ -69,7 +73,7 @@ class FutureCall(Call):
 
 
 class Link(asyncio.Protocol, Resumable):
-    """One connection, and the calls that are under way through it."""
+    """A connection, and the calls that wait for replies on it."""
 
     def __init__(
         self,
@@ -99,9 +103,10 @@ class Link(asyncio.Protocol, Resumable):
         self._prober: asyncio.TimerHandle | None = None
 
     def start(self, *request: Any, patience: float = 0.0) -> FutureCall:
-        """Sends a request. Its future gets the result or an error. ValueError if it does not fit the protocol.
+        """Sends a request. The future of the call gets the result or an error. Raises ValueError if the request does
+        not fit the protocol.
 
-        patience: seconds that the server may take beyond the timeout.
+        patience: how many seconds the server may take beyond the timeout.
         """
         self._check()
         loop = self._loop
@@ -110,7 +115,7 @@ class Link(asyncio.Protocol, Resumable):
         return call
 
     def start_all(self, requests: Sequence[Request], patience: float = 0.0) -> list[FutureCall]:
-        """Sends requests, or none of them if one does not fit the protocol: ValueError."""
+        """Sends all requests. If one of them does not fit the protocol, sends none and raises ValueError."""
         self._check()
         deadline = self._loop.time() + self._timeout + patience
         calls = [FutureCall(self._loop.create_future(), deadline) for _ in requests]
@@ -118,13 +123,16 @@ class Link(asyncio.Protocol, Resumable):
         return calls
 
     def start_unawaited(self, *request: Any) -> None:
-        """Sends a request and does not wait for the reply."""
+        """Sends a request and does not wait for its reply."""
         self._check()
         call = FutureCall(None, self._loop.time() + self._timeout)
         self._send(self.calls.add(call, *request), call.deadline)
 
     async def listen(self, seconds: float | None) -> bool:
-        """True once the server has sent something unasked, or the connection has ended; False after so many seconds."""
+        """Returns True as soon as the server has sent something without a request, or the connection has ended.
+
+        Returns False after this many seconds.
+        """
         if self.closed or self.calls.has_unasked():
             return True
         future: asyncio.Future[Any] = self._loop.create_future()
@@ -138,7 +146,10 @@ class Link(asyncio.Protocol, Resumable):
         return future.done()
 
     async def result(self, *request: Any) -> Any:
-        """Sends a request and waits for its result. If that is interrupted, what the call is granted is given back."""
+        """Sends a request and waits for its result.
+
+        If the wait is interrupted, everything that the call is granted is given back.
+        """
         return await self._result(self.start(*request))
 
     async def results(self, requests: Sequence[Request]) -> list[Any]:
@@ -154,7 +165,7 @@ class Link(asyncio.Protocol, Resumable):
         return [future.exception() or future.result() for future in futures]
 
     async def acquire(self, hold: object, request: Request) -> None:
-        """As result(), for a hold, which has the permits from the moment of the grant."""
+        """Does the same as result(), for a hold. The hold has the permits from the moment of the grant."""
         call = self.start(*request)
         call.granted = lambda granted: self.holds.__setitem__(hold, granted)
         try:
@@ -171,10 +182,11 @@ class Link(asyncio.Protocol, Resumable):
         probe: Request,
         sent: Callable[[], object] | None = None,
     ) -> Any:
-        """As result(), of a request that may wait in the server for so many seconds; None: for ever.
+        """Does the same as result(), for a request that may wait in the server for this many seconds. None means for
+        ever.
 
-        held: holds that have so many permits each from the moment of the grant. probe: a request that is sent now and
-        then, to see that the server still answers. sent: is called once the request was sent.
+        held: the holds that get permits, and how many each of them has from the moment of the grant. probe: a request
+        that is sent from time to time, to check that the server still answers. sent: called when the request was sent.
         """
         call = self.start(*request, patience=math.inf if seconds is None else seconds)
         call.granted = lambda _: self.holds.update(held)
@@ -197,19 +209,22 @@ class Link(asyncio.Protocol, Resumable):
             del self._waiting[call]
 
     def last(self) -> Link:
-        """Returns the connection that has gone on with this one, or with that, and so on; or itself."""
+        """Returns the connection that has resumed this one, or has resumed that one, and so on.
+
+        Returns this connection if none has.
+        """
         link = self
         while link.heir is not None:
             link = link.heir
         return link
 
     def is_alive(self) -> bool:
-        """Returns whether what is held through it is not lost, as far as the loop knows."""
+        """Returns whether the holdings of this connection are not lost, as far as the event loop knows."""
         link = self.last()
         return not link.closed or link.may_resume()
 
     def inherit(self, ended: Link, take_over: Callable[[], object]) -> None:
-        """Goes on with an ended connection. take_over: does so with its calls."""
+        """Takes over the holdings of an ended connection. take_over: takes over the calls of that connection."""
         take_over()
         self.holds.update(ended.holds)
         ended.holds.clear()
@@ -217,7 +232,8 @@ class Link(asyncio.Protocol, Resumable):
         self._give_back()
 
     def forget(self, call: FutureCall) -> None:
-        """Called when the task does not wait any more: what the call was granted, or will be, is given back."""
+        """Called when the task no longer waits: everything that the call was granted, or will be granted, is given
+        back."""
         future = call.future
         assert future is not None
         if not future.cancel() and not future.cancelled():
@@ -231,11 +247,11 @@ class Link(asyncio.Protocol, Resumable):
         return self._loop.time()
 
     def flush(self) -> None:
-        """Passes all unsent bytes to the transport, which sends what the kernel takes now."""
+        """Passes all unsent bytes to the transport, which immediately sends what the kernel accepts."""
         self._flush()
 
     def drop(self, why: str, error: Callable[[], CounterdError] | None = None) -> None:
-        """Ends the connection. Calls that have no answer yet raise error, or ConnectionLost."""
+        """Ends the connection. Calls without a reply raise error, or ConnectionLost."""
         if self.closed:
             return
         self._ended(why)
@@ -256,14 +272,15 @@ class Link(asyncio.Protocol, Resumable):
             await asyncio.shield(self._gone)
 
     def after_fork(self) -> None:
-        """In the child of a fork: closes its copy of the socket, and nothing else."""
+        """Called in the child of a fork. Closes the child's copy of the socket, and nothing else."""
         if self._transport is not None and not self._gone.done():
             put_away(self._transport)
         self.closed = self.closed or FORKED
         self.token = None
 
     def after_loop(self) -> None:
-        """Called when its loop was closed: none of its tasks runs any more, but its socket may still be open."""
+        """Called when the event loop of the connection was closed: none of its tasks runs any more, but its socket may
+        still be open."""
         self.token = None
         if not self.closed:
             self.closed = LOOP_CLOSED
@@ -297,11 +314,12 @@ class Link(asyncio.Protocol, Resumable):
         is_plain = isinstance(info("peername"), tuple) and info("ssl_object") is None
         is_new, doubt = not self.calls.answered, self.calls.doubt
         self.drop(
-            "the server closed it", lambda: closed_by_server(self.where, doubt, plain_and_new=is_plain and is_new)
+            "the server closed the connection",
+            lambda: closed_by_server(self.where, doubt, plain_and_new=is_plain and is_new),
         )
 
     def connection_lost(self, error: Exception | None) -> None:
-        self.drop(str(error or "it was closed"))
+        self.drop(str(error or "the client closed the connection"))
         self._gone.set_result(None)
 
     def pause_writing(self) -> None:
@@ -326,7 +344,7 @@ class Link(asyncio.Protocol, Resumable):
             raise lost(self.where, self.closed)
 
     def _send(self, data: bytes, deadline: float) -> None:
-        """Sends the data now, or together with all that is sent in this turn of the loop."""
+        """Sends the data now, or together with everything else that is sent in this turn of the event loop."""
         if self._timer is None or deadline < self._timer.when():
             self._expire_at(deadline)
         if self._unsent or self._paused:
@@ -361,7 +379,7 @@ class Link(asyncio.Protocol, Resumable):
         self._timer = None if moment == math.inf else self._loop.call_at(moment, self._expire)
 
     def _expire(self) -> None:
-        """Ends the wait of the calls whose deadline has passed. Their replies may still come."""
+        """Ends the wait of the calls whose deadline has passed. The replies to these calls may still arrive."""
         now = self._loop.time()
         self._timer = None
         late, following = 0, math.inf
@@ -373,12 +391,12 @@ class Link(asyncio.Protocol, Resumable):
             call.settle(None, not_answered(self.where, self._timeout, self.calls.doubt))
         self._expire_at(following)
         if late and self._paused:
-            self.drop("the server takes no more requests")
+            self.drop("the server accepts no more requests")
         elif late > UNANSWERED_MAX:
             self.drop(f"{UNANSWERED_MAX} calls were not answered")
 
     def _probe(self, probe: Request) -> None:
-        """Checks from time to time, while calls wait in the server, that it still answers."""
+        """While calls wait in the server, checks from time to time that the server still answers."""
         self._prober = None
         if self._waiting:
             self._prober = self._loop.call_later(PROBE_S, self._probe, probe)

@@ -1,6 +1,7 @@
-"""The base of the clients for asyncio: a connection for all tasks, a new one when it is lost, and the turns of holds.
+"""The base of the clients for asyncio: one connection for all tasks, which is replaced when it is lost, and the queues
+of waiting holds.
 
-Floor: side.
+Floor: side (ARCHITECTURE.md).
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ class Turn:
         self._is_set = False
 
     async def wait(self, seconds: float | None) -> bool:
-        """Waits until it is set, or for so many seconds. Returns whether it is set."""
+        """Waits until the event is set, or until this many seconds have passed. Returns whether the event is set."""
         if not self._is_set:
             self._future = self._loop.create_future()
             timer = None if seconds is None else self._loop.call_later(seconds, self._wake)
@@ -74,7 +75,7 @@ class Turn:
 
 
 class Shared:
-    """A connection to a server, which is made again when it is lost."""
+    """A connection to a server. If it is lost, the client makes a new one."""
 
     def __init__(self, addresses: list[Address], timeout: float, connect_timeout: float | None) -> None:
         self._addresses = addresses
@@ -106,11 +107,15 @@ class Shared:
 
     @property
     def where(self) -> str:
-        """The address of the connection, of the last one if it was lost, or the first address that will be tried."""
+        """The address of the current connection, of the last one if it was lost, or the first address that will be
+        tried."""
         return str(self._addresses[0]) if self._link is None else self._link.where
 
     async def close(self) -> None:
-        """Ends the connection: the server takes back what was held through it. Later calls raise ConnectionLost."""
+        """Ends the connection: the server takes back everything that was held through it.
+
+        Later calls raise ConnectionLost.
+        """
         self._own_loop()
         self._end()
         if self._tasks:
@@ -121,7 +126,7 @@ class Shared:
     # ---- what a client overrides ----
 
     def _make_calls(self) -> Pending:
-        """Returns what a new connection keeps its calls in."""
+        """Returns the object in which a new connection keeps its calls."""
         raise NotImplementedError
 
     def _make_link(self, loop: asyncio.AbstractEventLoop, where: str) -> Link:
@@ -133,20 +138,26 @@ class Shared:
             self._lost = link
 
     def _on_release(self, request: Any) -> None:
-        """Called with a request that gives back what was granted to a caller that has gone."""
+        """Called with a request that gives back what was granted to a caller that no longer waits."""
 
     async def _greet(self, link: Link) -> None:
-        """Sends the first requests of a new connection, before it is used for calls. Raises CounterdError."""
+        """Sends the first requests of a new connection, before calls use it. Raises CounterdError."""
 
     def _on_connected(self, link: Link) -> None:
         """Called when there is a new connection."""
 
     async def _ask(self, hold: Any, asked: Any) -> Any:
-        """Asks once for what a hold wants. After NotAvailable or ConnectionLost the hold waits; others end its wait."""
+        """Asks the server once for what a hold wants.
+
+        After NotAvailable or ConnectionLost the hold waits. Any other error ends the wait of the hold.
+        """
         raise NotImplementedError
 
     async def _look_around(self, asked: Any) -> Seen:
-        """Returns whether other clients want what a hold wants. Called only if there is a tenure."""
+        """Returns whether other clients want the same as a hold of this client.
+
+        Called only if the hold has a tenure.
+        """
         raise NotImplementedError
 
     async def _gives_up(self, queue: Queue, asked: Any) -> CounterdError:
@@ -156,9 +167,10 @@ class Shared:
     # ---- connecting ----
 
     async def _connected(self, *, hears: bool = True) -> Link:
-        """Returns the connection, a new one if it was lost. Raises ConnectionLost or Timeout.
+        """Returns the connection. If the connection was lost, returns a new one. Raises ConnectionLost or Timeout.
 
-        hears: ConnectionLost is raised first if permits were lost with the last one, and no call has raised that yet.
+        hears: if permits were lost with the last connection, and no call has raised that yet, first raises
+        ConnectionLost.
         """
         loop = self._own_loop()
         while True:
@@ -167,7 +179,10 @@ class Shared:
                 raise no_connection(self.where, CLOSED)
             if hears and self._lost is not None:
                 link, self._lost = self._lost, None
-                raise lost(link.where, f"{link.closed}; what was acquired through it has been given back")
+                raise lost(
+                    link.where,
+                    f"{link.closed}; everything that was acquired through this connection has been given back",
+                )
             if link is not None and not link.closed:
                 return link
             connecting = self._connecting_now(loop)
@@ -181,16 +196,19 @@ class Shared:
                 raise lost(link.where, link.closed)
 
     def _connecting_now(self, loop: asyncio.AbstractEventLoop) -> asyncio.Task[None]:
-        """Returns the task that connects, a new one if there is none. Raises ConnectionLost if it is too early."""
+        """Returns the task that connects.
+
+        If there is none, starts one. Raises ConnectionLost if the next attempt is not due yet.
+        """
         link = self._link
         if self._connecting is None or self._connecting.done():
             was_good = link is not None and link.calls.answered
-            self._attempts.begin(loop.time(), link, was_good, lost(self.where, "the server closed it"))
+            self._attempts.begin(loop.time(), link, was_good, lost(self.where, "the server closed the connection"))
             self._connecting = self._started(self._connect(loop))
         return self._connecting
 
     async def _connect(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Leaves a link, or a failure, in the attributes of the client."""
+        """Connects to the server. Leaves the new link, or the failure, in the attributes of the client."""
         failure: CounterdError | None = None
         for address in self._addresses:
             link = self._make_link(loop, str(address))
@@ -214,7 +232,7 @@ class Shared:
                 if not link.closed:
                     self._on_connected(link)
                 return
-            link.drop("it was not accepted")
+            link.drop("the server did not accept it")
         assert failure is not None
         self._attempts.failed(loop.time(), failure)
 
@@ -239,18 +257,21 @@ class Shared:
         self._turns.wake_all()
 
     def _after_fork(self) -> None:
-        """In the child of a fork, which has no loop yet, and where no task of the parent runs."""
+        """Called in the child of a fork, which has no event loop yet, and where no task of the parent runs."""
         if self._link is not None:
             self._link.after_fork()
         self._lost = None
         self._start_anew()
 
     def _own_loop(self) -> asyncio.AbstractEventLoop:
-        """Returns the running loop. Raises RuntimeError if the client belongs to another loop that is not closed."""
+        """Returns the running event loop.
+
+        Raises RuntimeError if the client belongs to another event loop that is not closed.
+        """
         loop = get_running_loop()
         if self._loop is not loop:
             if self._loop is not None and not self._loop.is_closed():
-                raise RuntimeError(f"{self} belongs to another event loop: make one for each")
+                raise RuntimeError(f"{self} belongs to another event loop: make one for each event loop")
             if self._link is not None:
                 self._link.after_loop()
                 self._lost = self._link if self._link.unheard else self._lost
@@ -259,7 +280,7 @@ class Shared:
         return loop
 
     def _start_anew(self) -> None:
-        """Forgets everything that belonged to the last loop."""
+        """Forgets everything that belonged to the previous event loop."""
         self._loop = None
         self._connecting = None
         self._tasks = set()
@@ -268,7 +289,7 @@ class Shared:
     # ---- waiting ----
 
     async def _take(self, hold: Any, asked: Wanted, tenure: Tenure | None = None) -> Any:
-        """Waits in turn for what a hold wants, and returns the result of _ask(). See waiting()."""
+        """Waits until it is the hold's turn and it gets what it wants. Returns the result of _ask(). See waiting()."""
         loop = self._own_loop()
         turn = Turn(loop)
         patience = Patience(asked.timeout, loop.time)
@@ -276,7 +297,7 @@ class Shared:
         return await drive_async(steps, self._waiting_acts(turn, hold, asked))
 
     def _waiting_acts(self, turn: Turn, hold: Any, asked: Any) -> dict[Any, Callable[..., Any]]:
-        """What a driver does for the steps of waiting()."""
+        """Returns what this client does for each step of waiting()."""
         return {
             WAIT: turn.wait,
             LOOK: lambda: self._look_around(asked),
@@ -318,7 +339,7 @@ class Commanded(Shared, Awaiting):
             raise
 
     def _greeting(self) -> Sequence[Request[Any]]:
-        """Returns the first requests of a new connection. A refusal ends the connection."""
+        """Returns the first requests of a new connection. If the server refuses one of them, the connection ends."""
         return ()
 
     async def _greet(self, link: Link) -> None:

@@ -1,6 +1,7 @@
-"""Delays before trying again: longer each time up to a bound, and random, so that clients do not retry together.
+"""Delays before another attempt. Delays grow up to a bound, and are random, so that clients do not all retry at the
+same time.
 
-Floor: side; uses no clock.
+Floor: side (ARCHITECTURE.md); this file uses no clock.
 """
 
 from __future__ import annotations
@@ -18,7 +19,11 @@ RANDOM = SystemRandom()  # not that of a program that has seeded its own; and an
 
 
 class Backoff:
-    """Delays in seconds: first, then twice the last one, up to longest. Each is shortened by up to half at random."""
+    """Delays in seconds.
+
+    The first delay is `first`; each later delay is twice the previous one, up to `longest`. Each delay is shortened at
+    random, by up to half.
+    """
 
     def __init__(self, first: float, longest: float) -> None:
         self._first = self._next = first
@@ -31,11 +36,11 @@ class Backoff:
         return delay * RANDOM.uniform(0.5, 1)
 
     def reset(self) -> None:
-        """Called after a success: the next delay is the shortest one again."""
+        """Called after a success: the next delay is the shortest delay again."""
         self._next = self._first
 
     def lengthen(self) -> None:
-        """Called to let others go first: the next delay is the longest one."""
+        """Called to let other clients go first: the next delay is the longest delay."""
         self._next = self._longest
 
 
@@ -47,10 +52,11 @@ CONNECT_FIRST_S, CONNECT_LONGEST_S = 0.05, 2.0
 
 
 class Attempts:
-    """When a client may connect again, and the error of its calls until then.
+    """When a client may connect again, and the error that its calls raise until then.
 
-    The first attempt after a connection that was good begins at once. A connection is good if the server answered
-    something through it: a server that has no room accepts connections and closes them.
+    The first attempt after a good connection begins immediately. A connection is good if the server answered something
+    on it. A server without room for a connection accepts it and then closes it, so an accepted connection is not good
+    enough.
     """
 
     def __init__(self) -> None:
@@ -60,7 +66,10 @@ class Attempts:
         self._good: object = None  # the last connection that was good and has ended
 
     def begin(self, now: float, ended: object, was_good: bool, why: CounterdError) -> None:
-        """Called before an attempt, with the connection that has ended and why. ConnectionLost if it is too early."""
+        """Called before an attempt, with the connection that has ended and the reason.
+
+        Raises ConnectionLost if the next attempt is not due yet.
+        """
         if was_good and ended is not self._good:
             self._good = ended
             self._backoff.reset()

@@ -1,9 +1,9 @@
-"""Requests that were sent and are not answered yet: no I/O, no clock.
+"""Requests that were sent and have no reply yet. No I/O, no clock.
 
-Pending is for any protocol, Ordered for those whose replies come in the order of the requests. What was granted to a
-caller that has gone meanwhile is noted in give_back, and the owner of the connection releases it.
+Pending works for any protocol. Ordered is for protocols whose replies come in the order of the requests. If something
+was granted to a caller that no longer waits, it is added to give_back, and the owner of the connection releases it.
 
-Floor: side; shared by the blocking client and that for asyncio.
+Floor: side (ARCHITECTURE.md); shared by the blocking client and the client for asyncio.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ FRAME_KEPT = 1024  # bytes: a longer request is not kept after it was sent
 
 
 class Call:
-    """A request that is under way. How its caller waits is up to the client, which overrides settle()."""
+    """A request that was sent and has no reply yet. Each client overrides settle() to define how callers wait."""
 
     frame = b""  # what was sent; if replies come in order, only its first byte
     request: Any = None  # if replies come in order: the object that the call was made from
@@ -38,12 +38,12 @@ class Call:
     entries: list[Any] | None = None  # with the counter protocol: the result of a Dump so far
 
     def settle(self, result: Any, error: CounterdError | None) -> bool:
-        """Gives the caller the result or the error. Returns False if the caller does not wait any more."""
+        """Gives the result or the error to the caller. Returns False if the caller no longer waits."""
         raise NotImplementedError
 
 
 class Pending:
-    """The calls of one connection: what the protocols have in common."""
+    """The calls of one connection. This class has the code that all protocols share."""
 
     MASK: int  # the largest opaque
     IS_ORDERED = False  # replies come in the order of the requests
@@ -58,7 +58,10 @@ class Pending:
         self._opaque = 0
 
     def add(self, call: Call, encode: Callable[..., bytes], *arguments: Any) -> bytes:
-        """Gives the call an opaque; returns what to send. Raises ValueError for what does not fit the protocol."""
+        """Gives the call an opaque number.
+
+        Returns the bytes to send. Raises ValueError if the request does not fit the protocol.
+        """
         opaque = self._opaque = (self._opaque + 1) & self.MASK
         while opaque in self.pending:  # that call is very old: all other opaques were used since
             opaque = self._opaque = (opaque + 1) & self.MASK
@@ -67,7 +70,7 @@ class Pending:
         return frame
 
     def add_all(self, calls: Sequence[Call], requests: Sequence[Request]) -> bytes:
-        """As add(), for all calls and their requests; if one raises, for none."""
+        """Does the same as add() for all calls and their requests. If one of them raises an exception, adds none."""
         try:
             return b"".join([self.add(call, *request) for call, request in zip(calls, requests, strict=True)])
         except BaseException:
@@ -77,33 +80,33 @@ class Pending:
             raise
 
     def feed(self, data: bytes) -> None:
-        """Settles the calls that are answered with these bytes. Raises ProtocolError if no reply looks so."""
+        """Settles the calls that these bytes answer. Raises ProtocolError if the bytes are not valid replies."""
         raise NotImplementedError
 
     def fail(self, error: Callable[[], CounterdError]) -> None:
-        """Called when the connection has ended: settles all calls, each with an error of its own."""
+        """Called when the connection has ended. Settles all calls, each with its own error."""
         pending, self.pending = self.pending, {}
         for call in pending.values():
             call.settle(None, error())
         self.wake_listeners()
 
     def has_unasked(self) -> bool:
-        """Returns whether the server has sent something unasked that was not taken yet."""
+        """Returns whether the server has sent something without a request, and nobody has taken it yet."""
         return False
 
     def wake_listeners(self) -> None:
-        """Called when something has come unasked, or the connection has ended."""
+        """Called when the server has sent something without a request, or the connection has ended."""
         listeners, self.listeners = self.listeners, []
         for call in listeners:
             call.settle(None, None)
 
     @property
     def doubt(self) -> str:
-        """The end of the message that there is no reply: a possible reason, or ""."""
+        """Returns the end of the message about a missing reply: a possible reason, or ""."""
         return ""
 
     def forget(self, call: Call) -> None:
-        """Called when the caller has gone: notes in give_back what the call was granted."""
+        """Called when the caller no longer waits. Adds to give_back what the call was granted."""
         raise NotImplementedError
 
     def release(self, name: bytes, permits: int) -> Request:
@@ -115,11 +118,11 @@ class Pending:
         raise NotImplementedError
 
     def refunds(self, grant: Any, request: Request) -> list[Request]:
-        """The requests that give back what a grant of this request has besides permits."""
+        """Returns the requests that give back what this request was granted besides permits."""
         return []
 
     def cancel(self, call: Call) -> Request | None:
-        """The request that ends the wait of a call in the server; None for a call that does not wait there."""
+        """Returns the request that ends the wait of a call in the server, or None if the call does not wait there."""
         return None
 
     def _take_back(self, call: Call) -> None:
@@ -128,7 +131,10 @@ class Pending:
 
 
 class Ordered(Pending):
-    """The calls of one connection whose replies come in the order of the requests, which are those of _command."""
+    """The calls of one connection whose replies come in the order of the requests.
+
+    The requests are those of _command.
+    """
 
     MASK = (1 << 63) - 1
     IS_ORDERED = True
@@ -144,13 +150,13 @@ class Ordered(Pending):
         return frame
 
     def forget(self, call: Call) -> None:
-        """Does nothing: the reply is still awaited, in its turn."""
+        """Does nothing: the reply still has to be read, in its order."""
 
     def may_grant(self, call: Call) -> bool:
         return False
 
     def _read(self, replies: list[Any]) -> tuple[Call, Any, ServerError | None]:
-        """Returns the oldest call, which these replies answer, with its result or its refusal."""
+        """Returns the oldest call, which these replies answer, with its result or the server's refusal."""
         opaque, call = next(iter(self.pending.items()))
         result, error = None, None
         try:

@@ -1,8 +1,9 @@
-"""The methods of clients, written once for both shapes, blocking and asyncio: a command makes a request to be run.
+"""The methods of clients, written once for both kinds of clients, blocking and asyncio. A command makes a request,
+which the client then runs.
 
 A blocking client returns the result, a client for asyncio returns a coroutine, and a pipeline collects the requests.
 
-Floor: side.
+Floor: side (ARCHITECTURE.md).
 """
 
 from __future__ import annotations
@@ -23,9 +24,10 @@ RecordingT = TypeVar("RecordingT", bound="Recording")
 class Request(Generic[T]):
     """A request to a server that replies in the order of the requests.
 
-    frame: what is sent. read: makes the result from the replies, mostly one; raises ServerError for a refusal.
-    patience: seconds that the server may take to reply, in addition to the client's timeout.
-    is_repeatable: executing it twice has the same effect, so it may be sent again on another connection.
+    frame: the bytes to send. read: makes the result from the replies, usually one; raises ServerError for a refusal.
+    patience: how many seconds the server may take to reply, in addition to the client's timeout.
+    is_repeatable: executing the request twice has the same effect as once, so it may be sent again on another
+    connection.
     """
 
     __slots__ = ("frame", "is_repeatable", "patience", "read")
@@ -47,19 +49,19 @@ class Shape:
 
 
 class Blocking(Shape):
-    """Its commands return results."""
+    """A class whose commands return results."""
 
 
 class Awaiting(Shape):
-    """Its commands return coroutines."""
+    """A class whose commands return coroutines."""
 
 
 class Recording(Shape):
-    """Its commands add the request to it, and return it."""
+    """A class whose commands add their request to it, and return it."""
 
 
 class Command(Generic[P, T]):
-    """The type of a method in each shape. At run time it is an ordinary function."""
+    """The type of a method in each of the three kinds of classes. At run time a command is an ordinary function."""
 
     if TYPE_CHECKING:
 

@@ -1,8 +1,9 @@
-"""What the clients share: one connection, the deadline of a call, and the rule that a broken connection stays broken.
+"""Code that all clients share: one connection, the deadline of a call, and the rule that a broken connection stays
+broken.
 
-Floor: side. The socket never blocks: a thread waits only in poll(), with a deadline. While a request
-cannot be sent, the client reads what arrives. So a server that stops reading until its own output has been sent cannot
-block a client.
+Floor: side (ARCHITECTURE.md). The socket never blocks: a thread waits only in poll(), with a deadline. While the client
+cannot send a request, it reads the bytes that arrive. So a server that stops reading until its own output has been sent
+cannot block the client.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 RECEIVE_SIZE = 65536  # bytes
 POLL_MAX = 2**31 - 1  # ms
 CLOSED = "close() was called"
-NOT_YET = "it was not connected yet"
+NOT_YET = "the connection was not made yet"
 FORKED = "the process forked: the connection belongs to the parent"
 # A client gives up a host or network that has vanished after 10 to 12 s, the server after 25 s by default. So a client
 # that loses permits knows it before another client can have them.
@@ -48,14 +49,14 @@ Self = TypeVar("Self", bound="Connection")
 
 
 class DeadlinePassed(Exception):
-    """The deadline of a call has passed. A TimeoutError, in contrast, means that the kernel has given up the peer."""
+    """The deadline of a call has passed. A TimeoutError means something else: the kernel has given up the peer."""
 
 
 class Connection:
-    """One blocking connection to an address, which the constructor makes. Not thread-safe.
+    """A blocking connection to an address. The constructor connects. Not thread-safe.
 
-    timeout: seconds for connecting to the address, and then for each call in all. A subclass overrides _received(), and
-    uses the connection only within _exchange().
+    timeout: how many seconds the client may take to connect to the address, and how many each call may take in all. A
+    subclass overrides _received(), and uses the connection only within _exchange().
     """
 
     def __init__(self, address: Address, timeout: float) -> None:
@@ -78,16 +79,22 @@ class Connection:
         self.close()
 
     def close(self) -> None:
-        """Ends the connection, and with it what the server keeps for it. Doing it again does nothing."""
+        """Ends the connection.
+
+        The server then gives up everything that it keeps for this connection. A second close() does nothing.
+        """
         self._close(CLOSED)
 
     def _received(self, data: bytes) -> None:
-        """Takes the next bytes from the server. Raises ProtocolError if the protocol does not allow them."""
+        """Takes the next bytes from the server. Raises ProtocolError if the protocol does not allow these bytes."""
         raise NotImplementedError
 
     @contextlib.contextmanager
     def _exchange(self) -> Iterator[float]:
-        """Yields the deadline of the block. Closes the connection if the block raises anything but a ServerError."""
+        """Yields the deadline of the block.
+
+        Closes the connection if the block raises any exception except a ServerError.
+        """
         if self._closed:
             raise no_connection(self._where, self._closed)
         try:
@@ -105,7 +112,10 @@ class Connection:
             raise
 
     def _send(self, request: bytes, deadline: float) -> None:
-        """Within an exchange: sends the whole request. While the kernel takes no more of it, reads what arrives."""
+        """Sends the whole request.
+
+        Call it within _exchange(). While the kernel accepts no more bytes, reads the bytes that arrive.
+        """
         left = memoryview(request)
         while left:
             try:
@@ -115,7 +125,7 @@ class Connection:
                     self._read()
 
     def _receive(self, deadline: float) -> None:
-        """Within an exchange: waits for bytes until the deadline (of the monotonic clock), and takes them."""
+        """Waits for bytes until the deadline (of the monotonic clock), and takes them. Call it within _exchange()."""
         self._wait(select.POLLIN, deadline)
         self._read()
 
@@ -159,7 +169,8 @@ os.register_at_fork(after_in_child=_after_fork)
 def set_options(connected: socket.socket) -> None:
     """Sets TCP options: bytes are sent without delay, and the client notices a lost network sooner than the server.
 
-    A server on this machine is not probed: the kernel reports its end, and loopback loses probes of many connections.
+    Keepalive is off for a server on this machine: the kernel reports its end, and loopback loses probes of many
+    connections.
     """
     connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     set_tcp_option(connected, "TCP_USER_TIMEOUT", USER_TIMEOUT_MS)
@@ -174,7 +185,10 @@ def set_options(connected: socket.socket) -> None:
 
 
 def check_timeouts(timeout: float, connect_timeout: float | None) -> tuple[float, float]:
-    """Returns both; connect_timeout is the same as timeout if it is None. ValueError or TypeError for a bad value."""
+    """Returns both timeouts.
+
+    If connect_timeout is None, it is the same as timeout. Raises ValueError or TypeError for an invalid value.
+    """
     connect_timeout = timeout if connect_timeout is None else connect_timeout
     for what, seconds in (("timeout", timeout), ("connect_timeout", connect_timeout)):
         if not isinstance(seconds, (int, float)):
@@ -185,13 +199,19 @@ def check_timeouts(timeout: float, connect_timeout: float | None) -> tuple[float
 
 
 def refuse_itself(near: object, far: object) -> None:
-    """Raises if a socket is connected to itself: the kernel can choose the port that it connects to as its own."""
+    """Raises an exception if a socket is connected to itself.
+
+    The kernel can choose the target port as the socket's own port.
+    """
     if near == far:
         raise ConnectionRefusedError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED))
 
 
 def connected_socket(address: Address, timeout: float) -> socket.socket | SecureSocket:
-    """Returns a connected socket. timeout: seconds for connecting, and as many again for TLS's handshake."""
+    """Returns a connected socket.
+
+    timeout: how many seconds connecting may take, and how many the TLS handshake may take after that.
+    """
     timeout = min(timeout, POLL_MAX / 1000)  # the timeout of calls may be math.inf
     connected = _connected_unix(address.path, timeout) if address.path else _connected_tcp(address, timeout)
     try:
@@ -216,7 +236,7 @@ def _new_socket(family: int, kind: int = socket.SOCK_STREAM, protocol: int = 0) 
 
 
 def _connected_tcp(address: Address, timeout: float) -> socket.socket:
-    """As socket.create_connection(), with sockets that a fork closes."""
+    """Does the same as socket.create_connection(), with sockets that a fork closes."""
     failure = OSError("the host name has no address")
     for family, kind, protocol, _, where in socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM):
         connected = _new_socket(family, kind, protocol)
@@ -252,7 +272,10 @@ def _connected_unix(path: str, timeout: float) -> socket.socket:
 
 
 def _is_taken(connecting: socket.socket, path: str) -> bool:
-    """Connects to a Unix socket. Returns False if the server's queue of connections is full; with TCP it would wait."""
+    """Connects to a Unix socket.
+
+    Returns False if the server's queue of connections is full. TCP would wait in this case.
+    """
     try:
         connecting.connect(path)
     except BlockingIOError:
@@ -261,7 +284,7 @@ def _is_taken(connecting: socket.socket, path: str) -> bool:
 
 
 async def open_transport(loop: asyncio.AbstractEventLoop, protocol: asyncio.BaseProtocol, address: Address) -> None:
-    """Connects an asyncio protocol to an address, without a timeout of its own. Raises OSError."""
+    """Connects an asyncio protocol to an address, without its own timeout. Raises OSError."""
     if address.path:
         import asyncio  # noqa: PLC0415 - only the clients for asyncio need it, and they have it
 
@@ -288,7 +311,10 @@ async def open_transport(loop: asyncio.AbstractEventLoop, protocol: asyncio.Base
 
 
 def as_bytes(text: str | bytes) -> bytes:
-    """Returns what is sent for a name: text as UTF-8, bytes as they are. Raises TypeError for anything else."""
+    """Returns the bytes of a name: text is encoded as UTF-8, bytes stay unchanged.
+
+    Raises TypeError for any other type.
+    """
     if isinstance(text, str):
         return text.encode()
     if not isinstance(text, bytes):
@@ -316,7 +342,10 @@ def too_late(timeout: float) -> str:
 
 
 def closed_by_server(where: str, doubt: str = "", *, plain_and_new: bool = False) -> ConnectionLost:
-    """plain_and_new: the connection is TCP without TLS, and the server has sent nothing yet."""
+    """Returns the error for a connection that the server has closed.
+
+    plain_and_new: the connection is TCP without TLS, and the server has sent nothing yet.
+    """
     hint = ": it may expect TLS, have no room, or not allow this address" if plain_and_new else doubt
     return ConnectionLost(f"{where} closed the connection{hint}")
 
@@ -326,4 +355,4 @@ def lost(where: str, why: str) -> ConnectionLost:
 
 
 def no_connection(where: str, why: str) -> ConnectionLost:
-    return ConnectionLost(f"there is no connection to {where} any more: {why}")
+    return ConnectionLost(f"the connection to {where} has ended: {why}")

@@ -1,6 +1,6 @@
-"""What the holds of all protocols have in common: what a hold waits for, the kinds of loss, and decorators.
+"""Code that the holds of all protocols share: what a hold waits for, what happens when it is lost, and decorators.
 
-Floor: side; shared by the blocking client and that for asyncio.
+Floor: side (ARCHITECTURE.md); shared by the blocking client and the client for asyncio.
 """
 
 from __future__ import annotations
@@ -24,7 +24,10 @@ NO_LOSS = (CLOSED, FORKED)
 
 
 class Wanted:
-    """What a hold waits for. name: the same for all holds that want the same. timeout: seconds, or None."""
+    """The thing that a hold waits for.
+
+    name: equal for all holds that want the same thing. timeout: seconds, or None.
+    """
 
     def __init__(self, name: bytes, timeout: float | None, on_lost: Any) -> None:
         if on_lost not in (RAISE, REACQUIRE) and not callable(on_lost):
@@ -43,7 +46,7 @@ def printed(name: bytes) -> str:
 
 
 def decorated(function: F, hold: Callable[[], AbstractContextManager[object]]) -> F:
-    """Returns a function, or a generator, that runs inside a hold; each call has a new one."""
+    """Returns a function, or a generator, that runs inside a hold. Each call makes a new hold."""
     if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
         raise TypeError(
             f"{function!r} is asynchronous: it needs a hold of a client for asyncio, such as counterd.client.aio.Client"
@@ -62,7 +65,7 @@ def decorated(function: F, hold: Callable[[], AbstractContextManager[object]]) -
 
 
 def decorated_async(function: F, hold: Callable[[], AbstractAsyncContextManager[object]]) -> F:
-    """As decorated(), for a coroutine function or an asynchronous generator."""
+    """Does the same as decorated(), for a coroutine function or an asynchronous generator."""
 
     async def generate(*arguments: Any, **named: Any) -> Any:
         async with hold():

@@ -1,9 +1,10 @@
-"""One connection of a blocking client, which any number of threads use at the same time.
+"""One connection of a blocking client, which any number of threads can use at the same time.
 
-Floor: side. If a thread waits for a reply and no other thread reads, it reads for all threads until it has
-its own reply; then another waiting thread reads. So a client needs no thread of its own, and no thread waits longer
-than for its own reply. The socket never blocks: a thread waits only in poll(), with a deadline. Bytes that the kernel
-does not take are sent before later requests, so each request is sent whole, whatever interrupts a caller.
+Floor: side (ARCHITECTURE.md). If a thread waits for a reply and no other thread reads, this thread reads for all
+threads until it has its own reply. Then another waiting thread reads. So a client needs no thread of its own, and each
+thread waits only until its own reply has arrived. The socket never blocks: a thread waits only in poll(), with a
+deadline. Bytes that the kernel does not accept are sent before later requests. So each request is sent completely, even
+if its caller is interrupted.
 """
 
 from __future__ import annotations
@@ -47,9 +48,9 @@ _ENDED = _portable.PEER_ENDED | select.POLLHUP | select.POLLERR
 
 
 class ThreadCall(Call):
-    """A call that a thread waits for.
+    """A call for whose reply a thread waits.
 
-    granted: is called with the result, in the same step, if the call succeeds and its thread still waits.
+    granted: called with the result, in the same step, if the call succeeds and its thread still waits.
     """
 
     done = False
@@ -72,11 +73,14 @@ class ThreadCall(Call):
 
 
 class NotSent(ConnectionLost):
-    """The connection had ended before the request was sent."""
+    """The connection ended before the request was sent."""
 
 
 class Link(Resumable):
-    """A connected socket, and the calls that are under way through it. Everything but reading is done with the lock."""
+    """A connected socket, and the calls that wait for replies on it.
+
+    A thread needs the lock for everything except reading.
+    """
 
     def __init__(
         self,
@@ -107,9 +111,9 @@ class Link(Resumable):
         self._poller.register(connected, select.POLLIN)
 
     def call(self, *request: Any, patience: float = 0.0) -> Any:
-        """Sends a request and returns its result. ServerError, Timeout, ConnectionLost or ProtocolError.
+        """Sends a request and returns its result. Raises ServerError, Timeout, ConnectionLost or ProtocolError.
 
-        patience: seconds that the server may take beyond the timeout.
+        patience: how many seconds the server may take beyond the timeout.
         """
         (call,) = self.run((request,), patience)
         if call.error is not None:
@@ -119,16 +123,17 @@ class Link(Resumable):
     def run(self, requests: Sequence[Request], patience: float = 0.0) -> list[ThreadCall]:
         """Sends requests together, and returns their calls when all have been answered. Raises Timeout.
 
-        After a timeout or an interruption, what these calls are granted is given back.
+        After a timeout or an interruption, everything that these calls are granted is given back.
         """
         calls = [ThreadCall() for _ in requests]
         self._complete(requests, calls, patience=patience)
         return calls
 
     def take(self, request: Request, granted: Callable[[Any], object] | None) -> Any:
-        """As call(), and calls `granted` with the result at the moment of the grant.
+        """Does the same as call(), and calls `granted` with the result at the moment of the grant.
 
-        From then on the caller has to give it back. An interrupt may raise another exception than those of call().
+        From then on the caller has to give the grant back. An interrupt can raise other exceptions than those of
+        call().
         """
         call = ThreadCall(granted)
         self._complete((request,), [call])
@@ -144,9 +149,10 @@ class Link(Resumable):
         probe: Request,
         sent: Callable[[], object] | None = None,
     ) -> Any:
-        """As take(), of a request that may wait in the server, for so many seconds; None: for ever.
+        """Does the same as take(), for a request that may wait in the server for this many seconds. None means for
+        ever.
 
-        probe: a request that is sent now and then, to see that the server still answers. sent: is called once the
+        probe: a request that is sent from time to time, to check that the server still answers. sent: called when the
         request was sent.
         """
         self._check_interrupted()
@@ -178,7 +184,10 @@ class Link(Resumable):
         return call.result
 
     def listen(self, seconds: float | None) -> bool:
-        """True once the server has sent something unasked, or the connection has ended; False after so many seconds."""
+        """Returns True as soon as the server has sent something without a request, or the connection has ended.
+
+        Returns False after this many seconds.
+        """
         self._check_interrupted()
         deadline = math.inf if seconds is None else time.monotonic() + max(seconds, _AT_ONCE)
         call = ThreadCall()
@@ -196,13 +205,13 @@ class Link(Resumable):
         return True
 
     def tell(self, *request: Any) -> None:
-        """Sends a request, unless the connection has ended, and does not wait for the reply."""
+        """Sends a request without waiting for the reply. Does nothing if the connection has ended."""
         with self._lock:
             if not self.closed:
                 self._tell(*request)
 
     def acquire(self, hold: object, name: bytes, request: Request) -> None:
-        """As call(), for a hold, which has the permits from the moment of the grant."""
+        """Does the same as call(), for a hold. The hold has the permits from the moment of the grant."""
         try:
             self.take(request, lambda granted: self.holds.__setitem__(hold, granted))
         except BaseException:  # an interrupt may have come after the grant
@@ -217,7 +226,10 @@ class Link(Resumable):
         probe: Request,
         sent: Callable[[], object] | None = None,
     ) -> Any:
-        """As wait(), for holds: from the moment of the grant each of them has so many permits of its name."""
+        """Does the same as wait(), for holds.
+
+        From the moment of the grant each hold has this many permits of its name.
+        """
 
         grants: list[Any] = []
 
@@ -238,9 +250,10 @@ class Link(Resumable):
             raise
 
     def release(self, *held: tuple[object, bytes]) -> None:
-        """Gives back what the holds have here, as call(). If that is interrupted, disown() gives back the rest.
+        """Gives back the permits that the holds have on this connection, with the exceptions of call(). If this is
+        interrupted, disown() gives back the rest.
 
-        If the connection was lost and may be resumed, that is done later.
+        If the connection was lost and can be resumed, the permits are given back later.
         """
         try:
             self._release(*held)
@@ -259,9 +272,9 @@ class Link(Resumable):
                 raise call.error
 
     def disown(self, hold: object, name: bytes) -> None:
-        """Gives back what the hold has here, if it has anything, without waiting for the reply.
+        """Gives back the permits of the hold on this connection, if it has any, without waiting for the reply.
 
-        The garbage collector calls it when it ends a generator, maybe in the middle of a call of the same thread.
+        The garbage collector calls this when it ends a generator, perhaps in the middle of a call of the same thread.
         """
         self._disowned.append((hold, name))
         if not is_mine(self._lock):
@@ -269,25 +282,25 @@ class Link(Resumable):
                 self._give_back()
 
     def is_alive(self) -> bool:
-        """Checks the socket. Returns False if the server has ended the connection, or this client has closed it.
+        """Checks the socket. Returns False if the server has ended the connection, or if this client has closed it.
 
-        What may be resumed is alive.
+        A connection that can be resumed counts as alive.
         """
         with self._lock:
             if not self.closed and _portable.has_ended(self._socket):
-                self._drop("the server closed it", self._closed_by_server)
+                self._drop("the server closed the connection", self._closed_by_server)
             heir = self.heir
         return not self.closed or (self.may_resume() if heir is None else bool(heir.is_alive()))
 
     def forget(self, calls: Sequence[ThreadCall]) -> None:
-        """Gives back what these calls of run() were granted: their caller does not get it."""
+        """Gives back what these calls of run() were granted, because their caller does not get it."""
         with self._lock:
             for call in calls:
                 self.calls.forget(call)
             self._give_back()
 
     def inherit(self, ended: Link, take_over: Callable[[], object]) -> None:
-        """Goes on with an ended connection. take_over: does so with its calls."""
+        """Takes over the holdings of an ended connection. take_over: takes over the calls of that connection."""
         with ended._lock, self._lock:
             take_over()
             self.holds.update(ended.holds)
@@ -305,7 +318,10 @@ class Link(Resumable):
             self._close_unused()  # also if it has ended before, and the thread that read was interrupted then
 
     def after_fork(self) -> None:
-        """In the child of a fork: closes its copy of the socket. The lock may be held by a thread of the parent."""
+        """Called in the child of a fork.
+
+        Closes the child's copy of the socket. A thread of the parent may hold the old lock, so this makes a new lock.
+        """
         self.closed = self.closed or FORKED
         self.unheard, self.token = False, None  # it was lost by the parent
         self._lock = threading.RLock()
@@ -314,9 +330,9 @@ class Link(Resumable):
     # ---- the watching thread ----
 
     def watch(self, wake: int, timeout: float | None) -> None:
-        """Waits until the connection ends, the descriptor wake is readable, or so many seconds have passed.
+        """Waits until the connection ends, the descriptor wake is readable, or this many seconds have passed.
 
-        May return earlier on a system whose poll() does not report that a connection ends.
+        On a system whose poll() does not report the end of a connection, this may return earlier.
         """
         with self._lock:
             self._watched = not self.closed
@@ -334,12 +350,12 @@ class Link(Resumable):
                 self._watched = False
                 self._pass_on()
         if ended:
-            self.close("the server closed it")
+            self.close("the server closed the connection")
 
     # ---- with the lock ----
 
     def _drop(self, why: str, error: Callable[[], CounterdError] | None = None) -> None:
-        """Ends the connection. Calls that have no answer yet raise error, or ConnectionLost."""
+        """Ends the connection. Calls without a reply raise error, or ConnectionLost."""
         if not self.closed:
             self.unheard = self.calls.held > sum(self.holds.values())
             self._ended(why)
@@ -365,7 +381,7 @@ class Link(Resumable):
             self._socket.close()
 
     def _send(self, data: bytes) -> None:
-        """Sends as much as the kernel takes. The rest is sent before what comes next."""
+        """Sends as many bytes as the kernel accepts. The rest is sent before the next request."""
         try:
             if not self._unsent:
                 sent = self._socket.send(data)
@@ -383,7 +399,7 @@ class Link(Resumable):
             raise
 
     def _give_back(self) -> None:
-        """Releases what was granted to callers that do not wait any more, and what holds have left."""
+        """Releases what was granted to callers that no longer wait, and what holds have left behind."""
         while self._disowned and not self.may_resume():  # then the next connection gives it back
             hold, name = self._disowned.pop()
             if self.heir is not None:
@@ -404,7 +420,10 @@ class Link(Resumable):
         self._send(self.calls.add(call, *request))
 
     def _pass_on(self) -> None:
-        """Called when this thread stops using the socket. If no thread reads, wakes one that waits, to read."""
+        """Called when this thread stops using the socket.
+
+        If no thread reads, wakes a waiting thread, so that it reads.
+        """
         self._give_back()
         if self.closed:
             self._close_unused()
@@ -416,11 +435,11 @@ class Link(Resumable):
                     return
 
     def _receive(self) -> None:
-        """Takes what has come. If that is interrupted, bytes may be missing, so the connection ends."""
+        """Takes the bytes that have arrived. If this is interrupted, bytes may be missing, so the connection ends."""
         try:
             data = self._socket.recv(RECEIVE_SIZE)
             if not data:
-                self._drop("the server closed it", self._closed_by_server)
+                self._drop("the server closed the connection", self._closed_by_server)
                 return
             self.calls.feed(data)
         except BlockingIOError:
@@ -473,7 +492,10 @@ class Link(Resumable):
             raise
 
     def _begin(self, requests: Sequence[Request], calls: list[ThreadCall], leaving: Sequence[object] = ()) -> None:
-        """Sends all requests, or none. leaving: holds that give back their permits; one without any sends nothing."""
+        """Sends all requests, or none.
+
+        leaving: holds that give back their permits; nothing is sent for a hold without permits.
+        """
         with self._lock:
             if self.closed:
                 raise NotSent(*lost(self.where, self.closed).args)
@@ -488,11 +510,11 @@ class Link(Resumable):
                 if self.calls.IS_ORDERED and not isinstance(error, (ValueError, TypeError)):
                     self._drop("sending was interrupted")  # a call that was not sent would take the next one's reply
                 if any(hold not in self.holds for hold in leaving):
-                    self._drop("leaving was interrupted")  # it is not known whether the release was sent
+                    self._drop("giving permits back was interrupted")  # it is not known whether the release was sent
                 raise
 
     def _wait(self, call: ThreadCall, deadline: float) -> None:
-        """Waits until the call is settled. Raises DeadlinePassed."""
+        """Waits until the call has its result or error. Raises DeadlinePassed."""
         while not call.done:
             wake, reads = None, 0
             try:
@@ -523,7 +545,7 @@ class Link(Resumable):
             self._pass_on()
 
     def _read(self, poller: select.poll, deadline: float) -> None:
-        """In the thread that reads: waits for events of the poller, and takes what has come."""
+        """Runs in the thread that reads. Waits for events of the poller, and takes the bytes that have arrived."""
         # SO_RCVTIMEO would save this call, but starts again with every signal.
         ready = poller.poll(min(math.ceil(_seconds_left(deadline) * 1000), POLL_MAX))
         if not ready:
@@ -534,7 +556,10 @@ class Link(Resumable):
                     self._receive()
 
     def _push(self, last: ThreadCall, deadline: float) -> None:
-        """Sends what the kernel did not take at first, and reads meanwhile: the server may wait for that."""
+        """Sends the bytes that the kernel did not accept at first.
+
+        Reads meanwhile, because the server may wait for that.
+        """
         poller = select.poll()
         while self._unsent and not last.done:
             reads = 0
@@ -582,22 +607,28 @@ class Link(Resumable):
             self._leave_behind([call for call in unanswered if not call.done])
 
     def _leave_behind(self, unanswered: list[ThreadCall]) -> None:
-        """No thread waits for these calls any more. Ends the connection if they are too many, or may hide a grant."""
+        """Called when no thread waits for these calls any more.
+
+        Ends the connection if there are too many such calls, or if they may hide a grant.
+        """
         with self._lock:
             for call in unanswered:
                 call.wake = None
             self._pass_on()
             if self._unsent and unanswered:
-                self._drop("the server takes no more requests")
+                self._drop("the server accepts no more requests")
             elif self._count_given_up() > UNANSWERED_MAX:
                 self._drop(f"{UNANSWERED_MAX} calls were not answered")
             elif any(map(self.calls.may_grant, unanswered)):
                 self._expect_late_grants()
 
     def _expect_late_grants(self) -> None:
-        """With the lock. A grant that comes now would not be seen until some thread reads, maybe never."""
+        """The caller has the lock.
+
+        Nobody would see a grant that arrives now until some thread reads again, which may never happen.
+        """
         if self._has_nothing_else():
-            self._drop("an acquire was not answered in time, and nothing is held")
+            self._drop("an acquire was not answered in time, and this client holds nothing")
 
     def _count_given_up(self) -> int:
         pending: dict[int, Any] = self.calls.pending

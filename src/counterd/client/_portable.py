@@ -1,7 +1,7 @@
-"""Replacements for what only Linux has, so that the clients work on other systems too.
+"""Replacements for functions that only Linux has, so that the clients also work on other systems.
 
-Floor: side. A pipe replaces an eventfd. If poll() does not report that the peer has sent its last byte,
-the client checks that itself from time to time.
+Floor: side (ARCHITECTURE.md). A pipe replaces an eventfd. If poll() does not report that the peer has sent its last
+byte, the client checks this from time to time.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Waker:
                 os.set_blocking(end, False)
 
     def fileno(self) -> int:
-        """-1 once it is closed."""
+        """The descriptor; -1 after it was closed."""
         return self._ends[0] if self._ends else -1
 
     def wake(self) -> None:
@@ -44,7 +44,7 @@ class Waker:
                 os.write(self._ends[-1], (1).to_bytes(8, sys.byteorder))
 
     def take(self) -> bool:
-        """Returns whether wake() was called since the last take()."""
+        """Returns whether wake() was called since the previous take()."""
         try:
             return bool(os.read(self._ends[0], 4096))
         except BlockingIOError:
@@ -57,14 +57,17 @@ class Waker:
 
 
 def set_tcp_option(connected: socket.socket, name: str, value: int) -> None:
-    """Sets an option such as TCP_KEEPIDLE, if this system has it."""
+    """Sets an option such as TCP_KEEPIDLE, if this system has the option."""
     option = getattr(socket, name, None)
     if option is not None:
         connected.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
 def has_ended(connected: HasDescriptor) -> bool:
-    """Returns whether the peer has sent its last byte, or the connection is broken. Reads nothing, and never waits."""
+    """Returns whether the peer has sent its last byte, or the connection is broken.
+
+    This reads no bytes, and never waits.
+    """
     if PEER_ENDED:
         poller = select.poll()
         poller.register(connected.fileno(), PEER_ENDED)
@@ -81,8 +84,8 @@ def has_ended(connected: HasDescriptor) -> bool:
 
 
 def is_mine(lock: Any) -> bool:
-    """Returns whether this thread holds an RLock: a signal handler, or the garbage collector, may run while it does.
+    """Returns whether this thread holds an RLock. A signal handler or the garbage collector may run while it does.
 
-    Only a private method of CPython's RLock reports that. Nothing else calls it.
+    Only a private method of CPython's RLock reports this. No other code calls this private method.
     """
     return bool(lock._is_owned())

@@ -1,6 +1,7 @@
-"""What a connection knows about its end: whether another one may go on with it, or has.
+"""Whether another connection may resume an ended connection, or has resumed it.
 
-Floor: side; shared by the blocking clients and those for asyncio. Only the client for the counter protocol has tokens.
+Floor: side (ARCHITECTURE.md); shared by the blocking clients and the clients for asyncio. Only the client for the
+counter protocol has tokens.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from counterd.client._connection import CLOSED
 class Resumable:
     """The base of both kinds of links.
 
-    token: with which another connection can go on with this one, after its end. heir: the connection that has.
+    token: the token with which another connection can resume this one after its end. heir: the connection that has
+    resumed this one.
     """
 
     closed = ""  # why it is not connected any more
@@ -23,10 +25,13 @@ class Resumable:
     _resumable_until = 0.0
 
     def may_resume(self) -> bool:
-        """Returns whether it was lost, and another connection may still go on with it."""
+        """Returns whether this connection was lost, but another connection can still resume it."""
         return bool(self.closed and self.token is not None and time.monotonic() < self._resumable_until)
 
     def _ended(self, why: str) -> None:
-        """Called when it ends. From now on the server keeps what is held, for the grace time."""
+        """Called when the connection ends.
+
+        From now on the server keeps the holdings of the connection for the grace time.
+        """
         if self.token is not None:
             self._resumable_until = 0.0 if why == CLOSED else time.monotonic() + self.token.grace_s

@@ -1,6 +1,7 @@
-"""The base of the blocking clients: a connection for all threads, a new one when it is lost, and the turns of holds.
+"""The base of the blocking clients: one connection for all threads, which is replaced when it is lost, and the queues
+of waiting holds.
 
-Floor: side.
+Floor: side (ARCHITECTURE.md).
 """
 
 from __future__ import annotations
@@ -44,10 +45,10 @@ Self = TypeVar("Self", bound="Shared")
 
 
 class Shared:
-    """A connection to a server, which is made again when it is lost."""
+    """A connection to a server. If it is lost, the client makes a new one."""
 
     def __init__(self, addresses: list[Address], timeout: float, connect_timeout: float | None) -> None:
-        """A subclass calls this last, because this calls its _make_link()."""
+        """A subclass calls this last, because this calls the subclass's _make_link()."""
         self._addresses = addresses
         self._timeout, self._connect_timeout = check_timeouts(timeout, connect_timeout)
         self._closed = False
@@ -68,40 +69,50 @@ class Shared:
         self.close()
 
     def close(self) -> None:
-        """Ends the connection: the server takes back what was held through it. Later calls raise ConnectionLost."""
+        """Ends the connection: the server takes back everything that was held through it.
+
+        Later calls raise ConnectionLost.
+        """
         self._closed = True
         self._link.close()
         self._turns.wake_all()
 
     @property
     def where(self) -> str:
-        """The address of the connection, of the last one if it was lost, or the first address that will be tried."""
+        """The address of the current connection, of the last one if it was lost, or the first address that will be
+        tried."""
         return self._link.where
 
     # ---- what a client overrides ----
 
     def _make_calls(self) -> Pending:
-        """Returns what a new connection keeps its calls in."""
+        """Returns the object in which a new connection keeps its calls."""
         raise NotImplementedError
 
     def _make_link(self, connected: socket.socket | SecureSocket, where: str) -> Link:
         return Link(connected, where, self._timeout, self._on_end, calls=self._make_calls())
 
     def _on_end(self, link: Link) -> None:
-        """Called, with the lock of the connection, when it has ended."""
+        """Called when the connection has ended. The caller has the lock of the connection."""
 
     def _greet(self, link: Link) -> None:
-        """Sends the first requests of a new connection, before it is used for calls. Raises CounterdError."""
+        """Sends the first requests of a new connection, before calls use it. Raises CounterdError."""
 
     def _on_connected(self) -> None:
         """Called when there is a new connection."""
 
     def _ask(self, hold: Any, asked: Any) -> Any:
-        """Asks once for what a hold wants. After NotAvailable or ConnectionLost the hold waits; others end its wait."""
+        """Asks the server once for what a hold wants.
+
+        After NotAvailable or ConnectionLost the hold waits. Any other error ends the wait of the hold.
+        """
         raise NotImplementedError
 
     def _look_around(self, asked: Any) -> Seen:
-        """Returns whether other clients want what a hold wants. Called only if there is a tenure."""
+        """Returns whether other clients want the same as a hold of this client.
+
+        Called only if the hold has a tenure.
+        """
         raise NotImplementedError
 
     def _gives_up(self, queue: Queue, asked: Any) -> CounterdError:
@@ -111,9 +122,10 @@ class Shared:
     # ---- connecting ----
 
     def _connected(self, *, hears: bool = True) -> Link:
-        """Returns the connection, a new one if it was lost. Raises ConnectionLost or Timeout.
+        """Returns the connection. If the connection was lost, returns a new one. Raises ConnectionLost or Timeout.
 
-        hears: ConnectionLost is raised first if something was lost with the last one, and no call has raised that yet.
+        hears: if something was lost with the last connection, and no call has raised that yet, first raises
+        ConnectionLost.
         """
         link = self._link
         if not link.closed and not (hears and self._before.unheard):
@@ -130,7 +142,10 @@ class Shared:
                 for ended in (self._before, link):
                     if ended.unheard:
                         ended.unheard = False
-                        raise lost(ended.where, f"{ended.closed}; what was acquired through it has been given back")
+                        raise lost(
+                            ended.where,
+                            f"{ended.closed}; everything that was acquired through this connection has been given back",
+                        )
             return self._reconnected(link) if link.closed else link
 
     def _reconnected(self, ended: Link) -> Link:
@@ -178,19 +193,25 @@ class Shared:
         raise failure
 
     def _no_link(self) -> Link:
-        """Returns a closed link, for a client that has not connected yet. `answered` makes it connect at once."""
+        """Returns a closed link, for a client that has not connected yet.
+
+        The link counts as `answered`, so the client may connect immediately.
+        """
         link = self._make_link(socket.socket(), str(self._addresses[0]))
         link.close(NOT_YET)
         link.calls.answered = True
         return link
 
     def _make_locks(self) -> None:
-        """Reentrant locks, because a signal handler may have interrupted a thread that has them."""
+        """Makes the locks. They are reentrant, because a signal handler may interrupt a thread that has them."""
         self._turns = Turns()
         self._connecting: Any = threading.RLock()
 
     def _after_fork(self) -> None:
-        """In the child of a fork: makes new locks and queues. Threads that do not run there may be in the old ones."""
+        """Called in the child of a fork.
+
+        Makes new locks and queues. The old locks and queues may belong to threads that do not run in the child.
+        """
         self._link.after_fork()
         self._before = self._link
         self._make_locks()
@@ -198,14 +219,14 @@ class Shared:
     # ---- waiting ----
 
     def _take(self, hold: Any, asked: Wanted, tenure: Tenure | None = None) -> Any:
-        """Waits in turn for what a hold wants, and returns the result of _ask(). See waiting()."""
+        """Waits until it is the hold's turn and it gets what it wants. Returns the result of _ask(). See waiting()."""
         turn = threading.Event()
         patience = Patience(asked.timeout, time.monotonic)
         steps = waiting(self._turns, turn, asked, tenure, patience, retry_at=self._next_attempt)
         return drive(steps, self._waiting_acts(turn, hold, asked))
 
     def _waiting_acts(self, turn: threading.Event, hold: Any, asked: Any) -> dict[Any, Callable[..., Any]]:
-        """What a driver does for the steps of waiting()."""
+        """Returns what this client does for each step of waiting()."""
         return {
             WAIT: lambda seconds: turn.wait(None if seconds is None else min(seconds, threading.TIMEOUT_MAX)),
             LOOK: lambda: self._look_around(asked),
@@ -231,7 +252,7 @@ class Commanded(Shared, Blocking):
         return self._connected(hears=False).call(request, patience=request.patience)
 
     def _greeting(self) -> Sequence[Request[Any]]:
-        """Returns the first requests of a new connection. A refusal ends the connection."""
+        """Returns the first requests of a new connection. If the server refuses one of them, the connection ends."""
         return ()
 
     def _greet(self, link: Link) -> None:

@@ -1,11 +1,12 @@
-"""When a client that has had permits of a contended name lets others go first, before it asks for them again.
+"""Decides when a client that has had permits of a contended name lets other clients go first.
 
-A client that gives a permit back and asks again at once would always win, because other clients that wait only ask now
-and then. So a client may go on for a slice of time. Then it looks whether others wait. If others wait, the client stays
-away until each of them has had a chance to ask. If nobody took anything meanwhile, the next slice is twice as long.
+A client that gives a permit back and immediately asks again would always win, because waiting clients ask only from
+time to time. So a client may continue to ask immediately only for a slice of time. After the slice, the client checks
+whether other clients wait. If other clients wait, this client does not ask until each of them has had a chance to ask.
+If nobody took anything meanwhile, the next slice is twice as long.
 
-Floor: side; shared by the blocking client and that for asyncio. A step machine: it has no clock, sends
-nothing and never waits. Its times are seconds of any one monotonic clock.
+Floor: side (ARCHITECTURE.md); shared by the blocking client and the client for asyncio. This is a step machine: it has
+no clock, sends nothing and never waits. All times are seconds of the same monotonic clock.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ LONG_WAIT_S = 0.5  # a waiter that has waited so long asks twice as often, and s
 
 
 class Seen(NamedTuple):
-    """The result of a look at the server.
+    """The result of a check of the server.
 
     room: how many requests like the caller's could be granted. refused: how many requests of other clients the server
     has refused, for any name; None if the server does not say.
@@ -41,7 +42,7 @@ class Seen(NamedTuple):
 
 
 class Tenure:
-    """What one client has had of one name lately, and what it knows of other clients that want it."""
+    """What one client has recently held of one name, and what it knows of other clients that want this name."""
 
     def __init__(self) -> None:
         self._holding: set[object] = set()  # the holds of this client that have permits now
@@ -62,13 +63,19 @@ class Tenure:
         self._released_at = now
 
     def refused(self) -> None:
-        """Others have the permits. This client's tenure is over, unless it still has permits."""
+        """Called when other clients have the permits.
+
+        This ends the client's tenure, unless the client still has permits.
+        """
         if not self._holding:
             self._since = None
             self._waited = True
 
     def may_ask(self, now: float) -> bool:
-        """Returns whether to ask at once. If not, the client looks, and does what looked() returns."""
+        """Returns whether to ask immediately.
+
+        If not, the client checks the server, and passes the result to looked().
+        """
         if self._away_until is not None:
             if now - self._away_until < AWAY_S:
                 return False
@@ -82,7 +89,7 @@ class Tenure:
         return now - self._since < self._slice
 
     def looked(self, now: float, seen: Seen) -> float | None:
-        """Takes the result of a look. Returns how many seconds to wait before the next look; None: ask now."""
+        """Takes the result of a check. Returns how many seconds to wait before the next check, or None to ask now."""
         knew, self._refused = self._refused, seen.refused
         since, self._looked_at = now - self._looked_at, now
         if seen.room < 1:  # others have taken it

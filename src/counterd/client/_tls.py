@@ -1,13 +1,13 @@
-"""TLS for the clients: how a context is made, and a socket with TLS for the blocking clients.
+"""TLS for the clients: makes contexts, and sockets with TLS for the blocking clients.
 
-Floor: side; is imported only if TLS is used. SecureSocket keeps the buffers of ssl itself (MemoryBIO), so
-that poll() works as with a plain socket:
+Floor: side (ARCHITECTURE.md); imported only if TLS is used. SecureSocket manages the buffers of ssl itself (MemoryBIO),
+so that poll() works as for a socket without TLS:
 
-- recv() decrypts everything that it has read, so nothing is left that poll() does not report;
-- send() counts bytes as sent only when the kernel has taken all their encrypted bytes. If it returns less than it was
-  given, the caller has to send the same remaining bytes next: they may be encrypted already;
-- close() sends nothing to the server, as the connection may continue in another process that has the descriptor. Each
-  frame has its length, so a frame that was cut off is noticed.
+- recv() decrypts all bytes that it has read, so no data waits that poll() does not report;
+- send() counts bytes as sent only when the kernel has accepted all their encrypted bytes. If send() returns less than
+  it was given, the caller has to send the same remaining bytes next, because they may be encrypted already;
+- close() sends nothing to the server, because the connection may continue in another process that has the descriptor.
+  Each frame contains its length, so a frame that was cut off is noticed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ NOT_TLS = frozenset(("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "PACKET_LEN
 
 
 def make_context(tls: Tls | ssl.SSLContext) -> ssl.SSLContext:
-    """Returns the TLS context for a connection. Files are read each time, so that new certificates are used at once.
+    """Returns the TLS context for a connection. The files are read each time, so that new certificates are used
+    immediately.
 
     Raises OSError, which names the file that cannot be used.
     """
@@ -48,13 +49,14 @@ def make_context(tls: Tls | ssl.SSLContext) -> ssl.SSLContext:
 
 
 def handshake_error(error: OSError) -> OSError:
-    """Returns an error that says more than that of asyncio or OpenSSL, if the server may have no TLS or no room."""
+    """If the server may have no TLS or no room, returns an error that says more than the error of asyncio or
+    OpenSSL."""
     if not isinstance(error, (ssl.SSLError, ConnectionError)) or isinstance(error, ConnectionRefusedError):
         return error
     ended = isinstance(error, (ConnectionError, ssl.SSLEOFError))
     is_hinted = ended or getattr(error, "reason", None) in NOT_TLS
     text = (error.strerror if ended else str(error)) or "the server closed the connection"
-    hint = ": it may speak no TLS, have no room, or not allow this address" if is_hinted else ""
+    hint = ": it may not use TLS, have no room, or not allow this address" if is_hinted else ""
     return OSError(f"TLS handshake: {text}{hint}")
 
 
@@ -63,10 +65,16 @@ def _text(error: OSError) -> str:
 
 
 class SecureSocket:
-    """A connected socket with TLS, like a socket that never blocks. The constructor does the handshake."""
+    """A connected socket with TLS.
+
+    It behaves like a socket that never blocks. The constructor does the TLS handshake.
+    """
 
     def __init__(self, connected: socket.socket, context: ssl.SSLContext, host: str, timeout: float) -> None:
-        """timeout: seconds for the handshake, then TimeoutError. Other failures raise another OSError."""
+        """timeout: how many seconds the handshake may take; then TimeoutError is raised.
+
+        Other failures raise another OSError.
+        """
         self._socket = connected
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._tls = context.wrap_bio(self._incoming, self._outgoing, server_hostname=host)
@@ -86,7 +94,7 @@ class SecureSocket:
         self._socket.close()
 
     def send(self, data: bytes | bytearray | memoryview) -> int:
-        """Returns how many bytes were sent. Raises BlockingIOError if none were, or another OSError."""
+        """Returns how many bytes were sent. Raises BlockingIOError if no bytes were sent, or another OSError."""
         taken = 0
         try:
             while True:
@@ -103,7 +111,10 @@ class SecureSocket:
             raise BlockingIOError from None
 
     def recv(self, size: int) -> bytes:
-        """Reads up to size bytes and decrypts them. Returns b"" at the end. BlockingIOError if that is nothing yet."""
+        """Reads up to size bytes and decrypts them.
+
+        Returns b"" at the end of the stream. Raises BlockingIOError if there is no decrypted data yet.
+        """
         if not self._ended:
             data = self._socket.recv(size)
             if data:

@@ -1,9 +1,11 @@
-"""The queues of a client: which holds wait for a name, in order. Only the first hold of a queue asks the server.
+"""The queues of a client. A queue has the holds that wait for a name, in order. Only the first hold in a queue asks the
+server.
 
-Holds of the counter protocol wait in the queue of the server. They wait here if it has none, or is full, or is away.
+Holds of the counter protocol wait in the server's queue. They wait in the client's queue if the server has no queue, if
+its queue is full, or if the server cannot be reached.
 
-Floor: side; shared by the blocking client and that for asyncio. A waiter is the threading.Event, or the
-Turn, of a hold; this module only sets it.
+Floor: side (ARCHITECTURE.md); shared by the blocking client and the client for asyncio. A waiter is the
+threading.Event, or the Turn, of a hold. This module only sets it.
 """
 
 from __future__ import annotations
@@ -21,13 +23,19 @@ TENURES_MAX = 256  # names whose use a client remembers, in some 40 KiB. A name 
 
 
 class Waiter(Protocol):
-    """It is set when it has become the first of its queue, or when something is given back while it is the first."""
+    """The event of a waiting hold.
+
+    It is set when the hold becomes the first of its queue, or when something is given back while the hold is the first.
+    """
 
     def set(self) -> object: ...
 
 
 class Queue:
-    """The waiters for one name. The pause before the next request grows with each refusal of any of them."""
+    """The waiters for one name.
+
+    The pause before the next request grows each time that the server refuses a request of this queue.
+    """
 
     def __init__(self) -> None:
         self.waiters: OrderedDict[Waiter, None] = OrderedDict()
@@ -38,19 +46,22 @@ class Queue:
         self.is_full = False  # so is the queue of the server: only one waiter at a time may try to wait there
 
     def delay(self, waited: float) -> float:
-        """Returns for how many seconds the first pauses before it asks again. waited: seconds that it has waited."""
+        """Returns how many seconds the first hold pauses before it asks again.
+
+        waited: how many seconds it has waited.
+        """
         delay = self.backoff.delay()
         return delay / 2 if waited > LONG_WAIT_S else delay
 
     def wake(self) -> None:
-        """Lets the first waiter ask again, if there is one."""
+        """Lets the first waiter, if any, ask again."""
         for first in self.waiters:
             first.set()
             return
 
 
 class Turns:
-    """The queues of a client by name, and what it has had of each name. Thread-safe."""
+    """The queues of a client by name, and how long it has held permits of each name. Threads may share a Turns."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()  # reentrant: the garbage collector may end a hold at any moment
@@ -58,7 +69,7 @@ class Turns:
         self._tenures: dict[bytes, Tenure] = {}
 
     def tenure(self, name: bytes) -> Tenure:
-        """Returns what this client has had of a name."""
+        """Returns the Tenure of this client for a name."""
         tenure = self._tenures.get(name)
         if tenure is None:
             with self._lock:
@@ -76,14 +87,14 @@ class Turns:
             return next(iter(self._queues[name].waiters)) is waiter
 
     def join(self, name: bytes, waiter: Waiter) -> Queue:
-        """Puts the waiter at the end of the queue, until leave()."""
+        """Adds the waiter to the end of the queue, until leave()."""
         with self._lock:
             queue = self._queues.setdefault(name, Queue())
             queue.waiters[waiter] = None
             return queue
 
     def leave(self, name: bytes, waiter: Waiter) -> None:
-        """Removes the waiter, if it has joined. One that stayed without a hold would block the queue for ever."""
+        """Removes the waiter, if it has joined a queue. A waiter without a hold would block the queue for ever."""
         try:
             self._leave(name, waiter)
         except BaseException:  # from a signal handler, while this waited for the lock
@@ -97,7 +108,7 @@ class Turns:
                 queue.wake()
 
     def wake(self, name: bytes) -> None:
-        """Called when something was given back: the first waiter asks again at once."""
+        """Called when something was given back: the first waiter immediately asks again."""
         if name in self._queues:  # else there is no waiter; one that joins from now on asks anyway
             with self._lock:
                 if queue := self._queues.get(name):

@@ -1,6 +1,7 @@
-"""How a hold waits for its turn, and then for what it wants: a step machine, which a small driver for each shape runs.
+"""How a hold waits for its turn, and then for what it wants: a step machine. A small driver for each kind of client
+runs it.
 
-Floor: side. No I/O, no clock of its own.
+Floor: side (ARCHITECTURE.md). No I/O, and no clock of its own.
 """
 
 from __future__ import annotations
@@ -24,11 +25,13 @@ if TYPE_CHECKING:
 
 
 class Act(Enum):
-    """What a driver does for a step. The arguments follow it.
+    """The actions that a driver performs for a step. The arguments of the action follow it.
 
-    WAIT: waits until the turn is set, or for so many seconds (None: without end). Returns whether the turn is set.
-    LOOK: returns a Seen. ASK: asks once, and returns the result; after NotAvailable or ConnectionLost the hold waits.
-    GIVE_UP: returns the error for a hold whose timeout is over. Its argument is the queue.
+    WAIT: waits until the turn is set, or until this many seconds have passed (None: for ever). Returns whether the turn
+    is set.
+    LOOK: checks the server and returns a Seen. ASK: asks the server once, and returns the result. After NotAvailable or
+    ConnectionLost the hold waits.
+    GIVE_UP: returns the error for a hold whose timeout is over. The argument of GIVE_UP is the queue.
     """
 
     WAIT = 0
@@ -41,10 +44,11 @@ WAIT, LOOK, ASK, GIVE_UP = Act
 
 
 class InServer(Enum):
-    """What a driver does for a step of a caller that can wait in the server. The arguments follow it.
+    """The actions that a driver performs for a caller that can wait in the server. The arguments of the action follow
+    it.
 
-    QUEUE: asks, and waits in the server for at most so many seconds (None: for ever). Its second argument is called
-    when the request was sent, if it is not None. PAUSE: waits for so many seconds.
+    QUEUE: asks, and waits in the server for at most this many seconds (None: for ever). The second argument, if it is
+    not None, is called when the request was sent. PAUSE: waits for this many seconds.
     """
 
     QUEUE = 0
@@ -62,7 +66,7 @@ class Turn(Protocol):
 
 
 class Patience:
-    """The seconds that a caller waits, by a monotonic clock. None: for ever."""
+    """How many seconds a caller waits, measured with a monotonic clock. None means for ever."""
 
     def __init__(self, seconds: float | None, now: Callable[[], float]) -> None:
         self.now = now
@@ -73,11 +77,11 @@ class Patience:
         return self.now() - self._begun
 
     def left(self) -> float | None:
-        """Returns how many seconds are left; None: without end."""
+        """Returns how many seconds remain, or None for a wait without end."""
         return None if self._until is None else max(self._until - self.now(), 0.0)
 
     def at_most(self, seconds: float) -> float:
-        """Returns the seconds, or how many are left if that is less."""
+        """Returns these seconds, or the remaining seconds if they are less."""
         left = self.left()
         return seconds if left is None else min(seconds, left)
 
@@ -86,9 +90,10 @@ class Patience:
 
 
 def queued(patience: Patience, *, retry_at: Callable[[], float | None]) -> Steps:
-    """The steps of a caller that waits in the queue of the server and nowhere else; returns what QUEUE does.
+    """The steps of a caller that waits only in the server's queue. Returns the result of QUEUE.
 
-    retry_at: returns when a client without a connection may connect again; None if it never may, because it is closed.
+    retry_at: returns when a client without a connection may connect again. It returns None if the client is closed and
+    never may.
     """
     backoff = Backoff(CONNECT_FIRST_S, CONNECT_LONGEST_S)
     while True:
@@ -110,9 +115,10 @@ def holding(
     *,
     retry_at: Callable[[], float | None],
 ) -> Steps:
-    """As waiting(), for a hold that waits in the queue of the server, if that has one, with room, and can be reached.
+    """Does the same as waiting(), for a hold that waits in the server's queue if there is one, it has room, and the
+    server can be reached.
 
-    Meanwhile it has no place in the queue of the client. A hold that does not wait asks once.
+    While the hold waits in the server, it has no place in the client's queue. A hold that does not wait asks once.
     """
     queues, is_full = asked.timeout != 0, False
     if queues and not turns.has(asked.name):
@@ -142,12 +148,15 @@ def waiting(
     queues: bool = False,
     is_full: bool = False,
 ) -> Steps:
-    """The steps until something succeeds; returns its result. Close it in any case, so that it leaves the queue.
+    """The steps until something succeeds. Returns its result. Close this generator in any case, so that the hold leaves
+    the queue.
 
-    tenure: what this client has had of the name. None: other clients never go first.
-    retry_at: returns when a client without a connection may connect again; None if it never may, because it is closed.
-    queues: the server may have a queue. Then the first of the client's queue waits there, with QUEUE. It leaves the
-    client's queue as soon as it has asked, so that the others follow it, unless the server's queue is_full.
+    tenure: the Tenure of this client for the name. None: this client never lets other clients go first.
+    retry_at: returns when a client without a connection may connect again. It returns None if the client is closed and
+    never may.
+    queues: whether the server may have a queue. If it has one, the first hold of the client's queue waits there, with
+    QUEUE. The hold leaves the client's queue as soon as it has asked, so that the next hold can ask, unless the
+    server's queue is_full.
     """
     try:
         queue = turns.join(asked.name, turn)
@@ -190,7 +199,7 @@ _NOT_YET = object()  # instead of the result: it asks later, or in the other way
 
 
 def _queueing(turns: Turns, turn: Turn, asked: Wanted, patience: Patience, queue: Queue) -> Steps:
-    """The steps of the first of a queue, which waits in the server if that has a queue, with room."""
+    """The steps of the first hold of a queue, which waits in the server's queue if there is one and it has room."""
     try:
         leave = functools.partial(turns.leave, asked.name, turn)
         return (yield QUEUE, patience.left(), None if queue.is_full else leave)
@@ -202,7 +211,7 @@ def _queueing(turns: Turns, turn: Turn, asked: Wanted, patience: Patience, queue
 
 
 def _asking(tenure: Tenure | None, patience: Patience, queue: Queue) -> Steps:
-    """The steps of the first of a queue, which asks, or lets others go first."""
+    """The steps of the first hold of a queue, which asks the server, or lets other clients go first."""
     if tenure is not None and not patience.is_over() and not tenure.may_ask(patience.now()):
         away = tenure.looked(patience.now(), (yield (LOOK,)))
         if away is not None:
@@ -226,7 +235,8 @@ def _refused(
     queue: Queue,
     retry_at: Callable[[], float | None],
 ) -> tuple[CounterdError | None, float]:
-    """Returns the error for a hold whose time is over, or None for that of GIVE_UP, and for how long another pauses."""
+    """Returns the error for a hold whose time is over, or None for the error of GIVE_UP; and how long another hold
+    pauses."""
     if isinstance(error, ConnectionLost):
         again_at = retry_at()
         if again_at is None:
@@ -240,7 +250,10 @@ def _refused(
 
 
 def drive(steps: Steps, acts: Acts) -> Any:
-    """Does each step, and returns the result of the machine. An error other than CounterdError closes the machine."""
+    """Performs each step, and returns the result of the step machine.
+
+    Any error except a CounterdError closes the step machine.
+    """
     try:
         act, *arguments = next(steps)
         while True:
@@ -258,7 +271,7 @@ def drive(steps: Steps, acts: Acts) -> Any:
 
 
 async def drive_async(steps: Steps, acts: Acts) -> Any:
-    """As drive(), but awaits each step."""
+    """Does the same as drive(), but awaits each step."""
     try:
         act, *arguments = next(steps)
         while True:

@@ -1,8 +1,9 @@
-"""The client of counterd.client for asyncio, with any event loop: the same names, the same arguments, and `await`.
+"""The asyncio client for the counter protocol, for any event loop. It has the same names and arguments as the blocking
+client, with `await`.
 
-Any number of tasks may share a client: their calls are under way side by side on one connection.
+Any number of tasks may share a client: their calls use one connection at the same time.
 
-Floor: side.
+Floor: side (ARCHITECTURE.md).
 """
 
 from __future__ import annotations
@@ -60,12 +61,12 @@ _log = logging.getLogger(__name__)
 
 
 class Client(Shared):
-    """Client of counterd.client for the tasks of one event loop. Use it in an `async with`, or await close().
+    """The Client of counterd.client, for the tasks of one event loop. Use it in an `async with`, or await close().
 
-    It has the arguments, results and errors of that Client, except for watch: the event loop notices a lost connection
-    at once. A call that is cancelled leaves nothing behind: permits that are granted after the caller has gone are
-    given back. The client needs no thread, and is not thread-safe. In another event loop it raises RuntimeError, unless
-    the first loop was closed; then it connects again, and the permits that were held are lost.
+    It has the same arguments, results and errors as the blocking Client, except for watch: the event loop notices a
+    lost connection immediately. A cancelled call leaves nothing behind: permits that are granted later are given back.
+    The client needs no thread, and is not thread-safe. In another event loop the client raises RuntimeError, unless the
+    first event loop was closed. Then it connects again, and permits that were held are lost.
     """
 
     def __init__(
@@ -87,7 +88,10 @@ class Client(Shared):
         self._reacquiring = asyncio.Lock()  # locked while permits are acquired again for a hold
 
     async def close(self) -> None:
-        """Ends the connection: the server takes back what was held through it. Later calls raise ConnectionLost."""
+        """Ends the connection: the server takes back everything that was held through it.
+
+        Later calls raise ConnectionLost.
+        """
         self._own_loop()
         link = self._link
         if link is not None and link.token is not None and not link.closed:
@@ -106,23 +110,25 @@ class Client(Shared):
         return self._call(wire.noop)
 
     def get(self, name: str | bytes, default: int | None = None) -> Coroutine[Any, Any, int]:
-        """As Client.get() of counterd.client."""
+        """Returns how many permits of a counter are in use, as Client.get() of counterd.client does."""
         asked = self._call(wire.get, as_bytes(name))
         return asked if default is None else _found(asked, default)
 
     def acquire(self, name: str | bytes, resources: int = 1, *, maximum: int) -> Coroutine[Any, Any, int]:
-        """Acquires resources of a counter, unless more than maximum would be consumed then (section "Acquire").
+        """Acquires permits of a counter, unless more than maximum would then be in use (section "Acquire").
 
-        Asks once, and does not wait for them as hold() does. They are held until release(), or until the connection
-        ends. Returns how many were granted. Raises NotAvailable if the maximum leaves no room, InvalidArguments if
-        resources are 0 or above maximum, OutOfMemory if the server has no room for another counter or holding.
+        Asks the server once, and does not wait for permits as hold() does. The permits are held until release(), or
+        until the connection ends. Returns how many permits were granted. Raises NotAvailable if too few permits are
+        free, InvalidArguments if resources are 0 or above maximum, OutOfMemory if the server has no room for another
+        counter or holding.
         """
         return self._call(wire.acquire, as_bytes(name), resources, maximum)
 
     def release(self, name: str | bytes, resources: int = 1) -> Coroutine[Any, Any, None]:
-        """Gives back resources of acquire() (section "Release"). A hold gives back its own.
+        """Gives back permits that acquire() has acquired (section "Release"). A hold gives back its own permits.
 
-        Raises NotFound if there is no such counter, NotAcquired if the connection holds less. Nothing is released then.
+        Raises NotFound if the counter does not exist, NotAcquired if the connection holds fewer permits. In both cases
+        nothing is released.
         """
         return self._call(wire.release, as_bytes(name), resources)
 
@@ -131,7 +137,10 @@ class Client(Shared):
         return self._call(wire.stats)
 
     def dump(self) -> Coroutine[Any, Any, list[DumpEntry]]:
-        """Returns all counters, used or not, in no particular order (section "Dump"). The whole list is in memory."""
+        """Returns all counters in no particular order, including counters without permits in use (section "Dump").
+
+        The whole list is kept in memory.
+        """
         return self._call(wire.dump, True)
 
     def pipeline(self) -> Pipeline:
@@ -152,7 +161,7 @@ class Client(Shared):
     ) -> Hold:
         """Holds permits while a block runs: `async with client.hold("db:main", maximum=10):`, or as a decorator.
 
-        As Client.hold() of counterd.client. A function as on_lost is called by the event loop.
+        Has the same arguments as Client.hold() of counterd.client. If on_lost is a function, the event loop calls it.
         """
         return Hold(self, Asked(name, resources, maximum, timeout, on_lost, where=place(key, weight, priority)))
 
@@ -166,7 +175,7 @@ class Client(Shared):
     ) -> Taken:
         """Takes 1 to 16 permits and rates, all or none: `async with client.take(Permit("db", maximum=10), Rate(...)):`.
 
-        As Client.take() of counterd.client.
+        Has the same arguments as Client.take() of counterd.client.
         """
         return Taken(self, AskedItems(items, timeout, place(key, weight, priority)))
 
@@ -200,7 +209,7 @@ class Client(Shared):
         return await (await self._connected()).result(*request)
 
     async def _run(self, requests: list[Request]) -> list[Any]:
-        """Returns the results of all requests; refusals are among them."""
+        """Returns the results of all requests, including refusals."""
         if not requests:
             return []
         link = await self._connected()
@@ -228,7 +237,7 @@ class Client(Shared):
         return calls
 
     async def _greet(self, link: Link) -> None:
-        """States the name, and goes on with the last connection or asks for a token."""
+        """Sends the client's name to the server, and resumes the last connection or asks for a token."""
         greeting, ended = self._greeting, self._link
         token = ended.token if ended is not None and ended.may_resume() else None
         requests = greeting.states_name()
@@ -253,7 +262,7 @@ class Client(Shared):
                 link.inherit(ended, lambda: calls.inherit(before, doubtful))
 
     async def _answers(self, link: Link, requests: Sequence[Request]) -> list[Any]:
-        """The results of requests; None for each that the server refused."""
+        """Returns the results of requests, with None for each request that the server refused."""
         answers = await link.results(requests)
         for answer in answers:
             if isinstance(answer, BaseException) and not isinstance(answer, ServerError):
@@ -261,14 +270,15 @@ class Client(Shared):
         return [None if isinstance(answer, BaseException) else answer for answer in answers]
 
     async def _has_resumed(self, link: Link) -> bool:
-        """Returns whether another connection has gone on with this one. Connects, if that is still possible."""
+        """Returns whether another connection has resumed this one. Connects if that is still possible."""
         if link.may_resume():
             with suppress(CounterdError):
                 await self._connected(hears=False)
         return link.heir is not None
 
     async def _asked_again(self, ask: Callable[[Link], Coroutine[Any, Any, T]]) -> T:
-        """Asks, and asks again if the connection was lost meanwhile and another one goes on with it."""
+        """Asks the server, and asks again if the connection was lost meanwhile and another connection has resumed
+        it."""
         link = await self._server()
         try:
             return await ask(link)
@@ -278,7 +288,10 @@ class Client(Shared):
         return await ask(await self._server())
 
     async def _give_back(self, link: Link, returns: list[Request]) -> None:
-        """Gives back what was held through a connection. If that was lost and may be resumed, that is done later."""
+        """Gives back everything that was held through a connection.
+
+        If the connection was lost and can be resumed, this happens later.
+        """
         if link.may_resume():
             link.calls.give_back += returns
             return
@@ -311,7 +324,7 @@ class Client(Shared):
         return await self._asked_again(ask)
 
     async def _hold(self, hold: Hold, asked: Asked, tenure: Tenure) -> Link:
-        """Waits for the permits of a hold. Returns the connection through which it has them."""
+        """Waits for the permits of a hold. Returns the connection through which the hold has its permits."""
         loop = self._own_loop()
         turn = Turn(loop)
         steps = holding(
@@ -325,7 +338,7 @@ class Client(Shared):
     async def _queue(
         self, hold: Hold, asked: Asked, seconds: float | None, sent: Callable[[], object] | None = None
     ) -> Link:
-        """Waits in the queue of the server. UnknownCommand if it has none."""
+        """Waits in the server's queue. Raises UnknownCommand if the server has no queue."""
 
         async def queue(link: Link) -> Link:
             check_takes(link.calls)
@@ -337,7 +350,7 @@ class Client(Shared):
         return await self._asked_again(queue)
 
     async def _ask_again(self, hold: Hold, asked: Asked) -> Link:
-        """As _ask(), but others that wait in the server do not always go first."""
+        """Does the same as _ask(), but clients that wait in the server do not always go first."""
         with suppress(UnknownCommand, OutOfMemory):
             return await self._queue(hold, asked, ASK_LONGEST_S)
         return await self._ask(hold, asked)
@@ -359,14 +372,17 @@ class Client(Shared):
         return result
 
     async def _server(self) -> Link:
-        """The connection. A server that does not accept one in time is waited for, as one that is not there."""
+        """Returns the connection.
+
+        A server that does not accept a connection in time counts as a server that cannot be reached: this waits for it.
+        """
         try:
             return await self._connected(hears=False)
         except Timeout as error:
             raise ConnectionLost(str(error)) from error
 
     async def _pause(self, seconds: float) -> None:
-        """Waits, but not for longer than until close()."""
+        """Waits, but only until close() at the longest."""
         loop = get_running_loop()
         turn = Turn(loop)
         until = loop.time() + seconds
@@ -387,7 +403,10 @@ class Client(Shared):
         return asked.not_available(await self._consumption(queue, asked))
 
     async def _consumption(self, queue: Queue, asked: Asked) -> int | None:
-        """Returns how much is in use, for the error of a hold that gives up. If many give up together, one asks."""
+        """Returns how many permits are in use, for the error of a hold that gives up.
+
+        If many holds give up at the same time, only one of them asks the server.
+        """
         loop = get_running_loop()
         if queue.counting is None and loop.time() - queue.counted_at > COUNTED_FOR_S:
             queue.counting = self._started(self._count(queue, asked.name))
@@ -404,14 +423,14 @@ class Client(Shared):
             queue.counted_at, queue.counting = get_running_loop().time(), None
 
     def _on_end(self, link: Link) -> None:
-        """Called when a connection has ended: goes on with it, or notifies its holds."""
+        """Called when a connection has ended. Resumes it, or notifies its holds that they are lost."""
         if link.may_resume():
             self._started(self._resume(link))
         elif link.closed not in NO_LOSS:
             self._lose(link)
 
     async def _resume(self, link: Link) -> None:
-        """Connects until a connection has gone on with this one, or it is too late for that."""
+        """Tries to connect until a connection has resumed this one, or until the grace time is over."""
         backoff = Backoff(ASK_FIRST_S, ASK_LONGEST_S)
         while link.may_resume():
             if await self._has_resumed(link):
@@ -422,14 +441,14 @@ class Client(Shared):
             self._lose(link)
 
     def _lose(self, link: Link) -> None:
-        """What was held through a connection is lost: notifies its holds."""
+        """Called when everything that was held through a connection is lost. Notifies its holds."""
         super()._on_end(link)
         self._again += [hold for hold in list(link.holds) if isinstance(hold, Hold) and hold._tell()]
         if self._again and (self._recovering is None or self._recovering.done()):
             self._recovering = self._started(self._recover())
 
     async def _recover(self) -> None:
-        """Acquires lost permits again, until each hold has them or does not want them any more."""
+        """Acquires lost permits again, until each hold has them or no longer wants them."""
         backoff = Backoff(ASK_FIRST_S, ASK_LONGEST_S)
         loop = get_running_loop()
         while self._again:
@@ -449,9 +468,10 @@ async def _found(asked: Coroutine[Any, Any, int], default: int) -> int:
 
 
 class Hold:
-    """Permits of a counter, held while a block runs: what Client.hold() returns, for `async with` or a decorator.
+    """Permits of a counter that are held while a block runs. Client.hold() returns it, for `async with` or as a
+    decorator.
 
-    As counterd.client.Hold.
+    It has the methods of counterd.client.Hold.
     """
 
     def __init__(self, client: Client, asked: Asked) -> None:
@@ -466,7 +486,7 @@ class Hold:
 
     async def __aenter__(self) -> Hold:
         if self._entered:
-            raise RuntimeError("this hold has been entered already: make another")
+            raise RuntimeError("this hold is already in use: make another one")
         self._entered = True
         try:
             if self._asked.on_lost == REACQUIRE:
@@ -500,21 +520,27 @@ class Hold:
             self._entered = False
 
     def __call__(self, function: F) -> F:
-        """Returns a coroutine function, or an asynchronous generator, that holds permits while it runs, as Hold."""
+        """Returns a coroutine function, or an asynchronous generator, that holds permits while it runs.
+
+        Each call has its own hold.
+        """
         return decorated_async(function, lambda: Hold(self._client, self._asked))
 
     @property
     def lost(self) -> bool:
-        """Whether the connection, and the permits with it, were lost while the block runs, as far as the loop knows."""
+        """Whether the connection and the permits were lost while the block runs, as far as the event loop knows."""
         return self._link is not None and not self._link.is_alive()
 
     def raise_if_lost(self) -> None:
-        """Raises ConnectionLost if hold.lost. Call it before what must not be done without the permits."""
+        """Raises ConnectionLost if hold.lost is true. Call this before any action that needs the permits."""
         if self._link is not None and not self._link.is_alive():
             raise self._asked.lost(self._link.where, self._link.closed)
 
     def _release(self) -> None:
-        """Gives the permits back without waiting for the reply. If they were lost, raises as _raise_loss()."""
+        """Gives the permits back without waiting for the reply.
+
+        If the permits were lost, raises the same as _raise_loss().
+        """
         link = self._left()
         self._entered = False
         if link.may_resume():
@@ -525,7 +551,7 @@ class Hold:
             link.start_unawaited(wire.release, self._asked.name, self._asked.resources)
 
     def _left(self) -> Link:
-        """Called when the block ends. The first hold that waits asks again, after the release that is sent now."""
+        """Called when the block ends. The first waiting hold asks again after the release, which is sent now."""
         ended, self._link = self._link, None
         assert ended is not None
         link = ended.last()
@@ -539,7 +565,7 @@ class Hold:
             raise self._asked.lost(link.where, link.closed) from None
 
     def _tell(self) -> bool:
-        """Called when the permits were lost. Returns whether to acquire them again."""
+        """Called when the permits were lost. Returns whether to acquire the permits again."""
         on_lost = self._asked.on_lost
         if self._link is None:  # the block was left
             return False
@@ -547,11 +573,11 @@ class Hold:
             try:
                 on_lost(self)
             except Exception:  # noqa: BLE001 - the user's function, and other holds need to be notified
-                _log.exception("on_lost of %s failed", self._asked)
+                _log.exception("the function on_lost of %s failed", self._asked)
         return on_lost == REACQUIRE
 
     async def _acquire_again(self) -> bool:
-        """Acquires lost permits again. Returns False if it has to be called again."""
+        """Acquires lost permits again. Returns False if this has to be called again."""
         async with self._client._reacquiring:
             before = self._link
             if before is None or before.is_alive():  # it was left, and maybe entered again
@@ -572,13 +598,13 @@ class Hold:
 
 
 class Taken(TakenCore):
-    """Permits and units of rates, taken together: what Client.take() returns; for `async with`, or as a decorator.
+    """Permits and units of rates that are taken together. Client.take() returns it, for `async with` or as a decorator.
 
-    As counterd.client.Taken.
+    It has the methods of counterd.client.Taken.
     """
 
     async def acquire(self) -> Taken:
-        """Takes all items, or raises what Client.take() describes."""
+        """Takes all items. Raises the exceptions that Client.take() describes."""
         self._enter()
         try:
             self._link, self._grant = await self._client._take_items(self, self._asked)
@@ -588,7 +614,10 @@ class Taken(TakenCore):
         return self
 
     async def release(self) -> None:
-        """Gives the permits back. ConnectionLost if they were lost with the connection. settle() works afterwards."""
+        """Gives the permits back.
+
+        Raises ConnectionLost if the permits were lost with the connection. settle() works after release().
+        """
         link = self._left()
         if not (returns := self._returns()):
             return
@@ -598,7 +627,7 @@ class Taken(TakenCore):
             self._raise_loss(link)
 
     async def settle(self, name: str | bytes, used: int) -> None:
-        """As Taken.settle() of counterd.client."""
+        """Does the same as Taken.settle() of counterd.client."""
         ended, request = self._settlement(name, used)
         link: Link = ended.last()
         try:
@@ -611,11 +640,11 @@ class Taken(TakenCore):
 
     @property
     def lost(self) -> bool:
-        """Whether the connection, and the permits with it, were lost."""
+        """Whether the connection and the permits were lost."""
         return self._link is not None and not self._link.is_alive()
 
     def raise_if_lost(self) -> None:
-        """As Hold.raise_if_lost()."""
+        """Does the same as Hold.raise_if_lost()."""
         if self._link is not None and not self._link.is_alive():
             raise self._asked.lost(self._link.where, self._link.closed)
 
@@ -639,14 +668,17 @@ class Taken(TakenCore):
                 await self.release()
 
     def __call__(self, function: F) -> F:
-        """A coroutine function or asynchronous generator that has the items while it runs; each call takes its own."""
+        """Returns a coroutine function or asynchronous generator that has the items while it runs.
+
+        Each call takes its own items.
+        """
         return decorated_async(function, lambda: Taken(self._client, self._asked))
 
     def _returns(self) -> list[Request]:
         return [(wire.release, item.name, item.amount) for item in self._asked.permits]
 
     def _left(self) -> Link:
-        """The block is over: its permits are on their way back."""
+        """Called when the block is over and its permits are being given back."""
         ended: Link = self._entered_link()
         self._entered.release()
         link = ended.last()
@@ -657,7 +689,7 @@ class Taken(TakenCore):
 
 
 class Pipeline(Requests):
-    """Requests that are sent together and answered together: what Client.pipeline() returns.
+    """Requests that are sent together. Client.pipeline() returns it.
 
     In an `async with`, requests that were not sent when the block ends are forgotten.
     """
@@ -675,14 +707,18 @@ class Pipeline(Requests):
         self._taken()
 
     async def execute(self) -> list[Result]:
-        """As Pipeline.execute() of counterd.client. If it is cancelled, what was acquired is given back."""
+        """Does the same as Pipeline.execute() of counterd.client.
+
+        If the call is cancelled, everything that it acquired is given back.
+        """
         return await self._client._run(self._taken())
 
 
 class Semaphore:
-    """A counter with the methods of asyncio.BoundedSemaphore, but locked() has to be awaited: it asks the server.
+    """A counter with the methods of asyncio.BoundedSemaphore. Only locked() differs: it has to be awaited, because it
+    asks the server.
 
-    Each acquire() takes one permit, and no more can be released than were acquired.
+    Each acquire() takes one permit. At most as many permits can be released as were acquired.
     """
 
     def __init__(self, client: Client, name: str | bytes, maximum: int) -> None:
@@ -693,12 +729,12 @@ class Semaphore:
         self._holds: list[Hold] = []
 
     async def acquire(self) -> Literal[True]:
-        """Takes a permit. Waits until there is one."""
+        """Takes a permit. Waits until a permit is free."""
         self._holds.append(await self._client.hold(self._name, maximum=self._maximum).__aenter__())
         return True
 
     def release(self) -> None:
-        """Gives a permit back. Raises ValueError if none was acquired, ConnectionLost if it was lost."""
+        """Gives a permit back. Raises ValueError if no permit was acquired, ConnectionLost if the permit was lost."""
         self._taken()._release()
 
     def __repr__(self) -> str:

@@ -1,6 +1,6 @@
-"""A gatekeeper before an ASGI application: `app = Middleware(app, gatekeeper)`.
+"""A gatekeeper in front of an ASGI application: `app = Middleware(app, gatekeeper)`.
 
-Floor: side; needs no framework.
+Floor: side (ARCHITECTURE.md); needs no framework.
 """
 
 from __future__ import annotations
@@ -30,20 +30,22 @@ READ_AHEAD = 65536
 
 
 class Middleware:
-    """An application behind a gatekeeper. Only HTTP requests are limited; others (lifespan, websocket) pass unchanged.
+    """An application behind a gatekeeper. Only HTTP requests are limited. Other events (lifespan, websocket) pass
+    unchanged.
 
-    A request that is delayed holds no thread. If its client disconnects meanwhile, the application is not called. A
-    request that is rejected is answered with 503 and Retry-After.
+    A delayed request does not occupy a thread. If the client disconnects during the delay, the application is not
+    called. A rejected request gets the status 503 and Retry-After.
 
     app: the application.
-    gatekeeper: the middleware does not close it.
-    identifier: what is limited: each value of it has its own limit. "client": the client's address as the server gives
-    it; "path"; "header:NAME"; a list of several of these; or a function of the scope, which returns None to let a
-    request pass. A request passes without a limit if "client" or headers are named and it has none of them; the first
-    such request is logged. On a Unix socket most servers have no "client". An identifier of more than 4,096 bytes is
-    sent as its SHA-256.
-    domain: instead of the gatekeeper's default.
-    log_info: a function of the scope that returns text for the master's log, 1,024 bytes at most. counterd ignores it.
+    gatekeeper: the gatekeeper, which the middleware does not close.
+    identifier: what identifies the sender of a request; each value has its own limit. It can be "client" (the client's
+    address as the server reports it), "path", "header:NAME", a list of several of these, or a function of the scope.
+    The function returns None to let a request pass. If "client" or headers are named, and a request has none of them,
+    the request passes without a limit; the first such request is logged. On a Unix socket most servers report no
+    "client". An identifier of more than 4,096 bytes is sent as its SHA-256.
+    domain: the domain, if it is not the gatekeeper's default.
+    log_info: a function of the scope that returns a text for the master's log, at most 1,024 bytes; counterd ignores
+    it.
 
     A client can write any value into a header. Behind a proxy, "client" is the proxy's address unless the server is
     configured to trust the proxy's headers.
@@ -65,7 +67,7 @@ class Middleware:
         self._identify = identify_by(identifier, _client, _path, _header)
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
-        """Serves a request, as ASGI defines it."""
+        """Serves a request, as ASGI defines."""
         identifier = self._identify(scope) if scope["type"] == "http" else None
         if identifier is None:
             await self._app(scope, receive, send)
@@ -84,7 +86,7 @@ class Middleware:
                 await reader.close()
 
     async def _wait(self, decision: Decision, reader: _Reader) -> bool:
-        """Waits for the delay. Returns whether the client is still connected."""
+        """Waits until the delay is over. Returns whether the client is still connected."""
         watching = asyncio.ensure_future(reader.watch())
         try:
             await asyncio.wait([watching], timeout=decision.delay_s)
@@ -95,7 +97,7 @@ class Middleware:
 
 
 class _Reader:
-    """Keeps what a client sends while its request waits, for the application."""
+    """Keeps the data that a client sends while its request waits, for the application."""
 
     def __init__(self, receive: Receive) -> None:
         self._receive = receive
@@ -103,7 +105,10 @@ class _Reader:
         self._coming: asyncio.Future[Message] | None = None  # is not cancelled with the task that waits for it
 
     async def watch(self) -> bool:
-        """Returns True when the client disconnects. Never returns if the body is too long to be read until then."""
+        """Returns True when the client disconnects.
+
+        Never returns if the body is so long that the end of the connection cannot be read.
+        """
         size = 0
         while size <= READ_AHEAD:
             message = await asyncio.shield(self._next())
@@ -116,7 +121,7 @@ class _Reader:
         return await never
 
     async def receive(self) -> Message:
-        """Returns to the application what was kept, then what comes."""
+        """Returns to the application first the kept data, then the data that arrives."""
         if self._kept:
             return self._kept.popleft()
         if self._coming is None:
@@ -149,7 +154,7 @@ async def _reject(send: Send, decision: Decision) -> None:
 
 
 def _client(scope: MutableMapping[str, Any]) -> str | None:
-    """Returns None if the server does not know it, as on a Unix socket."""
+    """Returns the client's address, or None if the server does not know it, as on a Unix socket."""
     client = scope.get("client")
     return str(client[0]) if client else None
 

@@ -1,6 +1,6 @@
-"""A gatekeeper before a WSGI application: `app = Middleware(app, gatekeeper)`.
+"""A gatekeeper in front of a WSGI application: `app = Middleware(app, gatekeeper)`.
 
-Floor: side; needs no framework.
+Floor: side (ARCHITECTURE.md); needs no framework.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ App = Callable[[dict[str, Any], StartResponse], Iterable[bytes]]
 class Middleware:
     """An application behind a gatekeeper.
 
-    A request that is delayed sleeps in its thread, because WSGI has no other way to wait: set the gatekeeper's
-    max_delayed to no more than the server's threads. If the server has replaced time.sleep() (gevent, eventlet), its
-    replacement is called. A client that disconnects meanwhile is not noticed. A request that is rejected is answered
-    with 503 and Retry-After.
+    A delayed request sleeps in its thread, because WSGI has no other way to wait. So set the gatekeeper's max_delayed
+    to at most the number of the server's threads. If the server has replaced time.sleep() (gevent, eventlet), the
+    replacement is called. The middleware does not notice a client that disconnects during the delay. A rejected request
+    gets the status 503 and Retry-After.
 
     app: the application.
-    gatekeeper: the middleware does not close it.
-    identifier: what is limited: each value of it has its own limit. "client": the client's address as the server gives
-    it; "path"; "header:NAME"; a list of several of these; or a function of the environment, which returns None to let a
-    request pass. A request passes without a limit if "client" or headers are named and it has none of them; the first
-    such request is logged. On a Unix socket most servers have no "client". An identifier of more than 4,096 bytes is
-    sent as its SHA-256.
-    domain: instead of the gatekeeper's default.
-    log_info: a function of the environment that returns text for the master's log, 1,024 bytes at most. counterd
+    gatekeeper: the gatekeeper, which the middleware does not close.
+    identifier: what identifies the sender of a request; each value has its own limit. It can be "client" (the client's
+    address as the server reports it), "path", "header:NAME", a list of several of these, or a function of the
+    environment. The function returns None to let a request pass. If "client" or headers are named, and a request has
+    none of them, the request passes without a limit; the first such request is logged. On a Unix socket most servers
+    report no "client". An identifier of more than 4,096 bytes is sent as its SHA-256.
+    domain: the domain, if it is not the gatekeeper's default.
+    log_info: a function of the environment that returns a text for the master's log, at most 1,024 bytes; counterd
     ignores it.
-    sleep: a function that waits for so many seconds, instead of time.sleep().
+    sleep: a function that waits for a number of seconds, in place of time.sleep().
 
     A client can write any value into a header. Behind a proxy, "client" is the proxy's address unless the server is
     configured to trust the proxy's headers.
@@ -64,7 +64,7 @@ class Middleware:
         self._sleep = sleep
 
     def __call__(self, environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
-        """Serves a request, as WSGI defines it."""
+        """Serves a request, as WSGI defines."""
         identifier = self._identify(environ)
         if identifier is None:
             return self._app(environ, start_response)
@@ -86,12 +86,12 @@ class Middleware:
 
 
 def _client(environ: dict[str, Any]) -> str | None:
-    """Returns None if the server does not know it, as on a Unix socket."""
+    """Returns the client's address, or None if the server does not know it, as on a Unix socket."""
     return environ.get("REMOTE_ADDR") or None
 
 
 def _path(environ: dict[str, Any]) -> bytes:
-    """The path in bytes: in the strings of WSGI each character stands for one byte."""
+    """Returns the path in bytes. In WSGI's strings each character stands for one byte."""
     return (str(environ.get("SCRIPT_NAME", "")) + str(environ.get("PATH_INFO", ""))).encode("latin-1")
 
 

@@ -1,9 +1,9 @@
-"""The daemon's end of the admin process: its listening socket, and the answers to its questions.
+"""The daemon's side of the admin process: its listening socket, and the answers to its questions.
 
-Floor 4. The daemon spends at most a fifth of its time on the admin process: it answers questions for a slice of time,
-then rests four times as long. Long answers are made in steps, one answer at a time, with the same rests between two
-steps. While the admin process has not read its answers, the daemon answers no more questions. supervisor.py starts and
-replaces the process.
+Floor 4. The daemon spends at most a fifth of its time on the admin process: it answers questions for a short time, then
+rests four times as long. A long answer is made in steps, with a rest between two steps. Only one answer is made at a
+time. While the admin process has answers that it has not read, the daemon answers no more questions. supervisor.py
+starts the admin process and replaces it when it ends.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def close_listening(listening: socket.socket | UnixSocket) -> None:
 class Admin:
     """Keeps an admin process running that serves on a socket, from start() to stop().
 
-    inspector: answers the questions of the process. report: called with a cause and a sentence, as in net.server.
+    inspector: answers the questions of the admin process. report: called with a cause and a sentence, as in net.server.
     """
 
     def __init__(
@@ -84,17 +84,17 @@ class Admin:
         self._supervisor = Supervisor(KIND, [self._socket()], self._converse, report)
 
     def start(self) -> None:
-        """Starts the process. It is ready some tenths of a second later."""
+        """Starts the admin process. The process is ready some tenths of a second later."""
         self._supervisor.start()
 
     def reload(self, settings: Endpoint) -> None:
-        """Applies the settings that may change while running."""
+        """Applies the settings of the admin endpoint that can change while the daemon runs."""
         self._settings = settings
         if self._answers is not None:
             self._answers.hello(self._told())
 
     def stop(self) -> None:
-        """Ends the process and closes the listening socket."""
+        """Ends the admin process and closes the listening socket."""
         self._supervisor.stop()
         close_listening(self._listening)
 
@@ -116,12 +116,12 @@ class Admin:
         return self._listening.socket if isinstance(self._listening, UnixSocket) else self._listening
 
     def _told(self) -> dict[str, Any]:
-        """Returns the settings that the process needs."""
+        """Returns the settings that the admin process needs."""
         return {"token": self._settings.token, "allow": self._settings.allow, "hosts": self._settings.hosts}
 
 
 class Answers:
-    """The conversation with one admin process: a hello, then questions and answers."""
+    """The conversation with one admin process: a first message from the daemon, then questions and answers."""
 
     def __init__(self, settings: dict[str, Any], inspector: Inspector, report: Callable[[str, str], None]) -> None:
         self._settings = settings
@@ -135,7 +135,7 @@ class Answers:
         self._has_questions = self._is_resting = self._is_walking = self._is_stuck = False
 
     def hello(self, settings: dict[str, Any]) -> None:
-        """Sends the settings: now, or when the child is connected."""
+        """Sends the settings to the admin process: immediately, or as soon as the process is connected."""
         self._settings = settings
         self._send(b'{"hello": ' + encoded(settings) + b"}")
 
@@ -165,7 +165,7 @@ class Answers:
     # ---- questions ----
 
     def _take_questions(self) -> None:
-        """Answers questions for a slice of time, then rests. Reads no questions while it rests."""
+        """Answers questions for a limited time, then rests. During a rest the daemon reads no questions."""
         if self._child is None:
             return
         begun = time.monotonic_ns()
@@ -188,7 +188,7 @@ class Answers:
         self._go_on()
 
     def _go_on(self) -> None:
-        """Answers the questions that were already read. If there are none, reads more."""
+        """Answers the questions that were already read. If there are no such questions, reads more."""
         if self._has_questions and not self._is_resting and not self._is_stuck:
             self._take_questions()
         else:

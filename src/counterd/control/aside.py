@@ -1,7 +1,7 @@
-"""Runs slow functions in a thread, while the loop serves requests.
+"""Runs slow functions in a thread, while the event loop serves requests.
 
-Floor 4. The thread shares the interpreter with the loop. SWITCH_INTERVAL_S is how long a thread that computes in
-Python, here or in an extension, may keep the interpreter while the loop has work.
+Floor 4. The thread shares the Python interpreter with the event loop. SWITCH_INTERVAL_S limits how long a thread that
+computes in Python, here or in an extension, may keep the interpreter while the loop has work.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ SWITCH_INTERVAL_S = 0.0001
 
 
 class NoThread(Exception):
-    """The system refuses another thread, because of a limit on processes or a lack of memory."""
+    """The system refuses to start another thread, because of a limit on processes or a lack of memory."""
 
 
 def start_thread(name: str, run: Callable[[], None]) -> threading.Thread:
-    """Starts a daemon thread: the process can end while the thread runs. Raises NoThread."""
+    """Starts a daemon thread: the process can end while the thread still runs. Raises NoThread."""
     thread = threading.Thread(target=run, name=name, daemon=True)
     try:
         thread.start()
@@ -36,9 +36,10 @@ def start_thread(name: str, run: Callable[[], None]) -> threading.Thread:
 
 
 async def aside(function: Callable[[], T]) -> T:
-    """Runs the function in a thread. Returns its result or raises its exception. Raises NoThread if there is none.
+    """Runs the function in a thread. Returns the result of the function, or raises its exception. Raises NoThread if no
+    thread can be started.
 
-    Neither the loop nor the process waits for the thread when it ends.
+    Neither the end of the loop nor the end of the process waits for this thread.
     """
     loop = asyncio.get_running_loop()
     done: asyncio.Future[T] = loop.create_future()

@@ -1,7 +1,9 @@
-"""Calls the Redis in which stores share their state. Each call contains all requests that wait for a decision.
+"""Calls the Redis in which several masters share their state. A call contains all requests that currently wait for a
+decision.
 
-Floor 4. While Redis is unavailable, the store decides alone. This is logged once, and Redis is tried again each second.
-redis-py makes the connection (docs/decisions/0017-redis.md); it is installed with the extra `redis`.
+Floor 4. While Redis is unavailable, the store decides by itself. The log says this once, and the daemon tries to reach
+Redis each second. The package redis-py makes the connection (docs/decisions/0017-redis.md); the extra `redis` installs
+it.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ RETRY_S = 1.0  # before a Redis that did not answer is tried again
 
 
 class Authority:
-    """Calls Redis for one store: start(), then turn() in each turn of the driver, then stop().
+    """Calls Redis for one store. The order of calls is: start(), then turn() in each turn of the driver, then stop().
 
     values: the values of the settings, by key. report: called with a cause and a sentence, as in net.server.
     failing: why Redis is unavailable, or "".
@@ -68,20 +70,23 @@ class Authority:
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Starts to connect. Until there is a connection, the store decides alone."""
+        """Starts to connect to Redis. Until there is a connection, the store decides by itself."""
         self._source.alone(self._store, time.monotonic_ns())
         self._loop = asyncio.get_running_loop()
         self._task = self._loop.create_task(self._run())
 
     def turn(self, now_ns: int) -> None:
-        """Sends the requests that wait, if no call is under way. Called in each turn of the store's driver."""
+        """Sends the waiting requests to Redis, unless another call is in progress.
+
+        The driver of the store calls this in each turn.
+        """
         if self._batch is None:
             self._batch = self._source.take(self._store, now_ns)
             if self._batch is not None:
                 self._wanted.set()
 
     def stop(self) -> None:
-        """Stops calling Redis."""
+        """Stops the calls to Redis."""
         if self._task is not None:
             self._task.cancel()
 
@@ -98,7 +103,7 @@ class Authority:
                 except self._errors as error:
                     self._give_up(error)
                 except Exception as error:  # noqa: BLE001 - a bug, despite which throttling must continue
-                    self._loop.call_exception_handler({"message": "failed to ask Redis", "exception": error})
+                    self._loop.call_exception_handler({"message": "failed to call Redis", "exception": error})
                     self._give_up(error)
                 await asyncio.sleep(RETRY_S)
         finally:
@@ -106,7 +111,7 @@ class Authority:
 
     def _begin(self) -> None:
         if self.failing:
-            log.info("Redis is available again: it makes the decisions about requests again")
+            log.info("Redis is available again, and decides about requests again")
             self.failing = ""
         self._source.begin(self._store, time.monotonic_ns())
 
@@ -130,7 +135,7 @@ class Authority:
         await self._connection.send_packed_command(packed)
 
     async def _answer(self) -> object:
-        """Reads the script's answer. Loads the script if Redis does not know it."""
+        """Reads the answer of the Lua script. Loads the script into Redis if Redis does not have it."""
         try:
             return await self._connection.read_response()
         except self._unknown:
@@ -145,11 +150,11 @@ class Authority:
         return connection
 
     def _give_up(self, error: Exception) -> None:
-        """Lets the store decide: about the requests that were taken, and about all later ones."""
+        """Lets the store decide by itself: about the requests of the failed call, and about all later requests."""
         silent = isinstance(error, asyncio.TimeoutError)
         why = f"no answer for {PATIENCE_S:g} s" if silent else str(error) or type(error).__name__
         if not self.failing:
-            self._report("shared", f"Redis is unavailable, so this master decides alone: {why}")
+            self._report("shared", f"Redis is unavailable, so this master decides by itself: {why}")
         self.failing = why
         self._source.alone(self._store, time.monotonic_ns())
         self._batch = None

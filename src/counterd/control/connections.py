@@ -1,7 +1,7 @@
-"""The table of connections: its columns, and the cells of a connection.
+"""The table of connections: its columns, and the cells of each connection.
 
-Floor 4. Only this file names the columns. An answer of the admin endpoint describes them, and the dashboard and
-counterctl (`connections` and `top`) show what the answer describes.
+Floor 4. No other file names the columns. A reply of the admin endpoint describes the columns. The dashboard and
+counterctl (`connections` and `top`) show all columns of this description.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Tls(NamedTuple):
-    """What is known of a connection's encryption; None for a connection without TLS."""
+    """The TLS details of a connection. None means a connection without TLS."""
 
     version: str | None = None
     cipher: str | None = None
@@ -27,7 +27,7 @@ class Tls(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """A connection, its service, and the time at which it is looked at."""
+    """A connection, its service, and the time of the view."""
 
     service: Service
     connection: Connection
@@ -37,21 +37,21 @@ class Seen(NamedTuple):
 
 # In the order in which people see them: a narrow screen leaves out the last ones.
 CELLS: Mapping[Column, Callable[[Seen], Any]] = {
-    Column("id", "text", "its id, which is never used again"):
+    Column("id", "text", "the ID of the connection, which is never used again"):
         lambda seen: f"{seen.service.room.name}-{seen.connection.id}",
     Column("peer", "text", "the client's address, or its uid and pid"):
         lambda seen: seen.connection.origin(),
-    Column("holdings", "integer", "how many names it holds something of"):
+    Column("holdings", "integer", "the number of names of which the connection holds something"):
         lambda seen: seen.service.store.holdings_of(seen.connection.number),
-    Column("requests", "integer", "requests since it was opened"):
+    Column("requests", "integer", "the number of requests since the connection was opened"):
         lambda seen: seen.connection.requests,
-    Column("age_seconds", "seconds", "how long ago it was opened"):
+    Column("age_seconds", "seconds", "how long ago the connection was opened"):
         lambda seen: (seen.now_ns - seen.connection.since_ns) / 1e9,
-    Column("idle_seconds", "seconds", "how long ago it last sent something"):
+    Column("idle_seconds", "seconds", "how long ago the client last sent something"):
         lambda seen: (seen.now_ns - seen.connection.active_ns) / 1e9,
-    Column("protocol", "text", "its protocol"):
+    Column("protocol", "text", "the protocol of the connection"):
         lambda seen: seen.service.room.name,
-    Column("name", "text", "the name that it has stated"):
+    Column("name", "text", "the name that the client gave itself"):
         lambda seen: seen.service.store.about(seen.connection.number)[0],
     Column("tls", "text", "the version of TLS"):
         lambda seen: seen.tls.version,
@@ -64,6 +64,6 @@ COLUMNS = [asdict(column) for column in CELLS]  # as answers describe them
 
 
 def row_of(service: Service, connection: Connection, now_ns: int) -> dict[str, Any]:
-    """Returns the cells of a connection by the names of their columns; None for what it does not have."""
+    """Returns the cells of a connection by the names of their columns. A missing value is None."""
     seen = Seen(service, connection, now_ns, Tls(*(connection.tls() or ())))
     return {column.name: cell(seen) for column, cell in CELLS.items()}

@@ -1,7 +1,8 @@
-"""The listening sockets of one port of a protocol: opened here, or passed by the process that started the daemon.
+"""The listening sockets of one port of a protocol. The daemon opens them itself, or the process that starts the daemon
+passes them.
 
-Floor 4. A protocol has one port, or more (Room.ports). Each port has its own number and Unix socket. The other settings
-of a listener (addresses, permissions, TLS, limits) apply to all ports of the protocol.
+Floor 4. A protocol has one or more ports (Room.ports). Each port has a number and a Unix socket. The other settings of
+a listener (addresses, permissions, TLS, limits) apply to all ports of the protocol.
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ if TYPE_CHECKING:
 
 
 def keepalive_of(settings: Listener) -> Keepalive:
-    """Returns the keepalive settings of TCP sockets."""
+    """Returns the keepalive settings for TCP sockets."""
     return Keepalive(
         settings.keepalive_idle, settings.keepalive_interval, settings.keepalive_count, settings.user_timeout
     )
 
 
 class Door:
-    """The listening sockets of a port."""
+    """The listening sockets of one port."""
 
     def __init__(self, port: Port, config: Config) -> None:
         self.port = port
@@ -43,7 +44,10 @@ class Door:
         return [*self.tcp, *([self.unix.socket] if self.unix else []), *self._passed_unix]
 
     def open(self) -> tuple[list[str], list[str]]:
-        """Opens the sockets. Returns errors, and the addresses that this machine does not have, a line each."""
+        """Opens the sockets of the port.
+
+        Returns a line for each error, and a line for each address that this machine does not have.
+        """
         problems: list[str] = []
         missing: list[str] = []
         if self.port.name in self._config.sockets:
@@ -79,7 +83,7 @@ class Door:
             self._own(uid, gid)
 
     def keep_alive(self, keepalive: Keepalive) -> None:
-        """Sets the keepalive of the TCP connections that are accepted from now on."""
+        """Sets the keepalive of TCP connections that are accepted after this call."""
         for listening in self.tcp:
             set_keepalive(listening, keepalive)
 
@@ -95,7 +99,10 @@ class Door:
             listening.close()
 
     def _take(self, passed: tuple[socket.socket, ...]) -> None:
-        """Takes sockets that another process has opened. Their files belong to that process."""
+        """Takes listening sockets that another process has opened.
+
+        The socket files belong to that process, so the daemon does not change them.
+        """
         for listening in passed:
             if listening.family == socket.AF_UNIX:
                 self._passed_unix.append(listening)
@@ -104,7 +111,10 @@ class Door:
                 self.tcp.append(listening)
 
     def _own(self, uid: int, gid: int) -> None:
-        """Gives the socket's file to the configured user and group, or if there is none, to uid or gid (-1: nobody)."""
+        """Gives the socket's file to the configured user and group.
+
+        If none is configured, gives it to uid and gid (-1: no change).
+        """
         user, group = self._settings.socket_user, self._settings.socket_group
         uid = account_number("user", user) if user else uid
         gid = account_number("group", group) if group else gid

@@ -1,7 +1,7 @@
-"""Reads the files that the configuration names, at the start and at each reload, before anything changes.
+"""Reads the files that the configuration names, at the start and at each reload, before the daemon applies any change.
 
-Floor 4. The loop waits while a file is read, so only files with an end and a limited size are read: no devices, and
-pipes only with a time limit.
+Floor 4. The event loop waits while a file is read. So the daemon reads only files with an end and a limited size: no
+devices, and pipes only with a time limit.
 """
 
 from __future__ import annotations
@@ -22,7 +22,10 @@ PROBLEMS_MAX = 100  # lines of errors in one file
 
 
 class FileError(Exception):
-    """A file cannot be read. why: the rest of a sentence that begins with the path; str(): the whole sentence."""
+    """A file cannot be read.
+
+    why: the rest of a sentence that begins with the path. str() returns the whole sentence.
+    """
 
     def __init__(self, path: str, why: str) -> None:
         super().__init__(f"{path} {why}")
@@ -32,9 +35,9 @@ class FileError(Exception):
 def read_file(path: str, size_max: int, pipe_timeout: float = 0.0) -> bytes:
     """Reads a regular file. Raises FileError.
 
-    pipe_timeout: a pipe is accepted too, if its writer closes it within so many seconds; 0: pipes are refused.
+    pipe_timeout: how many seconds the writer of a pipe may take until it closes the pipe; 0 refuses pipes.
 
-    Opening does not wait: otherwise a pipe without a writer could block a reload for ever.
+    Opening the file does not wait, because a pipe without a writer could otherwise block a reload for ever.
     """
     try:
         with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK | os.O_NOCTTY)) as file:
@@ -57,9 +60,10 @@ def read_file(path: str, size_max: int, pipe_timeout: float = 0.0) -> bytes:
 
 
 def _read_pipe(descriptor: int, size_max: int, deadline: float) -> bytes | None:
-    """Reads a pipe to its end, or until it exceeds size_max. Returns None if there is no end by the deadline.
+    """Reads a pipe to its end, or until it has more than size_max bytes. Returns None if the pipe has no end by the
+    deadline.
 
-    A pipe that no process has opened for writing yet has no end either: poll() waits for a writer.
+    A pipe that no process has opened for writing has no end either, so poll() waits for a writer.
     """
     ready = select.poll()
     ready.register(descriptor, select.POLLIN)
@@ -76,7 +80,10 @@ def _read_pipe(descriptor: int, size_max: int, deadline: float) -> bytes | None:
 def read_files(
     readers: Mapping[str, Callable[[bytes], Any]], paths: Mapping[str, str], place: Callable[[str], str]
 ) -> tuple[dict[str, Any], list[str]]:
-    """Reads and parses files. Returns the results by key, and errors, a line each. place: where a key is set."""
+    """Reads and parses the files that settings name.
+
+    Returns the results by key, and a line for each error. place: returns where a key is set.
+    """
     found: dict[str, Any] = {}
     problems: list[str] = []
     for key, read in readers.items():
@@ -93,16 +100,22 @@ def read_files(
 
 
 def problems_of(error: ValueError) -> list[str]:
-    """Returns the lines of an error, from its `problems` if it has them, at most PROBLEMS_MAX and a summary."""
+    """Returns the lines of an error: its `problems`, if it has them.
+
+    Returns at most PROBLEMS_MAX lines, and then a summary.
+    """
     lines = list(getattr(error, "problems", ())) or [str(error)]
     left = len(lines) - PROBLEMS_MAX
     return [*lines[:PROBLEMS_MAX], f"and {left} more mistakes"] if left > 1 else lines
 
 
 def unreadable(paths: Mapping[str, str], place: Callable[[str], str]) -> list[str]:
-    """Returns a line for each file that this process can no longer read, because the next reload would fail."""
+    """Returns a line for each file that this process can no longer read.
+
+    Such a file would make the next reload fail.
+    """
     return [
-        f"{place(key)}: uid {os.geteuid()} cannot read {path}, so a reload will be refused"
+        f"{place(key)}: uid {os.geteuid()} cannot read {path}, so the next reload will be refused"
         for key, path in paths.items()
         if path and not os.access(path, os.R_OK)
     ]

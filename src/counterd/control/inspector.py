@@ -1,8 +1,8 @@
-"""Answers the admin process's questions, from the view of the daemon, its servers and the registered tables.
+"""Answers the admin process's questions with data of the daemon, its servers and the registered tables.
 
-Floor 4. Answers are JSON, as bytes. An answer whose size depends on a store's contents or on the number of connections
-is made in steps of SLICE_NS. Between two steps the loop serves requests. Figures are computed at most ten times a
-second.
+Floor 4. Answers are JSON, as bytes. If the size of an answer depends on a store or on the number of connections, the
+answer is made in steps of SLICE_NS. Between two steps the event loop serves requests. Figures are computed at most ten
+times a second.
 """
 
 from __future__ import annotations
@@ -51,9 +51,10 @@ PAGE_SIZE = resource.getpagesize()
 
 
 class Inspector:
-    """Answers questions. Is created when the services listen already, because it reads their addresses only once.
+    """Answers the questions of the admin process. Create the Inspector after the services listen, because it reads
+    their addresses only once.
 
-    restarts: how often the admin process was restarted, counted by control/admin.py.
+    restarts: how often the admin process was restarted. control/admin.py counts the restarts.
     """
 
     def __init__(self, view: View, services: Sequence[Service]) -> None:
@@ -78,14 +79,16 @@ class Inspector:
         self._figures_ns = -FIGURES_PERIOD_NS
 
     def answer(self, question: Mapping[str, Any]) -> bytes | Steps:
-        """Returns the answer, or the steps that make it. Raises Refused, as the steps do. Other errors mean that the
-        question is invalid."""
+        """Returns the answer to a question, or the steps that make the answer.
+
+        Raises Refused; so do the steps. Any other exception means that the question is invalid.
+        """
         what = question["ask"]
         parameters = question.get("parameters", {})
         names = (question.get(name, "") for name in ("connection", "protocol", "table"))
         texts = (*names, *parameters, *parameters.values())
         if not all(isinstance(text, str) for text in texts):
-            raise TypeError("expected strings")
+            raise TypeError("expected strings as parameters")
         at_once: dict[str, Callable[[], Any]] = {
             "ping": lambda: {"state": self._state()},
             "config": self._config,
@@ -103,7 +106,7 @@ class Inspector:
         raise ValueError(f"unknown question {what!r}")
 
     def figures(self) -> bytes:
-        """Returns all figures, at most a tenth of a second old."""
+        """Returns all figures. They are at most a tenth of a second old."""
         now = time.monotonic_ns()
         if now - self._figures_ns >= FIGURES_PERIOD_NS:
             self._figures = encoded(self._count(now))
@@ -111,7 +114,7 @@ class Inspector:
         return self._figures
 
     def _state(self) -> str:
-        """Returns the daemon's state; "failing" if it is ready but a journal cannot be written."""
+        """Returns the daemon's state. It is "failing" if the daemon is ready but a journal cannot be written."""
         failing = any(service.failing for service in self._services.values())
         return "failing" if failing and self._view.state == "ready" else self._view.state
 
@@ -216,7 +219,10 @@ class Inspector:
         return (yield from listed(rows, {"columns": COLUMNS, "next": None}))
 
     def _connected_beyond(self, room: str, number: int) -> Iterator[Connection | None]:
-        """Yields a protocol's connections with larger numbers, in order, and None whenever a pause is due."""
+        """Yields a protocol's connections whose numbers are larger than this one, in order.
+
+        Yields None when a pause is due.
+        """
         connections = self._services[room].server.connections
         last = max(connections, default=-1)  # the only step here that visits all connections: 15 ns each
         yield None
@@ -237,7 +243,7 @@ class Inspector:
         if service is not None and connection is None and (match := ENDED_ID.fullmatch(own)):
             connection = ended(service, int(match[1]))
         if service is None or connection is None:
-            raise Refused(404, "no such connection, or it is gone")
+            raise Refused(404, "this connection does not exist, or has ended")
         return service, connection
 
     def _close(self, connection_id: str) -> dict[str, Any]:
@@ -280,7 +286,10 @@ def encoded(data: Any) -> bytes:
 
 
 def listed(rows: Iterable[Mapping[str, Any]], rest: Mapping[str, Any]) -> Steps:
-    """Makes, in slices, a JSON object of the rows and the other members. Adds "truncated" if the rows are too long."""
+    """Makes a JSON object of the rows and the other members, in steps.
+
+    Adds "truncated" if the rows are too long together.
+    """
     texts: list[bytes] = []
     left = ROWS_BYTES_MAX
     begun = time.monotonic_ns()
@@ -298,7 +307,10 @@ def listed(rows: Iterable[Mapping[str, Any]], rest: Mapping[str, Any]) -> Steps:
 
 
 def columns(table: Table) -> list[dict[str, Any]]:
-    """Returns the columns of an answer. A connection is shown by its id and its peer, a point in time by its age."""
+    """Returns the columns of an answer.
+
+    An answer shows a connection as its id and its peer, and a point in time as its age.
+    """
     made = []
     for column in table.columns:
         if column.kind == "since":
@@ -308,7 +320,7 @@ def columns(table: Table) -> list[dict[str, Any]]:
         else:
             made.append(column)
         if column.kind == "connection":
-            made.append(Column("peer", "text", "its address", column.detail))
+            made.append(Column("peer", "text", "the address of the client", column.detail))
     return [asdict(column) for column in made]
 
 
@@ -325,10 +337,12 @@ def shape(service: Service, table: Table) -> dict[str, Any]:
 
 
 def found(service: Service, table: Table, row: tuple[Any, ...], begun: int) -> list[Any]:
-    """Replaces each number of a connection in a row by the connection, or by None if it has ended without a grace time.
-    A number of another protocol's store, which has no connection, is replaced by that protocol's name.
+    """Replaces the number of a connection in a row by the connection, or by None if the connection has ended and has no
+    grace time. If another protocol's store holds something, the row has the number of that store. This number is
+    replaced by the protocol's name.
 
-    begun: when the walk began. A connection that is younger may have the number of one that has ended.
+    begun: the time when the reading of the table began. A connection that was opened later may have the number of a
+    connection that has ended.
     """
     cells = list(row)
     for place, column in enumerate(table.columns):
@@ -343,22 +357,28 @@ def found(service: Service, table: Table, row: tuple[Any, ...], begun: int) -> l
 
 @dataclass(frozen=True)
 class Ended:
-    """A connection that has ended, and whose holdings stay for a grace time. number: the engine's."""
+    """A connection that has ended, but whose holdings stay for a grace time.
+
+    number: the engine's number of the connection.
+    """
 
     number: int
 
     @property
     def id(self) -> str:
-        """As Connection.id. No connection has the serial number 0."""
+        """The ID of the connection, in the form of Connection.id.
+
+        The serial number in this ID is 0, which no open connection has.
+        """
         return f"{self.number}-0"
 
     def origin(self) -> str:
-        """Nobody knows any more where it came from."""
+        """The address of the client, which is not known any more."""
         return ""
 
 
 def ended(service: Service, number: int) -> Ended | None:
-    """Returns the connection of that number if it is in its grace time."""
+    """Returns the connection with this number if the connection is in its grace time."""
     return None if service.store.about(number)[1] is None else Ended(number)
 
 
@@ -379,16 +399,16 @@ def shown(column: Column, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def split_id(text: str) -> tuple[str, int]:
-    """Parses the protocol and the engine's number in the id of a connection. Raises ValueError."""
+    """Returns the protocol and the engine's number in the ID of a connection. Raises ValueError."""
     room, _, own = text.partition("-")
     number = own.partition("-")[0]
     if not number.isdecimal() or len(number) > 10:
-        raise ValueError(f"expected a connection id, not {text!r}")
+        raise ValueError(f"expected a connection ID, not {text!r}")
     return room, int(number)
 
 
 def masked(setting: Setting, value: Any) -> Any:
-    """Formats a value as in the configuration file. A secret is masked."""
+    """Formats a value as in the configuration file. The value of a secret is masked."""
     if setting.secret and value:
         return MASKED
     if "octal" in setting.unit:

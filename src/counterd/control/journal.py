@@ -1,7 +1,8 @@
-"""The daemon's end of the journal process: sends a piece, and the next one when the process has written it.
+"""The daemon's side of the journal process. It sends a piece of the journal, and the next piece when the process has
+written the last one.
 
-Floor 4. supervisor.py starts and replaces the process; a new process gets the unwritten piece again. While nothing can
-be written, the store refuses requests whose reply would promise that a change is on disk.
+Floor 4. supervisor.py starts and replaces the process. A new process gets the unwritten piece again. While the journal
+cannot be written, the store refuses requests whose reply would promise that a change is on disk.
 """
 
 from __future__ import annotations
@@ -35,14 +36,15 @@ PROGRESS_S = 1.0  # between two lines of the log
 
 
 class JournalFailed(Exception):
-    """The journal of a new store cannot be read. The text is for people."""
+    """The journal of a new store cannot be read. The text of the exception is for people."""
 
 
 class Keeper:
-    """Keeps the journal of one store: restore(), then turn() in each turn of the driver, then finish() and stop().
+    """Keeps the journal of one store. The order of calls is: restore(), then turn() in each turn of the driver, then
+    finish() and stop().
 
     values: the values of the settings, by key. report: called with a cause and a sentence, as in net.server.
-    failing: why nothing can be written now, or "". restored: how many records were restored.
+    failing: why the journal cannot be written now, or "". restored: how many records were restored.
     """
 
     def __init__(
@@ -75,7 +77,7 @@ class Keeper:
         self._said = 0.0
 
     async def restore(self) -> None:
-        """Starts the process, and restores the store from the journal. Raises JournalFailed."""
+        """Starts the journal process, and restores the store from the journal. Raises JournalFailed."""
         self._said = self._loop.time()
         log.info(f"reading the journal {self._path}")
         self._supervisor.start()
@@ -84,7 +86,10 @@ class Keeper:
             log.info(f"restored {self.restored} records from the journal {self._path}")
 
     def turn(self, now_ns: int) -> None:
-        """Sends the next changes, if the last piece has been written. Called in each turn of the store's driver."""
+        """Sends the next changes to the journal process, if it has written the last piece.
+
+        The driver of the store calls this in each turn.
+        """
         if self._piece is not None or not self._begun.done():
             return
         self._piece = self._source.take(self._store, now_ns)
@@ -96,9 +101,9 @@ class Keeper:
                 self._talk.send(self._piece[1])
 
     async def finish(self, timeout: float) -> None:
-        """Waits until all changes are on disk and the process has closed its file.
+        """Waits until all changes are on disk and the journal process has closed its file.
 
-        timeout: gives up if nothing is written for so many seconds.
+        timeout: after how many seconds without a write this gives up.
         """
         if not self._begun.done():
             return
@@ -111,7 +116,7 @@ class Keeper:
             if behind < least:
                 least, until = behind, now + timeout
             elif now > until:
-                text = f"stopping with {behind} changes that are not in the journal {self._path}"
+                text = f"stopping, although {behind} changes are not in the journal {self._path}"
                 log.warning(text, failing=self.failing)
                 return
             if now - self._said > PROGRESS_S:
@@ -128,7 +133,7 @@ class Keeper:
                 await asyncio.wait_for(self._closed.wait(), until - self._loop.time())
 
     def stop(self) -> None:
-        """Ends the process."""
+        """Ends the journal process."""
         if self._patience is not None:
             self._patience.cancel()
         self._supervisor.stop()
@@ -136,7 +141,7 @@ class Keeper:
     # ---- called by the conversation ----
 
     def hello(self) -> bytes:
-        """Returns the first frame for a process."""
+        """Returns the first frame for a new journal process."""
         told = {
             "room": self._room,
             "path": self._path,
@@ -146,11 +151,11 @@ class Keeper:
         return json.dumps(told).encode()
 
     def on_count(self, count: int) -> None:
-        """Called with the number of records that will follow."""
+        """Called with the number of records that the journal process will send."""
         self._count = count
 
     def on_piece(self, piece: bytes) -> None:
-        """Restores a piece. Raises JournalFailed."""
+        """Restores the records in a piece of the journal. Raises JournalFailed."""
         try:
             self.restored += self._source.restore(self._store, piece, time.monotonic_ns())
         except (ValueError, MemoryError) as error:
@@ -160,7 +165,7 @@ class Keeper:
             log.info(f"restoring from the journal {self._path}: {self.restored} of {self._count} records")
 
     def on_begin(self, talk: Talk, told: dict[str, Any]) -> None:
-        """Called when a process is ready for pieces."""
+        """Called when the journal process is ready for pieces."""
         self._talk = talk
         self._closed.clear()
         if not self._begun.done():
@@ -173,7 +178,10 @@ class Keeper:
             self.on_written()
 
     def on_written(self) -> None:
-        """Called when the last piece is on disk. Also called, without a piece, when the journal works again."""
+        """Called when the last piece is on disk.
+
+        Also called, without a piece, when the journal can be written again.
+        """
         if self.failing:
             log.info(f"the journal {self._path} can be written again")
             self.failing = ""
@@ -182,7 +190,10 @@ class Keeper:
         self._driver.wake()
 
     def on_error(self, text: str) -> None:
-        """Called when the process fails. A restore then ends, because a new process would send all records again."""
+        """Called when the journal process reports an error.
+
+        An error ends a restore, because a new process would send all records again.
+        """
         if self._begun.done():
             self._fail(text)
         else:
@@ -190,11 +201,11 @@ class Keeper:
             self._begun.set_exception(JournalFailed(text))
 
     def on_closed(self) -> None:
-        """Called when the process has ended."""
+        """Called when the journal process has ended."""
         self._talk = None
         self._closed.set()
         if not self._begun.done():
-            self.on_error(f"{self._path}: the process that reads it ended")
+            self.on_error(f"{self._path}: the process that reads the journal ended")
 
     # ---- inside ----
 
@@ -203,7 +214,7 @@ class Keeper:
         return int(self._store.snapshot()["journal_behind"])
 
     def _look(self) -> None:
-        """Called after PATIENCE_S: fails if the current piece takes too long."""
+        """Called after PATIENCE_S. Reports an error if the current piece takes too long."""
         self._patience = None
         if self._piece is None:
             return
@@ -230,7 +241,7 @@ class Talk:
         self._frames = Frames(PIECE_MAX)
 
     def send(self, body: bytes) -> None:
-        """Sends a frame, if the process is connected."""
+        """Sends a frame to the journal process, if the process is connected."""
         if self._child is not None:
             self._child.write(frame(body, PIECE_MAX))
 

@@ -1,13 +1,13 @@
-"""The log: one thread writes all lines, so that code that logs never waits for the reader of the log.
+"""The log. One thread writes all lines, so that code that logs never waits for the reader of the log.
 
-Floor 4. structlog makes an event of a call and passes it through a chain, which turns it into one line of bytes and
-queues the line. The number of lines in the queue and the length of a line are limited. Lines that do not fit or cannot
-be written are dropped and counted. When writing works again, a line reports how many were dropped. One event is one
-line in both formats, whatever its message contains:
+Floor 4. structlog makes an event from each call. A chain of functions turns the event into one line of bytes and puts
+it into a queue. The number of lines in the queue and the length of a line are limited. Lines are dropped and counted if
+they do not fit into the queue or cannot be written. When writing works again, a line says how many lines were dropped.
+In both formats an event is a single line, whatever its message contains:
     text  2026-11-20T05:08:30.123Z INFO  message key=value other="with blanks" exc="Traceback ...\\n..."
     json  {"ts": "2026-11-20T05:08:30.123Z", "level": "info", "msg": "message", "key": "value", "exc": "Traceback ..."}
-The field `exc` has the exception; of a long traceback only the end. A line that is still too long is cut: a text line
-then ends with [cut], a JSON line has `"cut": true` and the beginning of the message.
+The field `exc` contains the exception. If the traceback is long, the field has only its end. A line that is still too
+long is cut. A text line then ends with [cut]; a JSON line has `"cut": true` and the beginning of the message.
 """
 
 from __future__ import annotations
@@ -56,14 +56,15 @@ UNFORMATTED = "cannot format a log message"
 
 
 def one_line(text: str) -> str:
-    """Escapes characters that are not printable, so that a string can neither begin a new line nor hide part of one."""
+    """Escapes characters that are not printable, so that a string can neither begin a new line nor hide a part of the
+    line."""
     if text.isprintable():
         return text
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
 
 
 def text_line(event: Mapping[str, Any]) -> bytes:
-    """Formats an event for people: time in UTC, level, message, fields."""
+    """Formats an event for people: the time in UTC, the level, the message and the fields."""
     ts, level, message, fields = _parts(event)
     shown = "".join(f" {one_line(key)}={_text_value(value)}" for key, value in fields.items())
     line = f"{ts} {level.upper():<5} {one_line(message)}{shown}\n".encode()
@@ -73,7 +74,10 @@ def text_line(event: Mapping[str, Any]) -> bytes:
 
 
 def json_line(event: Mapping[str, Any]) -> bytes:
-    """Formats an event for programs: an object with ts, level, msg and the fields. No field can replace these three."""
+    """Formats an event for programs: an object with ts, level, msg and the fields of the event.
+
+    No field of the event can replace ts, level or msg.
+    """
     ts, level, message, fields = _parts(event)
     head = {"ts": ts, "level": level, "msg": message}
     line = _json({**head, **fields, **head})
@@ -94,14 +98,17 @@ def _parts(event: Mapping[str, Any]) -> tuple[str, str, str, dict[str, Any]]:
 
 
 def _stamp(_logger: object, _method: str, event: EventDict) -> EventDict:
-    """Adds the time, in milliseconds."""
+    """Adds the time to an event, in milliseconds."""
     moment = datetime.now(timezone.utc)
     event["timestamp"] = moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
     return event
 
 
 def _explain(_logger: object, _method: str, event: EventDict) -> EventDict:
-    """Makes the field exc from an exception. Any other true value means the exception that is being handled."""
+    """Adds the field exc if the event has an exception.
+
+    If the value is true but not an exception, the exception that is currently handled is used.
+    """
     error = event.pop("exc_info", None)
     if error is not None and not isinstance(error, BaseException):
         error = sys.exc_info()[1] if error else None
@@ -126,7 +133,7 @@ def _own(level: str, message: str, **fields: object) -> EventDict:
 
 
 def _place() -> str:
-    """Returns the file and line of the code that logs."""
+    """Returns the file and the line of the code that logs."""
     frame = sys._getframe()
     while frame.f_back and re.match(f"(structlog|logging|{__name__})($|[.])", frame.f_globals["__name__"]):
         frame = frame.f_back
@@ -138,11 +145,11 @@ class LogWriter:
 
     level: the least severe level that is written: error, warning, info or debug.
     format: text or json.
-    fd: the descriptor to write to, blocking or not. The writer does not close it.
+    fd: the descriptor to write to, which may be blocking or not. The writer does not close the descriptor.
     capacity: how many lines can wait.
 
-    Lines can be queued before start(), and are written after it. Logging never waits, even if the process that reads fd
-    is stuck, slow or has ended. It never raises an exception because of a value.
+    Lines can be queued before start(); start() then writes them. A call that logs never waits, even if the process that
+    reads fd is stuck, slow or has ended. A call that logs never raises an exception because of a value.
     """
 
     def __init__(self, level: str, format: str, fd: int = 2, capacity: int = CAPACITY) -> None:
@@ -160,19 +167,19 @@ class LogWriter:
 
     @property
     def dropped(self) -> int:
-        """The number of lines that were dropped in total, because the queue was full or writing failed."""
+        """The total number of lines that were dropped because the queue was full or writing failed."""
         return self._refused + self._failed
 
     def configure(self, level: str, format: str) -> None:
-        """Changes level and format of later events. Raises KeyError."""
+        """Changes the level and the format of later events. Raises KeyError."""
         self._severity, self._line = SEVERITIES[level], FORMATS[format]
 
     def writes(self, level: str) -> bool:
-        """Returns True if events of a level are written."""
+        """Returns whether events of a level are written."""
         return SEVERITIES[level] >= self._severity
 
     def chain(self) -> dict[str, Any]:
-        """Returns the arguments with which structlog.configure() and structlog.wrap_logger() send events here."""
+        """Returns arguments for structlog.configure() and structlog.wrap_logger() that send events to this writer."""
         return {
             "processors": [self._sift, _stamp, _explain, self._render],
             "wrapper_class": structlog.make_filtering_bound_logger("debug"),
@@ -180,11 +187,11 @@ class LogWriter:
         }
 
     def start(self) -> None:
-        """Starts the thread, once. Raises NoThread."""
+        """Starts the thread of the writer. Call this only once. Raises NoThread."""
         self._thread = start_thread("log", self._run)
 
     def put(self, line: bytes) -> None:
-        """Queues a line, or drops it."""
+        """Adds a line to the queue, or drops it if the queue is full."""
         with self._lock:
             if self._queue.qsize() >= self._capacity:
                 self._refused += 1
@@ -194,14 +201,17 @@ class LogWriter:
     debug = info = warning = error = critical = put  # structlog calls the method named by the level
 
     def close(self, timeout: float = CLOSE_TIMEOUT) -> None:
-        """Writes the queued lines, for at most timeout seconds, and stops. Later calls do nothing."""
+        """Writes the queued lines, for at most timeout seconds, and stops the thread.
+
+        Later calls of close() do nothing.
+        """
         thread, self._thread = self._thread, None
         if thread:
             self._queue.put(None)
             thread.join(timeout)
 
     def _sift(self, _logger: object, method: str, event: EventDict) -> EventDict:
-        """Drops an event whose level is not written, before any other work is done for it."""
+        """Drops an event whose level is not written, before anything else is done for the event."""
         if not self.writes(method):
             raise structlog.DropEvent
         event["level"] = method
@@ -222,14 +232,14 @@ class LogWriter:
         self._report()
 
     def _report(self) -> None:
-        """Writes a line with the number of lines lost since the last such line."""
+        """Writes a line with the number of lines that were lost since the last such line."""
         dropped = self.dropped
         lost = dropped - self._reported
         if lost and self._write(self._line(_own("warning", "log lines were lost", lines=lost))):
             self._reported = dropped
 
     def _write(self, line: bytes) -> bool:
-        """Writes a whole line, however long that takes. Returns False if the line cannot be written."""
+        """Writes a whole line, and waits as long as that takes. Returns False if the line cannot be written."""
         rest = memoryview(line)
         while rest:
             try:
@@ -244,7 +254,10 @@ class LogWriter:
 
 
 class Foreign(logging.Handler):
-    """Passes the lines that libraries log with the standard library to structlog, with the field `logger`."""
+    """Passes log lines of libraries, which use the standard library's logging, to structlog.
+
+    The field `logger` names the library.
+    """
 
     def __init__(self, log: Any) -> None:
         super().__init__()
@@ -262,7 +275,7 @@ class Foreign(logging.Handler):
 
 
 def install(writer: LogWriter) -> None:
-    """Makes this writer write everything that is logged with structlog or the standard library."""
+    """Makes this writer write everything that is logged with structlog or with the standard library."""
     structlog.configure(logger_factory=lambda *_: writer, **writer.chain())
     logging.basicConfig(handlers=[Foreign(structlog.get_logger())], level=logging.DEBUG)
     logging.getLogger("asyncio").setLevel(logging.WARNING)
@@ -276,14 +289,15 @@ class _Window:
 
 
 class Bounded:
-    """Limits the number of lines per cause and period.
+    """Limits how many lines are logged for each cause in a period.
 
-    lines: how many lines of a cause are logged in a period.
-    period: seconds. The period of a cause begins with the first line that is logged.
-    causes: how many causes are distinguished. While that many causes have had lines in the last period, all other
-        causes count as one. A cause without lines for a period can be replaced: its count of suppressed lines is lost.
+    lines: how many lines of a cause are logged in a period. period: its length in seconds. The period of a cause begins
+    with the first line that is logged for it. causes: how many causes are distinguished. If that many causes have had
+    lines in the last period, all other
+        causes count as one cause. A cause without lines for a whole period can be replaced by another cause. Its number
+        of suppressed lines is then lost.
 
-    Not thread-safe.
+    A Bounded may be used by one thread only.
     """
 
     OTHERS = ""
@@ -295,7 +309,8 @@ class Bounded:
         self._windows: dict[str, _Window] = {}  # by start, the oldest first; at most `causes`, and OTHERS
 
     def allow(self, cause: str, now: float) -> int | None:
-        """Returns None to suppress a line, else how many lines of the cause were suppressed since the last one.
+        """Returns None if the line must be suppressed. Otherwise returns how many lines of the cause were suppressed
+        since its last line.
 
         now: seconds on a clock that never goes back.
         """
@@ -321,7 +336,8 @@ class Bounded:
 
 
 class Reports:
-    """Logs lines that peers can cause any number of times: a few per cause and period, and how many it suppressed."""
+    """Logs lines that peers can cause again and again: a few lines for each cause and period, and the number of
+    suppressed lines."""
 
     def __init__(self) -> None:
         self._bounded = Bounded(REPEATED_LINES, REPEATED_PERIOD_S)
@@ -330,7 +346,7 @@ class Reports:
     def __call__(
         self, cause: str, text: str, level: str = "warning", error: BaseException | None = None, **fields: object
     ) -> None:
-        """Logs a line of a cause. Causes of different protocols are counted separately."""
+        """Logs a line for a cause. Causes of different protocols are counted separately."""
         suppressed = self._bounded.allow(f"{fields.get('protocol')}:{cause}", time.monotonic())
         if suppressed is not None:
             if suppressed:

@@ -1,6 +1,7 @@
-"""Measures how late the event loop is, with a periodic timer.
+"""Measures, with a periodic timer, how late the event loop runs its timers.
 
-Floor 4. The same timer feeds systemd's watchdog, because a loop that does not reach its timers serves no requests.
+Floor 4. The same timer notifies systemd's watchdog, because an event loop that does not reach its timers serves no
+requests.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ BOUNDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 
 
 class Pulse:
-    """Beats every PERIOD_S from start() to stop(), or more often if the watchdog needs it.
+    """Runs its timer every PERIOD_S from start() to stop(), or more often if the watchdog needs that.
 
-    feed: called every feed_s seconds, or every PERIOD_MIN_S if feed_s is less; never if feed_s is 0.
-    last, max: how late the last beat was, and the latest beat of all, in seconds.
+    feed: called every feed_s seconds, or every PERIOD_MIN_S if feed_s is less; never called if feed_s is 0. last: how
+    many seconds late the timer last ran. max: the largest such delay.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, feed: Callable[[], object], feed_s: float = 0.0) -> None:
@@ -41,7 +42,7 @@ class Pulse:
         self._timer: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
-        """Calls feed, and starts to beat."""
+        """Calls feed, and starts the timer."""
         self._wait(time.monotonic_ns())
 
     def stop(self) -> None:
@@ -49,7 +50,7 @@ class Pulse:
             self._timer.cancel()
 
     def histogram(self) -> Histogram:
-        """Returns the histogram of how late the beats were, in seconds."""
+        """Returns the histogram of how late the timer ran, in seconds."""
         return Histogram(BOUNDS, tuple(self._counts), self._sum)
 
     def _beat(self) -> None:

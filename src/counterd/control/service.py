@@ -40,9 +40,9 @@ TLS_FILES = ("tls.cert", "tls.key", "tls.client_ca")
 
 
 class Ready(NamedTuple):
-    """The checked contents of a protocol's files, ready to be applied.
+    """The checked contents of a protocol's files, which can be applied.
 
-    files: the protocol's own files, parsed, by key.
+    files: the parsed contents of the protocol's own files, by key.
     """
 
     access: Access
@@ -51,12 +51,15 @@ class Ready(NamedTuple):
 
 
 def readers_of(room: Room) -> Mapping[str, Callable[[bytes], Any]]:
-    """Returns the readers of the protocol's files."""
+    """Returns the readers of the protocol's own files."""
     return room.files.readers if room.files else {}
 
 
 def prepare(room: Room, config: Config) -> Ready:
-    """Reads the files that a protocol's settings name, and looks up the users and groups. Raises ConfigError."""
+    """Reads the files that a protocol's settings name, and looks up the users and groups in these settings.
+
+    Raises ConfigError.
+    """
     name = room.name
     listener = config.listener(name)
     context = None
@@ -91,13 +94,13 @@ def check(room: Room, config: Config) -> None:
 
 
 class Service:
-    """A protocol in the process. The order of calls: open(), make_store(), extend(), start(), restore() if it has a
-    keeper, listen(), apply() for each reload, finish() and close().
+    """A protocol that runs in this process. The order of calls is: open(), make_store(), extend(), start(), restore()
+    if the protocol has a journal, listen(), apply() for each reload, finish() and close().
 
-    descriptors: how many descriptors its connections may use.
-    ready: the contents of its files, as they are in force.
-    plugin_host: runs its extensions.
-    borrowers: names of the protocols that hold permits of its store, by the engine's number.
+    descriptors: how many descriptors the protocol's connections may use.
+    ready: the contents of the protocol's files that are in force.
+    plugin_host: runs the extensions.
+    borrowers: the names of the protocols that hold permits of this store, by the engine's number.
     """
 
     def __init__(self, room: Room, config: Config, descriptors: int, report: Report) -> None:
@@ -117,7 +120,10 @@ class Service:
         self._report = report
 
     def open(self) -> tuple[list[str], list[str]]:
-        """Opens all sockets. Returns errors, and the addresses that this machine does not have, a line each."""
+        """Opens all sockets of the protocol.
+
+        Returns a line for each error, and a line for each address that this machine does not have.
+        """
         problems: list[str] = []
         missing: list[str] = []
         try:
@@ -136,21 +142,24 @@ class Service:
             door.hand_over(uid, gid)
 
     def unreadable(self) -> list[str]:
-        """Returns a line for each file that this process can no longer read, because the next reload would fail."""
+        """Returns a line for each file that this process can no longer read.
+
+        Such a file would make the next reload fail.
+        """
         keys = [*(f"{self.room.name}.{name}" for name in TLS_FILES), *readers_of(self.room)]
         return unreadable({key: self._config.values[key] for key in keys}, self._config.place)
 
     def make_store(self, figures: Figures) -> None:
-        """Makes the store and loads the contents of its files. Raises ValueError or MemoryError."""
+        """Makes the store and loads the contents of the protocol's files into it. Raises ValueError or MemoryError."""
         self.store = self.room.make_store(self._config.own(self.room), figures, time.monotonic_ns())
         self.load(self._config, self.ready)
 
     def extend(self) -> None:
-        """Creates the extensions. Raises ConfigError."""
+        """Creates the extensions of the protocol. Raises ConfigError."""
         self.plugin_host.open(self.store)
 
     async def start(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Makes the server and starts everything, but does not listen yet. Raises ConfigError."""
+        """Makes the server and starts everything, but does not accept connections yet. Raises ConfigError."""
         self.server = Server(loop, self.store, self._limits(), self._told)
         self.windows = Windows(self.server, self._window())
         self._apply(self._config, self.ready)
@@ -168,7 +177,7 @@ class Service:
             self.authority.start()
 
     def lend_to(self, other: Service) -> None:
-        """Lets the store of another protocol take permits of this one's."""
+        """Lets the store of another protocol take permits of this protocol's store."""
         assert self.room.lend is not None
         store = cast("BorrowingStore", other.store)
 
@@ -190,11 +199,11 @@ class Service:
 
     @property
     def failing(self) -> bool:
-        """True while the journal of this protocol cannot be written."""
+        """Whether the journal of this protocol currently cannot be written."""
         return self.keeper is not None and bool(self.keeper.failing)
 
     async def finish(self, timeout: float) -> None:
-        """Waits until all changes are in the journal. timeout: see Keeper.finish()."""
+        """Waits until all changes are in the journal. timeout: as for Keeper.finish()."""
         if self.keeper is not None:
             await self.keeper.finish(timeout)
 
@@ -205,7 +214,10 @@ class Service:
                 self.server.listen(listening, number)
 
     def load(self, config: Config, ready: Ready) -> None:
-        """Loads the contents of its files into the store, all or nothing. Raises ValueError or MemoryError."""
+        """Loads the contents of the protocol's files into the store: all files or none.
+
+        Raises ValueError or MemoryError.
+        """
         if self.room.files:
             self.room.files.load(self.store, config.own(self.room), ready.files)
 
@@ -215,10 +227,10 @@ class Service:
         return tls + [f"the file of {key}" for key in self.ready.files]
 
     def apply(self, config: Config, ready: Ready) -> None:
-        """Applies the settings that may change while running, and the result of prepare().
+        """Applies the result of prepare(), and the settings that can change while the daemon runs.
 
-        load() applies the protocol's own files before this, because it can still refuse them. Extensions reload after
-        this, because they take time.
+        Call load() before apply(), because load() can still refuse the protocol's own files. Reload extensions after
+        apply(), because that takes time.
         """
         self._apply(config, ready)
         self.server.driver.wake()  # load() may have made something due
@@ -236,16 +248,16 @@ class Service:
         self.windows.set_interval(self._window())
 
     def addresses(self) -> dict[str, list[str]]:
-        """Returns the addresses of each port, for people. The first port has the protocol's name."""
+        """Returns the addresses of each port, for people. The first port has the name of the protocol."""
         return {door.port.name: door.addresses() for door in self.doors}
 
     def unlisten(self) -> None:
-        """Stops accepting connections, and makes the store hand out nothing new."""
+        """Stops accepting connections, and makes the store grant nothing new."""
         self.server.unlisten()
         self.store.begin_drain()
 
     def part(self) -> None:
-        """Begins to end all connections: see Server.part."""
+        """Begins to end all connections, as Server.part describes."""
         self.server.part()
         self.windows.stop()
 
@@ -259,12 +271,12 @@ class Service:
             door.close()
 
     def _told(self, cause: str, text: str) -> None:
-        """Passes on a report of the server. Adds the limit that the report is about."""
+        """Passes on a report of the server. Adds the limit that caused the report."""
         limit = self._limit(cause)
         self._report(cause, text, protocol=self.room.name, **({"limit": limit} if limit else {}))
 
     def _limit(self, cause: str) -> str | None:
-        """Returns the setting that a report is about, with its value; or None."""
+        """Returns the setting that caused a report, with its value, or None."""
         room, settings = self.room.name, self._settings
         if cause == "rejected:max_connections" and settings.max_connections != self.server.limits.max_connections:
             return "open files of the process"
@@ -298,7 +310,10 @@ class Service:
 
 
 def connect(services: Sequence[Service]) -> None:
-    """Gives each protocol that borrows permits a protocol that lends them. Call it before anything is restored."""
+    """Connects each protocol that borrows permits to the protocol that lends them.
+
+    Call connect() before any store is restored.
+    """
     lender = next((service for service in services if service.room.lend is not None), None)
     if lender is not None:
         for service in services:

@@ -1,6 +1,7 @@
 """Makes a protocol's TLS context from the files that the configuration names, and checks the files.
 
-Floor 4. A context is never changed. A reload makes a new one, and existing connections keep the old one.
+Floor 4. The daemon never changes a TLS context. A reload makes a new context; existing connections keep the old
+context.
 """
 
 from __future__ import annotations
@@ -13,7 +14,10 @@ FILE_MAX = 1 << 20  # bytes, about a thousand certificates: limits how long a re
 
 
 class TLSError(Exception):
-    """A file cannot be used. name: the last part of its setting, such as "cert". str() says why."""
+    """A TLS file cannot be used.
+
+    name: the last part of the file's setting, such as "cert". str() returns the reason.
+    """
 
     def __init__(self, name: str, why: str) -> None:
         self.name = name
@@ -21,11 +25,12 @@ class TLSError(Exception):
 
 
 def make_context(cert: str, key: str = "", client_ca: str = "", require_client_cert: bool = False) -> ssl.SSLContext:
-    """Makes a server's context, for TLS 1.2 and newer. Raises TLSError.
+    """Makes the TLS context of a server, for TLS 1.2 and newer. Raises TLSError.
 
-    cert: path of the certificate and its chain, in PEM. key: path of the private key, or "" if it is in cert.
-    client_ca: path of the authorities for clients' certificates, or "" to request none.
-    require_client_cert: refuse clients without a certificate.
+    cert: the path of the certificate and its chain, in PEM. key: the path of the private key, or "" if the key is in
+    cert.
+    client_ca: the path of the authorities for clients' certificates, or "" if clients are not asked for a certificate.
+    require_client_cert: whether clients without a certificate are refused.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
@@ -59,7 +64,10 @@ def _read(name: str, path: str) -> bytes:
 
 
 def _check_certificates(name: str, path: str) -> str:
-    """Reads and checks one file of certificates. OpenSSL's errors would not say which of several files is wrong."""
+    """Reads and checks one file of certificates.
+
+    Without this check, OpenSSL's errors would not say which of several files is wrong.
+    """
     text = _read(name, path).decode("ascii", "replace").replace("\N{REPLACEMENT CHARACTER}", "?")
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_verify_locations(cadata=text)
@@ -74,5 +82,8 @@ def _reason(error: Exception) -> str:
 
 
 def _no_passphrase() -> str:
-    """Refuses a key with a passphrase. Without this, OpenSSL would ask for the passphrase at the terminal."""
+    """Refuses a key that has a passphrase.
+
+    Without this function, OpenSSL would ask for the passphrase at the terminal.
+    """
     raise ValueError("has a passphrase, which counterd cannot ask for")

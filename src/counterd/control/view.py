@@ -1,6 +1,6 @@
-"""The fields of the daemon that its parts may read. The parts get no methods that act on the daemon.
+"""The fields of the daemon that its parts may read. These parts get no methods that change the daemon.
 
-Floor 4. Only the daemon writes to the view.
+Floor 4. Only the daemon changes the view.
 """
 
 from __future__ import annotations
@@ -24,10 +24,12 @@ if TYPE_CHECKING:
 
 @dataclass
 class View:
-    """config: the configuration in force. settings: all settings by key. lines_lost: returns the number of lost lines.
+    """config: the configuration in force. settings: all settings by key. lines_lost: returns how many log lines were
+    lost.
 
-    started_ns: when the daemon was created, on the monotonic clock. memory_errors: how many unhandled exceptions were
-    due to a lack of memory. internal_errors: how many others there were. pulse: is set when the loop runs.
+    started_ns: when the daemon was created, on the monotonic clock. memory_errors: how many unhandled exceptions had a
+    lack of memory as their cause. internal_errors: how many unhandled exceptions had another cause. pulse: set when the
+    event loop runs.
     """
 
     config: Config
@@ -40,7 +42,7 @@ class View:
     pulse: Pulse = field(init=False)
 
     def figures(self, service: Service) -> dict[str, object]:
-        """Returns the figures of the floors above the engine, for protocols that serve statistics to clients."""
+        """Returns figures of the daemon, such as its CPU time, for protocols that send statistics to clients."""
         used = resource.getrusage(resource.RUSAGE_SELF)
         return {
             "version": __version__,

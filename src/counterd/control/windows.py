@@ -1,6 +1,6 @@
-"""Gives a store the wall-clock time, and begins its stats windows at multiples of an interval.
+"""Gives a store the wall-clock time, and begins the store's stats windows at multiples of an interval.
 
-Floor 4. Windows are numbered one after the other, so the number rises even if the clock or the interval changes.
+Floor 4. Each window gets the next number, so the numbers rise even if the clock or the interval changes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,10 @@ CHECK_S = 1.0
 
 
 class Windows:
-    """The wall clock of one server's store. interval: of the windows, in seconds; 0 for a store without windows."""
+    """The wall clock of one store.
+
+    interval: the length of the store's stats windows in seconds; 0 for a store without windows.
+    """
 
     def __init__(self, server: Server, interval: int) -> None:
         self._server = server
@@ -29,7 +32,7 @@ class Windows:
         self.set_interval(interval)
 
     def set_interval(self, interval: int) -> None:
-        """Changes the interval. The current window ends at the next multiple of the new one."""
+        """Changes the interval of the windows. The current window ends at the next multiple of the new interval."""
         if interval == self._interval:
             return
         self._interval = interval
@@ -39,7 +42,8 @@ class Windows:
             self.turn()
 
     def turn(self) -> None:
-        """Gives the store the time, begins a window if a multiple of the interval has passed, and sets the timer."""
+        """Gives the store the time, begins a window if a multiple of the interval has passed, and sets the timer for
+        the next window."""
         now = time.time()
         self._server.store.set_wall(time.time_ns(), time.monotonic_ns())
         period = self._period_at(now)

@@ -1,1 +1,1 @@
-"""The plugin host: runs other people's code, which the settings name, in threads. Floor 4, beside control."""
+"""The plugin host: runs Python code of other people in threads. Settings name this code. Floor 4, as control."""

@@ -1,7 +1,8 @@
-"""The plugin host of one protocol: finds extensions by name, creates them, gives them threads, and passes jobs on.
+"""The plugin host of one protocol: imports extensions by name, creates them, runs threads for them, and gives jobs to
+the threads.
 
-Floor 4. An extension is imported after the process has given up its privileges and before the first client is served.
-It is never imported again, so a new name or a new version of its code needs a restart.
+Floor 4. An extension is imported after the process has given up its privileges, and before the daemon serves the first
+client. An extension is imported only once, so a new name or a new version of its code needs a restart.
 """
 
 from __future__ import annotations
@@ -46,7 +47,10 @@ def methods_of(room: Room) -> Mapping[str, tuple[str, ...]]:
 
 
 def find_extensions(room: Room, config: Config) -> tuple[dict[str, Callable[[Context], object]], list[str]]:
-    """Imports the extensions that a protocol's settings name. Returns their factories by key, and lines of errors."""
+    """Imports the extensions that a protocol's settings name.
+
+    Returns the factories of the extensions by key, and a line for each error.
+    """
     found: dict[str, Callable[[Context], object]] = {}
     problems: list[str] = []
     for key in methods_of(room):
@@ -59,13 +63,13 @@ def find_extensions(room: Room, config: Config) -> tuple[dict[str, Callable[[Con
 
 
 def find(group: str, name: str) -> Callable[[Context], object]:
-    """Returns the class or function that a name means. Raises LookupError, with a sentence for people."""
+    """Returns the class or function that a name denotes. Raises LookupError, with a sentence for people."""
     module, colon, attributes = name.partition(":")
     if not colon:
         entries = importlib.metadata.entry_points(group=group)
         if name not in entries.names:
             known = ", ".join(sorted(entries.names)) or "none"
-            raise LookupError(f"the group {group} has no entry point of that name; it has {known}")
+            raise LookupError(f"the group {group} has no entry point with this name; it has {known}")
         module, _, attributes = entries[name].value.partition(":")
     found: Any
     try:
@@ -73,9 +77,9 @@ def find(group: str, name: str) -> Callable[[Context], object]:
     except ModuleNotFoundError as error:
         if error.name is not None and f"{module}.".startswith(f"{error.name}."):
             raise LookupError(f"no module {error.name}") from None
-        raise LookupError(f"importing {module} failed: {described(error)}") from error
+        raise LookupError(f"the import of {module} failed: {described(error)}") from error
     except (Exception, SystemExit) as error:
-        raise LookupError(f"importing {module} failed: {described(error)}") from error
+        raise LookupError(f"the import of {module} failed: {described(error)}") from error
     for attribute in attributes.split("[")[0].strip().split("."):
         if not hasattr(found, attribute):
             raise LookupError(f"the module {module} has no {attributes}")
@@ -90,7 +94,7 @@ def find(group: str, name: str) -> Callable[[Context], object]:
 
 
 class Plugin(Worker):
-    """An extension with its threads: see contract.Plugin."""
+    """An extension and its threads: see contract.Plugin."""
 
     def __init__(self, key: str, value: str, extension: object, limit: float, host: PluginHost) -> None:
         room, _, name = key.partition(".")
@@ -109,7 +113,7 @@ class Plugin(Worker):
 
 
 class Fetching:
-    """A result that is fetched repeatedly: see contract.Plugin.refresh."""
+    """A result that is fetched again and again: see contract.Plugin.refresh."""
 
     def __init__(
         self, plugin: Plugin, call: str, job: Callable[[], Any], take: Callable[[Any], None], interval: str
@@ -124,7 +128,7 @@ class Fetching:
         self._timer: asyncio.TimerHandle | None = None
 
     async def first(self, config: Config) -> None:
-        """Fetches for the first time, and waits for the result. Raises ConfigError."""
+        """Fetches the result for the first time, and waits for it. Raises ConfigError."""
         plugin = self._plugin
         done: asyncio.Future[list[str]] = asyncio.get_running_loop().create_future()
         self._begin(lambda problems: None if done.done() else done.set_result(problems))
@@ -137,11 +141,11 @@ class Fetching:
             raise ConfigError(f"{where}: {problem}" for problem in problems)
 
     def again(self) -> None:
-        """Fetches now, at a reload. The result or each error is logged."""
+        """Fetches the result again, at a reload. Logs the new result or each error."""
         self._begin(self._log)
 
     def repeat(self, loop: asyncio.AbstractEventLoop, config: Config) -> None:
-        """Fetches from now on at the interval that the configuration sets."""
+        """From now on, fetches the result at the interval that the configuration sets."""
         self.stop()
         if seconds := config.values[self._interval]:
             self._timer = loop.call_later(seconds, self._next, loop, config)
@@ -179,10 +183,10 @@ class Fetching:
         for problem in problems:
             log.error(f"{name}: nothing changed: {problem}")
         if not problems:
-            log.info(f"{name}: now using the result of {self._call}")
+            log.info(f"{name}: using the new result of {self._call}")
 
     def _note(self, problems: list[str]) -> None:
-        """Logs the errors of a periodic fetch, but only a few, because it may fail for days."""
+        """Logs the errors of a periodic call, but only a few of them, because the call may fail for days."""
         for problem in problems:
             self._plugin.report("refresh", f"{self._plugin.name}: nothing changed: {problem}", "error")
 
@@ -190,7 +194,7 @@ class Fetching:
 class PluginHost:
     """The extensions of one protocol: see contract.PluginHost.
 
-    plugins: all plugins. refreshes: the results that are fetched repeatedly.
+    plugins: all plugins. refreshes: the results that are fetched again and again.
     """
 
     def __init__(self, room: Room, config: Config, report: Report) -> None:
@@ -207,7 +211,10 @@ class PluginHost:
         self._burned_ns = 0
 
     def open(self, store: Store) -> None:
-        """Imports the extensions that are named, and lets the protocol create and connect them. Raises ConfigError."""
+        """Imports the extensions that the settings name, and lets the protocol create and connect them.
+
+        Raises ConfigError.
+        """
         self._found, problems = find_extensions(self._room, self._config)
         if problems:
             raise ConfigError(problems)
@@ -215,9 +222,9 @@ class PluginHost:
             self._room.extensions.extend(store, self._config.own(self._room), self)
 
     async def start(self, loop: asyncio.AbstractEventLoop, wake: Callable[[], None]) -> None:
-        """Starts the threads, and waits for the first result of everything that is fetched. Raises ConfigError.
+        """Starts the threads, and waits for the first result of each periodic call. Raises ConfigError.
 
-        wake: makes the driver check the store, after something may have changed in it.
+        wake: makes the driver check the store after a change.
         """
         if not self.plugins:
             return
@@ -231,7 +238,7 @@ class PluginHost:
             fetching.repeat(loop, self._config)
 
     def apply(self, config: Config) -> None:
-        """Fetches everything again, and from now on at the intervals of a new configuration."""
+        """Fetches all results again, and then at the intervals of a new configuration."""
         self._config = config
         for fetching in self.refreshes:
             fetching.again()
@@ -239,7 +246,7 @@ class PluginHost:
                 fetching.repeat(self._loop, config)
 
     def close(self) -> None:
-        """Ends all work. Threads that are stuck end with the process."""
+        """Ends all work of the extensions. Threads that are stuck end when the process ends."""
         if self._loop is None:
             return
         if self._timer is not None:
@@ -260,11 +267,11 @@ class PluginHost:
         try:
             extension = self._found[key](Context(default, timeout))
         except (Exception, SystemExit) as error:
-            raise ConfigError([f"{where}: creating it failed: {described(error)}"]) from error
+            raise ConfigError([f"{where}: the extension could not be created: {described(error)}"]) from error
         missing = [name for name in methods_of(self._room)[key] if not callable(getattr(extension, name, None))]
         if missing:
             kind = type(extension).__name__
-            raise ConfigError([f"{where}: the object that it returned ({kind}) has no {', '.join(missing)}"])
+            raise ConfigError([f"{where}: the returned object ({kind}) has no {', '.join(missing)}"])
         plugin = Plugin(key, value, extension, timeout, self)
         self.plugins.append(plugin)
         return plugin
@@ -272,7 +279,7 @@ class PluginHost:
     def on_loop(self, function: Callable[[int], T], timeout: float) -> T:
         loop = self._loop
         if loop is None or threading.get_ident() == self._thread:
-            raise RuntimeError("this works only within an extension's call, while the daemon serves")
+            raise RuntimeError("this method works only within a call of the extension, while the daemon serves")
         future: concurrent.futures.Future[T] = concurrent.futures.Future()
 
         def run() -> None:
@@ -301,7 +308,7 @@ class PluginHost:
     # ---- inside ----
 
     def _inspect(self) -> None:
-        """Checks the threads, periodically."""
+        """Checks the threads; called by a timer."""
         now_ns = time.monotonic_ns()
         burned = (now_ns - self._burned_ns) / 1e9
         for plugin in self.plugins:

@@ -1,13 +1,13 @@
-"""The threads in which an extension runs: they execute jobs, one after the other. The event loop never waits for a job.
+"""The threads in which an extension runs. They execute jobs, one after the other. The event loop never waits for a job.
 
-Floor 4. An extension is other people's code. Whether it blocks, loops, raises or returns anything, the engine continues
-to work: jobs wait in a bounded queue and have a time limit. If the time limit is over, the engine itself answers the
-request. A thread that is stuck in a job is given up and replaced by a new one, until STUCK_MAX threads are stuck. After
-that, jobs are refused until one of these threads returns. A stuck thread that computes is not replaced at all: a second
-one would take twice as much of the interpreter's time from the clients. The threads are daemon threads: the process can
-end while they run.
+Floor 4. An extension is code of other people. The engine continues to work if this code blocks, loops, raises an
+exception or returns anything: jobs wait in a bounded queue and have a time limit. When the time limit of a job is over,
+the engine itself answers the request. If a thread is stuck in a job, a new thread replaces it, until STUCK_MAX threads
+are stuck. After that, jobs are refused until a stuck thread returns. A stuck thread that computes is not replaced: a
+second such thread would take twice as much of the interpreter's time from the clients. All these threads are daemon
+threads: the process can end while they run.
 
-Threads do not help against native code that keeps the interpreter's lock. systemd's watchdog does.
+If native code never releases the interpreter's lock, threads do not help; then systemd's watchdog restarts the daemon.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ TEXT_MAX = 1000  # characters of an error's message
 
 
 class Failed(Exception):
-    """The error of a job, as strings. They are made in the job's thread, because making them runs the extension's code.
+    """The error of a job, as strings. The job's thread makes these strings, because that runs code of the extension.
 
-    lines: for people. trace: the end of the traceback.
+    lines: the lines for people. trace: the end of the traceback.
     """
 
     def __init__(self, text: str, lines: list[str], trace: str) -> None:
@@ -53,7 +53,7 @@ class Failed(Exception):
 
 
 def failed(error: BaseException) -> Failed:
-    """Makes the Failed for an error, even if the error itself raises when it is converted to a string."""
+    """Makes the Failed for an error, even if converting the error to a string raises another error."""
     try:
         trace = "".join(traceback.format_exception(error)).rstrip("\n")[-TRACEBACK_MAX:]
         return Failed(f"{type(error).__name__}: {error}"[:TEXT_MAX], lines_of(error), trace)
@@ -63,7 +63,7 @@ def failed(error: BaseException) -> Failed:
 
 
 def lines_of(error: BaseException) -> list[str]:
-    """Returns the lines that describe an error: its problems, if it has any."""
+    """Returns the lines that describe an error: the error's `problems`, if it has them."""
     if isinstance(error, ValueError) and hasattr(error, "problems"):
         return [f"{line}"[:TEXT_MAX] for line in problems_of(error)]
     return [described(error)]
@@ -77,7 +77,10 @@ def described(error: BaseException) -> str:
 
 
 class Job(NamedTuple):
-    """One job. call: its name, for people. then: called with the outcome. due_ns: when its time limit is over."""
+    """A call of an extension.
+
+    call: its name, for people. then: called with the outcome. due_ns: when the time limit of the job is over.
+    """
 
     call: str
     run: Callable[[], Any]
@@ -86,7 +89,7 @@ class Job(NamedTuple):
 
 
 def outcome_of(job: Job) -> Any:
-    """Runs a job. Returns its result, or Failed."""
+    """Runs a job. Returns the job's result, or Failed."""
     try:
         return job.run()
     except BaseException as error:  # noqa: BLE001 - other people's code may raise anything, even call sys.exit()
@@ -94,7 +97,11 @@ def outcome_of(job: Job) -> Any:
 
 
 class Thread:
-    """One of the threads. job: the job that it runs; only the thread itself sets this. clock: of its CPU time."""
+    """A thread of an extension.
+
+    job: the job that the thread runs; only the thread itself sets this field. clock: the clock of the thread's CPU
+    time.
+    """
 
     def __init__(self, work: Callable[[Thread], None], name: str) -> None:
         self.job: Job | None = None
@@ -110,12 +117,12 @@ class Thread:
         self.last, self.job = job.call, job
 
     def burnt(self) -> float:
-        """Returns the seconds of CPU time since the last call."""
+        """Returns the CPU time in seconds since the previous call."""
         before, self._seen_s = self._seen_s, self._cpu()
         return self._seen_s - before
 
     def burnt_in_job(self) -> float:
-        """Returns the seconds of CPU time since the job began."""
+        """Returns the CPU time in seconds since the job began."""
         return self._cpu() - self._begun_s
 
     def _cpu(self) -> float:
@@ -128,8 +135,8 @@ class Thread:
 class Worker:
     """The threads of one extension.
 
-    name: of the extension, for people. limit: how many seconds a job may wait, and how many it may take. report: see
-    Report. Only the loop's thread may call the public methods.
+    name: the name of the extension, for people. limit: how many seconds a job may wait, and how many it may take.
+    report: see Report. Only the event loop's thread may call the public methods.
     """
 
     def __init__(self, name: str, limit: float, report: Report) -> None:
@@ -155,7 +162,7 @@ class Worker:
         self._active = self._thread()
 
     def ask(self, call: str, job: Callable[[], Any], then: Then) -> None:
-        """See contract.Plugin.ask. An error of the job is logged."""
+        """Gives a job to the threads; see contract.Plugin.ask. An error of the job is written to the log."""
 
         def done(outcome: Any, now_ns: int) -> None:
             if isinstance(outcome, Failed):
@@ -175,7 +182,7 @@ class Worker:
             self._jobs.put(one)
 
     def inspect(self, now_ns: int) -> None:
-        """Gives up a thread that is stuck, and reports jobs that waited too long. A timer calls this."""
+        """Gives up a stuck thread, and reports jobs that have waited too long. A timer calls this method."""
         thread = self._active
         job = thread.job if thread is not None else None
         if thread is not None and job is not None and job.due_ns <= now_ns:
@@ -186,7 +193,10 @@ class Worker:
             self._late_told = self._late
 
     def burns(self, period: float) -> None:
-        """Reports if the threads used the CPU for more than half of a period. period: seconds since the last call."""
+        """Reports if the threads used the CPU for more than half of a period.
+
+        period: seconds since the previous call.
+        """
         threads = [thread for thread in (self._active, *self._stuck) if thread is not None]
         spent = {thread: thread.burnt() for thread in threads}
         if sum(spent.values()) <= BURNING * period:
@@ -198,7 +208,7 @@ class Worker:
         self.report("cpu", f"{self.name} uses much CPU in {call}: {figures}")
 
     def stop(self) -> None:
-        """Stops: no further job begins, and no outcome is passed on any more."""
+        """Stops the threads: no further job begins, and no further outcome is passed on."""
         self._closed = True
         self._active = None
         for _ in range(STUCK_MAX + 1):
@@ -213,7 +223,7 @@ class Worker:
         if self._active is not None:
             return f"{WAITING_MAX} calls are waiting already"
         calls = sorted({thread.job.call for thread in self._stuck if thread.job is not None})
-        return f"all of its threads are stuck in {', '.join(calls)}"
+        return f"all threads of the extension are stuck in {', '.join(calls)}"
 
     def _give_up(self, thread: Thread, job: Job) -> None:
         with self._lock:
@@ -226,11 +236,11 @@ class Worker:
                 with contextlib.suppress(RuntimeError):  # the system refuses another thread
                     self._active = self._thread()
         text = f"{self.name}: {job.call} takes longer than {self.limit * 1000:g} ms"
-        more = "" if self._active is not None else "; it gets no further calls until one returns"
+        more = "" if self._active is not None else "; the extension gets no further calls until one returns"
         self.report("stuck", f"{text}; stuck threads: {len(self._stuck)}{more}")
 
     def _told_of(self, job: Job, outcome: Any) -> None:
-        """Makes the loop's thread call job.then. May be called by any thread."""
+        """Makes the event loop's thread call job.then. Any thread may call this."""
         self._outcomes.append((job, outcome))
         self._schedule()
 
@@ -275,7 +285,10 @@ class Worker:
                 return
 
     def _goes_on(self, thread: Thread) -> bool:
-        """Returns True if the thread is still needed. One that was stuck is needed if no other thread replaced it."""
+        """Returns whether the thread is still needed.
+
+        A thread that was stuck is needed if no other thread has replaced it.
+        """
         with self._lock:
             thread.job = None
             if not thread.given_up:

@@ -1,1 +1,4 @@
-"""Journals: databases from which a protocol's store is restored. Run as a program, this is the writer process."""
+"""Journals: databases from which the store of a protocol is restored.
+
+If this package is run as a program, it is the process that writes a journal.
+"""

@@ -1,13 +1,14 @@
 """`python -m counterd.journal LINK DAEMON`: the process that writes a journal. Only the daemon starts it.
 
-A side. LINK is the descriptor of a socket to the daemon. When the socket is closed, the process writes the pieces that
-it has received, and ends. If the daemon was killed, and `sync` is not always, these pieces exist nowhere else.
+Floor: side (ARCHITECTURE.md). LINK is the descriptor of a socket to the daemon. When the daemon closes the socket, the
+process writes the pieces that it has received, and ends. If the daemon was killed, and `sync` is not always, only this
+process has these pieces.
 
-The frames are those of frames.py:
+The frames on this socket are those of frames.py:
     daemon to child   first JSON: {"room": name, "path": ..., "is_synced": ..., "is_new": ...}; is_new: the store has to
                       be restored. Then one piece per frame; the next piece is sent when the last one is written. An
-                      empty frame: no more pieces follow. Then JSON: the arguments of release(), after which the child
-                      closes the file
+                      empty frame: no more pieces follow. Then the frame is JSON: the arguments of release(), after
+                      which the child closes the file
     child to daemon   a letter, then its data.   A: no data; the last piece is written. L: no data; the child is alive.
                       P: a piece to restore. C: JSON, the number of records that follow. B: JSON, the arguments of
                       begin(); the child is ready. E: an error message; the child ends
@@ -45,18 +46,18 @@ class Link:
         connected.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", LIVES_PERIOD_S, 0))
 
     def say(self, letter: bytes, body: bytes = b"") -> None:
-        """Sends a frame. Raises OSError if the daemon has ended."""
+        """Sends a frame to the daemon. Raises OSError if the daemon has ended."""
         self._said = time.monotonic()
         self._socket.sendall(frame(letter + body, PIECE_MAX))
 
     def live(self) -> None:
-        """Called while SQLite works, so that the daemon does not mistake long work for a hang."""
+        """Called while SQLite works, so that the daemon does not take long work for a hang."""
         if time.monotonic() - self._said > LIVES_PERIOD_S:
             with contextlib.suppress(OSError):  # the next say() raises it again
                 self.say(b"L")
 
     def frames(self) -> Iterator[bytes]:
-        """Yields the daemon's frames until the daemon has ended. Sends L while there are none."""
+        """Yields the daemon's frames until the daemon has ended. Sends L while there are no frames."""
         frames = Frames(PIECE_MAX)
         data = memoryview(bytearray(READ_SIZE))
         while True:
@@ -72,7 +73,7 @@ class Link:
 
 
 def write_journal(link: Link) -> None:
-    """Writes the daemon's pieces. Raises JournalError, or OSError if the daemon has ended."""
+    """Writes the pieces that the daemon sends. Raises JournalError, or OSError if the daemon has ended."""
     frames = link.frames()
     told = json.loads(next(frames))
     ledger = find_ledger(told["room"])

@@ -1,6 +1,6 @@
-"""Opens, creates and locks the file of a journal, and words errors for people.
+"""Opens, creates and locks the file of a journal, and explains errors to people.
 
-A side: this works without the rest of the daemon, so a journal can always be inspected.
+Floor: side (ARCHITECTURE.md). This file works without the rest of the daemon, so a journal can always be inspected.
 """
 
 from __future__ import annotations
@@ -35,13 +35,16 @@ FROM sqlite_master AS objects LEFT JOIN pragma_table_info(objects.name) AS colum
 
 
 class JournalError(Exception):
-    """An error in a journal, worded for people."""
+    """An error in a journal, with a text for people."""
 
 
 @contextlib.contextmanager
 def explained(path: str, *, repairs: bool = False) -> Iterator[None]:
-    """Turns errors of SQLite and the system into JournalError. repairs: omits the advice to repair the journal."""
-    advice = "" if repairs else f"; `counterd journal repair {path}` keeps what can be read"
+    """Turns errors of SQLite and the system into JournalError.
+
+    repairs: whether to omit the advice to repair the journal.
+    """
+    advice = "" if repairs else f"; `counterd journal repair {path}` keeps the records that can be read"
     try:
         yield
     except sqlite3.DatabaseError as error:
@@ -56,10 +59,10 @@ def explained(path: str, *, repairs: bool = False) -> Iterator[None]:
 
 
 def lock(path: str, patience: float = LOCK_S) -> int:
-    """Locks the file for this process until it ends. Creates the file if it does not exist.
+    """Locks the file for this process until the process ends. Creates the file if it does not exist.
 
-    patience: seconds to wait for the lock. Raises OSError, or JournalError if another process keeps the lock. The
-    descriptor must stay open, because closing it would release SQLite's own locks of this file.
+    patience: how many seconds to wait for the lock. Raises OSError, or JournalError if another process keeps the lock.
+    The descriptor must stay open, because closing it would release SQLite's own locks of the same file.
     """
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, MODE)
     until = time.monotonic() + patience
@@ -75,13 +78,16 @@ def lock(path: str, patience: float = LOCK_S) -> int:
 
 
 def room_of(database: sqlite3.Connection, path: str) -> str:
-    """Returns the name of the protocol of a journal. Raises JournalError if the database is not a journal."""
+    """Returns the name of the protocol that a journal belongs to.
+
+    Raises JournalError if the database is not a journal.
+    """
     ((application,),) = database.execute("PRAGMA application_id")
     if application != APPLICATION_ID:
         raise JournalError(f"{path}: is a database, but not a journal of counterd")
     rooms = database.execute("SELECT room FROM journal").fetchmany(2)
     if len(rooms) != 1:
-        raise JournalError(f"{path}: does not say which protocol's journal it is")
+        raise JournalError(f"{path}: does not say which protocol the journal belongs to")
     return str(rooms[0][0])
 
 
@@ -99,7 +105,7 @@ def check_layout(database: sqlite3.Connection, path: str, ledger: Ledger) -> int
     wrong = sorted({row[1] for row in shape - set(database.execute(SHAPE))})
     if wrong:
         those = f"{', '.join(wrong)} {'is' if len(wrong) == 1 else 'are'} missing or different"
-        raise JournalError(f"{path}: is not as counterd created it: {those}")
+        raise JournalError(f"{path}: differs from what counterd creates: {those}")
     triggers = sorted(name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'trigger'"))
     if triggers:
         raise JournalError(f"{path}: has triggers that counterd did not create: {', '.join(triggers)}")
@@ -107,19 +113,19 @@ def check_layout(database: sqlite3.Connection, path: str, ledger: Ledger) -> int
 
 
 def added_since(ledger: Ledger, layout: int) -> Iterable[tuple[str, Sequence[str]]]:
-    """Returns (table, columns) for the columns that tables have got since a layout."""
+    """Returns (table, columns) for the columns that newer layouts have added to each table since a layout."""
     return ledger.ADDED.get(layout, {}).items()
 
 
 def read_as_new(database: sqlite3.Connection, ledger: Ledger, layout: int) -> None:
-    """Lets a journal of an older layout be read like a new one, without a change of the file."""
+    """Makes the journal of an older layout readable like a new one, without a change of the file."""
     for table, columns in added_since(ledger, layout):
         values = ", ".join(f"NULL AS {column.split()[0]}" for column in columns)
         database.execute(f"CREATE TEMP VIEW {table} AS SELECT *, {values} FROM main.{table}")
 
 
 def upgrade(database: sqlite3.Connection, ledger: Ledger, layout: int) -> None:
-    """Gives a journal of an older layout the new one."""
+    """Converts a journal of an older layout to the current layout."""
     if layout == ledger.LAYOUT:
         return
     with transaction(database):
@@ -130,17 +136,20 @@ def upgrade(database: sqlite3.Connection, ledger: Ledger, layout: int) -> None:
 
 
 def lenient(database: sqlite3.Connection) -> sqlite3.Connection:
-    """Makes text readable that is not UTF-8. Such text becomes a string that is not a valid name."""
+    """Makes text that is not UTF-8 readable. Such text becomes a string that is not a valid name."""
     database.text_factory = lambda data: data.decode("utf-8", "surrogateescape")
     return database
 
 
 def find_ledger(room: str) -> Ledger:
-    """Returns the Ledger of a protocol. Raises JournalError if the protocol is not installed or has no journal."""
+    """Returns the Ledger of a protocol, which reads and writes its journals.
+
+    Raises JournalError if the protocol is not installed or has no journal.
+    """
     for one in find_rooms():
         if one.name == room and one.journal is not None:
             return importlib.import_module(one.journal.ledger)
-    raise JournalError(f"no installed protocol {room} has a journal")
+    raise JournalError(f"no installed protocol with the name {room} has a journal")
 
 
 def ledger_of(database: sqlite3.Connection, path: str) -> Ledger:
@@ -151,10 +160,10 @@ def ledger_of(database: sqlite3.Connection, path: str) -> Ledger:
 
 
 def open_database(path: str, room: str, *, is_synced: bool) -> sqlite3.Connection:
-    """Opens a protocol's journal, whose file must be locked. Creates the tables if it is empty, and gives a journal of
-    an older layout the new one. Raises JournalError.
+    """Opens the journal of a protocol. The file must be locked. Creates the tables if the file is empty, and converts a
+    journal of an older layout. Raises JournalError.
 
-    is_synced: each commit waits until it is on disk.
+    is_synced: whether each commit waits until it is on disk.
     """
     ledger = find_ledger(room)
     with explained(path), contextlib.ExitStack() as undo:
@@ -183,7 +192,7 @@ def open_database(path: str, room: str, *, is_synced: bool) -> sqlite3.Connectio
 
 @contextlib.contextmanager
 def transaction(database: sqlite3.Connection) -> Iterator[None]:
-    """Runs the block in a transaction, which is rolled back if the block raises an exception."""
+    """Runs the block in a transaction. If the block raises an exception, the transaction is rolled back."""
     database.execute("BEGIN IMMEDIATE")
     try:
         yield

@@ -1,1 +1,1 @@
-"""Floor 3: sockets. The only code in the path of a request that uses asyncio."""
+"""Floor 3: sockets. No other code in the path of a request uses asyncio."""

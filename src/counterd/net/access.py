@@ -1,6 +1,6 @@
-"""Who may connect: networks over TCP, users and groups over a Unix socket.
+"""Decides which peers may connect: networks over TCP, users and groups over a Unix socket.
 
-Floor 3. Checked once for each connection, before anything else. The caller converts names of users and groups to
+Floor 3. Each connection is checked once, before anything else. The caller converts names of users and groups to
 numbers.
 """
 
@@ -19,7 +19,8 @@ Network: TypeAlias = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 @dataclass(frozen=True)
 class Access:
-    """The peers that may connect. Without networks, every address may; without users and groups, every process.
+    """The peers that may connect. Without networks, every address may connect. Without users and groups, every process
+    may connect.
 
     users and groups are numbers. A process may connect if its user or one of its groups is listed.
     """
@@ -37,14 +38,14 @@ class Access:
             self._prefixes.setdefault((network.max_prefixlen, rest), set()).add(number)
 
     def allows_address(self, address: bytes) -> bool:
-        """Returns True if an IP address of 4 or 16 bytes may connect."""
+        """Returns whether an IP address of 4 or 16 bytes may connect."""
         if not self.networks:
             return True
         bits, number = len(address) * 8, int.from_bytes(address, "big")
         return any(number >> rest in known for (length, rest), known in self._prefixes.items() if length == bits)
 
     def allows_process(self, uid: int, gids: Iterable[int]) -> bool:
-        """Returns True if a process with this user and these groups may connect."""
+        """Returns whether a process with this user and these groups may connect."""
         return not (self.users or self.groups) or uid in self.users or not self.groups.isdisjoint(gids)
 
 

@@ -1,7 +1,7 @@
 """Decides which connections the limits of a server admit, without using a socket.
 
-Floor 3. Called once for each connection, before anything else. The checks have a fixed order, so that a connection
-that violates several limits is always counted under the same cause.
+Floor 3. These functions are called once for each connection, before anything else. The checks have a fixed order: a
+connection that violates several limits is always counted under the same cause.
 """
 
 from __future__ import annotations
@@ -19,12 +19,14 @@ REJECTED = ("max_connections", "memory", "descriptors", "allow", "per_address")
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits that may change while the server runs. Timeouts are in seconds. 0: no limit, except in max_connections.
+    """Limits that can change while the server runs. Timeouts are in seconds. 0 means no limit, except for
+    max_connections.
 
-    max_per_address: connections of one IP address.
-    requests_per_second: of one connection; a connection that exceeds it is read more slowly.
+    max_per_address: how many connections one IP address may have.
+    requests_per_second: how many requests one connection may send in a second; if it sends more, the server reads it
+    more slowly.
     idle_timeout: how long a connection may send nothing.
-    handshake_timeout: how long a TLS handshake may take after the connection was accepted.
+    handshake_timeout: how long a TLS handshake may take, from the moment when the connection was accepted.
     """
 
     max_connections: int
@@ -38,7 +40,7 @@ class Limits:
 
     @property
     def is_open(self) -> bool:
-        """True if only max_connections restricts who may connect."""
+        """Returns whether max_connections is the only limit on who may connect."""
         return self.access == EVERYONE and not self.max_per_address
 
 
@@ -49,11 +51,11 @@ def refusal(
     count: int,
     of_address: int,
 ) -> tuple[str, str] | None:
-    """Returns the cause and a sentence if a new connection is refused, else None.
+    """Returns the cause and a sentence if a new connection is refused, or else None.
 
     address: the IP address of the peer; None on a Unix socket.
     process: returns the pid, user and groups of a peer on a Unix socket.
-    count: open connections; of_address: how many of them have this address.
+    count: how many connections are open. of_address: how many of these connections have this address.
     """
     access = limits.access
     if address is None:

@@ -1,6 +1,6 @@
-"""Histograms of batches (the bytes that one read returned): the time to answer a batch, and its size.
+"""Histograms of batches: their sizes, and the times to answer them. A batch is the bytes that one read has returned.
 
-Floor 3. Counting a batch takes two additions for each histogram, and no Python objects.
+Floor 3. To count a batch takes two additions for each histogram, and no Python object.
 """
 
 cimport cython
@@ -18,14 +18,17 @@ cdef class Batches:
     """The histograms of one server."""
 
     cdef void count(self, Py_ssize_t size, int64_t took_ns) noexcept:
-        """Counts a read of `size` bytes that took took_ns to answer."""
+        """Counts a read that returned `size` bytes and took took_ns to answer."""
         self.times[power_above(took_ns, TIME_BITS, TIMES)] += 1
         self.ns += took_ns
         self.sizes[power_above(size, SIZE_BITS, SIZES)] += 1
         self.bytes += size
 
     def counts(self):
-        """Returns (counts by time, total ns, counts by size, total bytes). The last counts are above all bounds."""
+        """Returns the counts by time, the total time in ns, the counts by size, and the total bytes.
+
+        The last count of each histogram is for values above all bounds.
+        """
         return (
             tuple([self.times[i] for i in range(TIMES + 1)]), self.ns,
             tuple([self.sizes[i] for i in range(SIZES + 1)]), self.bytes,
@@ -33,6 +36,9 @@ cdef class Batches:
 
 
 cdef inline int power_above(uint64_t value, int first, int count) noexcept:
-    """Returns the index of the first of `count` powers of two, from 2**first on, that is >= value; count if none is."""
+    """Returns the index of the first power of two that is >= value, among `count` powers from 2**first on.
+
+    Returns count if there is none.
+    """
     cdef int bits = 64 - __builtin_clzll(value - 1) if value > 1 else 0
     return min(max(bits - first, 0), count)

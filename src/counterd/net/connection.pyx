@@ -1,19 +1,19 @@
-"""One connection: passes bytes from its stream to its session, and writes the replies, once per read.
+"""One connection: passes bytes from its stream to its session, and writes the replies, once for each read.
 
-Floor 3. It knows its stream and the contract of a session, but no protocol. It notifies the server through Events.
-Common has the objects that it shares with other connections.
+Floor 3. A connection knows its stream and the contract of a session, but no protocol. It notifies the server through
+the callbacks in Events. The class Common has the objects that all connections of a server share.
 
-The states of a connection, in this order; states may be skipped, but the order never goes back:
-- arriving   it was admitted and counts; its TLS handshake is under way, so it has no session yet
-- open       input goes to the session
-- parting    the daemon is stopping: input that the kernel has already received is still read and answered
-- ended      the peer has sent its last byte: requests before it are still answered, then the connection is closed
-- lingering  all replies were sent; writing is shut down and input is discarded, so that the peer can read the last
-             reply before a reset would discard it; for at most LINGER_S and LINGER_BYTES
-- gone       the stream is closed, and the session was notified
+A connection has these states, in this order. It can skip states, but never goes back:
+- arriving: the connection was admitted and counts; its TLS handshake is in progress, so it has no session yet
+- open: input goes to the session
+- parting: the daemon is stopping; input that the kernel has already received is still read and answered
+- ended: the peer has sent its last byte; earlier requests are still answered, then the connection is closed
+- lingering: all replies were sent. Writing is shut down, and input is discarded for at most LINGER_S and LINGER_BYTES:
+  so the peer can read the last reply, which a reset would discard
+- gone: the stream is closed, and the session was notified
 
-Reading is paused only while output is queued, while the session has more output, while a request is parked, and while
-the connection exceeds the request rate (slow_down(): state open, with a timer).
+Reading is paused only in four cases: output is queued, the session has more output, a request is parked, or the
+connection exceeds the request rate (slow_down(): state open, with a timer).
 """
 
 import array
@@ -40,7 +40,7 @@ cdef enum:
 
 
 cdef class Events:
-    """The callbacks for what happens to connections; connection.pxd lists their arguments."""
+    """The callbacks for events of connections. connection.pxd lists their arguments."""
 
     def __cinit__(self, *, entered, renumbered, left, lost, rejected, tls_failed, slowed, stuck, moved, dropped):
         self.entered = entered
@@ -57,7 +57,7 @@ cdef class Events:
 
 @cython.final
 cdef class Common:
-    """The objects that the connections of a server share."""
+    """The objects that all connections of a server share."""
 
     def __cinit__(self, loop, Store store not None, Driver driver not None, Events events not None):
         self.loop = loop
@@ -69,11 +69,11 @@ cdef class Common:
 
 @cython.final
 cdef class Connection(Handler):
-    """An admitted connection.
+    """A connection that was admitted.
 
-    patience: name of the limit on how long its output may be stuck.
+    patience: the name of the limit on how long its output may be stuck.
     address, port: the peer's; None and 0 on a Unix socket.
-    entrance: number of the protocol's port that it came by.
+    entrance: the number of the protocol's port that the peer connected to.
     """
 
     def __cinit__(
@@ -88,7 +88,7 @@ cdef class Connection(Handler):
         self.entrance = entrance
 
     cdef int begin(self) except -1:
-        """Starts serving the stream."""
+        """Starts to serve the stream."""
         self.since_ns = self.active_ns = monotonic_ns()
         self.stream.begin(self)
         if self.stream.tls is None:
@@ -101,7 +101,7 @@ cdef class Connection(Handler):
     # ---- called by the stream ----
 
     cpdef established(self):
-        """Starts the session."""
+        """Starts the session of the connection."""
         cdef Session session
         cdef int64_t now_ns = monotonic_ns()
         try:
@@ -154,10 +154,11 @@ cdef class Connection(Handler):
         self.settle()
 
     cpdef end_sent(self):
-        """Called when the peer's last byte has arrived but earlier input is not read yet, because of a pause.
+        """Called when the peer's last byte has arrived, but earlier input was not read yet because of a pause.
 
-        The peer may be gone, or it half-closed and waits for replies; the two look the same. It can send nothing more,
-        so the rest is read now, without a request rate. Else its holdings would be given back only after the pause.
+        The peer may be gone, or it may have half-closed the connection and wait for replies; the two cases look the
+        same. The peer can send nothing more, so the rest of the input is read immediately, without a request rate.
+        Otherwise the peer's holdings would be given back only after the pause.
         """
         self.hasty = True
         self.session.hang_up(monotonic_ns())
@@ -191,7 +192,7 @@ cdef class Connection(Handler):
     # ---- called by the server and the driver ----
 
     def pull(self):
-        """Sends the session's next output, if the last has been sent."""
+        """Sends the session's next output, if the previous output was sent."""
         cdef bytes output
         cdef uint64_t before
         cdef int64_t now_ns
@@ -216,11 +217,16 @@ cdef class Connection(Handler):
                 self.stream.send(output)
                 self.settle()
         except Exception as error:  # not called by a stream, so the connection has to be closed here
-            self.common.loop.call_exception_handler({"message": "fetching output failed", "exception": error})
+            self.common.loop.call_exception_handler({"message": (
+                "the session's output could not be fetched"
+            ), "exception": error})
             self.abort()
 
     def part(self):
-        """Ends the connection when the requests so far are answered, or at once if it has no session."""
+        """Ends the connection when the requests so far are answered.
+
+        If the connection has no session, ends it immediately.
+        """
         if self.session is None:
             self.abort()
         elif self.state == OPEN and not self.stream.closed:
@@ -230,55 +236,58 @@ cdef class Connection(Handler):
             self.settle()
 
     def abort(self):
-        """Ends the connection at once."""
+        """Ends the connection immediately."""
         self.stream.abort()
 
     def evict(self):
-        """Ends the connection at once, and lets nothing that it holds outlast it."""
+        """Ends the connection immediately. Its holdings get no grace time."""
         self.store.evict(self.session_number(), monotonic_ns())
         self.abort()
 
     def session_number(self):
-        """Returns the number that the engine has for it now; 0 if it has ended there."""
+        """Returns the engine's number of the connection, or 0 if the session has ended."""
         return self.session.connection if self.session is not None else 0
 
     def close(self):
-        """Ends the connection when its queued output has been sent."""
+        """Ends the connection when its queued output was sent."""
         self.stream.close()
 
     # ---- properties ----
 
     @property
     def id(self):
-        """NUMBER-SERIAL: the engine's number, and a serial number that is unique within the server."""
+        """The ID NUMBER-SERIAL: the engine's number, and a serial number that is unique within the server."""
         return f"{self.number}-{self.serial}"
 
     @property
     def fd(self):
-        """The descriptor, -1 after it was closed."""
+        """The descriptor; -1 after it was closed."""
         return self.stream.fd
 
     @property
     def requests(self):
-        """Requests executed so far."""
+        """How many requests were executed so far."""
         return self.session.requests if self.session is not None else 0
 
     @property
     def queued(self):
-        """Bytes of output that the kernel has not accepted yet."""
+        """How many bytes of output the kernel has not accepted yet."""
         return self.stream.queued
 
     @property
     def owed(self):
-        """True if output was queued when the connection was closed."""
+        """Whether output was still queued when the connection was closed."""
         return self.stream.owed
 
     def peer(self):
-        """Returns the peer's IP address as text and its port, or ("", 0) on a Unix socket."""
+        """Returns the peer's IP address as text and its port. Returns ("", 0) on a Unix socket."""
         return ("", 0) if self.address is None else (address_text(self.address), self.port)
 
     def origin(self):
-        """Returns the peer as text: 127.0.0.1:5432, [::1]:5432 or unix uid=0 pid=12; "unix" after it was closed."""
+        """Returns the peer as text: 127.0.0.1:5432, [::1]:5432 or unix uid=0 pid=12.
+
+        After a Unix socket was closed, returns "unix".
+        """
         if self.address is None:
             if self.stream.fd < 0:
                 return "unix"
@@ -288,11 +297,15 @@ cdef class Connection(Handler):
         return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
 
     def tls(self):
-        """Returns TLS version, cipher, and subject of the peer's certificate or ""; None without TLS."""
+        """Returns the TLS version, the cipher, and the subject of the peer's certificate or "".
+
+        Returns None without TLS.
+        """
         return self.stream.tls.describe() if self.stream.tls is not None else None
 
     cdef bint is_idle(self, int64_t before_ns) noexcept:
-        """Returns True if the peer sent nothing since before_ns, though nothing kept it, and expects no output."""
+        """Returns whether the peer has sent nothing since before_ns, was not kept from sending, and expects no output.
+        """
         if (
             self.active_ns >= before_ns or self.state != OPEN or self.timer is not None or self.stream.queued
             or self.pulling or is_owed(self.session) or self.session.state == PARKED
@@ -304,7 +317,7 @@ cdef class Connection(Handler):
     # ---- inside ----
 
     cdef int become(self, State state) except -1:
-        """Changes the state and stops the timer of the last one."""
+        """Changes the state of the connection, and stops the timer of the previous state."""
         if self.state == ARRIVING and self.timer is not None:
             self.common.handshakes -= 1
         self.stop_timer()
@@ -319,14 +332,15 @@ cdef class Connection(Handler):
         return 0
 
     def give_up(self):
-        """Called when the handshake has taken too long."""
+        """Called when the TLS handshake has taken too long."""
         self.common.events.tls_failed(self, "timeout", "the handshake took too long")
         self.abort()
 
     cdef int charge(self, uint64_t requests, int64_t now_ns) except -1:
-        """Charges the time for requests. Unused time is saved, up to a second. Overdrawn time must pass before a read.
+        """Charges the connection for the time that its requests are worth at the request rate. Unused time is saved, up
+        to a second. After overdrawn time, the connection must wait that long before its next read.
 
-        So a client that sends steadily at the rate is never paused, and all requests of one read are answered.
+        So a client that sends steadily at the rate is never paused, and all requests of a read are answered.
         """
         if requests == 0 or self.state != OPEN or self.hasty or self.session.state == CLOSING:
             return 0
@@ -347,7 +361,8 @@ cdef class Connection(Handler):
     def look_again(self, int64_t request_ns):
         """Resumes reading when the overdrawn time has passed.
 
-        request_ns: the server's value when the timer was set. If the limit has changed since, the debt is cancelled.
+        request_ns: the time per request when the timer was set. If the request rate has changed since then, the debt is
+        cancelled.
         """
         cdef int64_t now_ns = monotonic_ns()
         if self.common.request_ns != request_ns:
@@ -363,7 +378,10 @@ cdef class Connection(Handler):
         return self.settle()
 
     cdef int settle(self) except -1:
-        """Decides what to do next. Called after anything that may have changed the session's state."""
+        """Decides what the connection does next.
+
+        Called after everything that may have changed the state of the session.
+        """
         self.wake_store()
         if self.session is None or self.state >= LINGERING:
             return 0
@@ -392,7 +410,7 @@ cdef class Connection(Handler):
         return 0
 
     cdef int finish(self) except -1:
-        """Called when all replies were sent: closes, or lingers if the peer may still send."""
+        """Called when all replies were sent. Closes the connection, or lingers if the peer may still send."""
         if self.state == ENDED:
             self.stream.close()
             return 0
@@ -410,7 +428,8 @@ cdef class Connection(Handler):
 
 
 def peer_process(int fd):
-    """Returns pid, user and the set of all groups of the process that connected to a Unix socket, as of then."""
+    """Returns the pid, the user and all groups of the process that connected to a Unix socket, at the time when it
+    connected."""
     cdef ucred peer
     cdef unsigned int size = sizeof(peer)
     cdef bytes groups = b""

@@ -1,9 +1,9 @@
-"""Gives a store its turns: calls tick() when it is due, and sends output that is not the answer to a read.
+"""Gives a store its turns: calls tick() when it is due, and sends output that is not the reply to a read.
 
-Floor 3. A turn is one slice, well below a millisecond. The loop serves requests between two turns. So a request waits
-for one turn at most, however many connections receive a Dump or published messages.
+Floor 3. A turn is a piece of work that takes well below a millisecond. The event loop serves requests between two
+turns. So a request waits for at most one turn, even if many connections receive a Dump or published messages.
 
-In Cython because each connection that ends causes a wake() and a turn.
+This file is Cython because each connection that ends causes a wake() and a turn.
 """
 
 from collections import deque
@@ -20,7 +20,7 @@ cdef int64_t RETRY_NS = 1000000000   # from a failed tick to the next
 
 
 cdef class Driver:
-    """Runs the turns of one store on one loop. clock: returns nanoseconds on the monotonic clock."""
+    """Runs the turns of one store on one event loop. clock: returns nanoseconds on the monotonic clock."""
 
     def __cinit__(self, loop, Store store not None, clock):
         self.loop = loop
@@ -35,7 +35,8 @@ cdef class Driver:
         self.wake()
 
     cpdef wake(self):
-        """Schedules the next turn if there is work, now or later. Called after anything that may have created work."""
+        """Schedules the next turn if there is work, now or later. Called after everything that may have created work.
+        """
         cdef int64_t due_ns = 0 if self.waiting else self.store.next_deadline()
         cdef int64_t wait_ns = 0
         if due_ns >= 0 and not self.waiting:
@@ -63,7 +64,7 @@ cdef class Driver:
                 self.store.tick(now_ns)
         except Exception as error:  # a bug in counterd; the work is still due, and would fail again at once
             self.rest_until_ns = now_ns + RETRY_NS
-            self.loop.call_exception_handler({"message": "a tick failed", "exception": error})
+            self.loop.call_exception_handler({"message": "a tick of the store failed", "exception": error})
         if self.outside is not None:
             self.outside.turn(now_ns)
         for session in self.store.take_dirty():

@@ -52,12 +52,12 @@ cdef extern from "<sys/socket.h>" nogil:
 
 
 cdef inline os_error(int number):
-    """Makes an OSError from an errno. Returns None for 0."""
+    """Makes an OSError from an errno. Returns None if the errno is 0."""
     return OSError(number, strerror(number).decode()) if number else None
 
 
 cdef inline int socket_error(int fd) noexcept:
-    """Returns the pending error of a socket (SO_ERROR) as an errno; 0 = none."""
+    """Returns the pending error of a socket (SO_ERROR) as an errno. 0 means no error."""
     cdef int error = 0
     cdef unsigned int size = sizeof(error)
     getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &size)

@@ -1,14 +1,15 @@
-"""A separate epoll set within the loop, which serves sockets in batches.
+"""A separate epoll set within the event loop, which serves sockets in batches.
 
-Floor 3. The loop sees one descriptor for all sockets of a server: that of the epoll set. When it is readable, run()
-serves one batch of ready sockets. Timers, signals and turns of the driver run between two batches. This avoids the
-bookkeeping that the loop's own transports do for each read and each connection: docs/PERFORMANCE.md.
+Floor 3. The event loop sees one descriptor for all sockets of a server: the descriptor of the epoll set. When this
+descriptor is readable, run() serves one batch of ready sockets. Timers, signals and turns of the driver run between two
+batches. The event loop's own transports do more work for each read and each connection, which this file avoids:
+docs/PERFORMANCE.md.
 
-The poller knows when a socket is ready; each Socket (stream.pyx) sends and receives by itself.
+The poller knows when a socket is ready. Each Socket (stream.pyx) sends and receives by itself.
 
-- The set holds a reference to each Socket that it watches.
+- The epoll set holds a reference to each Socket that it watches.
 - A socket that ends keeps its descriptor until the end of the batch, because the batch may still have an event for it.
-- An exception is a bug in counterd. It ends the socket that raised it; the others are served as before.
+- An exception is a bug in counterd. An exception ends the socket that raised it; the other sockets are still served.
 """
 
 from collections import deque
@@ -42,7 +43,8 @@ REST_S = 0.1                # seconds before the next try, after accept4() ran o
 
 
 cdef class Poller:
-    """The epoll set of a server. reject: called with a cause and a sentence for a connection that had to be closed."""
+    """The epoll set of a server. reject: called with a cause and a sentence for each connection that had to be closed.
+    """
 
     def __cinit__(self, loop, reject):
         self.epoll = self.spare = -1
@@ -78,8 +80,10 @@ cdef class Poller:
         self.listeners.append(listener)
 
     def unlisten(self):
-        """Accepts the waiting connections, and then no more. The caller closes the listening sockets. Not to be called
-        within a batch."""
+        """Accepts the waiting connections, and then no more.
+
+        The caller closes the listening sockets. Must not be called within a batch.
+        """
         cdef Listener listener
         for listener in self.listeners:
             listener.accept(BACKLOG)
@@ -87,7 +91,7 @@ cdef class Poller:
         self.listeners.clear()
 
     def limit_reads(self, size):
-        """Sets how many bytes one read takes, at most READ_MAX."""
+        """Sets how many bytes a read takes at most. This cannot exceed READ_MAX."""
         self.read_size = min(size, READ_MAX)
 
     def run(self):
@@ -115,10 +119,11 @@ cdef class Poller:
     # ---- turns of costly reads ----
 
     cdef bint has_turn(self, Socket entry) except -1:
-        """Returns True if a costly read is allowed now. If not, the socket waits, in order, for a later batch.
+        """Returns whether a costly read is allowed now. If a costly read is not allowed, the socket waits, in order,
+        for a later batch.
 
-        Until then the epoll set does not report the socket. Else each batch would be full of waiting sockets, and the
-        others would be served late.
+        Until then the epoll set does not report the socket. Otherwise each batch would be full of waiting sockets, and
+        the other sockets would be served late.
         """
         if self.costly < COSTLY and (entry.called or not self.waiting):
             entry.called = False
@@ -132,7 +137,7 @@ cdef class Poller:
         return False
 
     def call_up(self):
-        """Lets the sockets that have waited longest read in the next batch."""
+        """Lets the sockets that have waited the longest read in the next batch."""
         cdef Socket entry
         cdef int _turn
         for _turn in range(min(COSTLY, len(self.waiting))):
@@ -149,9 +154,10 @@ cdef class Poller:
         self.spare = c_open(b"/dev/null", O_RDONLY | O_CLOEXEC)
 
     def turn_away(self, int listening):
-        """Closes the next connection, with the reserve descriptor, because no other is left and it would wait for ever.
+        """Closes the next connection as soon as it is accepted, with the reserve descriptor. There is no other
+        descriptor, and the connection would otherwise wait for ever.
 
-        Returns False if no connection waits.
+        Returns whether a connection was waiting.
         """
         cdef int fd
         if self.spare >= 0:
@@ -161,11 +167,11 @@ cdef class Poller:
             c_close(fd)
         self.reserve()
         if fd >= 0:
-            self.reject("descriptors", "no descriptor is left, although fewer connections are open than may be")
+            self.reject("descriptors", "no descriptor is left, although the limit of connections is not reached")
         return fd >= 0
 
     def rest(self):
-        """Stops accepting for REST_S, because trying again at once would use all of the CPU."""
+        """Stops accepting connections for REST_S, because to try again immediately would use all of the CPU."""
         cdef Listener listener
         for listener in self.listeners:
             self.watch(listener, 0)
@@ -177,7 +183,8 @@ cdef class Poller:
             self.watch(listener, EPOLLIN)
 
     cdef int release_later(self, Socket entry) except -1:
-        """Schedules the release of an ended socket's descriptor: at the end of the batch or in the loop's next turn."""
+        """Schedules the release of an ended socket's descriptor: at the end of the batch, or in the next turn of the
+        event loop."""
         self.closing.append(entry)
         if not self.running and not self.releasing:
             self.releasing = True
@@ -185,7 +192,7 @@ cdef class Poller:
         return 0
 
     def release(self):
-        """Releases the descriptors of sockets that have ended."""
+        """Releases the descriptors of the sockets that have ended."""
         cdef Socket entry
         self.releasing = False
         while self.closing:
@@ -196,7 +203,7 @@ cdef class Poller:
                 self.fail(entry, error)
 
     cdef int watch(self, Socket entry, uint32_t events) except -1:
-        """Makes the epoll set report these events of a socket. Errors are always reported."""
+        """Makes the epoll set report these events of a socket. The epoll set always reports errors."""
         cdef epoll_event event
         memset(&event, 0, sizeof(event))
         event.events = events
@@ -210,8 +217,11 @@ cdef class Poller:
         return 0
 
     cdef int unwatch(self, Socket entry) except -1:
-        """Removes a socket from the set. Called before its descriptor is closed, because a closed one stays in the set
-        while another process has a copy, and a child process has copies until it calls exec()."""
+        """Removes a socket from the epoll set.
+
+        Called before the descriptor of the socket is closed: a closed descriptor stays in the set while another process
+        has a copy of it. A child process has copies until it calls exec().
+        """
         if entry.watched:
             entry.watched = False
             epoll_ctl(self.epoll, EPOLL_CTL_DEL, entry.fd, NULL)
@@ -219,34 +229,34 @@ cdef class Poller:
         return 0
 
     cdef int fail(self, Socket entry, error) except -1:
-        self.loop.call_exception_handler({"message": "serving a connection failed", "exception": error})
+        self.loop.call_exception_handler({"message": "an exception ended a connection", "exception": error})
         return entry.give_up()
 
 
 cdef class Socket:
-    """A member of the epoll set: an interface. A listening socket needs ready() only."""
+    """A member of the epoll set. This is an interface. A listening socket needs only ready()."""
 
     cdef int ready(self, uint32_t events) except -1:
         return 0
 
     cdef int resume(self) except -1:
-        """Called when its wait for a costly read is over: watches it again."""
+        """Called when the wait for a costly read is over. Makes the epoll set report the socket again."""
         return 0
 
     cdef int release(self) except -1:
-        """Called after its end, when nothing uses its descriptor any more: closes it."""
+        """Called after the end of the socket, when nothing uses its descriptor any more. Closes the descriptor."""
         return 0
 
     cdef int give_up(self) except -1:
-        """Called when one of its methods raised an exception: ends it."""
+        """Called when a method of the socket has raised an exception. Ends the socket."""
         return 0
 
 
 cdef class Acceptor:
-    """Takes the connections that a listener accepts: an interface."""
+    """Takes the connections that a listener accepts. This is an interface."""
 
     cpdef accepted(self, int fd, bytes address, uint16_t port):
-        """Takes a new connection. Owns the descriptor from now on, even if it raises an exception.
+        """Takes a new connection. The acceptor owns the descriptor from now on, even if it raises an exception.
 
         address: the peer's, 4 or 16 bytes; None on a Unix socket, where the port is 0.
         """
@@ -291,7 +301,10 @@ cdef bytes LOOPBACK = bytes(15) + b"\x01"       # ::1
 
 
 cdef bytes address_of(sockaddr_in6* peer):
-    """Returns an IP address as bytes: 4 for IPv4, also on an IPv6 socket, 16 for IPv6; None for other families."""
+    """Returns an IP address as bytes: 4 bytes for IPv4, even on an IPv6 socket, and 16 bytes for IPv6.
+
+    Returns None for other families.
+    """
     cdef sockaddr_in* older = <sockaddr_in*>peer
     cdef bytes address
     if peer.sin6_family == AF_INET:
@@ -303,10 +316,12 @@ cdef bytes address_of(sockaddr_in6* peer):
 
 
 cdef bint is_loopback(bytes address):
-    """Returns True if the peer is on this machine. Then the kernel reports its death, so keepalive is off.
+    """Returns whether the peer is on this machine. If the peer is on this machine, the kernel reports its death, so
+    keepalive is off.
 
-    Keepalive would do harm: probes to thousands of local peers are due together, and loopback drops packets beyond its
-    queue (net.core.netdev_max_backlog, 1,000 packets). A peer whose probes are lost three times would be given up.
+    Keepalive would do harm: thousands of local peers would get their probes at the same time, and loopback drops
+    packets beyond its queue (net.core.netdev_max_backlog, 1,000 packets). A peer that loses three probes would be given
+    up.
     """
     if address is None:
         return False

@@ -1,7 +1,8 @@
-"""The server of one protocol: listens, closes connections that exceed a limit, counts and reports what happens.
+"""The server of one protocol: listens, closes connections that exceed a limit, and counts and reports events.
 
-Floor 3. A server has a connection table (table.pyx), a poller and a driver. Connections notify it through Events, which
-it counts and reports. Its limits, its clock and the report function are passed in when it is created.
+Floor 3. A server has a connection table (table.pyx), a poller and a driver. Connections notify the server through
+Events. The server counts and reports these events. The caller passes the limits, the clock and the report function when
+it creates the server.
 """
 
 from __future__ import annotations
@@ -47,7 +48,8 @@ SECOND = 1_000_000_000
 
 @dataclass(frozen=True)
 class Histogram:
-    """A histogram. counts[i] counts the values up to and including bounds[i]; the last count, those above all bounds.
+    """A histogram. counts[i] counts the values up to and including bounds[i]; the last count is for values above all
+    bounds.
 
     sum: the sum of all values.
     """
@@ -61,7 +63,7 @@ class Server:
     """Serves one store on any number of listening sockets. clock: returns nanoseconds on the monotonic clock.
 
     connections: the connections with a session, by the engine's number.
-    arriving: the admitted connections whose handshake is under way.
+    arriving: the admitted connections whose TLS handshake is in progress.
     addresses: the number of connections by IP address (4 or 16 bytes).
     """
 
@@ -114,7 +116,7 @@ class Server:
 
     @property
     def limits(self) -> Limits:
-        """The limits. New ones take effect when they are assigned."""
+        """The limits of the server. Assigned limits apply immediately."""
         return self._table.limits
 
     @limits.setter
@@ -124,7 +126,10 @@ class Server:
 
     @property
     def context(self) -> ssl.SSLContext | None:
-        """The TLS context of new TCP connections; None means plain TCP. Assigning a context turns renegotiation off."""
+        """The TLS context for new TCP connections.
+
+        None means TCP without TLS. Assigning a context turns TLS renegotiation off.
+        """
         return self._table.context
 
     @context.setter
@@ -135,7 +140,7 @@ class Server:
 
     @property
     def watch(self) -> Callable[[str, Connection], None] | None:
-        """A function that is called with "opened" or "closed" and the connection; or None."""
+        """A function that is called with "opened" or "closed" and the connection, or None."""
         return self._table.watch
 
     @watch.setter
@@ -146,11 +151,11 @@ class Server:
 
     @property
     def handshakes(self) -> int:
-        """The number of TLS handshakes under way."""
+        """How many TLS handshakes are in progress."""
         return self._common.handshakes
 
     def find(self, connection_id: str) -> Connection | None:
-        """Returns the connection with this id, or None."""
+        """Returns the connection with this ID, or None."""
         return self._table.find(connection_id)
 
     # ---- its life ----
@@ -170,14 +175,14 @@ class Server:
         self._listening.append(listening)
 
     def unlisten(self) -> None:
-        """Stops accepting connections. Existing connections are served as before."""
+        """Stops accepting connections. Existing connections are still served."""
         if self._poller is not None:
             self._poller.unlisten()
         for listening in self._listening:
             listening.close()
 
     def part(self) -> None:
-        """Stops accepting connections. Ends each connection when the requests received from it are answered."""
+        """Stops accepting connections. Ends each connection when the requests received from it were answered."""
         self.unlisten()
         self._common.parting = True
         self._apply_limits()
@@ -191,18 +196,24 @@ class Server:
             await self._departure.wait()
 
     def kill(self, connection: Connection) -> None:
-        """Ends a connection immediately. Its holdings are given back."""
+        """Ends a connection immediately. The holdings of the connection are given back."""
         self.killed += 1
         connection.evict()
 
     def evict(self, number: int) -> None:
-        """Ends the grace time of a connection that has ended, by the engine's number. Its holdings are given back."""
+        """Ends the grace time of a connection that has ended.
+
+        number: the engine's number of the connection. The holdings of the connection are given back.
+        """
         self.killed += 1
         self.store.evict(number, self._clock())
         self.driver.wake()
 
     def histograms(self) -> dict[str, Histogram]:
-        """Returns histograms of batches (a batch is the bytes that one read returned): their sizes and answer times."""
+        """Returns histograms of the sizes of batches and of the times to answer them.
+
+        A batch is the bytes that one read has returned.
+        """
         by_time, all_ns, by_size, all_bytes = self._common.batches.counts()
         return {
             "batch_seconds": Histogram(SECONDS_BOUNDS, by_time, all_ns / SECOND),
@@ -231,7 +242,7 @@ class Server:
         self._report(f"rejected:{cause}", f"connection refused: {text}")
 
     def _on_tls_failed(self, connection: Connection, cause: str, reason: str) -> None:
-        """Called when a handshake failed, or the peer sent invalid TLS. The connection ends."""
+        """Called when a TLS handshake failed, or the peer sent invalid TLS. The connection ends."""
         self.handshakes_failed[cause] += 1
         self._report(f"handshake:{cause}", f"TLS with {connection.origin()} failed: {reason}")
 
@@ -241,7 +252,7 @@ class Server:
         self._report("slowed", f"{connection.origin()} sends more than {rate} requests a second and is slowed down")
 
     def _on_stuck(self, connection: Connection) -> None:
-        """Called when the peer of a connection stops reading its output. Starts the time limit."""
+        """Called when the peer of a connection stops reading its output. Starts the time limit for stuck output."""
         self._stuck[connection] = (self._clock(), self._owed(connection))
         if self._stuck_timer is None:
             self._stuck_timer = self.loop.call_later(STUCK_CHECK_S, self._check_stuck)
@@ -250,8 +261,8 @@ class Server:
         self._stuck.pop(connection, None)
 
     def _on_dropped(self, connection: Connection) -> None:
-        """Called when the session dropped a connection, because the peer did not read the messages of others."""
-        self._count_slow_reader("cut off a peer that was too slow to read the messages of others")
+        """Called when the session dropped a connection, because the peer did not read the messages of other clients."""
+        self._count_slow_reader("disconnected a peer that was too slow to read the messages of other clients")
 
     def _on_lost(self, connection: Connection, error: BaseException | None) -> None:
         """Called when a connection has left the table after an error, with unsent output, or after part()."""
@@ -260,10 +271,10 @@ class Server:
             self._departure.set()
         if isinstance(error, TimeoutError):  # the kernel gave up: keepalive, or TCP_USER_TIMEOUT
             if connection.owed:
-                self._count_slow_reader("the kernel closed a connection whose peer read no output for too long")
+                self._count_slow_reader("the kernel closed a connection whose peer had read no output for too long")
             else:
                 self.vanished += 1
-                self._report("vanished", "a peer vanished; its holdings are given back")
+                self._report("vanished", "a peer has vanished; its holdings are given back")
 
     # ---- inside ----
 
@@ -286,12 +297,14 @@ class Server:
 
     @staticmethod
     def _owed(connection: Connection) -> int:
-        """Returns how many bytes the peer has not acknowledged, in the queues of the connection and of the kernel."""
+        """Returns how many bytes the peer has not acknowledged, in the queue of the connection and in the kernel's
+        queue."""
         unsent: bytes = fcntl.ioctl(connection.fd, termios.TIOCOUTQ, struct.pack("i", 0)) if connection.fd >= 0 else b""
         return connection.queued + (struct.unpack("i", unsent)[0] if unsent else 0)
 
     def _check_stuck(self) -> None:
-        """Closes each connection whose peer has read no output for longer than the time limit, although some waits."""
+        """Closes each connection that has waiting output and whose peer has read no output for longer than the time
+        limit."""
         now = self._clock()
         if not self._unchecked:
             self._unchecked.extend(self._stuck)
@@ -313,17 +326,20 @@ class Server:
             since = now
         elif now - since > getattr(self.limits, connection.patience) * SECOND:
             del self._stuck[connection]
-            self._count_slow_reader(f"cut off a peer that read none of {left} waiting bytes for too long")
+            self._count_slow_reader(f"disconnected a peer that had read none of {left} waiting bytes for too long")
             connection.abort()
             return
         self._stuck[connection] = (since, left)
 
     def _idle_period(self) -> float:
-        """Returns the seconds between two rounds of idle checks. An idle connection is closed at most so much late."""
+        """Returns the seconds between two rounds of idle checks.
+
+        An idle connection is closed at most this many seconds late.
+        """
         return min(max(self.limits.idle_timeout / 8, 0.25), 10.0)
 
     def _check_idle(self, first: int) -> None:
-        """Closes idle connections among the next IDLE_CHECKS numbers."""
+        """Closes the idle connections among the next IDLE_CHECKS numbers."""
         before = self._clock() - self.limits.idle_timeout * SECOND
         idle, more = self._table.idle_among(first, IDLE_CHECKS, before)
         for connection in idle:

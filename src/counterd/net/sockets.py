@@ -1,6 +1,7 @@
 """Opens listening sockets, with the options that accepted sockets inherit.
 
-Floor 3. An error is an OSError with a message for the operator. The caller adds the setting that has the address.
+Floor 3. An error is an OSError with a message for the operator. The caller adds the setting that contains the address
+to the message.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ TIMEOUT_S = 1.0  # for connecting to an existing socket file, to find out whethe
 
 @dataclass(frozen=True)
 class Keepalive:
-    """When a connection is closed whose TCP peer is silent. In seconds, except count."""
+    """When a connection is closed because its TCP peer is silent. All values are in seconds, except count."""
 
     idle: int
     interval: int
@@ -35,7 +36,10 @@ class Keepalive:
 
 
 def set_keepalive(listening: socket.socket, keepalive: Keepalive) -> None:
-    """Sets keepalive on a listening TCP socket. Linux copies it to each socket accepted from then on."""
+    """Sets keepalive on a listening TCP socket.
+
+    Linux copies these options to each socket that is accepted afterwards.
+    """
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, keepalive.idle)
     listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, keepalive.interval)
@@ -44,7 +48,10 @@ def set_keepalive(listening: socket.socket, keepalive: Keepalive) -> None:
 
 
 def open_tcp(address: str, port: int, keepalive: Keepalive) -> socket.socket:
-    """Binds and listens on one IPv4 or IPv6 address. Raises OSError; EADDRINUSE if the port is in use."""
+    """Binds a socket to one IPv4 or IPv6 address and listens on it.
+
+    Raises OSError, with EADDRINUSE if the port is in use.
+    """
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     listening = socket.socket(family, socket.SOCK_STREAM)
     try:
@@ -87,11 +94,14 @@ class UnixSocket:
                 raise
 
     def chown(self, uid: int, gid: int) -> None:
-        """Gives the file to the user that the daemon will run as."""
+        """Gives the socket's file to the user that the daemon will run as."""
         os.chown(self.path, uid, gid, follow_symlinks=False)
 
     def unlink(self) -> None:
-        """Removes the file, unless another daemon has replaced it, or this daemon may not remove it."""
+        """Removes the socket's file.
+
+        Does nothing if another daemon has replaced the file, or if this daemon may not remove it.
+        """
         with contextlib.suppress(OSError):
             if self._identify() == self._identity:
                 self.path.unlink()
@@ -123,11 +133,12 @@ class UnixSocket:
 
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Lets only one daemon at a time check and replace a socket's file.
+    """Lets only one daemon at a time check and replace the file of a socket.
 
-    Without this, a socket that another daemon has bound, but does not listen on yet, would look stale.
-    The lock is a file beside the socket. Only its owner can open it, so another user cannot lock it. It is removed at
-    the end. The lock file of a killed daemon is not locked any more, and is used again. Raises OSError.
+    Without this lock, a socket that another daemon has bound but does not listen on yet would look stale. The lock is a
+    file in the same folder as the socket. Only the owner of the lock file can open it, so another user cannot lock it.
+    The lock file is removed at the end. The lock file of a killed daemon is not locked any more, and is used again.
+    Raises OSError.
     """
     lock = path.with_name(path.name + LOCK_SUFFIX)
     deadline = time.monotonic() + 2 * TIMEOUT_S  # another daemon needs TIMEOUT_S at most
@@ -145,10 +156,10 @@ def locked(path: Path) -> Iterator[None]:
 
 
 def _take_lock(lock: Path) -> int | None:
-    """Returns the descriptor of the locked file; None if another process has the lock. Raises OSError.
+    """Returns the descriptor of the locked file, or None if another process has the lock. Raises OSError.
 
-    It is an error if other users could lock the file. If others can write to the folder, anything can be at this path.
-    So opening the path follows no link, does not wait, and neither writes nor truncates.
+    It is an error if other users could lock the file. If other users can write to the folder, they can put anything at
+    this path. So opening the path follows no link, does not wait, and neither writes nor truncates a file.
     """
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
     try:
@@ -174,9 +185,10 @@ def _take_lock(lock: Path) -> int | None:
 
 
 def _foreign(status: os.stat_result) -> str:
-    """Returns why another user could lock a file, as the rest of a sentence; or "".
+    """Returns why another user could lock a file, as the rest of a sentence, or "".
 
-    A hard link is accepted if it leads to a file of this user that nobody else can open: only this user can lock it.
+    A hard link is accepted if it leads to a file of this user that nobody else can open: only this user can lock such a
+    file.
     """
     if not stat.S_ISREG(status.st_mode):
         return "is not a regular file"

@@ -1,20 +1,20 @@
-"""One connected socket: the only code that receives from it, sends to it, and closes it.
+"""One connected socket. No other code receives from it, sends to it, or closes it.
 
-Floor 3. A Stream reads when its poller calls ready(), and passes input to its Handler. Output goes to the kernel at
-once; bytes that the kernel does not accept are queued here, in order. With a Tls (tls.pyx), input and output pass
-through it.
+Floor 3. A Stream reads when its poller calls ready(), and passes input to its Handler. Output goes to the kernel
+immediately. Bytes that the kernel does not accept are queued in the Stream, in order. If the connection uses TLS, input
+and output pass through a Tls (tls.pyx).
 
-States, in this order:
-- open      reads (unless paused) and sends
-- ending    sends nothing new, and shuts output down when the queue is empty; still reads
-- closing   reads nothing, sends nothing new, and closes when the queue is empty
-- closed    the handler is notified at the end of the batch; only then the descriptor can be reused
+A Stream has these states, in this order:
+- open: reads (unless it is paused) and sends
+- ending: sends nothing new, and shuts output down when the queue is empty; still reads
+- closing: reads nothing, sends nothing new, and closes when the queue is empty
+- closed: the handler is notified at the end of the batch; the descriptor can be reused only after that
 
-While a stream is paused it still notices a reset, and after heed_end() also the peer's last byte.
+A paused stream still notices a reset and, after heed_end(), also the peer's last byte.
 
-A read passes on at most poller.read_size bytes. A TLS record may contain more, and must be read completely before it
-can be decrypted. The rest of its data waits in the Tls for the next batches. Meanwhile the stream waits for EPOLLOUT,
-which is always ready, so it has its turn in each batch unless it is paused.
+A read passes on at most poller.read_size bytes. A TLS record can contain more bytes, and must be read completely before
+it can be decrypted. The rest of the record's data waits in the Tls for the next batches. Meanwhile the stream waits for
+EPOLLOUT, which is always ready, so each batch serves the stream unless it is paused.
 """
 
 cimport cython
@@ -33,7 +33,7 @@ from counterd.net.tls import TlsFailed
 
 
 cdef class Handler:
-    """Gets the notifications of a stream: an interface. stream_closed() is the last call."""
+    """Gets the notifications of a stream. This is an interface. stream_closed() is the last call."""
 
     cpdef established(self):
         """The TLS handshake is complete: data can be received and sent."""
@@ -42,7 +42,7 @@ cdef class Handler:
         """One read returned this data."""
 
     cpdef received_nothing(self):
-        """One read returned no data: its TLS records were incomplete or contained none."""
+        """One read returned no data: its TLS records were incomplete or empty."""
 
     cpdef input_ended(self):
         """The peer has sent its last byte, and all input was passed on."""
@@ -51,24 +51,27 @@ cdef class Handler:
         """The peer's last byte has arrived, but earlier input was not read, because the stream is paused."""
 
     cpdef output_stuck(self):
-        """The kernel did not accept all output: some is queued now."""
+        """The kernel did not accept all output: some of it is queued now."""
 
     cpdef output_moved(self):
         """All queued output was sent."""
 
     cpdef tls_failed(self, cause, reason):
-        """The peer's TLS is invalid or refused. cause: one of server.HANDSHAKES_FAILED; reason: a sentence."""
+        """The peer's TLS is invalid, or the peer refused this side's TLS.
+
+        cause: one of server.HANDSHAKES_FAILED. reason: a sentence.
+        """
 
     cpdef stream_broken(self):
-        """No more input can be decrypted. The peer was sent an alert. The handler has to end the stream."""
+        """No more input can be decrypted. The peer was sent a TLS alert. The handler has to end the stream."""
 
     cpdef stream_closed(self, error):
-        """The stream is closed. error: what closed it, or None if this side did."""
+        """The stream is closed. error: what closed the stream, or None if this side closed it."""
 
 
 @cython.final
 cdef class Stream(Socket):
-    """Owns the descriptor from its creation on. tls: encrypts and decrypts; or None."""
+    """A connected socket. It owns the descriptor as soon as it is created. tls: encrypts and decrypts, or None."""
 
     def __cinit__(self, Poller poller not None, int fd, Tls tls):
         self.poller = poller
@@ -84,7 +87,7 @@ cdef class Stream(Socket):
     # ---- called by the handler ----
 
     cpdef int send(self, bytes data) except -1:
-        """Sends data after the queued output. Does nothing once the stream is ending."""
+        """Sends data after the queued output. Does nothing if the stream is ending."""
         if PyBytes_GET_SIZE(data) == 0 or self.ending or self.closing:
             return 0
         return self.transmit(data) if self.tls is None else self.encrypt(data)
@@ -104,18 +107,18 @@ cdef class Stream(Socket):
         return self.update()
 
     cpdef int mark_input(self) except -1:
-        """Marks the end of the input that has arrived by now, for all_passed_on()."""
+        """Marks the end of the input that has arrived until now, for all_passed_on()."""
         cdef int unread = 0
         ioctl(self.fd, FIONREAD, &unread)
         self.unread = unread
         return 0
 
     cdef bint all_passed_on(self) noexcept:
-        """Returns True if the handler got all input that had arrived at mark_input()."""
+        """Returns whether the handler got all input that had arrived at mark_input()."""
         return self.unread <= 0 and not self.keeps()
 
     cpdef int end_output(self) except -1:
-        """Shuts output down after the queue. Input still goes to the handler, undecrypted."""
+        """Shuts output down when the queue is empty. Input still goes to the handler, but is not decrypted."""
         self.ending = True
         if self.tls is not None:
             self.transmit(self.tls.say_goodbye())
@@ -126,7 +129,7 @@ cdef class Stream(Socket):
     cpdef close(self):
         """Closes the stream when all queued output was sent.
 
-        Does not wait until the kernel accepts a close_notify of TLS, because no time limit would apply.
+        Does not wait until the kernel accepts a close_notify of TLS, because no time limit would apply to this wait.
         """
         cdef bint owed = self.queued > 0
         if self.closed or self.closing:
@@ -140,15 +143,15 @@ cdef class Stream(Socket):
             self.end(None)
 
     cpdef abort(self):
-        """Closes the stream at once."""
+        """Closes the stream immediately."""
         self.end(None)
 
     cpdef int end(self, error) except -1:
-        """Closes the stream at once. error: the cause, or None if this side ends it."""
+        """Closes the stream immediately. error: the cause, or None if this side ends the stream."""
         if self.closed:
             return 0
         if error is not None and self.tls is not None and self.tls.shaking and self.tls.heard:
-            self.handler.tls_failed("protocol", "it was cut off in the middle of the handshake")
+            self.handler.tls_failed("protocol", "the peer ended the connection in the middle of the handshake")
         self.closed = True
         self.owed = self.owed or self.queued > 0
         self.reading = False
@@ -239,14 +242,14 @@ cdef class Stream(Socket):
         """Called when the peer has ended its stream, by a FIN or by a close_notify of TLS."""
         if self.tls is not None and self.tls.shaking:
             if self.tls.heard:
-                self.handler.tls_failed("protocol", "it ended in the middle of the handshake")
+                self.handler.tls_failed("protocol", "the peer ended the connection in the middle of the handshake")
             return self.end(None)
         self.reading = False
         self.handler.input_ended()
         return self.update()  # usually the stream is closed by now, and the epoll set needs no change
 
     cdef int fail(self, failure) except -1:
-        """Ends TLS: sends the alert, and lets the peer read it."""
+        """Ends TLS after an error: sends the alert, and lets the peer read it."""
         self.handler.tls_failed(failure.cause, failure.reason)
         self.ending = True
         self.transmit(self.tls.take_output())
@@ -265,7 +268,7 @@ cdef class Stream(Socket):
         return self.transmit(records)
 
     cdef int transmit(self, bytes data) except -1:
-        """Sends bytes, and queues those that the kernel does not accept."""
+        """Sends bytes, and queues the bytes that the kernel does not accept."""
         cdef Py_ssize_t size = PyBytes_GET_SIZE(data)
         cdef ssize_t sent = 0
         if size == 0 or self.closed:
@@ -277,7 +280,10 @@ cdef class Stream(Socket):
         return self.enqueue(data, sent)
 
     cdef int enqueue(self, bytes data, ssize_t sent) except -1:
-        """Queues data, of which the kernel accepted `sent` bytes. Notifies the handler unless it ends the stream."""
+        """Queues data of which the kernel has already accepted the first `sent` bytes.
+
+        Notifies the handler, unless the handler ends the stream.
+        """
         cdef bint first = self.queued == 0
         if self.closed:
             return 0
@@ -302,7 +308,7 @@ cdef class Stream(Socket):
         return 0
 
     cdef int drain(self) except -1:
-        """Sends queued output, when the kernel has room again."""
+        """Sends queued output when the kernel has room again."""
         cdef bytes first
         cdef ssize_t sent
         while self.queued:
@@ -326,7 +332,7 @@ cdef class Stream(Socket):
     # ---- both ----
 
     cdef bint keeps(self) noexcept:
-        """Returns True if the Tls has decrypted data that was not passed on yet."""
+        """Returns whether the Tls has decrypted data that was not passed on yet."""
         return self.tls is not None and self.tls.kept
 
     cdef int update(self) except -1:

@@ -1,12 +1,12 @@
-"""The connection table of a server: admits connections and finds them.
+"""The connection table of a server, which admits connections and finds them.
 
-Floor 3. An admitted connection is first in `arriving`, and counts against every limit. When it gets its session, at
-once or after the TLS handshake, it moves to `connections`, under the engine's number.
+Floor 3. An admitted connection is first in `arriving`, and counts against every limit. When the connection gets its
+session, immediately or after the TLS handshake, it moves to `connections`, under the engine's number.
 
-- The engine reuses a number as soon as its session has left. If that connection is still sending replies, it moves to
-  the key minus its serial.
-- A request can give a session the number of another one: then the two are exchanged.
-- The keys of `connections` are the numbers of its connections. Each address in `addresses` has a connection.
+- The engine can reuse a number as soon as its session has ended. If the connection of that session is still sending
+  replies, it moves to another key: its number minus its serial number.
+- A request can give a session the number of another session; then the two numbers are exchanged.
+- The keys of `connections` are the numbers of its connections. Each address in `addresses` has at least one connection.
 """
 
 from functools import partial
@@ -49,7 +49,8 @@ cdef class Table:
 
     @property
     def limits(self):
-        """The server's limits, which may change while it runs. The table applies those on new connections."""
+        """The server's limits, which can change while the server runs. The table applies its limits to new connections.
+        """
         return self._limits
 
     @limits.setter
@@ -59,7 +60,10 @@ cdef class Table:
         self.guarded = not limits.is_open
 
     cdef refused(self, int fd, bytes address):
-        """Returns a cause and a sentence if a connection is refused, else None. Fast if only max_connections is set."""
+        """Returns a cause and a sentence if a connection is refused, or else None.
+
+        This is fast if max_connections is the only limit.
+        """
         if not self.guarded and len(self) < self.max_connections:
             return None
         of_address = self.addresses.get(address, 0)
@@ -80,7 +84,8 @@ cdef class Table:
             self.watch("opened", connection)
 
     def renumber(self, Connection connection not None):
-        """Called when a session has the number of another connection. That has the session's former one, if it is open.
+        """Called when a session has got the number of another connection. If that other connection is open, it has this
+        session's former number.
         """
         cdef int64_t former = connection.number
         cdef Connection other = self.connections.pop(connection.session_number(), None)
@@ -105,7 +110,7 @@ cdef class Table:
             self.watch("closed", connection)
 
     def find(self, str connection_id not None):
-        """Returns the connection with this id, or None."""
+        """Returns the connection with this ID, or None."""
         number, _, _serial = connection_id.rpartition("-")
         try:
             connection = self.connections.get(int(number))
@@ -116,7 +121,7 @@ cdef class Table:
     def idle_among(self, uint32_t first, uint32_t count, int64_t before_ns):
         """Returns the idle connections among `count` numbers from `first` on, and whether there are higher numbers.
 
-        A connection is idle if it has sent nothing since before_ns, though nothing kept it from sending.
+        A connection is idle if it has sent nothing since before_ns, and was not kept from sending.
         """
         cdef Connection connection
         cdef int64_t number
@@ -131,9 +136,9 @@ cdef class Table:
 cdef class Entrance(Acceptor):
     """Admits the connections of one listening socket to a table.
 
-    common: shared by the connections; its events call the table's enter() and remove().
-    secure: connections begin with a TLS handshake if the table has a context.
-    patience: see Connection. number: of the protocol's port.
+    common: the objects that the connections share; its events call the table's enter() and remove().
+    secure: whether connections begin with a TLS handshake if the table has a context.
+    patience: see Connection. number: the number of the protocol's port.
     """
 
     cdef Table table
@@ -154,7 +159,7 @@ cdef class Entrance(Acceptor):
         self.number = number
 
     cpdef accepted(self, int fd, bytes address, uint16_t port):
-        """Serves a connection, or closes it if it is refused."""
+        """Serves a new connection, or closes it if it is refused."""
         cdef Table table = self.table
         cdef Connection connection
         cdef Stream stream

@@ -1,20 +1,21 @@
 """TLS as a filter within a stream: decrypts input and encrypts output.
 
-Floor 3. OpenSSL has no socket: received bytes are put into one buffer, and its output is taken from another. So reads,
-writes and queues are bounded as for a plain stream. Until the handshake is complete the connection counts, but has no
-session, and no replies are encrypted.
+Floor 3. OpenSSL gets no socket: received bytes are put into one buffer, and OpenSSL's output is taken from another
+buffer. So reads, writes and queues have the same limits as without TLS. Until the handshake is complete, the connection
+counts but has no session, and no replies are encrypted.
 
-What a peer may do, and what it costs:
-- End without close_notify (a FIN between two records or within one): taken as the end of input. An attacker who can cut
-  the stream can do so at any point, also by a reset, so requiring close_notify would protect nothing. Requests carry
-  their length, so a cut request is never executed. The peer's holdings are given back in either case.
-- Never answer this side's close_notify: it is not waited for.
-- Ask for new keys, send empty records or records of one byte: OpenSSL limits some of it. A read takes at most the rest
-  of a record and READ_BEYOND bytes, so the work per read is bounded. New keys take some 15 us.
-- Renegotiate: refused (see Server.context).
-- Not read: OpenSSL's output is queued, and queued output stops reading.
-- Begin many handshakes: a read during a handshake is costly to the poller. A batch contains a few of these reads; the
-  others wait, in order, while other connections are served.
+A peer can do the following, at these costs:
+- End without close_notify (a FIN between two records or within a record): this counts as the end of the input. An
+  attacker who can cut the stream can do so at any point, also by a reset. So a required close_notify would protect
+  nothing. Requests carry their length, so a request that was cut is never executed. The peer's holdings are given back
+  with and without close_notify.
+- Never answer this side's close_notify: this side does not wait for the answer.
+- Ask for new keys, or send empty records or records of one byte: OpenSSL limits a part of this. A read takes at most
+  the rest of a record and READ_BEYOND bytes, so the work of a read is bounded. New keys take about 15 us.
+- Renegotiate: this is refused (see Server.context).
+- Stop reading: OpenSSL's output is queued, and queued output stops the reading of input.
+- Begin many handshakes: a read during a handshake counts as a costly read in the poller. A batch contains a few costly
+  reads. The others wait, in order, while other connections are served.
 """
 
 import ssl
@@ -35,7 +36,7 @@ cdef Error = ssl.SSLError
 
 
 class TlsFailed(Exception):
-    """The peer's TLS is invalid or refused. cause: "certificate" or "protocol"; reason: a sentence."""
+    """The peer's TLS is invalid, or a handshake was refused. cause: "certificate" or "protocol". reason: a sentence."""
 
     def __init__(self, cause, reason):
         super().__init__(cause, reason)
@@ -54,11 +55,11 @@ cdef class Tls:
         self.shaking = True
 
     cdef size_t wanted(self) noexcept:
-        """Returns the most bytes that the next read may take."""
+        """Returns how many bytes the next read may take at most."""
         return READ_SHAKING if self.shaking else self.missing + READ_BEYOND
 
     cdef bytes decrypt(self, const uint8_t* data, size_t size, size_t most):
-        """Decrypts kept and new input, and returns at most `most` bytes of data. The rest is kept.
+        """Decrypts kept and new input, and returns at most `most` bytes of data. The rest of the data is kept.
 
         Returns b"" during the handshake. Raises TlsFailed.
         """
@@ -139,11 +140,11 @@ cdef class Tls:
         return b"".join(pieces)
 
     cdef bytes take_output(self):
-        """Returns output that OpenSSL made by itself: of the handshake, alerts, answers."""
+        """Returns the output that OpenSSL has made by itself: of the handshake, alerts and answers."""
         return self.outgoing.read() if self.outgoing.pending else b""
 
     cdef bytes say_goodbye(self):
-        """Returns a close_notify, if one can be sent. Discards kept data."""
+        """Returns a close_notify, if one can be sent. Discards the data that was kept."""
         self.kept = False
         if not self.broken and not self.shaking:
             self.broken = True
@@ -165,7 +166,7 @@ cdef class Tls:
         raise TlsFailed("certificate" if about_certificate else "protocol", reason)
 
     def describe(self):
-        """Returns version, cipher, and the subject of the peer's certificate; empty if they are not known."""
+        """Returns the TLS version, the cipher, and the subject of the peer's certificate. Unknown values are empty."""
         if self.shaking:
             return "", "", ""
         try:

@@ -142,7 +142,7 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({**MESSAGES, "work": Work.read("control"), "port": 65535}, "no port after 65535: give --control-port"),
     ({"work": Work.read("account")}, "the counter protocol has .*, not account"),
     ({"verify": True, "names": 1 << 25}, "--verify can count at most 16777216 names"),
-    ({"tls": True, "socket": "/s"}, "there is no TLS on a Unix socket"),
+    ({"tls": True, "socket": "/s"}, "a Unix socket cannot use TLS"),
     ({"cacert": "/ca"}, "--cacert, --cert and --key need --tls"),
     ({"tls": True, "key": "/k"}, "--key needs --cert"),
 ]

@@ -234,7 +234,9 @@ def test_a_hold_that_tells_of_its_loss_does_not_tell_of_others() -> None:
         loop.server.pipes[0].cut()
         with pytest.raises(ConnectionLost, match=r"^lost 1 of other "):
             await hold.__aexit__(None, None, None)
-        with pytest.raises(ConnectionLost, match="what was acquired through it has been given back"):
+        with pytest.raises(
+            ConnectionLost, match="everything that was acquired through this connection has been given back"
+        ):
             await client.noop()
         await client.noop()
 
@@ -358,7 +360,9 @@ def test_lost_permits_are_told_although_a_hold_is_being_left() -> None:
         loop.server.pipes[0].cut()
         with pytest.raises(ConnectionLost, match=r"^lost 2 of other "):
             await leaving
-        with pytest.raises(ConnectionLost, match="what was acquired through it has been given back"):
+        with pytest.raises(
+            ConnectionLost, match="everything that was acquired through this connection has been given back"
+        ):
             await client.noop()
 
     play(main)

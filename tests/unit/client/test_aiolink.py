@@ -213,7 +213,7 @@ def test_a_server_that_does_not_read_is_left(waits: bool) -> None:
         ended = await asyncio.gather(*calls, *more, return_exceptions=True)
         assert {type(each) for each in ended[:100]} == {Timeout if waits else asyncio.CancelledError}
         await asyncio.sleep(TIMEOUT)
-        assert case.link.closed == "the server takes no more requests"
+        assert case.link.closed == "the server accepts no more requests"
         assert case.transport.aborted
         assert len(case.sent()) == written
 

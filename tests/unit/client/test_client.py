@@ -169,10 +169,10 @@ def test_what_does_not_fit_is_not_sent(serve) -> None:
 @pytest.mark.parametrize(
     ("answer", "message"),
     [
-        (lambda code, opaque, _: [responded(code, opaque + 1)], "asked with opcode 00 and opaque 00000002"),
-        (lambda code, opaque, _: [responded(code + 1, opaque)], "asked with opcode 01 and opaque 00000001"),
+        (lambda code, opaque, _: [responded(code, opaque + 1)], "the opcode 00 and the opaque 00000002"),
+        (lambda code, opaque, _: [responded(code + 1, opaque)], "the opcode 01 and the opaque 00000001"),
         (lambda *_: [b"HTTP/1.1 400"], "not the start of a response: 48 54 54 50"),
-        (success(b"abc"), "expected no body, not 61 62 63"),
+        (success(b"abc"), "expected a reply without a body, not 61 62 63"),
     ],
 )
 def test_what_no_server_may_send(serve, answer: Answer, message: str) -> None:
@@ -256,7 +256,7 @@ def test_nothing_else_held_so_an_acquire_that_times_out_ends_the_connection(serv
     with connected(script, timeout=0.05) as client:
         with pytest.raises(errors.Timeout):
             ask(client)
-        assert client._link.closed == "an acquire was not answered in time, and nothing is held"
+        assert client._link.closed == "an acquire was not answered in time, and this client holds nothing"
 
 
 def test_the_timeout_is_for_the_whole_call(serve) -> None:
@@ -351,7 +351,9 @@ def test_idle_and_lost_with_permits_is_told(serve) -> None:
         client.acquire("n", maximum=1)
         script.peers[-1].socket.shutdown(socket.SHUT_RDWR)
         assert not client._link.is_alive()
-        with pytest.raises(errors.ConnectionLost, match="what was acquired through it has been given back"):
+        with pytest.raises(
+            errors.ConnectionLost, match="everything that was acquired through this connection has been given back"
+        ):
             client.get("n")
         assert_replaced(client, script)
 
@@ -439,7 +441,7 @@ def test_close(serve) -> None:
     client.close()
     client.close()
     for call in (client.noop, client.fileno, client.hold("n", maximum=1).__enter__):
-        with pytest.raises(errors.ConnectionLost, match=r"^there is no connection .* any more: close\(\) was called"):
+        with pytest.raises(errors.ConnectionLost, match=r"^the connection to .* has ended: close\(\) was called"):
             call()
     assert script.seen == []
 

@@ -81,7 +81,7 @@ def test_a_peer_that_the_kernel_gave_up_is_lost_and_not_late(pair) -> None:
     keeper._socket = Vanished(keeper._socket)
     with pytest.raises(ConnectionLost, match=r"^lost the connection to 127\.0\.0\.1:[0-9]+: .*timed out"):
         keeper.exchange(b"request", 1)
-    with pytest.raises(ConnectionLost, match=r"^there is no connection to .* any more: .*timed out"):
+    with pytest.raises(ConnectionLost, match=r"^the connection to .* has ended: .*timed out"):
         keeper.exchange(b"request", 1)
 
 

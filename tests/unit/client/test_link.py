@@ -285,7 +285,7 @@ def test_a_server_that_takes_no_more(pair: Pair) -> None:
     pair.link._timeout = 0.1
     with pytest.raises(Timeout):
         pair.link.run([(wire.get, b"x" * 60000)] * 100)
-    assert pair.link.closed == "the server takes no more requests"
+    assert pair.link.closed == "the server accepts no more requests"
 
 
 def test_the_end_while_others_send(pair: Pair) -> None:
@@ -465,7 +465,7 @@ def test_looking_at_it(pair: Pair) -> None:
     pair.server.shutdown(socket.SHUT_WR)
     assert not pair.link.is_alive()
     assert pair.near.fileno() == -1
-    with pytest.raises(ConnectionLost, match="lost the connection to there: the server closed it"):
+    with pytest.raises(ConnectionLost, match="lost the connection to there: the server closed the connection"):
         pair.link.call(wire.noop)
     assert pair.ended == [pair.link]
 

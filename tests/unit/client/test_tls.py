@@ -193,8 +193,8 @@ def test_whom_it_does_not_trust(host: str, trusts: bool, why: str, pem: Files) -
 @pytest.mark.parametrize(
     ("answer", "why"),
     [
-        (b"", "the server closed the connection: it may speak no TLS, have no room, or not allow this address"),
-        (b"\x91\x00\x00\x01" + bytes(28), ": it may speak no TLS, have no room, or not allow this address"),
+        (b"", "the server closed the connection: it may not use TLS, have no room, or not allow this address"),
+        (b"\x91\x00\x00\x01" + bytes(28), ": it may not use TLS, have no room, or not allow this address"),
     ],
 )
 def test_who_speaks_no_tls(answer: bytes, why: str) -> None:

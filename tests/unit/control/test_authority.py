@@ -158,7 +158,7 @@ def test_whatever_else_goes_wrong_is_a_bug_and_does_not_end_it(
     scene = Scene(monkeypatch)
     scene.redis.answers = [b"7", error, b"8"]
     assert played(scene, b"a", b"b", b"c", told=6) == ["alone", "begin", [7], "alone", "begin", [8]]
-    assert scene.bugs == ["failed to ask Redis"]
+    assert scene.bugs == ["failed to call Redis"]
     assert len(scene.reports) == 1
 
 
@@ -168,7 +168,7 @@ def test_what_fails_is_decided_alone_and_tried_again(monkeypatch: pytest.MonkeyP
     scene.redis.answers = [b"7", error, b"8"]
     assert played(scene, b"a", b"b", b"c", told=6) == ["alone", "begin", [7], "alone", "begin", [8]]
     (report,) = scene.reports
-    assert report.startswith("Redis is unavailable, so this master decides alone: ")
+    assert report.startswith("Redis is unavailable, so this master decides by itself: ")
     assert scene.authority.failing == ""
 
 
@@ -176,11 +176,11 @@ def test_an_outage_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
     scene = Scene(monkeypatch)
     scene.redis.answers = [ConnectionError("refused"), ConnectionError("refused again")]
     assert played(scene, told=4) == ["alone", "alone", "alone", "begin"]
-    assert scene.reports == ["Redis is unavailable, so this master decides alone: refused"]
+    assert scene.reports == ["Redis is unavailable, so this master decides by itself: refused"]
 
 
 def test_one_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     scene = Scene(monkeypatch)
     scene.redis.answers = [asyncio.TimeoutError()]
     assert played(scene, b"a", told=4) == ["alone", "begin", "alone", "begin"]
-    assert scene.reports == ["Redis is unavailable, so this master decides alone: no answer for 1 s"]
+    assert scene.reports == ["Redis is unavailable, so this master decides by itself: no answer for 1 s"]

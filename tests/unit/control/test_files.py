@@ -194,5 +194,6 @@ def test_what_cannot_be_read_again_is_told(config: Config, tmp_path: Path) -> No
     (tmp_path / "words").touch()
     paths = {"gate.words": f"{tmp_path}/words", "gate.others": f"{tmp_path}/others", "gate.third": ""}
     assert unreadable(paths, config.place) == [
-        f"{tmp_path}/F:3: gate.others: uid {os.geteuid()} cannot read {tmp_path}/others, so a reload will be refused"
+        f"{tmp_path}/F:3: gate.others: uid {os.geteuid()} cannot read {tmp_path}/others,"
+        " so the next reload will be refused"
     ]

@@ -369,7 +369,7 @@ def test_a_table_of_one_connection_is_asked_for_by_its_id() -> None:
     assert len(answer["rows"]) == 1
     for gone in ("one-7-4", "one-8-3", "three-7-3", "7", ""):
         status, why = refused(asked, "table", table="things_one", parameters={"connection": gone})
-        assert (status, why) == (404, "no such connection, or it is gone")
+        assert (status, why) == (404, "this connection does not exist, or has ended")
     status, why = refused(asked, "table", table="things_one", parameters={"connection": "two-7-4"})
     assert (status, why) == (400, "connection: two-7-4 belongs to two, the table to one")
     assert len(given) == 1
@@ -380,7 +380,7 @@ def test_a_connection_that_goes_during_the_walk_is_not_mixed_up_with_the_next() 
     steps = inspector(one).answer({"ask": "table", "table": "things_one", "parameters": {"connection": "one-7-3"}})
     next(steps)
     one.server.connections[7] = Connection(7, 4)
-    with pytest.raises(Refused, match="no such connection"):
+    with pytest.raises(Refused, match="this connection does not exist"):
         finish(steps)
 
 

@@ -277,7 +277,7 @@ def test_a_reader_that_ends_ends_the_start(path: Path) -> None:
             for pid in children():
                 os.kill(pid, signal.SIGKILL)
             await asyncio.sleep(0.001)
-        with pytest.raises(JournalFailed, match="the process that reads it ended"):
+        with pytest.raises(JournalFailed, match="the process that reads the journal ended"):
             await restoring
         kept.keeper.stop()
 

@@ -159,7 +159,7 @@ def test_or_an_entry_point(folder: Path) -> None:
     assert find("counterd.gate", "my-keeper").__name__ == "Keeper"  # type: ignore[attr-defined]
     with pytest.raises(LookupError) as caught:
         find("counterd.gate", "your-keeper")
-    known = "the group counterd.gate has no entry point of that name; it has my-keeper"
+    known = "the group counterd.gate has no entry point with this name; it has my-keeper"
     assert caught.value.args == (known,)
 
 
@@ -171,11 +171,11 @@ def test_or_an_entry_point(folder: Path) -> None:
         ("keepers.deep:Keeper", "no module keepers.deep"),
         ("keepers:keeper", "the module keepers has no keeper"),
         ("keepers:nothing", "nothing of the module keepers is neither a class nor a function"),
-        ("needy:Keeper", "importing needy failed: ModuleNotFoundError: No module named 'nowhere', in needy.py:1"),
-        ("wrong:Keeper", "importing wrong failed: SyntaxError: "),
-        ("raising:Keeper", "importing raising failed: ZeroDivisionError: division by zero, in raising.py:2"),
-        ("leaving:Keeper", "importing leaving failed: SystemExit: 3, in leaving.py:1"),
-        ("keeper", "the group counterd.gate has no entry point of that name; it has none"),
+        ("needy:Keeper", "the import of needy failed: ModuleNotFoundError: No module named 'nowhere', in needy.py:1"),
+        ("wrong:Keeper", "the import of wrong failed: SyntaxError: "),
+        ("raising:Keeper", "the import of raising failed: ZeroDivisionError: division by zero, in raising.py:2"),
+        ("leaving:Keeper", "the import of leaving failed: SystemExit: 3, in leaving.py:1"),
+        ("keeper", "the group counterd.gate has no entry point with this name; it has none"),
     ],
 )
 def test_what_is_said_of_a_name_that_finds_nothing(
@@ -227,9 +227,9 @@ def test_a_room_may_ask_for_what_is_not_named(configured: Callable[..., Config],
 @pytest.mark.parametrize(
     ("name", "why"),
     [
-        ("keepers:Half", "the object that it returned (Half) has no open, shut"),
-        ("keepers:Broken", "creating it failed: OSError: no such gate, in keepers.py:16"),
-        ("keepers:leaves", "creating it failed: SystemExit: 3, in keepers.py:22"),
+        ("keepers:Half", "the returned object (Half) has no open, shut"),
+        ("keepers:Broken", "the extension could not be created: OSError: no such gate, in keepers.py:16"),
+        ("keepers:leaves", "the extension could not be created: SystemExit: 3, in keepers.py:22"),
         ("keepers:none", "the module keepers has no none"),
     ],
 )
@@ -298,7 +298,7 @@ def test_the_engine_is_reached_from_a_call(run: Callable[..., list[str]], gate: 
 
         gate.plugin.ask("open", call, lambda outcome, _: told.append(outcome))
         await until(lambda: told)
-        with pytest.raises(RuntimeError, match="within an extension's call"):
+        with pytest.raises(RuntimeError, match="within a call of the extension"):
             gate.face.on_loop(lambda _: None, LIMIT)
 
     assert run(main) == []
@@ -425,7 +425,7 @@ def test_a_reload_fetches_it_again_and_a_mistake_changes_nothing(
             host.refreshes[0]._next(asyncio.get_running_loop(), configured(keeper="keepers:Keeper"))
             await until(lambda: len(gate.taken) == 4)
         assert [entry["event"] for entry in logs if entry["log_level"] == "info"] == [
-            "gate: keeper keepers:Keeper: now using the result of open"
+            "gate: keeper keepers:Keeper: using the new result of open"
         ] * 2
         lines = [entry["event"] for entry in logs if entry["log_level"] == "error"]
         name = "gate: keeper keepers:Keeper: nothing changed: open: "

@@ -203,12 +203,12 @@ def test_when_all_threads_are_stuck_it_is_not_asked_any_more(bench: Bench) -> No
         bench.stick(f"blocked {number % 2}")
         bench.inspect_later()
     assert threading.active_count() >= STUCK_MAX
-    assert bench.lines[-1][1].endswith("stuck threads: 4; it gets no further calls until one returns")
+    assert bench.lines[-1][1].endswith("stuck threads: 4; the extension gets no further calls until one returns")
     bench.ask("refused")
     assert bench.told == [], "whoever asks is not called back at once"
     bench.until_told(1)
     assert isinstance(bench.told[0][1], Busy)
-    text = "gate: keeper x:y: refused was refused: all of its threads are stuck in blocked 0, blocked 1"
+    text = "gate: keeper x:y: refused was refused: all threads of the extension are stuck in blocked 0, blocked 1"
     assert bench.lines[STUCK_MAX:] == [("busy", text)]
     bench.let_go.set()
     bench.until_told(1 + STUCK_MAX)

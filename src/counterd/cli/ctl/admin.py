@@ -34,8 +34,10 @@ F = TypeVar("F", bound="Callable[..., Any]")
 
 
 class Endpoint(NamedTuple):
-    """The address of an admin endpoint: host and port, or the path of a Unix socket. timeout: how many seconds a reply
-    may take."""
+    """The address of an admin endpoint: host and port, or the path of a Unix socket.
+
+    timeout: how many seconds a reply may take.
+    """
 
     url: str
     host: str
@@ -164,7 +166,9 @@ def read_url(url: str) -> tuple[str, int, str]:
 
 def other_address(context: click.Context) -> str:
     """Returns the option or the environment variable with which the user has named the server of a group of commands.
-    Returns an empty string if the user has named no server."""
+
+    Returns an empty string if the user has named no server.
+    """
     groups = (context, context.find_root())  # of the root, only options count, not its environment variable
     if group := next(filter(has_address, groups), None):
         return f"the address before `{group.invoked_subcommand}`"
@@ -199,8 +203,10 @@ def endpoint_of(context: click.Context, admin: str, token_file: Any) -> Endpoint
 @output_option
 @click.pass_context
 def holders(context: click.Context, /, name: bytes, limit: int, output: Output, **where: Any) -> None:
-    """Shows which connections hold permits of a counter, and for how long. The exit status is 1 if no connection holds
-    a permit of the counter."""
+    """Shows which connections hold permits of a counter, and for how long.
+
+    The exit status is 1 if no connection holds a permit of the counter.
+    """
     if not show("holders", endpoint_of(context, **where), output, name=name, limit=limit):
         say(f"nobody holds {shown(name)}")
         context.exit(EXIT_NOT_AVAILABLE)
@@ -307,8 +313,10 @@ WHO = ("connection", "peer")  # the columns for the holder
 
 
 class Table(NamedTuple):
-    """A table that a server can list. sorts: the columns to sort by. parameters: the other parameters of its
-    request."""
+    """A table that a server can list.
+
+    sorts: the columns to sort by. parameters: the other parameters of its request.
+    """
 
     name: str
     protocol: str

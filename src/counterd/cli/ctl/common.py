@@ -54,8 +54,10 @@ class Server:
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """Returns the arguments for a client: `Client(**server.arguments)`. Raises OSError if a file for TLS cannot be
-        used."""
+        """Returns the arguments for a client: `Client(**server.arguments)`.
+
+        Raises OSError if a file for TLS cannot be used.
+        """
         host, port, path, tls = self.address
         where = {"path": path} if path else {"host": host, "port": port}
         return {"timeout": self.timeout, **where} | ({"tls": self.address.make_context()} if tls else {})
@@ -157,8 +159,10 @@ def chosen_address(context: click.Context, scheme: str, port: int) -> Address:
 
 
 def secured(address: Address, options: dict[str, Any]) -> Address:
-    """Adds TLS to an address if the options require it. The TLS options override a URL. Raises ValueError if the TLS
-    options are wrong."""
+    """Adds TLS to an address if the options require it.
+
+    The TLS options override a URL. Raises ValueError if the TLS options are wrong.
+    """
     from counterd.client._addresses import Tls, with_tls
 
     files = {name: options[name] for name in Tls._fields if options[name] is not None}
@@ -214,8 +218,10 @@ def as_text(name: bytes) -> str:
 
 
 def glob(pattern: str | None) -> Callable[[bytes], object]:
-    """Returns a function that tells whether a name matches a pattern. The pattern None matches all names; ? matches one
-    character."""
+    """Returns a function that tells whether a name matches a pattern.
+
+    The pattern None matches all names; ? matches one character.
+    """
     if pattern is None:
         return lambda _: True
     like = re.compile(fnmatch.translate(as_text(os.fsencode(pattern)))).match
@@ -284,8 +290,10 @@ def terminations_interrupt() -> Iterator[None]:
 
 
 def interrupted(error: KeyboardInterrupt) -> int:
-    """Returns the exit status of a command that a signal ended. Also ends the line on which the terminal has shown
-    ^C."""
+    """Returns the exit status of a command that a signal ended.
+
+    Also ends the line on which the terminal has shown ^C.
+    """
     if isinstance(error, Terminated):
         return EXIT_SIGNAL + signal.SIGTERM
     if sys.stderr.isatty():

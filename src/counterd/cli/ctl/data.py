@@ -341,8 +341,10 @@ def bench(target: Target, arguments: tuple[str, ...]) -> None:
 
 
 def place(address: Address) -> list[str]:
-    """Converts the server's address to options of counterbench. Omits the default address, because counterbench has its
-    own default for each --protocol."""
+    """Converts the server's address to options of counterbench.
+
+    Omits the default address, because counterbench has its own default for each --protocol.
+    """
     if address.path:
         return ["--socket", address.path]
     is_default = (address.host, address.port) == (HOST, PORT)

@@ -237,8 +237,10 @@ class Monitor:
 
 
 def told(endpoint: Endpoint, page: str, name: bytes, tables: Sequence[Table]) -> Told | None:
-    """Asks the admin endpoint for the data of a page. tables: the tables that can be pages. Returns None if the page is
-    not known any more."""
+    """Asks the admin endpoint for the data of a page. tables: the tables that can be pages.
+
+    Returns None if the page is not known any more.
+    """
     if page == CONNECTIONS:
         answer = endpoint.ask("GET", "/connections", limit=PAGE)
         total = None if answer["next"] is not None else len(answer["rows"])

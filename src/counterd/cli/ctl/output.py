@@ -48,8 +48,10 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Kind(Enum):
-    """The kind of a value, which decides how tables show it. The value None is shown as - in tables, as null in JSON,
-    and as an empty cell in CSV."""
+    """The kind of a value, which decides how tables show it.
+
+    The value None is shown as - in tables, as null in JSON, and as an empty cell in CSV.
+    """
 
     BYTES = auto()  # a name or a stored value
     TEXT = auto()
@@ -95,8 +97,10 @@ def size(value: int) -> str:
 
 
 def span(seconds: float) -> str:
-    """Formats a duration, such as 0 s, 143 µs, 3.20 s, 59 s, 5 min, 3 h or 12 d. A negative duration has a minus
-    sign."""
+    """Formats a duration, such as 0 s, 143 µs, 3.20 s, 59 s, 5 min, 3 h or 12 d.
+
+    A negative duration has a minus sign.
+    """
     if seconds < 0:
         return f"-{span(-seconds)}"
     for unit, length in SPANS:
@@ -239,8 +243,10 @@ def _exact_text(kind: Kind, value: Any) -> Any:
 
 
 def _json(what: object, indent: int | None = None) -> str:
-    """Formats an object as JSON. Printable characters of all languages stay unchanged; all other characters are
-    escaped."""
+    """Formats an object as JSON.
+
+    Printable characters of all languages stay unchanged; all other characters are escaped.
+    """
     text = json.dumps(what, ensure_ascii=False, indent=indent)
     return "\n".join(line if line.isprintable() else _printable_json(line) for line in text.split("\n"))
 
@@ -299,8 +305,10 @@ def _rich(titles: Sequence[str], cells: Iterable[list[str]], right: set[int]) ->
 
 
 def _plain(titles: list[str], cells: Iterable[list[str]], right: set[int]) -> None:
-    """Writes a table as plain lines. Each column is as wide as the rows so far need, so that a million rows are never
-    all in memory."""
+    """Writes a table as plain lines.
+
+    Each column is as wide as the rows so far need, so that a million rows are never all in memory.
+    """
     widths = [0] * len(titles)
     left = chain([titles], cells)
     while together := list(islice(left, AT_ONCE)):
@@ -339,8 +347,10 @@ def _chosen(context: click.Context, _: click.Parameter, value: str | None) -> Ou
 
 
 def output_option(function: F) -> F:
-    """Adds the option --output, and passes an Output to the command as `output`. The option can be before and after the
-    command; the last one counts."""
+    """Adds the option --output, and passes an Output to the command as `output`.
+
+    The option can be before and after the command; the last one counts.
+    """
     return click.option(
         "--output", type=click.Choice(FORMS), callback=_chosen, help="The format of the data.  [default: table]"
     )(function)

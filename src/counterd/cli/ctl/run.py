@@ -180,7 +180,8 @@ def run(
     back when counterctl is killed. counterctl forwards the signals that it receives to COMMAND. Options must precede
     COMMAND. `--` is allowed between the options and COMMAND.
 
-    \b Exit status: the status of COMMAND; 128 plus N if signal N ended COMMAND; or
+    \b
+    Exit status: the status of COMMAND; 128 plus N if signal N ended COMMAND; or
       124  the permits were not available in time
       125  counterctl failed: no server, a wrong option, or lost permits
       126  COMMAND cannot be run
@@ -284,8 +285,10 @@ class Taken(NamedTuple):
     sender: int
 
     def was_sent(self) -> bool:
-        """Returns whether a process sent the signal. The kernel sends the signals of a terminal to the whole process
-        group."""
+        """Returns whether a process sent the signal.
+
+        The kernel sends the signals of a terminal to the whole process group.
+        """
         return self.code <= 0
 
 
@@ -328,8 +331,10 @@ def undergo(number: signal.Signals) -> None:
 
 
 class Child:
-    """The process of the command. Only attend() waits for this child process, so its process id stays valid until
-    then."""
+    """The process of the command.
+
+    Only attend() waits for this child process, so its process id stays valid until then.
+    """
 
     def __init__(self, command: tuple[str, ...], environment: dict[bytes, bytes], signals: Signals) -> None:
         """Starts the command. Raises OSError if the command cannot be started."""
@@ -383,8 +388,10 @@ class Child:
 
 
 def spawn(command: tuple[str, ...], environment: dict[bytes, bytes], mask: set[Any]) -> int:
-    """Starts a command as execvp(3) does. The command inherits what this process inherited. Returns the process id of
-    the command."""
+    """Starts a command as execvp(3) does.
+
+    The command inherits what this process inherited. Returns the process id of the command.
+    """
     if not command[0]:  # Python would raise another exception
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
     try:

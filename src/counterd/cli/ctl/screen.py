@@ -121,8 +121,10 @@ class Sample(NamedTuple):
 
 
 def rates(before: Sample | None, now: Sample, prefix: str) -> dict[str, float]:
-    """Returns the rates per second of the figures whose names begin with this prefix. Returns no rates if there is no
-    earlier sample of the same server process."""
+    """Returns the rates per second of the figures whose names begin with this prefix.
+
+    Returns no rates if there is no earlier sample of the same server process.
+    """
     if before is None or now.at <= before.at:
         return {}
     found = {}
@@ -205,8 +207,10 @@ class Shown:
 
 
 def draw(what: Shown, columns: int, rows: int, *, plain: bool = False) -> RenderableType:
-    """Draws the whole screen with exactly this many columns and rows. plain: draws for a terminal that has only
-    ASCII."""
+    """Draws the whole screen with exactly this many columns and rows.
+
+    plain: draws for a terminal that has only ASCII.
+    """
     problem = f"no answer: {what.problem}" if what.problem else ""
     head = [_title(what, columns), Text(problem, "bold red")]
     if what.sample is not None and not what.view.helping:  # the help needs the room
@@ -329,8 +333,10 @@ def _foot(what: Shown, columns: int) -> Text:
 
 
 def _with_hints(left: Text, hints: Sequence[str], columns: int) -> Text:
-    """Draws a line with the longest hint that fits. If there is no room for both, the shortest hint is shown and the
-    text on the left is cut."""
+    """Draws a line with the longest hint that fits.
+
+    If there is no room for both, the shortest hint is shown and the text on the left is cut.
+    """
     fits = next((hint for hint in hints if left.cell_len + len(hint) < columns), hints[-1])
     left = left.copy()
     if len(fits) + 2 < columns:
@@ -392,8 +398,10 @@ class Layout(NamedTuple):
 
     @classmethod
     def of(cls, columns: int) -> Layout:
-        """Chooses the columns that fit. If there is too little room, the history is left out first, then the peak, the
-        limit and the share."""
+        """Chooses the columns that fit.
+
+        If there is too little room, the history is left out first, then the peak, the limit and the share.
+        """
         in_use, limit, peak = Column("in use", 9, "in use"), Column("limit", 9), Column("peak", 9, "peak")
         percent = PERCENT_WIDTH + GAP
         for numbers, bars in (
@@ -568,8 +576,10 @@ def _heat(filled: float) -> str:
 
 
 def _percent(filled: float) -> str:
-    """Formats a share of 0 to 1 as a percentage. The text is 100 % only if the share is 1, and 0 % only if the share is
-    0."""
+    """Formats a share of 0 to 1 as a percentage.
+
+    The text is 100 % only if the share is 1, and 0 % only if the share is 0.
+    """
     whole = round(filled * 100)
     if filled and not whole:
         return "<1 %"

@@ -171,8 +171,10 @@ def ping(target: SentinelTarget, namespace: bytes | None, output: Output) -> Non
 
 
 def ask(target: SentinelTarget, flow_id: int, count: int, output: Output, question: Callable[[Client], Answer]) -> None:
-    """Asks the server whether calls may pass, and shows the reply. If the calls have to wait, returns after the
-    wait."""
+    """Asks the server whether calls may pass, and shows the reply.
+
+    If the calls have to wait, returns after the wait.
+    """
     what = f"{count:,} of flow {flow_id}"
     with target.connect() as client:
         answer = question(client)

@@ -99,8 +99,10 @@ def unit_ns(ttl_type: int) -> int:
 
 
 def units_of(ttl: float, target: ThrottrTarget) -> tuple[int, int]:
-    """Converts seconds to a number and a TTL type. Prefers the TTL type seconds, because servers show the remaining
-    time in whole units."""
+    """Converts seconds to a number and a TTL type.
+
+    Prefers the TTL type seconds, because servers show the remaining time in whole units.
+    """
     most = ValueSize.named(target.value_size).maximum
     if ttl == int(ttl) and 0 < ttl <= most:
         return int(ttl), TTLType.SECONDS

@@ -34,8 +34,10 @@ class Order(NamedTuple):
     filter: str = ""
 
     def choose(self, entries: Iterable[DumpEntry], most: int) -> list[DumpEntry]:
-        """Returns the first entries that match the filter, in this order. Entries with equal values are sorted by
-        name."""
+        """Returns the first entries that match the filter, in this order.
+
+        Entries with equal values are sorted by name.
+        """
         wanted = (entry for entry in entries if self.matches(entry.name))
         if self.sort == "name":
             return (heapq.nlargest if self.reverse else heapq.nsmallest)(most, wanted, key=itemgetter(0))
@@ -69,8 +71,10 @@ VALUES: dict[str, Callable[[Any], float]] = {
 
 
 class Keys:
-    """Converts bytes from a terminal to keys. A key is a letter, or a word such as "left", "escape", "enter" or "page
-    up"."""
+    """Converts bytes from a terminal to keys.
+
+    A key is a letter, or a word such as "left", "escape", "enter" or "page up".
+    """
 
     _named: ClassVar = {"\r": "enter", "\n": "enter", "\t": "tab", "\x7f": "backspace", "\x08": "backspace"}
     _sequences: ClassVar = {
@@ -148,8 +152,10 @@ class Cursor:
         return True
 
     def settle(self, rows: Sequence[bytes | str], room: int) -> None:
-        """Places the cursor on one of these rows, and moves the window so that it shows the cursor. room: the rows of
-        the window."""
+        """Places the cursor on one of these rows, and moves the window so that it shows the cursor.
+
+        room: the rows of the window.
+        """
         if self.follows and self.on in rows:
             self.index = rows.index(self.on)
         self.index = max(min(self.index, len(rows) - 1), 0)

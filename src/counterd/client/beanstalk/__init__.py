@@ -1,9 +1,11 @@
-"""Clients for the beanstalk protocol, blocking and for asyncio. They work with beanstalkd, too.
+"""Clients for the beanstalk protocol, blocking and for asyncio. These clients also work with beanstalkd.
 
-Client has a method for every command. Worker calls a function for each job, keeps the job reserved meanwhile, and then
-deletes, retries or buries it. AsyncClient and AsyncWorker are the same for asyncio.
+Client has a method for every command. Worker calls a function for each job, and keeps the job reserved while the
+function runs. Then it deletes the job, retries it or buries it. AsyncClient and AsyncWorker have the same methods for
+asyncio.
 
-Floor: side. Needs only the wire module and counterd.errors, and works where nothing is compiled.
+Floor: side (ARCHITECTURE.md). This package needs only the wire module and counterd.errors, and works without any
+compiled module.
 """
 
 from __future__ import annotations
@@ -46,34 +48,36 @@ __all__ = [
 
 
 class Job(JobCommands, Blocking):
-    """A reserved job. id: its number on the server. body: bytes."""
+    """A reserved job. id: the number of the job on the server. body: bytes."""
 
 
 class Client(ClientCommands["Job"], Commanded):
-    """A connection to a server, which is made again when it is lost. Use it in a `with`, or close() it.
+    """A connection to a server. If it is lost, the client makes a new one. Use the client in a `with`, or close() it.
 
-    It connects with the first call. Threads may share a client. Their calls share one connection and are answered in
-    order, so calls behind a reserve() that waits have to wait too: give each thread that reserves its own client, as
-    Worker does. After a fork the connection belongs to the parent; the child connects with its first call.
+    The client connects with its first call. Threads may share a client. The calls of all threads use one connection and
+    are answered in order, so a reserve() that waits delays later calls. Give each thread that reserves its own client,
+    as Worker does. After a fork the connection belongs to the parent; the child connects with its first call.
 
     host: a host, beanstalk://HOST[:PORT], beanstalks://HOST[:PORT] (with TLS) or beanstalk+unix:///PATH, or several of
-    these, which are tried in order. All of them have to lead to the same server.
-    port: for hosts without a port.
-    path: of a Unix socket, instead of host and port.
-    tls: True or an ssl.SSLContext, as in counterd.client.Client, which also says what a URL may have.
+    these, which are tried in order. All of them must lead to the same server.
+    port: the port for hosts without a port.
+    path: the path of a Unix socket, in place of host and port.
+    tls: True or an ssl.SSLContext, as for counterd.client.Client, which also describes URLs.
     use: the tube that put() adds jobs to.
     watch: the tube, or tubes, that jobs are reserved from.
-    timeout: seconds that each call may take, plus the seconds that a reserve() waits; then it raises Timeout. A job
-    that arrives later is released again.
-    connect_timeout: seconds for connecting to one address, and for TLS's handshake. None: the same as timeout.
+    timeout: how many seconds each call may take, in addition to the seconds that a reserve() waits; then the call
+    raises Timeout. A job that arrives after that is released again.
+    connect_timeout: how many seconds connecting to one address may take, and the TLS handshake. None means the same as
+    timeout.
 
-    Reserved jobs belong to the connection. When it is lost, the server makes them ready again for any worker. A call
-    whose connection is lost is repeated once on a new connection if that is safe. Otherwise it raises ConnectionLost:
-    after a put(), for example, nobody knows whether the job was added. Use put_unique() with `keep` where that matters.
+    Reserved jobs belong to the connection. When the connection is lost, the server makes these jobs ready again for any
+    worker. If the connection is lost during a call, the call is repeated once on a new connection, if that is safe.
+    Otherwise the call raises ConnectionLost: after a put(), for example, nobody knows whether the job was added. If
+    that matters, use put_unique() with `keep`.
 
     Every call may raise Refused, Timeout, ProtocolError or ConnectionLost. Arguments that do not fit the protocol raise
-    ValueError before anything is sent. After a failed attempt to connect, calls fail at once until the next attempt,
-    0.05 to 2 s later.
+    ValueError before anything is sent. After a failed attempt to connect, calls fail immediately until the next
+    attempt, 0.05 to 2 s later.
     """
 
     def pipeline(self) -> Pipeline:
@@ -103,27 +107,30 @@ class Client(ClientCommands["Job"], Commanded):
 
 
 class Pipeline(Recorded["Job"]):
-    """Commands that are sent together. Client.pipeline() makes one."""
+    """Commands that are sent together. Client.pipeline() makes a Pipeline."""
 
     def __init__(self, client: Client) -> None:
         super().__init__(client)
         self._client = client
 
     def execute(self) -> list[Any]:
-        """Sends the commands and returns their results in order; refusals are among them. Empties the pipeline."""
+        """Sends the commands and returns their results in order, including refusals.
+
+        The pipeline is empty afterwards.
+        """
         return self._client._run_all(self._taken())
 
 
 class AsyncJob(JobCommands, Awaiting):
-    """A reserved job. id: its number on the server. body: bytes."""
+    """A reserved job. id: the number of the job on the server. body: bytes."""
 
 
 class AsyncClient(ClientCommands["AsyncJob"], AioCommanded):
-    """Client for the tasks of one event loop. Use it in an `async with`, or await close().
+    """The Client for the tasks of one event loop. Use the client in an `async with`, or await close().
 
-    It has the arguments, results and errors of Client. If a reserve() is cancelled and a job arrives later, it is
-    released again. Prefer reserve(timeout) to cancelling: later calls wait until the server has answered the cancelled
-    reserve(). If no job is reserved here, the client ends the connection instead and makes a new one.
+    It has the same arguments, results and errors as Client. If a reserve() is cancelled and a job arrives later, the
+    job is released again. Prefer reserve(timeout) to cancelling, because later calls wait until the server has answered
+    the cancelled reserve(). If this client has no reserved job, it ends the connection instead and makes a new one.
     """
 
     def pipeline(self) -> AsyncPipeline:
@@ -151,14 +158,14 @@ class AsyncClient(ClientCommands["AsyncJob"], AioCommanded):
 
 
 class AsyncPipeline(Recorded["AsyncJob"]):
-    """Commands that are sent together. AsyncClient.pipeline() makes one."""
+    """Commands that are sent together. AsyncClient.pipeline() makes an AsyncPipeline."""
 
     def __init__(self, client: AsyncClient) -> None:
         super().__init__(client)
         self._client = client
 
     async def execute(self) -> list[Any]:
-        """As Pipeline.execute()."""
+        """Does the same as Pipeline.execute()."""
         return await self._client._run_all(self._taken())
 
 

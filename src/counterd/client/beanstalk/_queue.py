@@ -1,6 +1,6 @@
-"""What the clients for the beanstalk protocol have in common: its commands, and the calls of a connection.
+"""Code that both clients for the beanstalk protocol share: its commands, and the calls of a connection.
 
-Floor: side. No I/O and no clock. Section names are commands of docs/protocols/beanstalk.md.
+Floor: side (ARCHITECTURE.md). No I/O and no clock. Section names are the commands in docs/protocols/beanstalk.md.
 """
 
 from __future__ import annotations
@@ -42,14 +42,18 @@ class Peeked(NamedTuple):
 
 
 class Inserted(NamedTuple):
-    """The result of put_unique(). is_new: False if a job with that key existed; then id is the id of that job."""
+    """The result of put_unique(). is_new: False if a job with this key existed; then id is the id of that job."""
 
     id: int
     is_new: bool
 
 
 class QueueRequest(Request[Any]):
-    """gives: replies can bring jobs. job: the job that it may end. unwanted: a job whose caller has gone."""
+    """A request of the beanstalk protocol.
+
+    gives: whether replies can bring jobs. job: the job that the request may end. unwanted: a job whose caller no longer
+    waits.
+    """
 
     __slots__ = ("gives", "job", "unwanted")
 
@@ -70,7 +74,7 @@ class QueueRequest(Request[Any]):
 
 
 def asked(frame: bytes, results: Results, **more: Any) -> QueueRequest:
-    """Makes a request whose one reply is one of these, or a refusal."""
+    """Makes a request with one reply, which is one of these or a refusal."""
 
     def read(replies: list[Reply]) -> Any:
         return _result(replies[0], results)
@@ -83,7 +87,10 @@ def _result(reply: Reply, results: Results) -> Any:
 
 
 def checked(reply: Reply, *expected: Status) -> Reply:
-    """Returns the reply if it is expected. Raises an error of the protocol if it is a refusal, else ProtocolError."""
+    """Returns the reply if it is expected.
+
+    Raises an error of the protocol if the reply is a refusal, and ProtocolError for any other reply.
+    """
     if reply.status in expected:
         return reply
     if (error := refused(reply.status)) is not None:
@@ -125,7 +132,7 @@ def _peeked(reply: Reply) -> Peeked:
 
 
 def _done(frame: bytes, status: Status, **more: Any) -> Request[bool]:
-    """Makes a request that returns whether the job or the tube exists, and the command was done."""
+    """Makes a request whose result is True if the job or the tube exists and the command was done."""
     return asked(frame, {status: _yes, Status.NOT_FOUND: _no}, **more)
 
 
@@ -149,8 +156,8 @@ def _told(frame: bytes) -> Request[Figures | None]:
 
 
 class JobCommands(Shape):
-    """The methods of a reserved job. They return False if the job is gone, or is no longer reserved by this client: its
-    time to run ended, or the connection was lost.
+    """The methods of a reserved job. They return False if the job is gone, or is no longer reserved by this client.
+    That happens when its time to run is over, or when the connection was lost.
     """
 
     def __init__(self, client: Shape, reply: Reply) -> None:
@@ -176,7 +183,7 @@ class JobCommands(Shape):
 
     @command
     def bury(self, *, priority: int = PRIORITY) -> Request[bool]:
-        """Puts the job aside until it is kicked (section "bury")."""
+        """Puts the job aside until somebody kicks it (section "bury")."""
         return _done(wire.bury(self.id, priority), Status.BURIED, job=self.id)
 
     @command
@@ -186,12 +193,15 @@ class JobCommands(Shape):
 
     @command
     def stats(self) -> Request[Figures | None]:
-        """Returns the server's statistics of the job (section "stats-job"); None if it is gone."""
+        """Returns the server's statistics of the job (section "stats-job"), or None if the job is gone."""
         return _told(wire.stats_job(self.id))
 
 
 class Commands(Shape, Generic[JobT]):
-    """The methods of a client. Names and bodies are bytes, or text, which is encoded as UTF-8."""
+    """The methods of a client for the beanstalk protocol.
+
+    Names and bodies are bytes, or text, which is encoded as UTF-8.
+    """
 
     _tubes: Tubes
 
@@ -210,15 +220,16 @@ class Commands(Shape, Generic[JobT]):
         ttr: int = TTR_S,
         concurrency: Concurrency | None = None,
     ) -> Request[int]:
-        """Adds a job to the used tube, and returns its id (section "put", or "put-limited").
+        """Adds a job to the used tube, and returns the id of the job (section "put", or "put-limited").
 
         priority: jobs with lower numbers are reserved first.
-        delay: seconds until the job is ready.
-        ttr: time to run: seconds that a worker has for the job.
-        concurrency: a counter and its maximum, such as ("mail-api", 5). A worker gets the job only while the counter
-        has room, and the job holds one of its permits as long as it is reserved. counterd only, with both protocols on.
+        delay: how many seconds later the job becomes ready.
+        ttr: the time to run: how many seconds a worker has for the job.
+        concurrency: a counter and its maximum, such as ("mail-api", 5). With concurrency, a worker gets the job only
+        while the counter has a free permit, and the job holds this permit while it is reserved. Only counterd has this,
+        with both protocols enabled.
 
-        Raises Draining, JobTooBig or NoRoom; Refused if the server has no counters.
+        Raises Draining, JobTooBig or NoRoom. Raises Refused if the server has no counters.
         """
         more = {"priority": priority, "delay": delay, "ttr": ttr}
         frame = wire.put(as_bytes(body), **more) if concurrency is None else _limited(body, concurrency, **more)
@@ -236,13 +247,14 @@ class Commands(Shape, Generic[JobT]):
         ttr: int = TTR_S,
         concurrency: Concurrency | None = None,
     ) -> Request[Inserted]:
-        """Adds a job unless a job with that key exists, in any tube (section "put-unique"). counterd only.
+        """Adds a job unless a job with this key exists in any tube (section "put-unique"). Only counterd has this
+        command.
 
-        keep: seconds for which the key stays taken after the job has ended.
+        keep: for how many seconds the key stays taken after the job has ended.
         concurrency: as in put().
 
-        With `keep` it is safe to repeat, so the client repeats it if the connection is lost. Without, the job may have
-        been done in the meantime, and would be added again.
+        With `keep` it is safe to repeat the command, so the client repeats it if the connection is lost. Without
+        `keep`, a repeated command could add the job again after the job has ended.
         """
         more = {"priority": priority, "delay": delay, "ttr": ttr}
         if concurrency is None:
@@ -260,7 +272,10 @@ class Commands(Shape, Generic[JobT]):
 
     @command
     def use(self, tube: str | bytes) -> Request[bytes]:
-        """Selects the tube that put() adds jobs to (section "use"). The client selects it again when it reconnects."""
+        """Selects the tube that put() adds jobs to (section "use").
+
+        The client selects the tube again when it reconnects.
+        """
         return asked(wire.use(as_bytes(tube)), {Status.USING: self._tubes.uses}, is_repeatable=True)
 
     @command
@@ -274,18 +289,19 @@ class Commands(Shape, Generic[JobT]):
     def reserve(self, timeout: int | None = None) -> Request[JobT | None]:
         """Reserves the next ready job of the watched tubes (sections "reserve" and "reserve-with-timeout").
 
-        timeout: whole seconds to wait for a job. 0: do not wait. None: wait for ever.
+        timeout: how many whole seconds to wait for a job. 0 means no wait. None means for ever.
 
         Returns None if no job became ready in time. Raises DeadlineSoon if another job that this client has reserved
-        has less than a second left. Calls that are made through this client meanwhile are answered afterwards.
+        has less than a second of its time to run left. While this call waits, the server does not answer other calls of
+        the same client.
         """
         return self._reserving(wire.reserve(timeout), timeout)
 
     @command
     def reserve_batch(self, count: int, timeout: int = 0) -> Request[list[JobT]]:
-        """Reserves up to `count` ready jobs, at most 1,000 (section "batch-reserve"). counterd only.
+        """Reserves up to `count` ready jobs, at most 1,000 (section "batch-reserve"). Only counterd has this command.
 
-        Waits for the first one like reserve(). Returns an empty list if no job became ready in time.
+        Waits for the first job as reserve() does. Returns an empty list if no job became ready in time.
         """
 
         def read(replies: list[Reply]) -> list[JobT]:
@@ -298,13 +314,16 @@ class Commands(Shape, Generic[JobT]):
 
     @command
     def reserve_job(self, id: int) -> Request[JobT | None]:
-        """Reserves this job if it is ready, delayed or buried (section "reserve-job"). Else returns None."""
+        """Reserves the job with this id if it is ready, delayed or buried (section "reserve-job").
+
+        Otherwise returns None.
+        """
         replies: dict[Status, Any] = {Status.RESERVED: self._new_job, Status.NOT_FOUND: _none}
         return QueueRequest(wire.reserve_job(id), lambda found: _result(found[0], replies), gives=True)
 
     @command
     def watch(self, tube: str | bytes) -> Request[int]:
-        """Adds a tube to those that jobs are reserved from (section "watch"). Returns how many these are.
+        """Adds a tube to the tubes that jobs are reserved from (section "watch"). Returns the number of these tubes.
 
         The client watches the same tubes when it reconnects.
         """
@@ -312,9 +331,10 @@ class Commands(Shape, Generic[JobT]):
 
     @command
     def ignore(self, tube: str | bytes) -> Request[int]:
-        """Removes a tube from those that jobs are reserved from (section "ignore"). Returns how many are left.
+        """Removes a tube from the tubes that jobs are reserved from (section "ignore"). Returns the number of the
+        remaining tubes.
 
-        Raises Refused if it is the only one.
+        Raises Refused if the tube is the only one.
         """
         return self._tubes.watching(as_bytes(tube), is_watched=False)
 
@@ -327,22 +347,25 @@ class Commands(Shape, Generic[JobT]):
 
     @command
     def delete(self, id: int) -> Request[bool]:
-        """Deletes a job that is ready, delayed, buried, or reserved here (section "delete"). False if there is none."""
+        """Deletes a job that is ready, delayed, buried, or reserved by this client (section "delete").
+
+        Returns False if there is no such job.
+        """
         return _done(wire.delete(id), Status.DELETED, job=id)
 
     @command
     def peek(self, id: int) -> Request[Peeked | None]:
-        """Returns a job in any state, without reserving it (section "peek"). None if there is no such job."""
+        """Returns a job in any state, without reserving it (section "peek"). Returns None if there is no such job."""
         return _looked(wire.peek(id))
 
     @command
     def kick_job(self, id: int) -> Request[bool]:
-        """Makes a buried or delayed job ready (section "kick-job"). False if there is no such job."""
+        """Makes a buried or delayed job ready (section "kick-job"). Returns False if there is no such job."""
         return _done(wire.kick_job(id), Status.KICKED)
 
     @command
     def stats_job(self, id: int) -> Request[Figures | None]:
-        """Returns the server's statistics of a job (section "stats-job"). None if there is no such job."""
+        """Returns the server's statistics of a job (section "stats-job"). Returns None if there is no such job."""
         return _told(wire.stats_job(id))
 
     # ---- of the tube that is used ----
@@ -379,38 +402,42 @@ class Commands(Shape, Generic[JobT]):
 
     @command
     def stats_tube(self, tube: str | bytes) -> Request[Figures | None]:
-        """Returns the server's statistics of a tube (section "stats-tube"). None if there is no such tube."""
+        """Returns the server's statistics of a tube (section "stats-tube"). Returns None if there is no such tube."""
         return _told(wire.stats_tube(as_bytes(tube)))
 
     @command
     def inspect_tube(self, tube: str | bytes) -> Request[Figures | None]:
-        """Like stats_tube(), with how long jobs wait in the tube (section "inspect-tube"). counterd only."""
+        """Returns the same as stats_tube(), and how long jobs wait in the tube (section "inspect-tube").
+
+        Only counterd has this command.
+        """
         return _told(wire.inspect_tube(as_bytes(tube)))
 
     @command
     def pause_tube(self, tube: str | bytes, delay: int) -> Request[bool]:
         """Stops reserves from a tube for `delay` seconds; 0 ends the pause (section "pause-tube").
 
-        False if there is no such tube.
+        Returns False if there is no such tube.
         """
         return _done(wire.pause_tube(as_bytes(tube), delay), Status.PAUSED, is_repeatable=True)
 
     @command
     def clear_tube(self, tube: str | bytes, state: str = "all") -> Request[int | None]:
-        """Deletes the jobs of a tube, and returns how many (section "clear-tube"). counterd only.
+        """Deletes the jobs of a tube, and returns their number (section "clear-tube"). Only counterd has this command.
 
-        state: "ready", "delayed", "buried", or "all" for these three.
+        state: "ready", "delayed", "buried", or "all" for these three states.
 
-        None if there is no such tube.
+        Returns None if there is no such tube.
         """
         return asked(wire.clear_tube(as_bytes(tube), state), {Status.CLEARED: _number, Status.NOT_FOUND: _none})
 
     @command
     def limit_reserves(self, tube: str | bytes, reserves: int, target: str | bytes) -> Request[None]:
-        """Moves jobs that were reserved `reserves` times to another tube (section "limit-reserves"). counterd only.
+        """Moves jobs that were reserved `reserves` times to another tube (section "limit-reserves"). Only counterd has
+        this command.
 
         reserves: 0 removes the limit.
-        target: the tube that such jobs move to. If it is the same tube, they are buried.
+        target: the tube that such jobs move to. If the target is the same tube, such jobs are buried.
         """
         frame = wire.limit_reserves(as_bytes(tube), reserves, as_bytes(target))
         return asked(frame, {Status.LIMITED: _none}, is_repeatable=True)
@@ -425,7 +452,8 @@ class Commands(Shape, Generic[JobT]):
         *,
         search: str | bytes = b"",
     ) -> Request[list[Figures]]:
-        """Returns the statistics of the jobs of a tube (sections "list-jobs" and "search-jobs"). counterd only.
+        """Returns the statistics of the jobs of a tube (sections "list-jobs" and "search-jobs"). Only counterd has
+        these commands.
 
         state: "ready", "reserved", "delayed", "buried" or "all".
         first: the lowest id to list.
@@ -457,7 +485,7 @@ class Commands(Shape, Generic[JobT]):
 
 
 class Recorded(Commands[JobT], Recording):
-    """A pipeline: the commands that a client is to send together."""
+    """A pipeline: the commands that a client will send together."""
 
     def __init__(self, client: Commands[JobT]) -> None:
         self._tubes = client._tubes
@@ -469,20 +497,20 @@ class Recorded(Commands[JobT], Recording):
         return self
 
     def _taken(self) -> list[Request[Any]]:
-        """Removes all requests, and returns them."""
+        """Removes all requests from the pipeline, and returns them."""
         requests, self._requests = self._requests, []
         return requests
 
 
 class Tubes:
-    """The tubes that a client uses and watches. A new connection first sends them to the server."""
+    """The tubes that a client uses and watches. The client first sends them to the server on each new connection."""
 
     def __init__(self, use: str | bytes, watch: str | bytes | Sequence[str | bytes]) -> None:
         self.used = wire.check_name(as_bytes(use))
         watched = [watch] if isinstance(watch, (str, bytes)) else watch
         self.watched = {wire.check_name(as_bytes(tube)): None for tube in watched}
         if not self.watched:
-            raise ValueError("at least one tube has to be watched")
+            raise ValueError("the client must watch at least one tube")
 
     def greeting(self) -> list[Request[Any]]:
         requests: list[Request[Any]] = []
@@ -510,9 +538,10 @@ class Tubes:
 
 
 class QueueCalls(Ordered):
-    """The calls of one connection of the beanstalk protocol. held: reserved jobs.
+    """The calls of one connection of the beanstalk protocol. held: how many jobs are reserved.
 
-    A job whose caller has gone is made ready again, with its own priority. The server is asked for that first.
+    If the caller of a job no longer waits, the job is made ready again, with its own priority. The client first asks
+    the server for this priority.
     """
 
     def __init__(self) -> None:
@@ -558,7 +587,7 @@ class QueueCalls(Ordered):
 
 
 class ClientCommands(Commands[JobT]):
-    """The commands of a client, for both shapes."""
+    """The commands of a client, for blocking clients and for asyncio."""
 
     def __init__(
         self,

@@ -1,7 +1,7 @@
-"""Workers for the beanstalk protocol: a function, and the jobs that it works on, for threads and for asyncio.
+"""Workers for the beanstalk protocol, for threads and for asyncio. A worker calls a function for each job.
 
-Floor: side. Each thread, or task, has a client of its own, because the later requests of a client wait
-until its reserve is answered. The decisions are in _working.
+Floor: side (ARCHITECTURE.md). Each thread or task has its own client, because the later requests of a client wait until
+its reserve is answered. The module _working has the decisions.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ ATTEMPTS = 10
 
 
 class _Slot:
-    """A thread's client, and the job that its function works on."""
+    """The client of a thread, and the job that its function works on."""
 
     def __init__(self, client: Client) -> None:
         self.client = client
@@ -51,15 +51,16 @@ class Worker:
     function raises an exception, the job is tried again after a delay, and buried after the last attempt. The function
     may raise Bury to bury the job at once, or Retry to choose the delay.
 
-    function: is called with a Job, in one of the threads.
+    function: called with a Job, in one of the threads.
     connect: makes a Client for a thread.
-    threads: how many jobs are worked on at a time.
-    attempts: how many times a job is tried before it is buried. Attempts by other workers count.
-    backoff: seconds before the second attempt, and the longest delay. The delay doubles with each attempt, minus up to
-    half of it at random.
+    threads: how many jobs are worked on at the same time.
+    attempts: how many times a job is tried before it is buried. Attempts by other workers count too.
+    backoff: the seconds before the second attempt, and the longest delay. The delay doubles with each attempt, and is
+    shortened at random by up to half.
 
-    If a connection is lost while a function runs, the server gives the job to another worker; the logger
-    counterd.client.beanstalk warns. A function that must never run twice at a time can hold a counter's permit.
+    If a connection is lost while a function runs, the server gives the job to another worker, and the logger
+    counterd.client.beanstalk logs a warning. If a function must never run twice at the same time, it can hold a permit
+    of a counter.
     """
 
     def __init__(
@@ -87,10 +88,10 @@ class Worker:
     def run(self, *, grace: float | None = None) -> bool:
         """Runs the worker until stop() is called. In the main thread, SIGTERM and SIGINT call stop().
 
-        After stop() no job is reserved any more, and running functions may finish.
+        After stop(), no job is reserved any more, and running functions may finish.
 
-        grace: seconds that they have. None: as long as they need. After that their jobs are given back, although the
-        functions still run.
+        grace: how many seconds the running functions have. None means as long as they need. After the grace time, the
+        jobs of running functions are given back, although the functions still run.
 
         Returns whether all functions finished in time. A second signal has its usual effect.
         """
@@ -113,7 +114,7 @@ class Worker:
         return not self._running
 
     def stop(self) -> None:
-        """Makes run() end. May be called from any thread, from a signal handler and from the function."""
+        """Makes run() end. Any thread, a signal handler and the function may call this."""
         with self._changed:
             self._stopping = True
             self._stopped.set()
@@ -155,7 +156,7 @@ class Worker:
                 self._work(slot, job)
 
     def _begins(self, slot: _Slot, job: Job) -> bool:
-        """Returns False if the connection was closed meanwhile: the job belongs to another worker then."""
+        """Returns False if the connection was closed meanwhile; the job then belongs to another worker."""
         with self._changed:
             if slot.is_closed:
                 return False
@@ -183,7 +184,7 @@ class Worker:
             raise failure
 
     def _end(self, job: Job, failure: BaseException | None) -> bool:
-        """Returns whether the job was still there, and reserved by this client."""
+        """Returns whether the job still existed, and was reserved by this client."""
         if failure is None:
             return job.delete()
         figures = job.stats()
@@ -198,7 +199,7 @@ class Worker:
     # ---- in the thread of run() ----
 
     def _tend(self, ends_at: float | None) -> None:
-        """Waits until jobs are to be touched, or something else has happened. Touches the jobs."""
+        """Waits until jobs have to be touched, or until something else has happened. Then touches these jobs."""
         now = time.monotonic()
         with self._changed:
             due = min((each.due for each in self._tended()), default=None)
@@ -257,10 +258,10 @@ class _Signals:
 
 
 class AsyncWorker:
-    """Worker for asyncio: `await AsyncWorker(send, lambda: AsyncClient(watch="mail"), tasks=4).run()`.
+    """The Worker for asyncio: `await AsyncWorker(send, lambda: AsyncClient(watch="mail"), tasks=4).run()`.
 
     function: a coroutine function that takes an AsyncJob.
-    tasks: how many jobs are worked on at a time.
+    tasks: how many jobs are worked on at the same time.
     """
 
     def __init__(
@@ -284,8 +285,8 @@ class AsyncWorker:
     async def run(self, *, grace: float | None = None) -> bool:
         """Runs the worker until stop() is called, or until this coroutine is cancelled.
 
-        Cancelling the coroutine cancels the running functions at once. grace: seconds that running functions may
-        continue after stop() before they are cancelled. None: as long as they need.
+        Cancelling the coroutine cancels the running functions immediately. grace: how many seconds running functions
+        may continue after stop() before they are cancelled. None means as long as they need.
 
         The job of a cancelled function is released. Returns whether all functions finished in time.
         """
@@ -313,7 +314,10 @@ class AsyncWorker:
         return not late
 
     def stop(self) -> None:
-        """Makes run() end. Call it in the loop, for example: `loop.add_signal_handler(signal.SIGTERM, worker.stop)`."""
+        """Makes run() end.
+
+        Call it in the event loop, for example: `loop.add_signal_handler(signal.SIGTERM, worker.stop)`.
+        """
         if self._stopping is not None:
             self._stopping.set()
 
@@ -362,7 +366,7 @@ class AsyncWorker:
             raise failure
 
     async def _end(self, job: AsyncJob, failure: BaseException | None) -> bool:
-        """Returns whether the job was still there, and reserved by this client."""
+        """Returns whether the job still existed, and was reserved by this client."""
         if failure is None:
             return await job.delete()
         figures = await job.stats()

@@ -1,6 +1,6 @@
-"""What is done with a job while a function works on it and after that: no I/O and no clock.
+"""What happens to a job while a function works on it, and after that. No I/O and no clock.
 
-Floor: side; shared by the worker for threads and that for asyncio.
+Floor: side (ARCHITECTURE.md); shared by the workers for threads and for asyncio.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ log = logging.getLogger("counterd.client.beanstalk")
 
 
 class Bury(Exception):
-    """Raise it in a worker's function to bury the job."""
+    """An exception that a worker's function raises to bury the job."""
 
 
 class Retry(Exception):
-    """Raise it in a worker's function to release the job with a delay in whole seconds."""
+    """An exception that a worker's function raises to release the job with a delay in whole seconds."""
 
     def __init__(self, delay: int = 0) -> None:
         wire.release(0, delay=delay)  # raises for a bad delay here, where the traceback shows the mistake
@@ -40,7 +40,7 @@ class Retry(Exception):
 
 
 class Tended:
-    """A job that a function works on. due: when it is to be touched."""
+    """A job that a function works on. due: when the job has to be touched."""
 
     def __init__(self, now: float) -> None:
         self.due = now + FIRST_TOUCH_S
@@ -54,22 +54,23 @@ class Tended:
             self.lost, self.due = True, FAR
 
     def failed(self, now: float) -> None:
-        """Called when a touch was not answered."""
+        """Called when the server did not answer a touch."""
         self.due = now + FIRST_TOUCH_S
 
 
 class End(NamedTuple):
-    """What to do with a job whose function raised: release it with that delay, or bury it if the delay is None."""
+    """What to do with a job whose function raised an exception: release it with this delay, or bury it if the delay is
+    None."""
 
     priority: int
     delay: int | None
 
 
 class Policy:
-    """When a job whose function raises is tried again.
+    """When a job is tried again after its function has raised an exception.
 
-    attempts: after so many the job is buried. backoff: seconds before the second attempt, and the longest delay. Each
-    delay is twice the last one, and then shortened by up to half at random.
+    attempts: after this many attempts the job is buried. backoff: the seconds before the second attempt, and the
+    longest delay. Each delay is twice the previous one, and then shortened at random by up to half.
     """
 
     def __init__(self, attempts: int, backoff: tuple[float, float]) -> None:
@@ -77,12 +78,14 @@ class Policy:
             raise ValueError(f"attempts must be at least 1, not {attempts}")
         first, longest = backoff
         if not 0 <= first <= longest <= wire.NUMBER_MAX:
-            raise ValueError(f"backoff must be 0 to {wire.NUMBER_MAX} seconds, the longest last, not {backoff}")
+            raise ValueError(
+                f"backoff must be 0 to {wire.NUMBER_MAX} seconds, with the longest delay last, not {backoff}"
+            )
         self._attempts = attempts
         self._first, self._longest = first, longest
 
     def end(self, error: BaseException, figures: Figures) -> End:
-        """figures: the server's statistics of the job."""
+        """Returns what to do with the job. figures: the server's statistics of the job."""
         priority, attempt = int(figures["pri"]), int(figures["reserves"])
         if isinstance(error, Retry):
             return End(priority, error.delay)
@@ -95,9 +98,9 @@ class Policy:
 
 
 def report_failure(job: object, error: BaseException, end: End) -> None:
-    """Logs that a function has failed. Bury and Retry are no failures."""
+    """Logs that a function has failed. Bury and Retry are not failures."""
     if isinstance(error, Exception) and not isinstance(error, (Bury, Retry)):
-        what = "it is buried" if end.delay is None else f"it is tried again in {end.delay} s"
+        what = ("the job is buried") if end.delay is None else f"the job is tried again in {end.delay} s"
         log.error("%r failed; %s", job, what, exc_info=error)
 
 
@@ -106,7 +109,9 @@ def report_lost(job: object) -> None:
 
 
 def report_unended(job: object, error: CounterdError) -> None:
-    log.warning("it is not known whether %r was deleted or released, so it may be worked on again: %s", job, error)
+    log.warning(
+        "it is not known whether %r was deleted or released, so a worker may get this job again: %s", job, error
+    )
 
 
 def report_away(error: CounterdError) -> None:

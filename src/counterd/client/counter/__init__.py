@@ -1,6 +1,7 @@
-"""The blocking client for the counter protocol, which is Client of counterd.client.
+"""The blocking client for the counter protocol: Client of counterd.client.
 
-Floor: side. Needs only the wire module and counterd.errors, and works where nothing is compiled.
+Floor: side (ARCHITECTURE.md). This package needs only the wire module and counterd.errors, and works without any
+compiled module.
 """
 
 from __future__ import annotations
@@ -60,39 +61,45 @@ _log = logging.getLogger(__name__)
 
 
 class Client(Shared):
-    """A connection to a server, and the permits acquired through it. When it is lost, the next call makes a new one.
+    """A connection to a server, and the permits that were acquired through it. If the connection is lost, the next call
+    makes a new one.
 
-    It connects with the first call, so it may be made before the server runs: then calls raise ConnectionLost, and
-    hold() waits for the server. Use it in a `with`, or close() it. Threads may share a client: their calls are under
-    way side by side on one connection. After a fork the connection belongs to the parent; the child connects with its
-    first call. A signal handler may close() the client; its other calls raise RuntimeError if it interrupted a call.
+    The client connects with its first call, so you can make it before the server runs: then calls raise ConnectionLost,
+    and hold() waits for the server. Use the client in a `with`, or close() it. Threads may share a client: their calls
+    use one connection at the same time. After a fork the connection belongs to the parent; the child connects with its
+    first call. A signal handler may close() the client. If the handler has interrupted a call of the client, other
+    calls in the handler raise RuntimeError.
 
     host: a host, counter://HOST[:PORT], counters://HOST[:PORT] (with TLS) or counter+unix:///PATH, or several of these,
-    which are tried in order. All of them have to lead to the same server: two servers would be two limits. If host,
-    port and path are all left out, the environment variable COUNTERD_URL has the address; without it, it is 127.0.0.1.
-    port: for hosts without a port. None: the default port of the protocol.
-    path: of a Unix socket, instead of host and port.
+    which are tried in order. All of them must lead to the same server: two servers would be two limits. If host, port
+    and path are all missing, the environment variable COUNTERD_URL has the address. Without this variable, the address
+    is 127.0.0.1.
+    port: the port for hosts without a port. None means the default port of the protocol.
+    path: the path of a Unix socket, in place of host and port.
     tls: True for TLS with the certificates that this system trusts, or an ssl.SSLContext. A URL counters://HOST:PORT
-    may end with ?cacert=FILE&cert=FILE&key=FILE (PEM files, any of them): the certificates to trust, and the client's
-    own certificate and its key. The files are read for each connection.
-    timeout: seconds that each call may take in all; then it raises Timeout. Permits that are granted later are given
-    back.
-    connect_timeout: seconds for connecting to one address, and for TLS's handshake. None: the same as timeout.
-    watch: start a thread that notices a lost connection at once. on_lost="reacquire" and a function as on_lost need it.
-    resume: seconds for which the server keeps what is held after the connection is lost (section "Resume"). A thread
-    connects again at once, and goes on with it: holds, Takes and permits of acquire() are not lost. The server allows
-    at most counter.resume_max; one that does not know Resume, such as yrmcdsd, gives everything back as without this.
-    close() gives everything back at once.
-    name: of this client, which the server shows to people (section "Who"): up to 64 bytes of UTF-8, printable.
+    can end with ?cacert=FILE&cert=FILE&key=FILE, or with some of these parameters. They name PEM files: the
+    certificates to trust, the client's own certificate, and its key. The files are read for each connection.
+    timeout: how many seconds each call may take in all; then it raises Timeout. Permits that are granted after that are
+    given back.
+    connect_timeout: how many seconds connecting to one address may take, and the TLS handshake. None means the same as
+    timeout.
+    watch: starts a thread that notices a lost connection immediately. on_lost="reacquire" and a function as on_lost
+    need this thread.
+    resume: for how many seconds the server keeps what is held after the connection is lost (section "Resume"). A thread
+    then immediately connects again and resumes the connection: holds, Takes and permits of acquire() are not lost. The
+    server allows at most counter.resume_max. A server that does not know Resume, such as yrmcdsd, gives everything back
+    when the connection ends. close() gives everything back immediately.
+    name: the name of this client, which the server shows to people (section "Who"): up to 64 bytes of printable UTF-8.
 
-    Names are bytes, or text that is sent as UTF-8, of 1 to 65,535 bytes; numbers are 0 to 2^32-1. Anything else raises
-    ValueError or TypeError before anything is sent. Every call may raise ServerError (the server refused), Timeout (it
-    did not answer in time), ProtocolError (the protocol does not allow its answer) or ConnectionLost. After a failed
-    attempt to connect, calls fail at once until the next attempt, 0.05 to 2 s later.
+    Names are bytes, or text that is sent as UTF-8, of 1 to 65,535 bytes. Numbers are 0 to 2^32-1. Other arguments raise
+    ValueError or TypeError before anything is sent. Every call may raise ServerError (the server refused), Timeout (the
+    server did not answer in time), ProtocolError (the protocol does not allow the server's answer) or ConnectionLost.
+    After a failed attempt to connect, calls fail immediately until the next attempt, 0.05 to 2 s later.
 
-    Permits belong to the connection and are lost with it. A Hold notices that itself. If permits of acquire() are lost,
-    one call raises ConnectionLost before calls use a new connection. If no permits were held, a call whose connection
-    is lost is repeated once on a new connection, so a restart of the server is no error then.
+    Permits belong to the connection and are lost with it. A Hold notices the loss by itself. If permits of acquire()
+    are lost, one call raises ConnectionLost before calls use a new connection. If no permits were held and the
+    connection is lost during a call, the call is repeated once on a new connection. So a restart of the server causes
+    no error then.
     """
 
     def __init__(
@@ -118,12 +125,13 @@ class Client(Shared):
     def fileno(self) -> int:
         """Returns the descriptor of the connection's socket, to pass it to another process. Connects if necessary.
 
-        Permits are held as long as any process has it open. With TLS another process can only keep it open.
+        The permits are held as long as any process has this descriptor open. With TLS another process can do no more
+        with it.
         """
         return self._connected().fileno()
 
     def close(self) -> None:
-        """Ends the connection: the server takes back what was held through it. Later calls raise ConnectionLost."""
+        """Ends the connection. The server then takes everything back. Later calls raise ConnectionLost."""
         link = self._link
         if link.token is not None and not link.closed:
             self._closed = True
@@ -138,10 +146,11 @@ class Client(Shared):
         self._call(wire.noop)
 
     def get(self, name: str | bytes, default: int | None = None) -> int:
-        """Returns how much of a counter is consumed (section "Get").
+        """Returns how many permits of a counter are in use (section "Get").
 
-        If there is no counter of that name, returns default, or raises NotFound without a default. A program that only
-        reads needs default=0: a counter does not exist before its first acquire, and a restart forgets it.
+        If the counter does not exist, returns default, or raises NotFound without a default. A program that only reads
+        needs default=0: a counter does not exist before its first acquire, and no longer exists after a restart of the
+        server.
         """
         try:
             consumption: int = self._call(wire.get, as_bytes(name))
@@ -152,19 +161,21 @@ class Client(Shared):
         return consumption
 
     def acquire(self, name: str | bytes, resources: int = 1, *, maximum: int) -> int:
-        """Acquires resources of a counter, unless more than maximum would be consumed then (section "Acquire").
+        """Acquires permits of a counter, unless more than maximum would then be in use (section "Acquire").
 
-        Asks once, and does not wait for them as hold() does. They are held until release(), or until the connection
-        ends. Returns how many were granted. Raises NotAvailable if the maximum leaves no room, InvalidArguments if
-        resources are 0 or above maximum, OutOfMemory if the server has no room for another counter or holding.
+        Asks the server once, and does not wait for permits as hold() does. The permits are held until release(), or
+        until the connection ends. Returns how many permits were granted. Raises NotAvailable if too few permits are
+        free, InvalidArguments if resources are 0 or above maximum, OutOfMemory if the server has no room for another
+        counter or holding.
         """
         granted: int = self._call(wire.acquire, as_bytes(name), resources, maximum)
         return granted
 
     def release(self, name: str | bytes, resources: int = 1) -> None:
-        """Gives back resources of acquire() (section "Release"). A hold gives back its own.
+        """Gives back permits that acquire() has acquired (section "Release"). A hold gives back its own permits.
 
-        Raises NotFound if there is no such counter, NotAcquired if the connection holds less. Nothing is released then.
+        Raises NotFound if the counter does not exist, NotAcquired if the connection holds fewer permits. In both cases
+        nothing is released.
         """
         released = as_bytes(name)
         self._call(wire.release, released, resources)
@@ -176,7 +187,7 @@ class Client(Shared):
         return figures
 
     def dump(self) -> list[DumpEntry]:
-        """Returns all counters, used or not, in no particular order (section "Dump"). The whole list is in memory."""
+        """Returns all counters, in use or not, in no particular order (section "Dump"). Keeps the list in memory."""
         entries: list[DumpEntry] = self._call(wire.dump, True)
         return entries
 
@@ -198,25 +209,26 @@ class Client(Shared):
     ) -> Hold:
         """Holds permits while a block runs: `with client.hold("db:main", 2, maximum=10, timeout=5):`, or a decorator.
 
-        Waits until the permits are available, for timeout seconds at most (None: for ever, 0: asks once), then raises
-        NotAvailable, which has the number in use. It waits in the queue of the server (section "Take"), with one
-        request. The highest priority (0 to 255) is served first; among equals, keys take turns in proportion to their
-        weight (1 to 1,000); holds with the same key are served in the order in which they began to wait. Without a key,
-        the holds of this client have a key of their own.
+        Waits until the permits are available, for at most timeout seconds (None: for ever, 0: asks once). Then raises
+        NotAvailable, which has the number of permits in use. The hold waits in the server's queue (section "Take"),
+        with one request. The highest priority (0 to 255) is served first. Among equal priorities, keys take turns in
+        proportion to their weight (1 to 1,000). Holds with the same key are served in the order in which they began to
+        wait. Without a key, the holds of this client share a key that no other client has.
 
-        A hold also waits while the server cannot be reached; when the time is over, that raises ConnectionLost. On a
-        new connection it asks again. A server that does not answer raises Timeout: a hold that waits notices that
-        within 10 s plus the client's timeout. InvalidArguments is raised at once if resources are 0 or above maximum.
-        Leaving the block gives the permits back.
+        A hold also waits while the server cannot be reached. If the timeout ends during this time, the hold raises
+        ConnectionLost. On a new connection the hold asks again. If the server does not answer, the hold raises Timeout:
+        a waiting hold notices that within 10 s plus the client's timeout. InvalidArguments is raised immediately if
+        resources are 0 or above maximum. The permits are given back at the end of the block.
 
-        If the queue of the server is full, or the server has none, as yrmcdsd, holds wait in a queue of this client.
-        The first of it asks up to ten times a second; key, weight and priority have no effect. If this client has had
-        permits of the name for a while and other clients were refused, these go first, for up to 0.375 s.
+        If the server's queue is full, or the server has no queue (yrmcdsd), holds wait in a queue of this client. The
+        first hold in this queue asks up to ten times a second; key, weight and priority have no effect. If this client
+        has had permits of the name for some time and the server refused other clients, those clients go first, for up
+        to 0.375 s.
 
-        on_lost: what to do when the connection, and the permits with it, are lost while the block runs.
-        "raise": leaving the block raises ConnectionLost, unless the block raised something else.
-        A function: it is called with the hold at once, in another thread. "reacquire": the permits are acquired again,
-        however long that takes, and until then hold.lost is true. Both need a Client(watch=True).
+        on_lost: what to do when the connection and the permits are lost while the block runs.
+        "raise": the end of the block raises ConnectionLost, unless the block has raised another exception. A function:
+        it is called immediately with the hold, in another thread. "reacquire": the permits are acquired again, even if
+        that takes long. Until then hold.lost is true. A function and "reacquire" need a Client(watch=True).
         """
         if on_lost != RAISE and not self._watch:
             raise ValueError('on_lost: a function, or "reacquire", needs a Client(watch=True)')
@@ -232,9 +244,9 @@ class Client(Shared):
     ) -> Taken:
         """Takes 1 to 16 permits and rates, all or none: `with client.take(Permit("db", maximum=10), Rate(...)):`.
 
-        As hold(), with timeout=0 as the default: then it does not wait. NotAvailable has the first item of which there
-        was too little, and for a rate the time until there is enough. Leaving the block gives the permits back. A
-        server without Takes, such as yrmcdsd, raises UnknownCommand.
+        Has the arguments of hold(), but the default of timeout is 0, which does not wait. NotAvailable names the first
+        item of which too little was available. For a rate it also has the time until enough is available. The permits
+        are given back at the end of the block. If the server has no Takes (yrmcdsd), raises UnknownCommand.
         """
         return Taken(self, AskedItems(items, timeout, place(key, weight, priority)))
 
@@ -261,7 +273,7 @@ class Client(Shared):
         return self._connected().call(*request)
 
     def _run(self, requests: list[Request]) -> list[Any]:
-        """Returns the results of all requests; refusals are among them."""
+        """Returns the results of all requests, including refusals."""
         if not requests:
             return []
         link = self._connected()
@@ -290,7 +302,7 @@ class Client(Shared):
         return calls
 
     def _greet(self, link: Link) -> None:
-        """States the name, and goes on with the last connection or asks for a token."""
+        """Sends the client's name to the server, and resumes the last connection or asks for a token."""
         greeting, ended = self._greeting, self._link
         token = ended.token if ended.may_resume() else None
         requests = greeting.states_name()
@@ -313,7 +325,7 @@ class Client(Shared):
                 link.inherit(ended, lambda: calls.inherit(before, doubtful))
 
     def _has_resumed(self, link: Link) -> bool:
-        """Returns whether another connection has gone on with this one. Connects, if that is still possible."""
+        """Returns whether another connection has resumed this one. Connects if that is still possible."""
         if link.may_resume():
             with suppress(CounterdError):
                 self._connected(hears=False)
@@ -351,7 +363,7 @@ class Client(Shared):
         return self._asked_again(ask)
 
     def _hold(self, hold: Hold, asked: Asked, tenure: Tenure) -> Link:
-        """Waits for the permits of a hold. Returns the connection through which it has them."""
+        """Waits for the permits of a hold. Returns the connection through which the hold has its permits."""
         turn = threading.Event()
         patience = Patience(asked.timeout, time.monotonic)
         steps = holding(self._turns, turn, asked, tenure, patience, retry_at=self._next_attempt)
@@ -361,7 +373,7 @@ class Client(Shared):
         return link
 
     def _queue(self, hold: Hold, asked: Asked, seconds: float | None, sent: Callable[[], object] | None = None) -> Link:
-        """Waits in the queue of the server. UnknownCommand if it has none."""
+        """Waits in the server's queue. Raises UnknownCommand if the server has no queue."""
 
         def queue(link: Link) -> Link:
             check_takes(link.calls)
@@ -371,7 +383,7 @@ class Client(Shared):
         return self._asked_again(queue)
 
     def _ask_again(self, hold: Hold, asked: Asked) -> Link:
-        """As _ask(), but others that wait in the server do not always go first."""
+        """Does the same as _ask(), but clients that wait in the server do not always go first."""
         with suppress(UnknownCommand, OutOfMemory):
             return self._queue(hold, asked, ASK_LONGEST_S)
         return self._ask(hold, asked)
@@ -388,7 +400,7 @@ class Client(Shared):
         return result
 
     def _asked_again(self, ask: Callable[[Link], T]) -> T:
-        """Asks, and asks again if the connection was lost meanwhile and another one goes on with it."""
+        """Asks the server. Asks again if the connection was lost meanwhile and another connection has resumed it."""
         link = self._server()
         try:
             return ask(link)
@@ -398,14 +410,14 @@ class Client(Shared):
         return ask(self._server())
 
     def _server(self) -> Link:
-        """The connection. A server that does not accept one in time is waited for, as one that is not there."""
+        """Returns the connection. Waits for a server that does not accept a connection in time."""
         try:
             return self._connected(hears=False)
         except Timeout as error:
             raise ConnectionLost(str(error)) from error
 
     def _pause(self, seconds: float) -> None:
-        """Waits, but not for longer than until close()."""
+        """Waits, but only until close() at the longest."""
         turn = threading.Event()
         until = time.monotonic() + seconds
         self._turns.join(_PAUSES, turn)
@@ -425,7 +437,7 @@ class Client(Shared):
         return asked.not_available(self._consumption(queue, asked))
 
     def _consumption(self, queue: Queue, asked: Asked) -> int | None:
-        """Returns how much is in use, for the error of a hold that gives up. If many give up together, one asks."""
+        """Returns how many permits are in use, for errors. If many holds give up together, one asks the server."""
         with self._counting:
             if time.monotonic() - queue.counted_at > COUNTED_FOR_S:
                 queue.consumption = None
@@ -436,17 +448,18 @@ class Client(Shared):
 
 
 def _answer(call: ThreadCall) -> Any:
-    """The result of a call; None if the server refused it."""
+    """Returns the result of a call, or None if the server refused it."""
     if call.error is not None and not isinstance(call.error, ServerError):
         raise call.error
     return call.result
 
 
 class Hold:
-    """Permits of a counter, held while a block runs: what Client.hold() returns, for `with` or as a decorator.
+    """Permits of a counter that are held while a block runs. Client.hold() returns it, for `with` or as a decorator.
 
-    For one thread and one block at a time: make another hold for each, or share a Semaphore. As a decorator it holds
-    permits of its own for each call. Not reentrant: a hold within another of the same name asks for more permits.
+    Use a hold in one thread and for one block at a time: make another hold for each, or share a Semaphore. As a
+    decorator, a hold acquires other permits for each call. Holds are not reentrant: a hold inside another hold of the
+    same name asks for more permits.
     """
 
     def __init__(self, client: Client, asked: Asked) -> None:
@@ -462,7 +475,7 @@ class Hold:
 
     def __enter__(self) -> Hold:
         if not self._entered.acquire(blocking=False):
-            raise RuntimeError("this hold has been entered already: make another")
+            raise RuntimeError("this hold is already in use: make another one")
         try:
             with self._client._reacquiring if self._asked.on_lost == REACQUIRE else nullcontext():
                 self._inside = True  # no permits are acquired again for the last block any more
@@ -499,17 +512,17 @@ class Hold:
             self._client._turns.wake(self._asked.name)
 
     def __call__(self, function: F) -> F:
-        """Returns a function, or a generator, that holds permits while it runs; each call has its own."""
+        """Returns a function, or a generator, that holds permits while it runs. Each call has its own permits."""
         return decorated(function, lambda: Hold(self._client, self._asked))
 
     @property
     def lost(self) -> bool:
-        """Whether the connection, and the permits with it, were lost while the block runs. Checks the socket."""
+        """Whether the connection and the permits were lost while the block runs. This checks the socket."""
         link = self._link
         return link is not None and not link.is_alive()
 
     def raise_if_lost(self) -> None:
-        """Raises ConnectionLost if hold.lost. Call it before what must not be done without the permits."""
+        """Raises ConnectionLost if hold.lost is true. Call this before any action that needs the permits."""
         link = self._link
         if link is not None and not link.is_alive():
             raise self._asked.lost(link.where, link.closed)
@@ -517,7 +530,7 @@ class Hold:
     # ---- in the watching thread ----
 
     def _tell(self) -> bool:
-        """Called when the permits were lost. Returns whether to acquire them again."""
+        """Called when the permits were lost. Returns whether to acquire the permits again."""
         on_lost = self._asked.on_lost
         if not self._inside:  # the block was left
             return False
@@ -525,11 +538,11 @@ class Hold:
             try:
                 on_lost(self)
             except BaseException:  # noqa: BLE001 - the user's function, and other holds need this thread
-                _log.exception("on_lost of %s failed", self._asked)
+                _log.exception("the function on_lost of %s failed", self._asked)
         return on_lost == REACQUIRE
 
     def _acquire_again(self) -> bool:
-        """Acquires lost permits again. Returns False if it has to be called again. Raises what an acquire raises."""
+        """Acquires lost permits again, or raises an error. Returns False if this has to be called again."""
         with self._client._reacquiring:
             lost = self._link
             if lost is None:  # it was left, or is being entered or left
@@ -545,9 +558,9 @@ class Hold:
 
 
 class Taken(TakenCore):
-    """Permits and units of rates, taken together: what Client.take() returns, for `with`, or as a decorator.
+    """Permits and units of rates that are taken together. Client.take() returns it, for `with` or as a decorator.
 
-    For one thread at a time, and one block at a time. As a decorator it takes items of their own for each call.
+    Use it in one thread and for one block at a time. As a decorator, it takes other items for each call.
     """
 
     def __init__(self, client: Client, asked: AskedItems) -> None:
@@ -556,7 +569,7 @@ class Taken(TakenCore):
         self._inside = False
 
     def acquire(self) -> Taken:
-        """Takes all items, or raises what Client.take() describes."""
+        """Takes all items. Raises the exceptions that Client.take() describes."""
         self._enter()
         try:
             self._link, self._grant = self._client._take_items(self, self._asked)
@@ -570,13 +583,15 @@ class Taken(TakenCore):
         return self
 
     def release(self) -> None:
-        """Gives the permits back. ConnectionLost if they were lost with the connection. settle() works afterwards."""
+        """Gives the permits back. Raises ConnectionLost if they were lost. settle() works after release()."""
         self.__exit__(None, None, None)
 
     def settle(self, name: str | bytes, used: int) -> None:
-        """Replaces what was taken of a rate by what was used, lower or higher. Once for each rate of this Take.
+        """Replaces the units that were taken of a rate by the units that were really used, more or fewer. Each rate of
+        a Take can be settled once.
 
-        May come after the block, for counter.settle_time. NotFound if it was settled before, or is too late.
+        This is possible after the end of the block too, for counter.settle_time. Raises NotFound if the rate was
+        settled before, or if the time is over.
         """
         link, request = self._settlement(name, used)
         try:
@@ -589,11 +604,11 @@ class Taken(TakenCore):
 
     @property
     def lost(self) -> bool:
-        """Whether the connection, and the permits with it, were lost. Looks at the socket."""
+        """Whether the connection and the permits were lost. This checks the socket."""
         return self._link is not None and not self._link.is_alive()
 
     def raise_if_lost(self) -> None:
-        """As Hold.raise_if_lost()."""
+        """Does the same as Hold.raise_if_lost()."""
         link = self._link
         if link is not None and not link.is_alive():
             raise self._asked.lost(link.where, link.closed)
@@ -624,12 +639,12 @@ class Taken(TakenCore):
                 self._client._turns.wake(name)
 
     def __call__(self, function: F) -> F:
-        """A function, or a generator, that has the items while it runs; each call takes its own."""
+        """Returns a function, or a generator, that has the items while it runs. Each call takes its own items."""
         return decorated(function, lambda: Taken(self._client, self._asked))
 
 
 class _Watcher:
-    """The thread of a Client(watch=True): notices a lost connection, notifies the holds, and acquires again."""
+    """The thread of a Client(watch=True): notices lost connections, notifies holds, and acquires permits again."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
@@ -641,7 +656,7 @@ class _Watcher:
         self._thread.start()
 
     def wake(self) -> None:
-        """Called when there is a new connection, or one has ended."""
+        """Called when there is a new connection, or when a connection has ended."""
         with self._lock:
             self._waker.wake()
 
@@ -652,7 +667,7 @@ class _Watcher:
             self._thread.join()
 
     def after_fork(self) -> None:
-        """In the child of a fork, where the thread does not run."""
+        """Called in the child of a fork, where the thread does not run."""
         self._waker.close()
 
     def _run(self) -> None:
@@ -696,7 +711,7 @@ class _Watcher:
 
 
 class Pipeline(Requests):
-    """Requests that are sent together and answered together: what Client.pipeline() returns.
+    """Requests that are sent together. Client.pipeline() returns it.
 
     In a `with`, requests that were not sent when the block ends are forgotten.
     """
@@ -714,18 +729,20 @@ class Pipeline(Requests):
         self._taken()
 
     def execute(self) -> list[Result]:
-        """Sends all requests, and returns their results in order. For a refused request it is its ServerError.
+        """Sends all requests, and returns their results in order. The result of a refused request is its ServerError.
 
-        Raises ValueError if a request does not fit the protocol; nothing is sent then. Raises Timeout, ConnectionLost
-        or ProtocolError if a request is not answered; what the others acquired is given back. Empties the pipeline.
+        Raises ValueError if a request does not fit the protocol; then nothing is sent. Raises Timeout, ConnectionLost
+        or ProtocolError if a request is not answered. Everything that the other requests acquired is then given back.
+        The pipeline is empty afterwards.
         """
         return self._client._run(self._taken())
 
 
 class Semaphore:
-    """A counter with the methods of threading.BoundedSemaphore, for `with` too: what Client.semaphore() returns.
+    """A counter with the methods of threading.BoundedSemaphore, also for `with`. Client.semaphore() returns it.
 
-    Thread-safe. Each acquire() takes one permit, and no more can be released than were acquired.
+    Threads may share a semaphore. Each acquire() takes one permit. At most as many permits can be released as were
+    acquired.
     """
 
     def __init__(self, client: Client, name: str | bytes, maximum: int) -> None:
@@ -736,7 +753,7 @@ class Semaphore:
         self._holds: list[Hold] = []
 
     def acquire(self, blocking: bool = True, timeout: float | None = None) -> bool:
-        """Takes a permit. If blocking, waits for it, timeout seconds at most. Returns False if it got none."""
+        """Takes a permit. With blocking, waits for at most timeout seconds. Returns False if no permit was free."""
         if not blocking and timeout is not None:
             raise ValueError("a timeout needs blocking=True")
         waits = timeout if timeout is None or timeout > 0 else 0
@@ -748,7 +765,10 @@ class Semaphore:
         return True
 
     def release(self, n: int = 1) -> None:
-        """Gives n permits back. Raises ValueError if fewer were acquired, ConnectionLost if one of them was lost."""
+        """Gives n permits back.
+
+        Raises ValueError if fewer permits were acquired, ConnectionLost if one of them was lost.
+        """
         if n < 1:
             raise ValueError("n must be one or more")
         released: list[Hold] = []

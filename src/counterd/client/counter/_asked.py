@@ -1,6 +1,6 @@
-"""What a hold of the counter protocol asks for, and its errors.
+"""What a hold of the counter protocol asks for, and the errors that it raises.
 
-Floor: side; shared by the blocking client and that for asyncio.
+Floor: side (ARCHITECTURE.md); shared by the blocking client and the client for asyncio.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ REFUSED = "refused:not_available"  # a statistic, which the reference server doe
 
 
 class Asked(Wanted):
-    """What a hold asks for: permits of a counter. where: what place() returns."""
+    """The permits of a counter that a hold asks for. where: the result of place()."""
 
     def __init__(
         self,
@@ -42,7 +42,7 @@ class Asked(Wanted):
         return f"{self.resources} of {printed(self.name)}"
 
     def request(self, seconds: float | None) -> tuple[Any, ...]:
-        """Returns the request that waits in the server for so many seconds; None: for ever."""
+        """Returns the request that waits in the server for this many seconds. None means for ever."""
         return request([wire.Permit(self.name, self.resources, self.maximum)], self._where, seconds)
 
     def not_available(self, consumption: int | None) -> NotAvailable:
@@ -54,7 +54,10 @@ class Asked(Wanted):
         return error
 
     def seen(self, consumption: int | None, stats: dict[str, str] | None, own_refusals: int) -> Seen:
-        """Returns what replies to Get and Stats mean for the hold. consumption: None if there is no such counter."""
+        """Returns what the replies to Get and Stats mean for the hold.
+
+        consumption: None if the counter does not exist.
+        """
         refused = (stats or {}).get(REFUSED)
         others = int(refused) - own_refusals if refused is not None and refused.isdecimal() else None
         return Seen((self.maximum - (consumption or 0)) // max(self.resources, 1), others)

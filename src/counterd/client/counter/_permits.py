@@ -1,6 +1,6 @@
-"""The calls of one connection of the counter protocol: no I/O, no clock.
+"""The calls of one connection of the counter protocol. No I/O, no clock.
 
-Floor: side; shared by the blocking client and that for asyncio.
+Floor: side (ARCHITECTURE.md); shared by the blocking client and the client for asyncio.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _GET_NAME, _ACQUIRE_NAME, _RELEASE_NAME = HEADER_SIZE + 2, HEADER_SIZE + 10, HEA
 
 
 class Batch:
-    """What requests that were sent together were granted, and what they release themselves: permits by name."""
+    """The permits, by name, that requests of a pipeline were granted, and that they release themselves."""
 
     def __init__(self) -> None:
         self.granted: Counter[bytes] = Counter()  # and not released by a later request of the batch
@@ -55,7 +55,7 @@ class Batch:
 
 
 class PermitCalls(Pending):
-    """The calls of one connection of the counter protocol. held: how many permits."""
+    """The calls of one connection of the counter protocol. held: how many permits are held."""
 
     MASK = wire.U32_MAX
     has_takes = True  # the server has not refused a Take as unknown
@@ -91,7 +91,7 @@ class PermitCalls(Pending):
             call = pending.get(opaque)
             # yrmcdsd does not copy an opcode that it does not know.
             if call is None or (call.frame[1] != opcode and status != _UNKNOWN):
-                raise ProtocolError(f"nothing was asked with opcode {opcode:02x} and opaque {opaque:08x}")
+                raise ProtocolError(f"no request has the opcode {opcode:02x} and the opaque {opaque:08x}")
             if status:
                 pending.pop(opaque, None)  # it may be gone: a signal handler may have closed the connection
                 self.held += _released(call.frame)
@@ -121,7 +121,7 @@ class PermitCalls(Pending):
         self.answered = self.answered or bool(responses)
 
     def forget(self, call: Call) -> None:
-        """Gives back what the call was granted, and what all requests that were sent with it were granted."""
+        """Gives back what this call, and all requests that were sent with it, were granted."""
         if call.batch is not None:
             self.give_back += [self.release(name, permits) for name, permits in call.batch.take()]
         elif call.permits:
@@ -143,15 +143,15 @@ class PermitCalls(Pending):
         super().fail(error)
 
     def asks_held(self) -> list[Request]:
-        """The requests that tell what the server says is held of the names in doubt."""
+        """Returns the requests that ask the server how many permits of the uncertain names this client holds."""
         return [(wire.held, name) for name in self.doubtful]
 
     def inherit(self, ended: PermitCalls, doubtful: dict[bytes, int]) -> None:
-        """Goes on with what was held through a connection that was lost.
+        """Takes over what was held through a connection that was lost.
 
-        It is not known whether its requests without a reply were executed. Acquires and Takes among them count as
-        refused, and releases as executed. doubtful: what the server says is held of each name in doubt; what is too
-        much is given back.
+        Nobody knows whether the requests without a reply on that connection were executed. Among them, acquires and
+        Takes count as refused, and releases count as executed. doubtful: how many permits of each uncertain name are
+        held, according to the server. Surplus permits are given back.
         """
         assert ended.names is not None
         self.names = ended.names
@@ -165,7 +165,7 @@ class PermitCalls(Pending):
                 self.give_back.append(self.release(name, surplus))
 
     def _book(self, names: Counter[bytes], call: Call) -> None:
-        """Counts what a request that succeeded has changed."""
+        """Updates the numbers of held permits after a request has succeeded."""
         frame = call.frame
         if frame[1] == _ACQUIRE:
             names[frame[_ACQUIRE_NAME:]] += call.permits
@@ -211,12 +211,12 @@ def check_takes(calls: Any) -> None:
 
 
 def _released(frame: bytes) -> int:
-    """Returns how many permits a request gives back; 0 if it is not a release."""
+    """Returns how many permits a request gives back. Returns 0 if it is not a release."""
     return int.from_bytes(frame[HEADER_SIZE : HEADER_SIZE + 4], "big") if frame[1] == _RELEASE else 0
 
 
 def returns(grant: Grant, items: Sequence[Permit | Rate]) -> list[Request]:
-    """The requests that give back what a Take was granted, as if none of it had been used."""
+    """Returns the requests that give back what a Take was granted, as if none of it had been used."""
     requests: list[Request] = []
     for item in items:
         if isinstance(item, Permit):
@@ -249,10 +249,10 @@ def _name_item(error: ServerError, item: Permit | Rate) -> None:
 
 
 def _shortage(items: Sequence[Permit | Rate], short: Shortage) -> ServerError:
-    """The error for a Take that was refused."""
+    """Returns the error for a Take that was refused."""
     error = NotAvailable(_NOT_AVAILABLE, short.text)
     if short.item >= len(items):
-        raise ProtocolError(f"item {short.item} of {len(items)} was short")
+        raise ProtocolError(f"too little of item {short.item} of {len(items)} is available")
     _name_item(error, items[short.item])
     error.retry_after = None if short.retry_ms is None else short.retry_ms / 1000
     assert error.maximum is not None
@@ -264,7 +264,7 @@ def _shortage(items: Sequence[Permit | Rate], short: Shortage) -> ServerError:
 
 def _decode_nothing(body: bytes) -> None:
     if body:
-        raise ProtocolError(f"expected no body, not {body[:16].hex(' ')}")
+        raise ProtocolError(f"expected a reply without a body, not {body[:16].hex(' ')}")
 
 
 _DECODERS: dict[int, Callable[[bytes], Any]] = {

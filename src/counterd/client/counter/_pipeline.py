@@ -1,6 +1,6 @@
-"""The requests of a pipeline, in order. The two clients send them and wait for the replies.
+"""The requests of a pipeline, in order. Both clients send these requests and wait for the replies.
 
-Floor: side.
+Floor: side (ARCHITECTURE.md).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Self = TypeVar("Self", bound="Requests")
 
 
 class Requests:
-    """Each method adds the request of the client's method of that name, and returns the pipeline."""
+    """Each method adds the request of the client's method with the same name, and returns the pipeline."""
 
     def __init__(self) -> None:
         self._requests: list[Request] = []
@@ -32,11 +32,11 @@ class Requests:
         return self._add(wire.noop)
 
     def get(self: Self, name: str | bytes) -> Self:
-        """Adds a request whose result is how much is consumed."""
+        """Adds a request whose result is how many permits are in use."""
         return self._add(wire.get, as_bytes(name))
 
     def acquire(self: Self, name: str | bytes, resources: int = 1, *, maximum: int) -> Self:
-        """Adds a request whose result is how much was granted."""
+        """Adds a request whose result is how many permits were granted."""
         return self._add(wire.acquire, as_bytes(name), resources, maximum)
 
     def release(self: Self, name: str | bytes, resources: int = 1) -> Self:
@@ -44,11 +44,11 @@ class Requests:
         return self._add(wire.release, as_bytes(name), resources)
 
     def stats(self: Self) -> Self:
-        """Adds a request whose result is that of Client.stats()."""
+        """Adds a request whose result is the same as that of Client.stats()."""
         return self._add(wire.stats)
 
     def dump(self: Self) -> Self:
-        """Adds a request whose result is that of Client.dump()."""
+        """Adds a request whose result is the same as that of Client.dump()."""
         return self._add(wire.dump, True)
 
     def _add(self: Self, *request: Any) -> Self:
@@ -56,11 +56,11 @@ class Requests:
         return self
 
     def _taken(self) -> list[Request]:
-        """Removes all requests, and returns them."""
+        """Removes all requests from the pipeline, and returns them."""
         requests, self._requests = self._requests, []
         return requests
 
 
 def released(requests: list[Request]) -> set[bytes]:
-    """Returns the names of which permits are given back."""
+    """Returns the names of the counters whose permits are given back."""
     return {request[1] for request in requests if request[0] is wire.release}

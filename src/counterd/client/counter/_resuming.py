@@ -1,6 +1,7 @@
-"""What a client says first on a new connection: its name, and the token of the last one or a request for a token.
+"""The first requests of a client on a new connection: its name, and the token of the last connection or a request for a
+token.
 
-Floor: side; shared by the blocking client and that for asyncio. No I/O.
+Floor: side (ARCHITECTURE.md); shared by the blocking client and the client for asyncio. No I/O.
 """
 
 from __future__ import annotations
@@ -15,7 +16,10 @@ if TYPE_CHECKING:
 
 
 class Token(NamedTuple):
-    """The token of a connection. attempt: presented with it, so that it can be presented again if no reply comes."""
+    """The token of a connection.
+
+    attempt: the number that was presented with it, so that both can be presented again if no reply arrives.
+    """
 
     token: bytes
     grace_s: float
@@ -23,9 +27,10 @@ class Token(NamedTuple):
 
 
 class Greeting:
-    """What a client says first. resume: seconds of the grace time, 0 for none. name: of the client, "" for none.
+    """The first requests of a client. resume: the grace time in seconds, 0 for none. name: the client's name, "" for
+    none.
 
-    Raises ValueError or TypeError for what does not fit the protocol.
+    Raises ValueError or TypeError for arguments that do not fit the protocol.
     """
 
     def __init__(self, resume: float, name: str) -> None:
@@ -46,7 +51,7 @@ class Greeting:
         return [(wire.who, self._name)] if self._name else []
 
     def asks(self, token: Token | None = None) -> Request:
-        """The request for a token, which presents this one."""
+        """Returns the request for a token, which presents this token."""
         if token is None:
             return wire.resume, self._grace_ms
         return wire.resume, self._grace_ms, token.token, token.attempt

@@ -1,6 +1,6 @@
-"""What a Take asks for: permits and rates, as users write them, and what is left to do when it is over.
+"""The items of a Take: permits and rates, as users write them. Also what has to be done when the Take is over.
 
-Floor: side; shared by the blocking client and that for asyncio. No I/O.
+Floor: side (ARCHITECTURE.md); shared by the blocking client and the client for asyncio. No I/O.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ if TYPE_CHECKING:
     from counterd.protocols.counter.wire import Grant
 
 PROBE = (wire.noop,)  # the request that shows that the server still answers
-NOT_TAKEN = "this has not been taken"
+NOT_TAKEN = "this Take has no items: acquire() was not called, or release() was called already"
 AFTER_DEATH = {"final": OnDeath.FINAL, "charge": OnDeath.CHARGED, "refund": OnDeath.REFUNDED}
 
 
 @dataclass(frozen=True)
 class Permit:
-    """An item of a Take: permits of a counter, which has at most `maximum` of them.
+    """An item of a Take: permits of a counter, which has at most `maximum` permits.
 
-    They are given back when the Take is left, or when its connection ends.
+    The permits are given back when the block of the Take ends, or when the connection ends.
     """
 
     name: str | bytes
@@ -46,10 +46,12 @@ class Permit:
 class Rate:
     """An item of a Take: units of a rate, such as requests or tokens in a minute.
 
-    limit: units that are allowed in `per` seconds (None: 1). burst: units that can be taken at once after a pause;
-    None: limit. Without a limit, the numbers are those in the server's file of limits; NotFound if it has none.
-    after_death: what becomes of the units if the connection ends before settle(): "charge": they stay taken, "refund":
-    they are given back. "final": they stay taken, and settle() cannot change that; the server then remembers less.
+    limit: how many units are allowed in `per` seconds (None: 1). burst: how many units can be taken at once after a
+    pause; None means limit. Without a limit, the numbers come from the server's file of limits; NotFound is raised if
+    the file has none.
+    after_death: what happens to the units if the connection ends before settle(): "charge" means that they stay taken,
+    "refund" means that they are given back. "final" means that they stay taken and that settle() cannot change that;
+    the server then has to remember less.
     """
 
     name: str | bytes
@@ -75,12 +77,15 @@ class Rate:
 
 
 def place(key: str | bytes, weight: int, priority: int) -> dict[str, Any]:
-    """Where a request stands in the queue of the server."""
+    """The place of a request in the server's queue."""
     return {"key": as_bytes(key), "weight": weight, "priority": priority}
 
 
 def request(items: Sequence[wire.Permit | wire.Rate], where: dict[str, Any], seconds: float | None) -> tuple[Any, ...]:
-    """The request that waits in the server for so many seconds; None: as long as a request can say."""
+    """Returns the request that waits in the server for this many seconds.
+
+    None means as long as a request can ask for.
+    """
     wait_ms = wire.U32_MAX if seconds is None else math.ceil(min(seconds * 1000, wire.U32_MAX))
     return functools.partial(_take, where), items, wait_ms
 
@@ -95,7 +100,7 @@ def _take(where: dict[str, Any], opaque: int, items: Sequence[wire.Permit | wire
 
 
 class AskedItems(Wanted):
-    """What Client.take() asks for."""
+    """The items that Client.take() asks for."""
 
     def __init__(self, items: Sequence[Permit | Rate], timeout: float | None, where: dict[str, Any]) -> None:
         super().__init__(b"", timeout, "raise")
@@ -103,7 +108,7 @@ class AskedItems(Wanted):
         self._where = where
         names = [(type(item), item.name) for item in self.items]
         if len({*names}) < len(names):
-            raise ValueError("a Take must not have the same counter, or the same rate, twice")
+            raise ValueError("a Take must not contain the same counter, or the same rate, twice")
         check(*self.request(timeout))
 
     def __str__(self) -> str:
@@ -117,21 +122,21 @@ class AskedItems(Wanted):
         return request(self.items, self._where, seconds)
 
     def rate(self, name: str | bytes) -> bytes:
-        """The name of a rate that can be settled. Raises ValueError for another name."""
+        """Returns the name of a rate that can be settled. Raises ValueError for any other name."""
         found = as_bytes(name)
         for item in self.items:
             if isinstance(item, wire.Rate) and item.name == found and item.on_death != OnDeath.FINAL:
                 return found
-        raise ValueError(f"{printed(found)} is no rate of this Take that can be settled")
+        raise ValueError(f"{printed(found)} is not a rate of this Take that can be settled")
 
     def lost(self, where: str, why: str) -> ConnectionLost:
         return ConnectionLost(f"lost {self} with the connection to {where}: {why}")
 
 
 class TakenCore:
-    """What Client.take() of either client returns, without the calls that wait.
+    """The object that Client.take() returns, without the calls that wait. Both clients share it.
 
-    It is entered from acquire() to release(). The grant stays afterwards, for settle().
+    It has its items from acquire() to release(). settle() uses the grant after that.
     """
 
     def __init__(self, client: Any, asked: AskedItems) -> None:
@@ -146,14 +151,17 @@ class TakenCore:
 
     @property
     def number(self) -> int:
-        """The number of the grant: higher than that of each earlier grant of the server (fencing token)."""
+        """The number of the grant.
+
+        It is higher than the number of each earlier grant of the server, so it can be used as a fencing token.
+        """
         if self._grant is None:
             raise RuntimeError(NOT_TAKEN)
         return self._grant.number
 
     def _enter(self) -> None:
         if not self._entered.acquire(blocking=False):
-            raise RuntimeError("this has been taken already: make another")
+            raise RuntimeError("this Take is already in use: make another one")
 
     def _entered_link(self) -> Any:
         """Returns the connection through which the permits are held."""
@@ -162,7 +170,7 @@ class TakenCore:
         return self._link
 
     def _settlement(self, name: str | bytes, used: int) -> tuple[Any, tuple[Any, ...]]:
-        """Returns the connection and the request that settles a rate."""
+        """Returns the connection for settling a rate, and the request."""
         found = self._asked.rate(name)
         if self._link is None or self._grant is None:
             raise RuntimeError(NOT_TAKEN)

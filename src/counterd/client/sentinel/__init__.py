@@ -1,9 +1,11 @@
-"""Clients for the sentinel protocol, blocking and for asyncio: they limit calls by rate, by value, or in parallel.
+"""Clients for the sentinel protocol, blocking and for asyncio. They limit calls by rate, by parameter value, or by how
+many run at the same time.
 
-Client.flow() and param() ask whether calls may pass. Client.hold() has a token of a flow while a block runs. While the
-server does not decide, the client falls back to its own limits, and logs that.
+Client.flow() and Client.param() ask whether calls may pass. Client.hold() holds a token of a flow while a block runs.
+While the server does not decide, the client uses its own limits, and logs that.
 
-Floor: side. Needs only the wire module and counterd.errors, and works where nothing is compiled.
+Floor: side (ARCHITECTURE.md). This package needs only the wire module and counterd.errors, and works without any
+compiled module.
 """
 
 from __future__ import annotations
@@ -64,10 +66,11 @@ F = TypeVar("F", bound="Callable[..., Any]")
 
 
 class Hold(Held):
-    """A token that is held while a block runs: what Client.hold() returns, for `with` or as a decorator.
+    """A token that is held while a block runs. Client.hold() returns it, for `with` or as a decorator.
 
-    For one thread and one block at a time: make another hold for each. As a decorator it holds a token of its own for
-    each call. Not reentrant: a hold within another of the same flow asks for one more token.
+    Use a hold in one thread and for one block at a time: make another hold for each. As a decorator, a hold acquires
+    another token for each call. Holds are not reentrant: a hold inside another hold of the same flow asks for another
+    token.
     """
 
     CAUGHT = BaseException
@@ -88,36 +91,38 @@ class Hold(Held):
             raise
 
     def __call__(self, function: F) -> F:
-        """Returns a function, or a generator, that holds a token while it runs; each call has its own."""
+        """Returns a function, or a generator, that holds a token while it runs. Each call has its own token."""
         return decorated(function, lambda: Hold(self._client, self._asked))
 
 
 class Client(Commands[Hold], Shared, Blocking):
-    """A connection to a server, which is made again when it is lost. Use it in a `with`, or close() it.
+    """A connection to a server. If it is lost, the client makes a new one. Use the client in a `with`, or close() it.
 
-    It connects with the first call. Threads may share a client: their calls are under way side by side on one
-    connection. After a fork the connection belongs to the parent; the child connects with its first call.
+    The client connects with its first call. Threads may share a client: their calls use one connection at the same
+    time. After a fork the connection belongs to the parent; the child connects with its first call.
 
     host: a host, sentinel://HOST[:PORT], sentinels://HOST[:PORT] (with TLS) or sentinel+unix:///PATH, or several of
-    these, which are tried in order. All of them have to lead to the same server.
-    port: for hosts without a port.
-    path: of a Unix socket, instead of host and port.
-    tls: True or an ssl.SSLContext, as in counterd.client.Client, which also says what a URL may have.
-    namespace: each connection is registered in it, and counts where a threshold is for each connection.
-    timeout: seconds that each call may take in all. A token that is granted later is given back at once. If the server
-    has extensions that decide, they need some of this time.
-    connect_timeout: seconds for connecting to one address, and for TLS's handshake. After a failed attempt only the
-    client's own thread connects, and no call waits for it.
-    fallback: what decides while the server does not. "local": limits of this client alone; "open": everything passes;
+    these, which are tried in order. All of them must lead to the same server.
+    port: the port for hosts without a port.
+    path: the path of a Unix socket, in place of host and port.
+    tls: True or an ssl.SSLContext, as for counterd.client.Client, which also describes URLs.
+    namespace: the namespace in which each connection is registered. The connection then counts if a threshold applies
+    to each connection.
+    timeout: how many seconds each call may take in all. A token that is granted after that is given back immediately.
+    If extensions of the server decide, they need a part of this time.
+    connect_timeout: how many seconds connecting to one address may take, and the TLS handshake. After a failed attempt
+    only the client's own thread connects, and no call waits for it.
+    fallback: what decides while the server does not. "local": limits of this client alone. "open": everything passes.
     "closed": nothing passes.
-    limits: for "local", by flow: how many calls pass in a second by flow(), and of each value by param(), and how many
-    at the same time by acquire() and hold(). For a flow without a limit the calls raise what went wrong.
+    limits: the limits for "local", by flow: how many calls flow() lets pass in a second, how many param() lets pass for
+    each value, and how many acquire() and hold() allow at the same time. For a flow without a limit, calls raise the
+    error of the server.
 
-    The server does not decide while it cannot be reached or does not answer, and for a flow for which it answers bad
-    request, too many requests, failed, no such rule or not available. The logger counterd.client.sentinel warns each
-    time that this begins and ends; stats() has the figures.
+    The server does not decide while it cannot be reached or does not answer. It also does not decide about a flow if it
+    answers bad request, too many requests, failed, no such rule or not available. The logger counterd.client.sentinel
+    logs a warning when such a time begins and when it ends; stats() has the figures.
 
-    Flows have ids of 1 to 2^63-1, counts are 1 to 2^31-1. Anything else raises ValueError or TypeError.
+    Flows have ids of 1 to 2^63-1, and counts are 1 to 2^31-1. Other arguments raise ValueError or TypeError.
     """
 
     def close(self) -> None:
@@ -162,7 +167,7 @@ class Client(Commands[Hold], Shared, Blocking):
         self._keeper.stir(at)
 
     def _work(self, connects: bool) -> tuple[TokenLink, float]:
-        """In the keeper's thread."""
+        """Runs in the keeper's thread: does the work that is due."""
         self._run_command(self._keeping(connects))
         return self._link, self._due_at()
 
@@ -192,9 +197,9 @@ class Client(Commands[Hold], Shared, Blocking):
 
 
 class AsyncHold(Held):
-    """A token that is held while a block runs: what AsyncClient.hold() returns, for `async with` or as a decorator.
+    """A token that is held while a block runs. AsyncClient.hold() returns it, for `async with` or as a decorator.
 
-    As Hold.
+    It has the methods of Hold.
     """
 
     async def __aenter__(self) -> AsyncHold:
@@ -205,16 +210,19 @@ class AsyncHold(Held):
         await self._client._run_command(self._leaving(kind))
 
     def __call__(self, function: F) -> F:
-        """Returns a coroutine function, or an asynchronous generator, that holds a token while it runs, as Hold."""
+        """Returns a coroutine function, or an asynchronous generator, that holds a token while it runs.
+
+        Each call has its own token.
+        """
         return decorated_async(function, lambda: AsyncHold(self._client, self._asked))
 
 
 class AsyncClient(Commands[AsyncHold], AioShared, Awaiting):
-    """Client for the tasks of one event loop. Use it in an `async with`, or await close().
+    """The Client for the tasks of one event loop. Use the client in an `async with`, or await close().
 
-    It has the arguments, results and errors of Client. A call that is cancelled leaves nothing behind: a token that is
-    granted after its caller has gone is given back. The client needs no thread, and is not thread-safe. In another
-    event loop it raises RuntimeError, unless the first loop was closed; what was held then is lost.
+    It has the same arguments, results and errors as Client. A cancelled call leaves nothing behind: a token that is
+    granted later is given back. The client needs no thread, and is not thread-safe. In another event loop the client
+    raises RuntimeError, unless the first event loop was closed. Tokens that were held are then lost.
     """
 
     _make_hold = AsyncHold
@@ -265,7 +273,7 @@ class AsyncClient(Commands[AsyncHold], AioShared, Awaiting):
             self._link.start_unawaited(wire.release, token.id)
 
     def _due(self, at: float) -> None:
-        """Sets the timer, unless a task is at work, which does that when it ends."""
+        """Sets the timer, unless a task is at work; that task sets the timer when it ends."""
         is_busy = self._keeping_task is not None and not self._keeping_task.done()
         if at == math.inf or self._closed or is_busy or (self._timer is not None and self._timer_at <= at):
             return

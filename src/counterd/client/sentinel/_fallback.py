@@ -1,6 +1,7 @@
-"""What a client for the sentinel protocol decides itself while its server does not decide, and what it logs then.
+"""What a client for the sentinel protocol decides by itself while its server does not decide, and what it logs.
 
-Floor: side; shared by the blocking client and that for asyncio. No I/O but the log, and no clock.
+Floor: side (ARCHITECTURE.md); shared by the blocking client and the client for asyncio. This file has no I/O except the
+log, and no clock.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 LOCAL: Literal["local"] = "local"
 OPEN: Literal["open"] = "open"
 CLOSED: Literal["closed"] = "closed"
-GOES_ON = {LOCAL: "going on with local limits", OPEN: "letting all through", CLOSED: "refusing all"}
+GOES_ON = {LOCAL: "local limits apply", OPEN: "all calls pass", CLOSED: "all calls are refused"}
 # The answers that are decisions. After any other the fallback decides, as it does without an answer.
 DECISIONS = frozenset(map(int, (Status.OK, Status.BLOCKED, Status.SHOULD_WAIT)))
 # "The server decides again" is logged when the fallback was not needed for so long, so that this is not logged often.
@@ -41,9 +42,9 @@ log = logging.getLogger("counterd.client.sentinel")
 class Stats(NamedTuple):
     """The figures of a client.
 
-    falling_back: why the server does not decide now, or "". fallbacks: how often that has begun.
-    passed, refused: calls that were decided without the server.
-    late: tokens that were granted after their caller had gone, and were given back at once.
+    falling_back: why the server does not decide now, or "". fallbacks: how often such a time has begun.
+    passed, refused: calls about which the fallback decided.
+    late: tokens that were granted after their caller had stopped waiting, and were given back immediately.
     lost: tokens of holds that were lost.
     """
 
@@ -56,7 +57,7 @@ class Stats(NamedTuple):
 
 
 class _Episode:
-    """A time in which the server does not decide, for one flow or for all."""
+    """A time in which the server does not decide, for one flow or for all flows."""
 
     def __init__(self, why: str, now: float) -> None:
         self.why = why
@@ -65,7 +66,7 @@ class _Episode:
 
 
 class Fallback:
-    """Decides if the server has not decided, and counts the tokens that this client has. Thread-safe.
+    """Decides if the server has not decided, and counts the tokens that this client has. Threads may share a Fallback.
 
     now: returns the seconds of a monotonic clock.
     """
@@ -87,7 +88,7 @@ class Fallback:
         self.after_fork()
 
     def after_fork(self) -> None:
-        """Forgets all tokens: in the child of a fork they belong to the parent."""
+        """Called in the child of a fork, where all tokens belong to the parent. Forgets all tokens."""
         self._lock = threading.RLock()  # reentrant: a signal handler may have interrupted its thread
         self._granted: weakref.WeakSet[Token] = weakref.WeakSet()  # by the server
         self._own: dict[int, Token] = {}
@@ -96,7 +97,7 @@ class Fallback:
     # ---- what the server answered ----
 
     def heard(self, flow_id: int, count: int, response: Response) -> TokenRefused | None:
-        """Takes what the server answered for a flow. Returns an error if that is not a decision."""
+        """Takes the answer of the server for a flow. Returns an error if the answer is not a decision."""
         if response.status not in DECISIONS:
             return refused(response.status, flow_id, count)
         if self._episodes:
@@ -115,7 +116,7 @@ class Fallback:
             self._granted.discard(token)
 
     def lost(self, lease: Lease) -> None:
-        """Counts the token of a hold if it is lost, but only once."""
+        """Counts the token of a hold as lost, but only once."""
         with self._lock:
             if lease.lost and lease.lost not in NO_LOSS and not lease.counted:
                 lease.counted = True
@@ -123,14 +124,17 @@ class Fallback:
                 self._granted.discard(lease.token)
 
     def tokens(self) -> list[Token]:
-        """Returns the tokens of the server that the program still has."""
+        """Returns the server's tokens that the program still has."""
         with self._lock:
             return list(self._granted)
 
     # ---- deciding ----
 
     def answer(self, flow_id: int, count: int, values: Sequence[Value], error: CounterdError) -> Answer:
-        """Decides instead of the server. error: why the server did not; it is raised if the flow has no local limit."""
+        """Decides in place of the server.
+
+        error: why the server did not decide; it is raised if the flow has no local limit.
+        """
         keys = [encode_value(value) for value in values] or [b""]
         passed = self._mode == OPEN or (
             self._mode == LOCAL and self._passes(flow_id, count, keys, self._limit(flow_id, error))
@@ -139,7 +143,10 @@ class Fallback:
         return Answer(int(Status.OK if passed else Status.BLOCKED), fallback=True)
 
     def acquire(self, flow_id: int, count: int, error: CounterdError) -> Token:
-        """Grants a token instead of the server. Raises Blocked if there are too many, `error` if nothing may pass."""
+        """Grants a token in place of the server.
+
+        Raises Blocked if too many tokens are held, or `error` if nothing may pass.
+        """
         if self._mode == CLOSED:
             self._fell_back(flow_id, error, False)
             raise error
@@ -160,7 +167,7 @@ class Fallback:
         return token
 
     def release(self, token: Token) -> bool:
-        """Takes back a token of the fallback. Returns False if it was given back before."""
+        """Takes back a token of the fallback. Returns False if the token was given back before."""
         with self._lock:
             return self._own.pop(token.id, None) is not None
 
@@ -170,11 +177,14 @@ class Fallback:
             self._fell_back(flow_id, error, False)
             if isinstance(error, TokenRefused):
                 raise error
-            raise type(error)(f"{error}; no local limit is given for flow {flow_id}") from error
+            raise type(error)(f"{error}; flow {flow_id} has no local limit") from error
         return limit
 
     def _passes(self, flow_id: int, count: int, values: Iterable[bytes], limit: int) -> bool:
-        """Returns whether all values may pass, and counts them then. A second is this tenth and the nine before it."""
+        """Returns whether all values may pass.
+
+        If they may, counts them. A second consists of the current tenth and the nine tenths before it.
+        """
         asked: Counter[bytes] = Counter()
         for value in values:
             asked[value] += count
@@ -202,7 +212,7 @@ class Fallback:
                 episode = self._episodes[key] = _Episode(str(error), now)
                 self._begun += 1
                 alone = self._mode == LOCAL and key and key not in self._limits
-                log.warning("%s: %s", error, "no local limit is given for it" if alone else GOES_ON[self._mode])
+                log.warning("%s: %s", error, "the flow has no local limit" if alone else GOES_ON[self._mode])
             episode.last = now
             if passed:
                 episode.passed += 1
@@ -219,7 +229,7 @@ class Fallback:
                 self._log(key, episode, "the server decides again")
 
     def close(self) -> list[Token]:
-        """Logs the end of all episodes. Returns the tokens of the server that the program still has."""
+        """Logs the end of all episodes. Returns the server's tokens that the program still has."""
         with self._lock:
             while self._episodes:
                 key, episode = self._episodes.popitem()
@@ -229,7 +239,7 @@ class Fallback:
     def _log(self, key: int, episode: _Episode, what: str) -> None:
         flow = f"flow {key}: " if key else ""
         counts: tuple[Any, ...] = (self._now() - episode.since, episode.passed, episode.refused)
-        log.warning("%s%s after %.1f s: let %d through without it, and refused %d", flow, what, *counts)
+        log.warning("%s%s after %.1f s: %d calls passed without the server, and %d were refused", flow, what, *counts)
 
     def stats(self) -> Stats:
         with self._lock:

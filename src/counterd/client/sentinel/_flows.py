@@ -1,9 +1,11 @@
-"""The methods of the clients for the sentinel protocol, and what they decide, written once for both shapes.
+"""The methods of the clients for the sentinel protocol, written once for the blocking client and the client for
+asyncio.
 
-Each method is a step machine. It yields an Act and its arguments, gets the result or the CounterdError of the act, and
-returns the result of the method. It is closed if the caller is interrupted. A client does the acts, and has the clock.
+Each method is a step machine. The step machine yields an Act and its arguments, gets the result or the CounterdError of
+the act, and returns the result of the method. The step machine is closed if the caller is interrupted. A client
+performs the acts, and has the clock.
 
-Floor: side. No I/O, and no clock but for the fallback.
+Floor: side (ARCHITECTURE.md). No I/O, and no clock except for the fallback.
 """
 
 from __future__ import annotations
@@ -54,12 +56,13 @@ HoldT = TypeVar("HoldT")
 
 
 class Act(Enum):
-    """What a client does for a step, by the method that is the value.
+    """The actions that a client performs for a step. The value of an action is the name of the client's method.
 
-    CONNECT: returns the connection, a new one if the last one is lost. ConnectionLost or Timeout.
-    SEND: sends a request through a link and returns its response. Calls a function with it, if one is given, in the
-    same step. SEND_ALL: sends requests in one piece and returns their responses; None for one that was not answered.
-    TAKE: waits in turn for the token of a hold.
+    CONNECT: returns the connection. If the connection was lost, returns a new one. Raises ConnectionLost or Timeout.
+    SEND: sends a request through a link and returns the response. If a function is given, calls it with the response in
+    the same step. SEND_ALL: sends requests together and returns their responses, with None for each request without a
+    response.
+    TAKE: waits in the queue for the token of a hold.
     """
 
     CONNECT = "_connected"
@@ -72,7 +75,7 @@ CONNECT, SEND, SEND_ALL, TAKE = Act
 
 
 class Commands(Shape, Generic[HoldT]):
-    """The methods of a client, for both shapes."""
+    """The methods of a client, blocking or for asyncio."""
 
     _attempts: Attempts
     _closed: bool
@@ -108,19 +111,20 @@ class Commands(Shape, Generic[HoldT]):
 
     @command
     def flow(self, flow_id: int, count: int = 1, *, prioritized: bool = False) -> Steps[Answer]:
-        """Asks whether `count` calls of a flow may pass now, by the flow's rate.
+        """Asks whether `count` calls of a flow may pass now, according to the flow's rate.
 
-        prioritized: if they may not, the server may let them pass after a while, at the expense of later calls.
+        prioritized: if the calls may not pass now, the server can let them pass after a wait, at the expense of later
+        calls.
         """
         check(flow_id, count)
         return self._answered(flow_id, count, (), (wire.flow, flow_id, count, prioritized))
 
     @command
     def param(self, flow_id: int, values: Iterable[Value], count: int = 1) -> Steps[Answer]:
-        """Asks whether `count` calls of a flow with each of these values may pass now: all of them, or none.
+        """Asks whether `count` calls of a flow may pass now for each of these parameter values: for all values or none.
 
-        values: bool, int, float, text or bytes, as Java's Boolean, Integer or Long, Double and String; Typed(Tag.SHORT,
-        5) for another of its types. Encoded they may have 1,001 bytes.
+        values: bool, int, float, text or bytes, which become Java's Boolean, Integer or Long, Double and String.
+        Typed(Tag.SHORT, 5) is a value of another Java type. The encoded values can have 1,001 bytes.
         """
         check(flow_id, count)
         values = values_of(values)
@@ -128,27 +132,29 @@ class Commands(Shape, Generic[HoldT]):
 
     @command
     def acquire(self, flow_id: int, count: int = 1, *, prioritized: bool = False) -> Steps[Token]:
-        """Returns a token for `count` calls of a flow that run at the same time. Blocked if these are too many.
+        """Returns a token for `count` calls of a flow that run at the same time. Raises Blocked if too many calls run.
 
-        Asks once, and does not keep the lease alive as hold() does: call keep() until you release() the token.
-        prioritized: for servers to which that means something.
+        Asks the server once, and does not keep the lease alive as hold() does: call keep() until you release() the
+        token.
+        prioritized: only some servers use this.
         """
         return self._acquired(AskedToken(flow_id, count, prioritized, 0, RAISE))
 
     @command
     def release(self, token: Token) -> Steps[bool]:
-        """Gives a token back. Returns False if it was gone: given back before, or its lease was over.
+        """Gives a token back. Returns False if the token was gone: it was given back before, or its lease was over.
 
-        If the connection is lost meanwhile it asks again, and returns True even if the token is gone by then.
+        If the connection is lost meanwhile, asks again, and returns True even if the token is gone by then.
         """
         return self._released(token)
 
     @command
     def keep(self, token: Token) -> Steps[int]:
-        """Renews a token's lease. Returns the milliseconds that remain of it; TokenLost if the token is gone.
+        """Renews the lease of a token. Returns how many milliseconds of the lease remain. Raises TokenLost if the token
+        is gone.
 
-        NoSuchRule if the flow's rule is gone: the lease is not renewed then. A token of the fallback has no lease, and
-        always the longest time.
+        Raises NoSuchRule if the flow's rule is gone; then the lease is not renewed. A token of the fallback has no
+        lease; for such a token this always returns the longest time.
         """
         if token.fallback:
             return wire.LEASE_MAX
@@ -161,7 +167,7 @@ class Commands(Shape, Generic[HoldT]):
 
     @command
     def ping(self) -> Steps[int]:
-        """Returns how many connections are registered in the namespace, this one among them."""
+        """Returns how many connections are registered in the namespace, including this one."""
         response = yield from self._called((wire.ping, self._namespace))
         if response.status != Status.OK:
             raise token_error(response.status)
@@ -176,24 +182,29 @@ class Commands(Shape, Generic[HoldT]):
         timeout: float | None = None,
         on_lost: Callable[[HoldT], object] | Literal["raise"] = RAISE,
     ) -> HoldT:
-        """A token while a block runs: `with client.hold(101, timeout=5):`, or as a decorator. `async with` for asyncio.
+        """Holds a token while a block runs: `with client.hold(101, timeout=5):`, or as a decorator. For asyncio, use
+        `async with`.
 
-        Waits while the flow is blocked, for timeout seconds at most (None: for ever, 0: asks once), then raises
-        Blocked. Holds of one client get a flow in the order in which they began to wait. A hold also waits while the
-        server cannot be reached and the fallback lets nothing through; when the time is over, that raises
-        ConnectionLost. A server that does not answer raises Timeout, and an answer that is not a decision TokenRefused,
-        both at once. The client keeps the lease alive, also through another connection. Leaving the block gives the
-        token back; if the server cannot be reached then, the token ends with its lease.
+        Waits while the flow is blocked, for at most timeout seconds (None: for ever, 0: asks once). Then raises
+        Blocked. Holds of one client get tokens of a flow in the order in which they began to wait. A hold also waits
+        while the server cannot be reached and the fallback lets nothing pass. If the timeout ends during this time, the
+        hold raises ConnectionLost. If the server does not answer, the hold immediately raises Timeout. If the answer is
+        not a decision, it immediately raises TokenRefused. The client keeps the lease alive, also through a new
+        connection. The token is given back at the end of the block. If the server cannot be reached then, the token
+        ends with its lease.
 
-        on_lost: what to do when the token is lost while the block runs, because the server does not know it any more,
-        or its lease ended before the server could be reached. "raise": leaving the block raises TokenLost, unless the
-        block raised something else. A function: it is called with the hold at once, in the thread that keeps all
-        leases, or by the event loop, so it must be quick.
+        on_lost: what to do when the token is lost while the block runs. A token is lost when the server no longer knows
+        it, or when its lease ended before the server could be reached. "raise": the end of the block raises TokenLost,
+        unless the block has raised another exception. A function: it is called immediately with the hold, by the thread
+        that keeps all leases or by the event loop. So the function must be quick.
         """
         return self._make_hold(self, AskedToken(flow_id, count, prioritized, timeout, on_lost))
 
     def stats(self) -> Stats:
-        """Returns what the client did without the server, and how many tokens were lost. Does not ask the server."""
+        """Returns how many calls were decided without the server, and how many tokens were lost.
+
+        This does not ask the server.
+        """
         return self._fallback.stats()
 
     # ---- calls ----
@@ -204,8 +215,8 @@ class Commands(Shape, Generic[HoldT]):
         granted: Callable[[Response], object] | None = None,
         on_repeat: Callable[[], object] | None = None,
     ) -> Steps[Response]:
-        """Asks the server, and asks again once if the connection is lost. That is safe, because a token that the client
-        did not see ends soon. It does not ask again if the server never answered on that connection.
+        """Asks the server, and asks once more if the connection is lost. That is safe, because a token whose grant the
+        client has not seen soon ends. If the server never answered on that connection, does not ask again.
         """
         link = self._usable_link() or (yield from self._reached())
         try:
@@ -220,8 +231,8 @@ class Commands(Shape, Generic[HoldT]):
         return again
 
     def _reached(self) -> Steps[Any]:
-        """Returns the connection, a new one if it was lost. If the last attempt to connect has failed, raises
-        ConnectionLost at once: no call waits for the next attempt.
+        """Returns the connection. If the connection was lost, returns a new one. If the last attempt to connect has
+        failed, immediately raises ConnectionLost: no call waits for the next attempt.
         """
         if link := self._usable_link():
             return link
@@ -241,7 +252,10 @@ class Commands(Shape, Generic[HoldT]):
     def _decision(
         self, flow_id: int, count: int, request: Request, granted: Callable[[Response], object] | None = None
     ) -> Steps[Response | CounterdError]:
-        """Returns what the server decided, or the reason why it did not decide, which is raised after close()."""
+        """Returns the server's decision, or the reason why the server did not decide.
+
+        After close(), raises the reason.
+        """
         try:
             response = yield from self._called(request, granted)
         except FAILURES as error:
@@ -257,7 +271,7 @@ class Commands(Shape, Generic[HoldT]):
         return Answer(decision.status, decision.remaining, decision.wait_ms)
 
     def _asked(self, hold: Held, asked: AskedToken) -> Steps[Token]:
-        """Returns a token of the server or of the fallback. Raises Blocked, or why there was no decision."""
+        """Returns a token of the server or of the fallback. Raises Blocked, or the reason why there was no decision."""
 
         def granted(response: Response) -> None:
             if response.status == Status.OK:
@@ -318,7 +332,7 @@ class Commands(Shape, Generic[HoldT]):
     # ---- leases and connections ----
 
     def _began(self, hold: Held, token: Token) -> Lease:
-        """Returns the lease of a hold's token, which is kept alive from now on."""
+        """Returns the lease of a hold's token. The lease is kept alive from now on."""
         lease = self._leases.begin(token, hold, self._now())
         if self._closed:  # meanwhile
             self._leases.forget(CLOSED)
@@ -326,9 +340,9 @@ class Commands(Shape, Generic[HoldT]):
         return lease
 
     def _keeping(self, connects: bool = False) -> Steps[None]:
-        """Keeps the leases that are due, connects if there is no connection, and notifies the holds that are lost.
+        """Renews the leases that are due, connects if there is no connection, and notifies the holds that are lost.
 
-        connects: connect even if there is no lease.
+        connects: whether to connect even if there is no lease.
         """
         if connects or self._leases.holds:
             with suppress(*FAILURES):
@@ -343,11 +357,11 @@ class Commands(Shape, Generic[HoldT]):
             hold._notify()
 
     def _due_at(self) -> float:
-        """Returns when _keeping() has something to do next; infinity if it has nothing to do."""
+        """Returns when _keeping() has work to do next. Returns infinity if there is no work."""
         return self._leases.due_at(None if self._usable_link() else self._attempts.retry_at)
 
     def _go_on(self, send: Callable[..., object]) -> None:
-        """Renews all leases through a new connection, which makes it the owner of the tokens."""
+        """Renews all leases through a new connection. The tokens then belong to that connection."""
         self._outage = ""
         kept = self._leases.hurry()
         for token in self._fallback.tokens():
@@ -374,12 +388,12 @@ class Held:
 
     @property
     def token(self) -> Token | None:
-        """The token, with the server's number for it; None outside of the block."""
+        """The token, with the server's number for it. None outside of the block."""
         return self._token
 
     @property
     def lost(self) -> bool:
-        """Whether the token was lost while the block runs, as far as the client knows. Does not ask the server."""
+        """Whether the token was lost while the block runs, as far as the client knows. This does not ask the server."""
         return self._lease is not None and self._lease.look(self._client._now())
 
     @property
@@ -388,14 +402,14 @@ class Held:
         return self._token is not None and self._token.fallback
 
     def raise_if_lost(self) -> None:
-        """Raises TokenLost if hold.lost. Call it before what must not be done without the token."""
+        """Raises TokenLost if hold.lost is true. Call this before any action that needs the token."""
         lease = self._lease
         if lease is not None and lease.look(self._client._now()):
             raise lost(lease.token, lease.lost)
 
     def _entering(self) -> Steps[None]:
         if not self._entered.acquire(blocking=False):
-            raise RuntimeError("this hold has been entered already: make another")
+            raise RuntimeError("this hold is already in use: make another one")
         try:
             yield TAKE, self, self._asked
             assert self._token is not None
@@ -430,7 +444,7 @@ class Held:
             self._entered.release()
 
     def _left(self) -> Token | None:
-        """Takes the token from the hold, and stops keeping its lease alive."""
+        """Takes the token away from the hold, and stops keeping its lease alive."""
         token, self._token = self._token, None
         lease, self._lease = self._lease, None
         if lease is not None:
@@ -444,4 +458,4 @@ class Held:
             try:
                 on_lost(self)
             except self.CAUGHT:
-                log.exception("on_lost of %s failed", self._asked)
+                log.exception("the function on_lost of %s failed", self._asked)

@@ -1,6 +1,6 @@
 """The connection of a blocking client for the sentinel protocol, and the client's thread.
 
-The thread keeps leases alive, connects again, and takes grants that come too late. Floor: side.
+The thread keeps leases alive, connects again, and takes grants that arrive too late. Floor: side (ARCHITECTURE.md).
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ class TokenLink(Link):
         on_late: Callable[[], object],
         tally: Tally,
     ) -> None:
-        """on_late: is called, with the lock, when a grant may come while no thread reads."""
+        """on_late: called, by a caller that has the lock, when a grant may arrive while no thread reads."""
         super().__init__(connected, where, timeout, on_end, calls=TokenCalls(tally))
         self._on_late = on_late
         self._late_since = 0.0
 
     def give_back(self, *tokens: Token) -> None:
-        """Releases tokens without waiting for the replies.
+        """Gives tokens back without waiting for the replies.
 
-        The garbage collector calls it when it ends a generator, maybe in the middle of a call of the same thread.
+        The garbage collector calls this when it ends a generator, perhaps in the middle of a call of the same thread.
         """
         self.calls.give_back += [release(token) for token in tokens]
         if not is_mine(self._lock):
@@ -57,13 +57,16 @@ class TokenLink(Link):
                 self._give_back()
 
     def leave(self, tokens: list[Token]) -> None:
-        """Gives tokens back and ends the connection. If it interrupts a call, the tokens end with their leases."""
+        """Gives tokens back and ends the connection. If this interrupts a call, the tokens end with their leases."""
         if not is_mine(self._lock):
             self.give_back(*tokens)
         self.close()
 
     def owes_grants(self) -> bool:
-        """Returns whether a grant may come whose caller has gone. Ends the connection if that takes LATE_MAX_S."""
+        """Returns whether a grant may arrive whose caller no longer waits.
+
+        Ends the connection if that takes longer than LATE_MAX_S.
+        """
         if not self._late():
             self._late_since = 0.0
             return False
@@ -75,7 +78,7 @@ class TokenLink(Link):
         return True
 
     def collect(self, seconds: float) -> None:
-        """Reads for so many seconds, or until no more late grants can come, and gives late grants back."""
+        """Reads for this many seconds, or until no more late grants can arrive, and gives late grants back."""
         late = self._late()
         deadline = time.monotonic() + seconds
         try:
@@ -98,9 +101,10 @@ class TokenLink(Link):
 
 
 class Keeper:
-    """Runs a thread while there is something to do. The thread ends when there was nothing to do for IDLE_S.
+    """Runs a thread while there is work to do. The thread ends when there was no work for IDLE_S.
 
-    work: does what is due, and connects if its argument is True. Returns the connection, and when more is due.
+    work: does the work that is due, and connects if its argument is True. Returns the connection, and the time when
+    more work is due.
     """
 
     def __init__(self, leases: Leases, work: Callable[[bool], tuple[TokenLink, float]]) -> None:
@@ -116,7 +120,7 @@ class Keeper:
         self._stopped = False
 
     def stir(self, due: float = 0.0, *, connects: bool = False) -> None:
-        """Makes the thread check what is to be done, no later than at `due`, and connect if it is to.
+        """Makes the thread check for work, no later than at `due`, and connect if that is asked for.
 
         Does nothing when the program ends, because no new thread can be started then.
         """
@@ -130,7 +134,7 @@ class Keeper:
                 self._waker.wake()
 
     def stop(self) -> None:
-        """Ends the thread, and does not start another."""
+        """Ends the thread, and starts no other thread."""
         with self.lock:
             self._stopped = True
             waker, self._waker = self._waker, None
@@ -142,7 +146,7 @@ class Keeper:
             self._thread.join()
 
     def after_fork(self) -> None:
-        """In the child of a fork, where the thread does not run."""
+        """Called in the child of a fork, where the thread does not run."""
         if self._waker is not None:
             self._waker.close()
 

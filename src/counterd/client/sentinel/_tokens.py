@@ -1,6 +1,6 @@
 """Tokens and leases of the sentinel protocol, and the calls of a connection.
 
-Floor: side. No I/O and no clock: callers pass the time.
+Floor: side (ARCHITECTURE.md). No I/O and no clock: callers pass the time.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ AGAIN_S = 0.1  # after a KEEP that was not answered, if the length of the lease 
 SHARES = 3  # a KEEP is sent after 1/SHARES of the remaining lease, so two KEEPs may fail
 
 RELEASED = frozenset((Status.RELEASE_OK, Status.ALREADY_RELEASED, Status.NO_RULE))  # a token is not held after these
-UNKNOWN = "the server does not know it any more"
+UNKNOWN = "the server no longer knows the token"
 
 # An enumeration's members are looked up slowly before Python 3.12.
 _ACQUIRE, _OK = int(MessageType.ACQUIRE), int(Status.OK)
@@ -44,9 +44,9 @@ _TYPE, _FLOW, _FLOW_END = 6, 7, 15  # offsets in the frame of a request
 class Answer(NamedTuple):
     """The result of flow() or param().
 
-    status: 0 to pass, 1 blocked, 2 to pass after wait_ms milliseconds, which the caller has to wait.
-    remaining: how many more could pass now; -1 if that is not known.
-    fallback: the client's fallback decided, not the server.
+    status: 0 means pass, 1 means blocked, 2 means pass after wait_ms milliseconds, which the caller has to wait.
+    remaining: how many more calls could pass now; -1 if that is not known.
+    fallback: whether the client's fallback decided, and not the server.
     """
 
     status: int
@@ -56,15 +56,15 @@ class Answer(NamedTuple):
 
     @property
     def passed(self) -> bool:
-        """Whether the calls may pass, after wait_ms milliseconds."""
+        """Whether the calls may pass. If they have to wait, they may pass after wait_ms milliseconds."""
         return self.status != Status.BLOCKED
 
 
 class Token:
-    """Calls of a flow that run now: the result of acquire().
+    """A token for calls of a flow that run now. acquire() returns it.
 
-    id: the server's number for it, never 0. flow_id, count: what was asked for.
-    fallback: it is the client's own, and the server does not know it.
+    id: the server's number of the token, never 0. flow_id, count: the arguments of acquire().
+    fallback: whether the token is the client's own, which the server does not know.
     """
 
     __slots__ = ("__weakref__", "count", "fallback", "flow_id", "id")
@@ -83,7 +83,7 @@ class Token:
 
 
 def flow_key(flow_id: int) -> bytes:
-    """The name of the wait queue of a flow."""
+    """Returns the name of the wait queue of a flow."""
     return flow_id.to_bytes(8, "big")
 
 
@@ -97,16 +97,16 @@ def check(flow_id: int, count: int) -> None:
 
 
 def values_of(values: Iterable[Value]) -> list[Value]:
-    """Returns the values as a list, at least one. Refuses text, which would be a list of letters."""
+    """Returns the values as a list of at least one value. Refuses text, because text would become a list of letters."""
     if isinstance(values, (str, bytes)):
         raise TypeError(f"values must be a list of values, not {values!r}")
     if not (found := list(values)):
-        raise ValueError("values must have at least one value")
+        raise ValueError("values must contain at least one value")
     return found
 
 
 def read_namespace(text: str | bytes) -> bytes:
-    """Returns the namespace as it is sent. Raises ValueError if no server would register it."""
+    """Returns the namespace as bytes for the server. Raises ValueError if no server would register the namespace."""
     namespace = text.encode() if isinstance(text, str) else text
     if not namespace.strip():
         raise ValueError(f"namespace must not be blank: {text!r}")
@@ -128,7 +128,7 @@ def blocked(flow_id: int, count: int, *, maximum: int | None = None, waited: flo
 
 
 def not_kept(status: int, token: Token) -> TokenRefused | TokenLost:
-    """Returns the error for a KEEP or a RELEASE."""
+    """Returns the error for a KEEP or a RELEASE request."""
     if status == Status.ALREADY_RELEASED:
         return lost(token, UNKNOWN)
     error = token_error(status)
@@ -141,7 +141,7 @@ def lost(token: Token, why: str) -> TokenLost:
 
 
 class AskedToken(Wanted):
-    """What a hold asks for: a token."""
+    """The token that a hold asks for."""
 
     def __init__(self, flow_id: int, count: int, prioritized: bool, timeout: float | None, on_lost: Any) -> None:
         if on_lost != RAISE and not callable(on_lost):
@@ -165,10 +165,11 @@ class AskedToken(Wanted):
 
 
 class Lease:
-    """A token that a hold keeps alive: when its lease is to be renewed, and until when it is held for certain."""
+    """The lease of a token that a hold keeps alive: when it has to be renewed, and until when the token is certainly
+    held."""
 
     def __init__(self, token: Token, now: float, usual: float | None) -> None:
-        """usual: seconds of the last known lease of its flow; None: not known, so the lease is renewed at once."""
+        """usual: the last known lease of the flow in seconds. If it is None, the lease is renewed immediately."""
         self.token = token
         self.due = now if usual is None else now + min(usual / SHARES, FIRST_KEEP_S)
         self.ends = math.inf
@@ -176,7 +177,7 @@ class Lease:
         self.counted = False  # as lost, in the statistics
 
     def answered(self, asked: float, now: float, response: Response | None) -> None:
-        """Takes the response to a KEEP that was sent at the time `asked`; None if there was none."""
+        """Takes the response to a KEEP that was sent at the time `asked`, or None if there was no response."""
         if response is not None and response.status == Status.OK:
             remaining = response.left_ms / 1000
             self.ends = asked + remaining
@@ -187,19 +188,19 @@ class Lease:
             self.due = now + (AGAIN_S if self.ends == math.inf else max((self.ends - now) / SHARES, LEAST_S))
 
     def look(self, now: float) -> bool:
-        """Returns whether the token is lost, as it is after the end of a lease that was not renewed."""
+        """Returns whether the token is lost. A token is lost at the end of a lease that was not renewed."""
         if now >= self.ends and not self.lost:
             self.lost = "its lease is over"
         return bool(self.lost)
 
     @property
     def next(self) -> float:
-        """When the lease is to be renewed, or ends."""
+        """When the lease has to be renewed, or ends."""
         return min(self.due, self.ends)
 
 
 class Leases:
-    """The leases that a client keeps alive. Threads may share it."""
+    """The leases that a client keeps alive. Threads may share a Leases."""
 
     def __init__(self) -> None:
         self.holds: dict[Lease, Any] = {}
@@ -211,13 +212,13 @@ class Leases:
         return lease
 
     def due(self, now: float) -> list[Lease]:
-        """Returns the leases that are to be renewed now."""
+        """Returns the leases that have to be renewed now."""
         return [lease for lease in list(self.holds) if lease.due <= now]
 
     def due_at(self, retry_at: float | None) -> float:
-        """Returns when the next lease is to be renewed, or ends; infinity if there is none.
+        """Returns when the next lease has to be renewed, or ends. Returns infinity if there is no lease.
 
-        retry_at: when a client that has no connection may connect; None if it has one.
+        retry_at: when a client without a connection may connect; None if the client has a connection.
         """
         leases = list(self.holds)
         if not leases:
@@ -234,27 +235,27 @@ class Leases:
                 self.usual[lease.token.flow_id] = lease.ends - now
 
     def hurry(self) -> set[Token]:
-        """Makes all leases due now, because there is a new connection. Returns their tokens."""
+        """Makes all leases due now, because there is a new connection. Returns the tokens of these leases."""
         leases = list(self.holds)
         for lease in leases:
             lease.due = 0.0
         return {lease.token for lease in leases}
 
     def take_lost(self, now: float) -> list[tuple[Lease, Any]]:
-        """Removes the lost leases, and returns them with their holds, except for holds that were left meanwhile."""
+        """Removes the lost leases, and returns them with their holds, except holds that have ended meanwhile."""
         lost = [lease for lease in list(self.holds) if lease.look(now)]
         taken = [(lease, self.holds.pop(lease, None)) for lease in lost]
         return [(lease, hold) for lease, hold in taken if hold is not None]
 
     def forget(self, why: str) -> None:
-        """Marks all leases as lost, for this reason, and removes them."""
+        """Marks all leases as lost for this reason, and removes them."""
         for lease in list(self.holds):
             lease.lost = lease.lost or why
         self.holds.clear()
 
 
 def release(token: Token) -> Request:
-    """Returns the request that gives a token back. It has the flow's key, which is the name of a queue."""
+    """Returns the request that gives a token back. The request has the flow's key, which is the name of a queue."""
     return _release, flow_key(token.flow_id), token.id
 
 
@@ -263,14 +264,17 @@ def _release(xid: int, _: bytes, token_id: int) -> bytes:
 
 
 class Tally:
-    """late: tokens that were granted after their caller had gone. lost: tokens of holds that were lost."""
+    """late: how many tokens were granted after their caller had stopped waiting.
+
+    lost: how many tokens of holds were lost.
+    """
 
     late = 0
     lost = 0
 
 
 class TokenCalls(Pending):
-    """The calls of one connection of the sentinel protocol. held: 0, as tokens outlive their connection."""
+    """The calls of one connection of the sentinel protocol. held: always 0, because tokens outlive their connection."""
 
     MASK = (1 << 31) - 1
 
@@ -284,7 +288,7 @@ class TokenCalls(Pending):
         for response in responses:
             call = self.pending.get(response.xid)
             if call is None or call.frame[_TYPE] != response.type:
-                raise ProtocolError(f"nothing was asked with type {response.type} and xid {response.xid}")
+                raise ProtocolError(f"no request has the type {response.type} and the xid {response.xid}")
             self.pending.pop(response.xid, None)  # it may be gone: a signal handler may have closed the connection
             if response.type == _ACQUIRE and response.status == _OK:
                 call.permits = response.token_id

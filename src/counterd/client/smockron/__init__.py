@@ -1,10 +1,13 @@
-"""Gatekeepers of the smockron protocol, for threads and for asyncio: each request passes, waits, or is rejected.
+"""Gatekeepers of the smockron protocol, for threads and for asyncio. A gatekeeper lets each request pass, makes it
+wait, or rejects it.
 
-A gatekeeper reports each request to a master, which announces to all its gatekeepers which identifiers must wait. So a
-decision waits for no reply: it takes microseconds, and is based on what the master announced a few milliseconds ago.
-counterd.client.smockron_asgi and counterd.client.smockron_wsgi put a gatekeeper before a web application.
+A gatekeeper reports each request to a master. The master announces to all its gatekeepers which identifiers must wait.
+So a gatekeeper decides without waiting for a reply: a decision takes microseconds, and is based on what the master
+announced a few milliseconds ago. counterd.client.smockron_asgi and counterd.client.smockron_wsgi put a gatekeeper in
+front of a web application.
 
-Floor: side. Needs only the wire module and counterd.errors, and works where nothing is compiled.
+Floor: side (ARCHITECTURE.md). This package needs only the wire module and counterd.errors, and works without any
+compiled module.
 """
 
 from __future__ import annotations
@@ -40,31 +43,36 @@ __all__ = [
 
 
 class Gatekeeper:
-    """Decides which requests pass, wait or are rejected. Use it in a `with`, or close() it. Threads may share it.
+    """Decides which requests pass, wait or are rejected. Use the gatekeeper in a `with`, or close() it. Threads may
+    share a gatekeeper.
 
-    It connects with the first decision, or with connect(). Each master has a thread, which sends, receives and connects
-    again. After a fork the connections belong to the parent; the child connects with its first decision.
+    The gatekeeper connects with its first decision, or with connect(). A gatekeeper has a thread for each master, which
+    sends, receives and connects again. After a fork the connections belong to the parent; the child connects with its
+    first decision.
 
     masters: one master for all domains, or a mapping from domains to masters. A master is HOST, HOST:PORT,
     smockron://HOST[:PORT], smockrons://HOST[:PORT] (with TLS), or a pair of such addresses: one for accounting and one
-    for control, which otherwise is the next port. Unix sockets are always a pair of smockron+unix:///PATH.
-    domain: the domain of requests whose domain is not given.
-    tls: True or an ssl.SSLContext, as in counterd.client.Client, which also says what a URL may have.
+    for control. With a single address, the port for control is the next port. For Unix sockets, a master is always a
+    pair of smockron+unix:///PATH.
+    domain: the domain of requests that name no domain.
+    tls: True or an ssl.SSLContext, as for counterd.client.Client, which also describes URLs.
     max_delay_s: the longest delay of a request in seconds. A request that would have to wait longer is rejected.
-    max_delayed: how many requests may wait at the same time. Additional requests are rejected instead of delayed.
+    max_delayed: how many requests may wait at the same time. Additional requests are rejected, and not delayed.
     rejected: which rejected requests are reported to the master: "all", "none", or a share of them, from 0 to 1.
-    max_remembered: how many identifiers that have to wait are remembered. If there are more, the one whose wait ends
-    first is forgotten.
+    max_remembered: how many identifiers that have to wait are remembered. If there are more, the identifier whose wait
+    ends first is forgotten.
     max_held: how many accounting messages of a domain are kept while its master is not connected. If there are more,
-    the oldest is dropped. A message that is older than 2 s is never sent.
-    heartbeat: seconds between two PINGs to a master. A master that does not answer is given up after twice this time.
-    timeout: seconds for connecting, for TLS's handshake, and for ZMTP's handshake.
+    the oldest message is dropped. A message that is older than 2 s is never sent.
+    heartbeat: the seconds between two PINGs to a master. A master that has not answered for twice this time is given
+    up.
+    timeout: how many seconds connecting, the TLS handshake and the ZMTP handshake may each take.
 
-    Identifiers have up to 4,096 bytes and domains up to 255; both are bytes, or text that is sent as UTF-8. Anything
-    else raises ValueError or TypeError, and so does a domain without a master. A master can have 1,024 domains.
+    Identifiers have up to 4,096 bytes and domains up to 255; both are bytes, or text that is sent as UTF-8. Other
+    arguments raise ValueError or TypeError, and so does a domain without a master. A master can have 1,024 domains.
 
-    While a master cannot be reached, requests pass, except for identifiers that have to wait already. The logger
-    counterd.client.smockron warns when that begins, and logs at level INFO when it ends; stats() has the figures.
+    While a master cannot be reached, requests pass, except for identifiers that already have to wait. The logger
+    counterd.client.smockron logs a warning when such a time begins, and a message at level INFO when it ends; stats()
+    has the figures.
     """
 
     def __init__(
@@ -102,10 +110,10 @@ class Gatekeeper:
         self.close()
 
     def connect(self, timeout: float = 5.0) -> bool:
-        """Connects now, and waits until all masters are connected and subscribed. False if that takes too long.
+        """Connects now, and waits until all masters are connected and subscribed. Returns False if this takes too long.
 
-        Calling it is optional. A gatekeeper does not know what a master announced before the connection. Raises
-        ConnectionLost if the gatekeeper is closed, also while connect() waits.
+        You need not call connect(). A gatekeeper does not know what a master announced before the connection. Raises
+        ConnectionLost if the gatekeeper is closed before or during this call.
         """
         self._start()
         with self._changed:
@@ -128,9 +136,10 @@ class Gatekeeper:
     def decide(
         self, identifier: str | bytes, domain: str | bytes | None = None, log_info: str | bytes = b""
     ) -> Decision:
-        """Decides whether a request that comes now passes, waits or is rejected. Does not wait itself, as admit() does.
+        """Decides whether a request that arrives now passes, waits or is rejected. This method does not wait, unlike
+        admit().
 
-        log_info: for the log of the master, cut to 1,024 bytes. counterd ignores it.
+        log_info: a text for the master's log, cut to 1,024 bytes; counterd ignores it.
         """
         if not self._is_started:
             self._start()
@@ -138,18 +147,19 @@ class Gatekeeper:
             return self._core.decide(identifier, domain, log_info, monotonic_ns(), time_ns())
 
     def gave_up(self, decision: Decision) -> None:
-        """Call it when a delayed request stops waiting: its client has disconnected, or its delay is over."""
+        """Call this when a delayed request stops waiting, because its client has disconnected or its delay is over."""
         with self._lock:
             self._core.gave_up(decision)
 
     def admit(
         self, identifier: str | bytes, domain: str | bytes | None = None, log_info: str | bytes = b""
     ) -> Admission:
-        """Admits a request: `with gatekeeper.admit("10.0.0.1"):` waits if it has to, or raises Rejected."""
+        """Admits a request: `with gatekeeper.admit("10.0.0.1"):` waits if the request has to wait, or raises
+        Rejected."""
         return Admission(self, identifier, domain, log_info)
 
     def stats(self) -> Stats:
-        """Returns how requests were decided, and what became of the messages. Asks no master."""
+        """Returns how requests were decided, and what happened to the messages. This asks no master."""
         with self._lock:
             return self._core.stats(monotonic_ns())
 
@@ -160,7 +170,10 @@ class Gatekeeper:
         return all(master.is_ready for master in self._core.masters)
 
     def _start(self) -> None:
-        """Starts a thread for each master. If that fails, requests pass, and it is tried again later."""
+        """Starts a thread for each master.
+
+        If a thread cannot be started, requests pass, and the gatekeeper tries again later.
+        """
         news: list[News] = []
         with self._lock:
             if self._closed:
@@ -178,7 +191,7 @@ class Gatekeeper:
             report(each)
 
     def _make_locks(self) -> None:
-        """A reentrant lock, because a signal handler may have interrupted a thread that has it."""
+        """Makes the lock. It is reentrant, because a signal handler may interrupt a thread that has it."""
         self._lock: Any = threading.RLock()
         self._changed = threading.Condition(self._lock)
 
@@ -191,7 +204,7 @@ class Gatekeeper:
 
 
 class Admission:
-    """One request at a gatekeeper: what Gatekeeper.admit() returns, for one `with`, which gives the Decision."""
+    """One request at a gatekeeper. Gatekeeper.admit() returns it, for one `with`, which gives the Decision."""
 
     def __init__(
         self, gatekeeper: Gatekeeper, identifier: str | bytes, domain: str | bytes | None, log_info: str | bytes
@@ -213,4 +226,4 @@ class Admission:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Does nothing: a gatekeeper does not count requests that run."""
+        """Does nothing, because a gatekeeper does not count running requests."""

@@ -1,7 +1,7 @@
-"""The gatekeeper of counterd.client.smockron for asyncio, with any event loop.
+"""The asyncio gatekeeper of counterd.client.smockron, for any event loop.
 
-Floor: side. An AioTender serves the connections to one master, as a Tender does. It has a turn when bytes
-have come, when there is something to send, and when it is time to connect or to send a PING.
+Floor: side (ARCHITECTURE.md). An AioTender serves the connections to one master, as a Tender does. The event loop runs
+it when bytes have arrived, when there is something to send, and when it is time to connect or to send a PING.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ PIECE = 8192  # bytes that are handled in one turn of the loop: control messages
 
 
 class Wire(asyncio.Protocol):
-    """A connection, also before it is made and after its end. is_paused: the transport's buffer is full."""
+    """A connection, also before it is made and after its end. is_paused: whether the transport's buffer is full."""
 
     def __init__(self, tender: AioTender, line: Line) -> None:
         self.is_paused = False
@@ -49,7 +49,8 @@ class Wire(asyncio.Protocol):
         self._tender.made(self._line, self)
 
     def data_received(self, data: bytes) -> None:
-        """Handles the data in pieces, so that other tasks run in between: it can be thousands of control messages."""
+        """Handles the data in pieces, so that other tasks run in between: the data can contain thousands of control
+        messages."""
         self._tender.received(self._line, self, data[:PIECE])
         if len(data) > PIECE:
             assert self.transport is not None
@@ -78,7 +79,7 @@ class Wire(asyncio.Protocol):
 
 
 class AioTender:
-    """Serves the connections to one master. news: is set when something was sent or received, or one was lost."""
+    """Serves the connections to one master. news: set when something was sent or received, or a connection was lost."""
 
     def __init__(self, core: Core, master: Master, loop: asyncio.AbstractEventLoop, timeout: float) -> None:
         self.loop = loop
@@ -95,7 +96,7 @@ class AioTender:
         self._stirred()
 
     def _stirred(self) -> None:
-        """Called when something is to be done in the next turn of the loop."""
+        """Called when there is work for the next turn of the event loop."""
         self._schedule(self.loop.call_soon(self.turn))
 
     def _schedule(self, timer: asyncio.Handle | None) -> None:
@@ -104,7 +105,7 @@ class AioTender:
         self._timer = timer
 
     def turn(self) -> None:
-        """Sends what is to be sent, connects if it is time to, and schedules the next turn."""
+        """Sends the waiting bytes, connects if it is time to, and schedules the next turn."""
         if self._is_ended:
             return
         for line, wire in list(self._wires.items()):
@@ -147,7 +148,7 @@ class AioTender:
         except OSError as error:
             self._fail(line, wire, f"cannot connect to {line.address}: {error}")
         except Exception as error:  # noqa: BLE001 - a bug: requests would pass without a limit from now on
-            log.exception("the connection to the master at %s failed because of a bug", self._master.accounting.address)
+            log.exception("a bug ended the connection to the master at %s", self._master.accounting.address)
             self._fail(line, wire, f"internal error: {error!r}")
 
     def _fail(self, line: Line, wire: Wire, why: str) -> None:
@@ -181,7 +182,7 @@ class AioTender:
             self.turn()
 
     def lose(self, line: Line, wire: Wire, why: str) -> None:
-        """Ends a connection, or notes that it has ended. Doing it again does nothing."""
+        """Ends a connection, or notes that it has ended. A second call does nothing."""
         if self._wires.get(line) is not wire:
             return
         assert wire.transport is not None
@@ -192,7 +193,7 @@ class AioTender:
         self._stirred()
 
     async def drain(self) -> None:
-        """Returns once everything has been passed to the transports, or LINGER_S have passed."""
+        """Returns when everything has been passed to the transports, or when LINGER_S have passed."""
         with suppress(TimeoutError, asyncio.TimeoutError):
             await asyncio.wait_for(self._drained(), LINGER_S)
 
@@ -202,7 +203,7 @@ class AioTender:
             await self.news.wait()
 
     def end(self) -> None:
-        """Ends the connections and the tasks. It may be called after the loop was closed, too."""
+        """Ends the connections and the tasks. This may be called after the event loop was closed, too."""
         self._is_ended = True
         self.news.set()
         if self.loop.is_closed():
@@ -231,17 +232,18 @@ class AioTender:
             await asyncio.wait([wire.gone for wire in self._made])
 
     def after_fork(self) -> None:
-        """In the child of a fork: closes its copies of the sockets, and nothing else."""
+        """Called in the child of a fork. Closes the child's copies of the sockets, and nothing else."""
         for wire in self._made:
             assert wire.transport is not None
             put_away(wire.transport)
 
 
 class AsyncGatekeeper:
-    """Gatekeeper for the tasks of one event loop. Use it in an `async with`, or await close().
+    """The Gatekeeper for the tasks of one event loop. Use the gatekeeper in an `async with`, or await close().
 
-    It has the arguments, results and errors of Gatekeeper. It needs no thread, and is not thread-safe. In another event
-    loop it raises RuntimeError, unless the first loop was closed; then it connects again.
+    It has the same arguments, results and errors as Gatekeeper. The gatekeeper needs no thread, and is not thread-safe.
+    In another event loop the gatekeeper raises RuntimeError, unless the first event loop was closed. Then it connects
+    again.
     """
 
     def __init__(
@@ -282,10 +284,10 @@ class AsyncGatekeeper:
             await self.close()
 
     async def connect(self, timeout: float = 5.0) -> bool:
-        """Connects now, and waits until all masters are connected and subscribed. False if that takes too long.
+        """Connects now, and waits until all masters are connected and subscribed. Returns False if this takes too long.
 
-        Calling it is optional. A gatekeeper does not know what a master announced before the connection. Raises
-        ConnectionLost if the gatekeeper is closed, also while connect() waits.
+        You need not call connect(). A gatekeeper does not know what a master announced before the connection. Raises
+        ConnectionLost if the gatekeeper is closed before or during this call.
         """
         self._own_loop()
         try:
@@ -297,7 +299,7 @@ class AsyncGatekeeper:
     async def close(self) -> None:
         """Sends unsent messages, for up to a second, and ends the connections. Later decisions raise ConnectionLost.
 
-        Raises RuntimeError in another event loop, unless the first loop was closed: then nothing more is sent.
+        Raises RuntimeError in another event loop, unless the first event loop was closed: then nothing more is sent.
         """
         self._check_loop()
         tenders = self._tenders if self._loop is get_running_loop() else []
@@ -311,29 +313,30 @@ class AsyncGatekeeper:
     def decide(
         self, identifier: str | bytes, domain: str | bytes | None = None, log_info: str | bytes = b""
     ) -> Decision:
-        """Decides whether a request that comes now passes, waits or is rejected. Does not wait itself, as admit() does.
+        """Decides whether a request that arrives now passes, waits or is rejected. This method does not wait, unlike
+        admit().
 
-        log_info: for the log of the master, cut to 1,024 bytes. counterd ignores it.
+        log_info: a text for the master's log, cut to 1,024 bytes; counterd ignores it.
         """
         if self._closed or self._loop is not get_running_loop():
             self._own_loop()
         return self._core.decide(identifier, domain, log_info, monotonic_ns(), time_ns())
 
     def gave_up(self, decision: Decision) -> None:
-        """Call it when a delayed request stops waiting: its client has disconnected, or its delay is over."""
+        """Call this when a delayed request stops waiting, because its client has disconnected or its delay is over."""
         self._core.gave_up(decision)
 
     def admit(
         self, identifier: str | bytes, domain: str | bytes | None = None, log_info: str | bytes = b""
     ) -> AsyncAdmission:
-        """Admits a request: `async with gatekeeper.admit("10.0.0.1"):` waits if it has to.
+        """Admits a request: `async with gatekeeper.admit("10.0.0.1"):` waits if the request has to wait.
 
         Raises Rejected if the request is rejected.
         """
         return AsyncAdmission(self, identifier, domain, log_info)
 
     def stats(self) -> Stats:
-        """Returns how requests were decided, and what became of the messages. Asks no master."""
+        """Returns how requests were decided, and what happened to the messages. This asks no master."""
         return self._core.stats(monotonic_ns())
 
     # ---- inside ----
@@ -347,7 +350,10 @@ class AsyncGatekeeper:
                 await tender.news.wait()
 
     def _own_loop(self) -> None:
-        """Starts in the running loop. Raises RuntimeError if it belongs to another loop that is not closed."""
+        """Binds the gatekeeper to the running event loop.
+
+        Raises RuntimeError if it belongs to another event loop that is not closed.
+        """
         if self._closed:
             raise closed()
         loop = get_running_loop()
@@ -362,7 +368,7 @@ class AsyncGatekeeper:
 
     def _check_loop(self) -> None:
         if self._loop not in (None, get_running_loop()) and not self._loop.is_closed():
-            raise RuntimeError(f"{self} belongs to another event loop: make one for each")
+            raise RuntimeError(f"{self} belongs to another event loop: make one for each event loop")
 
     def _leave_loop(self) -> None:
         for tender in self._tenders:
@@ -371,7 +377,7 @@ class AsyncGatekeeper:
         self._loop = None
 
     def _after_fork(self) -> None:
-        """In the child of a fork, which has no loop yet, and where no task of the parent runs."""
+        """Called in the child of a fork, which has no event loop yet, and where no task of the parent runs."""
         for tender in self._tenders:
             tender.after_fork()
         self._tenders = []
@@ -380,7 +386,10 @@ class AsyncGatekeeper:
 
 
 class AsyncAdmission:
-    """One request at a gatekeeper: what AsyncGatekeeper.admit() returns, for one `async with`, as Admission."""
+    """One request at a gatekeeper.
+
+    AsyncGatekeeper.admit() returns it, for one `async with`, which gives the Decision.
+    """
 
     def __init__(
         self, gatekeeper: AsyncGatekeeper, identifier: str | bytes, domain: str | bytes | None, log_info: str | bytes
@@ -402,4 +411,4 @@ class AsyncAdmission:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Does nothing: a gatekeeper does not count requests that run."""
+        """Does nothing, because a gatekeeper does not count running requests."""

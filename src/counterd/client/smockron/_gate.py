@@ -1,8 +1,8 @@
-"""A gatekeeper for a proxy that asks about each request before the proxy forwards it.
+"""A gatekeeper for a proxy that asks about each request before it forwards the request.
 
-Floor: side; needs aiohttp, which receives the requests. Their method has no effect, and no body is read.
-The gate cannot know whether the proxy has written a header or the proxy's client: the configuration of the proxy has to
-ensure that.
+Floor: side (ARCHITECTURE.md); needs aiohttp, which receives the proxy's requests. The method of such a request has no
+effect, and its body is not read. The gate cannot know whether the proxy or the proxy's client has written a header. The
+configuration of the proxy has to ensure that it was the proxy.
 """
 
 from __future__ import annotations
@@ -25,12 +25,14 @@ PATH_HEADERS = ("X-Forwarded-Uri", "X-Original-URI")
 
 
 class Gate:
-    """Answers 200 for a request that passes, at once or after its delay, else with the status and Retry-After.
+    """Answers a request that passes with status 200, immediately or after its delay. Answers a rejected request with
+    the configured status and Retry-After.
 
-    gatekeeper: the gate does not close it.
-    identifiers: what is limited: "header:NAME", "path" (without the query), "client" (the address that asks the gate).
-    A request passes without a limit if headers or "client" are named and it has none of them; the first is logged.
-    status: of the reply to a rejected request.
+    gatekeeper: the gatekeeper, which the gate does not close.
+    identifiers: what identifies the sender of a request: "header:NAME", "path" (without the query), "client" (the
+    address that asks the gate). If headers or "client" are named, and a request has none of them, it passes without a
+    limit; the first such request is logged.
+    status: the status of the reply to a rejected request.
     """
 
     def __init__(self, gatekeeper: AsyncGatekeeper, identifiers: Sequence[str], status: int) -> None:
@@ -39,7 +41,10 @@ class Gate:
         self._status = status
 
     async def answer(self, request: web.BaseRequest) -> web.Response:
-        """Answers a request. It is cancelled if the proxy disconnects; then the request does not wait any more."""
+        """Answers a request of the proxy.
+
+        This is cancelled if the proxy disconnects; then the request no longer waits.
+        """
         identifier = self._identify(request)
         if identifier is None:
             return web.Response()
@@ -52,7 +57,7 @@ class Gate:
 
 
 def _client(request: web.BaseRequest) -> str | None:
-    """Returns None on a Unix socket."""
+    """Returns the address that asks the gate, or None on a Unix socket."""
     return request.remote or None
 
 

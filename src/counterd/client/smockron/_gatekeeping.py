@@ -1,12 +1,13 @@
 """The core of a gatekeeper, without I/O: decides, remembers what masters announce, and makes the messages for them.
 
-Floor: side; shared by the gatekeeper for threads and that for asyncio. Nothing here reads a clock, waits,
-locks or logs. Callers pass the times of two clocks: the monotonic one, in nanoseconds (`now_ns`) or seconds (`now`),
-for decisions, and Unix time (`wall_ns`), for messages. A time in a message is converted when the message comes, so
-setting the wall clock later does not change how long anybody waits.
+Floor: side (ARCHITECTURE.md); shared by the gatekeeper for threads and the gatekeeper for asyncio. This file reads no
+clock, and never waits, locks or logs. Callers pass the times of two clocks: the monotonic clock, in nanoseconds
+(`now_ns`) or seconds (`now`), for decisions; and Unix time (`wall_ns`), for messages. A time in a message is converted
+when the message arrives. So a later change of the wall clock does not change how long anybody waits.
 
-An accounting message is kept in the Gate of its domain until the domain's master has subscribed to it, for HELD_NS at
-most. A master counts a late message as if the request came now, so an old message would limit clients unfairly.
+An accounting message is kept in the Gate of its domain until the domain's master has subscribed to the domain, but at
+most for HELD_NS. A master counts a late message as if the request arrived now, so an old message would limit clients
+unfairly.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ News = Union[tuple[Any, ...], None]  # noqa: UP007 - arguments for log.log(), to
 
 
 class Verdict(str, Enum):
-    """What happens to a request."""
+    """What happens to a request: it passes, waits or is rejected."""
 
     PASS = "pass"
     DELAY = "delay"
@@ -58,11 +59,11 @@ class Verdict(str, Enum):
 
 
 class Decision(NamedTuple):
-    """What happens to one request.
+    """The decision about one request.
 
-    delay_s: seconds that it has to wait, or would have to wait if it were not rejected; 0 if it passes.
-    until_ms: when the delay ends, in milliseconds of Unix time; 0 if it passes.
-    number: of a delayed request, for gave_up(); 0 for other requests.
+    delay_s: how many seconds the request has to wait, or would have to wait if it were not rejected; 0 if it passes.
+    until_ms: when the delay ends, in milliseconds of Unix time; 0 if the request passes.
+    number: the number of a delayed request, for gave_up(); 0 for other requests.
     """
 
     verdict: Verdict
@@ -81,7 +82,7 @@ class Stats(NamedTuple):
     delaying: requests that wait now.
     remembered: identifiers that have to wait now, as far as the gatekeeper knows.
     evicted: identifiers that were forgotten because there were too many.
-    told: control messages that came.
+    told: control messages that arrived.
     unknown: messages from masters that the gatekeeper does not know how to use.
     sent: accounting messages that were sent.
     held: accounting messages that are kept until they can be sent.
@@ -151,9 +152,9 @@ _, DELAY, REJECT = Verdict
 
 
 class Master:
-    """A master, with its two connections. filled: gates that have something to send.
+    """A master with its two connections. filled: the gates that have something to send.
 
-    is_stirred: the sender will look for something to send by itself; otherwise stir() has to wake it.
+    is_stirred: whether the sender will look for bytes to send by itself; otherwise stir() has to wake it.
     """
 
     def __init__(self, pair: Pair, options: Options) -> None:
@@ -169,7 +170,8 @@ class Master:
 
     @property
     def is_ready(self) -> bool:
-        """Whether both connections work, and the master has subscribed to one of the domains, if there are any."""
+        """Whether both connections work, and the master has subscribed to at least one of the domains, if there are
+        any."""
         return (
             self.control.is_settled
             and self.accounting.is_ready
@@ -177,13 +179,16 @@ class Master:
         )
 
     def wants(self, line: Line, now: float) -> bool:
-        """Whether it is time to connect. Control comes first, as it receives what accounting causes."""
+        """Whether it is time to connect.
+
+        The connection for control messages comes first, because it receives the effects of accounting messages.
+        """
         if line.is_open or line.is_connecting or now < line.retry_at:
             return False
         return line is self.control or self.control.is_ready or self.control.has_failed
 
     def due(self, now: float) -> float:
-        """Seconds until something is to be done with a connection; infinity if there is nothing to do."""
+        """Seconds until there is work for a connection. Infinity if there is no work."""
         times = [line.due for line in self.lines if line.is_open]
         times += [
             line.retry_at for line in self.lines if line.has_failed and not line.is_open and not line.is_connecting
@@ -192,14 +197,14 @@ class Master:
 
 
 class Kind(NamedTuple):
-    """A kind of accounting message of a domain. begin: its first two frames."""
+    """A kind of accounting message of a domain. begin: the first two frames of such a message."""
 
     status: Status
     begin: bytes
 
 
 class Gate:
-    """A domain: its messages that are to be sent, and its identifiers that have to wait."""
+    """A domain: the messages that have to be sent, and the identifiers that have to wait."""
 
     __slots__ = ("accepted", "delayed", "flow", "master", "name", "queue", "rejected", "times", "topic")
 
@@ -217,7 +222,7 @@ class Gate:
 
 
 class Core:
-    """All that a gatekeeper knows."""
+    """The state of a gatekeeper."""
 
     def __init__(self, masters: Masters, domain: str | bytes, tls: bool | ssl.SSLContext, options: Options) -> None:
         self.masters: list[Master] = []
@@ -245,7 +250,10 @@ class Core:
     def decide(
         self, identifier: str | bytes, domain: str | bytes | None, log_info: str | bytes, now_ns: int, wall_ns: int
     ) -> Decision:
-        """Decides about a request that comes now. The code is short for requests that pass, as most do."""
+        """Decides about a request that arrives now.
+
+        The code is short for requests that pass, because most requests pass.
+        """
         gate = self._gates.get(domain) or self._gate(domain)
         name = identifier if type(identifier) is bytes else as_bytes(identifier)
         until_ns = gate.times.get(name, 0)
@@ -256,7 +264,7 @@ class Core:
         return PASSED
 
     def gave_up(self, decision: Decision) -> None:
-        """Called when the request does not wait any more."""
+        """Called when the request no longer waits."""
         self._delays.remove(decision.number)
 
     def rejection(self, identifier: str | bytes, domain: str | bytes | None, decision: Decision) -> Rejected:
@@ -289,7 +297,10 @@ class Core:
         wall_ns: int,
         until_ms: int = 0,
     ) -> None:
-        """Adds an accounting message. Short frames are joined here: that is five times as fast as wire.accounting()."""
+        """Adds an accounting message.
+
+        Short frames are joined in this method, which is five times as fast as wire.accounting().
+        """
         master = gate.master
         now_ms = wall_ns // MS
         if log_info or len(identifier) >= len(_SHORTS):
@@ -320,13 +331,16 @@ class Core:
     # ---- domains ----
 
     def _gate(self, domain: str | bytes | None) -> Gate:
-        """Returns the gate of a domain, a new one the first time. Raises ValueError if the domain has no master."""
+        """Returns the gate of a domain.
+
+        Makes the gate if it does not exist yet. Raises ValueError if the domain has no master.
+        """
         name = self._default if domain is None else as_bytes(domain)
         gate = self._gates.get(name)
         if gate is None:
             pair = self._everywhere or self._somewhere.get(name)
             if pair is None:
-                raise ValueError(f"no master is given for the domain {name!r}")
+                raise ValueError(f"no master is configured for the domain {name!r}")
             gate = self._new_gate(name, pair)
         self._gates[name] = self._gates[domain] = gate
         return gate
@@ -349,7 +363,7 @@ class Core:
         return gate
 
     def _direct(self, master: Master) -> None:
-        """Sets the flow of each gate by what the master has subscribed to."""
+        """Sets, for each gate, what happens to its messages, according to the subscriptions of the master."""
         prefixes = tuple(master.accounting.prefixes)
         for gate in master.gates:
             if gate.topic.startswith(prefixes):
@@ -364,7 +378,7 @@ class Core:
     # ---- what the owner of the sockets calls ----
 
     def feed(self, master: Master, line: Line, data: bytes, now_ns: int, wall_ns: int) -> News:
-        """Takes bytes that have come. After a ProtocolError the caller has to close the connection."""
+        """Takes bytes that have arrived. After a ProtocolError the caller has to close the connection."""
         now = now_ns / 1e9
         messages = line.feed(data, now)
         if line is master.accounting:
@@ -424,11 +438,11 @@ class Core:
         return logging.WARNING, "cannot reach the master at %s; requests pass: %s", master.accounting.address, why
 
     def has_left(self, master: Master) -> bool:
-        """Returns whether something is still to be sent to the master, and the master can be reached."""
+        """Returns whether bytes still have to be sent to the master, and the master can be reached."""
         return not master.away and any(gate.queue for gate in master.gates)
 
     def reset(self) -> None:
-        """Forgets connections and unsent messages: they belong to the parent process, or to a closed event loop."""
+        """Forgets connections and unsent messages, which belong to the parent process or to a closed event loop."""
         self._delays = Delays()
         self.told.rebuild()
         for master in self.masters:
@@ -470,10 +484,10 @@ def closed() -> ConnectionLost:
 
 
 def _number(number: int) -> bytes:
-    """Returns a frame that is not the last one."""
+    """Returns the bytes of a frame that is not the last one."""
     digits = b"%d" % number
     return _SHORTS[len(digits)] + digits
 
 
 def _nothing() -> None:
-    """Does nothing, as nobody sends yet."""
+    """Does nothing, because nobody sends yet."""

@@ -1,6 +1,6 @@
-"""How the middleware for web applications makes a gatekeeper's identifier from a request.
+"""How the middleware for web applications makes the identifier of a request.
 
-Floor: side; shared by ASGI, WSGI and the gate, which read a request in different ways.
+Floor: side (ARCHITECTURE.md); shared by ASGI, WSGI and the gate, which read a request in different ways.
 """
 
 from __future__ import annotations
@@ -30,10 +30,11 @@ Identifier = Union[str, Sequence[str], Callable[[Any], Union[str, bytes, None]]]
 def identify_by(
     identifier: Identifier, client: Identify[R], path: Identify[R], header: Callable[[R, str], str | bytes]
 ) -> Callable[[R], bytes | None]:
-    """Returns a function that returns the identifier of a request. ValueError for an unknown name.
+    """Returns a function that returns the identifier of a request. Raises ValueError for an unknown name.
 
-    That function returns None if addresses or headers are named and the request has none of them. The request passes,
-    because one limit for all such requests would slow down clients that do nothing wrong. The first one is logged.
+    If addresses or headers are named and a request has none of them, the returned function returns None. Such a request
+    passes, because one limit for all such requests would slow down clients that do nothing wrong. The first such
+    request is logged.
     """
     if callable(identifier):
         ask = identifier
@@ -59,7 +60,7 @@ def identify_by(
 
 
 def retry_after(seconds: float) -> str:
-    """Returns the value of the header: whole seconds, rounded up, at least 1."""
+    """Returns the value of the header Retry-After: whole seconds, rounded up, at least 1."""
     return str(max(math.ceil(seconds), 1))
 
 
@@ -75,12 +76,15 @@ def _part(name: str, client: Identify[R], path: Identify[R], header: Callable[[R
 
 
 def _quoted(part: str | bytes | None) -> bytes:
-    """Returns the part without spaces, which separate parts: so a part cannot look like two."""
+    """Returns a part of an identifier with its spaces replaced.
+
+    Spaces separate parts, so a part cannot look like two parts.
+    """
     return as_bytes(part or b"").replace(b"%", b"%25").replace(b" ", b"%20")
 
 
 def _fitting(identifier: str | bytes | None) -> bytes | None:
-    """Returns the identifier as it is sent: if it is too long, its SHA-256 in hex."""
+    """Returns the identifier that is sent. If an identifier is too long, this is its SHA-256 in hex."""
     if identifier is None:
         return None
     found = identifier.encode("utf-8", "surrogateescape") if isinstance(identifier, str) else as_bytes(identifier)

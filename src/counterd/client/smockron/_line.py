@@ -1,7 +1,8 @@
-"""One connection of a gatekeeper to a master, sans-I/O: ZMTP's handshake, subscriptions and heartbeats; no clock.
+"""One connection of a gatekeeper to a master, without I/O: ZMTP's handshake, subscriptions and heartbeats. It has no
+clock.
 
-Floor: side. A Line has one connection after another: opened() begins one and closed() ends it. The owner
-of the socket takes the bytes to send from `out`. Section names are those of docs/protocols/smockron.md.
+Floor: side (ARCHITECTURE.md). A Line has one connection after another: opened() begins a connection and closed() ends
+it. The owner of the socket takes the bytes to send from `out`. Section names are those in docs/protocols/smockron.md.
 """
 
 from __future__ import annotations
@@ -29,10 +30,13 @@ BEGIN, END = b"\x01", b"\x00"  # the first byte of a message that subscribes or 
 
 
 class Line:
-    """kind: the type of this end. address: the peer's. prefixes: what the peer has subscribed to, and how often."""
+    """kind: the socket type of this end.
+
+    address: the peer's. prefixes: the peer's subscriptions, and how often it has subscribed to each.
+    """
 
     def __init__(self, kind: SocketType, address: Address, heartbeat: float, timeout: float) -> None:
-        """heartbeat: seconds between two PINGs. timeout: seconds for the handshake."""
+        """heartbeat: the seconds between two PINGs. timeout: how many seconds the handshake may take."""
         self.kind = kind
         self.address = address
         self.out = bytearray()
@@ -70,20 +74,20 @@ class Line:
         self.retry_at = now + self._backoff.delay()
 
     def reset(self) -> None:
-        """Forgets the connection, without calling that a failure."""
+        """Forgets the connection, but does not count that as a failure."""
         self.is_connecting = self.is_open = self.is_ready = self.is_settled = self.has_failed = False
         self.retry_at = 0.0
         self.out.clear()
         self.prefixes.clear()
 
     def subscribe(self, topic: bytes) -> None:
-        """Subscribes a SUB to a topic, on this connection and all later ones."""
+        """Subscribes a SUB socket to a topic, on this connection and all later connections."""
         self._topics.append(topic)
         if self.is_ready:
             self._send_subscription(topic)
 
     def feed(self, data: bytes, now: float) -> list[tuple[bytes, ...]]:
-        """Takes bytes that have come. Returns the messages in them. Raises ProtocolError."""
+        """Takes bytes that have arrived. Returns the messages in these bytes. Raises ProtocolError."""
         self._unanswered_since = None
         found = self._parser.feed(data)
         if self._parser.minor is not None and not self._has_introduced:
@@ -102,7 +106,7 @@ class Line:
         return messages
 
     def look(self, now: float) -> None:
-        """Sends a PING if one is due. Raises Timeout if the peer is to be given up."""
+        """Sends a PING if it is time for one. Raises Timeout if the peer has to be given up."""
         if not self.is_ready:
             if now >= self.due:
                 raise Timeout(f"{self.address} did not finish ZMTP's handshake within {self._timeout:g} s")
@@ -121,7 +125,10 @@ class Line:
             self._unanswered_since = now
 
     def _take_ready(self, item: Command | tuple[bytes, ...], now: float) -> None:
-        """Section "Handshake". Whether a peer with ZMTP 3.0 answers PINGs is not known before it has answered one."""
+        """Handles the peer's READY (section "Handshake").
+
+        A peer with ZMTP 3.0 may not answer PINGs. This is only known after the first answer.
+        """
         if isinstance(item, Command) and item.name == b"ERROR":
             raise ProtocolError(f"{self.address} refused the handshake: {wire.error_reason(item.data)}")
         if not isinstance(item, Command) or item.name != b"READY":
@@ -143,7 +150,7 @@ class Line:
     def _take_command(self, command: Command) -> None:
         if command.name == b"PING":
             if len(self.out) > OUT_MAX:
-                raise ProtocolError(f"{self.address} sends PINGs, and does not read the answers")
+                raise ProtocolError(f"{self.address} sends PINGs, but does not read the answers")
             self.out += wire.pong(command.data)
         elif command.name == b"PONG":
             self._answers = self.is_settled = True
@@ -153,10 +160,13 @@ class Line:
             self._take_subscription(command.data, command.name == b"SUBSCRIBE")
 
     def _take_subscription(self, prefix: bytes, begins: bool) -> None:
-        """Section "Subscriptions": each one counts."""
+        """Handles a subscription (section "Subscriptions"). Repeated subscriptions are counted."""
         if begins:
             if len(prefix) > PREFIX_MAX or len(self.prefixes) >= PREFIXES_MAX:
-                raise ProtocolError(f"{self.address} subscribes to more than {PREFIXES_MAX}, or to {len(prefix)} bytes")
+                raise ProtocolError(
+                    f"{self.address} subscribes to more than {PREFIXES_MAX} topics, or to a topic of {len(prefix)} "
+                    "bytes"
+                )
             self.prefixes[prefix] += 1
         elif self.prefixes[prefix] > 1:
             self.prefixes[prefix] -= 1

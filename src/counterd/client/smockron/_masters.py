@@ -1,6 +1,6 @@
-"""The masters of a gatekeeper: the addresses of both ports of each master, by domain.
+"""The masters of a gatekeeper, by domain: the addresses of both ports of each master.
 
-Floor: side. Nothing here touches a socket.
+Floor: side (ARCHITECTURE.md). This file touches no socket.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Masters = Union[Where, Mapping[str, Where], Mapping[bytes, Where]]  # noqa: UP00
 
 
 class Pair(NamedTuple):
-    """The addresses of one master."""
+    """The two addresses of one master."""
 
     accounting: Address
     control: Address
@@ -33,7 +33,7 @@ def read_masters(masters: Masters, tls: bool | ssl.SSLContext) -> tuple[Pair | N
     if not isinstance(masters, Mapping):
         return _read_master(masters, tls), {}
     if not masters:
-        raise ValueError("no master is given")
+        raise ValueError("the gatekeeper needs at least one master")
     return None, {as_bytes(domain): _read_master(where, tls) for domain, where in masters.items()}
 
 
@@ -43,7 +43,7 @@ def _read_master(where: Where, tls: bool | ssl.SSLContext) -> Pair:
         if accounting.path:
             raise ValueError(f"{where!r}: a master on Unix sockets needs two addresses, (ACCOUNTING, CONTROL)")
         if accounting.port >= PORT_MAX:
-            raise ValueError(f"{where!r}: there is no next port for control; give two addresses, (ACCOUNTING, CONTROL)")
+            raise ValueError(f"{where!r}: there is no next port for control; use two addresses, (ACCOUNTING, CONTROL)")
         return Pair(accounting, accounting._replace(port=accounting.port + 1))
     if len(where) != len(Pair._fields):
         raise ValueError(f"{where!r}: a master is one address or a pair (ACCOUNTING, CONTROL)")

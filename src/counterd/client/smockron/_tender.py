@@ -1,8 +1,8 @@
-"""The thread of a Gatekeeper for the connections to one master: only this thread connects, reads and sends.
+"""The thread of a Gatekeeper for the connections to one master. No other thread connects, reads or sends.
 
-Floor: side. A decision leaves a message for the thread, and wakes the thread if it waits. Waking it costs
-several times as much as the decision. So after the thread has sent something it pauses, LOOKS times, before it waits
-again: the messages that come meanwhile go out in one piece.
+Floor: side (ARCHITECTURE.md). A decision leaves a message for the thread, and wakes the thread if it waits. To wake the
+thread costs several times as much as the decision. So after the thread has sent something, it pauses LOOKS times before
+it waits again. The messages that arrive meanwhile are sent together.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ LINGER_S = 1.0  # how long close() waits for what is not sent yet
 
 
 class Channel:
-    """The socket of a connection, and the bytes that the kernel did not take yet."""
+    """The socket of a connection, and the bytes that the kernel has not accepted yet."""
 
     def __init__(self, connected: socket.socket | SecureSocket) -> None:
         self.socket = connected
@@ -39,9 +39,9 @@ class Channel:
 
 
 class Tender:
-    """Runs the thread. RuntimeError or OSError if it cannot be started now.
+    """Runs the thread for one master. Raises RuntimeError or OSError if the thread cannot be started now.
 
-    changed: is notified, with its lock, when the master can be reached, or cannot any more.
+    changed: a condition that is notified when the master can be reached, or cannot be reached any more.
     """
 
     def __init__(self, core: Core, master: Master, changed: threading.Condition, timeout: float) -> None:
@@ -67,7 +67,7 @@ class Tender:
             self._waker.close()
 
     def end(self) -> None:
-        """Lets the thread end when it has sent all that it can send, or LINGER_S have passed."""
+        """Lets the thread end when it has sent everything that it can send, or when LINGER_S have passed."""
         self._ends_at = time.monotonic() + LINGER_S
         self._waker.wake()
 
@@ -76,7 +76,10 @@ class Tender:
             self._thread.join(2 * LINGER_S)  # after that it is connecting, or waits for the caller
 
     def after_fork(self) -> None:
-        """In the child of a fork, where the thread does not run: closes its copies of the sockets, and nothing else."""
+        """Called in the child of a fork, where the thread does not run.
+
+        Closes the child's copies of the sockets, and nothing else.
+        """
         for channel in self._channels.values():
             channel.socket.close()
         self._waker.close()
@@ -100,7 +103,7 @@ class Tender:
             self._give_up()
 
     def _turn(self, pause: float) -> float:
-        """Returns for how many seconds the next turn may wait."""
+        """Does one turn. Returns for how many seconds the next turn may wait."""
         self._receive(pause)
         if looks_again := self._send():
             time.sleep(SEND_PAUSE_S)
@@ -116,7 +119,7 @@ class Tender:
             return not self._core.has_left(self._master) and not any(each.unsent for each in self._channels.values())
 
     def _receive(self, pause: float) -> None:
-        """Waits for `pause` seconds at most: until something comes or goes out, or there is something to send."""
+        """Waits for at most `pause` seconds: until bytes arrive or can be sent, or there is something to send."""
         if self._ends_at is not None:
             pause = max(min(pause, self._ends_at - time.monotonic()), 0.0)
         poller = select.poll()
@@ -147,7 +150,10 @@ class Tender:
             self._lose(line, str(error))
 
     def _connect(self) -> bool:
-        """Returns whether it was time to connect. That may take a while: the thread reads before it gives up a line."""
+        """Connects if it is time to.
+
+        Returns whether it was. Connecting may take some time, so the thread reads before it gives up a line.
+        """
         has_tried = False
         for line in self._master.lines:
             if not self._master.wants(line, time.monotonic()):
@@ -165,7 +171,7 @@ class Tender:
         return has_tried
 
     def _send(self) -> bool:
-        """Returns whether there may be more to send soon."""
+        """Sends bytes. Returns whether there may soon be more to send."""
         for line, channel in list(self._channels.items()):
             try:
                 with self._changed:
@@ -198,4 +204,4 @@ class Tender:
 
 
 def _nothing() -> None:
-    """The thread has ended."""
+    """Does nothing, because the thread has ended."""

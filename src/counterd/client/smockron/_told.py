@@ -1,7 +1,8 @@
-"""What masters have announced to a gatekeeper: until when each identifier has to wait. Bounded; no I/O, no clock.
+"""What masters have announced to a gatekeeper: until when each identifier has to wait. The size is bounded. No I/O, no
+clock.
 
-Floor: side. A decision reads the dict of a domain directly, so that a request without a limit costs only a
-look-up. A time in the dict may have passed already; expire() removes such times.
+Floor: side (ARCHITECTURE.md). A decision reads the dict of a domain directly, so for a request without a limit it needs
+only one look-up. A time in the dict may have passed already; expire() removes such times.
 """
 
 from __future__ import annotations
@@ -22,7 +23,10 @@ class _Time(NamedTuple):
 
 
 class Told:
-    """The times of all domains. limit: how many at most; of more, the one that passes first is forgotten."""
+    """The waiting times of all domains.
+
+    limit: how many times are remembered at most. If there are more, the one that passes first is forgotten.
+    """
 
     def __init__(self, limit: int) -> None:
         self.count = 0  # identifiers that have a time
@@ -33,7 +37,10 @@ class Told:
         self._number = 0
 
     def new_domain(self) -> dict[bytes, int]:
-        """Returns the times of a new domain by identifier, in ns of the monotonic clock. The caller only reads them."""
+        """Returns the waiting times of a new domain by identifier, in ns of the monotonic clock.
+
+        The caller must not change them.
+        """
         self._domains.append({})
         return self._domains[-1]
 
@@ -51,7 +58,7 @@ class Told:
             self.rebuild()
 
     def forget(self, times: dict[bytes, int], identifier: bytes) -> None:
-        """The identifier need not wait any more."""
+        """Called when the identifier no longer has to wait."""
         self.count -= times.pop(identifier, None) is not None
 
     def expire(self, now_ns: int) -> None:
@@ -72,7 +79,7 @@ class Told:
         heapq.heappush(self._heap, _Time(until_ns, self._number, times, identifier))
 
     def _pop(self) -> bool:
-        """Removes the earliest entry. Returns whether it was still valid."""
+        """Removes the earliest entry of the heap. Returns whether the entry was still valid."""
         until_ns, _, times, identifier = heapq.heappop(self._heap)
         if times.get(identifier) != until_ns:
             return False

@@ -1,9 +1,10 @@
-"""Clients for the throttr protocol, blocking and for asyncio. They work with the reference server, too.
+"""Clients for the throttr protocol, blocking and for asyncio. These clients also work with the original Throttr server.
 
-Client has a method for every request, and keeps the events that the server sends until they are taken, up to a bound.
-AsyncClient is the same for asyncio.
+Client has a method for every request. It keeps the events that the server sends until the program takes them, up to a
+limit. AsyncClient has the same methods for asyncio.
 
-Floor: side. Needs only the wire module and counterd.errors, and works where nothing is compiled.
+Floor: side (ARCHITECTURE.md). This package needs only the wire module and counterd.errors, and works without any
+compiled module.
 """
 
 from __future__ import annotations
@@ -62,41 +63,46 @@ __all__ = [
 
 
 class Client(Commands, Commanded):
-    """A connection to a server and its subscriptions, which are made again when the connection is lost.
+    """A connection to a server, and its subscriptions. If the connection is lost, the client connects and subscribes
+    again.
 
-    It connects with the first call. Use it in a `with`, or close() it. Threads may share a client. After a fork the
-    connection belongs to the parent; the child connects with its first call.
+    The client connects with its first call. Use the client in a `with`, or close() it. Threads may share a client.
+    After a fork the connection belongs to the parent; the child connects with its first call.
 
-    host: a host, throttr://HOST[:PORT], throttrs://HOST[:PORT] (with TLS) or throttr+unix:///PATH, or several of
-    these, which are tried in order. All of them have to lead to the same server.
-    port: for hosts without a port.
-    path: of a Unix socket, instead of host and port.
-    tls: True or an ssl.SSLContext, as in counterd.client.Client, which also says what a URL may have.
-    timeout: seconds that each call may take; then it raises Timeout.
-    connect_timeout: seconds for connecting to one address, and for TLS's handshake. None: the same as timeout.
-    value_size: "uint8", "uint16", "uint32" or "uint64", as the server is set. Nothing on the wire says so, and with
-    another size than the server's everything goes wrong in ways that need not look like it. If the first request with
-    numbers is not answered, the error asks whether that is why.
-    value_max: bytes of the largest value or payload that the server may send; more is a ProtocolError.
-    events_max: bytes of events (channel, payload, and 150 for each) that are kept until they are taken, or one event of
-    any size. Later events are left out until the kept ones were taken and next_event() has raised EventsLost; calls are
-    not affected. Every connection is subscribed to `*` and to its own id, in hex.
+    host: a host, throttr://HOST[:PORT], throttrs://HOST[:PORT] (with TLS) or throttr+unix:///PATH, or several of these,
+    which are tried in order. All of them must lead to the same server.
+    port: the port for hosts without a port.
+    path: the path of a Unix socket, in place of host and port.
+    tls: True or an ssl.SSLContext, as for counterd.client.Client, which also describes URLs.
+    timeout: how many seconds each call may take; then the call raises Timeout.
+    connect_timeout: how many seconds connecting to one address may take, and the TLS handshake. None means the same as
+    timeout.
+    value_size: the server's throttr.value_size: "uint8", "uint16", "uint32" or "uint64". The server does not send its
+    value_size. If the client uses another one, replies are misread, and the errors can look unrelated. If the first
+    request with numbers gets no reply, the error mentions value_size as a possible reason.
+    value_max: how many bytes the largest value or payload from the server may have; a larger one raises ProtocolError.
+    events_max: how many bytes of events (channel, payload, and 150 for each event) are kept until the program takes
+    them. One event of any size is always kept. When the limit is reached, later events are dropped until the program
+    has taken the kept events and next_event() has raised EventsLost. Calls are not affected. The server subscribes
+    every connection to `*` and to the connection's own id, in hex.
 
     Keys, channels, values and payloads are bytes, or text that is sent as UTF-8. Keys and channels have up to 255
-    bytes; quotas, TTLs and the sizes of values and payloads are 0 to the largest number of value_size. TTLs are whole
-    units of a TTLType, seconds by default. Anything else is a ValueError, before anything is sent.
+    bytes. Quotas, TTLs and the sizes of values and payloads are 0 to the largest number of value_size. A TTL is a whole
+    number of a TTLType, which is seconds by default. Other arguments raise ValueError before anything is sent.
 
-    Every call may raise Timeout, ProtocolError or ConnectionLost. A refusal (00) is a result, False or None. A call
-    whose connection is lost is repeated once on a new connection if that is safe; otherwise it raises ConnectionLost.
-    After a failed attempt to connect, calls fail at once until the next attempt, 0.05 to 2 s later.
+    Every call may raise Timeout, ProtocolError or ConnectionLost. If the server refuses a request (00), the result is
+    False or None. If the connection is lost during a call, the call is repeated once on a new connection, if that is
+    safe. Otherwise it raises ConnectionLost. After a failed attempt to connect, calls fail immediately until the next
+    attempt, 0.05 to 2 s later.
     """
 
     def next_event(self, timeout: float | None = None) -> Event | None:
-        """Returns the next event (EVENT), or None if none comes within timeout seconds. timeout=None: waits for ever.
+        """Returns the next event (EVENT), or None if there is no event within timeout seconds. timeout=None waits for
+        ever.
 
-        Each event goes to one caller. EventsLost is raised where some are missing. When the connection was lost the
-        events that came before are returned first; then one call raises ConnectionLost, because events may have been
-        missed; the next one connects and subscribes again.
+        Each event is returned to one caller only. If events are missing at some point, EventsLost is raised there. When
+        the connection was lost, the events that arrived before are returned first. Then one call raises ConnectionLost,
+        because events may be missing. The next call connects and subscribes again.
         """
         end = None if timeout is None else time.monotonic() + timeout
         while (event := self._exchange.events.take()) is None:
@@ -106,7 +112,10 @@ class Client(Commands, Commanded):
         return event
 
     def events(self, timeout: float | None = None) -> Iterator[Event]:
-        """Yields events until none comes within timeout seconds, or until close(). Raises what next_event() raises."""
+        """Yields events until there is no event within timeout seconds, or until close().
+
+        Raises the exceptions of next_event().
+        """
         while True:
             try:
                 event = self.next_event(timeout)
@@ -120,14 +129,15 @@ class Client(Commands, Commanded):
 
 
 class AsyncClient(Commands, AioCommanded):
-    """Client for the tasks of one event loop. Use it in an `async with`, or await close().
+    """The Client for the tasks of one event loop. Use the client in an `async with`, or await close().
 
-    It has the arguments, results and errors of Client. Calls may run side by side: each is sent at once, and replies
-    come in order. The reply to a call that was cancelled is still awaited, in its turn.
+    It has the same arguments, results and errors as Client. Calls may run at the same time: each request is sent
+    immediately, and replies arrive in order. The client still waits for the reply to a cancelled call before it can
+    answer later calls.
     """
 
     async def next_event(self, timeout: float | None = None) -> Event | None:
-        """As Client.next_event(). A call that is cancelled takes no event."""
+        """Does the same as Client.next_event(). A cancelled call takes no event."""
         loop = get_running_loop()
         end = None if timeout is None else loop.time() + timeout
         while (event := self._exchange.events.take()) is None:
@@ -137,7 +147,7 @@ class AsyncClient(Commands, AioCommanded):
         return event
 
     def events(self, timeout: float | None = None) -> AsyncIterator[Event]:
-        """As Client.events(). Waiting for the next event may be cancelled, and done again."""
+        """Does the same as Client.events(). You can cancel the wait for the next event, and wait again."""
         return _AsyncEvents(self, timeout)
 
     def _start_anew(self) -> None:
@@ -147,7 +157,7 @@ class AsyncClient(Commands, AioCommanded):
 
 
 class _AsyncEvents:
-    """An iterator, not a generator, because a generator ends if it is cancelled."""
+    """An iterator over events. It is not a generator, because a generator ends if it is cancelled."""
 
     def __init__(self, client: AsyncClient, timeout: float | None) -> None:
         self._client = client

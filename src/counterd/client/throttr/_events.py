@@ -1,7 +1,7 @@
-"""Events that came and were not taken yet: a bounded queue, which notes where events were lost.
+"""Events that arrived and that nobody has taken yet: a bounded queue, which marks where events were lost.
 
-Floor: side. Events must not delay the replies behind them, so events that do not fit are dropped. The
-caller that takes events learns where events are missing, and how many. Events never come out of order.
+Floor: side (ARCHITECTURE.md). Events must not delay the replies behind them, so events that do not fit into the queue
+are dropped. The caller that takes events learns where events are missing, and how many. Events are never reordered.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ EVENT_OVERHEAD = 150  # bytes that Python's objects for an event take besides it
 
 
 class Events:
-    """Events that came and were not taken, in order: up to limit bytes of them, or one event of any size.
+    """Events that arrived and that nobody has taken yet, in order: up to limit bytes, or one event of any size.
 
-    When they are too many, later events are dropped until all kept events were taken. Then take() raises EventsLost.
+    When there are too many, later events are dropped until all kept events were taken. Then take() raises EventsLost.
     """
 
     def __init__(self, limit: int) -> None:
@@ -45,13 +45,19 @@ class Events:
                 self._bytes += size
 
     def put_loss(self, loss: ConnectionLost) -> None:
-        """Notes that the connection was lost, and maybe events with it. Of several losses in a row one is kept."""
+        """Notes that the connection was lost, and that events may be lost.
+
+        If several losses follow each other, only one is kept.
+        """
         with self._lock:
             if not self._lost and not (self._kept and isinstance(self._kept[-1], ConnectionLost)):
                 self._kept.append(loss)
 
     def take(self) -> Event | None:
-        """Returns the next event, or None. Raises EventsLost or ConnectionLost once where events are missing."""
+        """Returns the next event, or None.
+
+        Raises EventsLost or ConnectionLost once at each place where events are missing.
+        """
         with self._lock:
             if self._kept:
                 event = self._kept.popleft()
@@ -65,7 +71,10 @@ class Events:
             return None
 
     def clear(self) -> None:
-        """Forgets events and losses, in the child of a fork. A thread of the parent may have the old lock."""
+        """Forgets events and losses.
+
+        Called in the child of a fork. A thread of the parent may hold the old lock, so this makes a new lock.
+        """
         self._lock = threading.RLock()
         self._kept.clear()
         self._bytes = self._lost = 0

@@ -1,6 +1,6 @@
-"""What the clients for the throttr protocol have in common: commands, calls of a connection, and subscriptions.
+"""Code that both clients for the throttr protocol share: commands, the calls of a connection, and subscriptions.
 
-Floor: side. No I/O and no clock. Words in capitals are requests of docs/protocols/throttr.md.
+Floor: side (ARCHITECTURE.md). No I/O and no clock. Words in capitals are requests in docs/protocols/throttr.md.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ T = TypeVar("T")
 
 
 def asked(request: Request[T]) -> Made[T]:
-    """Makes a request that changes something. Its result is what the parser makes of the reply."""
+    """Makes a request that changes something. The result of the request is what the parser makes of the reply."""
     return Made(request, _only)
 
 
 def looked(request: Request[T]) -> Made[T]:
-    """Makes a request that changes nothing, or nothing more if it is repeated."""
+    """Makes a request that changes nothing, or that can be repeated without another change."""
     return Made(request, _only, is_repeatable=True)
 
 
@@ -49,7 +49,7 @@ def _id(id: bytes | str) -> bytes:
 
 
 class Exchange:
-    """What a client keeps when its connection is lost: the size of numbers, events, channels, and limits."""
+    """The data that a client keeps when its connection is lost: the size of numbers, events, channels, and limits."""
 
     def __init__(self, value_size: str | ValueSize, value_max: int, events_max: int) -> None:
         self.encoder = Encoder(ValueSize.named(value_size))
@@ -58,13 +58,13 @@ class Exchange:
         self.channels: Counter[bytes] = Counter()  # channels that the client is subscribed to, and how often
 
     def calls(self) -> KeyCalls:
-        """Returns the calls of a new connection."""
+        """Returns the object for the calls of a new connection."""
         return KeyCalls(wire.Parser(self.encoder.size, self.value_max), self.events)
 
     def lost(self, where: str, why: str) -> None:
         """Called when a connection has ended. Notes the loss, unless the client was closed."""
         if why != CLOSED:
-            self.events.put_loss(lost(where, f"{why}; events may have been missed"))
+            self.events.put_loss(lost(where, f"{why}; events may be missing"))
 
     def greeting(self) -> list[Made[None]]:
         """Returns the requests that subscribe a new connection."""
@@ -73,13 +73,13 @@ class Exchange:
     def _subscription(self, channel: bytes) -> Made[None]:
         def read(results: list[Any]) -> None:
             if not _only(results):
-                raise OutOfMemory(0, f"the server has no room for the subscription to {channel!r} any more")
+                raise OutOfMemory(0, f"the server's memory has no room any more for the subscription to {channel!r}")
 
         return Made(self.encoder.subscribe(channel), read)
 
 
 class KeyCalls(Ordered):
-    """The calls of one connection of the throttr protocol, and the queue that its events go to."""
+    """The calls of one connection of the throttr protocol, and the queue for its events."""
 
     def __init__(self, parser: wire.Parser, events: Events) -> None:
         super().__init__()
@@ -109,7 +109,7 @@ class KeyCalls(Ordered):
 
 
 class Commands(Shape):
-    """The methods of a client, for both shapes.
+    """The methods of a client, blocking or for asyncio.
 
     Keys, channels, values and payloads are bytes, or text, which is encoded as UTF-8.
     """
@@ -140,12 +140,18 @@ class Commands(Shape):
 
     @command
     def insert(self, key: str | bytes, quota: int, ttl: int, ttl_type: int = TTLType.SECONDS) -> Made[bool]:
-        """Makes a counter (INSERT). False if the key exists already, or there is no room."""
+        """Creates a key with a quota (INSERT).
+
+        Returns False if the key exists already, or if the server's memory is full.
+        """
         return asked(self.encoder.insert(as_bytes(key), quota, ttl, ttl_type))
 
     @command
     def query(self, key: str | bytes) -> Made[Query | None]:
-        """Returns a key's quota and remaining TTL (QUERY), or None if there is no such key. A buffer has quota 0."""
+        """Returns the quota and the remaining TTL of a key (QUERY), or None if there is no such key.
+
+        The quota of a buffer is 0.
+        """
         return looked(self.encoder.query(as_bytes(key)))
 
     @command
@@ -155,57 +161,73 @@ class Commands(Shape):
 
     @command
     def set_quota(self, key: str | bytes, quota: int) -> Made[bool]:
-        """Replaces a counter's quota (UPDATE). False if there is no such key or it is a buffer."""
+        """Replaces the quota of a key (UPDATE). Returns False if there is no such key, or if it is a buffer."""
         return asked(self.encoder.update(as_bytes(key), Attribute.QUOTA, Change.PATCH, quota))
 
     @command
     def increase_quota(self, key: str | bytes, by: int) -> Made[bool]:
-        """Adds to a counter's quota (UPDATE). False if there is none, or on overflow, where the reference wraps."""
+        """Adds to the quota of a key (UPDATE).
+
+        Returns False if there is no such quota. On overflow, counterd returns False, but the original Throttr server
+        wraps around.
+        """
         return asked(self.encoder.update(as_bytes(key), Attribute.QUOTA, Change.INCREASE, by))
 
     @command
     def decrease_quota(self, key: str | bytes, by: int) -> Made[bool]:
-        """Subtracts from a counter's quota (UPDATE). False, and no change, if there is none or it is too small."""
+        """Subtracts from the quota of a key (UPDATE).
+
+        Returns False and changes nothing if there is no such quota, or if it is too small.
+        """
         return asked(self.encoder.update(as_bytes(key), Attribute.QUOTA, Change.DECREASE, by))
 
     @command
     def set_ttl(self, key: str | bytes, ttl: int) -> Made[bool]:
-        """Lets a key expire ttl units from now (UPDATE). The unit is that of the key. False if there is no such key."""
+        """Lets a key expire ttl units from now (UPDATE).
+
+        The unit is that of the key. Returns False if there is no such key.
+        """
         return asked(self.encoder.update(as_bytes(key), Attribute.TTL, Change.PATCH, ttl))
 
     @command
     def extend_ttl(self, key: str | bytes, by: int) -> Made[bool]:
-        """Lets a key expire later (UPDATE). The unit is that of the key. False if there is no such key."""
+        """Lets a key expire later (UPDATE). The unit is that of the key. Returns False if there is no such key."""
         return asked(self.encoder.update(as_bytes(key), Attribute.TTL, Change.INCREASE, by))
 
     @command
     def shorten_ttl(self, key: str | bytes, by: int) -> Made[bool]:
-        """Lets a key expire earlier (UPDATE). The unit is that of the key. False if there is no such key."""
+        """Lets a key expire earlier (UPDATE). The unit is that of the key. Returns False if there is no such key."""
         return asked(self.encoder.update(as_bytes(key), Attribute.TTL, Change.DECREASE, by))
 
     @command
     def purge(self, key: str | bytes) -> Made[bool]:
-        """Removes a key (PURGE). False if there is no such key."""
+        """Removes a key (PURGE). Returns False if there is no such key."""
         return asked(self.encoder.purge(as_bytes(key)))
 
     @command
     def set(self, key: str | bytes, value: str | bytes, ttl: int, ttl_type: int = TTLType.SECONDS) -> Made[bool]:
-        """Makes or replaces a buffer and its TTL (SET). False if the key is a counter, or there is no room."""
+        """Creates or replaces a buffer and its TTL (SET).
+
+        Returns False if the key has a quota, or if the server's memory is full.
+        """
         return asked(self.encoder.set(as_bytes(key), as_bytes(value), ttl, ttl_type))
 
     @command
     def get(self, key: str | bytes) -> Made[Get | None]:
-        """Returns a key's value and remaining TTL (GET), or None if there is no such key. A counter's value is b""."""
+        """Returns the value and the remaining TTL of a key (GET), or None if there is no such key.
+
+        The value of a quota is b"".
+        """
         return looked(self.encoder.get(as_bytes(key)))
 
     @command
     def list(self) -> Made[wire.Keys]:
-        """Returns all keys (LIST), in no particular order. The whole list is in memory."""
+        """Returns all keys (LIST), in no particular order. The whole list is kept in memory."""
         return looked(self.encoder.list())
 
     @command
     def info(self) -> Made[Info]:
-        """Returns the server's figures (INFO)."""
+        """Returns the server's statistics (INFO)."""
         return looked(self.encoder.info())
 
     @command
@@ -220,9 +242,9 @@ class Commands(Shape):
 
     @command
     def subscribe(self, channel: str | bytes) -> Made[bool]:
-        """Subscribes to a channel (SUBSCRIBE). False if there is no room.
+        """Subscribes to a channel (SUBSCRIBE). Returns False if the server's memory is full.
 
-        With two subscriptions each event comes twice. A client that connects again subscribes again.
+        With two subscriptions to a channel, each event arrives twice. A client that reconnects subscribes again.
         """
         name = as_bytes(channel)
 
@@ -235,7 +257,10 @@ class Commands(Shape):
 
     @command
     def unsubscribe(self, channel: str | bytes) -> Made[bool]:
-        """Ends all subscriptions of this client to a channel (UNSUBSCRIBE). False if there was none."""
+        """Ends all subscriptions of this client to a channel (UNSUBSCRIBE).
+
+        Returns False if there was no subscription.
+        """
         name = as_bytes(channel)
 
         def read(results: list[Any]) -> bool:
@@ -246,7 +271,10 @@ class Commands(Shape):
 
     @command
     def publish(self, channel: str | bytes, payload: str | bytes) -> Made[bool]:
-        """Sends an event to all subscribers of a channel (PUBLISH), maybe this client. False if there are none."""
+        """Sends an event to all subscribers of a channel (PUBLISH).
+
+        This client can be one of them. Returns False if the channel has no subscribers.
+        """
         return asked(self.encoder.publish(as_bytes(channel), as_bytes(payload)))
 
     @command
@@ -256,7 +284,10 @@ class Commands(Shape):
 
     @command
     def connection(self, id: str | bytes) -> Made[ConnectionInfo | None]:
-        """Returns a connection (CONNECTION), or None. id: 16 bytes, as whoami() returns, or the same in hex."""
+        """Returns a connection (CONNECTION), or None if there is no such connection.
+
+        id: 16 bytes, as whoami() returns, or the same in hex.
+        """
         return looked(self.encoder.connection(_id(id)))
 
     @command
@@ -266,17 +297,23 @@ class Commands(Shape):
 
     @command
     def channel(self, channel: str | bytes) -> Made[wire.Subscribers | None]:
-        """Returns the subscribers of a channel (CHANNEL), or None if it has none."""
+        """Returns the subscribers of a channel (CHANNEL), or None if the channel has none."""
         return looked(self.encoder.channel(as_bytes(channel)))
 
     @command
     def whoami(self) -> Made[bytes]:
-        """Returns this connection's id, 16 bytes (WHOAMI). In hex it is the name of its own channel."""
+        """Returns the id of this connection, 16 bytes (WHOAMI).
+
+        In hex, this id is the name of the connection's own channel.
+        """
         return looked(self.encoder.whoami())
 
     @command
     def event(self, channel: str | bytes, request: Request[T]) -> Made[Executed[T] | None]:
-        """Has a request of client.encoder executed as the payload of an event (EVENT). None if it was refused."""
+        """Makes the server execute a request of client.encoder as the payload of an event (EVENT).
+
+        Returns None if the server refused the request.
+        """
         return asked(self.encoder.event(as_bytes(channel), request))
 
     # ---- connections ----

@@ -1,8 +1,10 @@
-"""The keys of the daemon, of every protocol's listener, and of admin: their readers, defaults and units.
+"""The keys of the daemon, of every protocol's listener, and of the admin endpoint: how they are read, their defaults
+and their units.
 
-Floor 4. Each class is a part of the configuration, and each of its fields is a key. Code that needs a part gets an
-object of the class. A protocol's own keys are in its ROOM. Keys of a listener can be given once for all protocols, as
-`listener.KEY`; a protocol's own key overrides this. loading.py checks whether the values fit together.
+Floor 4. Each class is a part of the configuration, and each field of a class is a key. Code that needs a part of the
+configuration gets an object of its class. The keys of a single protocol are in the ROOM of that protocol. A key of a
+listener can be set once for all protocols, as `listener.KEY`; a key of a single protocol overrides it. loading.py
+checks whether the values are consistent.
 """
 
 from __future__ import annotations
@@ -57,7 +59,10 @@ LISTENER = "listener"
 
 
 def account_number(kind: str, text: str) -> int:
-    """Returns the uid or gid of a "user" or "group", by name or number. Raises LookupError if it does not exist."""
+    """Returns the uid or gid of a user or group.
+
+    kind: "user" or "group". text: its name or number. Raises LookupError if this machine has no such user or group.
+    """
     by_name, by_number = ACCOUNTS[kind]
     try:
         if re.fullmatch("[0-9]+", text):
@@ -65,11 +70,11 @@ def account_number(kind: str, text: str) -> int:
             return int(text)
         return by_name(text)
     except (KeyError, ValueError):  # ValueError: a NUL, or more digits than int() accepts
-        raise LookupError(f"no {kind} {text!r} on this machine") from None
+        raise LookupError(f"this machine has no {kind} {text!r}") from None
 
 
 def _account(kind: str) -> Reader:
-    """Reads the name or number of a user or group that exists on this machine; empty means none."""
+    """Reads the name or number of a user or group that exists on this machine. An empty text means none."""
 
     def read(text: str) -> str:
         try:
@@ -94,7 +99,7 @@ def _accounts(text: str) -> tuple[str, ...]:
 
 
 def split_bind(text: str) -> tuple[str, int]:
-    """Splits a valid admin_bind() into an IP address and a port, or the path of a Unix socket and -1."""
+    """Splits a valid value of admin.bind into an IP address and a port, or into the path of a Unix socket and -1."""
     if text.startswith(UNIX_PREFIX):
         return text.removeprefix(UNIX_PREFIX), -1
     host, _, port = text.rpartition(":")
@@ -109,7 +114,8 @@ def shown(address: str, port: int) -> str:
 
 
 def admin_bind(text: str) -> str:
-    """Reads an address with a port, such as 127.0.0.1:11216 or [::1]:11216, or unix: and an absolute path."""
+    """Reads a value of admin.bind: an IP address with a port, such as 127.0.0.1:11216 or [::1]:11216, or unix: and an
+    absolute path."""
     if text.startswith(UNIX_PREFIX + "/"):
         socket_path(text.removeprefix(UNIX_PREFIX))
         return text
@@ -124,14 +130,14 @@ def admin_bind(text: str) -> str:
 
 
 def _token(text: str) -> str:
-    """Reads a token that fits into an HTTP header. Errors do not show the token."""
+    """Reads a token that can be sent in an HTTP header. Error messages do not contain the token."""
     if not re.fullmatch(f"[!-~]{{0,{TOKEN_MAX}}}", text):
         raise ValueError(f"expected at most {TOKEN_MAX} visible ASCII characters without spaces")
     return text
 
 
 def _hosts(text: str) -> tuple[str, ...]:
-    """Reads names of hosts, and converts them to lower case."""
+    """Reads host names, and converts them to lower case."""
     words = text.replace(",", " ").lower().split()
     for word in words:
         if not re.fullmatch(r"[a-z0-9_]([a-z0-9_.-]{0,252}[a-z0-9_])?", word):
@@ -166,7 +172,7 @@ class Handshake:
 
 @dataclass(frozen=True)
 class Process:
-    """Keys of the daemon."""
+    """The keys of the daemon."""
 
     log: Log = field(default_factory=Log)
     user: str = setting(_account("user"), "", "name or number")
@@ -177,33 +183,46 @@ class Process:
 
 @dataclass(frozen=True)
 class Endpoint:
-    """Keys of the admin endpoint."""
+    """The keys of the admin endpoint."""
 
     enable: bool = setting(boolean, False)
     bind: str = setting(admin_bind, "127.0.0.1:11216", "IP address and port, or unix: and an absolute path")
-    token: str = setting(_token, "", "visible ASCII characters; empty means read-only", reload=True, secret=True)
-    allow: tuple[str, ...] = setting(networks, (), "CIDRs or addresses; empty means everybody", reload=True)
+    token: str = setting(
+        _token,
+        "",
+        "visible ASCII characters; empty means that no request can change anything",
+        reload=True,
+        secret=True,
+    )
+    allow: tuple[str, ...] = setting(networks, (), "networks or addresses; empty means everybody", reload=True)
     insecure: bool = setting(boolean, False)
-    hosts: tuple[str, ...] = setting(_hosts, (), "names of hosts", reload=True)
+    hosts: tuple[str, ...] = setting(_hosts, (), "host names", reload=True)
 
 
 @dataclass(frozen=True)
 class TLS:
     cert: str = setting(absolute_path, "", "absolute path; empty means no TLS", reload=True)
-    key: str = setting(absolute_path, "", "absolute path; empty means the certificate's file", reload=True)
+    key: str = setting(
+        absolute_path,
+        "",
+        "absolute path; empty means that the private key is in the file of the certificate",
+        reload=True,
+    )
     client_ca: str = setting(absolute_path, "", AUTHORITIES, reload=True)
     require_client_cert: bool = setting(boolean, False, reload=True)
 
 
 @dataclass(frozen=True)
 class Listener:
-    """Keys that every protocol has. The protocol defines the default of the port."""
+    """The keys that every protocol has. Each protocol defines the default of its port."""
 
     enable: bool = setting(boolean, False)
-    port: int = setting(integer(0, 65535), 0, "TCP port; 0 means any free port")
-    bind: tuple[str, ...] = setting(addresses, ("127.0.0.1", "::1"), "IP addresses; empty means no TCP")
+    port: int = setting(integer(0, 65535), 0, "TCP port; 0 means that the kernel chooses a free port")
+    bind: tuple[str, ...] = setting(
+        addresses, ("127.0.0.1", "::1"), "IP addresses; empty means that counterd does not listen for TCP"
+    )
     insecure: bool = setting(boolean, False)
-    allow: tuple[str, ...] = setting(networks, (), "CIDRs or addresses; empty means everybody", reload=True)
+    allow: tuple[str, ...] = setting(networks, (), "networks or addresses; empty means everybody", reload=True)
     tls: TLS = field(default_factory=TLS)
     socket: str = setting(socket_path, "", "absolute path; empty means no Unix socket")
     socket_mode: int = setting(octal_mode, 0o660, "octal permissions")
@@ -226,14 +245,17 @@ class Listener:
 
 
 class Port(NamedTuple):
-    """A port of a protocol. name: for messages; the first port has the protocol's name. prefix: of the port's keys."""
+    """A port of a protocol.
+
+    name: the name in messages; for the first port this is the protocol's name. prefix: how the port's keys begin.
+    """
 
     room: str
     name: str
     prefix: str
 
     def key(self, field: str) -> str:
-        """Returns the key of one of the port's settings, `port` or `socket`."""
+        """Returns the key of a setting of the port, which is `port` or `socket`."""
         return self.prefix + field
 
 
@@ -248,7 +270,8 @@ NOT_SHARED = ("enable", "port", "socket")
 
 
 def settings_for(rooms: Iterable[Room]) -> dict[str, Setting]:
-    """Returns all settings by key: first the daemon's, then for each protocol its listener's and its own."""
+    """Returns all settings by key: first those of the daemon, then for each protocol those of its listener and its
+    own."""
     found = [*settings_of(Process), *settings_of(Endpoint, f"{ADMIN}.")]
     for room in rooms:
         for one in settings_of(Listener, f"{room.name}."):

@@ -1,9 +1,9 @@
-"""Reads the configuration from one file and the command line.
+"""Reads the configuration from a file and the command line.
 
-Floor 4. A file consists of lines of `key = value`. It is read to the end, so ConfigError has all mistakes. Each message
-begins with the place where the key was given. If --set gives a key, the key's value in the file is not checked. So
---set can also repair a file. `listener.KEY` is the value of KEY for each protocol that does not set KEY itself; their
-order in the file does not matter. This module does not apply values to the process.
+Floor 4. Each line of the file is `key = value`. counterd reads the file to its end, so ConfigError lists all mistakes.
+Each message begins with the place where the key was set. If --set sets a key, the value of this key in the file is not
+checked. So --set can replace a wrong value in the file. `listener.KEY` sets KEY for each protocol that does not set KEY
+itself. The order of the lines in the file does not matter. This module does not apply the values to the process.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ SHARED_NEEDS = "redis"
 
 
 class ConfigError(Exception):
-    """All mistakes of a configuration. problems: one line each; str(): the lines joined with newlines."""
+    """All mistakes of a configuration. problems: one line for each mistake. str() joins these lines with newlines."""
 
     def __init__(self, problems: Iterable[str]) -> None:
         # Each once: a mistake in a key that protocols share is found for each of them.
@@ -74,13 +74,11 @@ class ConfigError(Exception):
 class Config:
     """A configuration without mistakes.
 
-    values: every known key with its effective value, parsed, for listing and comparing. Other code takes its values
+    values: the effective value of every known key, parsed, for listing and comparing. Other code takes its values
         from process, admin, listener() or own().
-    origins: where each value comes from: `FILE:LINE`, `--set` or `default`.
-    warnings: lines for the operator, which the caller logs.
-    path: the file that was read.
-    sockets: the sockets that the process was started with, by protocol, or "admin".
-    shared: for keys whose value was given for all listeners: the name under which it was given.
+    origins: where each value was set: `FILE:LINE`, `--set` or `default`. warnings: lines for the operator, which the
+    caller logs. path: the file that was read. sockets: the sockets that were passed to the process, by protocol, or
+    "admin". shared: the name under which a value was set for all listeners, by key.
     """
 
     values: Mapping[str, Any]
@@ -102,11 +100,11 @@ class Config:
         return assembled(Listener, self.values, f"{room}.")
 
     def own(self, room: Room) -> Any:
-        """Returns a protocol's own settings, as an object of its class."""
+        """Returns the keys of a single protocol, as an object of its class."""
         return assembled(room.settings, self.values, f"{room.name}.")
 
     def name(self, key: str) -> str:
-        """Returns the name under which a key was given, for messages."""
+        """Returns the name under which a key was set, for messages."""
         return self.shared.get(key, key)
 
     def place(self, key: str) -> str:
@@ -114,13 +112,13 @@ class Config:
         return f"{self.where(key)}: {self.name(key)}"
 
     def where(self, key: str) -> str:
-        """Returns where a value was given, or the file where it could be given, for messages."""
+        """Returns where a value was set, or the file in which it could be set, for messages."""
         origin = self.origins.get(key, "default")
         return str(self.path) if origin == "default" else origin
 
 
 class Entry(NamedTuple):
-    """A key with a value, as written."""
+    """A key with a value, as it was written."""
 
     name: str
     text: str
@@ -128,7 +126,7 @@ class Entry(NamedTuple):
 
     @property
     def where(self) -> str:
-        """The beginning of a message about the entry."""
+        """The beginning of a message about this entry."""
         if self.origin != OVERRIDE:
             return self.origin
         return f"{OVERRIDE} {self.name}={'...' if self.name in SECRETS else self.text}"
@@ -166,10 +164,10 @@ EVERYWHERE = ("0.0.0.0", "::")
 
 
 def _yrmcds_bind(values: dict[str, Any], given: dict[str, Entry]) -> Iterator[str]:
-    """Turns virtual_ip and bind_ip into counter.bind, unless counter.bind is given itself. Yields warnings.
+    """Turns virtual_ip and bind_ip into counter.bind, unless counter.bind is set too. Yields warnings for the operator.
 
-    yrmcds serves every client that reaches it. So its files imply counter.insecure = true: where a file of counterd
-    would be refused, this yields a warning.
+    yrmcds serves every client that can connect to it. So a yrmcds configuration implies counter.insecure = true. In a
+    case that counterd would normally refuse, this function yields a warning.
     """
     listed = tuple(dict.fromkeys(values.pop("virtual_ip", ()) + values.pop("bind_ip", ())))
     if YRMCDS_BIND not in values or YRMCDS_BIND in given:
@@ -180,7 +178,7 @@ def _yrmcds_bind(values: dict[str, Any], given: dict[str, Entry]) -> Iterator[st
             given.setdefault(YRMCDS_BIND, given[name])
     if listed and "bind_ip" not in given:
         only = " ".join(listed)
-        yield f"bind_ip is not set: counter listens only on virtual_ip ({only}); yrmcds listens on all addresses"
+        yield f"bind_ip is not set: counter listens only on virtual_ip ({only}), but yrmcds listens on all addresses"
     if YRMCDS_INSECURE not in given and (open_to := " ".join(exposed("counter", values))):
         values[YRMCDS_INSECURE] = True
         where, ways = open_to, "counter.tls.cert or counter.allow"
@@ -194,7 +192,8 @@ def _yrmcds_bind(values: dict[str, Any], given: dict[str, Entry]) -> Iterator[st
 
 
 def find_file(explicit: Path | None) -> Path:
-    """Returns the file to read: the explicit one, else the system's if it exists, else the shipped one."""
+    """Returns the file to read: the file that the command line names, else the system's file if it exists, else the
+    file in the package."""
     if explicit is not None:
         return explicit
     try:
@@ -213,11 +212,12 @@ def load(
     passed: Sequence[Passed] = (),
     pipe_timeout: float = 0.0,
 ) -> Config:
-    """Reads the configuration from a file, and applies the `key=value` of each --set.
+    """Reads the configuration from a file, and applies each `key=value` of --set.
 
-    passed: the sockets that the process was started with. A protocol that has passed sockets opens no others.
-    pipe_timeout: if this is not 0, the file may be a pipe. It must be written completely within so many seconds.
-    Raises ConfigError with all mistakes.
+    passed: the listening sockets that were passed to the process. A protocol with passed sockets opens no other
+    sockets.
+    pipe_timeout: if this is not 0, the file can be a pipe. The pipe must be completely written within this many
+    seconds. Raises ConfigError with all mistakes.
     """
     problems: list[str] = []
     warnings: list[str] = []
@@ -234,7 +234,7 @@ def load(
         unused = dict.fromkeys(entry.name for entry in in_file if names.get(entry.name, "") is None)
         if unused:
             keys = ", ".join(unused)
-            warnings.append(f"{path} is a configuration file of yrmcds; counterd ignores these keys of it: {keys}")
+            warnings.append(f"{path} is a configuration file of yrmcds; counterd ignores these keys in it: {keys}")
     given = _by_key(in_file, names, problems)
     given |= _by_key(_entries(((OVERRIDE, override) for override in overrides), problems), names, problems)
 
@@ -262,7 +262,10 @@ def changed(old: Config, new: Config, settings: Mapping[str, Setting]) -> tuple[
 
 
 def merged(old: Config, new: Config, fixed: Iterable[str], rooms: Sequence[Room]) -> Config:
-    """Returns the new configuration with the old values of the fixed keys. Raises ConfigError if they conflict."""
+    """Returns the new configuration, but with the old values of the keys that cannot change while the daemon runs.
+
+    Raises ConfigError if these values conflict.
+    """
     kept = tuple(fixed)
     values = {**new.values, **{key: old.values[key] for key in kept}}
     origins = {**new.origins, **{key: old.origins[key] for key in kept}}
@@ -276,7 +279,7 @@ def merged(old: Config, new: Config, fixed: Iterable[str], rooms: Sequence[Room]
 
 
 def _lines(path: Path, pipe_timeout: float, problems: list[str]) -> Iterator[tuple[str, str]]:
-    """Yields the origin and text of every line that is neither blank nor a comment."""
+    """Yields the place and the text of every line that is neither blank nor a comment."""
     try:
         content = read_file(str(path), FILE_MAX, pipe_timeout)
     except FileError as error:
@@ -309,7 +312,7 @@ def _entries(lines: Iterable[tuple[str, str]], problems: list[str]) -> list[Entr
 
 
 def _by_key(entries: Iterable[Entry], names: Mapping[str, str | None], problems: list[str]) -> dict[str, Entry]:
-    """Returns the entry of each real key. names: all accepted names, with the key that each means, or None."""
+    """Returns the entry of each key. names: all accepted names, with the key that each name means, or None."""
     given: dict[str, Entry] = {}
     for entry in entries:
         if entry.name not in names:
@@ -321,12 +324,12 @@ def _by_key(entries: Iterable[Entry], names: Mapping[str, str | None], problems:
         first = given.setdefault(key, entry)
         if first is not entry:
             same = "" if entry.name == first.name else f" as {first.name}"
-            problems.append(f"{entry.where}: {entry.name} is given twice, first{same} in {first.where}")
+            problems.append(f"{entry.where}: {entry.name} is set twice, first{same} in {first.where}")
     return given
 
 
 def _hint(name: str, names: Iterable[str]) -> str:
-    """Returns a hint about an unknown key."""
+    """Returns a hint for the message about an unknown key."""
     prefix, _, rest = name.partition(".")
     if prefix == LISTENER and rest in NOT_SHARED:
         return f", because each protocol has its own: set {' or '.join(key for key in names if _is_of_room(key, rest))}"
@@ -340,7 +343,7 @@ def _is_of_room(key: str, name: str) -> bool:
 
 
 def _values(settings: Mapping[str, Setting], given: Mapping[str, Entry], problems: list[str]) -> dict[str, Any]:
-    """Returns every key and its value, without keys whose text is invalid."""
+    """Returns every key and its value, except the keys whose text is invalid."""
     values = {key: setting.default for key, setting in settings.items()}
     for key, entry in given.items():
         try:
@@ -352,7 +355,10 @@ def _values(settings: Mapping[str, Setting], given: Mapping[str, Entry], problem
 
 
 def _share(rooms: Sequence[Room], values: dict[str, Any], given: dict[str, Entry]) -> dict[str, str]:
-    """Applies values that are given for all listeners to protocols that do not set them. Returns names by key."""
+    """Applies values that are set for all listeners to the protocols that do not set these keys.
+
+    Returns, for each such key, the name under which it was set.
+    """
     names = {}
     for name in shared_settings():
         entry = given.pop(name, None)
@@ -371,7 +377,7 @@ def _share(rooms: Sequence[Room], values: dict[str, Any], given: dict[str, Entry
 
 
 def _readable_secrets(path: Path, given: Mapping[str, Entry]) -> Iterator[str]:
-    """Yields warnings about secrets in a file that everybody can read."""
+    """Yields warnings about secrets in a file that every user can read."""
     for key in sorted(SECRETS & given.keys()):
         if given[key].text and given[key].origin != OVERRIDE and path.stat().st_mode & stat.S_IROTH:
             yield f"{given[key].where}: {key}: every user of this machine can read the file; run chmod o= {path}"
@@ -387,7 +393,10 @@ def _assigned(
     given: dict[str, Entry],
     problems: list[str],
 ) -> dict[str, tuple[socket.socket, ...]]:
-    """Assigns the passed sockets to protocols. Their addresses replace those in the configuration."""
+    """Assigns the passed sockets to protocols.
+
+    The addresses of these sockets replace the addresses in the configuration.
+    """
     places: dict[str, list[Passed]] = {}
     ports = {port.name: port for room in rooms for port in ports_of(room)}
     switches = {**{name: f"{port.room}.enable" for name, port in ports.items()}, ADMIN: f"{ADMIN}.enable"}
@@ -419,7 +428,7 @@ def _assigned(
 
 
 def _found(port: Port, where: Sequence[tuple[str, int]], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the values that a port's keys have because of its passed sockets."""
+    """Returns the values of a port's keys that follow from its passed sockets."""
     tcp = [place for place in where if place[1] >= 0]
     found = {
         port.key("port"): tcp[0][1] if tcp else values.get(port.key("port"), 0),
@@ -441,7 +450,10 @@ def _addresses(port: Port, values: Mapping[str, Any]) -> list[tuple[str, int]]:
 
 
 class Places(NamedTuple):
-    """Writes keys for messages. where: returns the beginning of a message. shared: names that differ from the key."""
+    """Formats keys for messages.
+
+    where: returns the beginning of a message. shared: the names that differ from their key.
+    """
 
     where: Callable[[str], str]
     shared: Mapping[str, str]
@@ -453,12 +465,15 @@ class Places(NamedTuple):
         return self.shared.get(key, key)
 
     def beside(self, key: str, name: str) -> str:
-        """Returns another key of the same listener, or of all listeners if `key` was given for all listeners."""
+        """Returns another key of the same listener.
+
+        If `key` was set for all listeners, this key is also one for all listeners.
+        """
         return f"{self.name(key).partition('.')[0]}.{name}"
 
 
 def exposed(room: str, values: Mapping[str, Any]) -> list[str]:
-    """Returns the addresses of `bind` on which clients on other machines could use a protocol without any check."""
+    """Returns the addresses in `bind` on which clients on other machines could use a protocol without any check."""
     if any(values.get(f"{room}.{key}", True) for key in ("insecure", "allow", "tls.cert")):
         return []
     return [address for address in values.get(f"{room}.bind", ()) if not ipaddress.ip_address(address).is_loopback]
@@ -467,17 +482,20 @@ def exposed(room: str, values: Mapping[str, Any]) -> list[str]:
 def _contradictions(
     rooms: Sequence[Room], values: Mapping[str, Any], places: Places, passed: Container[str]
 ) -> Iterator[str]:
-    """Yields conflicts between values. If a key has no value, its mistake was reported already, and it is ignored."""
+    """Yields the conflicts between values.
+
+    A key without a value is ignored, because its mistake was reported already.
+    """
     switches = [f"{room.name}.enable" for room in rooms]
     if all(_is_off(switch, values) for switch in switches):
-        yield f"{places.where('')}: nothing is enabled, set {' or '.join(switches)} = true"
+        yield f"{places.where('')}: no protocol is enabled, set {' or '.join(switches)} = true"
     for room in rooms:
         if values.get(f"{room.name}.enable"):
             yield from _unheard(room, values, places, passed)
             yield from _listener_contradictions(room.name, values, places)
             key = room.shared.address if room.shared is not None else ""
             if values.get(key) and importlib.util.find_spec(SHARED_NEEDS) is None:
-                yield f"{places.of(key)} needs the extra redis: in the source tree, pip install '.[redis]'"
+                yield f"{places.of(key)} needs the extra redis: in the source tree, run pip install '.[redis]'"
     yield from _collisions(rooms, values, places)
     if values.get("admin.enable"):
         yield from _admin_contradictions(values, places.where)
@@ -528,7 +546,7 @@ def _listener_contradictions(name: str, values: Mapping[str, Any], places: Place
 
 def _admin_contradictions(values: Mapping[str, Any], where: Callable[[str], str]) -> Iterator[str]:
     if importlib.util.find_spec(ADMIN_NEEDS) is None:
-        ways = "in the source tree, `make setup` or pip install '.[admin]'"
+        ways = "in the source tree, run `make setup` or pip install '.[admin]'"
         yield f"{where('admin.enable')}: admin.enable needs the extra admin: {ways}"
     host, port = split_bind(values["admin.bind"]) if "admin.bind" in values else ("", -1)
     allowed = values.get("admin.allow", True) or values.get("admin.insecure", True)

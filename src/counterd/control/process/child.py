@@ -1,10 +1,11 @@
-"""Starts, watches and ends a child process of the daemon, with a socket between the two.
+"""Starts, watches and ends a child process of the daemon. A socket connects the two processes.
 
-Floor 4. The Conversation defines what is sent. A child is started as
+Floor 4. The class Conversation defines the messages on this socket. The daemon starts a child with this command:
     python -m MODULE DESCRIPTOR... LINK DAEMON
-with the descriptors of the sockets that it is given, the descriptor of its end of the socket, and the daemon's pid. It
-has to end with the daemon, by PR_SET_PDEATHSIG and by the end of the socket, and to send something every
-LISTEN_PERIOD_S. A child that sends nothing, because it is stopped, stuck, or does not read, is killed.
+Its arguments are the descriptors of the sockets that it is given, the descriptor of its end of the socket, and the
+daemon's pid. A child must end when the daemon ends, by PR_SET_PDEATHSIG and at the end of the socket. A child must send
+something every LISTEN_PERIOD_S. If a child sends nothing, because it is stopped, stuck, or does not read, the daemon
+kills it.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ NOT_INHERITED = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID")
 class Kind:
     """A kind of child process.
 
-    name: for people, before "process". module: the module to run. output_max: unread bytes before writing is paused.
+    name: the name for people, before the word "process". module: the Python module to run. output_max: how many unread
+    bytes stop the daemon from writing.
     """
 
     name: str
@@ -46,16 +48,16 @@ class Kind:
 
 
 class Conversation(Protocol):
-    """The daemon's side of the conversation with one child. The methods must not raise exceptions."""
+    """The daemon's side of the conversation with one child. These methods must not raise exceptions."""
 
     def opened(self, child: Child) -> None:
-        """The child can be written to from now on."""
+        """From now on, the daemon can write to the child."""
 
     def received(self, data: bytes) -> None:
         """The child has sent data."""
 
     def paused(self) -> None:
-        """The child does not read: nothing more may be written until resumed()."""
+        """The child does not read: write nothing more until resumed() is called."""
 
     def resumed(self) -> None:
         """The child reads again."""
@@ -65,10 +67,10 @@ class Conversation(Protocol):
 
 
 class Child(asyncio.Protocol):
-    """One child process, from open() to ended() or end()."""
+    """A child process, from open() to ended() or end()."""
 
     def __init__(self, kind: Kind, given: Sequence[socket.socket], conversation: Conversation) -> None:
-        """Starts the process. given: sockets that it inherits. Raises OSError."""
+        """Starts the process. given: the sockets that the process inherits. Raises OSError."""
         self._kind = kind
         self._conversation = conversation
         self._loop = asyncio.get_running_loop()
@@ -88,13 +90,13 @@ class Child(asyncio.Protocol):
         self._silent_max = FIRST_SILENT_MAX
 
     async def open(self) -> None:
-        """Connects the socket to the loop. Raises OSError."""
+        """Connects the daemon's end of the socket to the event loop. Raises OSError."""
         self._socket.setblocking(False)
         await self._loop.create_unix_connection(lambda: self, sock=self._socket)
         self._loop.call_later(LISTEN_PERIOD_S, self._check)
 
     def write(self, data: bytes) -> None:
-        """Sends data to the child, if it is connected."""
+        """Sends data to the child, if the child is connected."""
         if self._transport is not None and not self._transport.is_closing():
             self._transport.write(data)
 
@@ -108,13 +110,16 @@ class Child(asyncio.Protocol):
             self._transport.pause_reading()
 
     def cut(self, why: str) -> None:
-        """Ends the conversation, and with it the process. why: the rest of a sentence about the process."""
+        """Ends the conversation and the process. why: the rest of a sentence that begins with the process."""
         self._why = why
         if self._transport is not None:
             self._transport.abort()
 
     async def ended(self) -> str:
-        """Waits until the process has ended. Returns why, as the rest of a sentence."""
+        """Waits until the process has ended.
+
+        Returns the reason, as the rest of a sentence that begins with the process.
+        """
         await self._gone.wait()
         self._process.kill()  # without its socket it is useless even if it is alive
         while self._process.poll() is None:  # noqa: ASYNC110 - there is no event for it, and it is short
@@ -122,7 +127,7 @@ class Child(asyncio.Protocol):
         return self._epitaph()
 
     def end(self) -> None:
-        """Ends the process at once."""
+        """Ends the process immediately."""
         if self._transport is not None:
             self._transport.abort()
         else:
@@ -158,7 +163,7 @@ class Child(asyncio.Protocol):
     # ---- inside ----
 
     def _check(self) -> None:
-        """Called every LISTEN_PERIOD_S: ends the child if it has been silent for too long."""
+        """Called every LISTEN_PERIOD_S. Ends a child that has been silent for too long."""
         if self._transport is None:
             return
         self._silent = 0 if self._has_spoken else self._silent + 1
@@ -168,7 +173,10 @@ class Child(asyncio.Protocol):
         self._loop.call_later(LISTEN_PERIOD_S, self._check)
 
     def _epitaph(self) -> str:
-        """Returns how the process ended, as the rest of a sentence, with its last words. Called once."""
+        """Returns how the process ended, as the rest of a sentence, and the last lines that it printed.
+
+        Call this only once.
+        """
         said = b""
         with contextlib.suppress(BlockingIOError):
             said = os.read(self._words, LAST_WORDS)
@@ -179,9 +187,10 @@ class Child(asyncio.Protocol):
 
 
 def spawn(module: str, given: Sequence[socket.socket]) -> tuple[subprocess.Popen[bytes], int]:
-    """Starts a process that inherits the sockets. Returns it and the end of a pipe with its output.
+    """Starts a process that inherits the sockets. Returns the process, and the end of a pipe with the output of the
+    process.
 
-    The pipe never blocks the process, and is read only after its end. Raises OSError.
+    The pipe never blocks the process, and the daemon reads it only after the end of the process. Raises OSError.
     """
     words, theirs = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
     try:

@@ -1,7 +1,7 @@
-"""The life cycle of the daemon: open, serve, reload, drain.
+"""The life cycle of the daemon: open sockets, serve requests, reload the configuration, drain.
 
-Floor 4. The order matters: sockets are opened, and stores and the modules that they need are loaded, before the user
-changes. The first connection is accepted when everything is ready.
+Floor 4. The order matters: the daemon opens sockets, creates stores and loads modules before it changes its user. The
+first connection is accepted when everything is ready.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ log = structlog.get_logger()
 
 
 class Reload(NamedTuple):
-    """A reread configuration, checked and ready to be applied.
+    """A configuration that was read again and checked, and can be applied.
 
-    config: the configuration, with the old values of keys that need a restart. changes: the keys that change.
+    config: the configuration, with the old values of keys that need a restart. changes: the keys whose values change.
     postponed: lines about the keys that need a restart. ready: the result of prepare() for each service.
     """
 
@@ -60,12 +60,13 @@ class Reload(NamedTuple):
 
 
 class Daemon:
-    """Serves the protocols that a configuration enables, until a signal ends it.
+    """Serves the protocols that a configuration enables, until a signal ends the daemon.
 
-    reread: reads the configuration again, for SIGHUP. writer: writes the log. Raises ConfigError, with a line for each
+    reread: reads the configuration again after SIGHUP. writer: writes the log. Raises ConfigError, with a line for each
     problem, if a socket cannot be opened, the user cannot be changed, or memory cannot be allocated.
 
-    services: the enabled protocols. view: the fields that other parts may read. admin: the admin process, if enabled.
+    services: the enabled protocols. view: the fields that other parts may read. admin: the admin process, if it is
+    enabled.
     """
 
     def __init__(self, config: Config, rooms: Sequence[Room], writer: LogWriter, reread: Callable[[], Config]) -> None:
@@ -94,7 +95,7 @@ class Daemon:
             raise
 
     async def run(self) -> None:
-        """Serves until SIGTERM or SIGINT, then drains."""
+        """Serves requests until SIGTERM or SIGINT, then drains."""
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(self._on_internal_error)
         self._teller = Teller(loop)
@@ -134,7 +135,10 @@ class Daemon:
             self._close()
 
     def reload(self) -> None:
-        """Starts to reread the configuration; see _reload(). If a reload is under way, another one follows it."""
+        """Starts to read the configuration again, as _reload() describes.
+
+        If a reload is already in progress, another reload follows it.
+        """
         if self._stopping.is_set():
             log.warning("not reloaded: counterd is stopping")
         elif self._reloading is not None:
@@ -145,7 +149,7 @@ class Daemon:
             self._reloading.add_done_callback(self._on_reloaded)
 
     def log_stats(self) -> None:
-        """Logs the figures of every protocol."""
+        """Writes the figures of every protocol to the log."""
         for service in self.services:
             figures = {**self.view.figures(service), **service.store.snapshot()}
             log.info(f"stats of {service.room.name}", **figures)
@@ -159,7 +163,7 @@ class Daemon:
                 log.info(f"{name} listens on {', '.join(addresses)}")
 
     async def _restore(self, services: Sequence[Service]) -> None:
-        """Restores these services from their journals. The other services serve meanwhile. Raises ConfigError.
+        """Restores these services from their journals. Meanwhile the other services serve requests. Raises ConfigError.
 
         Returns early if the daemon has to stop.
         """
@@ -174,7 +178,10 @@ class Daemon:
             await asyncio.gather(restoring, return_exceptions=True)
 
     async def _reload(self) -> None:
-        """Rereads the configuration and applies the values that may change. If there is a mistake, nothing changes."""
+        """Reads the configuration again, and applies the values that can change while the daemon runs.
+
+        If there is a mistake, nothing changes.
+        """
         self._teller.tell("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
         try:
             prepared = await aside(self._prepare)  # slow if there are many rules, or on a network file system
@@ -199,7 +206,7 @@ class Daemon:
                 self.reload()
 
     def _prepare(self) -> Reload:
-        """Does everything that can fail: rereads, checks and merges the values, reads files. Raises ConfigError."""
+        """Does everything that can fail: reads, checks and merges the values, and reads files. Raises ConfigError."""
         asked = self._reread()
         changes, fixed = configuration.changed(self.view.config, asked, self.view.settings)
         new = configuration.merged(self.view.config, asked, fixed, self._rooms)
@@ -217,7 +224,7 @@ class Daemon:
         return Reload(new, list(dict.fromkeys(map(asked.name, changes))), list(postponed), ready)
 
     def _apply(self, reload: Reload) -> None:
-        """Applies a prepared configuration. Raises ConfigError if a store refuses its files."""
+        """Applies a configuration that _prepare() has returned. Raises ConfigError if a store refuses its files."""
         new = reload.config
         for service, one in zip(self.services, reload.ready, strict=True):
             try:
@@ -243,7 +250,7 @@ class Daemon:
             wrong, missing = service.open()
             problems += wrong
             for line in missing:
-                log.warning(f"{line}; continuing without it")
+                log.warning(f"{line}; counterd continues without this address")
         if self.view.config.admin.enable:
             try:
                 self._admin_listening = open_listening(self.view.config)
@@ -272,15 +279,21 @@ class Daemon:
                 self._admin_listening.chown(uid, gid)
             drop_privileges(uid, gid, name)
         except (LookupError, OSError) as error:
-            became = f"{key}: cannot become {user or group}" if user or group else "cannot give up capabilities"
+            became = (
+                (f"{key}: cannot change the user of the process to {user or group}")
+                if user or group
+                else "cannot give up capabilities"
+            )
             raise ConfigError([f"{self.view.config.where(key)}: {became}: {error}"]) from None
         log.debug(f"running as uid {uid}, gid {gid}")
         for line in dict.fromkeys(line for service in self.services for line in service.unreadable()):
             log.warning(line)
 
     def _on_internal_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """Called for an unhandled exception: a bug, or a lack of memory. The connection that caused it is closed. All
-        other connections are served as before."""
+        """Called for an unhandled exception: a bug, or a lack of memory.
+
+        The daemon closes the connection that caused the exception. All other connections continue to work.
+        """
         error = context.get("exception")
         what = context.get("message", error)
         if isinstance(error, MemoryError):
@@ -299,7 +312,7 @@ class Daemon:
             raise ConfigError([f"{place}: cannot read {error.filename}: {error.strerror}"]) from None
 
     def _watch(self) -> None:
-        """Logs each connection, but only at the level debug: a log line costs more than a connection."""
+        """Logs each connection, but only at the level debug, because a log line takes more time than a connection."""
         for service in self.services:
             watch = functools.partial(log_connection, service.room.name) if self._writer.writes("debug") else None
             service.server.watch = watch
@@ -317,7 +330,7 @@ class Daemon:
             self._close()
             self._writer.close(0.1)
             os._exit(1)
-        log.info("stopping: answering the requests that have been received already")
+        log.info("stopping: answering the requests that were already received")
         self._stopping.set()
 
     def _close(self) -> None:
@@ -331,6 +344,6 @@ class Daemon:
 
 
 def log_connection(room: str, event: str, connection: Connection) -> None:
-    """Logs a connection that was opened or closed."""
+    """Logs that a connection was opened or closed."""
     fields = {"requests": connection.requests} if event == "closed" else {}
     log.debug(f"connection {event}", id=f"{room}-{connection.id}", peer=connection.origin(), **fields)

@@ -1,7 +1,8 @@
-"""Stops the daemon: answers received requests and ends every connection. drain.mode = wait first waits for holdings.
+"""Stops the daemon: answers received requests and ends every connection. With drain.mode = wait, it first waits until
+clients have given back their holdings.
 
-Floor 4. A drain takes at most drain.timeout. Its steps are logged, so that an operator sees which holdings it waits
-for.
+Floor 4. A drain takes at most drain.timeout. The log has the steps of a drain, so that an operator sees which holdings
+the daemon waits for.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ NAME_MAX = 80  # bytes of a name in a log line
 
 
 async def drain(services: Sequence[Service], settings: Drain, tell: Callable[..., object] = notify) -> None:
-    """Stops accepting connections, waits for holdings if the mode is "wait", answers received requests, and closes.
+    """Stops accepting connections, waits for holdings if the mode is "wait", answers received requests, and closes all
+    connections.
 
     tell: notifies the service manager, as notify() does.
     """
@@ -48,7 +50,7 @@ async def drain(services: Sequence[Service], settings: Drain, tell: Callable[...
         patience = timeout - min(PARTING_S, timeout / 2)
         for service in services:
             service.unlisten()
-        log.info(f"draining: nothing new is given out; clients have {patience:g} s to give back their holdings")
+        log.info(f"draining: counterd grants nothing new; clients have {patience:g} s to give back their holdings")
         await wait_for_holdings(services, patience)
     for service in services:
         service.part()
@@ -57,7 +59,7 @@ async def drain(services: Sequence[Service], settings: Drain, tell: Callable[...
         await asyncio.wait_for(gone, deadline - loop.time())
     except asyncio.TimeoutError:
         if remaining := [connection for service in services for connection in service.server.connections.values()]:
-            log.warning(f"drain.timeout expired: cut off {several(len(remaining), 'connection')}")
+            log.warning(f"drain.timeout is over: closed {several(len(remaining), 'connection')} at once")
         for connection in remaining:
             connection.abort()
     finishing = asyncio.gather(*(service.finish(FINISH_S) for service in services))
@@ -68,7 +70,7 @@ async def drain(services: Sequence[Service], settings: Drain, tell: Callable[...
 
 
 async def wait_for_holdings(services: Sequence[Service], timeout: float) -> int:
-    """Waits, at most timeout seconds, until no protocol has holdings. Returns how many holdings remain."""
+    """Waits, for at most timeout seconds, until no protocol has holdings. Returns how many holdings remain."""
     loop = asyncio.get_running_loop()
     begun = said = loop.time()
     if held := _held(services):
@@ -82,7 +84,7 @@ async def wait_for_holdings(services: Sequence[Service], timeout: float) -> int:
     if held:
         log.warning(f"draining: {several(held, 'holding')} not given back within {timeout:g} s", holdings=held)
     else:
-        log.info("drained: nothing is held any more")
+        log.info("drained: all holdings were given back")
     return held
 
 
@@ -101,7 +103,7 @@ def _say(services: Sequence[Service], held: int) -> None:
 
 
 def _leases(service: Service) -> list[str]:
-    """Formats the first few holdings with their holders."""
+    """Describes the first few holdings and their holders, for the log."""
     tenths = time.monotonic_ns() // 100_000_000
     shown = []
     for number, name, amount, since in service.store.leases(SHOWN):

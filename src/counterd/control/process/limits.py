@@ -1,4 +1,4 @@
-"""Limits of the operating system for this process, and how many connections they allow.
+"""The operating system's limits for this process, and how many connections they allow.
 
 Floor 4.
 """
@@ -24,7 +24,7 @@ LEAST_OF_ROOM = 8
 
 
 def raise_descriptors() -> int:
-    """Raises the soft limit of open files to the hard one and returns it."""
+    """Raises the soft limit of open files to the hard limit, and returns it."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard == resource.RLIM_INFINITY:
         hard = int(Path("/proc/sys/fs/nr_open").read_text())
@@ -43,7 +43,8 @@ def share_descriptors(descriptors: int, rooms: int) -> int:
 
 
 def effective_connections(configured: int, descriptors: int) -> int:
-    """Returns how many connections may be open: as configured (0 = any), within descriptors and the engine's limit."""
+    """Returns how many connections can be open: the configured number (0 means any), but no more than the descriptors
+    and the engine allow."""
     possible = min(descriptors, LIMIT_CONNECTIONS)
     return min(configured, possible) if configured else possible
 

@@ -1,7 +1,8 @@
-"""Gives up privileges after the sockets are open: the user, all capabilities, and the possibility to gain new ones.
+"""Gives up privileges after the sockets are open: the user, all capabilities, and the possibility to gain capabilities
+again.
 
-Floor 4. Uses ctypes for four system calls that the standard library lacks. All of them except changing the user apply
-to one thread, so they have to be made while there is only one.
+Floor 4. This file uses ctypes for four system calls that the standard library lacks. Changing the user affects the
+whole process. The other calls affect only one thread, so they must be made while there is only one thread.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ CAPABILITY_VERSION_3 = 0x20080522
 
 
 def drop_privileges(uid: int, gid: int, user: str) -> None:
-    """Becomes a user and group for good, without capabilities. Must not be called while there are other threads.
+    """Changes the user and the group of this process for good, and gives up all capabilities. Must not be called while
+    the process has other threads.
 
-    user: the name whose supplementary groups apply, or "" for no such groups. If uid and gid do not change, the groups
-    do not change either.
-    Raises OSError.
+    user: the name of the user whose supplementary groups apply, or "" for no supplementary groups. If uid and gid do
+    not change, the groups do not change either. Raises OSError.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     _empty_bounding_set(libc)
@@ -54,7 +55,10 @@ def _prctl(libc: ctypes.CDLL, option: int, argument: int) -> int:
 
 
 def _empty_bounding_set(libc: ctypes.CDLL) -> None:
-    """Empties the bounding set, so that not even a program with file capabilities restores any. Only root can do it."""
+    """Empties the bounding set of capabilities, so that not even a program with file capabilities gets a capability.
+
+    Only root can empty the bounding set.
+    """
     try:
         for capability in range(64):
             if _prctl(libc, PR_CAPBSET_READ, capability):  # EINVAL after the kernel's last capability

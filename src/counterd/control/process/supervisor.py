@@ -1,4 +1,4 @@
-"""Keeps one child process running: restarts it when it has ended, after a delay that grows with each restart.
+"""Keeps one child process running. When the process ends, starts it again, after a delay that grows with each restart.
 
 Floor 4.
 """
@@ -23,10 +23,10 @@ STEADY_S = 10.0  # after a process that ran for so long, the next delay is the m
 
 
 class Supervisor:
-    """Supervises one child, from start() to stop().
+    """Supervises one child process, from start() to stop().
 
-    given: sockets that each process inherits. converse: makes the conversation with the next process. report: called
-    with a cause and a sentence, as in net.server. restarts: how many processes had to be replaced.
+    given: the sockets that each process inherits. converse: makes the conversation with the next process. report:
+    called with a cause and a sentence, as in net.server. restarts: how many processes were replaced.
     """
 
     def __init__(
@@ -45,16 +45,16 @@ class Supervisor:
         self._keeping: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Starts the process. It is ready some tenths of a second later."""
+        """Starts the process. The process is ready some tenths of a second later."""
         self._keeping = asyncio.get_running_loop().create_task(self._keep())
 
     def release(self) -> None:
-        """Stops restarting: when the process ends, no new one is started."""
+        """Stops supervising: when the process ends, no new process is started."""
         if self._keeping is not None:
             self._keeping.cancel()
 
     def stop(self) -> None:
-        """Ends the process, and does not restart it."""
+        """Ends the process, and starts no new process."""
         self.release()
         self._end()
 

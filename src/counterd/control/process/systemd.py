@@ -1,7 +1,7 @@
 """The interface to systemd: sd_notify(3), the watchdog, and sockets that systemd has opened.
 
-Floor 4. We implement this ourselves: it needs only a datagram and a few environment variables, and the existing
-libraries need a C library or are unmaintained.
+Floor 4. counterd implements this interface itself: it needs only a datagram and a few environment variables. The
+existing libraries need a C library or are unmaintained.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ NUMBER = re.compile("[0-9]{1,15}")  # in an environment variable; a longer numbe
 
 
 def notify(*states: str) -> bool:
-    """Sends states such as READY=1 to the service manager, if there is one. Ignores errors.
+    """Sends states such as READY=1 to the service manager, if there is one. Ignores errors of the system.
 
-    Returns False if the manager's queue is full: then the states have to be sent again.
+    Returns False if the manager's queue is full. The caller then has to send the states again.
     """
     address = os.environ.get("NOTIFY_SOCKET")
     if not address:
@@ -46,8 +46,10 @@ def notify(*states: str) -> bool:
 
 
 class Teller:
-    """Sends states to the service manager, in order. Tries again while the manager's queue is full: it has room for a
-    few datagrams of all services together."""
+    """Sends states to the service manager, in order.
+
+    Tries again while the manager's queue is full. This queue has room for a few datagrams of all services together.
+    """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -55,13 +57,16 @@ class Teller:
         self._timer: asyncio.TimerHandle | None = None
 
     def tell(self, *states: str) -> None:
-        """Does the same as notify(), but tries again if the queue is full. Keeps at most UNTOLD_MAX states."""
+        """Does the same as notify(), but tries again if the queue is full.
+
+        Keeps at most UNTOLD_MAX states that are not sent yet.
+        """
         self._untold.append(states)
         if self._timer is None:
             self._go_on()
 
     def stop(self) -> None:
-        """Stops trying. States that were not sent are lost."""
+        """Stops sending. States that were not sent are lost."""
         if self._timer is not None:
             self._timer.cancel()
 
@@ -74,7 +79,10 @@ class Teller:
 
 
 def watchdog_seconds() -> float:
-    """Returns the period within which the watchdog expects WATCHDOG=1; 0 if it is off or for another process."""
+    """Returns the time within which the watchdog expects WATCHDOG=1.
+
+    Returns 0 if the watchdog is off, or watches another process.
+    """
     microseconds = os.environ.get("WATCHDOG_USEC", "")
     if os.environ.get("WATCHDOG_PID", str(os.getpid())) != str(os.getpid()) or not NUMBER.fullmatch(microseconds):
         return 0.0
@@ -83,14 +91,14 @@ def watchdog_seconds() -> float:
 
 @dataclass
 class Passed:
-    """A listening socket that this process was started with. name: from its systemd unit, or ""."""
+    """A listening socket that was passed to this process. name: the name from its systemd unit, or ""."""
 
     socket: socket.socket
     name: str
 
     @property
     def address(self) -> tuple[str, int]:
-        """IP address and port, or path and -1; an abstract path begins with @."""
+        """address: IP address and port, or path and -1. An abstract path begins with @."""
         name = self.socket.getsockname()
         if self.socket.family != socket.AF_UNIX:
             return name[0], name[1]
@@ -98,7 +106,10 @@ class Passed:
 
 
 def passed_sockets(environ: MutableMapping[str, str] = os.environ, first: int = FIRST_PASSED) -> list[Passed]:
-    """Takes the sockets of LISTEN_FDS. Child processes do not inherit them. Raises OSError if one does not listen."""
+    """Takes the listening sockets that the variable LISTEN_FDS describes.
+
+    Child processes do not inherit these sockets. Raises OSError if a socket does not listen.
+    """
     mine = environ.get("LISTEN_PID") == str(os.getpid())
     count, names = (environ.pop(name, "") for name in ("LISTEN_FDS", "LISTEN_FDNAMES"))
     environ.pop("LISTEN_PID", None)

@@ -108,7 +108,7 @@ FIGURES = (
     Figure("broken:too_long", "smockron_broken_total", "counter", BROKEN, {"cause": "too_long"}),
     Figure("broken:too_many_frames", "smockron_broken_total", "counter", BROKEN, {"cause": "too_many_frames"}),
     Figure("asking", "smockron_state_waiting", "gauge", "Requests that wait for a decision of Redis."),
-    Figure("alone", "smockron_state_failing", "gauge", "1 while Redis is unavailable and this master decides alone."),
+    Figure("alone", "smockron_state_failing", "gauge", "1 if Redis is unavailable and this master decides by itself."),
     Figure(
         "longest_probe", "smockron_table_longest_probe", "gauge", "Longest probe sequence of the hash table, in slots."
     ),

@@ -136,7 +136,7 @@ def test_tls(arguments: list[str], url: str | None, address: Address, tmp_path: 
 @pytest.mark.parametrize(
     ("arguments", "why"),
     [
-        (["-s", "/x", "--tls"], "/x: there is no TLS on a Unix socket"),
+        (["-s", "/x", "--tls"], "/x: a Unix socket cannot use TLS"),
         (["--key", __file__], "--key needs --cert"),
         (["--cacert", "/none"], "'/none' does not exist"),
     ],

@@ -191,11 +191,11 @@ def test_the_end_of_all() -> None:
 @pytest.mark.parametrize(
     ("request_", "sent", "message"),
     [
-        ((wire.noop,), responded(0, 2), "nothing was asked with opcode 00 and opaque 00000002"),
-        ((wire.noop,), responded(1, 1), "nothing was asked with opcode 01 and opaque 00000001"),
-        ((wire.noop,), responded(1, 1, status=1), "nothing was asked with opcode 01"),
-        ((wire.noop,), responded(0, 1, b"a"), "expected no body, not 61"),
-        ((wire.release, b"a", 1), responded(3, 1, b"a"), "expected no body, not 61"),
+        ((wire.noop,), responded(0, 2), "no request has the opcode 00 and the opaque 00000002"),
+        ((wire.noop,), responded(1, 1), "no request has the opcode 01 and the opaque 00000001"),
+        ((wire.noop,), responded(1, 1, status=1), "no request has the opcode 01"),
+        ((wire.noop,), responded(0, 1, b"a"), "expected a reply without a body, not 61"),
+        ((wire.release, b"a", 1), responded(3, 1, b"a"), "expected a reply without a body, not 61"),
         ((wire.get, b"a"), responded(1, 1, b"abc"), "61 62 63"),
         ((wire.acquire, b"a", 1, 1), responded(2, 1), "nothing"),
         ((wire.stats,), responded(16, 1, b"a"), "61"),
@@ -214,7 +214,7 @@ def test_what_no_server_may_send(request_: tuple[Any, ...], sent: bytes, message
 def test_an_answer_twice() -> None:
     calls = PermitCalls()
     call = asked(calls, wire.noop)
-    with pytest.raises(ProtocolError, match="nothing was asked"):
+    with pytest.raises(ProtocolError, match="no request has the"):
         calls.feed(answer(call) * 2)
     assert call.ends == [(None, None)]
 

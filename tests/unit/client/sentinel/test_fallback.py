@@ -78,9 +78,9 @@ def test_values_have_limits_of_their_own(clock: Clock) -> None:
 def test_without_a_limit_what_went_wrong_is_raised() -> None:
     fallback = Fallback("local", {101: 1}, time.monotonic)
     for error in (AWAY, Timeout("no answer"), ProtocolError("strange")):
-        with pytest.raises(type(error), match=rf"^{error}; no local limit is given for flow 7$"):
+        with pytest.raises(type(error), match=rf"^{error}; flow 7 has no local limit$"):
             flows(fallback, 7, error=error)
-        with pytest.raises(type(error), match="given for flow 7"):
+        with pytest.raises(type(error), match="flow 7 has no local limit"):
             fallback.acquire(7, 1, error)
     refusal = heard(fallback, Status.NO_RULE, 7)
     with pytest.raises(NoSuchRule, match=r"^no such rule \(status 3\): asked for 1 of flow 7$"):
@@ -140,7 +140,7 @@ def test_one_line_when_it_begins_and_one_when_it_ends(clock: Clock, caplog: pyte
     assert heard(fallback, Status.OK) is None
     for _ in range(5):
         flows(fallback, 101)
-    assert said(caplog) == [f"{AWAY}: going on with local limits"]
+    assert said(caplog) == [f"{AWAY}: local limits apply"]
     assert fallback.stats() == (str(AWAY), 1, 2, 3, 0, 0)
     clock.now += 0.9
     heard(fallback, Status.OK)
@@ -148,7 +148,9 @@ def test_one_line_when_it_begins_and_one_when_it_ends(clock: Clock, caplog: pyte
     flows(fallback, 101)
     clock.now += 1.0
     heard(fallback, Status.BLOCKED, 7)
-    assert said(caplog) == ["the server decides again after 1.9 s: let 2 through without it, and refused 4"]
+    assert said(caplog) == [
+        "the server decides again after 1.9 s: 2 calls passed without the server, and 4 were refused"
+    ]
     heard(fallback, Status.OK)
     assert said(caplog) == []
     assert fallback.stats() == ("", 1, 2, 4, 0, 0)
@@ -160,19 +162,21 @@ def test_what_is_wrong_with_a_flow_is_of_that_flow(clock: Clock, caplog: pytest.
         error = heard(fallback, status, 7)
         assert (type(error), error and error.status) == (type(token_error(status)), status)
         assert flows(fallback, 7, error=error) == PASSED
-    assert said(caplog) == ["no such rule (status 3): asked for 1 of flow 7: letting all through"]
+    assert said(caplog) == ["no such rule (status 3): asked for 1 of flow 7: all calls pass"]
     clock.now += 5
     heard(fallback, Status.OK, 8)
     assert said(caplog) == []
     heard(fallback, Status.SHOULD_WAIT, 7)
-    assert said(caplog) == ["flow 7: the server decides again after 5.0 s: let 5 through without it, and refused 0"]
+    assert said(caplog) == [
+        "flow 7: the server decides again after 5.0 s: 5 calls passed without the server, and 0 were refused"
+    ]
 
 
 def test_a_flow_without_a_limit_says_so(caplog: pytest.LogCaptureFixture) -> None:
     fallback = Fallback("local", {}, time.monotonic)
     with pytest.raises(NoSuchRule):
         flows(fallback, 7, error=heard(fallback, Status.NO_RULE, 7))
-    assert said(caplog) == ["no such rule (status 3): asked for 1 of flow 7: no local limit is given for it"]
+    assert said(caplog) == ["no such rule (status 3): asked for 1 of flow 7: the flow has no local limit"]
 
 
 def test_closing_tells_what_has_not_ended(clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
@@ -183,7 +187,7 @@ def test_closing_tells_what_has_not_ended(clock: Clock, caplog: pytest.LogCaptur
     clock.now += 2
     said(caplog)
     assert fallback.close() == [held]
-    assert said(caplog) == ["closed after 2.0 s: let 0 through without it, and refused 1"]
+    assert said(caplog) == ["closed after 2.0 s: 0 calls passed without the server, and 1 were refused"]
     assert fallback.close() == [held]
     assert said(caplog) == []
 

@@ -240,7 +240,7 @@ def test_leaving_a_hold(status: int, raises: bool) -> None:
     assert client.stats().lost == raises
     entering = hold._entering()
     next(entering)
-    with pytest.raises(RuntimeError, match="entered already"):
+    with pytest.raises(RuntimeError, match="already in use"):
         next(hold._entering())
 
 

@@ -77,7 +77,7 @@ def test_answers_in_another_order() -> None:
 def test_an_answer_to_nothing(wrong: bytes) -> None:
     calls, _ = made()
     calls.add(Kept(), wire.flow, 101, 1)
-    with pytest.raises(ProtocolError, match="nothing was asked"):
+    with pytest.raises(ProtocolError, match="no request has the"):
         calls.feed(wrong)
 
 
@@ -182,7 +182,7 @@ def test_how_it_is_lost() -> None:
     lease = Lease(TOKEN, 100.0, None)
     lease.answered(100.0, 100.0, kept(0, Status.ALREADY_RELEASED))
     lease.look(1e9)
-    assert lease.lost == "the server does not know it any more"
+    assert lease.lost == "the server no longer knows the token"
 
 
 # ---- what is asked and said -----------------------------------------------------------------------------------------
@@ -234,7 +234,7 @@ def test_what_is_shown() -> None:
     assert str(not_kept(Status.NOT_AVAILABLE, TOKEN)) == "not available (status 5): token -7 of flow 101"
     gone = not_kept(Status.ALREADY_RELEASED, TOKEN)
     assert type(gone) is TokenLost
-    assert str(gone) == "lost 2 of flow 101: the server does not know it any more"
+    assert str(gone) == "lost 2 of flow 101: the server no longer knows the token"
     assert isinstance(not_kept(-100, TOKEN), TokenRefused)
 
 

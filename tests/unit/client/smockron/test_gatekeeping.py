@@ -153,10 +153,10 @@ def test_tls_is_for_both_ports() -> None:
         ("smockron+unix:///a", r"a master on Unix sockets needs two addresses, \(ACCOUNTING, CONTROL\)"),
         ("h:65535", "there is no next port for control"),
         ("tcp://h:7", "expected smockron://HOST:PORT"),
-        ({}, "no master is given"),
-        ("a..b", "'a..b' is not the name of a host: "),
-        ((64 * "a", "b"), "is not the name of a host: "),
-        ("smockron://a..b:7", "'a..b' is not the name of a host: "),
+        ({}, "the gatekeeper needs at least one master"),
+        ("a..b", "'a..b' is not a valid host name: "),
+        ((64 * "a", "b"), "is not a valid host name: "),
+        ("smockron://a..b:7", "'a..b' is not a valid host name: "),
         (("a", "b", "c"), r"a master is one address or a pair \(ACCOUNTING, CONTROL\)"),
     ],
 )
@@ -272,7 +272,7 @@ def test_a_master_that_sends_pings_and_does_not_read_is_given_up() -> None:
     pongs = 1000 * len(wire.command(b"PONG", b"context"))
     for _ in range(OUT_MAX // pongs):
         line.feed(many, 100.0)
-    with pytest.raises(ProtocolError, match="h:1 sends PINGs, and does not read the answers"):
+    with pytest.raises(ProtocolError, match="h:1 sends PINGs, but does not read the answers"):
         line.feed(many, 100.0)
     assert OUT_MAX < len(line.out) < OUT_MAX + 100
 
@@ -518,7 +518,7 @@ def test_what_cannot_be_is_said_before_anything_is_sent() -> None:
     with pytest.raises(TypeError, match="expected text or bytes"):
         decide(core, 5, None, b"", NOW)  # type: ignore[arg-type]
     assert accounted(core) == []
-    with pytest.raises(ValueError, match="no master is given for the domain b'e'"):
+    with pytest.raises(ValueError, match="no master is configured for the domain b'e'"):
         decide(core_of({"d": "h"}), "a", "e", b"", NOW)
 
 

@@ -276,7 +276,7 @@ def test_so_does_the_task(
     loops.run(main(), loop_name)
     failures = [record for record in caplog.records if record.exc_info]
     assert {record.getMessage() for record in failures} == {
-        f"the connection to the master at {master.where[0]} failed because of a bug"
+        f"a bug ended the connection to the master at {master.where[0]}"
     }
 
 

@@ -112,7 +112,7 @@ SHARED_MISTAKES = [
     ),
     (
         "listener.bind = ::1\nlistener.bind = ::1",
-        ["F:4: listener.bind is given twice, first in F:3"],
+        ["F:4: listener.bind is set twice, first in F:3"],
     ),
     (
         "listener.bind = 192.0.2.1",

@@ -260,15 +260,15 @@ MISTAKES = [
     ("admin.bind = unix:/", ["F:2: admin.bind: expected the path of a Unix socket, not the folder /"]),
     ("counter.socket = run/x", ["F:2: counter.socket: expected an absolute path, not 'run/x'"]),
     ("counter.socket = /a\0b", ["F:2: counter.socket: expected a path without NUL, not '/a\\x00b'"]),
-    ("user = no-such-user", ["F:2: user: no user 'no-such-user' on this machine"]),
-    ("user = 4294967294", ["F:2: user: no user '4294967294' on this machine"]),
-    ("user = a\0b", ["F:2: user: no user 'a\\x00b' on this machine"]),
-    ("group = no-such-group", ["F:2: group: no group 'no-such-group' on this machine"]),
-    ("group = 4294967294", ["F:2: group: no group '4294967294' on this machine"]),
-    ("counter.port = 1\n#\ncounter.port = 1", ["F:4: counter.port is given twice, first in F:2"]),
+    ("user = no-such-user", ["F:2: user: this machine has no user 'no-such-user'"]),
+    ("user = 4294967294", ["F:2: user: this machine has no user '4294967294'"]),
+    ("user = a\0b", ["F:2: user: this machine has no user 'a\\x00b'"]),
+    ("group = no-such-group", ["F:2: group: this machine has no group 'no-such-group'"]),
+    ("group = 4294967294", ["F:2: group: this machine has no group '4294967294'"]),
+    ("counter.port = 1\n#\ncounter.port = 1", ["F:4: counter.port is set twice, first in F:2"]),
     (
         "counter.stats_interval = 60\ncounter.stat_interval = 60",
-        ["F:3: counter.stat_interval is given twice, first as counter.stats_interval in F:2"],
+        ["F:3: counter.stat_interval is set twice, first as counter.stats_interval in F:2"],
     ),
     ("counter.bind = ::1 0.0.0.0 192.0.2.1", [reachable("0.0.0.0"), reachable("192.0.2.1")]),
     ("counter.bind = ::", [reachable("::")]),
@@ -289,7 +289,7 @@ MISTAKES = [
     ),
     (
         "counter.socket_user = no-such-user",
-        ["F:2: counter.socket_user: no user 'no-such-user' on this machine"],
+        ["F:2: counter.socket_user: this machine has no user 'no-such-user'"],
     ),
     (
         "counter.socket_allow = root",
@@ -297,7 +297,7 @@ MISTAKES = [
     ),
     (
         "counter.socket_allow = user:0 group:no-such-group",
-        ["F:2: counter.socket_allow: no group 'no-such-group' on this machine"],
+        ["F:2: counter.socket_allow: this machine has no group 'no-such-group'"],
     ),
     ("counter.idle_timeout = 86401", ["F:2: counter.idle_timeout: 86401 is out of range, expected 0 to 86400"]),
     ("tls.handshake_timeout = 0", ["F:2: tls.handshake_timeout: 0 is out of range, expected 1 to 60"]),
@@ -355,13 +355,13 @@ OVERRIDE_MISTAKES = [
     (["a=\udcff"], ["--set a=\\udcff: unknown key 'a'"]),
     (
         ["counter.port=1", "counter.port=2"],
-        ["--set counter.port=2: counter.port is given twice, first in --set counter.port=1"],
+        ["--set counter.port=2: counter.port is set twice, first in --set counter.port=1"],
     ),
     (
         ["counter.bind="],
         ["--set counter.bind=: counter is enabled but listens nowhere: counter.bind and counter.socket are both empty"],
     ),
-    (["counter.enable=false"], ["F: nothing is enabled, set counter.enable = true"]),
+    (["counter.enable=false"], ["F: no protocol is enabled, set counter.enable = true"]),
 ]
 
 
@@ -371,9 +371,9 @@ def test_a_mistake_on_the_command_line(problems, overrides, messages):
 
 
 def test_nothing_enabled(problems):
-    assert problems("") == ["F: nothing is enabled, set counter.enable = true"]
+    assert problems("") == ["F: no protocol is enabled, set counter.enable = true"]
     assert problems("gate.enable = false", rooms=[COUNTER, GATE]) == [
-        "F: nothing is enabled, set counter.enable or gate.enable = true"
+        "F: no protocol is enabled, set counter.enable or gate.enable = true"
     ]
 
 
@@ -390,10 +390,10 @@ def test_all_mistakes_are_reported_at_once(problems):
         "F:1: expected key = value, not 'zzzzzzzz'",
         "F:2: byte 0xff at position 13 is not UTF-8",
         "F:3: unknown key 'qqqqqqqq'",
-        "F:5: user is given twice, first in F:4",
+        "F:5: user is set twice, first in F:4",
         "--set zzzzzzzz=1: unknown key 'zzzzzzzz'",
         "F:6: counter.port: expected a whole number, not 'x'",
-        "F: nothing is enabled, set counter.enable = true",
+        "F: no protocol is enabled, set counter.enable = true",
     ]
 
 
@@ -526,7 +526,7 @@ def test_a_file_of_yrmcds_is_used_as_it_is(write):
     assert (found.origins["log.level"], found.origins["counter.bind"]) == ("F:11", "F:6")
     assert found.origins.keys() == found.values.keys()
     assert found.warnings == (
-        "F is a configuration file of yrmcds; counterd ignores these keys of it: port, repl_port, max_connections,"
+        "F is a configuration file of yrmcds; counterd ignores these keys in it: port, repl_port, max_connections,"
         " temp_dir, log.file, buckets, max_data_size, heap_data_limit, repl_buffer_size, initial_repl_sleep_delay_usec,"
         " secure_erase, lock_memory, memory_limit, workers, gc_interval, slave_timeout",
         "F: counter listens on 192.0.2.1 192.0.2.7 2001:db8::7" + OPEN + TLS_OR_ALLOW,
@@ -536,7 +536,7 @@ def test_a_file_of_yrmcds_is_used_as_it_is(write):
 @pytest.mark.parametrize("key", [name for name, meaning in config.YRMCDS_NAMES.items() if meaning is None])
 def test_each_key_of_memcache_makes_a_file_of_yrmcds_and_is_not_looked_at(write, key):
     found = load(write(f"{ON}counter.bind = ::1\n{key} = x\n{key} = y"), [], [COUNTER])
-    assert found.warnings == (f"F is a configuration file of yrmcds; counterd ignores these keys of it: {key}",)
+    assert found.warnings == (f"F is a configuration file of yrmcds; counterd ignores these keys in it: {key}",)
     assert key not in found.values
 
 
@@ -550,7 +550,7 @@ def open_on(addresses: str) -> str:
 
 
 VIRTUAL_ONLY_WARNING = (
-    "F: bind_ip is not set: counter listens only on virtual_ip (192.0.2.1); yrmcds listens on all addresses"
+    "F: bind_ip is not set: counter listens only on virtual_ip (192.0.2.1), but yrmcds listens on all addresses"
 )
 
 
@@ -592,9 +592,9 @@ def test_overrides_of_a_file_of_yrmcds(write):
     [
         ("bind_ip = 192.0.2.7 here", "F:2: bind_ip: expected IP addresses, not 'here'"),
         ("virtual_ip = 192.0.2.256", "F:2: virtual_ip: expected IP addresses, not '192.0.2.256'"),
-        ("bind_ip = ::1\nbind_ip = ::1", "F:3: bind_ip is given twice, first in F:2"),
+        ("bind_ip = ::1\nbind_ip = ::1", "F:3: bind_ip is set twice, first in F:2"),
         ("log.threshold = loud", "F:2: log.threshold: expected one of error, warning, info, debug, not 'loud'"),
-        ("log.level = info\nlog.threshold = info", "F:3: log.threshold is given twice, first as log.level in F:2"),
+        ("log.level = info\nlog.threshold = info", "F:3: log.threshold is set twice, first as log.level in F:2"),
         ("port = 1\nlog.treshold = info", "F:3: unknown key 'log.treshold', did you mean log.threshold?"),
     ],
 )
@@ -640,7 +640,7 @@ def test_where_admin_may_be_served(write, lines, bind):
 def test_admin_that_is_not_installed(problems, monkeypatch):
     monkeypatch.setattr(config, "ADMIN_NEEDS", "no_such_module")
     assert problems(ON + "admin.enable = true") == [
-        "F:2: admin.enable needs the extra admin: in the source tree, `make setup` or pip install '.[admin]'"
+        "F:2: admin.enable needs the extra admin: in the source tree, run `make setup` or pip install '.[admin]'"
     ]
 
 

@@ -57,7 +57,7 @@ def drained(loop: memory.Loop, timeout: float, *services: Room) -> tuple[int, li
 
 
 def test_nothing_is_held():
-    assert drained(memory.Loop(), 10, Room("a"), Room("b")) == (0, ["info drained: nothing is held any more"], 0.0)
+    assert drained(memory.Loop(), 10, Room("a"), Room("b")) == (0, ["info drained: all holdings were given back"], 0.0)
 
 
 def test_what_is_held_comes_back():
@@ -73,7 +73,7 @@ def test_what_is_held_comes_back():
         "info draining: waiting for 2 holdings of a",
         "info draining: waiting for 2 holdings of a",
         "info draining: waiting for 1 holding of a",
-        "info drained: nothing is held any more",
+        "info drained: all holdings were given back",
     ]
     first = lines[0].partition(" | ")[2]
     assert first.startswith("3 of jobs by one 127.0.0.1:5432 for 2.")
@@ -103,7 +103,7 @@ def test_nobody_keeps_it_for_longer_than_its_timeout(mode: str, timeout: int) ->
     assert room.steps == [*(["unlisten"] if mode == "wait" else []), "part", "abort 7", "finish"]
     assert loop.now == pytest.approx(timeout, abs=0.001)
     assert [entry["event"] for entry in entries][-2:] == [
-        "drain.timeout expired: cut off 1 connection",
+        "drain.timeout is over: closed 1 connection at once",
         "stopped",
     ]
 

@@ -44,8 +44,10 @@ def _told(client: Client, command: str, names: Sequence[bytes]) -> list[Figures 
 
 
 def jobs_of(client: Client, tube: bytes, state: str = "all", first: int = 0, needle: bytes = b"") -> Iterator[Figures]:
-    """Yields the jobs of a tube whose ids are at least this id. A job that exists during the whole call is yielded
-    exactly once."""
+    """Yields the jobs of a tube whose ids are at least this id.
+
+    A job that exists during the whole call is yielded exactly once.
+    """
     # A page may lack jobs that ended while it was made, so a short page may not be the last one.
     while page := client.list_jobs(tube, state, first, BATCH_MAX, search=needle):
         yield from page
@@ -54,8 +56,10 @@ def jobs_of(client: Client, tube: bytes, state: str = "all", first: int = 0, nee
 
 
 def newest_of(client: Client, tube: bytes) -> int:
-    """Returns the highest id of the jobs in a tube, or 0 if the tube has no job. Uses bisection, because a page of the
-    list begins with the lowest ids."""
+    """Returns the highest id of the jobs in a tube, or 0 if the tube has no job.
+
+    Uses bisection, because a page of the list begins with the lowest ids.
+    """
     low, high = 0, ID_MAX
     while low < high:
         middle = low + (high - low + 1) // 2

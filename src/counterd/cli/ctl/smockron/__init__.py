@@ -58,8 +58,10 @@ class SmockronTarget(Server):
 
     @property
     def control(self) -> Address:
-        """Returns the address for control messages. Raises UsageError if the options name no such address, because not
-        every command needs it."""
+        """Returns the address for control messages.
+
+        Raises UsageError if the options name no such address, because not every command needs it.
+        """
         if self._control is None:
             raise click.UsageError(
                 f"{self.address} has no address for control messages: use --control-port or --control-socket"
@@ -111,7 +113,9 @@ def smockron(
 
 def control_of(address: Address, port: int | None, path: str | None) -> Address | None:
     """Returns the address for control messages: the one of the options, or the server's host with the next port.
-    Returns None if there is no next port."""
+
+    Returns None if there is no next port.
+    """
     from counterd.client._addresses import PORT_MAX
 
     if path:
@@ -224,8 +228,10 @@ def send(
     delayed_until_ms: int | None,
     log_info: bytes,
 ) -> None:
-    """Reports a request to the master, as a gatekeeper does. The master sends no reply; `watch` shows its control
-    messages."""
+    """Reports a request to the master, as a gatekeeper does.
+
+    The master sends no reply; `watch` shows its control messages.
+    """
     if (status == "delayed") != (delayed_until_ms is not None):
         raise click.UsageError("--until is required if the request was delayed, and not allowed otherwise")
     target.account(

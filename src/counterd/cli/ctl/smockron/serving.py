@@ -62,8 +62,10 @@ def place(listening: socket.socket) -> str:
 
 
 class Serving:
-    """Serves a gate and its gatekeeper, and closes the gatekeeper at the end. max_delay: how many seconds a request may
-    wait."""
+    """Serves a gate and its gatekeeper, and closes the gatekeeper at the end.
+
+    max_delay: how many seconds a request may wait.
+    """
 
     def __init__(self, gatekeeper: AsyncGatekeeper, gate: Gate, max_delay: float, max_delayed: int) -> None:
         self._gatekeeper = gatekeeper
@@ -73,8 +75,10 @@ class Serving:
         self._connections = effective_connections(max_delayed + PLACES, possible)
 
     async def run(self, listening: socket.socket) -> None:
-        """Serves requests until SIGINT or SIGTERM. After the signal, only the waiting requests are answered, each after
-        its wait."""
+        """Serves requests until SIGINT or SIGTERM.
+
+        After the signal, only the waiting requests are answered, each after its wait.
+        """
         loop = asyncio.get_running_loop()
         ended = asyncio.Event()
         for number in (signal.SIGINT, signal.SIGTERM):

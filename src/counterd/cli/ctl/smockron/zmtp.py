@@ -78,8 +78,10 @@ class Publisher(Link):
     def account(
         self, domain: bytes, status: str, identifier: bytes, received_ms: int | None = None, **more: Any
     ) -> None:
-        """Reports a request, and returns when the master has read the message. received_ms: the time of the request;
-        the default is now."""
+        """Reports a request, and returns when the master has read the message.
+
+        received_ms: the time of the request; the default is now.
+        """
         now_ms = time.time_ns() // 1_000_000
         moment_ms = now_ms if received_ms is None else received_ms
         self._say(wire.accounting(domain, Status(status), identifier, moment_ms, **more))
@@ -91,8 +93,10 @@ class Subscriber(Link):
     kind = SocketType.SUB
 
     def subscribe(self, *domains: bytes) -> None:
-        """Subscribes to the control messages of these domains. Without domains, subscribes to the messages of all
-        domains."""
+        """Subscribes to the control messages of these domains.
+
+        Without domains, subscribes to the messages of all domains.
+        """
         self._say(b"".join(wire.subscribe(wire.topic(domain)) for domain in domains) or wire.subscribe(b""))
 
     def next_control(self) -> Control:
