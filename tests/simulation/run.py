@@ -10,6 +10,7 @@ from simulation.beanstalk import BeanstalkWorld
 from simulation.counter import CounterWorld
 from simulation.sentinel import SentinelWorld
 from simulation.smockron import SmockronWorld
+from simulation.takes import TakesWorld
 from simulation.throttr import ThrottrWorld
 from simulation.world import Violation
 
@@ -23,6 +24,7 @@ ROOMS: dict[str, type[World]] = {
     "counter": CounterWorld,
     "sentinel": SentinelWorld,
     "smockron": SmockronWorld,
+    "takes": TakesWorld,
     "throttr": ThrottrWorld,
 }
 WORLD_STEPS = 20_000  # of one world, about: each ends with everybody gone
