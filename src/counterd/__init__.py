@@ -1,4 +1,4 @@
-"""counterd: hands out shared, limited things over the wire, and always gets them back."""
+"""counterd: hands out shared, limited things over a network, and takes them back from clients that die."""
 
 from counterd.version import __version__
 

@@ -163,10 +163,10 @@ cdef class Session:
 
 
 cdef inline bint is_owed(Session session) noexcept:
-    """Returns True while replies are pending: to be posted later, or held back until the journal is on disk."""
+    """Returns whether replies are pending: to be posted later, or held back until the journal is on disk."""
     return session.awaited != 0 or session.held_size != 0
 
 
 cdef inline bint is_streaming(Session session) noexcept:
-    """Returns True if the caller has to call take_output() when the last output has been sent."""
+    """Returns whether the caller has to call take_output() when the last output was sent."""
     return session.state == STREAMING or session.state == ENDED

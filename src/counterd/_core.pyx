@@ -1,7 +1,7 @@
 """The session machine and the region: the base of every protocol's sessions and stores.
 
-Floor 1. Sans-I/O: bytes and the time come in, bytes come out. A peer can cause replies and closes, never an exception.
-An exception raised here is a bug in counterd.
+Floor 1. This file does no I/O: it gets bytes and the time, and returns bytes. A peer can cause replies and closes,
+never an exception. An exception raised here is a bug in counterd.
 """
 
 cimport cython
@@ -30,17 +30,17 @@ cdef enum:
 # ---- store ---------------------------------------------------------------------------------------------------------
 
 cdef class Store:
-    """The state that all sessions of one protocol share. A subclass has the parts that it needs.
+    """The state that all sessions of one protocol share. A subclass adds the parts that it needs.
 
     hash_key: 16 random bytes.
     make_session: called for each connection with the store, and with the port if the port is not 0.
     reply_max: bytes of the longest reply.
-    posted_max: bytes of messages from others that may wait for a session that does not take them.
-    now_ns: time on the caller's monotonic clock.
+    posted_max: bytes of posted messages that may wait for a session that does not take them.
+    now_ns: the time on the caller's monotonic clock.
 
     A subclass reserves the memory of its parts in __cinit__, maps the region (`map_region`) and begins the parts. This
-    is the store's first call. All code that touches the region runs between `begin_call` and `end_call`, or in `with
-    store:`, which is a call at the time of the last one. A debug build protects the region outside calls.
+    is the first call of the store. All code that touches the region runs between `begin_call` and `end_call`, or in
+    `with store:`, which is a call at the time of the last call. A debug build protects the region outside of calls.
     """
 
     def __cinit__(self, *, bytes hash_key not None, make_session, size_t reply_max=REPLY_ROOM, size_t posted_max=0,
@@ -70,7 +70,7 @@ cdef class Store:
             munmap(self.region.memory, self.region.size)
 
     cdef int map_region(self, bytes hash_key) except -1:
-        """Maps the reserved memory. Called once. Raises MemoryError if the system has not enough."""
+        """Maps the reserved memory. Called once. Raises MemoryError if the system has too little memory."""
         region_map(&self.region)
         self.entered = True
         self.header.version = LAYOUT_VERSION
@@ -80,9 +80,9 @@ cdef class Store:
         return 0
 
     cdef int begin_call(self, int64_t now_ns) except -1:
-        """Opens the region until end_call(). Calls do not nest: raises RuntimeError if one is under way."""
+        """Opens the region until end_call(). Calls do not nest: raises RuntimeError during another call."""
         if self.entered:
-            raise RuntimeError("a call is under way")
+            raise RuntimeError("a call is in progress")
         self.entered = True
         self.now_ns = now_ns
         region_open(&self.region)
@@ -105,7 +105,7 @@ cdef class Store:
         self.end_call()
 
     def limit_posted(self, size_t posted_max):
-        """Sets how many bytes of posted messages may wait for one session, from now on."""
+        """Sets how many bytes of posted messages may wait for one session."""
         self.posted_max = posted_max
 
     cpdef Session session(self, int64_t now_ns=0, int port=0):
@@ -118,11 +118,11 @@ cdef class Store:
             self.end_call()
 
     cdef void forget(self, uint32_t connection) noexcept:
-        """Ends a connection. Its number is free again when nothing in the region refers to it."""
+        """Ends a connection. The number of the connection is free again when nothing in the region refers to it."""
         connections_put(&self.connections, connection)
 
     cpdef int64_t next_deadline(self):
-        """Returns when tick() or take_dirty() is due, in ns on the caller's clock: 0 = now, -1 = nothing is waiting."""
+        """Returns when tick() or take_dirty() is due, in ns on the caller's clock. 0: now. -1: no work waits."""
         cdef int64_t due_ns = 0
         if not self.dirty and not self.orphans:
             self.begin_call(self.now_ns)
@@ -134,7 +134,7 @@ cdef class Store:
         return due_ns
 
     cdef int64_t due_ns(self) except? -2:
-        """Returns when run_due() has work: 0 = now, -1 = never, as in next_deadline()."""
+        """Returns when run_due() has work. 0 means now, -1 means never, as in next_deadline()."""
         return -1
 
     cdef void expect(self, int64_t due_ns) noexcept:
@@ -143,7 +143,7 @@ cdef class Store:
             self.stirred = True
 
     cpdef tick(self, int64_t now_ns):
-        """Does due work, for half a millisecond at most."""
+        """Does the work that is due, for at most half a millisecond."""
         self.begin_call(now_ns)
         try:
             orphans_forget(self)
@@ -156,7 +156,7 @@ cdef class Store:
         return 0
 
     cpdef set_wall(self, int64_t unix_ns, int64_t now_ns):
-        """Gives both clocks at one instant, to protocols that show Unix time."""
+        """Gets the time of both clocks at one instant, for protocols that show Unix time."""
 
     cdef void fill_budget(self, int64_t now_ns) noexcept:
         self.budget = TURN_STEPS
@@ -173,7 +173,7 @@ cdef class Store:
         return dirty
 
     def reach(self, uint64_t position, int64_t now_ns):
-        """Releases replies that waited for the journal, which is now on disk up to `position`."""
+        """Releases the replies that waited for the journal, which is now on disk up to `position`."""
         cdef list behind = self.behind
         cdef Session session
         self.durable = max(self.durable, position)
@@ -193,7 +193,7 @@ cdef class Store:
             return self.figures()
 
     cdef dict figures(self):
-        """Returns the figures for snapshot(), within a call."""
+        """Returns the figures for snapshot(). Runs within a call."""
         return {
             "curr_connections": self.sessions_open,
             "total_connections": self.sessions_total,
@@ -203,51 +203,51 @@ cdef class Store:
         }
 
     def outcomes(self):
-        """Returns (operation, status, count) for each combination that has occurred."""
+        """Returns (operation, status, count) for each combination of operation and status that has occurred."""
         return []
 
     def begin_drain(self):
-        """Stops handing anything out, for good. All other requests are served as before."""
+        """Stops granting anything, for good. All other requests are still served."""
 
     def held(self):
-        """Returns how many holdings a drain waits for, including those of gone connections not yet given back."""
+        """Returns how many holdings a drain waits for, including those that ended connections have left behind."""
         return 0
 
     def holdings_of(self, uint32_t connection):
-        """Returns how many holdings a connection has. connection: Session.number; 0 if it was never assigned."""
+        """Returns how many holdings a connection has. connection: its Session.number. Unknown numbers have 0."""
         return 0
 
     def about(self, uint32_t connection):
-        """Returns the name that a connection has stated, or ""; and when its grace time ends, in 1/10 s, or None."""
+        """Returns the name that a connection has stated, or "", and the end of its grace time in 1/10 s, or None."""
         return "", None
 
     def evict(self, uint32_t connection, int64_t now_ns):
-        """Lets nothing of a connection outlast it. Returns True if something has: tick() gives that back."""
+        """Gives back everything that a connection leaves behind. If there is anything, returns True: tick() does it."""
         return False
 
     def leases(self, size_t limit):
-        """Returns at most `limit` of the holdings of held(): (connection, name, amount, since in 1/10 s)."""
+        """Returns at most `limit` of the holdings that held() counts, as (connection, name, amount, since in s/10)."""
         return []
 
     def audit(self):
-        """Checks the whole region. Raises AssertionError at the first broken invariant. For tests."""
+        """Checks the whole region. Raises AssertionError at the first broken invariant. This is for tests."""
         with self:
             self.audit_parts()
 
     cdef int audit_parts(self) except -1:
-        """Checks the parts for audit(), within a call."""
+        """Checks the parts of the store for audit(). Runs within a call."""
         return 0
 
 
 cdef int orphans_forget(Store store) except -1:
-    """Forgets the connections whose sessions were collected during a call."""
+    """Forgets the connections whose sessions were garbage-collected during a call."""
     while store.orphans:
         store.forget(store.orphans.pop())
     return 0
 
 
 def siphash(bytes key not None, bytes data not None):
-    """Returns the SipHash-1-3 of data under a key of 16 bytes, as used by the table."""
+    """Returns the SipHash-1-3 of data under a key of 16 bytes, as the table uses it."""
     cdef uint64_t[2] words
     if len(key) != 16:
         raise ValueError(f"the key must have 16 bytes, not {len(key)}")
@@ -275,7 +275,7 @@ for _state, _followers in TRANSITIONS.items():
 
 
 cdef inline bint is_stopped(Session session) noexcept:
-    """Returns True if the rest of the input has to wait for the next call."""
+    """Returns whether the rest of the input has to wait for the next call."""
     return (
         session.position != 0 or session.store.budget <= session.budget_floor or session.store.out_size >= OUTPUT_MAX
     )
@@ -283,11 +283,11 @@ cdef inline bint is_stopped(Session session) noexcept:
 
 @cython.no_gc_clear  # a collected session gives back its holdings, and needs its store for that
 cdef class Session:
-    """The state machine of one connection: bytes in, bytes out.
+    """The state machine of one connection: gets bytes, returns bytes.
 
     A subclass defines what a frame is (`parse_frame`), what it does (`execute_frame`), how a long reply continues
-    (`produce`) and what happens to a parked request whose event will not come (`end_wait`). After each call `settle`
-    chooses the next `State` from the work that remains; `detach` sets the last one.
+    (`produce`) and what happens to a parked request whose event will not come (`end_wait`). After each call, `settle`
+    chooses the next `State` from the work that remains. `detach` sets the last state.
     """
 
     def __cinit__(self, Store store not None, int port=0):
@@ -297,7 +297,7 @@ cdef class Session:
         self.port = port
         self.connection = connections_take(&store.connections)
         if self.connection == 0:
-            raise MemoryError(f"{CONNECTIONS_MAX} connections are open or leaving")
+            raise MemoryError(f"{CONNECTIONS_MAX} connections are open or ending")
         self.open = True
         store.sessions_open += 1
         store.sessions_total += 1
@@ -319,21 +319,21 @@ cdef class Session:
 
     @property
     def number(self):
-        """The number of its connection in the region; 0 once that has ended there. It changes if it resumes another."""
+        """The number of the session's connection in the region, 0 after its end. A resumed session has a new number."""
         return self.connection
 
     @property
     def more(self):
-        """True if the caller has to call take_output() when the last output has been sent."""
+        """Whether the caller has to call take_output() when the last output was sent."""
         return is_streaming(self)
 
     @property
     def closing(self):
-        """True if the caller has to close the connection when the last output has been sent."""
+        """Whether the caller has to close the connection when the last output was sent."""
         return self.state == CLOSING
 
     cpdef bytes receive(self, bytes data, int64_t now_ns):
-        """Executes input that arrived at now_ns and returns the replies: at most OUTPUT_MAX bytes plus one reply."""
+        """Executes input that arrived at now_ns, and returns the replies: OUTPUT_MAX bytes and a reply at most."""
         cdef const uint8_t* start
         cdef size_t size, used = 0
         if data is None:
@@ -361,8 +361,8 @@ cdef class Session:
     cpdef bytes take_output(self, int64_t now_ns):
         """Returns the next piece of output: of a long reply, then posted messages, then replies to kept requests.
 
-        The piece may be empty although more will follow, because the work of one call is bounded. The caller serves
-        other connections between two calls. Each call grants all sessions TURN_STEPS again.
+        The piece can be empty although more output follows, because the work of one call is bounded. The caller serves
+        other connections between two calls. Each call gives all sessions TURN_STEPS again.
         """
         if not is_streaming(self):
             return b""
@@ -385,7 +385,7 @@ cdef class Session:
     cpdef bytes eof(self, int64_t now_ns):
         """Tells the session that the peer sent its last byte.
 
-        Requests received before are answered, a parked request by `end_wait`. Then the holdings are given back, and the
+        Earlier requests are still answered; `end_wait` ends a parked request. Then the holdings are given back, and the
         state becomes CLOSING.
         """
         if self.state == CLOSING or self.input_over:
@@ -402,7 +402,7 @@ cdef class Session:
             self.store.end_call()
 
     cpdef hang_up(self, int64_t now_ns):
-        """Ends the wait of a parked request, and lets no later request wait, because the connection is about to end."""
+        """Called before the connection ends. Ends the wait of a parked request, and lets no later request wait."""
         self.hung_up = True
         if not self.waiting:
             return
@@ -423,32 +423,32 @@ cdef class Session:
         return self.tell_dirty()
 
     cdef int end_wait(self, Why why) except -1:
-        """Called when a parked request's event can no longer help: removes the request from its queue, calls resume().
+        """Called when a parked request can no longer be granted. Removes it from its queue, and calls resume().
 
         If the peer is GONE, resume() is not called, because nobody would read the reply.
         """
         return 0
 
     cdef void hold_back(self, uint64_t position) noexcept:
-        """Makes this call's replies from here on wait until the journal is on disk up to `position`."""
+        """Makes all following replies of this call wait until the journal is on disk up to `position`."""
         if self.barrier == 0:
             self.barrier_at = self.store.out_size
         self.barrier = max(self.barrier, position)
 
     cdef bytes give_up_on(self, bytes replies):
-        """Returns what is sent in place of held replies when the journal cannot be written. Must not be empty."""
+        """Returns the bytes, at least one, to send in place of held replies when the journal cannot be written."""
         return replies
 
     cdef bint has_due(self) noexcept:
-        """Returns True if held replies may be sent."""
+        """Returns whether there are held replies that may be sent now."""
         return self.held_size != 0 and <uint64_t>self.held[0][0] <= self.store.durable
 
     cdef uint64_t last_held(self) except? 0:
-        """Returns the position that the last held replies wait for."""
+        """Returns the position of the journal for which the last held replies wait."""
         return self.held[len(self.held) - 1][0]
 
     cdef bytes take_held(self):
-        """Returns held replies that the journal has reached: at most OUTPUT_MAX bytes plus one piece."""
+        """Returns held replies that the journal has reached: at most OUTPUT_MAX bytes and one more piece."""
         cdef list pieces = []
         cdef size_t size = 0
         for position, piece in self.held:
@@ -464,7 +464,7 @@ cdef class Session:
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     cdef bytes hold_replies(self):
-        """Returns the replies that can be sent at once, and holds the others back. Held replies stop all later ones."""
+        """Returns the replies that can be sent now, and holds the others back. Held replies stop all later replies."""
         cdef Store store = self.store
         cdef size_t free = 0 if self.held_size else self.barrier_at
         cdef size_t size = store.out_size - free
@@ -484,16 +484,16 @@ cdef class Session:
         return PyBytes_FromStringAndSize(<const char*>store.out, free)
 
     cdef bint can_post(self, size_t size) noexcept:
-        """Returns False if the sender of `size` bytes should wait, because the caller has not fetched posted_max yet.
+        """Returns False if the sender of `size` bytes should wait, because posted_max bytes already wait.
 
-        A single message of any length is always accepted. True also for a session whose peer does not read, or that is
-        sending a long reply: the message is posted, and the session is dropped rather than waited for.
+        A single message of any length is always accepted. Also returns True for a session whose peer does not read, or
+        that sends a long reply: such a session is dropped when the message does not fit.
         """
         cdef bint fits = self.posted_size == 0 or self.posted_size + size <= self.store.posted_max
         return fits or self.blocked or self.position or self.held_size
 
     cdef int post(self, bytes message) except -1:
-        """Queues a message. It is sent after the current long reply and after replies held for the journal."""
+        """Queues a message. It is sent after the current long reply, and after replies held for the journal."""
         if self.state == CLOSING:
             return 0
         if self.posted is None:
@@ -509,9 +509,9 @@ cdef class Session:
         return 0
 
     cpdef wait(self):
-        """Called in place of take_output() if the last output has not been sent. From now on posted_max is enforced.
+        """Called in place of take_output() if the last output was not sent yet. From now on posted_max is enforced.
 
-        With no output pending the session stays unblocked, and the next post() marks it dirty.
+        Without pending output the session stays unblocked, and the next post() marks it dirty.
         """
         self.blocked = is_streaming(self)
         self.store.begin_call(self.store.now_ns)
@@ -538,7 +538,7 @@ cdef class Session:
         return 0
 
     cdef bytes take_posted(self):
-        """Returns posted messages: at most OUTPUT_MAX bytes plus one message. A single message is not copied."""
+        """Returns posted messages: at most OUTPUT_MAX bytes and one more message. A single message is not copied."""
         cdef list posted = self.posted
         cdef Py_ssize_t count = 0, size = 0
         while count < len(posted) and size < OUTPUT_MAX:
@@ -552,7 +552,7 @@ cdef class Session:
         return output
 
     cpdef closed(self, int64_t now_ns):
-        """Ends the session when its connection is gone. Idempotent. tick() gives its holdings back."""
+        """Ends the session when its connection is gone. A second call does nothing. tick() gives the holdings back."""
         self.store.begin_call(now_ns)
         try:
             if self.waiting:
@@ -575,25 +575,25 @@ cdef class Session:
             self.store.sessions_open -= 1
 
     cdef Py_ssize_t parse_frame(self, const uint8_t* data, size_t size, Frame* frame) noexcept:
-        """Returns the frame's size in bytes; 0 = needs more bytes; -1 = framing is lost, frame.verdict says how.
+        """Returns the frame's size in bytes. 0: more bytes are needed. -1: framing is lost; frame.verdict says why.
 
         SKIP: the machine discards frame.skip bytes from `data` on as they arrive, and then executes the frame without
-        data. frame.verdict says what to reply.
+        data. frame.verdict says which reply to send.
         """
         return -1
 
     cdef void prefetch_frames(self, const Frame* frames, int count) noexcept:
-        """Prefetches the cache lines that the frames need, after parsing has prefetched those of the indexes."""
+        """Prefetches the cache lines that the frames need, after parsing has prefetched the lines of the indexes."""
 
     cdef int execute_frame(self, const Frame* frame) except -1:
-        """Executes a frame and appends its reply to store.out. Returns DONE, or LATER if it did nothing yet.
+        """Executes a frame and appends its reply to store.out. Returns DONE. Returns LATER if it did nothing yet.
 
-        Returns PARK if the request waits for an event. All input after it then waits until resume().
+        Returns PARK if the request waits for an event. All input after this request then waits until resume().
         """
         return DONE
 
     cdef int produce(self) except -1:
-        """Appends the next piece of the long reply from self.position on. Sets that to 0 at the end."""
+        """Appends the next piece of the long reply, beginning at self.position. At the end, sets self.position to 0."""
         return 0
 
     cdef int begin_call(self, int64_t now_ns) except -1:
@@ -606,7 +606,7 @@ cdef class Session:
         return 0
 
     cdef void break_off(self) noexcept:
-        """Stops reading. The connection ends when its output has been sent."""
+        """Stops reading input. The connection ends when its output was sent."""
         self.broken = self.input_over = True
         self.budget_floor = INT64_MAX
 
@@ -652,7 +652,7 @@ cdef class Session:
         return output
 
     cdef size_t run(self, const uint8_t* data, size_t size) except? 0:
-        """Executes complete frames: parses and prefetches up to FRAMES_AHEAD, then executes these, and so on.
+        """Executes complete frames: parses and prefetches up to FRAMES_AHEAD frames, executes them, and repeats this.
 
         Returns how many bytes of the input were used.
         """
@@ -706,7 +706,7 @@ cdef class Session:
         return position
 
     cdef size_t complete_kept(self, const uint8_t* data, size_t size) except? 0:
-        """Completes the kept frame from new input, copying at most about twice the bytes that it lacks.
+        """Completes the kept frame from new input. Copies at most about twice as many bytes as the frame lacks.
 
         Returns how many bytes of the input were used: all of them if the frame is still unfinished. kept_size is 0 if
         the frame was executed.
@@ -737,7 +737,7 @@ cdef class Session:
         return self.discard(size)
 
     cdef size_t discard(self, size_t size) except? 0:
-        """Discards more bytes, and executes the frame after the last. execute_frame must return DONE for it."""
+        """Discards more bytes. After the last one, executes the frame, for which execute_frame must return DONE."""
         cdef size_t used = <size_t>min(<uint64_t>size, self.skipping)
         cdef int done
         self.skipping -= used
@@ -747,7 +747,7 @@ cdef class Session:
         return used
 
     cdef int park(self) except -1:
-        """Lets the last executed request wait, or ends its wait at once if the peer has hung up."""
+        """Lets the last executed request wait, or ends its wait immediately if the peer has hung up."""
         self.waiting = True
         self.budget_floor = INT64_MAX
         return self.end_wait(HALF_CLOSED) if self.hung_up else 0
@@ -780,7 +780,7 @@ cdef class Session:
         return 0
 
     cdef bint has_request(self) noexcept:
-        """Returns True if the kept input contains a complete frame, or the end of a frame that is being skipped."""
+        """Returns whether the kept input contains a complete frame, or the end of a frame that is being skipped."""
         cdef Frame frame
         if self.skipping:
             return self.skipping <= self.kept_size

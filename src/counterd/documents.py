@@ -1,6 +1,6 @@
 """Reads JSON documents that people write, and collects all mistakes in them.
 
-Floor 0, pure Python, without file access. The caller checks the contents of a document.
+Floor 0, pure Python, without file access. The caller checks what a document contains.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class DocumentError(ValueError):
 
 
 class Members(dict[str, object]):
-    """A JSON object that knows its duplicate names."""
+    """A JSON object that remembers which of its names occur twice."""
 
     twice: tuple[str, ...] = ()
 
@@ -41,7 +41,7 @@ class Members(dict[str, object]):
 
 
 class Problems:
-    """The mistakes, in the order of the document."""
+    """The mistakes in a document, in the order of the document."""
 
     def __init__(self) -> None:
         self.told: list[str] = []
@@ -64,7 +64,7 @@ class Problems:
 
 
 def read_document(text: bytes | str) -> object:
-    """Parses a JSON text, in UTF-8. Its objects become Members. Raises DocumentError."""
+    """Parses a JSON text in UTF-8. The objects in the text become Members. Raises DocumentError."""
     try:
         decoded = text if isinstance(text, str) else text.decode()
         return json.loads(decoded.removeprefix("\ufeff"), object_pairs_hook=Members, parse_int=_whole)
@@ -80,5 +80,8 @@ def read_document(text: bytes | str) -> object:
 
 
 def _whole(text: str) -> int:
-    """Reads at most 1,000 digits, because Python refuses more than some thousands. 1,000 exceed every range anyway."""
+    """Reads an integer of at most 1,000 digits, because Python refuses to read much longer integers.
+
+    1,000 digits exceed every valid range.
+    """
     return int(text[:1000])

@@ -2,7 +2,8 @@
 
 Clients raise only CounterdError and its subclasses, and ValueError for arguments that do not fit the protocol.
 
-Floor 0: imports nothing of counterd. A protocol's folder has its status codes and the errors that only it has.
+Floor 0: this file imports nothing of counterd. The folder of a protocol has the protocol's status codes, and the errors
+that no other protocol has.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 class CounterdError(Exception):
     """The base class of all errors that clients raise on purpose.
 
-    status: the status byte of the response, or None if the error is not a response.
+    status: the status byte of the response, or None if the error did not come as a response.
     text: the message in the response, or "".
     """
 
@@ -20,18 +21,23 @@ class CounterdError(Exception):
 
 
 class ConnectionLost(CounterdError):
-    """There is no connection: it was refused, closed by either side, or given up after another failure.
+    """The connection ended or could not be made: it was refused, closed by either side, or given up after another
+    failure.
 
-    Everything that was held through it is released. Pending requests may or may not have been executed.
+    The server releases everything that was held through the connection. It is not known whether requests without a
+    reply were executed.
     """
 
 
 class Timeout(CounterdError):
-    """The server did not answer, or did not accept the connection, in time. It may still execute the request."""
+    """The server did not answer, or did not accept the connection, in time.
+
+    The server may still execute the request.
+    """
 
 
 class ProtocolError(CounterdError):
-    """The server sent bytes that the protocol does not allow. The message shows them."""
+    """The server sent bytes that the protocol does not allow. The message shows these bytes."""
 
 
 class EventsLost(CounterdError):
@@ -46,15 +52,15 @@ class EventsLost(CounterdError):
 
     def __str__(self) -> str:
         lost = "1 event was" if self.count == 1 else f"{self.count} events were"
-        return f"{lost} lost, because those before them were not taken in time"
+        return f"{lost} lost, because the events before them were not taken in time"
 
 
 class ServerError(CounterdError):
-    """The server refused the request: it answered with a status that is not a success.
+    """The server refused the request: it replied with a status that is not a success.
 
-    status: the response's status, as the protocol defines it.
-    text: the message in the response's body.
-    name, resources, maximum: those of the request; b"", None and None if the request does not have them.
+    status: the status of the response, as the protocol defines it.
+    text: the message in the response.
+    name, resources, maximum: the arguments of the request; b"", None and None if the request has no such arguments.
     """
 
     name: bytes = b""
@@ -87,11 +93,11 @@ class InvalidArguments(ServerError):
 
 
 class NotAvailable(ServerError):
-    """Granting the request would exceed the maximum.
+    """The request was refused, because to grant it would exceed the maximum.
 
     consumption: how much was in use when the request was refused, or None.
-    waited: seconds that a hold waited, or None.
-    retry_after: seconds until the request may succeed, or None if the server does not know.
+    waited: how many seconds a hold has waited, or None.
+    retry_after: after how many seconds the request may succeed, or None if the server does not know.
     """
 
     consumption: int | None = None
@@ -105,11 +111,11 @@ class NotAvailable(ServerError):
 
 
 class NotAcquired(ServerError):
-    """The connection holds less than it tried to release."""
+    """The connection holds fewer permits than it tried to release."""
 
 
 class Cancelled(ServerError):
-    """The request waited, and was cancelled."""
+    """The request waited in the server, and was cancelled."""
 
 
 class UnknownCommand(ServerError):

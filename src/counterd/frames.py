@@ -1,7 +1,8 @@
-"""Frames on the sockets between the daemon and its child processes: a length of 4 bytes, big-endian, then the body.
+"""Frames on the sockets between the daemon and its child processes. A frame is a length of 4 bytes, big-endian, and a
+body.
 
-Floor 0, without I/O. Also has the error that can take the place of an answer. The modules at the two ends define the
-bodies: control/admin.py and admin/link.py, control/journal.py and journal/__main__.py.
+Floor 0, without I/O. This file also has the error that can take the place of an answer. The modules at the two ends
+define the bodies: control/admin.py and admin/link.py, control/journal.py and journal/__main__.py.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ _LENGTH = struct.Struct(">I")
 
 
 class Refused(Exception):
-    """Takes the place of an answer. status: an HTTP status; text: for the person who asked."""
+    """An error that takes the place of an answer. status: an HTTP status. text: a text for the person who asked."""
 
     def __init__(self, status: int, text: str) -> None:
         super().__init__(text)
@@ -33,19 +34,19 @@ def frame(body: bytes, limit: int = FRAME_MAX) -> bytes:
 
 
 class Frames:
-    """Splits a stream into bodies. limit: bytes of the longest body."""
+    """Splits a stream of bytes into the bodies of frames. limit: how many bytes the longest body may have."""
 
     def __init__(self, limit: int = FRAME_MAX) -> None:
         self._limit = limit
         self._rest = bytearray()
 
     def feed(self, data: bytes | memoryview) -> Iterator[bytes]:
-        """Yields the bodies that are complete now. Raises ValueError if the stream announces a too long body."""
+        """Yields the bodies that are complete. Raises ValueError if the stream announces a body that is too long."""
         self._rest += data
         while len(self._rest) >= _LENGTH.size:
             (length,) = _LENGTH.unpack_from(self._rest)
             if length > self._limit:
-                raise ValueError(f"a frame of {length} bytes, more than the {self._limit} that are allowed")
+                raise ValueError(f"a frame of {length} bytes, but at most {self._limit} bytes are allowed")
             end = _LENGTH.size + length
             if len(self._rest) < end:
                 return

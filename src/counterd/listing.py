@@ -1,6 +1,7 @@
-"""The data that a protocol shows to people: figures of its store as metrics, and tables, which a walk fills in steps.
+"""The data that a protocol shows to people: figures of its store, as metrics, and tables. A walk fills a table in
+steps.
 
-Floor 0: declarations, and readers for a table's parameters. Needs no protocol and no compiled module.
+Floor 0: declarations, and readers for a table's parameters. This file needs no protocol and no compiled module.
 """
 
 from __future__ import annotations
@@ -25,11 +26,12 @@ CONNECTION = integer(1, (1 << 32) - 1)  # reads a parameter that is the engine's
 class Figure:
     """A figure of `Store.snapshot()` that becomes a metric.
 
-    key: its key in the snapshot.
-    name: the metric's name with its unit, without the prefix `counterd_`; ends in `_total` if the figure only rises.
+    key: the key of the figure in the snapshot.
+    name: the metric's name with its unit, without the prefix `counterd_`; it ends in `_total` if the figure only rises.
     kind: the Prometheus type.
-    labels: they distinguish the figure from others with the same name.
-    over: the key of the figure to divide by, to show a ratio from 0 to 1; "" if the figure is not a ratio.
+    labels: these distinguish the figure from others with the same name.
+    over: the key of the figure to divide by, so that the metric is a ratio from 0 to 1; "" if the metric is not a
+    ratio.
     """
 
     key: str
@@ -40,13 +42,13 @@ class Figure:
     over: str = ""
 
     def value(self, snapshot: Mapping[str, float]) -> float:
-        """Computes the metric's value from a snapshot."""
+        """Computes the value of the metric from a snapshot."""
         return snapshot[self.key] / snapshot[self.over] if self.over else snapshot[self.key]
 
 
 @dataclass(frozen=True)
 class Column:
-    """A column of a table. Its kind is the type of its cells:
+    """A column of a table. The kind of a column is the type of its cells:
 
     name        bytes that a client chose
     integer
@@ -56,7 +58,7 @@ class Column:
     until       likewise, one that is yet to come; or None
     seconds     a duration (float)
 
-    A program sees a column with `detail`, and so do people who look at one row; a table for people leaves it out.
+    A column with `detail` is for programs, and for people who look at a single row. A table for people leaves it out.
     """
 
     name: str
@@ -66,16 +68,21 @@ class Column:
 
 
 class Walk(Protocol):
-    """A walk through a store, in steps. The store serves requests between two steps. A store has one walk at a time.
+    """A walk through a store, in steps. The store serves requests between two steps. A store has at most one walk at a
+    time.
 
-    Each row shows its entry at one moment, during one of the steps. An entry that exists throughout the walk and ranks
-    high enough becomes a row, exactly once. An entry that is added, removed or changed meanwhile may become a row.
+    Each row shows its entry at one moment, during one of the steps. If an entry exists throughout the walk and ranks
+    high enough, it becomes a row exactly once. An entry that is added, removed or changed during the walk may become a
+    row.
     """
 
     total: int  # how many entries match, including those that are not rows; final once step() has returned True
 
     def step(self) -> bool:
-        """Continues for at most 250 us, which it estimates from the work done. Returns True when the rows are ready."""
+        """Continues for at most 250 us.
+
+        The time is estimated from the work done. Returns True when the rows are ready.
+        """
 
     def rows(self) -> list[tuple[Any, ...]]:
         """Returns the rows in order. The cells are in the order of the table's columns."""
@@ -85,16 +92,16 @@ class Walk(Protocol):
 class Table:
     """A list that a protocol can show.
 
-    name: only letters; no other protocol may have a table of this name.
-    sorts: the values of the parameter `sort`; each sorts the largest first. The first value is the default. Empty: the
-        table has no order.
-    parameters: the names of further parameters besides `match`, `sort` and `limit`. If sorts is empty, the first one is
-        required. For the parameter `connection`, people give a connection's id; control converts it to the engine's
-        number.
+    name: only letters; no other protocol may have a table with this name.
+    sorts: the values of the parameter `sort`. Each sorts the largest value first. The first value is the default. If it
+        is empty, the table has no order.
+    parameters: the names of further parameters besides `match`, `sort` and `limit`. If sorts is empty, the first
+        parameter is required. For the parameter `connection`, people write the ID of a connection. `control` converts
+        it to the engine's number.
     open: begins a walk through a store. Its parameters are strings, with one character for each byte of a name
         (latin-1). Raises ValueError, with a message for people, if a parameter is unknown, missing or wrong.
-    metrics: figures of each of the first ROWS_MAX rows, in the default order. A figure's key is a column. The first
-        column becomes a label: it is a name that no other row has.
+    metrics: the figures of each of the first ROWS_MAX rows, in the default order. The key of a figure is the name of a
+        column. The first column becomes a label: it has a name that no other row has.
     """
 
     name: str
@@ -115,7 +122,7 @@ def name_of_bytes(text: str) -> bytes:
 
 
 def ranked_parameters(parameters: Mapping[str, str], sorts: Sequence[str]) -> tuple[bytes, str, int]:
-    """Reads (match, sort, limit), the parameters of a table that has sorts. Raises ValueError."""
+    """Reads (match, sort, limit): the parameters of a table that has sorts. Raises ValueError."""
     values = read_parameters(
         parameters,
         {"match": name_of_bytes, "sort": choice(*sorts), "limit": integer(1, ROWS_MAX)},
@@ -127,7 +134,10 @@ def ranked_parameters(parameters: Mapping[str, str], sorts: Sequence[str]) -> tu
 def read_parameters(
     parameters: Mapping[str, str], readers: Mapping[str, Reader], defaults: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Reads a table's parameters. Raises ValueError if one has no reader, or a missing one has no default."""
+    """Reads the parameters of a table.
+
+    Raises ValueError if a parameter has no reader, or if a parameter without a default is missing.
+    """
     values = dict(defaults)
     for name, text in parameters.items():
         if name not in readers:
@@ -138,5 +148,5 @@ def read_parameters(
             raise ValueError(f"{name}: {error}") from None
     for name in readers:
         if name not in values:
-            raise ValueError(f"missing parameter {name}")
+            raise ValueError(f"the parameter {name} is missing")
     return values

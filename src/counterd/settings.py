@@ -1,8 +1,8 @@
-"""Settings: a setting has a key, a reader, a default and a unit. Settings are the fields of dataclasses.
+"""A setting has a key, a reader, a default and a unit. Settings are fields of dataclasses.
 
-Floor 0: plain data. Protocols declare settings and control reads them from files; this module depends on neither.
-A reader parses the text of a value, or raises a ValueError that says which values are valid.
-Code takes a value from an object of such a dataclass, so a type checker knows each key.
+Floor 0: plain data. Protocols declare settings, and `control` reads their values from files. This module depends on
+neither. A reader parses the text of a value, or raises a ValueError that says which values are valid. Code takes a
+value from an object of such a dataclass, so that a type checker knows each key.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ def setting(read: Reader, default: Any, unit: str = "", *, reload: bool = False,
 def settings_of(kind: type[Any], prefix: str = "") -> Iterator[Setting]:
     """Yields the settings of a class in field order, with the prefix before each key.
 
-    A field whose default_factory is another such class yields that class's settings: `tls` with `cert` is `tls.cert`.
+    If the default_factory of a field is another such class, that class's settings follow: the field `tls` with the
+    setting `cert` becomes `tls.cert`.
     """
     for one in fields(kind):
         key = prefix + one.name
@@ -54,7 +55,7 @@ def settings_of(kind: type[Any], prefix: str = "") -> Iterator[Setting]:
 
 
 def assembled(kind: type[T], values: Mapping[str, Any], prefix: str = "") -> T:
-    """Makes an object of a class of settings from the values of all its keys."""
+    """Makes an object of a class of settings from the values of all keys."""
     found = {}
     for one in fields(kind):  # type: ignore[arg-type] # kind is a dataclass, but no annotation can express that
         key = prefix + one.name
@@ -68,7 +69,7 @@ def _inner(one: Field[Any]) -> type[Any]:
 
 
 def boolean(text: str) -> bool:
-    """Reads `true` or `false`, spelled as in the reference implementation."""
+    """Reads `true` or `false`, spelled as in yrmcds."""
     if text not in ("true", "false"):
         raise ValueError(f"expected true or false, not {text!r}")
     return text == "true"
@@ -116,7 +117,7 @@ def choice(*names: str) -> Reader:
 
 
 def absolute_path(text: str) -> str:
-    """Reads an absolute path; empty means none."""
+    """Reads an absolute path. An empty text means no path."""
     if text and not text.startswith("/"):
         raise ValueError(f"expected an absolute path, not {text!r}")
     if "\0" in text:
@@ -125,7 +126,7 @@ def absolute_path(text: str) -> str:
 
 
 def socket_path(text: str) -> str:
-    """Reads an absolute path that fits into the address of a Unix socket; empty means none."""
+    """Reads an absolute path that is short enough for the address of a Unix socket. An empty text means no path."""
     length = len(os.fsencode(absolute_path(text)))
     if length > SOCKET_PATH_MAX:
         raise ValueError(f"the path has {length} bytes; the path of a Unix socket can have {SOCKET_PATH_MAX}")
@@ -135,21 +136,24 @@ def socket_path(text: str) -> str:
 
 
 def redis_url(text: str) -> str:
-    """Reads the URL of a Redis; empty means none. Errors do not show the URL, because it may contain a password."""
+    """Reads the URL of a Redis.
+
+    An empty text means no Redis. Error messages do not contain the URL, because it may contain a password.
+    """
     if text and not re.fullmatch(r"(rediss?|unix)://[!-~]+", text):
         raise ValueError("expected redis://HOST:PORT/DATABASE, rediss://USER:PASSWORD@HOST or unix:///PATH?db=N")
     return text
 
 
 def extension_name(text: str) -> str:
-    """Reads package.module:name or the name of an entry point; empty means none."""
+    """Reads package.module:name or the name of an entry point. An empty text means no extension."""
     if text and not re.fullmatch(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*|\w[\w.-]*", text):
         raise ValueError(f"expected package.module:name or the name of an entry point, not {text!r}")
     return text
 
 
 def addresses(text: str) -> tuple[str, ...]:
-    """Reads IP addresses separated by blanks or commas. The list may be empty."""
+    """Reads IP addresses separated by blanks or commas. The list can be empty."""
     words = text.replace(",", " ").split()
     for word in words:
         try:
@@ -162,7 +166,7 @@ def addresses(text: str) -> tuple[str, ...]:
 
 
 def networks(text: str) -> tuple[str, ...]:
-    """Reads networks in CIDR notation and IP addresses, separated by blanks or commas. The list may be empty."""
+    """Reads networks in CIDR notation and IP addresses, separated by blanks or commas. The list can be empty."""
     found = []
     for word in text.replace(",", " ").split():
         try:

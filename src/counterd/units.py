@@ -1,6 +1,6 @@
 """Reads numbers and times from a command line. Formats numbers, times and text of unknown origin for people.
 
-Floor 0, pure Python. Numbers are shown with three significant digits, the precision of the histograms.
+Floor 0, pure Python. Numbers are shown with three significant digits, which is the precision of the histograms.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def number(text: str) -> float:
 
 
 def whole_number(text: str) -> int:
-    """Reads a number() without a fraction."""
+    """Reads a number as number() does, but without a fraction."""
     value = number(text)
     if value != int(value):
         raise ValueError(f"expected a whole number, not {text!r}")
@@ -39,7 +39,7 @@ def whole_number(text: str) -> int:
 
 
 def scaled(value: float, units: tuple[tuple[str, int], ...]) -> tuple[float, str]:
-    """Converts a value to the largest unit in which it is at least 1 after rounding: 999.9 µs are 1 ms."""
+    """Converts a value to the largest unit in which it is at least 1 after rounding: 999.9 µs become 1 ms."""
     name, size = max(
         (unit for unit in units if float(f"{value:.3g}") >= unit[1]), key=lambda unit: unit[1], default=units[0]
     )
@@ -47,7 +47,10 @@ def scaled(value: float, units: tuple[tuple[str, int], ...]) -> tuple[float, str
 
 
 def digits(value: float) -> str:
-    """Formats a number with three significant digits, or all digits before the point if there are more; zero as 0."""
+    """Formats a number with three significant digits, or with all digits before the point if there are more.
+
+    Zero becomes 0.
+    """
     if not value:
         return "0"
     rounded = float(f"{value:.3g}")
@@ -56,43 +59,43 @@ def digits(value: float) -> str:
 
 
 def duration(ns: float) -> str:
-    """Formats a time: 0 ns, 62 ns, 143 µs, 1.20 ms, 3,600 s."""
+    """Formats a time, such as 0 ns, 62 ns, 143 µs, 1.20 ms or 3,600 s."""
     value, unit = scaled(ns, TIMES)
     return f"{value:.0f} ns" if unit == "ns" and value == int(value) else f"{digits(value)} {unit}"
 
 
 def duration_tick(ns: float) -> str:
-    """Formats a time for an axis, without trailing zeros: 1.2 ms."""
+    """Formats a time for an axis, without trailing zeros, such as 1.2 ms."""
     value, unit = scaled(ns, TIMES)
     return f"{plain_tick(value)} {unit}"
 
 
 def count(value: int) -> str:
-    """Formats an integer: 1,234,567."""
+    """Formats an integer, such as 1,234,567."""
     return f"{value:,}"
 
 
 def several(number: int, what: str) -> str:
-    """Formats a number with its noun: 1 name, 1,000 names."""
+    """Formats a number with its noun, such as "1 name" or "1,000 names"."""
     return f"{number:,} {what}" if number == 1 else f"{number:,} {what}s"
 
 
 def plain_tick(value: float) -> str:
-    """Formats a number for an axis without a suffix such as k: seconds are 3,000, not 3k."""
+    """Formats a number for an axis without a suffix such as k: 3,000 seconds, not 3k."""
     return f"{float(f'{value:.6g}'):,.10g}"
 
 
 def count_tick(value: float) -> str:
-    """Formats a number for an axis: 0, 2.5, 120k, 1.5M."""
+    """Formats a number for an axis, such as 0, 2.5, 120k or 1.5M."""
     number, unit = scaled(value, COUNTS)
     return f"{plain_tick(number)}{unit}"
 
 
 def rate(per_second: float) -> str:
-    """Formats a rate: 123,457/s. Only rates below 100 have decimals."""
+    """Formats a rate, such as 123,457/s. Only rates below 100 have decimals."""
     return f"{digits(per_second)}/s"
 
 
 def printable(text: object) -> str:
-    """Makes any text safe to show on one line: replaces control characters, line ends and invalid characters."""
+    """Makes any text safe to show on one line. Replaces control characters, line ends and invalid characters."""
     return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in str(text))

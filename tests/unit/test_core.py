@@ -203,7 +203,7 @@ def test_every_method_of_a_store_begins_a_call(made: tuple[str, Any]) -> None:
     assert {*calls, *local} == methods - OTHERS, "each is in one of the tables above"
     for method, given in calls.items():
         getattr(store, method)(*given)
-        with store, pytest.raises(RuntimeError, match="a call is under way"):
+        with store, pytest.raises(RuntimeError, match="a call is in progress"):
             getattr(store, method)(*given)
     for method, given in local.items():
         getattr(store, method)(*given)
@@ -218,7 +218,7 @@ def test_every_step_of_a_walk_is_a_call(made: tuple[str, Any]) -> None:
     assert ROOMS[name].tables()
     for table in ROOMS[name].tables():
         walk = table.open(store, PARAMETERS.get(table.name, {}))
-        with store, pytest.raises(RuntimeError, match="a call is under way"):
+        with store, pytest.raises(RuntimeError, match="a call is in progress"):
             walk.step()
         while not walk.step():
             pass
@@ -236,7 +236,7 @@ def test_every_method_of_a_session_is_a_call(scene: Scene) -> None:
         (parked, "eof", (10,)), (parked, "closed", (10,)), (streaming, "wait", ()),
     )  # fmt: skip
     for session, method, given in calls:
-        with scene.store, pytest.raises(RuntimeError, match="a call is under way"):
+        with scene.store, pytest.raises(RuntimeError, match="a call is in progress"):
             getattr(session, method)(*given)
     public = {method for method in dir(Session) if not method.startswith("_") and callable(getattr(Session, method))}
     assert {method for _, method, _ in calls} == public

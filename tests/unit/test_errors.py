@@ -37,4 +37,4 @@ def test_a_server_error_survives_pickling() -> None:
 def test_lost_events_survive_pickling() -> None:
     error = pickle.loads(pickle.dumps(errors.EventsLost(3)))
     assert (type(error), error.count) == (errors.EventsLost, 3)
-    assert str(error) == "3 events were lost, because those before them were not taken in time"
+    assert str(error) == "3 events were lost, because the events before them were not taken in time"

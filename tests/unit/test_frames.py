@@ -30,7 +30,7 @@ def test_bodies_are_taken_one_at_a_time() -> None:
 def test_a_length_is_refused_before_its_body_is_there() -> None:
     taken = Frames(limit=10)
     assert list(taken.feed(frame(b"x" * 10))) == [b"x" * 10]
-    with pytest.raises(ValueError, match="a frame of 11 bytes, more than the 10"):
+    with pytest.raises(ValueError, match="a frame of 11 bytes, but at most 10"):
         list(taken.feed(frame(b"x" * 11)[:4]))
 
 

@@ -37,7 +37,7 @@ def test_parameters_are_read_and_have_defaults() -> None:
         ({"limit": "11"}, "limit: 11 is out of range, expected 1 to 10"),
         ({"sort": "left"}, "sort: expected one of up, down, not 'left'"),
         ({"match": "\u20ac"}, "match: expected bytes, percent-encoded"),
-        ({"sort": "up", "limit": "1"}, "missing parameter match"),
+        ({"sort": "up", "limit": "1"}, "the parameter match is missing"),
     ],
 )
 def test_parameters_that_are_wrong_are_told_apart(parameters: dict[str, str], text: str) -> None:

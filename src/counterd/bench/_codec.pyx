@@ -82,8 +82,11 @@ cdef class Codec:
         return template_write(template, request.permit.name, target)
 
     cdef Py_ssize_t read(self, const Request* request, const uint8_t* data, size_t size, Reply* reply) noexcept:
-        """The reply to that request. Returns how many bytes it has; 0 if more are needed (there are less than REPLY_MAX
-        of them yet); -1 if it cannot be the reply."""
+        """The reply to that request.
+
+        Returns how many bytes it has; 0 if more are needed (there are less than REPLY_MAX of them yet); -1 if it cannot
+        be the reply.
+        """
         return -1
 
     cdef int begin(self, int64_t now) noexcept:
@@ -95,8 +98,10 @@ cdef class Codec:
         return 0
 
     cdef Py_ssize_t hear(self, const uint8_t* data, size_t size, int64_t* number) noexcept:
-        """A control message, as a reply is read. number: the name's, of the request that it is about; -1 if others have
-        sent that."""
+        """A control message, as a reply is read.
+
+        number: the name's, of the request that it is about; -1 if others have sent that.
+        """
         return -1
 
     cdef str name_of(self, uint32_t name):

@@ -291,11 +291,11 @@ class _Window:
 class Bounded:
     """Limits how many lines are logged for each cause in a period.
 
-    lines: how many lines of a cause are logged in a period. period: its length in seconds. The period of a cause begins
-    with the first line that is logged for it. causes: how many causes are distinguished. If that many causes have had
-    lines in the last period, all other
-        causes count as one cause. A cause without lines for a whole period can be replaced by another cause. Its number
-        of suppressed lines is then lost.
+    lines: how many lines of a cause are logged in a period.
+    period: its length in seconds. The period of a cause begins with the first line that is logged for it.
+    causes: how many causes are distinguished. If that many causes have had lines in the last period, all other causes
+        count as one cause. A cause without lines for a whole period can be replaced by another cause. Its number of
+        suppressed lines is then lost.
 
     A Bounded may be used by one thread only.
     """

@@ -1,1 +1,4 @@
-"""The parts that stores are made of: tables, chains, timers, permits. Floor 1; they know no protocol and no session."""
+"""The parts that stores are made of: tables, chains, timers, permits.
+
+Floor 1. These parts know no protocol and no session.
+"""

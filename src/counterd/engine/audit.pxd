@@ -21,9 +21,9 @@ from counterd.engine.wheel cimport (
 
 
 cdef inline int audit_index(const Index* index, Pool* pool, str what, uint32_t unlisted=0) except -1:
-    """Checks that every entry is reachable from its home slot, and the counts of used and displaced entries.
+    """Checks that every entry can be reached from its home slot, and checks the counts of used and displaced entries.
 
-    unlisted: cells of the pool that are in use but not in the index.
+    unlisted: the number of cells of the pool that are in use but not in the index.
     """
     cdef uint64_t slot, step
     cdef uint32_t used = 0, displaced = 0, home
@@ -31,7 +31,7 @@ cdef inline int audit_index(const Index* index, Pool* pool, str what, uint32_t u
         if index.entries[slot].number == 0:
             continue
         if index.entries[slot].number > pool.fresh:
-            raise AssertionError(f"{what}: slot {slot} names a cell never handed out")
+            raise AssertionError(f"{what}: slot {slot} names a cell that was never handed out")
         used += 1
         home = index_home(index, index.entries[slot].tag)
         displaced += home != slot
@@ -48,7 +48,7 @@ cdef inline int audit_index(const Index* index, Pool* pool, str what, uint32_t u
 
 
 cdef inline bint chain_ends(const Chains* chains, const Chain* chain, uint32_t blocks) noexcept:
-    """Returns True if the chain has `blocks` blocks and ends at its last."""
+    """Returns whether the chain has `blocks` blocks and ends at its last block."""
     cdef uint32_t block = chain.first, _step
     for _step in range(blocks - 1):
         block = chains.blocks[block].next
@@ -56,7 +56,7 @@ cdef inline bint chain_ends(const Chains* chains, const Chain* chain, uint32_t b
 
 
 cdef inline uint32_t audit_name(const Table* table, Record* record, uint32_t number) except? 0xffffffff:
-    """Checks the chain of a long name. Returns the number of its blocks."""
+    """Checks the chain of a long name. Returns how many blocks the chain has."""
     cdef uint32_t blocks = name_blocks(table, record.name_size)
     if blocks and not chain_ends(&table.chains, name_chain(table, record), blocks):
         raise AssertionError(f"the name of record {number} ends in the wrong block")
@@ -70,11 +70,11 @@ cdef inline int audit_pool(const Pool* pool, const void* links, size_t cell_size
         raise AssertionError(f"{what}: {pool.used} used, {pool.fresh} handed out, {pool.capacity} in all")
     while number and left:
         if number > pool.fresh:
-            raise AssertionError(f"{what}: {number} is free, and was never handed out")
+            raise AssertionError(f"{what}: cell {number} is free, but was never handed out")
         left -= 1
         number = (<const uint32_t*>(<const uint8_t*>links + number * cell_size))[0]
     if number or left:
-        raise AssertionError(f"{what}: the free list ends {left} too early, or at {number} does not end")
+        raise AssertionError(f"{what}: the free list ends {left} cells too early, or does not end at {number}")
     return 0
 
 
@@ -93,7 +93,7 @@ cdef inline uint32_t audit_table(const Table* table, str what) except? 0xfffffff
 
 
 cdef inline int audit_chains(const Chains* chains, uint32_t blocks) except -1:
-    """Checks that `blocks` blocks are in use, and that each other one is free once."""
+    """Checks that `blocks` blocks are in use, and that each other block is free exactly once."""
     if blocks != chains.pool.used:
         raise AssertionError(f"{blocks} blocks of names and values, {chains.pool.used} counted")
     return audit_pool(chains.pool, &chains.blocks.next, sizeof(Block), "blocks")
@@ -104,7 +104,8 @@ cdef inline int audit_connections(const Connections* connections) except -1:
 
 
 cdef inline int audit_permit(const Permits* permits, uint32_t number) except -1:
-    """Checks that the ledger finds each holding of a permit, and that the holdings add up to its consumption."""
+    """Checks that the ledger finds each holding of a permit, and that the holdings add up to the permit's
+    consumption."""
     cdef const Permit* permit = permit_at(permits, number)
     cdef uint32_t entry = permit.holders, previous = 0
     cdef uint64_t held = 0
@@ -114,7 +115,7 @@ cdef inline int audit_permit(const Permits* permits, uint32_t number) except -1:
         if holding.record != number:
             raise AssertionError(f"holding {entry} is listed under record {number}, names {holding.record}")
         if holding.amount == 0:
-            raise AssertionError(f"holding {entry} is of nothing")
+            raise AssertionError(f"holding {entry} belongs to no record")
         if holding.prev_of_record != previous:
             raise AssertionError(f"holding {entry} has a wrong predecessor on its record")
         if ledger_find(permits, holding.connection, number, permit.record.tag) != entry:
@@ -144,7 +145,7 @@ cdef inline uint32_t audit_holder(const Permits* permits, uint32_t connection) e
 
 
 cdef inline int audit_leavers(const Permits* permits) except -1:
-    """Checks the end of the queue of leavers and the count of its holdings."""
+    """Checks the end of the queue of ended connections, and the count of their holdings."""
     cdef uint32_t number = permits.state.leaving_first, last = 0, remaining = permits.connections.pool.used
     cdef uint64_t holdings = 0
     while number and remaining:
@@ -160,7 +161,10 @@ cdef inline int audit_leavers(const Permits* permits) except -1:
 
 
 cdef inline uint32_t audit_permits(const Permits* permits) except? 0xffffffff:
-    """Checks the permits, the ledger and the leavers. Returns how many blocks the permits' names have."""
+    """Checks the permits, the ledger and the queue of ended connections.
+
+    Returns how many blocks the names of the permits have.
+    """
     cdef uint32_t number, listed = 0, blocks = audit_table(&permits.table, "permits")
     audit_index(&permits.ledger, &permits.state.holdings, "ledger index")
     for number in range(1, permits.table.pool.fresh + 1):
@@ -177,29 +181,30 @@ cdef inline uint32_t audit_permits(const Permits* permits) except? 0xffffffff:
 
 
 cdef inline int audit_ring(const Ring* ring, const Table* table) except -1:
-    """Checks that the ring contains exactly the records with FLAG_IN_RING, each once."""
+    """Checks that the ring contains exactly the records with FLAG_IN_RING, and each of them once."""
     cdef uint32_t i, number, count = 0
     cdef uint64_t listed = 0, flagged = 0
     for i in range(ring.state.size):
         number = ring.numbers[(ring.state.head + <uint64_t>i) % ring.state.capacity]
         if not 0 < number <= table.pool.fresh or not record_at(table, number).flags & FLAG_IN_RING:
-            raise AssertionError(f"the ring has record {number}, which does not know of it")
+            raise AssertionError(f"the ring contains record {number}, but the record does not have the flag")
         listed += <uint64_t>number * number
     for number in range(1, table.pool.fresh + 1):
         if record_at(table, number).flags & FLAG_IN_RING:
             count += 1
             flagged += <uint64_t>number * number
     if count != ring.state.size:
-        raise AssertionError(f"{count} records say they are in the ring, which has {ring.state.size}")
+        raise AssertionError(f"{count} records have the flag of the ring, but the ring has {ring.state.size}")
     if listed != flagged or ring.state.sweep_left > ring.state.size:
         raise AssertionError(
-            f"the ring, of {ring.state.size}, has one twice, or {ring.state.sweep_left} are to be swept"
+            f"the ring of {ring.state.size} records has one of them twice, or {ring.state.sweep_left} records are "
+            "left to sweep"
         )
     return 0
 
 
 cdef inline int audit_chain(const Timers* timers, uint32_t chain, uint32_t last) except -1:
-    """Checks that no record of a chain would be taken too late. Returns the chain's length."""
+    """Checks that no record of a chain would be taken too late. Returns how many records the chain has."""
     cdef const Wheel* wheel = timers.wheel
     cdef uint32_t number = wheel.heads[chain], previous = CHAIN_FIRST | chain, slot = chain // CHAINS
     cdef bint is_next = slot == <uint32_t>(wheel.elapsed & SLOT_MASK) or wheel.cascading and slot == wheel.cascading
@@ -207,7 +212,7 @@ cdef inline int audit_chain(const Timers* timers, uint32_t chain, uint32_t last)
     cdef const Timer* timer
     cdef int count = 0
     if number and not is_next and start <= wheel.elapsed:
-        raise AssertionError(f"slot {slot} is in use, and has been passed")
+        raise AssertionError(f"slot {slot} is in use, but the time has passed it")
     while number:
         if number > last:
             raise AssertionError(f"chain {chain} has record {number}, of {last}")
@@ -218,30 +223,33 @@ cdef inline int audit_chain(const Timers* timers, uint32_t chain, uint32_t last)
         if not is_next and start > tick:
             raise AssertionError(f"timer {number} of tick {tick} is in slot {slot}, which begins at {start}")
         if number % CHAINS != chain % CHAINS:
-            raise AssertionError(f"timer {number} is in chain {chain}, which is another's")
+            raise AssertionError(f"timer {number} is in chain {chain}, but belongs to another chain")
         count += 1
         if <uint32_t>count > wheel.armed:
-            raise AssertionError(f"chain {chain} has more than the {wheel.armed} that are armed")
+            raise AssertionError(f"chain {chain} has more timers than the {wheel.armed} that are armed")
         previous = number
         number = timer.next
     return count
 
 
 cdef inline int audit_timers(const Timers* timers, uint32_t last) except -1:
-    """Checks the timers of records 1 to `last`. Each armed one is in one slot, once: a timer has one predecessor."""
+    """Checks the timers of the records 1 to `last`.
+
+    Each armed timer is in exactly one slot, because a timer has one predecessor.
+    """
     cdef const Wheel* wheel = timers.wheel
     cdef uint32_t number, armed = 0, listed = 0, count
     cdef int slot, chain
     if wheel.cascading and not SLOT_MASK < wheel.cascading < SLOTS:
         raise AssertionError(f"slot {wheel.cascading} cannot cascade")
     if wheel.cascading and wheel_start(wheel, wheel.cascading) != wheel.elapsed:
-        raise AssertionError(f"slot {wheel.cascading} cascades, and does not begin at {wheel.elapsed}")
+        raise AssertionError(f"slot {wheel.cascading} cascades, but does not begin at {wheel.elapsed}")
     for slot in range(SLOTS):
         count = 0
         for chain in range(CHAINS):
             count += audit_chain(timers, <uint32_t>(slot * CHAINS + chain), last)
         if slot_is_used(wheel, <uint32_t>slot) != (count != 0):
-            raise AssertionError(f"slot {slot}: its bit is wrong, it has {count}")
+            raise AssertionError(f"slot {slot}: its bit is wrong, because it has {count} timers")
         listed += count
     for number in range(1, last + 1):
         armed += timer_is_armed(timer_at(timers, number))
@@ -251,26 +259,29 @@ cdef inline int audit_timers(const Timers* timers, uint32_t last) except -1:
 
 
 cdef inline int64_t audit_heap(const Heap* heap, uint32_t first, uint32_t last) except -1:
-    """Checks the order, links and spines of a heap's nodes, which are among 1 to `last`. Returns their number."""
+    """Checks the order, links and spines of a heap's nodes, whose numbers are 1 to `last`.
+
+    Returns how many nodes the heap has.
+    """
     cdef uint32_t number = first, child
     cdef int64_t count = 0
     cdef const Node* node
     if first and (first > last or node_at(heap, first).parent != 0):
-        raise AssertionError(f"heap {first}: its first is no record, or has a parent")
+        raise AssertionError(f"heap {first}: the first node is not a record, or has a parent")
     while number:
         count += 1
         if count > last:
-            raise AssertionError(f"heap {first}: it has a circle")
+            raise AssertionError(f"heap {first}: the links form a circle")
         node = node_at(heap, number)
         for child in (node.left, node.right):
             if child == 0:
                 continue
             if child > last or node_at(heap, child).parent != number:
-                raise AssertionError(f"heap {first}: {child} is no child of {number}")
+                raise AssertionError(f"heap {first}: {child} is not a child of {number}")
             if node_is_before(node_at(heap, child), node):
                 raise AssertionError(f"heap {first}: {child} is before its parent {number}")
         if node.left == node.right and node.left:
-            raise AssertionError(f"heap {first}: {number} has one child twice")
+            raise AssertionError(f"heap {first}: {number} has the same child twice")
         if node_spine(heap, node.left) < node_spine(heap, node.right):
             raise AssertionError(f"heap {first}: {number} leans to the right")
         if node.spine != node_spine(heap, node.right) + 1:

@@ -31,7 +31,7 @@ cdef struct Chains:         # this process's view
 
 
 cdef inline int chains_reserve(Chains* chains, Region* region, uint64_t capacity) except -1:
-    """Reserves memory for `capacity` blocks. Raises ValueError if 32 bits cannot number them."""
+    """Reserves memory for `capacity` blocks. Raises ValueError if there are too many blocks for numbers of 32 bits."""
     if capacity >= <uint64_t>0xffffffff:
         raise ValueError(f"at most {0xfffffffe} blocks of {BLOCK_SIZE} bytes, not {capacity}")
     chains.capacity = <uint32_t>capacity
@@ -41,7 +41,7 @@ cdef inline int chains_reserve(Chains* chains, Region* region, uint64_t capacity
 
 
 cdef inline void chains_begin(Chains* chains) noexcept nogil:
-    """Called once, after the region is mapped."""
+    """Call this once, after the region was mapped."""
     chains.pool.capacity = chains.capacity
 
 
@@ -53,9 +53,9 @@ cdef inline uint32_t chain_blocks(uint32_t size) noexcept nogil:
 cdef inline void chain_write(
     const Chains* chains, Chain* chain, uint32_t lead, const uint8_t* data, uint32_t size
 ) noexcept nogil:
-    """Makes a chain for lead + size bytes. The caller writes the first `lead` bytes, at most BLOCK_PAYLOAD.
+    """Makes a chain for lead + size bytes. The caller writes the first `lead` bytes, at most BLOCK_PAYLOAD, itself.
 
-    The caller has checked that enough blocks are free.
+    The caller must have checked that enough blocks are free.
     """
     cdef uint32_t position = 0, start = lead
     cdef uint32_t piece, block
@@ -78,7 +78,7 @@ cdef inline void chain_write(
 cdef inline void chain_replace(
     const Chains* chains, const Chain* chain, uint32_t lead, const uint8_t* data, uint32_t size
 ) noexcept nogil:
-    """Overwrites the bytes of a chain with others that need as many blocks."""
+    """Overwrites the bytes of a chain with other bytes that need as many blocks."""
     cdef uint32_t position = 0, start = lead, block = chain.first
     cdef uint32_t piece
     while position < size:
@@ -117,7 +117,7 @@ cdef inline bint chain_equals(
 
 
 cdef inline void chain_free(const Chains* chains, const Chain* chain, uint32_t count) noexcept nogil:
-    """Frees a chain in one step. count: its blocks, at least one."""
+    """Frees a chain in one step. count: how many blocks it has, at least one."""
     chains.blocks[chain.last].next = chains.pool.free
     chains.pool.free = chain.first
     chains.pool.used -= count

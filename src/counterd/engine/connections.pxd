@@ -25,12 +25,12 @@ cdef inline int connections_reserve(Connections* connections, Region* region) ex
 
 
 cdef inline void connections_begin(Connections* connections) noexcept nogil:
-    """Called once, after the region is mapped."""
+    """Call this once, after the region was mapped."""
     connections.pool.capacity = CONNECTIONS_MAX
 
 
 cdef inline uint32_t connections_take(Connections* connections) noexcept nogil:
-    """Returns a number, or 0 if CONNECTIONS_MAX connections are open or not yet given back."""
+    """Returns a number, or 0 if CONNECTIONS_MAX connections are open or have holdings left to give back."""
     return pool_take(connections.pool, connections.links, sizeof(uint32_t))
 
 

@@ -120,7 +120,7 @@ cdef struct Fair:           # this process's view
 # ---- region --------------------------------------------------------------------------------------------------------
 
 cdef inline uint32_t fair_others(uint32_t capacity) noexcept nogil:
-    """Returns how many queues and how many flows there can be: some last longer than their waiters."""
+    """Returns the largest possible number of queues and of flows: some of them exist longer than their waiters."""
     return 2 * capacity + 64
 
 
@@ -142,7 +142,7 @@ cdef inline int fair_reserve(Fair* fair, Region* region, uint32_t capacity) exce
 
 
 cdef inline void fair_begin(Fair* fair, int64_t now_ns) noexcept nogil:
-    """Called once, after the region is mapped."""
+    """Call this once, after the region was mapped."""
     debug_check(sizeof(Waiter) == 64 and sizeof(Queue) == 64 and sizeof(Flow) == 32)
     fair.state.waiters.capacity = fair.capacity
     fair.state.queues.capacity = fair.state.flows.capacity = fair_others(fair.capacity)
@@ -169,7 +169,10 @@ cdef inline uint32_t queue_find(const Fair* fair, uint32_t record, uint32_t tag)
 
 
 cdef inline uint32_t queue_pin(Fair* fair, uint32_t record, uint32_t tag) noexcept nogil:
-    """Returns the queue of a record, a new one if there is none, with one more pin. Returns 0 if there is no room."""
+    """Returns the queue of a record, and pins it once more.
+
+    Makes a new queue if the record has none. Returns 0 if there is no room for a new queue.
+    """
     cdef uint32_t number = queue_find(fair, record, tag)
     cdef Queue* queue
     if number == 0:
@@ -206,7 +209,8 @@ cdef inline void queue_unpin(Fair* fair, uint32_t number) noexcept nogil:
 
 
 cdef inline void queue_wake(Fair* fair, uint32_t number) noexcept nogil:
-    """Lets a queue be served soon: something may be there for its first waiter, or something is to be tidied up."""
+    """Lets a queue be served soon, because its first waiter may get something, or because the queue has to be tidied
+    up."""
     cdef Queue* queue = fair.queues + number
     if queue.is_ready:
         return
@@ -220,7 +224,10 @@ cdef inline void queue_wake(Fair* fair, uint32_t number) noexcept nogil:
 
 
 cdef inline uint32_t queue_next_ready(Fair* fair) noexcept nogil:
-    """Takes the first queue that is to be served; 0: there is none. The caller settles it."""
+    """Takes the first queue that has to be served.
+
+    Returns 0 if there is none. The caller then calls queue_settle() for this queue.
+    """
     cdef uint32_t number = fair.state.ready_first
     if number:
         fair.queues[number].is_ready = False
@@ -252,7 +259,7 @@ cdef inline uint32_t flow_find(const Fair* fair, uint32_t queue, uint64_t key) n
 
 
 cdef inline void flow_idle(Fair* fair, uint32_t number) noexcept nogil:
-    """Adds a flow to the idle list of its queue, unless it is there."""
+    """Adds a flow to the idle list of its queue, unless the list already has it."""
     cdef Queue* queue = fair.queues + fair.flows[number].queue
     if fair.flows[number].is_listed:
         return
@@ -266,9 +273,10 @@ cdef inline void flow_idle(Fair* fair, uint32_t number) noexcept nogil:
 
 
 cdef inline void flows_tidy(Fair* fair, uint32_t number, int looks) noexcept nogil:
-    """Looks at some flows at the beginning of the idle list: frees those that end by now, moves others to the end.
+    """Looks at some flows at the beginning of the idle list. Frees the flows that have ended by now, and moves the
+    others to the end.
 
-    A flow that has waiters again leaves the list here.
+    A flow that has waiters again leaves the list in this step.
     """
     cdef Queue* queue = fair.queues + number
     cdef uint32_t idle
@@ -293,9 +301,9 @@ cdef inline void flows_tidy(Fair* fair, uint32_t number, int looks) noexcept nog
 
 
 cdef inline uint32_t flow_join(Fair* fair, uint32_t queue, uint64_t key) noexcept nogil:
-    """Returns the flow of a key, a new one if there is none, with one more waiter.
+    """Returns the flow of a key, with one more waiter. Makes a new flow if the key has none.
 
-    Returns 0 if there is no room: then the waiter starts after all others.
+    Returns 0 if there is no room for a new flow; then the waiter starts after all other waiters.
     """
     cdef uint32_t number = flow_find(fair, queue, key)
     if number == 0:
@@ -312,7 +320,7 @@ cdef inline uint32_t flow_join(Fair* fair, uint32_t queue, uint64_t key) noexcep
 
 
 cdef inline void flow_leave(Fair* fair, uint32_t number) noexcept nogil:
-    """A waiter of the flow has gone."""
+    """Called when a waiter of the flow is gone."""
     cdef Flow* flow = fair.flows + number
     if number == 0:
         return
@@ -329,12 +337,12 @@ cdef inline Waiter* waiter_at(const Fair* fair, uint32_t number) noexcept nogil:
 
 
 cdef inline uint64_t waiter_span(const Waiter* waiter) noexcept nogil:
-    """Returns how much later than its start a waiter ends."""
+    """Returns how long after its start a waiter ends, in virtual time."""
     return (<uint64_t>min(waiter.cost, <uint32_t>COST_MAX) << COST_SHIFT) // waiter.weight
 
 
 cdef inline uint64_t waiter_start(Fair* fair, const Waiter* waiter) noexcept nogil:
-    """Returns the start of a waiter of its flow, which then ends later."""
+    """Returns the start of a waiter of a flow, in virtual time. The end of the flow moves accordingly."""
     cdef Queue* queue = fair.queues + waiter.queue
     cdef Flow* flow = fair.flows + waiter.flow
     cdef uint64_t start
@@ -362,7 +370,7 @@ cdef inline void waiter_insert(Fair* fair, uint32_t number, uint64_t start) noex
 
 
 cdef inline void waiter_extract(Fair* fair, uint32_t number) noexcept nogil:
-    """Takes a waiter out of its queue. Whoever was behind it may be served now."""
+    """Takes a waiter out of its queue. The waiter behind it may be served now."""
     cdef Waiter* waiter = fair.waiters + number
     cdef Queue* queue = fair.queues + waiter.queue
     cdef Flow* flow = fair.flows + waiter.flow
@@ -382,9 +390,10 @@ cdef inline void waiter_extract(Fair* fair, uint32_t number) noexcept nogil:
 cdef inline uint32_t fair_enter(
     Fair* fair, uint32_t connection, uint32_t queue, uint64_t key, uint16_t weight, uint8_t priority, uint32_t cost
 ) noexcept nogil:
-    """Adds a waiter at the end of its key's. Returns its number. There must be room for it.
+    """Adds a waiter behind the other waiters of its key. Returns the number of the waiter. There must be room for the
+    waiter.
 
-    weight: 1 to WEIGHT_MAX. cost: how much of the thing it wants.
+    weight: 1 to WEIGHT_MAX. cost: how many units or permits the waiter wants.
     """
     cdef uint32_t number = pool_take(&fair.state.waiters, &fair.waiters.next_of_connection, sizeof(Waiter))
     cdef Waiter* waiter = fair.waiters + number
@@ -411,7 +420,7 @@ cdef inline uint32_t fair_enter(
 
 
 cdef inline void waiter_label(Fair* fair, uint32_t number, const uint8_t* key, uint32_t size) noexcept nogil:
-    """Notes the beginning of a waiter's key, for people."""
+    """Stores the beginning of a waiter's key, for people."""
     cdef Label* label = fair.labels + fair.waiters[number].flow
     label.size = <uint8_t>min(size, <uint32_t>LABEL_MAX)
     memcpy(label.text, key, label.size)
@@ -422,7 +431,7 @@ cdef inline uint64_t waiter_flow_key(const Fair* fair, const Waiter* waiter) noe
 
 
 cdef inline bint fair_is_behind(const Fair* fair, uint32_t number, uint32_t queue) noexcept nogil:
-    """Returns True if a waiter would not be first in another queue if it was there."""
+    """Returns whether a waiter, if it were in another queue, would not be the first there."""
     cdef const Waiter* waiter = fair.waiters + number
     cdef const Queue* other = fair.queues + queue
     cdef const Waiter* first = fair.waiters + other.first
@@ -436,7 +445,10 @@ cdef inline bint fair_is_behind(const Fair* fair, uint32_t number, uint32_t queu
 
 
 cdef inline void fair_move(Fair* fair, uint32_t number, uint32_t queue, uint32_t cost) noexcept nogil:
-    """Moves a waiter into another queue: to the end of its key there, or to the front if it was moved often enough."""
+    """Moves a waiter into another queue: behind the other waiters of its key there.
+
+    A waiter that was moved often enough goes to the front.
+    """
     cdef Waiter* waiter = fair.waiters + number
     cdef uint64_t key = waiter_flow_key(fair, waiter)
     cdef Label label = fair.labels[waiter.flow]
@@ -455,7 +467,10 @@ cdef inline void fair_move(Fair* fair, uint32_t number, uint32_t queue, uint32_t
 
 
 cdef inline void fair_serve(Fair* fair, uint32_t number) noexcept nogil:
-    """Advances the virtual time of the queue of a waiter that is served. The caller then removes the waiter."""
+    """Advances the virtual time of a queue when a waiter of this queue is served.
+
+    The caller then removes the waiter.
+    """
     cdef Waiter* waiter = fair.waiters + number
     cdef Queue* queue = fair.queues + waiter.queue
     waiter.moves = SERVED
@@ -464,7 +479,7 @@ cdef inline void fair_serve(Fair* fair, uint32_t number) noexcept nogil:
 
 
 cdef inline void fair_remove(Fair* fair, uint32_t number) noexcept nogil:
-    """Removes a waiter, served or not."""
+    """Removes a waiter, whether it was served or not."""
     cdef Waiter* waiter = fair.waiters + number
     cdef Asker* asker = fair.askers + waiter.connection
     waiter_extract(fair, number)

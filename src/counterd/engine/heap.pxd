@@ -42,7 +42,7 @@ cdef inline uint32_t node_spine(const Heap* heap, uint32_t number) noexcept nogi
 
 
 cdef inline bint node_lean(const Heap* heap, Node* node) noexcept nogil:
-    """Moves the child with the longer spine to the left. Returns True if the node's own spine changed."""
+    """Moves the child with the longer spine to the left. Returns whether the node's own spine changed."""
     cdef uint32_t right = node_spine(heap, node.right)
     if node_spine(heap, node.left) < right:
         node.left, node.right = node.right, node.left
@@ -54,7 +54,7 @@ cdef inline bint node_lean(const Heap* heap, Node* node) noexcept nogil:
 
 
 cdef inline uint32_t heap_merge(const Heap* heap, uint32_t one, uint32_t other) noexcept nogil:
-    """Merges two heaps, either of which may be empty. Returns the first node."""
+    """Merges two heaps, each of which can be empty. Returns the first node of the result."""
     cdef uint32_t parent = 0, child
     cdef Node* node
     while one and other:    # down the two right spines, the earlier node first
@@ -77,7 +77,7 @@ cdef inline uint32_t heap_merge(const Heap* heap, uint32_t one, uint32_t other) 
 
 
 cdef inline void heap_insert(const Heap* heap, uint32_t* first, uint32_t number) noexcept nogil:
-    """Inserts a node into the heap that begins at *first. The caller has set the node's key and serial."""
+    """Inserts a node into the heap that begins at *first. The caller must have set the node's key and serial."""
     cdef Node* node = node_at(heap, number)
     node.left = node.right = node.parent = 0
     node.spine = 1

@@ -34,12 +34,12 @@ cdef inline int ring_reserve(Ring* ring, Region* region, uint32_t capacity) exce
 
 
 cdef inline void ring_begin(Ring* ring, uint32_t capacity) noexcept nogil:
-    """Called once, after the region is mapped. capacity: as for ring_reserve()."""
+    """Call this once, after the region was mapped. capacity: as for ring_reserve()."""
     ring.state.capacity = capacity
 
 
 cdef inline void ring_push(Ring* ring, uint32_t number, Record* record) noexcept nogil:
-    """Adds a record at the end, unless it is in the ring."""
+    """Adds a record at the end of the ring, unless the ring already has it."""
     cdef RingState* state = ring.state
     cdef uint32_t slot = state.head + state.size
     if record.flags & FLAG_IN_RING:

@@ -1,22 +1,26 @@
-"""Questions that are answered later, each with a ticket and a deadline.
+"""Questions whose answers arrive later. Each question has a ticket and a deadline.
 
-Floor 1. Without a clock: the caller passes times. A request that the engine cannot decide now becomes a question. Its
-context, an opaque object of the caller's, is kept until the ticket is answered or the deadline passes. Three functions
-of the caller then do the rest, such as posting a reply or resuming a request.
+Floor 1. This file has no clock: the caller passes times. A request that the engine cannot decide now becomes a
+question. The context of a question, an object of the caller, is kept until the ticket is answered or the deadline
+passes. Three functions of the caller then do the rest, such as posting a reply or resuming a request.
 
-Questions and tickets are not in the region and are valid in this process only, like the code that answers them.
+Questions and tickets are not in the region. They are valid only in this process, as is the code that answers them.
 
 Invariants:
-- each question is in `questions` and once in `heap`, or in neither; the heap's first has the earliest deadline;
+- each question is either in `questions` and once in `heap`, or in neither; the first question of the heap has the
+  earliest deadline;
 - each question is either settled or given up, exactly once; a question that was given up is recalled at most once;
-- there are at most 2 * capacity questions, and at most `capacity` that were given up and may be recalled.
+- there are at most 2 * capacity questions, and at most `capacity` of them were given up and may be recalled.
 """
 
 from libc.stdint cimport int64_t, uint64_t
 
 
 cdef inline bint is_before(Question one, Question other) noexcept:
-    """Returns True if `one` has the earlier deadline, or the same one and was asked first."""
+    """Returns whether `one` has the earlier deadline.
+
+    If the deadlines are equal, returns whether `one` was asked first.
+    """
     if one.deadline_ns != other.deadline_ns:
         return one.deadline_ns < other.deadline_ns
     return one.ticket < other.ticket
@@ -27,14 +31,14 @@ cdef class Question:
 
 
 cdef class Later:
-    """The open questions. capacity: how many there may be.
+    """The open questions. capacity: the largest number of them.
 
-    settle(context, outcome): the outcome came in time.
-    give_up(context): the deadline has passed; returns True if a late outcome matters.
-    recall(context, outcome): a late outcome that matters came; None if none ever matters.
+    settle(context, outcome): called when the outcome arrived in time. give_up(context): called when the deadline has
+    passed; returns True if a late outcome matters. recall(context, outcome): called when a late outcome that matters
+    arrived; None if late outcomes never matter.
 
-    The question is removed before one of them is called, so they may ask others. answer() and expire() pass on their
-    exceptions.
+    The question is removed before one of these functions is called, so the functions may ask other questions. answer()
+    and expire() pass on their exceptions.
     """
 
     def __cinit__(self, size_t capacity, *, settle, give_up, recall=None):
@@ -50,13 +54,13 @@ cdef class Later:
         return len(self.questions)
 
     cpdef bint is_full(self):
-        """Returns True if ask() accepts only questions with is_owed."""
+        """Whether ask() accepts only questions with is_owed."""
         return <size_t>len(self.questions) >= self.capacity
 
     cpdef uint64_t ask(self, object context, int64_t deadline_ns, bint is_owed=False) except? 0:
-        """Adds a question. Returns its ticket, from 1, or 0 if there is no room.
+        """Adds a question. Returns the ticket of the question, from 1, or 0 if there is no room.
 
-        is_owed: the question undoes a late outcome, for which `capacity` more places are reserved.
+        is_owed: whether the question undoes a late outcome; `capacity` more places are reserved for such questions.
         """
         cdef Question question
         if <size_t>len(self.questions) >= (2 * self.capacity if is_owed else self.capacity):
@@ -72,7 +76,7 @@ cdef class Later:
         return question.ticket
 
     cpdef bint answer(self, uint64_t ticket, object outcome) except -1:
-        """Settles a question, or recalls one that was given up. Returns False if the ticket is unknown."""
+        """Settles a question, or recalls a question that was given up. Returns False if the ticket is unknown."""
         cdef Question question = self.questions.pop(ticket, None)
         if question is not None:
             self.remove(question)
@@ -84,7 +88,7 @@ cdef class Later:
         return True
 
     cpdef int expire(self, int64_t now_ns) except -1:
-        """Gives up the questions whose deadlines have passed, the earliest first."""
+        """Gives up the questions whose deadlines have passed, beginning with the earliest."""
         cdef Question question
         while self.heap:
             question = self.heap[0]
@@ -100,7 +104,7 @@ cdef class Later:
         return 0
 
     cpdef int64_t next_deadline(self):
-        """Returns the earliest deadline in ns; -1 if there is no question."""
+        """Returns the earliest deadline in ns, or -1 if there is no question."""
         return (<Question>self.heap[0]).deadline_ns if self.heap else -1
 
     # ---- the heap: each question stores its place, so that an answered one is removed without a search ----
@@ -111,7 +115,7 @@ cdef class Later:
         return 0
 
     cdef int rise(self, Question question, Py_ssize_t place) except -1:
-        """Puts a question at `place` or above."""
+        """Moves a question from `place` up to where it belongs in the heap."""
         cdef Question above
         while place:
             above = self.heap[(place - 1) // 2]
@@ -122,7 +126,7 @@ cdef class Later:
         return self.place_at(question, place)
 
     cdef int sink(self, Question question, Py_ssize_t place) except -1:
-        """Puts a question at `place` or below."""
+        """Moves a question from `place` down to where it belongs in the heap."""
         cdef Py_ssize_t child = 2 * place + 1, size = len(self.heap)
         cdef Question below
         while child < size:
@@ -137,7 +141,7 @@ cdef class Later:
         return self.place_at(question, place)
 
     cdef int remove(self, Question question) except -1:
-        """Removes a question: the last one takes its place, then rises or sinks."""
+        """Removes a question. The last question takes its place, and then rises or sinks."""
         cdef Py_ssize_t place = question.place
         cdef Question last = self.heap.pop()
         if last is question:

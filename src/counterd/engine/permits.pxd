@@ -85,7 +85,7 @@ cdef struct Permits:        # this process's view
 cdef inline int permits_reserve(
     Permits* permits, Region* region, Connections* connections, uint32_t records, uint32_t holdings
 ) except -1:
-    """Reserves memory for `records` permits and `holdings` holdings. Raises ValueError if that is too many."""
+    """Reserves memory for `records` permits and `holdings` holdings. Raises ValueError if these are too many."""
     permits.connections = connections
     permits.holdings_max = holdings
     region_reserve(region, b"permits", sizeof(PermitsState), <void**>&permits.state)
@@ -97,7 +97,7 @@ cdef inline int permits_reserve(
 
 
 cdef inline void permits_begin(Permits* permits, const uint64_t* key, const Chains* chains) noexcept nogil:
-    """Called once, after the region is mapped."""
+    """Call this once, after the region was mapped."""
     table_begin(&permits.table, key, chains)
     permits.state.holdings.capacity = permits.holdings_max
     permits.state.holdings_per_connection = permits.holdings_max
@@ -111,7 +111,8 @@ cdef inline Permit* permit_at(const Permits* permits, uint32_t number) noexcept 
 # ---- ledger --------------------------------------------------------------------------------------------------------
 
 cdef inline uint32_t ledger_tag(uint32_t connection, uint32_t tag) noexcept nogil:
-    """Returns the tag of a holding. It needs the name's tag but not the record, so both lines are prefetched at once.
+    """Returns the tag of a holding. The tag needs the tag of the name but not the record, so both cache lines are
+    prefetched at the same time.
 
     Multiplication by an odd number permutes the tags, which are keyed hashes; the connection shifts the permutation.
     """
@@ -121,7 +122,7 @@ cdef inline uint32_t ledger_tag(uint32_t connection, uint32_t tag) noexcept nogi
 cdef inline uint32_t ledger_find(
     const Permits* permits, uint32_t connection, uint32_t record, uint32_t tag
 ) noexcept nogil:
-    """Returns the connection's holding of a permit, or 0."""
+    """Returns the connection's holding of a permit, or 0 if there is none."""
     cdef const Index* index = &permits.ledger
     cdef uint32_t own = ledger_tag(connection, tag)
     cdef uint32_t slot = index_home(index, own)
@@ -150,7 +151,7 @@ cdef inline bint ledger_is_full(const Permits* permits, uint32_t connection) noe
 cdef inline void ledger_add(
     Permits* permits, uint32_t connection, uint32_t number, uint32_t amount, uint32_t since_tenths
 ) noexcept nogil:
-    """Adds a holding. The caller has checked `ledger_is_full`."""
+    """Adds a holding. The caller must have checked `ledger_is_full`."""
     cdef Permit* permit = permit_at(permits, number)
     cdef Holder* holder = permits.holders + connection
     cdef uint32_t entry = pool_take(&permits.state.holdings, &permits.holdings.next_of_connection, sizeof(Holding))
@@ -205,7 +206,7 @@ cdef inline uint32_t permit_hold(
 ) noexcept nogil:
     """Makes the connection hold one more of the named permit. Creates the permit if it does not exist.
 
-    Returns the holding, or 0 if there is no room for it.
+    Returns the holding, or 0 if there is no room for the permit or the holding.
     """
     cdef uint32_t number = table_find(&permits.table, tag, name, size)
     cdef uint32_t entry = ledger_find(permits, connection, number, tag) if number else 0
@@ -240,7 +241,7 @@ cdef inline void permit_drop(Permits* permits, uint32_t entry) noexcept nogil:
 cdef inline uint32_t permit_consumption(
     const Permits* permits, uint32_t tag, const uint8_t* name, uint32_t size
 ) noexcept nogil:
-    """Returns how much is held of the named permit; 0 if it does not exist."""
+    """Returns how many of the named permit are held. Returns 0 if the permit does not exist."""
     cdef uint32_t number = table_find(&permits.table, tag, name, size)
     return permit_at(permits, number).consumption if number else 0
 
@@ -248,9 +249,10 @@ cdef inline uint32_t permit_consumption(
 # ---- give-back -----------------------------------------------------------------------------------------------------
 
 cdef inline bint permits_leave(Permits* permits, uint32_t connection) noexcept nogil:
-    """Queues an ended connection's holdings to be given back. Its number is put back after the last one.
+    """Queues the holdings of an ended connection, so that they are given back. The number of the connection is free
+    again after its last holding.
 
-    Returns False if it has no holdings; then its number is put back at once.
+    Returns False if the connection has no holdings; its number is then free immediately.
     """
     cdef PermitsState* state = permits.state
     cdef Holder* holder = permits.holders + connection
@@ -268,7 +270,10 @@ cdef inline bint permits_leave(Permits* permits, uint32_t connection) noexcept n
 
 
 cdef inline uint32_t permits_next_left(Permits* permits) noexcept nogil:
-    """Returns a holding of the first connection in the queue, for the caller to end; 0 if none remain."""
+    """Returns a holding of the first connection in the queue, which the caller must end.
+
+    Returns 0 if no holdings remain.
+    """
     cdef PermitsState* state = permits.state
     cdef uint32_t connection = state.leaving_first
     while connection and permits.holders[connection].first == 0:
@@ -285,7 +290,10 @@ cdef inline uint32_t permits_next_left(Permits* permits) noexcept nogil:
 
 
 cdef inline int permits_give_back(Permits* permits, int steps) noexcept nogil:
-    """Ends holdings of ended connections, in the order in which these ended. Returns the steps that remain."""
+    """Ends holdings of ended connections, in the order in which the connections ended.
+
+    Returns how many of the steps remain.
+    """
     cdef uint32_t entry
     while steps > 0:
         entry = permits_next_left(permits)
@@ -299,7 +307,7 @@ cdef inline int permits_give_back(Permits* permits, int steps) noexcept nogil:
 # ---- walks along the holders of a permit, between whose steps other requests are served ----------------------------
 
 cdef inline uint64_t walk_begin(Permits* permits, uint32_t number) noexcept nogil:
-    """Sets the cursor to the first holder. Returns the walk's ticket; a later walk takes the cursor over."""
+    """Sets the cursor to the first holder. Returns the ticket of the walk. A later walk takes the cursor over."""
     permits.state.cursor = permit_at(permits, number).holders if number else 0
     permits.state.walks += 1
     return permits.state.walks

@@ -18,7 +18,10 @@ cdef inline uint32_t pool_left(const Pool* pool) noexcept nogil:
 
 
 cdef inline uint32_t pool_take(Pool* pool, const void* links, size_t cell_size) noexcept nogil:
-    """Returns a free cell, or 0. links: the field of cell 0 that links free cells, at the same offset in each cell."""
+    """Returns a free cell, or 0 if there is none.
+
+    links: the field of cell 0 that links free cells; it has the same offset in each cell.
+    """
     cdef uint32_t number = pool.free
     if number:
         pool.free = (<const uint32_t*>(<const uint8_t*>links + number * cell_size))[0]

@@ -32,7 +32,10 @@ cdef inline int recency_reserve(Recency* recency, Region* region, const char* na
 
 
 cdef inline void recency_begin(Recency* recency, void* first, size_t stride) noexcept nogil:
-    """Called once, after the region is mapped. first: the links of record 0; stride: bytes to the next."""
+    """Call this once, after the region was mapped.
+
+    first: the links of record 0. stride: how many bytes after the links of a record the links of the next record begin.
+    """
     recency.base = <uint8_t*>first
     recency.stride = stride
 
@@ -43,7 +46,7 @@ cdef inline Links* links_at(const Recency* recency, uint32_t number) noexcept no
 
 
 cdef inline void recency_enter(Recency* recency, uint32_t number) noexcept nogil:
-    """Adds a record that is not in the list, as the newest."""
+    """Adds a record that is not in the list, as the newest record."""
     cdef RecencyState* state = recency.state
     cdef Links* links = links_at(recency, number)
     links.newer = 0
@@ -69,7 +72,7 @@ cdef inline void recency_leave(Recency* recency, uint32_t number) noexcept nogil
 
 
 cdef inline void recency_touch(Recency* recency, uint32_t number) noexcept nogil:
-    """Makes a record in the list the newest."""
+    """Makes a record that is in the list the newest record."""
     if recency.state.newest != number:
         recency_leave(recency, number)
         recency_enter(recency, number)

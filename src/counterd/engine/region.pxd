@@ -44,7 +44,10 @@ cdef struct Region:         # this process's view
 
 
 cdef inline int region_reserve(Region* region, const char* name, size_t size, void** view) except -1:
-    """Reserves `size` bytes. region_map() stores their address in *view. Raises ValueError if there are too many."""
+    """Reserves `size` bytes. region_map() stores their address in *view.
+
+    Raises ValueError if there are too many reservations.
+    """
     if region.count == RESERVATIONS_MAX or region.memory != NULL:
         raise ValueError(f"no more than {RESERVATIONS_MAX} reservations, before the region is mapped: {name.decode()}")
     region.reservations[region.count] = Reservation(size, view)
@@ -57,7 +60,10 @@ cdef inline size_t round_up(size_t size, size_t unit) noexcept:
 
 
 cdef inline int region_map(Region* region) except -1:
-    """Maps the reserved memory and stores the addresses. Raises MemoryError if it cannot be mapped."""
+    """Maps the reserved memory and stores the addresses of the reservations.
+
+    Raises MemoryError if it cannot be mapped.
+    """
     cdef size_t[2] starts = [0, 0]      # of packed blocks, and of blocks that begin at a page
     cdef size_t size, total = 0
     cdef bint is_large
@@ -85,10 +91,11 @@ cdef inline int region_map(Region* region) except -1:
 
 
 cdef inline void region_close(Region* region) noexcept:
-    """Ends a call. In a debug build it then protects the front of the region, with the states of all parts.
+    """Ends a call. In a debug build, region_close() then protects the front of the region, which has the states of all
+    parts.
 
-    Code that touches the front outside a call then ends the process. Protecting costs more than most calls, so it is
-    done after the first CLOSED_FIRST calls and then after one in CLOSED_EVERY.
+    Code that touches the front outside a call then ends the process. Protecting takes longer than most calls, so it is
+    done after the first CLOSED_FIRST calls, and then after one in CLOSED_EVERY.
     """
     if COUNTERD_DEBUG_BUILD:
         region.calls += 1

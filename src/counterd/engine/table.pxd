@@ -71,9 +71,11 @@ cdef struct Table:          # this process's view
 cdef inline int index_reserve(
     Index* index, Region* region, const char* name, uint32_t capacity, uint32_t step=1
 ) except -1:
-    """Reserves memory for an index of `capacity` entries: the next power of two from 2 * capacity, at least 2 slots.
+    """Reserves memory for an index of `capacity` entries: the next power of two from 2 * capacity, but at least 2
+    slots.
 
-    step: odd; not 1 if the tags fill neighbouring slots one after the other. Raises ValueError for too many entries.
+    step: an odd number. It must not be 1 if the tags fill neighbouring slots one after the other. Raises ValueError for
+    too many entries.
     """
     cdef int bits = 1, _digits
     while (<uint64_t>1 << bits) < 2 * <uint64_t>capacity:
@@ -95,14 +97,17 @@ cdef inline uint32_t index_home(const Index* index, uint32_t tag) noexcept nogil
 
 
 cdef inline void index_prefetch(const Index* index, uint32_t tag) noexcept nogil:
-    """Prefetches the cache lines of the home slot and of the next slot in the probe, which a removal always reads."""
+    """Prefetches the cache lines of the home slot and of the next slot of the probe, which a removal always reads."""
     cdef uint32_t home = index_home(index, tag)
     prefetch(index.entries + home)
     prefetch(index.entries + ((home + index.step) & index.mask))
 
 
 cdef inline uint32_t index_peek(const Index* index, uint32_t tag) noexcept nogil:
-    """Returns the first number with this tag, or 0. A guess for prefetching: different names can have equal tags."""
+    """Returns the first number with this tag, or 0 if there is none.
+
+    The result is a guess for prefetching, because different names can have equal tags.
+    """
     cdef uint32_t slot = index_home(index, tag)
     cdef uint32_t _step
     for _step in range(index.mask + 1):
@@ -131,7 +136,8 @@ cdef inline void index_insert(Index* index, uint32_t tag, uint32_t number) noexc
 
 
 cdef inline void index_remove(Index* index, uint32_t tag, uint32_t number) noexcept nogil:
-    """Removes an entry and moves later entries of the probe back into the hole, so that no tombstones are needed."""
+    """Removes an entry, and moves later entries of the probe back into the hole, so that the index needs no
+    tombstones."""
     cdef uint32_t hole = index_home(index, tag)
     cdef uint32_t slot, home, _step
     for _step in range(index.mask + 1):
@@ -169,7 +175,10 @@ cdef inline uint8_t* record_name(Record* record) noexcept nogil:
 
 
 cdef inline Chain* name_chain(const Table* table, Record* record) noexcept nogil:
-    """Returns the chain for the rest of a long name. In a free record, chain.first links the free list."""
+    """Returns the chain for the rest of a long name.
+
+    In a free record, chain.first is the link to the next free record.
+    """
     return <Chain*>(record_name(record) + table.name_inline - CHAIN_SIZE)
 
 
@@ -202,7 +211,7 @@ cdef inline void name_read(const Table* table, Record* record, uint8_t* target) 
 
 
 cdef inline void name_begin(const Table* table, Record* record, uint8_t* target, uint32_t most) noexcept nogil:
-    """Reads the first `most` bytes of a name, or all if it has fewer."""
+    """Reads the first `most` bytes of a name, or all bytes if the name is shorter."""
     cdef uint32_t prefix = min(name_prefix(table, record.name_size), most)
     memcpy(target, record_name(record), prefix)
     most = min(most, <uint32_t>record.name_size)
@@ -221,7 +230,10 @@ cdef inline bytes name_bytes(const Table* table, Record* record):
 cdef inline int table_reserve(
     Table* table, Region* region, const char* name, uint32_t capacity, size_t record_size, uint32_t name_inline
 ) except -1:
-    """Reserves memory for a table. record_size: bytes, of which name_inline are for the name."""
+    """Reserves memory for a table.
+
+    record_size: bytes of a record. name_inline: how many of these bytes are for the name.
+    """
     table.capacity = capacity
     table.record_size = <uint32_t>record_size
     table.name_inline = name_inline
@@ -232,7 +244,10 @@ cdef inline int table_reserve(
 
 
 cdef inline void table_begin(Table* table, const uint64_t* key, const Chains* chains) noexcept nogil:
-    """Called once, after the region is mapped. key: of SipHash; chains: for the rest of long names."""
+    """Call this once, after the region was mapped.
+
+    key: the SipHash key. chains: the chains for the rest of long names.
+    """
     table.key = key
     table.chains = chains[0]
     table.pool.capacity = table.capacity
@@ -244,7 +259,7 @@ cdef inline Record* record_at(const Table* table, uint32_t number) noexcept nogi
 
 
 cdef inline uint32_t table_find(const Table* table, uint32_t tag, const uint8_t* name, uint32_t size) noexcept nogil:
-    """Returns the number of the record with this name, or 0."""
+    """Returns the number of the record with this name, or 0 if there is none."""
     cdef const Index* index = &table.index
     cdef uint32_t slot = index_home(index, tag)
     cdef uint32_t _step
@@ -259,9 +274,9 @@ cdef inline uint32_t table_find(const Table* table, uint32_t tag, const uint8_t*
 
 
 cdef inline uint32_t table_insert(Table* table, uint32_t tag, const uint8_t* name, uint32_t size) noexcept nogil:
-    """Inserts a record for a new name, and leaves the owner's fields as they are. Returns its number.
+    """Inserts a record for a new name, and does not change the owner's fields. Returns the number of the record.
 
-    The caller has checked that a record and enough blocks are free.
+    The caller must have checked that a record and enough blocks are free.
     """
     cdef uint32_t number = pool_take(
         table.pool, &name_chain(table, <Record*>table.records).first, table.record_size

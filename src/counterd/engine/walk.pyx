@@ -1,11 +1,13 @@
-"""Walks for people, in slices: the highest-ranking matching records of a table, and the holdings of a connection.
+"""Walks for people, in slices. A walk finds the highest-ranking records of a table that match, or the holdings of a
+connection.
 
-Floor 1. Sans-I/O, without a clock. A slice is an amount of counted work, not a number of records, because a long name
-costs as much as a thousand short ones.
+Floor 1. This file does no I/O and has no clock. A slice is an amount of counted work, not a number of records, because
+a long name takes as long as a thousand short names.
 
-Records come, go and change between two slices. So the heap keeps only a record's number and its rank when the walk
-passed it. Before a record becomes a row, the walk checks again that it exists and matches, and reads its rank, name and
-numbers at that moment. A record that exists throughout, and ranks high enough throughout, is a row exactly once.
+Records are created, removed and changed between two slices. So the heap keeps only the number of a record, and the rank
+that it had when the walk passed it. Before a record becomes a row, the walk checks again that the record exists and
+matches, and reads its rank, name and numbers at that moment. If a record exists during the whole walk, and always ranks
+high enough, it becomes a row exactly once.
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
@@ -48,7 +50,7 @@ cdef void heap_push(Ranked* heap, uint32_t size, Ranked item) noexcept nogil:
 
 
 cdef void heap_replace(Ranked* heap, uint32_t size, Ranked item) noexcept nogil:
-    """Replaces the lowest item."""
+    """Replaces the lowest item of the heap."""
     cdef uint32_t hole = 0
     cdef uint32_t child = 1
     while child < size:
@@ -63,7 +65,7 @@ cdef void heap_replace(Ranked* heap, uint32_t size, Ranked item) noexcept nogil:
 
 
 cdef void heap_sort(Ranked* heap, uint32_t size) noexcept nogil:
-    """Sorts the items, highest first."""
+    """Sorts the items, with the highest first."""
     cdef Ranked lowest
     while size > 1:
         size -= 1
@@ -73,16 +75,16 @@ cdef void heap_sort(Ranked* heap, uint32_t size) noexcept nogil:
 
 
 cdef class RankedWalk:
-    """Counts all matching records of a table and makes rows of the highest-ranking ones.
+    """Counts all matching records of a table, and makes rows of the highest-ranking records.
 
-    A subclass sets `table`, a table of the store. It may rank other cells than records: then it has its own last(),
-    visit() and take(). needle: bytes that a name has to contain, b"" for all names. limit:
-    how many rows, at least 1; there are fewer if their names exceed NAMES_MAX.
+    A subclass sets `table`, a table of the store. A subclass may rank other cells than records: then it has its own
+    last(), visit() and take(). needle: bytes that a name has to contain; b"" matches all names. limit: the largest
+    number of rows, at least 1; there are fewer rows if their names together exceed NAMES_MAX.
     """
 
     def __cinit__(self, Store store not None, bytes needle not None, uint32_t limit, *_):
         if limit == 0:
-            raise ValueError("limit must be from 1")
+            raise ValueError("limit must be at least 1")
         self.store = store
         self.needle = needle
         self.capacity = limit
@@ -99,7 +101,7 @@ cdef class RankedWalk:
         PyMem_RawFree(self.name)
 
     cdef bint rank(self, const Record* record, uint64_t* rank) noexcept:
-        """Returns False if a record, which is in use, is not to be listed. Else sets *rank."""
+        """Sets *rank for a record that is in use. Returns False if the record must not be listed."""
         return False
 
     cdef tuple row(self, bytes name, const Record* record):
@@ -107,7 +109,7 @@ cdef class RankedWalk:
         return ()
 
     def step(self):
-        """Continues for 250 us at most, in a call of the store. Returns True when the rows are ready."""
+        """Continues for at most 250 us, within a call of the store. Returns True when the rows are ready."""
         with self.store:
             return self.go_on()
 
@@ -157,7 +159,7 @@ cdef class RankedWalk:
             self.offer(number, rank)
 
     cdef void offer(self, uint32_t number, uint64_t rank) noexcept:
-        """Counts a match, and puts it among the best if it is one of them."""
+        """Counts a match, and adds it to the best matches if it is one of them."""
         cdef Ranked item = Ranked(rank, number)
         self.total += 1
         if self.size < self.capacity:
@@ -184,7 +186,10 @@ cdef class RankedWalk:
         return 0
 
     cdef bint room_for(self, const Record* record) noexcept:
-        """Charges the name of a row. Returns False if the names are too long: then this and all others are left out."""
+        """Counts the bytes of the row's name.
+
+        Returns False if the names together are too long: then this row and all later rows are left out.
+        """
         self.names_left -= record.name_size
         if self.names_left < 0:
             self.taken = self.size - 1  # the others rank lower
@@ -193,24 +198,29 @@ cdef class RankedWalk:
         return True
 
     def rows(self):
-        """Returns the rows, highest rank first, each as it was when it was read. Call it after step() returned True."""
+        """Returns the rows, with the highest rank first.
+
+        Each row shows its record as it was when it was read. Call this after step() has returned True.
+        """
         self.found.sort()
         return [row for _, _, row in self.found]
 
 
 cdef class HoldingsWalk:
-    """Counts the holdings of a connection and lists the latest `limit`, the latest first.
+    """Counts the holdings of a connection, and lists the latest `limit` holdings, beginning with the latest.
 
-    connection: the engine's number. A subclass sets `permits`, and overrides row(). There are fewer rows if their names
-    exceed NAMES_MAX.
+    connection: the engine's number of the connection. A subclass sets `permits`, and overrides row(). There are fewer
+    rows if their names together exceed NAMES_MAX.
 
-    The first step notes the numbers of the holdings. A holding keeps its number, so one that exists throughout is a row
-    exactly once. If a number was reused for another holding of the same connection meanwhile, the row shows that one.
+    The first step notes the numbers of the holdings. A holding keeps its number, so a holding that exists during the
+    whole walk becomes a row exactly once. If the number of a holding was reused for another holding of the same
+    connection, the row shows that other holding.
     """
 
     def __cinit__(self, Store store not None, uint32_t connection, uint32_t limit):
         if connection > CONNECTIONS_MAX:
-            raise ValueError(f"expected the number of a connection, at most {CONNECTIONS_MAX}, not {connection}")
+            raise ValueError(
+                f"connection must be the number of a connection, at most {CONNECTIONS_MAX}, not {connection}")
         self.store = store
         self.connection = connection
         self.limit = limit
@@ -218,7 +228,7 @@ cdef class HoldingsWalk:
         self.found = []
 
     cpdef bint step(self) except -1:
-        """Continues for 250 us at most. Returns True when the rows are ready."""
+        """Continues for at most 250 us. Returns True when the rows are ready."""
         with self.store:
             if self.entries is None:
                 self.note()
@@ -228,7 +238,10 @@ cdef class HoldingsWalk:
             return not self.entries
 
     cdef int note(self) except -1:
-        """Notes at most `limit` holdings. Each is a cache line from anywhere: a thousand take 0.1 ms."""
+        """Notes at most `limit` holdings.
+
+        Each holding is a cache line at another address: a thousand of them take 0.1 ms.
+        """
         cdef uint32_t entry = self.permits.holders[self.connection].first
         self.entries = []
         while entry and <size_t>len(self.entries) < self.limit:
@@ -257,9 +270,12 @@ cdef class HoldingsWalk:
         return 0
 
     cdef tuple row(self, bytes name, const Holding* holding):
-        """Returns the row of a holding. name: of its record."""
+        """Returns the row of a holding. name: the name of its record."""
         return ()
 
     def rows(self):
-        """Returns the rows, each as it was when it was read. Call it after step() has returned True."""
+        """Returns the rows.
+
+        Each row shows its holding as it was when it was read. Call this after step() has returned True.
+        """
         return self.found

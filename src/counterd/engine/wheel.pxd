@@ -74,7 +74,8 @@ cdef inline int timers_reserve(Timers* timers, Region* region, const char* name)
 
 
 cdef inline void timers_begin(Timers* timers, void* first, size_t stride, int64_t now_ns) noexcept nogil:
-    """Called once, after the region is mapped. first: the timer of record 0; stride: bytes to the next.
+    """Call this once, after the region was mapped. first: the timer of record 0. stride: how many bytes after a timer
+    the timer of the next record begins.
 
     The wheel starts at now_ns. If it started at 0, the first timers would cascade from the highest levels.
     """
@@ -98,12 +99,15 @@ cdef inline uint64_t tick_from_ns(int64_t due_ns) noexcept nogil:
 
 
 cdef inline int64_t tick_to_ns(uint64_t tick) noexcept nogil:
-    """Returns when a tick begins. The last tick begins at 2^63 ns, beyond an int64, so its records are never due."""
+    """Returns when a tick begins.
+
+    The last tick begins at 2^63 ns, which does not fit into an int64, so its records are never due.
+    """
     return INT64_MAX if tick > <uint64_t>INT64_MAX >> TICK_SHIFT else <int64_t>(tick << TICK_SHIFT)
 
 
 cdef inline uint32_t wheel_slot(const Wheel* wheel, uint64_t tick) noexcept nogil:
-    """Returns the slot of a tick: its level, then six bits for the slot within the level."""
+    """Returns the slot of a tick: the level, and six bits for the slot within the level."""
     cdef uint32_t level
     if tick <= wheel.elapsed:
         return wheel.elapsed & SLOT_MASK
@@ -113,13 +117,13 @@ cdef inline uint32_t wheel_slot(const Wheel* wheel, uint64_t tick) noexcept nogi
 
 
 cdef inline uint64_t wheel_start(const Wheel* wheel, uint32_t slot) noexcept nogil:
-    """Returns the tick at which a slot begins: `elapsed` with the slot's digit, and zeros in the digits below."""
+    """Returns the tick at which a slot begins: `elapsed` with the slot's digit, and zeros in the lower digits."""
     cdef uint32_t shift = (slot >> LEVEL_SHIFT) * LEVEL_SHIFT
     return ((wheel.elapsed >> shift) & ~<uint64_t>SLOT_MASK | slot & SLOT_MASK) << shift
 
 
 cdef inline uint32_t wheel_next(const Wheel* wheel) noexcept nogil:
-    """Returns the slot in use that begins first. There must be one, and nothing may be due or cascading."""
+    """Returns the slot in use that begins first. There must be such a slot, and nothing may be due or cascading."""
     cdef int level
     for level in range(LEVELS):
         if wheel.occupied[level]:
@@ -129,7 +133,8 @@ cdef inline uint32_t wheel_next(const Wheel* wheel) noexcept nogil:
 
 
 cdef inline bint wheel_advance(Wheel* wheel, uint64_t now) noexcept nogil:
-    """Advances to the next slot in use if it begins by tick `now`, and returns True. Else advances to `now`.
+    """If the next slot in use begins by tick `now`, advances to this slot and returns True. Otherwise advances to
+    `now`.
 
     Nothing may be due or cascading. `elapsed` never goes back.
     """
@@ -153,7 +158,10 @@ cdef inline bint slot_is_used(const Wheel* wheel, uint32_t slot) noexcept nogil:
 
 
 cdef inline uint32_t slot_first(Wheel* wheel, uint32_t slot) noexcept nogil:
-    """Returns a record of a slot in use, from the chain whose turn it is. Earlier turns have fetched its line."""
+    """Returns a record of a slot in use, from the chain that is next.
+
+    Earlier calls have fetched the cache line of this record.
+    """
     cdef const uint32_t* heads = wheel.heads + slot * CHAINS
     cdef uint32_t number
     cdef int _chain
@@ -198,7 +206,7 @@ cdef inline void slot_remove(Timers* timers, Timer* timer) noexcept nogil:
 
 
 cdef inline void slot_vacate(Wheel* wheel, uint32_t slot) noexcept nogil:
-    """Called when a chain has become empty: clears the slot's bit if all its chains are empty."""
+    """Called when a chain has become empty. Clears the bit of the slot if all its chains are empty."""
     cdef const uint32_t* heads = wheel.heads + slot * CHAINS
     cdef uint32_t some = 0
     cdef int chain
@@ -209,7 +217,10 @@ cdef inline void slot_vacate(Wheel* wheel, uint32_t slot) noexcept nogil:
 
 
 cdef inline void timers_arm(Timers* timers, uint32_t number, int64_t due_ns) noexcept nogil:
-    """Makes the record due at due_ns, in place of an earlier time. A record with a past due_ns can be taken at once."""
+    """Makes the record due at due_ns.
+
+    An earlier due time of the record is replaced. A record with a past due_ns can be taken at once.
+    """
     cdef Wheel* wheel = timers.wheel
     cdef Timer* timer = timer_at(timers, number)
     if timer_is_armed(timer):
@@ -232,9 +243,9 @@ cdef inline void timers_disarm(Timers* timers, uint32_t number) noexcept nogil:
 
 
 cdef inline int64_t timers_next_ns(const Timers* timers) noexcept nogil:
-    """Returns when timers_take() has work, perhaps in the past; -1 if nothing is armed.
+    """Returns when timers_take() has work, which can be in the past. Returns -1 if no timer is armed.
 
-    It may then find no record that is due, only slots to cascade or records that were extended.
+    At that time there may be no record that is due, only slots to cascade or records that were extended.
     """
     cdef const Wheel* wheel = timers.wheel
     if wheel.armed == 0:
@@ -245,10 +256,12 @@ cdef inline int64_t timers_next_ns(const Timers* timers) noexcept nogil:
 
 
 cdef inline uint32_t timers_take(Timers* timers, int64_t now_ns, int* steps) noexcept nogil:
-    """Disarms and returns a record that is due; or 0: nothing is due if *steps is not 0, otherwise call again.
+    """Disarms a due record and returns it. Returns 0 if nothing is due (*steps is then not 0) or if the caller has to
+    call again (*steps is 0).
 
-    A step is one record taken or moved: down a level, or to a later slot if it was extended. A record moves at most
-    eight times for each arm. The order of due records is undefined. A now_ns before an earlier one counts as that one.
+    A step is one record that is taken, or moved down a level, or moved to a later slot because it was extended. A
+    record is moved at most eight times each time that its timer is armed. The order of due records is undefined. If
+    now_ns is earlier than in a previous call, the previous time is used.
     """
     cdef Wheel* wheel = timers.wheel
     cdef uint64_t now = <uint64_t>now_ns >> TICK_SHIFT if now_ns > 0 else 0

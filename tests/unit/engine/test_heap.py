@@ -81,13 +81,13 @@ def test_any_node_can_be_removed():
     ("number", "what", "value", "said"),
     [
         (1, "parent", 2, "has a parent"),
-        (2, "parent", 0, "no child"),
+        (2, "parent", 0, "is not a child"),
         (2, "key", 0, "before its parent"),
         (1, "spine", 9, "spine of 9"),
         (1, "left", 0, "leans"),
-        (1, "left", 99, "no child"),
+        (1, "left", 99, "is not a child"),
         (1, "right", 2, "twice"),
-        (3, "left", 1, "no child"),
+        (3, "left", 1, "is not a child"),
     ],
 )
 def test_the_audit_notices(number: int, what: str, value: int, said: str):

@@ -118,6 +118,6 @@ def test_what_it_is_made_of() -> None:
         CountersWalk(None, b"", 1, "peak")  # type: ignore[arg-type]
     with pytest.raises(TypeError):
         CountersWalk(store, None, 1, "peak")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=r"^limit must be from 1$"):
+    with pytest.raises(ValueError, match=r"^limit must be at least 1$"):
         CountersWalk(store, b"", 0, "peak")
     assert issubclass(CountersWalk, RankedWalk)

@@ -291,7 +291,7 @@ DAMAGE = [
     (4, "due_ns", SECOND // 2, "timer 4 of tick"),
     (8, "armed", 5, "5 counted"),
     (8, "armed", 0, "more than the 0"),
-    (8, "elapsed", 1000, "is in use, and has been passed"),
+    (8, "elapsed", 1000, "is in use, but the time has passed it"),
     (8, "cascading", 3, "slot 3 cannot cascade"),
     (8, "cascading", 512, "slot 512 cannot cascade"),
     (8, "cascading", 65, "slot 65 cascades, and does not begin"),

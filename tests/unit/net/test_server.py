@@ -74,7 +74,7 @@ def test_no_more_connections_than_the_limit(make_net: Callable[..., Net]) -> Non
 
 def test_a_store_without_room_for_a_session_refuses(make_net: Callable[..., Net]) -> None:
     def full(_store: Store) -> Session:
-        raise MemoryError("1048576 connections are open or leaving")
+        raise MemoryError("1048576 connections are open or ending")
 
     net = make_net(open_store(make_session=full, buckets=1, holdings=1, name_memory=0, hash_key=KEY, figures=dict))
     assert net.connect().closed

@@ -57,7 +57,7 @@ def test_tables_open_with_every_sort_and_refuse_what_they_do_not_know(room: Room
             with pytest.raises(ValueError, match=f"{next(iter(wrong))}"):
                 table.open(store, given | wrong)
         if given:
-            with pytest.raises(ValueError, match=f"missing parameter {next(iter(given))}"):
+            with pytest.raises(ValueError, match=f"the parameter {next(iter(given))} is missing"):
                 table.open(store, {})
 
 

@@ -74,11 +74,13 @@ class ConfigError(Exception):
 class Config:
     """A configuration without mistakes.
 
-    values: the effective value of every known key, parsed, for listing and comparing. Other code takes its values
-        from process, admin, listener() or own().
-    origins: where each value was set: `FILE:LINE`, `--set` or `default`. warnings: lines for the operator, which the
-    caller logs. path: the file that was read. sockets: the sockets that were passed to the process, by protocol, or
-    "admin". shared: the name under which a value was set for all listeners, by key.
+    values: the effective value of every known key, parsed, for listing and comparing. Other code takes its values from
+        process, admin, listener() or own().
+    origins: where each value was set: `FILE:LINE`, `--set` or `default`.
+    warnings: lines for the operator, which the caller logs.
+    path: the file that was read.
+    sockets: the sockets that were passed to the process, by protocol, or "admin".
+    shared: the name under which a value was set for all listeners, by key.
     """
 
     values: Mapping[str, Any]

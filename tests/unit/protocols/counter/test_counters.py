@@ -636,7 +636,7 @@ def test_a_connection_that_holds_nothing_leaves_nothing_to_do() -> None:
 def test_there_are_as_many_connections_as_a_process_can_have_sockets() -> None:
     store = make_store()
     sessions = [store.session() for _ in range(1 << 20)]
-    with pytest.raises(MemoryError, match=r"^1048576 connections are open or leaving$"):
+    with pytest.raises(MemoryError, match=r"^1048576 connections are open or ending$"):
         store.session()
     assert (store.sessions_open, store.sessions_total) == (1 << 20, 1 << 20)
     assert sessions[-1].receive(wire.acquire(1, b"a", 1, 1), 0)[2] == OK

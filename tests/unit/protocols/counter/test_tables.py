@@ -195,7 +195,7 @@ def test_numbers_that_no_connection_has(number: object) -> None:
     with pytest.raises(ValueError, match="connection"):
         listed(make_store(), "holdings", connection=str(number))
     assert listed(make_store(), "holdings", connection=str(1 << 20)) == ([], 0)
-    with pytest.raises(ValueError, match="missing parameter connection"):
+    with pytest.raises(ValueError, match="the parameter connection is missing"):
         listed(make_store(), "holdings")
 
 

@@ -56,7 +56,7 @@ class Curious:
 
 def test_nobody_comes_back_into_a_call_that_is_under_way(room: Room, client: Connection) -> None:
     client.session.owner = Curious(room.store)
-    with pytest.raises(RuntimeError, match="a call is under way"):
+    with pytest.raises(RuntimeError, match="a call is in progress"):
         client.session.receive(bytes(room.encoder.connections()), room.now)
     client.close()
 
