@@ -22,7 +22,7 @@ from history.counter import NOT_FOUND, OK, Acquire, Release
 from history.operations import Closed, Operation
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 NS_PER_MS = 1_000_000
 
@@ -65,7 +65,7 @@ class Lines:
     of all that may have had the same, by connection; families: these, by the first. closed: connections' ends.
     """
 
-    def __init__(self, operations: Iterable[Operation], unsure: Collection[int] = ()) -> None:
+    def __init__(self, operations: Iterable[Operation]) -> None:
         history = sorted(operations, key=lambda operation: operation.started)
         self.calls: dict[int, list[Operation]] = defaultdict(list)
         self.presented: dict[int, list[Operation]] = defaultdict(list)  # Resumes, by the old connection
@@ -83,7 +83,7 @@ class Lines:
         self.families: dict[int, list[int]] = defaultdict(list)
         for client in self.calls:
             self.families[self.root(client)].append(client)
-        self.graces = {client: grace_of(calls, client in unsure) for client, calls in self.calls.items()}
+        self.graces = {client: grace_of(calls) for client, calls in self.calls.items()}
         self.heirs: dict[int, Operation] = {}
         for old, presented in self.presented.items():
             for one in presented:
@@ -95,8 +95,10 @@ class Lines:
     def root(self, client: int) -> int:
         return self.roots.get(client, client)
 
-    def given_back(self, late_ns: int) -> list[Operation]:
+    def given_back(self, late_ns: int, seen_ns: Mapping[int, int]) -> list[Operation]:
         """Each connection's end, at the time at which what it still holds is given back.
+
+        seen_ns: when that was seen to be done, by connection, of those of which it is known.
 
         If it was resumed, that is after the Resume: what it held then is not its own any more. What it has not got an
         answer to may have been done after that, and be given back at any time from then on.
@@ -113,13 +115,13 @@ class Lines:
                 ended = None if ended is None else max(ended, after)
             elif grace.most:
                 started += grace.least
-                ended = None if ended is None else ended + grace.most + late_ns
+                ended = seen_ns.get(client, None if ended is None else ended + grace.most + late_ns)
             found.append(closed._replace(started=started, ended=ended))
         return found
 
 
-def grace_of(calls: Sequence[Operation], is_unsure: bool) -> Grace:
-    """After the last of its calls. is_unsure: the server may have had no room for it."""
+def grace_of(calls: Sequence[Operation]) -> Grace:
+    """After the last of its calls."""
     least = most = 0
     for one in calls:
         call, answer = one.call, one.answer
@@ -129,12 +131,12 @@ def grace_of(calls: Sequence[Operation], is_unsure: bool) -> Grace:
             grace = (call.grace_ms if answer is None else answer[1]) * NS_PER_MS
             is_sure = answer is not None or call.old
             least, most = (grace, grace) if is_sure else (min(least, grace), max(most, grace))
-    return Grace(0 if is_unsure else least, most)
+    return Grace(least, most)
 
 
-def mistakes_of_stays(operations: Iterable[Operation], *, late_ns: int, unsure: Collection[int] = ()) -> Iterator[str]:
-    """What is wrong, for people. unsure: connections for whose grace time there may have been no room."""
-    lines = Lines(operations, unsure)
+def mistakes_of_stays(operations: Iterable[Operation], *, late_ns: int) -> Iterator[str]:
+    """What is wrong, for people."""
+    lines = Lines(operations)
     for old, presented in lines.presented.items():
         resumed = [one for one in presented if one.answer is not None and one.answer[0] == OK]
         if len(resumed) > 1:

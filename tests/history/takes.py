@@ -37,6 +37,7 @@ from collections import defaultdict
 from fractions import Fraction
 from functools import cache
 from math import ceil, floor, inf
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from counterd.protocols.counter.wire import OnDeath, Permit, Rate
@@ -68,6 +69,7 @@ NEVER = 1 << 63  # ns
 NS_PER_US, NS_PER_MS = 1000, 1_000_000
 LONGEST_NS = 316_224_000 * 1_000_000_000  # that a burst or a debt can be: ten years
 FULL = Fraction(-(1 << 90))  # `next` of a rate of which nobody ever took anything
+NOTHING_SEEN: Mapping[int, int] = MappingProxyType({})
 UNKNOWN = 0  # the number of a grant that was never answered
 PERMITS, RATE, NUMBERS, MOVED = 1, 2, 0, 3
 GRANTS = (NUMBERS, b"")  # the part that all grants share
@@ -146,16 +148,20 @@ def narrowed(operations: Iterable[Operation]) -> dict[Operation, tuple[int, int]
 
 
 def prepared(
-    operations: Iterable[Operation], *, late_ns: int = NEVER, slow: Collection[int] = (), unsure: Collection[int] = ()
+    operations: Iterable[Operation],
+    *,
+    late_ns: int = NEVER,
+    slow: Collection[int] = (),
+    seen_ns: Mapping[int, int] = NOTHING_SEEN,
 ) -> list[Operation]:
     """The history as TakeModel wants it: without what has no effect, and with the times that the rules leave.
 
     late_ns: by how much a reply may be late, but of clients that are slow, and the end of a grace time. So a Take
-    without a reply can only have been granted in the last time of its connection. unsure: connections for whose grace
-    time there may have been no room.
+    without a reply can only have been granted in the last time of its connection. seen_ns: when what a connection had
+    was seen to have been given back, of those with a grace time.
     """
     operations = sorted(operations, key=lambda operation: operation.started)
-    lines = Lines(operations, unsure)
+    lines = Lines(operations)
     closed = {one.client: one for one in operations if isinstance(one.call, Closed)}
     times = narrowed(operations)
     waiting = defaultdict(list)
@@ -172,7 +178,7 @@ def prepared(
         end = bisect_right(starts.get(part, []), ends_of(asked))
         return any(one is not asked and asked.started <= last for one, last in reversed(waiting[part][:end]))
 
-    found = lines.given_back(late_ns)
+    found = lines.given_back(late_ns, seen_ns)
     for one in operations:
         call, status = one.call, OK if one.answer is None else one.answer[0]
         if isinstance(call, Acquire) and status == NOT_AVAILABLE and is_awaited((PERMITS, call.name), one):

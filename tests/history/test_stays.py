@@ -22,11 +22,11 @@ CALLS = 800
 SEEDS = range(4)
 
 
-def wrong(operations: list[Operation], unsure: frozenset[int] = frozenset()) -> list[str]:
+def wrong(operations: list[Operation]) -> list[str]:
     """What is found without a search, or else with one."""
-    if found := mistakes(operations, late_ns=LATE_NS, unsure=unsure):
+    if found := mistakes(operations, late_ns=LATE_NS):
         return found
-    history = prepared(operations, late_ns=LATE_NS, unsure=unsure)
+    history = prepared(operations, late_ns=LATE_NS)
     violation = check(history, TakeModel(history))
     return [str(violation)] if violation else []
 
@@ -163,11 +163,6 @@ def test_right_history_passes(operations: list[Operation]) -> None:
 @pytest.mark.parametrize("operations", WRONG.values(), ids=WRONG.keys())
 def test_wrong_history_is_caught(operations: list[Operation]) -> None:
     assert wrong(operations)
-
-
-def test_for_whom_there_may_be_no_room_need_not_be_kept() -> None:
-    for name in ("given back at once", "refused in time"):
-        assert wrong(WRONG[name], unsure=frozenset({1})) == []
 
 
 def test_who_goes_on_with_whom() -> None:

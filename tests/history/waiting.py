@@ -51,18 +51,13 @@ if TYPE_CHECKING:
 STRETCH = 2  # times late_ns: for so long a sleeper has to sleep, as its request and its reply may both be late
 
 
-def mistakes(
-    operations: Iterable[Operation], *, late_ns: int, slow: Collection[int] = (), unsure: Collection[int] = ()
-) -> list[str]:
-    """What is wrong, for people. slow: clients that may have read their replies later than that.
-
-    unsure: as prepared().
-    """
+def mistakes(operations: Iterable[Operation], *, late_ns: int, slow: Collection[int] = ()) -> list[str]:
+    """What is wrong, for people. slow: clients that may have read their replies later than that."""
     history = sorted(operations, key=lambda operation: operation.started)
     closed = closings(history)
     late = {one for one in history if one.client in slow or is_leaving(one, closed.get(one.client))}
     found = [*numbers(history), *ends(history, late_ns, late), *cancels(history), *turns(history)]
-    found += mistakes_of_stays(history, late_ns=late_ns, unsure=unsure)
+    found += mistakes_of_stays(history, late_ns=late_ns)
     return [*found, *passed(history, late_ns, late), *Sleepers(history, late_ns, late).found()]
 
 
@@ -219,7 +214,7 @@ class Sleepers:
                     if last < inf:
                         yield last, self._end, (one, last)
         gone: dict[int, float] = defaultdict(float)  # when the last of a family had given back
-        for one in self.lines.given_back(self.late_ns):
+        for one in self.lines.given_back(self.late_ns, {}):
             root = self.lines.root(one.client)
             gone[root] = max(gone[root], ends_of(one))
         for root, last in gone.items():
