@@ -39,9 +39,10 @@ from counterd.bench.asking import LoadError
 from counterd.bench.plan import Plan, Work
 from counterd.bench.result import percentiles
 from counterd.bench.run import run
+from counterd.bench.takes import Items, Take
 from counterd.cli.bench import machine, versions
 from counterd.errors import CounterdError
-from peers import clients, edges, keys, queues, render, servers, throttles, tokens
+from peers import clients, edges, keys, queues, render, servers, throttles, tokens, waiting
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -149,6 +150,8 @@ def load(server: Server, plan: Plan) -> Figures:
 def make_plan(scenario: dict[str, Any], seconds: float) -> Plan:
     options = dict(scenario["plan"])
     options["work"] = Work.read(options.get("work", "acquire-release"))
+    if "take" in options:
+        options["take"] = Take(**{**options["take"], "items": Items.read(options["take"]["items"])})
     options.setdefault("duration", None if "requests" in options else seconds)
     return Plan(**options, warmup=WARMUP_S)
 
@@ -168,7 +171,7 @@ def play(scenario: dict[str, Any], running: dict[str, Server], rounds: int, seco
     measure: Callable[[Server, int], Figures]
     if scenario["kind"] in ("load", "open"):
         plan = make_plan(scenario, seconds)
-        for name, server in running.items() if plan.dialect.fill else ():
+        for name, server in running.items() if plan.fills() else ():
             with sparing(name, entry.failures):
                 load(server, dataclasses.replace(plan, prefill=True, rate=None, duration=WARMUP_S))
         if scenario["kind"] == "open":
@@ -195,7 +198,7 @@ def play(scenario: dict[str, Any], running: dict[str, Server], rounds: int, seco
 def edge_of(scenario: dict[str, Any]) -> Callable[[Server, int], Figures]:
     if scenario["kind"] in clients.KINDS:
         return clients.KINDS[scenario["kind"]]
-    rooms = {"throttr": keys, "sentinel": tokens, "beanstalk": queues, "smockron": throttles}
+    rooms = {"counter": waiting, "throttr": keys, "sentinel": tokens, "beanstalk": queues, "smockron": throttles}
     return getattr(rooms.get(scenario.get("room", ""), edges), scenario["kind"])
 
 

@@ -34,6 +34,14 @@ more about the machine than about a server: compare within a table.
 remain. redis does INCR and DECR, memcached incr and decr, which know neither limits nor holders; yrmcdsd has two
 workers. Unless it says otherwise: 50 connections, 100 thousand names of 16 bytes, acquire and release in turn.
 
+What begins with *Take* is of that extension of the counter protocol. The peer is a redis-server with the usual Lua
+script for a rate (GCRA), or with one script that checks two counters and two rates, and takes of all of them or of
+none; its counters have no holders (`src/counterd/bench/dialects/redis_lua.py`). No request is refused. Where
+connections wait for a permit, the peer has a list, BLPOP and RPUSH; p50 and p99 are from a release until the next one
+has the permit, while another client sends half of the peak rate, or, for *quiet*, nothing. *grant CPU* is what a Take
+that waits and its grant cost the server, and *acquire CPU* the cost of an acquire, or an INCR, that does not wait; both
+at that pace, and while nothing else goes on.
+
 What begins with *throttr* is of that protocol, beside redis with its counterparts of the same requests: quotas go one
 up and one down (INCRBY, DECRBY), buffers have 100 bytes, and what is inserted has a new name each time and expires
 after 100 ms.

@@ -225,7 +225,7 @@ STARTS: dict[str, Callable[[int | None], contextlib.AbstractContextManager[Serve
     "memcached": memcached,
     "yrmcdsd": yrmcdsd,
 }
-# Peers of the sentinel room.
+# Peers of the sentinel room, and of Takes.
 SCRIPTED = {
     "redis Lua": functools.partial(redis, name="redis Lua", protocol="redis-lua"),
     "redis Lua, estimated": functools.partial(redis, name="redis Lua, estimated", protocol="redis-lua", work="counts"),

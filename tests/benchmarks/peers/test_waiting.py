@@ -1,0 +1,70 @@
+"""A permit is handed on from connection to connection, and what is measured of it ends if the server does not do so.
+Nothing is timed."""
+
+from __future__ import annotations
+
+import os
+from types import SimpleNamespace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from counterd.bench.plan import Plan
+from kit import daemon
+from peers import servers, waiting
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+FIGURES = {"p50 us", "p99 us", "max us", "quiet p99 us", "grant CPU us", "acquire CPU us"}
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[servers.Server]:
+    with daemon.running(tmp_path) as started:
+        yield servers.Server("it", "counter", started.pid, started.address.port)
+
+
+@pytest.fixture(autouse=True)
+def fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("QUIET_S", "BEGIN_S", "BUSY_S", "END_S"):
+        monkeypatch.setattr(waiting, name, 0.05)
+    monkeypatch.setattr(waiting, "run", lambda _: SimpleNamespace(rate=2.0, errors={}))
+    monkeypatch.setattr(waiting, "_pour", lambda _: None)
+
+
+def test_each_connection_has_its_turn(server: servers.Server) -> None:
+    assert waiting.hand_on(server, 3).keys() == FIGURES
+
+
+@pytest.mark.needs("redis-server")
+def test_a_list_of_redis_is_handed_on_too() -> None:
+    with servers.redis() as server:
+        assert waiting.hand_on(server, 3).keys() == FIGURES
+
+
+def test_a_permit_that_is_not_handed_on_is_a_failure(server: servers.Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(waiting, "ANSWER_S", 0.05)
+    with waiting.connected(server) as holder:
+        holder.sendall(waiting.speech_of(server).take)
+        waiting.receive(holder, waiting.speech_of(server).taken)
+        with pytest.raises(RuntimeError, match="it has not handed the permit on"):
+            waiting.hand_on(server, 3)
+
+
+def test_others_that_do_not_reach_half_of_the_peak_are_a_failure(
+    server: servers.Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(waiting, "_pour", lambda _: os._exit(3))
+    with pytest.raises(RuntimeError, match="half of the peak rate was not reached"):
+        waiting.hand_on(server, 3)
+
+
+@pytest.mark.parametrize(("rate", "errors"), [(90.0, {}), (100.0, {"unanswered": 1})])
+def test_what_is_too_little(rate: float, errors: dict[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    monkeypatch.setattr(waiting, "run", lambda _: SimpleNamespace(rate=rate, errors=errors))
+    monkeypatch.setattr("os.nice", lambda _: 0)
+    with pytest.raises(RuntimeError, match="instead of 100 requests a second"):
+        waiting._pour(Plan(rate=100.0))
