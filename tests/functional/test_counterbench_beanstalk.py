@@ -153,7 +153,7 @@ def test_a_tube_that_is_refused_keeps_a_load_from_the_default_tube() -> None:
 
     with Full() as queue:
         said = load_fails(queue, requests=50, work="put", **PLAN)
-        assert said.startswith("LoadError: no connection is left, and the load has not begun: error reply (2)")
+        assert said.startswith("LoadError: no connection is left before the load has begun: error reply (2)")
         assert "an error to use: b'OUT_OF_MEMORY" in said
         assert queue.of(b"put") == []
 
@@ -277,9 +277,11 @@ def test_a_job_that_is_delivered_again(twice: bytes) -> None:
     with Repeating() as queue:
         run = judged(queue, connections=1, depth=9)
         assert run.violations is not None
-        assert run.violations[0].startswith("a job was not delivered as it was put, and once, 1 times; the first: job ")
+        assert run.violations[0].startswith(
+            "a job was not delivered as it was put, and once, 1 times; the first time: job "
+        )
         assert run.violations[0].endswith(
-            "was delivered twice" if twice != b"DELETED" else "which nobody had put, or which had ended"
+            "was delivered twice" if twice != b"DELETED" else "but nobody had put it, or it had ended"
         )
 
 
@@ -404,7 +406,7 @@ def test_a_server_that_closes_while_it_is_looked_at() -> None:
             return self.right_answer(asked)
 
     with Closing() as queue:
-        text = "it is not known what is in use: the server closed a connection that looked for jobs"
+        text = "it is not known how much is in use: the server closed a connection that looked for jobs"
         assert judged(queue).violations == [text]
         run = load(queue, requests=9, work="cycle", **PLAN)
         assert (run.requests, run.errors) == (9, {}), "without --verify nobody has to know"
@@ -429,7 +431,7 @@ def test_answers_that_cannot_be(word: bytes, wrong: bytes) -> None:
     with Wrong() as queue:
         run = load(queue, requests=3, connections=1, work="cycle", **PLAN)
         assert set(run.errors) == {"wrong answer", "unanswered"}
-        assert re.match(r"an answer that cannot be to (put|reserve|delete): ", run.evidence[0])
+        assert re.match(r"an impossible reply to (put|reserve|delete): ", run.evidence[0])
 
 
 REFUSED = [

@@ -57,7 +57,7 @@ def test_what_was_granted_and_to_whom(port: int) -> None:
     """Of a name that is nearly always taken."""
     found = counterbench("-p", port, "-n", "2k", "-c", 4, "--maximum", 1, "--hold", "fixed:1ms", "--threads", 2)
     assert found.returncode == 0
-    assert re.search(r"/s granted, the others are refusals or releases", found.stdout)
+    assert re.search(r"/s were granted, the others were refusals or releases", found.stdout)
     assert re.search(r"fairness +a connection was granted [0-9]+ to [0-9]+, median [0-9]+: ", found.stdout)
 
 

@@ -78,7 +78,7 @@ def test_a_wrong_answer_is_counted_and_shown_and_its_connection_given_up(wrong: 
         assert run.errors == {"wrong answer": 1, "unanswered": 1}
         assert run.requests == run.outcomes["answered"] == 999
         assert len(run.evidence) == 1
-        assert run.evidence[0].startswith("an answer that cannot be to noop: b")
+        assert run.evidence[0].startswith("an impossible reply to noop: b")
         assert len([peer for peer in server.peers if peer.requests]) == 2, "connected again"
         assert run.failed()
 
@@ -224,9 +224,9 @@ def test_what_memcached_would_never_say(reply: bytes) -> None:
     with Raw(reply) as server:
         said = load_fails(server, connections=1, protocol="memcached")
         assert said.startswith(
-            "LoadError: no connection is left, and the load has not begun: wrong answer (1), unanswered"
+            "LoadError: no connection is left before the load has begun: wrong answer (1), unanswered"
         )
-        assert "an answer that cannot be to fill: b" in said
+        assert "an impossible reply to fill: b" in said
 
 
 def test_a_load_that_cannot_be_prepared_does_not_begin() -> None:
@@ -240,9 +240,9 @@ def test_a_load_that_cannot_be_prepared_does_not_begin() -> None:
 
     with Late(b"hello\r\n") as server:
         said = load_fails(server, connections=1, protocol="memcached")
-        assert said.startswith("LoadError: no connection is left, and the load has not begun: wrong answer (1), ")
+        assert said.startswith("LoadError: no connection is left before the load has begun: wrong answer (1), ")
         said = load_fails(server, connections=2, prefill=True, churn=5.0)  # one more only watches
-        assert said.startswith("LoadError: no connection is left, and the load has not begun: wrong answer (2), ")
+        assert said.startswith("LoadError: no connection is left before the load has begun: wrong answer (2), ")
 
 
 @pytest.mark.parametrize(
@@ -442,7 +442,7 @@ def test_a_server_that_grants_too_much() -> None:
         run = load(server, duration=0.2, connections=4, maximum=2, hold="fixed:20ms", verify=True)
         assert run.violations is not None
         assert run.violations[0].startswith("a counter was above its maximum ")
-        assert "nnnnnnnn00000000: 3 were held at once, with a maximum of 2" in run.violations[0]
+        assert "nnnnnnnn00000000: 3 were held at the same time, with a maximum of 2" in run.violations[0]
         assert "nnnnnnnn00000000: 3 were in use, with a maximum of 2" in run.violations
         assert (run.errors, run.failed()) == ({}, True)
 
@@ -455,9 +455,9 @@ def test_each_grant_above_the_maximum_counts_once() -> None:
     with Generous() as server:  # four acquires, and the first of their releases
         run = load(server, requests=5, connections=4, maximum=2, hold="fixed:50ms", verify=True)
         assert run.outcomes == {"granted": 4, "released": 1}
-        text = "nnnnnnnn00000000: 3 were held at once, with a maximum of 2"
+        text = "nnnnnnnn00000000: 3 were held at the same time, with a maximum of 2"
         assert run.violations is not None
-        assert run.violations[0] == f"a counter was above its maximum 2 times; the first: {text}"
+        assert run.violations[0] == f"a counter was above its maximum 2 times; the first time: {text}"
 
 
 def test_a_server_that_forgets_to_give_back() -> None:
@@ -481,7 +481,7 @@ def test_an_interrupt_while_permits_are_waited_for_leaves_the_figures() -> None:
         bench.interrupt()
         run = bench.result()
     assert run.requests == 1
-    assert run.violations == ["it is not known whether everything was given back: interrupted"]
+    assert run.violations == ["it is not known whether everything was given back, because the run was interrupted"]
 
 
 def test_a_server_that_shows_more_than_the_maximum() -> None:
@@ -494,7 +494,7 @@ def test_a_server_that_shows_more_than_the_maximum() -> None:
     with Boastful() as server:
         run = load(server, requests=50, work="get", maximum=10, verify=True)
         text = "nnnnnnnn00000000: 11 were in use, with a maximum of 10"
-        assert run.violations == [f"a counter was above its maximum 50 times; the first: {text}"]
+        assert run.violations == [f"a counter was above its maximum 50 times; the first time: {text}"]
 
 
 def test_a_server_that_counts_more_than_is_held() -> None:
@@ -559,7 +559,7 @@ def test_a_server_that_stops_answering_dumps_leaves_the_figures() -> None:
     with Simple() as server:
         run = load(server, requests=100, verify=True)
         assert run.requests == 100
-        assert run.violations == ["it is not known what is in use: OutOfMemory (status 0x82)"] * 2
+        assert run.violations == ["it is not known how much is in use: OutOfMemory (status 0x82)"] * 2
 
 
 @pytest.mark.parametrize(
@@ -625,7 +625,7 @@ def test_a_server_that_closes_at_once(options: dict[str, object]) -> None:
     with Closing() as server, running(plan_of(server, duration=0.3, **options), SHORT) as bench:
         bench.process.join(10)
         if bench.process.exitcode:  # it was closed before the load began, or then
-            assert "no connection is left, and the load has not begun: " in bench.said()
+            assert "no connection is left before the load has begun: " in bench.said()
         else:
             run = bench.result()
             assert run.requests == 0

@@ -194,8 +194,10 @@ def test_a_room_that_grants_too_much() -> None:
     with Generous() as room:
         run = judged(room, requests=10, connections=1, depth=10, work="acquire", maximum=4)
         assert run.violations is not None
-        assert run.violations[0].startswith("a limit was exceeded, or a token was granted twice, 3 times; the first: ")
-        assert run.violations[0].endswith("flow 1: 5 were held at once, with a maximum of 4")
+        assert run.violations[0].startswith(
+            "a limit was exceeded, or a token was granted twice, 3 times; the first time: "
+        )
+        assert run.violations[0].endswith("flow 1: 5 were held at the same time, with a maximum of 4")
         assert "flow 1: 4 of 4 are held, and 1 more were granted" not in run.violations
 
 
@@ -209,7 +211,7 @@ def test_a_token_that_is_told_twice() -> None:
 
     with Forgetful(1000) as room:
         run = judged(room)
-        text = "a limit was exceeded, or a token was granted twice, 1 times; the first: token 14 was told twice"
+        text = "a limit was exceeded, or a token was granted twice, 1 times; the first time: token 14 was granted twice"
         assert run.violations is not None
         assert run.violations[0] == text
 
@@ -240,7 +242,7 @@ def test_answers_that_cannot_be(wrong: tuple[Status, bytes]) -> None:
     with Wrong() as room:
         run = load(room, requests=1, connections=1, work="acquire", protocol="sentinel")
         assert (run.requests, set(run.errors)) == (0, {"wrong answer", "unanswered"})
-        assert "an answer that cannot be to acquire" in run.evidence[0]
+        assert "an impossible reply to acquire" in run.evidence[0]
 
 
 def test_a_reply_that_another_request_has() -> None:

@@ -170,7 +170,7 @@ def test_a_grant_with_the_number_of_another() -> None:
     with Taking(GRANT) as server:
         run = load(server, requests=2, connections=1, take=Take(), work="acquire", verify=True, patches=SHORT)
         assert run.violations is not None
-        assert "token 7 was told twice" in run.violations[0]
+        assert "token 7 was granted twice" in run.violations[0]
 
 
 SHORT = {"counterd.protocols.counter.load.GIVE_BACK_S": 0.05}

@@ -84,7 +84,7 @@ cdef struct Orders:
 
 
 cdef inline ErrorKind error_kind(int error) noexcept nogil:
-    """Of what a socket says; 0 is the end of the stream."""
+    """Returns the kind of a socket's error. 0 means the end of the stream."""
     if error == 0:
         return CLOSED
     if error == ECONNREFUSED:
@@ -95,7 +95,7 @@ cdef inline ErrorKind error_kind(int error) noexcept nogil:
 
 
 cdef inline int text_write(char* target, str text) except -1:
-    """Into a sheet, which keeps the first: as much as there is room for."""
+    """Writes a text into a sheet, as far as there is room. A sheet keeps its first text."""
     if target[0]:
         return 0
     data = text.encode()[: EVIDENCE - 1]

@@ -1,4 +1,4 @@
-"""What load processes write while they run and their parent reads. See _board.pxd.
+"""The memory that load processes write while they run, and that their parent reads. See _board.pxd.
 
 A side.
 """
@@ -23,8 +23,11 @@ KIND_NAMES = ("latency", "service", "give_back", "queue")
 
 
 cdef class Board:
-    """connections: of all processes; names: how many have their held permits counted, 0 = none; tokens: whether one
-    may not be told twice."""
+    """connections: of all processes.
+
+    names: for how many names held permits are counted, 0 for none. tokens: whether it is an error if the server grants
+    a token twice.
+    """
 
     def __cinit__(self, int processes, uint32_t connections, uint32_t names, bint tokens=False):
         cdef void* memory
@@ -52,30 +55,30 @@ cdef class Board:
         PyMem_Free(self.taken)
 
     def begin(self, int64_t start_ns, int64_t measure_ns, int64_t end_ns):
-        """Lets the processes begin, once all are ready."""
+        """Lets the processes begin. Call it when all are ready."""
         self.orders.measure_ns = measure_ns
         self.orders.end_ns = end_ns
         self.orders.start_ns = start_ns
 
     def stop(self):
-        """No more requests."""
+        """Makes the processes send no more requests."""
         if not self.orders.stop:
             self.orders.stop = monotonic_ns()
 
     def stopped_ns(self):
-        """When somebody ended it early, 0 = nobody did."""
+        """Returns when the run was ended early, or 0 if it was not."""
         return self.orders.stop
 
     def leave(self):
-        """Close the connections."""
+        """Makes the processes close their connections."""
         self.orders.leave = 1
 
     def stages(self):
-        """Of each process, by name."""
+        """Returns the names of the stages of all processes."""
         return [STAGE_NAMES[self.sheets[i].stage] for i in range(self.processes)]
 
     def totals(self):
-        """The numbers of all sheets together, by name."""
+        """Returns the sums of the numbers of all sheets, by name."""
         cdef int i
         fields = dict.fromkeys(("connected", "filled", "requests", "late", "unsent", "cpu_ns", "errors"), 0)
         for i in range(self.processes):
@@ -89,39 +92,39 @@ cdef class Board:
         return fields
 
     def granted(self):
-        """How often each connection was granted something in the measured time."""
+        """Returns how often each connection was granted something in the measured time."""
         cdef uint32_t i
         return [self.grants[i] for i in range(self.connections)]
 
     def last_ns(self):
-        """When the last answer came, 0 = none has."""
+        """Returns when the last reply arrived, or 0 if none has arrived."""
         return max(self.sheets[i].last_ns for i in range(self.processes))
 
     def outcomes(self):
-        """{name: answers} of the measured time, those that there were."""
+        """Returns {name: replies} for the measured time, without names that have no replies."""
         totals = [sum(self.sheets[i].outcomes[k] for i in range(self.processes)) for k in range(<int>OUTCOMES)]
         return {name: total for name, total in zip(OUTCOME_NAMES, totals) if total}
 
     def errors(self):
-        """{name: how many}, of the whole run."""
+        """Returns {name: number of errors} for the whole run."""
         totals = [sum(self.sheets[i].errors[k] for i in range(self.processes)) for k in range(<int>ERROR_KINDS)]
         return {name: total for name, total in zip(ERROR_NAMES, totals) if total}
 
     def evidence(self):
-        """What was wrong about the first wrong answer of each process."""
+        """Returns what was wrong about the first wrong reply of each process."""
         return [text for i in range(self.processes) if (text := self.sheets[i].evidence.decode("utf-8", "replace"))]
 
     def violations(self):
-        """(how many times there was more than there may be, or a token twice, the first of each process)"""
+        """Returns how often too much was held or a token was granted twice, and the first case of each process."""
         found = [text for i in range(self.processes) if (text := self.sheets[i].violation.decode("utf-8", "replace"))]
         return sum(self.sheets[i].violations for i in range(self.processes)), found
 
     def record(self, str kind not None, int64_t value):
-        """As the first process would: for tests of the layout."""
+        """Records values as the first process would. This is for tests of the layout."""
         histogram_record(self.sheets[0].counts[KIND_NAMES.index(kind)], value)
 
     def take(self, str kind not None):
-        """[(nanoseconds, how many)]: what was counted since this was last asked."""
+        """Returns [(nanoseconds, count)]: what was counted since the previous call."""
         cdef int which = KIND_NAMES.index(kind)
         cdef uint64_t* counts
         cdef uint64_t* taken
@@ -142,12 +145,12 @@ cdef class Board:
         return found
 
     def all_held(self):
-        """{number of a name: resources that are held of it}, those that are."""
+        """Returns {number of a name: permits that are held}, without names of which nothing is held."""
         cdef uint32_t i
         return {i: self.held[i] for i in range(self.names) if self.held[i]}
 
     def jobs(self):
-        """(numbers of the jobs that have to be there, of those that may be)"""
+        """Returns the numbers of the jobs that must exist, and of the jobs that may exist."""
         known = self.all_held()
         stored = {number for number, flags in known.items() if flags & STORED and not flags & ENDING}
         return stored, known.keys() - stored

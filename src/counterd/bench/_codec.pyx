@@ -1,4 +1,5 @@
-"""How a protocol's requests are written, and its replies read: what all codecs have in common. See _codec.pxd.
+"""Writes the requests of a protocol and reads its replies. This file has the code that all codecs share. See
+_codec.pxd.
 
 A side.
 """
@@ -28,7 +29,7 @@ def request_of(plan, str op, bytes name):
 
 
 cdef class Codec:
-    """plan: a Plan; index: which of its processes this is."""
+    """plan: a Plan. index: the index of this load process."""
 
     def __cinit__(self, plan, int index):
         self.digits, self.has_names = min(plan.name_size, DIGITS_MAX), plan.take is not None
@@ -52,7 +53,7 @@ cdef class Codec:
             PyMem_Free(self.markers[i].data)
 
     cdef int make(self, Template* template, request_of, bytes head) except -1:
-        """A template of what request_of() returns for names that begin like that."""
+        """Makes a template of the bytes that request_of() returns for names with this beginning."""
         # Printable and without a space once the digits are written: before, they are like nothing else there.
         name = head + b"\xff" * self.digits
         data = request_of(name)
@@ -67,45 +68,48 @@ cdef class Codec:
         return self.templates + request.op
 
     cdef int64_t number_of(self, const uint8_t* data, size_t size) noexcept:
-        """Of the request that is answered next, where replies are not in order; -1 if too little is there."""
+        """Returns the number of the request that is answered next, for replies without an order.
+
+        Returns -1 if more bytes are needed.
+        """
         return -1
 
     cdef int set_spots(self, bytes mark) except -1:
-        """What stands there in a template is to be overwritten."""
+        """Finds the places in a template that have to be overwritten."""
         cdef int i
         for i in range(<int>OPS):
             self.templates[i].spot = max(0, self.templates[i].data[: self.templates[i].size].rfind(mark))
         return 0
 
     cdef size_t write(self, const Template* template, const Request* request, uint8_t* target) noexcept:
-        """A request, from the template of its kind. Returns its size."""
+        """Writes a request from the template of its kind. Returns the size of the request."""
         return template_write(template, request.permit.name, target)
 
     cdef Py_ssize_t read(self, const Request* request, const uint8_t* data, size_t size, Reply* reply) noexcept:
-        """The reply to that request.
+        """Reads the reply to a request.
 
-        Returns how many bytes it has; 0 if more are needed (there are less than REPLY_MAX of them yet); -1 if it cannot
-        be the reply.
+        Returns the size of the reply; 0 if more bytes are needed (there are fewer than REPLY_MAX of them yet); -1 if
+        the bytes cannot be the reply.
         """
         return -1
 
     cdef int begin(self, int64_t now) noexcept:
-        """A batch is to be written."""
+        """Called when a batch is about to be written."""
         return 0
 
     cdef size_t end(self, const Request* last, uint8_t* target) noexcept:
-        """What goes behind the last request of a batch. Returns its size."""
+        """Writes the bytes behind the last request of a batch. Returns their size."""
         return 0
 
     cdef Py_ssize_t hear(self, const uint8_t* data, size_t size, int64_t* number) noexcept:
-        """A control message, as a reply is read.
+        """Reads a control message, in the same way as a reply.
 
-        number: the name's, of the request that it is about; -1 if others have sent that.
+        number: the number of the name in the message, or -1 if others have caused it.
         """
         return -1
 
     cdef str name_of(self, uint32_t name):
-        """Of an acquire, for people."""
+        """Returns the name of an acquire, for people."""
         cdef Template* template = self.templates + <int>ACQUIRE
         cdef size_t end = template.name_at + template.digits
         cdef uint8_t* request = <uint8_t*>allocate(template.size, 1)

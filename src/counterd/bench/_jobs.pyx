@@ -1,10 +1,10 @@
-"""Work on a queue of jobs.
+"""A load on a queue of jobs.
 
-A side. A body begins with the job's number, by which --verify knows it, and in a fan with the time for which its put
-was meant. A cycle never waits for a job that nobody has put: each connection has put one before each that it reserves.
-Each process has a tube of its own, so all that it puts is reserved by itself.
+A side. A body begins with the number of the job, by which --verify identifies it. In a fan the number is followed by
+the time for which its put was intended. A cycle never waits for a job that nobody has put: each connection puts a job
+before each job that it reserves. Each process has its own tube, so it reserves only jobs that it has put itself.
 
-Invariant: what the Board says of a job is zero until its put is asked, and once its end is known.
+Invariant: the Board's entry of a job is zero until its put is sent, and after its end is known.
 """
 
 from libc.stdint cimport int64_t, uint32_t, uint64_t
@@ -45,7 +45,10 @@ cdef class Jobs(Work):
     # ---- what is asked ----
 
     cdef int choose(self, Link* link, int64_t intended_ns, Op* op, Permit* permit) except -1:
-        """Of a cycle or a fan, what comes next on the connection: what it has reserved, it deletes first."""
+        """Chooses the next request of a connection in a cycle or a fan.
+
+        A connection first deletes the job that it has reserved.
+        """
         op[0] = self.task.next_op()
         permit.token = 0
         if op[0] == FAN:
@@ -61,7 +64,9 @@ cdef class Jobs(Work):
             permit.name = self.task.next_fresh() % self.numbers
             if self.ledger.held != NULL:
                 if self.ledger.held[permit.name]:
-                    self.ledger.exceeded(f"more than {self.numbers} jobs were there, all that can be verified")
+                    self.ledger.exceeded(
+                        f"there were more than {self.numbers} jobs, which is the largest number that can be "
+                        "verified")
                 self.ledger.held[permit.name] = SENT
         elif op[0] == DELETE:
             permit[0] = held_pop(link)
@@ -70,7 +75,7 @@ cdef class Jobs(Work):
         return 0
 
     cdef uint32_t room(self, const Link* link) noexcept:
-        """The producers of a fan share the room for jobs."""
+        """Returns how many requests a connection may send. The producers of a fan share the room for jobs."""
         if not self.fans:
             return Work.room(self, link)
         if self.jobs >= self.jobs_max or link.count >= self.task.depth:
@@ -81,7 +86,10 @@ cdef class Jobs(Work):
         return self.fans and link.index >= self.producers
 
     cdef uint32_t awaited(self, const Link* links, uint32_t in_flight) noexcept:
-        """Of a fan also jobs that are to be delivered; its workers wait for none in the end."""
+        """Returns how many replies are awaited.
+
+        In a fan this includes jobs that have to be delivered, but no worker waits at the end.
+        """
         cdef uint32_t i
         if not self.fans:
             return in_flight
@@ -90,13 +98,13 @@ cdef class Jobs(Work):
         return max(in_flight, self.jobs)
 
     cdef bint is_idle(self, const Link* link) noexcept:
-        """Whether all that it waits for is a job."""
+        """Returns whether a connection waits for a job and for nothing else."""
         return self.waits(link) and link.count == 1 and link.ring[link.head & link.mask].op == RESERVE
 
     # ---- what is known ----
 
     cdef int64_t answered(self, Link* link, const Request* request, const Reply* reply, int64_t now) except -2:
-        """A job that was reserved in a fan has the next producer put another one."""
+        """In a fan, a job that was reserved makes the next producer put another job."""
         if reply.outcome == RESERVED:
             self.reserved(link, reply)
             if self.fans:
@@ -123,12 +131,12 @@ cdef class Jobs(Work):
         return held_push(link, job)
 
     cdef int judge(self, uint32_t number, const Reply* reply) except -1:
-        """A job that was delivered, and its body."""
+        """Checks a job that was delivered, and its body."""
         cdef Template* put = self.codec.templates + <int>PUT
         cdef size_t start = STAMP_END if self.fans else STAMP_AT
         cdef int64_t known = self.ledger.held[number] if number < self.numbers else 0
         if known == 0:
-            return self.ledger.exceeded(f"job {reply.token} was delivered, which nobody had put, or which had ended")
+            return self.ledger.exceeded(f"job {reply.token} was delivered, but nobody had put it, or it had ended")
         if known & OUT:
             self.ledger.exceeded(f"job {reply.token} was delivered twice")
         if memcmp(reply.body + start, put.data + put.name_at + start, self.codec.value_size - start):
@@ -137,7 +145,10 @@ cdef class Jobs(Work):
         return 0
 
     cdef int let_go(self, Link* link) except -1:
-        """The connection's jobs may be delivered again; what it has put last is there or is not."""
+        """Called when a connection ends.
+
+        Its jobs may be delivered again, and its last put may have been executed or not.
+        """
         cdef Request* request
         cdef uint32_t i
         for i in range(link.count):
@@ -153,7 +164,7 @@ cdef class Jobs(Work):
         return 0
 
     cdef int64_t intended_ns(self, const Request* request, const Reply* reply) noexcept:
-        """Of a job that was delivered in a fan: when it was meant to be put."""
+        """Returns when a job of a fan was meant to be put, after it was delivered."""
         if self.fans and reply.outcome == RESERVED:
             return <int64_t>name_read(reply.body + STAMP_AT, STAMP_END - STAMP_AT)
         return request.intended_ns

@@ -1,4 +1,4 @@
-"""What is surely held, and what is seen that must not be, on a Board.
+"""Counts on a Board what is certainly held, and notes what must not happen.
 
 A side.
 """
@@ -12,7 +12,7 @@ from counterd.bench._random cimport random_mixed
 
 
 cdef class Ledger:
-    """plan: a Plan; index: which of its processes this is; codec: what says names."""
+    """plan: a Plan. index: the index of this load process. codec: names things for messages."""
 
     def __cinit__(self, plan, Board board not None, int index, Codec codec not None):
         self.board = board
@@ -23,28 +23,32 @@ cdef class Ledger:
         self.maximum = plan.maximum
 
     cdef int hold(self, uint32_t name, int64_t permits) except -1:
-        """Permits of that name that are surely held are so many more, or fewer."""
+        """Adds permits to the number that is certainly held of a name, or subtracts them."""
         cdef int64_t sum
         if self.held == NULL:
             return 0
         sum = atomic_add(self.held + name, permits * self.resources)
         if sum > self.maximum and permits > 0:
-            self.exceeded(f"{self.codec.name_of(name)}: {sum} were held at once, with a maximum of {self.maximum}")
+            self.exceeded(
+                f"{self.codec.name_of(name)}: {sum} were held at the same time, with a maximum of {self.maximum}")
         return 0
 
     cdef int look(self, uint32_t name, int64_t used) except -1:
-        """The server says that so much of that name is in use."""
+        """Checks the number of permits of a name that are in use according to the server."""
         if used > self.maximum and self.held != NULL:
             self.exceeded(f"{self.codec.name_of(name)}: {used} were in use, with a maximum of {self.maximum}")
         return 0
 
     cdef int tell_once(self, uint64_t token) except -1:
-        """Tokens that were told lately are in a table that all processes share, each in a place of its own mostly."""
+        """Checks that a token is granted only once.
+
+        Recent tokens are in a table that all processes share; most tokens have a place of their own.
+        """
         cdef uint64_t* tokens = self.board.tokens
         if tokens != NULL and (
             atomic_swap(tokens + (random_mixed(token) & (self.board.token_places - 1)), token) == token
         ):
-            self.exceeded(f"token {<int64_t>token} was told twice")
+            self.exceeded(f"token {<int64_t>token} was granted twice")
         return 0
 
     cdef int exceeded(self, str text) except -1:

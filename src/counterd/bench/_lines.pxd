@@ -10,7 +10,7 @@ cdef enum:
 
 
 cdef inline size_t line_size(const uint8_t* data, size_t size) noexcept nogil:
-    """Of the first line with its end, CR LF; 0 = it is not whole."""
+    """Returns the size of the first line, including CR LF. 0 means that the line is not complete."""
     cdef const uint8_t* end = <const uint8_t*>memchr(data, 10, size)
     return 0 if end == NULL else end - data + 1
 
@@ -20,7 +20,7 @@ cdef inline bint begins(const uint8_t* data, size_t size, const char* words) noe
 
 
 cdef inline bint number_read(const uint8_t* data, size_t size, int64_t* value) noexcept nogil:
-    """Decimal digits up to CR LF, perhaps with a sign before them and spaces behind them."""
+    """Reads decimal digits up to CR LF. A sign may precede them, and spaces may follow."""
     cdef size_t first = 1 if data[0] == 45 else 0
     cdef size_t at = first
     cdef int64_t number = 0

@@ -1,15 +1,17 @@
-"""One load process: keeps connections busy as a Plan says, and writes what it sees onto its sheet of the Board.
+"""One load process. It keeps connections busy according to a Plan, and writes its results to its sheet of the Board.
 
-A side. One thread, one epoll set, and nothing per request in Python. All times are of the monotonic clock.
+A side. It has one thread and one epoll set, and runs no Python for a request. All times are of the monotonic clock.
 
-A closed loop (no rate) sends `depth` requests on a connection, waits for all the replies, and sends as many again. An
-open loop has a time at which each request is meant to start, whatever the server does; the next connection that has
-less than `depth` under way takes it, late if need be, and its latency counts from the time that was meant.
+A closed loop (without a rate) sends `depth` requests on a connection, waits for all replies, and sends `depth` requests
+again. An open loop has an intended start time for each request, which does not depend on the server. The next
+connection with fewer than `depth` requests in flight sends the request, late if necessary. Latency counts from the
+intended start.
 
 Invariants:
-- `ring` is what a connection has under way, oldest first; replies come in this order, but for those to Takes that wait;
+- `ring` has the requests in flight of a connection, with the oldest first; replies arrive in this order, except those
+  to Takes that wait;
 - `in_flight` is the sum of all links' `count`;
-- what `Board.held` says was granted, and its release has not been sent: the server must count at least as much.
+- `Board.held` has everything that was granted and not released yet: the server must count at least as much.
 """
 
 import importlib
@@ -72,8 +74,8 @@ GIVE_BACK_S = 30.0  # that it may take before: longer is an error
 
 
 cdef class Load:
-    """plan: a Plan; index: which of its processes this is; address: where to connect to, as the kernel wants it;
-    context: the ssl.SSLContext of its connections, if they speak TLS."""
+    """plan: a Plan. index: the index of this load process. address: the server's address in the kernel's form.
+    context: the ssl.SSLContext of the connections, or None."""
 
     def __cinit__(self, plan, Board board not None, int index, bytes address not None, context=None):
         cdef uint32_t i
@@ -150,7 +152,7 @@ cdef class Load:
     # ---- the run ----
 
     def run(self):
-        """All of it, in the process that is to do it, the end of which closes the connections."""
+        """Runs the whole load in this process. The end of the process closes the connections."""
         cdef uint32_t i
         cdef int64_t now = monotonic_ns()
         prctl(PR_SET_TIMERSLACK, 1)
@@ -173,7 +175,7 @@ cdef class Load:
             self.sheet.stage = self.stage
 
     cdef int advance(self, int64_t now) except -1:
-        """From one stage to the next, when it is time."""
+        """Goes from one stage to the next when it is time."""
         cdef uint32_t i
         cdef bint is_filled
         if self.stage == CONNECTING:
@@ -208,7 +210,7 @@ cdef class Load:
         return 0
 
     cdef int run_out(self, int64_t now) except -1:
-        """The measured time begins, ends, and the last answers come or do not."""
+        """Runs the measured time, and waits for the last replies."""
         cdef uint32_t awaited
         if self.cpu_start_ns == 0 and now >= self.orders.measure_ns:
             self.cpu_start_ns = process_cpu_ns()
@@ -236,7 +238,7 @@ cdef class Load:
         return 0
 
     cdef int cancel_all(self, int64_t now) except -1:
-        """Acquires that wait would wait for permits which nobody releases any more."""
+        """Cancels waiting acquires, which would wait for permits that nobody releases any more."""
         cdef Request* request
         cdef uint32_t i, k
         for i in range(self.connections):
@@ -247,15 +249,15 @@ cdef class Load:
         return 0
 
     cdef bint has_backlog(self) noexcept:
-        """Whether an open loop has not sent all that was meant to start before the end."""
+        """Returns whether an open loop has not sent all requests whose intended start was before the end."""
         return self.open_loop and self.arrival_ns < self.orders.end_ns and self.arrival_ns < monotonic_ns()
 
     cdef bint is_spent(self) noexcept:
-        """Whether as many requests were asked as there should be."""
+        """Returns whether the intended number of requests was sent."""
         return self.limited and self.left <= 0
 
     cdef int64_t next_due(self, int64_t now) noexcept:
-        """When something has to be done that no connection tells."""
+        """Returns when work is due that no event of a connection announces."""
         cdef int64_t due = now + POLL_NS
         if self.stage == READY:
             return min(due, self.orders.start_ns) if self.orders.start_ns else now + 1000000
@@ -272,7 +274,7 @@ cdef class Load:
         return due
 
     cdef int64_t wait(self, int64_t now) except -1:
-        """Sleeps until a connection or a time wants something, and hears the connections out. Returns the time."""
+        """Sleeps until a connection has an event or a time has come. Handles the events. Returns the time."""
         cdef epoll_event[EVENTS] events
         cdef int64_t left = self.next_due(now) - now
         cdef int timeout = 0
@@ -321,7 +323,7 @@ cdef class Load:
         return self.listen(link, EPOLLIN | EPOLLOUT)
 
     cdef int listen(self, Link* link, uint32_t events) except -1:
-        """Has the epoll set tell of these events."""
+        """Makes the epoll set report these events."""
         cdef epoll_event event
         memset(&event, 0, sizeof(event))
         event.events = events
@@ -349,7 +351,7 @@ cdef class Load:
         return self.write(link, now)
 
     cdef int secure(self, Link* link) except -1:
-        """The next step of TLS's handshake. What there is to send has always room: it is the first that is sent."""
+        """Does the next step of the TLS handshake. Its bytes always have room, because they are sent first."""
         cdef Layer layer = self.layers[link.index]
         cdef bytes reply
         try:
@@ -364,13 +366,13 @@ cdef class Load:
         return self.fail(link, NETWORK)
 
     cdef int broken(self, Link* link, int error, int64_t now) except -1:
-        """A socket failed, or the server closed it (error 0)."""
+        """Called when a socket has failed, or when the server has closed it (error 0)."""
         if error_kind(error) == NETWORK:  # which has many causes
             text_write(self.sheet.evidence, f"network error: {os.strerror(error)}")
         return self.fail(link, error_kind(error))
 
     cdef int fail(self, Link* link, ErrorKind kind) except -1:
-        """Counts an error, and what it costs, and gives the connection up; it is opened again later."""
+        """Counts an error and its consequences, and closes the connection, which is opened again later."""
         self.sheet.errors[<int>kind] += 1
         self.sheet.errors[<int>UNANSWERED] += link.count
         self.close(link)
@@ -378,7 +380,7 @@ cdef class Load:
         return 0
 
     cdef int close(self, Link* link) except -1:
-        """Ends the connection; whatever it holds, the server is to give back."""
+        """Closes the connection. The server has to take back everything that it holds."""
         self.work.let_go(link)
         link.generation += 1
         if link.fd >= 0:
@@ -396,7 +398,7 @@ cdef class Load:
         return 0
 
     cdef int reopen(self, int64_t now) except -1:
-        """Opens what broke a while ago, but not before the load begins: that it cannot is seen by what is left."""
+        """Opens connections again that broke some time ago, but not before the load begins."""
         cdef uint32_t i
         if self.ended or self.stage == FILLING or self.stage == READY:
             return 0
@@ -415,7 +417,7 @@ cdef class Load:
         return 0
 
     cdef int feed(self, Link* link, int64_t now) except -1:
-        """Gives a connection what it may ask now."""
+        """Sends the requests that a connection may send now."""
         cdef uint32_t _i
         if link.phase != OPEN:
             return 0
@@ -439,7 +441,7 @@ cdef class Load:
         return 0
 
     cdef int fill(self, Link* link, int64_t now) except -1:
-        """Makes the next names exist."""
+        """Creates the next names on the server."""
         cdef uint32_t _i
         if link.count:
             return 0
@@ -452,7 +454,7 @@ cdef class Load:
         return 0
 
     cdef int arrive(self, int64_t now) except -1:
-        """Hands the requests that an open loop means to start by now to connections that can take one."""
+        """Gives the requests that an open loop should start by now to connections that can send one."""
         cdef Link* link
         while self.open_loop and self.queue_count and self.arrival_ns <= now and not self.ended:
             link = self.links + self.queue[self.queue_head]
@@ -470,7 +472,7 @@ cdef class Load:
         return 0
 
     cdef bint ask(self, Link* link, int64_t intended_ns) except -1:
-        """The next request of the load on that connection. False: there is none left."""
+        """Sends the next request of the load on a connection. Returns False if no request is left."""
         if intended_ns >= self.orders.end_ns or self.is_spent():
             return False
         if self.limited and intended_ns >= self.orders.measure_ns:
@@ -509,7 +511,7 @@ cdef class Load:
         return 0
 
     cdef int release_due(self, int64_t now) except -1:
-        """Releases the permits that have been held for as long as they should be."""
+        """Releases the permits that have been held for their intended time."""
         cdef Hold ended
         cdef Link* link
         cdef Heap* heap = &self.work.heap
@@ -541,7 +543,7 @@ cdef class Load:
         return self.watch(self.links + self.connections, now)
 
     cdef int kill(self, Link* link, int64_t now) except -1:
-        """As a process that dies would: no word to the server, and its answers unread."""
+        """Closes a connection like a process that dies: without a message, and without reading replies."""
         cdef Request lost
         cdef uint32_t i
         for i in range(link.count):  # somebody else has to ask that again
@@ -556,7 +558,7 @@ cdef class Load:
         return self.open(link, now)
 
     cdef int watch(self, Link* link, int64_t now) except -1:
-        """Looks after the killed connections whose permits are not known to be back, all at once."""
+        """Checks all killed connections whose permits are not known to be given back, at the same time."""
         cdef uint32_t i, marker
         if self.kill_interval_ns and link.phase == OPEN and link.count == 0:
             for i in range(min(self.killed_count, WATCHED_MAX)):
@@ -588,7 +590,7 @@ cdef class Load:
         return 0
 
     cdef int write(self, Link* link, int64_t now) except -1:
-        """Sends what the kernel takes of what is to be sent."""
+        """Sends as much of the waiting output as the kernel accepts."""
         cdef Request* request
         cdef const Template* template
         cdef size_t size
@@ -613,7 +615,7 @@ cdef class Load:
         return 0
 
     cdef bint say(self, Link* link, const uint8_t* data, size_t size) except -1:
-        """As send(), of what goes into TLS where that is spoken."""
+        """Sends bytes as send() does, through TLS if the connection uses it."""
         cdef bytes sealed
         if self.context is None:
             return self.send(link, data, size)
@@ -621,7 +623,7 @@ cdef class Load:
         return self.send(link, <const uint8_t*>PyBytes_AS_STRING(sealed), len(sealed))
 
     cdef bint send(self, Link* link, const uint8_t* data, size_t size) except -1:
-        """Whether the kernel took it all. If not, the rest waits until it can; or the connection is broken."""
+        """Sends bytes. Returns False if some have to wait, or if the connection is broken."""
         cdef ssize_t sent = c_send(link.fd, data, size, MSG_DONTWAIT | MSG_NOSIGNAL)
         if sent < 0:
             if errno != EAGAIN and errno != EINTR:
@@ -639,7 +641,7 @@ cdef class Load:
             PyMem_Free(link.pending)
             link.pending = <uint8_t*>PyMem_Malloc(size - sent)
             if link.pending == NULL:
-                raise MemoryError(f"no room for {size - sent} bytes that are to be sent")
+                raise MemoryError(f"no room for {size - sent} bytes that have to be sent")
             memcpy(link.pending, data + sent, size - sent)
             link.pending_start = 0
             self.listen(link, EPOLLIN | EPOLLOUT)
@@ -647,7 +649,7 @@ cdef class Load:
         return False
 
     cdef ssize_t receive(self, Link* link) except -2:
-        """Has what has arrived in the inbox, behind what was left. How much there is; 0 if nothing has arrived."""
+        """Reads bytes into the inbox, behind the unused ones. Returns how many there are, 0 if none have arrived."""
         cdef ssize_t size
         memcpy(self.inbox, link.tail, link.tail_size)
         try:
@@ -667,7 +669,7 @@ cdef class Load:
         return 0
 
     cdef int read(self, Link* link) except -1:
-        """Takes what has arrived, reply by reply."""
+        """Reads what has arrived, reply by reply."""
         cdef Py_ssize_t taken = 1
         cdef const uint8_t* data = self.inbox
         cdef size_t left = self.receive(link)
@@ -717,14 +719,14 @@ cdef class Load:
         return self.write(link, now)
 
     cdef int settle(self, Link* link, const Request* request, const Reply* reply, int64_t now) except -1:
-        """The oldest request of a connection has its answer."""
+        """Called when the oldest request of a connection has its reply."""
         link.head += 1
         link.count -= 1
         self.in_flight -= 1
         return self.answered(link, request, reply, now)
 
     cdef Py_ssize_t hear_control(self, Link* link, const uint8_t* data, size_t left, int64_t now) except -2:
-        """Takes a control message, as a reply is read. What others were told is nothing to us."""
+        """Handles a control message, in the same way as a reply. Messages for other connections are ignored."""
         cdef int64_t number = -1
         cdef int64_t index
         cdef Py_ssize_t taken
@@ -765,7 +767,7 @@ cdef class Load:
         return self.measured(link, request, reply, now) if reply.outcome != FAILED else 0
 
     cdef int measured(self, Link* link, const Request* request, const Reply* reply, int64_t now) except -1:
-        """Counts an answer of the measured time. What a fan measures is how long jobs that are due wait for workers."""
+        """Counts a reply in the measured time. A fan measures how long jobs that are due wait for workers."""
         cdef bint delivered = self.fans and reply.outcome == RESERVED
         cdef int64_t intended_ns = self.work.intended_ns(request, reply)
         if intended_ns < self.orders.measure_ns or reply.outcome == CANCELLED:
@@ -785,11 +787,11 @@ cdef class Load:
         return 0
 
     cdef int wrong(self, Link* link, const uint8_t* data, size_t size, const Request* request) except -1:
-        """Nothing that follows on that connection can be understood."""
-        self.show("an answer that cannot be", data, size, request)
+        """Called for a wrong reply. Nothing that follows on this connection can be understood."""
+        self.show("an impossible reply", data, size, request)
         return self.fail(link, WRONG_ANSWER)
 
     cdef int show(self, str what, const uint8_t* data, size_t size, const Request* request) except -1:
-        asked = OP_NAMES[request.op] if request != NULL else "nothing that was asked"
+        asked = OP_NAMES[request.op] if request != NULL else "a reply without a request"
         text_write(self.sheet.evidence, f"{what} to {asked}: {bytes(data[: min(size, 60)])!r}")
         return 0

@@ -34,7 +34,7 @@ cdef struct Heap:           # the permit that is due first comes first
 
 
 cdef inline void* allocate(size_t count, size_t size) except NULL:
-    """Zeroed."""
+    """Allocates memory that is filled with zeros."""
     cdef void* memory = PyMem_Calloc(count, size)
     if memory == NULL:
         raise MemoryError(f"no room for {count * size} bytes")
@@ -42,7 +42,10 @@ cdef inline void* allocate(size_t count, size_t size) except NULL:
 
 
 cdef inline int ring_grow(void** ring, uint32_t* mask, uint32_t* head, uint32_t count, size_t size) except -1:
-    """Makes room for one more at least: the number of cells is a power of two, and the mask one less."""
+    """Makes room for at least one more.
+
+    The number of cells is a power of two, and the mask is this number minus one.
+    """
     cdef uint32_t capacity = mask[0] + 1 if ring[0] != NULL else 0
     cdef uint32_t start = head[0] & mask[0]
     cdef uint32_t wanted = max(RING_MIN, 2 * capacity)

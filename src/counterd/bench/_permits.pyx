@@ -1,8 +1,8 @@
-"""Work that acquires and releases, and the other requests about names.
+"""A load that acquires and releases, and that sends the other requests about names.
 
-A side. Where a permit has a token, a release names that and not the name: either the reply to the acquire tells it, or
-we choose it. Such a release waits until its acquire is answered, as does that of a Take which may wait; so acquires and
-releases take turns among the permits that a connection has in hand.
+A side. If a permit has a token, its release names the token and not the name. Either the reply to the acquire contains
+the token, or the load chooses it. Such a release waits until its acquire is answered, and so does the release of a Take
+that can wait. So acquires and releases alternate among the permits of a connection.
 """
 
 import os
@@ -62,7 +62,7 @@ cdef class Permits(Work):
         return 0
 
     cdef int choose_turn(self, Link* link, Op* op, Permit* permit) except -1:
-        """Of acquire and release in turn."""
+        """Chooses acquire and release alternately."""
         if self.in_turn:
             link.raised = not (link.raised and link.held_count)
             if not link.raised:
@@ -81,7 +81,10 @@ cdef class Permits(Work):
         return 0
 
     cdef int choose_drawn(self, Link* link, Op* op, Permit* permit) except -1:
-        """Of a mix. It is another request where there is nothing to release, to keep or to purge."""
+        """Chooses a request of a mix.
+
+        If there is nothing to release, to keep or to purge, it chooses another request.
+        """
         if op[0] == UPDATE:  # up and down again, so that no quota comes to its end
             link.raised = not link.raised
             if link.raised:
@@ -123,7 +126,7 @@ cdef class Permits(Work):
         return -1
 
     cdef int granted(self, Link* link, const Permit* permit, int64_t now) except -1:
-        """A permit of the load's own."""
+        """Called when the load was granted a permit."""
         cdef Hold ending
         self.ledger.tell_once(permit.token)
         if self.holds:
@@ -144,7 +147,7 @@ cdef class Permits(Work):
         return held_push(link, permit[0]) if self.track_held else 0
 
     cdef int let_go(self, Link* link) except -1:
-        """As soon as the server knows, others may be granted what the connection held."""
+        """Called before a connection ends: as soon as the server notices, it may grant the permits to others."""
         cdef size_t i
         if link.turn == HOLDING:
             self.ledger.hold(link.turn_name, -1)

@@ -13,24 +13,24 @@ cdef inline uint64_t random_next(uint64_t* state) noexcept nogil:
 
 
 cdef inline uint64_t random_mixed(uint64_t mixed) noexcept nogil:
-    """Any number, each bit of which then depends on all of them."""
+    """Returns a mixed number. Each bit of the result depends on all bits of the argument."""
     mixed = (mixed ^ (mixed >> 30)) * <uint64_t>0xbf58476d1ce4e5b9
     mixed = (mixed ^ (mixed >> 27)) * <uint64_t>0x94d049bb133111eb
     return mixed ^ (mixed >> 31)
 
 
 cdef inline uint32_t random_below(uint64_t* state, uint32_t bound) noexcept nogil:
-    """0 to bound - 1; off by less than one in 2^32."""
+    """Returns 0 to bound - 1. The probabilities differ by less than one in 2^32."""
     return <uint32_t>(((random_next(state) >> 32) * bound) >> 32)
 
 
 cdef inline double random_unit(uint64_t* state) noexcept nogil:
-    """Above 0, at most 1."""
+    """Returns a number above 0 and at most 1."""
     return ((random_next(state) >> 11) + 1) * (1.0 / 9007199254740992.0)
 
 
 cdef inline double random_exponential(uint64_t* state) noexcept nogil:
-    """Of mean 1."""
+    """Returns an exponentially distributed number with the mean 1."""
     return -log(random_unit(state))
 
 
@@ -46,7 +46,7 @@ cdef struct Zipf:
 
 
 cdef inline double zipf_integral(double exponent, double x) noexcept nogil:
-    """Of t^-exponent, up to a constant; smooth through exponent 1."""
+    """Returns the integral of t^-exponent, up to a constant. The result is continuous at the exponent 1."""
     cdef double power = (1 - exponent) * log(x)
     return log(x) * (expm1(power) / power if power > 1e-8 or power < -1e-8 else 1 + power / 2)
 
@@ -67,7 +67,7 @@ cdef inline void zipf_begin(Zipf* zipf, double exponent, uint32_t ranks) noexcep
 
 
 cdef inline uint32_t zipf_next(const Zipf* zipf, uint64_t* state) noexcept nogil:
-    """A rank less 1: 0 is the most frequent."""
+    """Returns a rank minus 1: 0 is the most frequent rank."""
     cdef double area, x
     cdef uint32_t rank
     while True:

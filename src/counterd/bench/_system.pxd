@@ -37,7 +37,7 @@ cdef extern from "<sys/prctl.h>" nogil:
 
 
 cdef inline int stream_socket(int family) noexcept:
-    """A descriptor, or -1 and errno."""
+    """Returns the descriptor of a new socket, or -1 and errno."""
     cdef int one = 1
     cdef int fd = c_socket(family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0)
     if fd >= 0 and family != AF_UNIX:
@@ -46,7 +46,7 @@ cdef inline int stream_socket(int family) noexcept:
 
 
 cdef inline void reset_at_close(int fd) noexcept:
-    """The kernel is to send RST, as if the process had died with answers unread."""
+    """Makes the kernel send RST when the socket is closed, as if the process had died with unread replies."""
     cdef Linger linger
     linger.l_onoff = 1
     linger.l_linger = 0
@@ -54,7 +54,7 @@ cdef inline void reset_at_close(int fd) noexcept:
 
 
 cdef inline void sleep_ns(int poll, long time) noexcept:
-    """Under a second, or until the epoll set has something to tell."""
+    """Sleeps for less than a second, or until the epoll set has an event."""
     cdef pollfd polled
     cdef timespec nap
     polled.fd = poll

@@ -1,4 +1,4 @@
-"""A load process's share of a Plan, as numbers. See _task.pxd.
+"""The share that one load process has of a Plan, as numbers. See _task.pxd.
 
 A side.
 """
@@ -14,7 +14,7 @@ from counterd.bench.dialect import OPS as DRAWN_NAMES
 
 
 cdef class Task:
-    """plan: a Plan; index: which of its processes this is."""
+    """plan: a Plan. index: the index of this load process."""
 
     def __cinit__(self, plan, int index):
         cdef uint32_t each = plan.connections // plan.processes
@@ -63,16 +63,17 @@ cdef class Task:
         return name
 
     cdef uint32_t key_of(self, uint32_t link) noexcept:
-        """The fairness key of a connection."""
+        """Returns the fairness key of a connection."""
         return (self.first + link) % self.fairness_keys
 
     cdef uint32_t next_told(self, Link* link) noexcept:
-        """A new name that says which connection has told it: a server speaks of those of one in their order."""
+        """Returns a new name that contains the number of its connection: a server handles the names of one connection
+        in order."""
         cdef uint32_t name = link.told * self.everywhere + self.first + link.index
         link.told += 1
         return name
 
     cdef int64_t link_of(self, int64_t told) noexcept:
-        """The connection of this process that has told that name; -1 if none has."""
+        """Returns the connection of this process that has sent this name, or -1 if none has."""
         cdef int64_t link = told % self.everywhere - self.first
         return link if told >= 0 and 0 <= link < self.connections else -1

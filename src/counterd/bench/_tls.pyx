@@ -1,6 +1,6 @@
-"""TLS of one connection of the load, over a socket that somebody else has.
+"""TLS for one connection of the load. The caller owns the socket.
 
-A side. Whatever goes wrong with it is an OSError.
+A side. Every error raises OSError.
 """
 
 import ssl
@@ -23,14 +23,14 @@ cdef object ENDS = (ssl.SSLEOFError, ssl.SSLZeroReturnError)
 
 
 cdef class Layer:
-    """context: an ssl.SSLContext; host: whose certificate the server has to have."""
+    """context: an ssl.SSLContext. host: the host whose certificate the server must have."""
 
     def __cinit__(self, context, str host not None):
         self.incoming, self.outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         self.tls = context.wrap_bio(self.incoming, self.outgoing, server_hostname=host)
 
     cdef bytes shake_hands(self, int fd):
-        """Goes on with what has come, if anything has. Returns what is to be sent."""
+        """Continues the handshake with the bytes that have arrived, if there are any. Returns the bytes to send."""
         cdef ssize_t size = c_recv(fd, sealed, SEALED, MSG_DONTWAIT)
         if size > 0:
             self.incoming.write(sealed[:size])
@@ -46,12 +46,15 @@ cdef class Layer:
         return self.outgoing.read()
 
     cdef bytes seal(self, const uint8_t* data, size_t size):
-        """What is to be sent for it."""
+        """Encrypts bytes, and returns the bytes to send."""
         self.tls.write(data[:size])
         return self.outgoing.read()
 
     cdef ssize_t receive(self, int fd, uint8_t* room) except? -1:
-        """As recv(2): how much was put there, 0 at the end, or -1 and errno. There has to be room for 2 SEALED."""
+        """Reads as recv(2) does: returns how many bytes were read, 0 at the end, or -1 and errno.
+
+        The buffer must have room for 2 SEALED.
+        """
         cdef ssize_t got = 0
         cdef bytes piece
         cdef ssize_t size = c_recv(fd, sealed, SEALED, MSG_DONTWAIT)

@@ -92,7 +92,7 @@ cdef struct Reply:
 
 
 cdef inline int template_make(Template* template, bytes data, bytes name, int digits) except -1:
-    """Of a request with that name, the last digits of which are to be written."""
+    """Makes a template of a request with this name, whose last digits will be overwritten."""
     cdef Py_ssize_t at = data.rfind(name)
     template.size = len(data)
     template.data = <uint8_t*>allocate(len(data), 1)
@@ -104,7 +104,10 @@ cdef inline int template_make(Template* template, bytes data, bytes name, int di
 
 
 cdef inline int template_add_names(Template* template, bytes data, bytes other) except -1:
-    """It has several names, all of the same number. other: the same request with another number."""
+    """Notes that the template contains several names with the same number.
+
+    other: the same request with another number.
+    """
     at = [i for i in range(len(data)) if data[i] != other[i]][:: max(template.digits, 1)]
     at.remove(template.name_at)
     template.also = len(at)
@@ -114,7 +117,7 @@ cdef inline int template_add_names(Template* template, bytes data, bytes other) 
 
 
 cdef inline size_t template_write(const Template* template, uint32_t name, uint8_t* target) noexcept nogil:
-    """A request for that name. Returns its size."""
+    """Writes the request for a name. Returns the size of the request."""
     cdef int i
     memcpy(target, template.data, template.size)
     if template.digits == 8:  # a constant size is written in one go
@@ -127,7 +130,10 @@ cdef inline size_t template_write(const Template* template, uint32_t name, uint8
 
 
 cdef inline void name_write(uint8_t* target, uint32_t number, int digits) noexcept nogil:
-    """The last digits, 1 to 8, of a number in hexadecimal: each nibble in a byte of its own, all at once."""
+    """Writes the last 1 to 8 hexadecimal digits of a number.
+
+    Each half byte is expanded to a byte, all of them at the same time.
+    """
     cdef uint64_t spread = number
     cdef uint64_t letters
     spread = ((spread & <uint64_t>0xffff0000) << 16) | (spread & <uint64_t>0xffff)
@@ -140,7 +146,7 @@ cdef inline void name_write(uint8_t* target, uint32_t number, int digits) noexce
 
 
 cdef inline uint64_t name_read(const uint8_t* data, size_t digits) noexcept nogil:
-    """Of name_write()'s digits; of others some number."""
+    """Reads digits that name_write() has written. For other digits the result is undefined."""
     cdef uint64_t number = 0
     cdef size_t i
     for i in range(digits):
@@ -149,6 +155,6 @@ cdef inline uint64_t name_read(const uint8_t* data, size_t digits) noexcept nogi
 
 
 cdef inline void long_write(uint8_t* target, uint64_t number) noexcept nogil:
-    """All 16 digits."""
+    """Writes all 16 hexadecimal digits of a number."""
     name_write(target, <uint32_t>(number >> 32), 8)
     name_write(target + 8, <uint32_t>number, 8)

@@ -1,5 +1,5 @@
-"""What a load process asks for on a connection, and what it makes of the answers: the contract, and a work that knows
-nothing of what it has asked, such as one of messages.
+"""The contract of a load: which requests a load process sends on a connection, and what it does with the replies. Also
+a load that needs no memory of its requests, such as one of messages.
 
 A side.
 """
@@ -15,7 +15,7 @@ from counterd.bench._words cimport CONTROL, Op, Reply
 
 
 cdef class Work:
-    """plan: a Plan; index: which of its processes this is."""
+    """plan: a Plan. index: the index of this load process."""
 
     def __cinit__(self, plan, int index, Task task not None, Ledger ledger not None):
         self.task, self.ledger = task, ledger
@@ -24,33 +24,41 @@ cdef class Work:
         PyMem_Free(self.heap.cells)
 
     cdef int choose(self, Link* link, int64_t intended_ns, Op* op, Permit* permit) except -1:
-        """The next request of the load on that connection."""
+        """Chooses the next request on a connection."""
         op[0] = self.task.next_op()
         permit.token = 0
         permit.name = self.task.next_told(link) if op[0] == CONTROL else self.task.next_name()
         return 0
 
     cdef uint32_t room(self, const Link* link) noexcept:
-        """How many requests a closed loop asks on that connection now."""
+        """Returns how many requests a closed loop sends on this connection now."""
         return self.task.depth if link.count == 0 else 0
 
     cdef bint waits(self, const Link* link) noexcept:
-        """Whether the connection always has one request under way, which waits for what others do."""
+        """Returns whether the connection always has one request in flight, which waits for actions of others."""
         return False
 
     cdef int64_t answered(self, Link* link, const Request* request, const Reply* reply, int64_t now) except -2:
-        """A request, which is no longer under way. Returns the index of another connection that may ask because of
-        that, or -1."""
+        """Called when a request has its reply and is no longer in flight.
+
+        Returns the index of another connection that may now send a request, or -1.
+        """
         return -1
 
     cdef int64_t intended_ns(self, const Request* request, const Reply* reply) noexcept:
-        """From when the latency of that answer counts."""
+        """Returns from when the latency of a reply counts."""
         return request.intended_ns
 
     cdef uint32_t awaited(self, const Link* links, uint32_t in_flight) noexcept:
-        """Answers that are to come once nothing more is asked. in_flight: requests that are under way."""
+        """Returns how many replies will still arrive when no more requests are sent.
+
+        in_flight: how many requests are in flight.
+        """
         return in_flight
 
     cdef int let_go(self, Link* link) except -1:
-        """The connection is closed: all that it holds, before the server can know."""
+        """Called when the connection was closed, before the server can know.
+
+        Gives up everything that the connection held.
+        """
         return 0

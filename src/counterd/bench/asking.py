@@ -32,16 +32,16 @@ class Parser(Protocol[T]):
     """A parser of a protocol's wire module."""
 
     def feed(self, data: bytes, /) -> list[T]:
-        """Returns the answers that are complete now."""
+        """Returns the replies that are complete."""
 
 
 class LoadError(Exception):
-    """There is no result: the load never began, or one of its processes died."""
+    """The load has no result: it never began, or one of its processes died."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """An address that accepts connections. context: for TLS, or None."""
+    """An address that accepts connections. context: the TLS context, or None."""
 
     family: int
     address: Any
@@ -111,7 +111,7 @@ def context_of(plan: Plan) -> ssl.SSLContext | None:
 
 
 def asked(connection: socket.socket, requests: list[bytes], parser: Parser[T], why: str) -> list[T]:
-    """Sends requests. Returns the answers, in order. why: the connection's purpose, for a ProtocolError."""
+    """Sends requests. Returns the replies in order. why: the purpose of the connection, for a ProtocolError."""
     answers: list[T] = []
     connection.sendall(b"".join(requests))
     while len(answers) < len(requests):

@@ -1,8 +1,8 @@
 """Draws line and bar charts as SVG text.
 
-A side, pure Python, without knowledge of runs. The lines of a chart can be distinguished without colour: by dashes, by
-the shapes of the markers and by the tooltips of the points. `STYLE` has the colours for light and dark. A page with
-many charts contains it only once (standalone=False). This module escapes all text that it is given.
+This file draws charts only, and knows nothing of runs. The lines of a chart can be distinguished without colour: by
+dashes, by the shapes of the markers and by the tooltips of the points. `STYLE` has the colours for light and dark. A
+page with many charts contains it only once (standalone=False). This module escapes all text that it gets.
 """
 
 from __future__ import annotations
@@ -64,7 +64,10 @@ GAP = 8
 
 
 class Point(NamedTuple):
-    """A point. note: the text of its tooltip, or "" for the default. bad: the point is crossed out."""
+    """A point of a chart.
+
+    note: the text of its tooltip, or "" for the default. bad: whether the point is crossed out.
+    """
 
     x: float
     y: float
@@ -93,7 +96,7 @@ class Axis:
 
 @dataclass(frozen=True)
 class Scale:
-    """An axis at its place in the drawing. ticks: values. start, end: pixels."""
+    """A scale at its place in the drawing. ticks: the values with a label. start, end: the first and the last pixel."""
 
     axis: Axis
     ticks: list[float]
@@ -123,7 +126,10 @@ def linear_ticks(high: float, wanted: int = 6) -> list[float]:
 
 
 def log_ticks(low: float, high: float) -> list[float]:
-    """Returns ticks from at most `low` to at least `high`: 1, 2 and 5 times each power of ten; fewer if too many."""
+    """Returns ticks from at most `low` to at least `high`: 1, 2 and 5 times each power of ten.
+
+    If these are too many, returns fewer ticks.
+    """
     factors = (1, 2, 5) if high / low <= 1000 else (1,)
     powers = range(math.floor(math.log10(low)) - 1, math.ceil(math.log10(high)) + 2)
     steps = [float(f"{factor}e{power}") for power in powers for factor in factors]
@@ -138,13 +144,13 @@ def percentile_ticks(high: float) -> list[float]:
 
 
 def percentile_text(value: float) -> str:
-    """Formats a tick of a percentile axis: 0 %, 50 %, 99.9 %."""
+    """Formats a tick of a percentile axis, such as 0 %, 50 % or 99.9 %."""
     nines = round(math.log10(value))
     return f"{100 - 100 / value:.{max(nines - 2, 0)}f} %"
 
 
 def make_scale(axis: Axis, values: Sequence[float], start: float, end: float) -> Scale:
-    """Makes a scale that contains all of the values. There may be none."""
+    """Makes a scale that contains all values. The list of values can be empty."""
     usable = [value for value in values if math.isfinite(value)]
     if axis.kind == "linear":
         ticks = linear_ticks(max(usable, default=1.0), max(2, round(abs(end - start) / 60)))
@@ -165,12 +171,12 @@ def escape(text: object) -> str:
 
 
 def text_width(text: str, size: float = FONT) -> float:
-    """Estimates the width of text, rather too large, because the font is not known."""
+    """Estimates the width of text. The estimate is rather too large, because the font is not known."""
     return sum(1.0 if unicodedata.east_asian_width(letter) in "WF" else 0.62 for letter in text) * size
 
 
 def shortened(text: str, width: float) -> str:
-    """Shortens text to a width, with an ellipsis in the middle: names often differ only at their ends."""
+    """Shortens text to a width, with an ellipsis in the middle, because names often differ only at their ends."""
     text = printable(text)
     if text_width(text) <= width:
         return text
@@ -200,7 +206,7 @@ def text_at(x: float, y: float, text: str, *, anchor: str = "start", style: str 
 
 @dataclass
 class Frame:
-    """The parts around the drawing that all charts have. They are placed from top to bottom."""
+    """The parts around the drawing that every chart has. These parts are placed from top to bottom."""
 
     width: float
     parts: list[str]
@@ -273,7 +279,7 @@ def x_axis(frame: Frame, axis: Axis, values: Sequence[float], left: float, heigh
 
 
 def look(series: Series, index: int) -> tuple[int, int]:
-    """Returns the numbers of a series' colour and dash."""
+    """Returns the numbers of the colour and the dash of a series."""
     colour = index if series.colour is None else series.colour
     dash = index if series.dash is None else series.dash
     return colour % COLOURS, dash % len(DASHES)
@@ -284,7 +290,7 @@ def dash_attribute(dash: int) -> str:
 
 
 def draw_line(series: Series, index: int, x: Scale, y: Scale) -> str:
-    """Draws a line and, over it, its points. Some of the points have a marker, and all of them have a tooltip."""
+    """Draws a line, and its points over the line. Some of the points have a marker, and all of them have a tooltip."""
     points = [point for point in series.points if math.isfinite(point.x) and math.isfinite(point.y)]
     colour, dash = look(series, index)
     places = [(f"{x.place(point.x):.1f}", f"{y.place(point.y):.1f}") for point in points]
@@ -321,7 +327,7 @@ class Bar(NamedTuple):
     height: float
 
     def draw(self, colour: int) -> str:
-        """Draws the bar with stripes, closer for each further colour, so that bars differ without colour too."""
+        """Draws a bar with stripes. Each further colour has closer stripes, so that bars differ without colour too."""
         x, top, width, height = (f"{value:.1f}" for value in self)
         rect = f'<rect class="bar f{colour}" x="{x}" y="{top}" width="{width}" height="{height}"/>'
         step = 24 / (colour + 1)
@@ -344,7 +350,10 @@ def line_chart(
     height: float = 260,
     standalone: bool = True,
 ) -> str:
-    """Draws an SVG of this width, whose drawing has this height. A series without points is only in the legend."""
+    """Draws an SVG of this width.
+
+    Its drawing area has this height. A series without points appears only in the legend.
+    """
     frame = Frame.begin(title, width)
     frame.legend([one.name for one in series], [line_sample(one, index) for index, one in enumerate(series)])
     points = [point for one in series for point in one.points]

@@ -1,8 +1,8 @@
-"""Compares reports: ratios to the first report, and warnings about them.
+"""Compares reports: ratios to the first report, and warnings about ratios that do not compare like with like.
 
-A side, pure Python. A ratio counts as better or worse only if it is larger than the variation of the runs themselves:
-from run to run if there are several of the same load, otherwise from second to second. If the loads differ, or a run
-failed, a ratio has no verdict.
+A side, pure Python. A ratio counts as better or worse only if it exceeds the variation of the runs themselves: the
+variation between several runs of the same load, or between the seconds of a single run. A ratio has no verdict if the
+loads differ or a run failed.
 """
 
 from __future__ import annotations
@@ -68,7 +68,8 @@ class Row(NamedTuple):
 
 
 class Ratio(NamedTuple):
-    """The ratio of a figure to the figure of the first report. verdict: better, worse, same, or "" if there is none.
+    """The ratio of a figure to the same figure of the first report. verdict: better, worse, same, or "" if there is
+    none.
 
     band: how far from 1 a ratio may be and still count as the same.
     """
@@ -101,9 +102,10 @@ def compared_rows(reports: list[tuple[str, Report]]) -> Iterator[tuple[Row, Row 
 
 
 def base_of(report: Report, first: list[Row], run: Run) -> Row | None:
-    """Returns the row of the first report with which a run is compared: its only row, or the row of the same load.
+    """Returns the row of the first report with which a run is compared: the only row of that report, or the row of the
+    same load.
 
-    For searches it is the row at the same rate, even if the loads differ, because searches compare rates.
+    For a search, this is the row at the same rate, even if the loads differ, because searches compare rates.
     """
     if len(first) == 1:
         return first[0]
@@ -143,7 +145,7 @@ def compared(value: float, base: float, *, more_is_better: bool, judged: bool, b
 
 
 def value_of(row: Row, name: str) -> float:
-    """Returns the median of a figure over the runs of a row; nan if there is none."""
+    """Returns the median of a figure over the runs of a row. Returns nan if there is none."""
     values = [value for run in row.runs if (value := _figure(run, name)) is not None]
     return statistics.median(values) if values else math.nan
 
@@ -153,10 +155,10 @@ def _figure(run: Run, name: str) -> float | None:
 
 
 def variation(runs: Sequence[Run], name: str) -> float:
-    """Returns by what fraction a figure varies; 0 if this is not known.
+    """Returns by what fraction a figure varies. Returns 0 if this is not known.
 
-    Several runs: half of the distance between the smallest and the largest. One run: twice the standard error of its
-    seconds.
+    For several runs, this is half of the distance between the smallest and the largest figure. For a single run, this
+    is twice the standard error of its seconds.
     """
     if len(runs) > 1:
         values = [value for run in runs if (value := _figure(run, name)) is not None]
@@ -170,14 +172,17 @@ def variation(runs: Sequence[Run], name: str) -> float:
 
 
 def _moment(moment: Moment, name: str) -> float | None:
-    """Returns the figure of one second; None for a short one, as the last one may be."""
+    """Returns the figure of one second, or None if the second is short, as the last one may be."""
     if moment.seconds < 0.5:
         return None
     return moment.requests / moment.seconds if name == RATE else moment.percentiles.get(name)
 
 
 def differences(run: Run, base: Run) -> list[str]:
-    """Returns the options in which two loads differ. If they do, the ratios do not compare the servers."""
+    """Returns the options in which two loads differ.
+
+    If there are differences, the ratios do not compare the servers.
+    """
     found = []
     for name in SHAPE:
         ours, theirs = run.options.get(name), base.options.get(name)
@@ -214,13 +219,16 @@ def compare_table(reports: list[tuple[str, Report]]) -> RenderableType:
         notes += _about(name, report)
     if is_compared:
         marks = f"{MARKS['better']} better, {MARKS['worse']} worse"
-        same = f"{MARKS['same']} within {SAME:.0%}, or ± what the runs themselves vary by"
+        same = f"{MARKS['same']} within {SAME:.0%}, or within ± the variation of the runs themselves"
         notes.append(Text(f"x: against {printable(reports[0][0])}; {marks}, {same}", SOFT))
     return Group(table, *notes)
 
 
 def warning(row: Row, base: Row | None) -> str:
-    """Returns a warning if two rows have different loads; "" if they have the same, or there is only one row."""
+    """Returns a warning if two rows have different loads.
+
+    Returns "" if the loads are the same, or if there is only one row.
+    """
     other = [] if base is None else differences(row.shown, base.shown)
     if base is None or not other:
         return ""
@@ -228,7 +236,7 @@ def warning(row: Row, base: Row | None) -> str:
 
 
 def _about(name: str, report: Report) -> list[Text]:
-    """Returns lines about the load, if the rows do not describe it, and about the result of a search."""
+    """Returns lines about the load, unless the rows describe it, and about the result of a search."""
     words = [printable(report.runs[0].label)] if report.runs and is_one_load(report) else []
     if report.repeats():
         words.append(spread(report))

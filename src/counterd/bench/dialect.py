@@ -1,6 +1,6 @@
 """The description of a protocol for the load: its requests as bytes, its limits, and its texts in reports.
 
-A side, pure Python. A dialect is a module that exports DIALECT, with a Codec beside it (_codec.pxd) that writes the
+A side, pure Python. A dialect is a module that exports DIALECT. A Codec in the same folder (_codec.pxd) writes the
 requests and reads the replies. dialects/__init__.py finds the dialects. The load itself knows only kinds of requests
 and three kinds of work, but no protocol.
 """
@@ -36,7 +36,10 @@ Mistakes = list[tuple[bool, str]]  # for each possible mistake: whether it was m
 
 @dataclass(frozen=True)
 class Checks:
-    """The checks of --verify after the load, and after its connections were closed. Both return violations."""
+    """The checks of --verify, after the load and after its connections were closed.
+
+    Both functions return violations.
+    """
 
     while_held: Callable[[Board], list[str]]
     when_gone: Callable[[Board], list[str]]
@@ -46,7 +49,7 @@ class Checks:
 class Rules:
     """The rules that `counterbench rules` prints.
 
-    write: makes the rules from a number of names and their maximum. May raise ValueError.
+    write: makes the rules from a number of names and their maximum. It may raise ValueError.
     """
 
     write: Callable[[int, int], str]
@@ -56,7 +59,7 @@ class Rules:
 def names_of(plan: Plan, run: int) -> dict[str, bytes]:
     """Returns the name in each kind of request, without its last digits: for numbers, buffers, and new names.
 
-    run: its low 28 bits make the new names of this run differ from those of other runs.
+    run: the low 28 bits make the new names of this run differ from the names of other runs.
     """
     size = plan.name_size - min(plan.name_size, DIGITS_MAX)
     fresh = (b"i" + (b"%07x" % (run & 0xFFFFFFF))[::-1] + b"i" * size)[:size]

@@ -1,8 +1,8 @@
-"""Makes one self-contained HTML page of one or several reports: figures, curves, tables, and the origin of the data.
+"""Makes a self-contained HTML page from one or several reports: figures, curves, tables, and the origin of the data.
 
 A side, pure Python. The page has no scripts and loads nothing; its content security policy makes browsers enforce that.
-All text from a report goes through escape(). Each chart is drawn twice, for a desktop and for a phone: the text of a
-scaled chart would be illegible on one of them.
+All text from a report goes through escape(). Each chart is drawn twice, for a desktop and for a phone, because the text
+of a scaled chart would be illegible on one of them.
 """
 
 from __future__ import annotations
@@ -162,7 +162,10 @@ def _short_name(reports: Reports, name: str, report: Report, run: Run) -> str:
 
 
 def _picked(reports: Reports) -> list[Curve]:
-    """Returns all runs. If they are too many: of each report the first, the last, and the one on its card."""
+    """Returns all runs, if they are few.
+
+    If there are too many runs, returns of each report the first run, the last run, and the run on its card.
+    """
     curves = _curves(reports)
     if len(curves) <= CURVES_MAX:
         return curves
@@ -282,7 +285,7 @@ def _is_scan(report: Report) -> bool:
 
 
 def _time_axis(title: str, values: Iterable[float]) -> Axis:
-    """Makes an axis for times: logarithmic if a linear one would make small values indistinguishable."""
+    """Makes an axis for times. It is logarithmic if a linear axis would make small values indistinguishable."""
     positive = [value for value in values if value > 0]
     wide = bool(positive) and max(positive) / min(positive) > LINEAR_MAX
     return Axis(title, "log" if wide else "linear", duration_tick)
@@ -298,12 +301,12 @@ def _percentile_figure(curves: Sequence[Curve], title: str, keys: Sequence[str],
             series.append(Series(own, percentile_points(own, times.values), colour, dash))
     x = Axis("percentile", "percentile", percentile_text)
     y = _time_axis(axis, (point.y for one in series for point in one.points))
-    about = "The time of the slowest requests: each step to the right shows a ten times smaller part of them."
+    about = "The time of the slowest requests: each step to the right shows a part of them that is ten times smaller."
     return Figure(partial(line_chart, series, x, y, title=title, description=about))
 
 
 def percentile_points(name: str, values: HdrHistogram) -> list[Point]:
-    """Returns points at x = 1 / (1 - p). For p = 1 there is none, so the largest of n values is at rank n - 1/2."""
+    """Returns points at x = 1 / (1 - p). There is no point for p = 1, so the largest of n values is at rank n - 1/2."""
     total = values.get_total_count()
     points: list[Point] = []
     for step in values.get_percentile_iterator(TICKS_PER_HALF) if total else ():
@@ -332,7 +335,9 @@ def _rate_figure(reports: Reports) -> Figure:
             Axis("requests/s wanted"),
             y,
             title="Response time against rate",
-            description="The server can handle rates up to the one at which the curve rises. Crossed out: with errors.",
+            description=(
+                "The server can handle rates up to the rate at which the curve rises. Runs with errors are crossed out."
+            ),
         )
     )
 
@@ -364,7 +369,7 @@ def _throughput_bars(reports: Reports) -> Figure:
             series,
             Axis("requests/s"),
             title="Throughput",
-            description="Requests answered a second. Crossed out: with errors.",
+            description="Requests answered a second. Runs with errors are crossed out.",
         )
     )
 
@@ -399,7 +404,10 @@ def _latency_figure(series: Sequence[Series], title: str) -> Figure:
 
 def _over_time_figure(series: Sequence[Series], y: Axis, title: str) -> Figure:
     x = Axis("seconds", text=plain_tick)
-    about = "Second by second; longer runs are thinned to the average throughput and the worst latencies of each piece."
+    about = (
+        "Each point is a second. Longer runs are thinned to the average throughput and the worst latencies of "
+        "each piece."
+    )
     return Figure(partial(line_chart, series, x, y, title=title, description=about))
 
 
@@ -412,7 +420,7 @@ def _moment_rate(name: str, moment: Moment) -> Point:
 
 
 def _moment_series(name: str, key: str, moments: Sequence[Moment]) -> Series:
-    """Makes a line over time. A second without answers has no latency, so it has no point."""
+    """Makes a line over time. A second without replies has no latency, so it has no point."""
     points = []
     for moment in moments:
         if key in moment.percentiles:
@@ -422,7 +430,7 @@ def _moment_series(name: str, key: str, moments: Sequence[Moment]) -> Series:
 
 
 def thinned(moments: Sequence[Moment]) -> list[Moment]:
-    """Reduces moments to at most POINTS_MAX: neighbours are joined, with the worst of their percentiles."""
+    """Reduces moments to at most POINTS_MAX: neighbours are joined, and the worst of their percentiles is kept."""
     size = max(1, math.ceil(len(moments) / POINTS_MAX))
     return [_joined(moments[start : start + size]) for start in range(0, len(moments), size)]
 
@@ -449,7 +457,10 @@ class Row(NamedTuple):
 
 
 def _table(title: str, columns: Sequence[str], rows: Sequence[Row], *, words: bool = False) -> str:
-    """Makes a table that scrolls sideways if it is too wide. It can get the focus, so that a keyboard can scroll it."""
+    """Makes a table that scrolls sideways if it is too wide.
+
+    The table can get the focus, so that a keyboard can scroll it.
+    """
     if not rows:
         return ""
     head = "".join(f'<th scope="col">{escape(column)}</th>' for column in columns)
@@ -531,7 +542,7 @@ def _time_rows(curve: Curve) -> list[Row]:
 
 
 def _objective_table(name: str, report: Report) -> str:
-    """Makes the table of a search's runs: which of them met the objective."""
+    """Makes the table of a search's runs, which says which runs met the objective."""
     objective = objective_of(report)
     if objective is None:
         return ""
@@ -546,7 +557,7 @@ def _meanings(curves: Sequence[Curve]) -> str:
 
 
 def _kinds_tables(curves: Sequence[Curve]) -> list[str]:
-    """Makes the tables of the answers by outcome, and of the errors."""
+    """Makes the tables of the replies by outcome, and of the errors."""
     tables = []
     for title, kinds in (
         ("Outcomes", [curve.run.outcomes for curve in curves]),
@@ -567,7 +578,7 @@ def _origin(reports: Reports) -> str:
     commands = [{"command": report.command} if report.command else {} for _, report in reports]
     options = [_options(report) for _, report in reports]
     machines = [{**report.machine, **report.versions} for _, report in reports]
-    return "<h2>Where this comes from</h2>\n" + "".join(
+    return "<h2>Origin of these figures</h2>\n" + "".join(
         _table(title, ["", *names], _dict_rows(dicts), words=True)
         for title, dicts in (("Command", commands), ("Options", options), ("Machine and versions", machines))
     )
@@ -579,7 +590,7 @@ def _dict_rows(dicts: Sequence[dict[str, str]]) -> list[Row]:
 
 
 def _options(report: Report) -> dict[str, str]:
-    """Returns the options of all runs. If the runs differ in an option, it has all of their values."""
+    """Returns the options of all runs. If the runs differ in an option, the result has all values of the option."""
     keys = dict.fromkeys(key for run in report.runs for key in run.options)
     values = {key: dict.fromkeys(_option(run.options.get(key)) for run in report.runs) for key in keys}
     return {key: ", ".join(found) for key, found in values.items()}

@@ -28,7 +28,7 @@ BAR_WIDTH = 60
 
 @contextlib.contextmanager
 def panel(console: Console | None) -> Iterator[Callable[[str], Callable[[Progress], None] | None]]:
-    """Yields a function that takes the label of a run and returns its watcher; None if there is no console."""
+    """Yields a function that takes the label of a run and returns its watcher. Yields None if there is no console."""
     if console is None:
         yield lambda _: None
         return

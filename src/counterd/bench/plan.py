@@ -1,7 +1,7 @@
 """The plan of a run: reads and checks the options of counterbench.
 
-A side, pure Python. Readers, here and in counterd.units, parse the text of an option. They raise a ValueError that says
-what was expected.
+A side, pure Python. The readers, in this file and in counterd.units, parse the text of an option. They raise a
+ValueError that says what was expected.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Keys:
 
     @property
     def text(self) -> str:
-        """The form on the command line."""
+        """Returns the form on the command line."""
         return f"zipf:{self.exponent:g}" if self.kind == "zipf" else self.kind
 
 
@@ -98,7 +98,7 @@ def connections_of(work: Work, producers: int) -> int:
 
 @dataclass(frozen=True)
 class Plan:
-    """One run. Times are in seconds, rates per second. All numbers are for all processes together."""
+    """The plan of one run. Times are in seconds, rates per second. All numbers are the sums for all processes."""
 
     protocol: str = next(iter(DIALECTS))
     host: str = "127.0.0.1"
@@ -157,7 +157,7 @@ class Plan:
         return DIALECTS[self.protocol]
 
     def fetches(self) -> bool:
-        """Returns True if a get reads a buffer, and not a number."""
+        """Returns whether a get reads a buffer, and not a number."""
         return self.dialect.fetches(self)
 
     def fills(self) -> tuple[str, ...]:
@@ -196,10 +196,10 @@ class Plan:
         pairs = not self.work.weights
         hold = self.hold.mean if self.hold else 0.0
         return [
-            (self.tls and self.socket is not None, "there is no TLS on a Unix socket"),
+            (self.tls and self.socket is not None, "a Unix socket cannot use TLS"),
             (not self.tls and any((self.cacert, self.cert, self.key)), "--cacert, --cert and --key need --tls"),
             (self.key is not None and self.cert is None, "--key needs --cert"),
-            (min(self.connections, self.processes) < 1, "there must be at least one connection and one thread"),
+            (min(self.connections, self.processes) < 1, "at least one connection and one thread are needed"),
             (not 1 <= self.depth <= DEPTH_MAX, f"there can be 1 to {DEPTH_MAX} requests in flight, not {self.depth}"),
             (self.requests is not None and self.requests < 0, "the number of requests must not be negative"),
             (
@@ -211,7 +211,7 @@ class Plan:
                 f"a rate must be {RATE_MIN:g} to {RATE_MAX:g} a second",
             ),
             (self.verify and self.names > VERIFIED_MAX, f"--verify can count at most {VERIFIED_MAX} names"),
-            (self.requests is None and self.duration is None, "give --requests, --duration or both"),
+            (self.requests is None and self.duration is None, "use --requests, --duration or both"),
             (
                 self.processes > self.connections,
                 f"{self.processes} threads need at least as many connections, not {self.connections}",
@@ -234,11 +234,11 @@ class Plan:
             (self.hold is not None and not pairs, f"--hold can only be used with {PAIRS}"),
             (
                 not self.keep_alive and self.depth > 1,
-                "--keep-alive 0 opens a connection for each request: --pipeline cannot be used with it",
+                "--keep-alive 0 opens a connection for each request, so --pipeline cannot be used with it",
             ),
             (
                 not self.keep_alive and self.rate is not None,
-                "--keep-alive 0 opens a connection for each request, in a closed loop: --rate cannot be used with it",
+                "--keep-alive 0 opens a connection for each request in a closed loop, so --rate cannot be used with it",
             ),
             (not self.keep_alive and bool(self.hold or self.churn), "--hold and --churn need --keep-alive 1"),
             (
@@ -278,7 +278,7 @@ class Plan:
             ),
             (
                 ours and self.verify and "put" in self.work.weights and (self.requests or 1 << 32) > VERIFIED_MAX,
-                f"--verify can check at most {VERIFIED_MAX} jobs, and the jobs of put stay: give --requests",
+                f"--verify can check at most {VERIFIED_MAX} jobs, and put does not delete its jobs: use --requests",
             ),
         ]
 
@@ -286,7 +286,7 @@ class Plan:
         return [
             (self.listens() and len(self.work.weights) > 1, "control cannot be part of a mix"),
             (self.listens() and self.socket is not None, "control needs two ports: --socket cannot be used with it"),
-            (self.listens() and not self.control_port, f"there is no port after {PORT_MAX}: give --control-port"),
+            (self.listens() and not self.control_port, f"there is no port after {PORT_MAX}: use --control-port"),
             (
                 self.listens() and self.name_size < DIGITS_MAX,
                 f"with control each identifier is new, so identifiers need {DIGITS_MAX} bytes: see --name-size",
@@ -307,7 +307,7 @@ class Plan:
                 queued and "wait" not in has,
                 f"{self.protocol} has no queue: --wait, --weights and --priorities need one",
             ),
-            ("acquire" not in asked, "there is no acquire that could be a Take"),
+            ("acquire" not in asked, "the load has no acquire that could be a Take"),
             (
                 not self.holds_permits() and ("release" in asked or self.verify or self.hold is not None),
                 "rates are not released: use -t acquire, without --hold and --verify",
@@ -340,13 +340,16 @@ class Plan:
         ]
 
     def _kind_of(self, op: str) -> str:
-        """Returns the kind of name for an op. The names of two kinds differ before their last digits: see names_of."""
+        """Returns the kind of name for a request.
+
+        The names of two kinds differ before their last digits: see names_of.
+        """
         if op in ("insert", "purge"):
             return "inserted"
         return "buffer" if op == "set" or (op == "get" and self.fetches()) else "number"
 
     def as_options(self) -> dict[str, Any]:
-        """Returns the options of the command line that matter for this plan, by their names, for people and files."""
+        """Returns the options of the command line that matter for this plan, by name, for people and files."""
         asked = self.work.weights.keys()
         limits = {"requests": self.requests, "duration": _time(self.duration), "warmup": _time(self.warmup or None)}
         load = {
@@ -370,7 +373,7 @@ class Plan:
         return {name: value for name, value in options if value is not None and name not in unknown}
 
     def makes_grants(self) -> bool:
-        """Returns True if there are requests for permits."""
+        """Returns whether the load requests permits."""
         return not self.work.weights or bool(self.work.weights.keys() & {"acquire", "release", "flow", "param"})
 
     def _sends_buffers(self) -> bool:

@@ -1,7 +1,7 @@
 """Writes the results of runs for a terminal, a spreadsheet and the tools that read HdrHistogram's percentile files.
 
-A side, pure Python. A run with errors, with requests that were never sent or with violations is marked wherever its
-figures are shown: otherwise it could look better than a correct run, because it has done less.
+A side, pure Python. A run with errors, with unsent requests or with violations is marked wherever its figures are
+shown. Otherwise it could look better than a correct run, because it has done less.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Times(NamedTuple):
 
 
 def all_times(run: Run) -> list[Times]:
-    """Returns the histograms of a run, the most important one first."""
+    """Returns the histograms of a run, with the most important one first."""
     if run.rate_wanted is None:
         found = [Times("latency", "latency", "from the sending to the answer", run.latency)]
     elif run.service is None:  # jobs, which are sent for other connections
@@ -77,7 +77,7 @@ def percentile_name(name: str) -> str:
 
 
 def run_name(report: Report, run: Run) -> str:
-    """Returns a name that no other run of the report has: the label, the rate, or if both are the same, a number."""
+    """Returns a name that no other run of the report has: the label, the rate, or a number if both are the same."""
     if len(report.runs) == 1:
         return printable(run.label)
     twins = [other for other in report.runs if (other.label, other.rate_wanted) == (run.label, run.rate_wanted)]
@@ -92,23 +92,23 @@ def run_name(report: Report, run: Run) -> str:
 
 
 def is_one_load(report: Report) -> bool:
-    """Returns True if the runs are those of a search: the same load at different rates."""
+    """Returns whether the runs are those of a search: the same load at different rates."""
     return len({run.label for run in report.runs}) == 1
 
 
 def full_name(name: str, report: Report, run: Run) -> str:
-    """Returns a name that no other run of all reports has. name: that of its report."""
+    """Returns a name that no other run of all reports has. name: the name of its report."""
     return printable(name) if len(report.runs) == 1 else f"{printable(name)}, {run_name(report, run)}"
 
 
 def by_kind(kinds: dict[str, int]) -> str:
-    """Formats counts, the most frequent first: granted 1,000, refused 12."""
+    """Formats counts, with the most frequent first, such as "granted 1,000, refused 12"."""
     ordered = sorted(kinds.items(), key=lambda kind: -kind[1])
     return ", ".join(f"{printable(name)} {count(number)}" for name, number in ordered)
 
 
 def faults(run: Run) -> str:
-    """Returns everything that makes the figures of a run unreliable; "" if there is nothing."""
+    """Returns everything that makes the figures of a run unreliable. Returns "" if there is nothing."""
     found = [f"errors: {by_kind(run.errors)}"] if run.errors else []
     if run.unsent:
         found.append(f"{count(run.unsent)} never sent")
@@ -118,7 +118,7 @@ def faults(run: Run) -> str:
 
 
 def details(run: Run) -> list[str]:
-    """Returns the known details of a run's faults, a line each."""
+    """Returns the known details of a run's faults, one per line."""
     return [*run.evidence, *(run.violations or ())]
 
 
@@ -131,21 +131,24 @@ def objective_of(report: Report) -> Objective | None:
 
 
 def judged(objective: Objective, run: Run) -> tuple[str, str]:
-    """Returns the measured value to which the objective sets a limit, and whether the run meets the objective."""
+    """Returns the measured value that the objective limits, and whether the run meets the objective."""
     value = duration(objective.value_of(run)) if run.requests else "-"
     return value, "met" if objective.is_met(run) else "missed"
 
 
 def granted_rate(run: Run) -> float | None:
-    """Returns the permits granted a second; None if nothing was refused, because then it is the same as the rate."""
+    """Returns how many permits were granted a second.
+
+    Returns None if nothing was refused, because then it equals the rate.
+    """
     refused = any(run.outcomes.get(outcome) for outcome in REFUSALS)
     return run.outcomes.get("granted", 0) / run.seconds if refused and run.seconds else None
 
 
 def granted(run: Run) -> str:
-    """Returns a text with granted_rate(); "" if there is none."""
+    """Returns a text with granted_rate(), or "" if there is none."""
     found = granted_rate(run)
-    return "" if found is None else f"{rate(found)} granted, the others are refusals or releases"
+    return "" if found is None else f"{rate(found)} were granted, the others were refusals or releases"
 
 
 def answer(search: dict[str, Any]) -> tuple[str, bool]:
@@ -171,7 +174,7 @@ def answer(search: dict[str, Any]) -> tuple[str, bool]:
 
 
 def representative(report: Report) -> Run:
-    """Returns the run with the median throughput, of runs of the same load."""
+    """Returns the run with the median throughput, among runs of the same load."""
     return sorted(report.runs, key=lambda run: run.rate)[(len(report.runs) - 1) // 2]
 
 
@@ -248,7 +251,7 @@ def _facts(run: Run) -> Table:
     if (run.service is not None and run.rate_wanted is not None) or run.late:
         table.add_row("late", f"{count(run.late)} sent over 1 ms after their intended start")
     if run.unsent:
-        table.add_row("unsent", Text(f"{count(run.unsent)} were due and never sent", BAD))
+        table.add_row("unsent", Text(f"{count(run.unsent)} were due but never sent", BAD))
     if run.outcomes:
         table.add_row("outcomes", Text(by_kind(run.outcomes)))
     table.add_row("errors", Text(by_kind(run.errors), BAD) if run.errors else "none")
@@ -269,7 +272,10 @@ def _facts(run: Run) -> Table:
 
 
 def dialect_of(run: Run) -> Dialect | type[Dialect]:
-    """Returns the dialect of a run's protocol; the class with its defaults if the protocol is not installed."""
+    """Returns the dialect of a run's protocol.
+
+    If the protocol is not installed, returns the class with its defaults.
+    """
     return DIALECTS.get(run.options.get("protocol", ""), Dialect)
 
 
@@ -279,7 +285,10 @@ def verified(run: Run) -> str:
 
 
 def cpu(run: Run) -> str:
-    """Formats the CPU of the load itself. If it is near one core for each process, the load limits the throughput."""
+    """Formats the CPU use of the load itself.
+
+    If the load uses nearly one core for each process, the load limits the throughput.
+    """
     if not run.requests:
         return f"{digits(run.cpu_seconds)} s"
     cores = run.cpu_seconds / run.seconds if run.seconds else 0.0
@@ -289,7 +298,7 @@ def cpu(run: Run) -> str:
 def server_use(run: Run) -> str:
     """Formats the CPU and memory of the server, if they are known."""
     if run.server.unknown:
-        return f"CPU and memory not known: {printable(run.server.unknown)}"
+        return f"CPU and memory of the server are not known: {printable(run.server.unknown)}"
     return f"{digits(run.server.cores)} cores, {run.server.memory / 2**20:,.1f} MiB of memory"
 
 
@@ -362,7 +371,7 @@ def _runs_table(report: Report) -> Table:
 
 
 def _faults_of(report: Report) -> list[Text]:
-    """Makes a red line for each run that has faults, with their details."""
+    """Makes a red line, with details, for each run that has faults."""
     lines = []
     for run in report.runs:
         if run.failed():
@@ -377,7 +386,7 @@ def _faults_of(report: Report) -> list[Text]:
 
 
 def write_csv(report: Report, path: Path) -> None:
-    """Writes a row for each run. A figure that a run does not have is an empty cell."""
+    """Writes a row for each run. If a run does not have a figure, the cell is empty."""
     rows = [_csv_row(run) for run in report.runs]
     with path.open("w", encoding="utf-8", newline="", errors="backslashreplace") as file:
         writer = csv.writer(file)
@@ -386,7 +395,10 @@ def write_csv(report: Report, path: Path) -> None:
 
 
 def _csv_column(key: str, name: str) -> str:
-    """Makes the name of a column, such as latency_p99_9_us. It has no point, which databases would misunderstand."""
+    """Makes the name of a column, such as latency_p99_9_us.
+
+    The name has no point, which databases would misunderstand.
+    """
     return f"{key}_{percentile_name(name).replace('.', '_')}_us"
 
 
@@ -428,14 +440,17 @@ def _csv_row(run: Run) -> dict[str, Any]:
 
 
 def write_hgrm(report: Report, path: Path) -> None:
-    """Writes percentiles in microseconds. Several runs have a file each: PATH with -1, -2, ... before the suffix."""
+    """Writes percentiles in microseconds. Several runs have one file each: PATH with -1, -2, ... before the suffix."""
     for number, run in enumerate(report.runs, 1):
         own = path if len(report.runs) == 1 else path.with_name(f"{path.stem}-{number}{path.suffix}")
         own.write_text(_hgrm(run.latency), "utf-8")
 
 
 def _hgrm(values: HdrHistogram) -> str:
-    """Formats a percentile file. The library's own writer is not used: it scales the mean, but not the deviation."""
+    """Formats a percentile file.
+
+    The library's own writer is not used, because it scales the mean but not the deviation.
+    """
     lines = [f"{'Value':>12} {'Percentile':>14} {'TotalCount':>10} {'1/(1-Percentile)':>14}", ""]
     for step in values.get_percentile_iterator(TICKS_PER_HALF) if values.get_total_count() else ():
         part = step.percentile_level_iterated_to / 100

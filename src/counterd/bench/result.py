@@ -1,7 +1,8 @@
 """The result of a run, and the file in which it is kept.
 
 A side, pure Python. Times are in nanoseconds unless the name has another unit. A histogram is an HdrHistogram of
-nanoseconds, with 3 significant digits, up to an hour. Files contain it in the compressed form of that library.
+nanoseconds, with 3 significant digits, up to an hour. Files contain histograms in the compressed form of the
+HdrHistogram library.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ class Moment:
 
 @dataclass
 class ServerUse:
-    """The use of CPU and memory by the server's processes in the measured time, if they are on this machine."""
+    """How much CPU and memory the server's processes used in the measured time, if they are on this machine."""
 
     cores: float = 0.0
     memory: int = 0  # bytes, at the end
@@ -115,11 +116,11 @@ class Run:
 
     @property
     def rate(self) -> float:
-        """How many requests were answered a second."""
+        """How many requests were answered in a second."""
         return self.requests / self.seconds if self.seconds else 0.0
 
     def failed(self) -> bool:
-        """True if something happened that makes the figures unreliable."""
+        """Whether something happened that makes the figures unreliable."""
         return bool(self.errors or self.unsent or self.violations)
 
 
@@ -136,7 +137,7 @@ class Report:
     command: str = ""  # the command line, quoted for a shell
 
     def repeats(self) -> bool:
-        """Returns True if all runs put the same load on the server."""
+        """Returns whether all runs put the same load on the server."""
         return self.search is not None and "repeat" in self.search
 
 
@@ -178,7 +179,7 @@ def _encode(run: Run) -> dict[str, Any]:
 
 
 def _made(kind: Any, value: Any, where: str) -> Any:
-    """Converts a value of a file to the type `kind`. where: its place in the file. Raises ValueError."""
+    """Converts a value of a file to the type `kind`. where: the place of the value in the file. Raises ValueError."""
     inner = typing.get_args(kind)
     if kind is Any:
         return value
@@ -234,7 +235,7 @@ def _decoded(text: Any, where: str) -> HdrHistogram:
 
 
 def percentiles(values: HdrHistogram) -> dict[str, int]:
-    """Returns PERCENTILES and max, as the tables show them; an empty dict if nothing was recorded."""
+    """Returns PERCENTILES and max, as the tables show them. Returns an empty dict if nothing was recorded."""
     if not values.get_total_count():
         return {}
     found = values.get_percentile_to_value_dict(PERCENTILES)  # one walk, not one for each

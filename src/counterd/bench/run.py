@@ -1,6 +1,7 @@
 """Supervises one run: starts the load processes, lets them begin together, watches them, and collects their results.
 
-A side. The load processes are forked before this process starts a thread. They share a Board with it.
+A side. The load processes are forked before this process starts a thread. The load processes share a Board with this
+process.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ PR_SET_PDEATHSIG = 1
 
 @dataclass
 class Progress:
-    """The state of a run that is under way."""
+    """The state of a run that is in progress."""
 
     stage: str  # connecting, filling, warming up, measuring, finishing
     fraction: float | None  # of the measured time or requests
@@ -52,7 +53,7 @@ class Progress:
 
 @dataclass
 class Interruption:
-    """Whether a signal has ended a run early."""
+    """Remembers whether a signal has ended a run early."""
 
     happened: bool = False
 
@@ -63,7 +64,7 @@ def run(
     watch: Callable[[Progress], None] | None = None,
     interruption: Interruption | None = None,
 ) -> Run:
-    """Puts the load of a plan on the server. SIGINT ends it early; then the result until this time is returned.
+    """Puts the load of a plan on the server. SIGINT ends the run early; then the result until this time is returned.
 
     Raises LoadError if no connection can be opened.
     """
@@ -102,7 +103,7 @@ def counted(plan: Plan) -> int:
 
 
 def _checks(plan: Plan) -> Checks | None:
-    """Returns the checks of --verify; None without --verify. Raises LoadError if the load cannot be verified."""
+    """Returns the checks of --verify, or None without --verify. Raises LoadError if the load cannot be verified."""
     if not plan.verify or plan.dialect.checks is None:
         return None
     try:
@@ -112,14 +113,17 @@ def _checks(plan: Plan) -> Checks | None:
 
 
 def _looked(look: Callable[[], list[str]], interruption: Interruption) -> list[str]:
-    """Returns the violations that a check finds. It is a violation too, not an exception, if the check fails."""
+    """Returns the violations that a check finds.
+
+    If the check fails, that counts as a violation too, and raises no exception.
+    """
     try:
         return look()
     except KeyboardInterrupt:
         interruption.happened = True
-        return ["it is not known whether everything was given back: interrupted"]
+        return ["it is not known whether everything was given back, because the run was interrupted"]
     except (CounterdError, LoadError, OSError) as error:
-        return [f"it is not known what is in use: {error}"]
+        return [f"it is not known how much is in use: {error}"]
 
 
 def describe(plan: Plan) -> str:
@@ -174,7 +178,7 @@ def allow_descriptors(wanted: int) -> None:
 
 @contextlib.contextmanager
 def _interruptible(board: Board, interruption: Interruption) -> Iterator[None]:
-    """Makes SIGINT and SIGTERM end the load, but not the program: it still has to report the result."""
+    """Makes SIGINT and SIGTERM end the load, but not the program, which still has to report the result."""
 
     def end(*_: object) -> None:
         interruption.happened = True
@@ -224,7 +228,8 @@ def _start(load: Load) -> int:
 
 
 class _Watching:
-    """The parent's part in a run: decides when the load begins, takes the figures of each second, detects errors."""
+    """The parent's part in a run: decides when the load begins, reads the figures of each second, and detects
+    errors."""
 
     def __init__(
         self,
@@ -245,13 +250,13 @@ class _Watching:
         self._start = self._measure = self._end = self._finish = 0  # ns
 
     def until_ready(self) -> None:
-        """Waits until the processes have connected and filled, then sets the time when the load begins."""
+        """Waits until the processes have connected and created their names, then sets the time when the load begins."""
         while any(stage in ("connecting", "filling") for stage in self._stages()):
             self._show("filling" if "filling" in self._board.stages() else "connecting")
             time.sleep(LOOK_S)
         if not self._board.totals()["connected"]:
             why = "; ".join([_listed(self._board.errors()), *self._board.evidence()])
-            raise LoadError(f"no connection is left, and the load has not begun: {why}")
+            raise LoadError(f"no connection is left before the load has begun: {why}")
         self._start = time.monotonic_ns() + 10_000_000
         self._measure = self._start + int(self._plan.warmup * 1e9)
         lasting = self._plan.duration
@@ -259,7 +264,7 @@ class _Watching:
         self._board.begin(self._start, self._measure, self._end)
 
     def until_over(self) -> None:
-        """Takes the figures of each second until the last answer."""
+        """Reads the figures of each second until the last reply."""
         begun, count, errors = self._measure, 0, 0
         while not all(stage in ("over", "gone") for stage in self._stages()):
             time.sleep(LOOK_S)
@@ -278,7 +283,7 @@ class _Watching:
         totals = self._board.totals()
         exceeded, evidence = self._board.violations()
         if violations is not None and exceeded:
-            violations[:0] = [f"{self._plan.dialect.broken} {exceeded} times; the first: {evidence[0]}"]
+            violations[:0] = [f"{self._plan.dialect.broken} {exceeded} times; the first time: {evidence[0]}"]
         plan = self._plan
         # If a time was given, all of it counts, even if few replies came. If a number of requests: the time they took.
         end = self._board.last_ns()
@@ -309,7 +314,7 @@ class _Watching:
         )
 
     def _stages(self) -> list[str]:
-        """Returns the stages of the processes. Raises LoadError if one of them has died."""
+        """Returns the stages of the processes. Raises LoadError if one of the processes has died."""
         stages = self._board.stages()
         for pid, stage in zip(self._pids, stages, strict=True):
             if stage != "gone" and os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
@@ -385,7 +390,7 @@ def spread(granted: list[int]) -> Grants | None:
 
 
 def shares(plan: Plan, granted: list[int]) -> Shares | None:
-    """Returns how fairly the grants were spread over the fairness keys, or without keys over the connections."""
+    """Returns how fairly the grants were distributed over the fairness keys or, without keys, over the connections."""
     if plan.fans() or len(granted) < 2 or not any(granted):
         return None
     take, keys = plan.take, plan.take.keys if plan.take else 0
@@ -397,7 +402,8 @@ def shares(plan: Plan, granted: list[int]) -> Shares | None:
 
 
 def jain(amounts: Sequence[float]) -> float:
-    """Returns Jain's index of fairness of amounts that are not all 0: 1 if all are equal, 1/n if one has everything."""
+    """Returns Jain's index of fairness of amounts that are not all 0: 1 if all amounts are equal, 1/n if one has
+    everything."""
     return sum(amounts) ** 2 / (len(amounts) * sum(amount**2 for amount in amounts))
 
 

@@ -1,7 +1,7 @@
-"""Searches, which consist of several runs.
+"""Searches. A search consists of several runs.
 
-A side, pure Python. They find the highest rate that meets an objective, or show the latency at several rates, or the
-variation of equal runs.
+A side, pure Python. A search finds the highest rate that meets an objective, or shows the latency at several rates, or
+the variation of equal runs.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SECONDS_MIN = 1.0  # the shortest trial, if the length of the first run is given
 
 @dataclass(frozen=True)
 class Objective:
-    """A bound on the latency."""
+    """An upper limit for the latency."""
 
     text: str
     percentile: float  # 100 = the maximum
@@ -47,16 +47,16 @@ class Objective:
 
     @property
     def of(self) -> str:
-        """Returns the name of the figure that is limited: p99, max."""
+        """Returns the name of the figure that the objective limits: p99 or max."""
         return "max" if self.percentile == 100 else f"p{self.percentile:g}"
 
     def is_met(self, run: Run) -> bool:
-        """Returns True if a run meets the objective. The run must have reached its rate, without errors."""
+        """Returns whether a run meets the objective. The run must have reached its rate, without errors."""
         reached = run.rate_wanted is None or run.rate >= REACHED * run.rate_wanted
         return not run.failed() and reached and run.requests > 0 and self.value_of(run) < self.bound_ns
 
     def value_of(self, run: Run) -> int:
-        """Returns the figure of a run that is limited, in nanoseconds."""
+        """Returns the figure of a run that the objective limits, in nanoseconds."""
         return int(run.latency.get_value_at_percentile(self.percentile))
 
 
@@ -77,7 +77,10 @@ class Found:
     ended: str | None = None  # why the search ended early, or None. Then the last run may have been cut short
 
     def contrary(self, objective: Objective) -> int:
-        """Returns how many runs missed the objective at the best rate or below: if many, the rate is not reliable."""
+        """Returns how many runs missed the objective at the best rate or below.
+
+        If there are many, the rate is not reliable.
+        """
         best = self.best or 0.0
         return sum((run.rate_wanted or math.inf) <= best and not objective.is_met(run) for run in self.runs)
 
@@ -92,8 +95,9 @@ def find_max(plan: Plan, objective: Objective, runner: Runner) -> Found:
     """Finds the highest rate that meets the objective.
 
     A closed loop first finds the server's maximum rate. Then the interval of possible rates is halved until it is
-    narrow enough. At the end, the lowest rate that missed is tried again, some runs after the miss. If it meets the
-    objective now, another program was busy during the miss: then all misses are forgotten, and the halving continues.
+    narrow enough. At the end, the lowest rate that missed the objective is tried again, some runs after the miss. If
+    this rate meets the objective now, another program was busy during the miss. Then all misses are forgotten, and the
+    halving continues.
     """
     found = Found()
     try:

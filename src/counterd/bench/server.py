@@ -1,8 +1,9 @@
 """Measures the server under load: processor time and memory of the processes that listen at its address.
 
-A side, pure Python. The processes are found in /proc, before the load begins, by their listening socket. If they run on
-another machine or in another container, or if this user may not see them, they are not found, and the report says why.
-If process 1 has the socket, it is not the server: like systemd, it has opened the socket for another process.
+The processes are found in /proc, before the load begins, by their listening socket. The processes are found in /proc,
+before the load begins, by their listening socket. If the processes run on another machine or in another container, or
+if this user may not see them, they are not found, and the report says why. If process 1 has the socket, it is not the
+server: like systemd, it has opened the socket for another process.
 """
 
 from __future__ import annotations
@@ -29,11 +30,11 @@ TIME_MIN_S = 0.1  # ten ticks; the kernel counts the time of a process in ticks
 
 
 class Unknown(Exception):
-    """The use of the server is not known. The text says why."""
+    """The CPU and memory use of the server is not known. The text says why."""
 
 
 class Watch:
-    """Measures the server's processes during a run: begin(), then end()."""
+    """Measures the server's processes during a run. The order of calls is: begin(), then end()."""
 
     def __init__(self, place: Place) -> None:
         self._why = ""
@@ -50,7 +51,7 @@ class Watch:
             self._began, (self._cpu, _) = time.monotonic(), self._used()
 
     def end(self) -> ServerUse:
-        """Returns the server's use since begin()."""
+        """Returns the server's CPU and memory use since begin()."""
         if self._why:
             return ServerUse(unknown=self._why)
         took = time.monotonic() - self._began if self._began else 0.0
@@ -58,11 +59,12 @@ class Watch:
             return ServerUse(unknown="the run was too short")
         cpu, memory = self._used()
         if not memory:
-            return ServerUse(unknown="it has ended")
+            return ServerUse(unknown="the server has ended")
         return ServerUse(cores=max(cpu - self._cpu, 0.0) / took, memory=memory)
 
     def _used(self) -> tuple[float, int]:
-        """Returns (seconds of processor time so far, bytes of memory) of all processes that have not ended."""
+        """Returns the processor time so far, in seconds, and the memory in bytes, of all processes that have not
+        ended."""
         cpu, memory = 0.0, 0
         for pid in self._pids:
             try:
@@ -75,17 +77,17 @@ class Watch:
 
 
 def processes(place: Place) -> list[int]:
-    """Returns the processes that have a listening socket at an address. Raises Unknown if none can be found."""
+    """Returns the processes that have a listening socket at an address. Raises Unknown if no process can be found."""
     if place.family != socket.AF_UNIX and not _is_here(place):
-        raise Unknown("it is on another machine")
+        raise Unknown("the server is on another machine")
     found = _holders({f"socket:[{inode}]" for inode in _listening(place)})
     if not found:
-        raise Unknown("no process that this user may see listens there")
+        raise Unknown("no process that this user may see listens at this address")
     return found
 
 
 def _is_here(place: Place) -> bool:
-    """Returns True if the address is one of this machine: packets to it have the same source address."""
+    """Returns whether an address belongs to this machine: packets to it then have the same source address."""
     with socket.socket(place.family, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect(place.address)  # sends nothing, because it is a datagram socket

@@ -24,7 +24,7 @@ Mistakes = list[tuple[bool, str]]
 
 @dataclass(frozen=True)
 class Items:
-    """What a Take asks for: permits of so many names, and a unit of so many rates."""
+    """The items of a Take: permits of several names, and a unit of several rates."""
 
     permits: int = 1
     rates: int = 0
@@ -39,7 +39,7 @@ class Items:
 
     @property
     def text(self) -> str:
-        """The form on the command line."""
+        """Returns the form on the command line."""
         counts = {"permits": self.permits, "rates": self.rates}
         return ",".join(f"{kind}={count}" for kind, count in counts.items() if count)
 
@@ -58,10 +58,11 @@ def read_numbers(text: str) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Take:
-    """How Takes ask. wait: in seconds; 0: they do not wait. limit: units a second of each rate; burst: None: the same.
+    """The options of Takes. wait: how many seconds they wait; 0 means that they do not wait. limit: units a second of
+    each rate. burst: units at once; None means limit.
 
-    weights, priorities: of each fairness key; the connections have the keys in turn. Empty: each connection has its
-    own key, with the same weight and priority.
+    weights, priorities: the values of each fairness key. The connections get the keys one after the other. If both are
+    empty, each connection has its own key, with the same weight and priority.
     """
 
     wait: float = 0.0
@@ -73,12 +74,12 @@ class Take:
 
     @property
     def keys(self) -> int:
-        """How many fairness keys there are; 0: one for each connection."""
+        """Returns how many fairness keys there are. 0 means one for each connection."""
         return max(len(self.weights), len(self.priorities))
 
     @property
     def units_max(self) -> int:
-        """Units of a rate that can be taken at once after a pause."""
+        """Returns how many units of a rate can be taken at once after a pause."""
         return self.limit if self.burst is None else self.burst
 
     def weight(self, key: int) -> int:
@@ -88,7 +89,7 @@ class Take:
         return self.priorities[key] if self.priorities else 0
 
     def describe(self) -> list[str]:
-        """Returns what the description of a run says about them."""
+        """Returns the words about Takes in the description of a run."""
         words = [f"Takes of {self.items.text}"]
         if self.wait:
             words.append(f"waiting up to {duration(self.wait * 1e9)}")
@@ -105,7 +106,7 @@ class Take:
             (self.keys > KEYS_MAX, f"there can be {KEYS_MAX} fairness keys, not {self.keys}"),
             (
                 bool(weights and priorities) and weights != priorities,
-                f"there are {weights} weights and {priorities} priorities: give one of each for each fairness key",
+                f"there are {weights} weights and {priorities} priorities, but each fairness key needs one of each",
             ),
             (
                 not all(1 <= weight <= WEIGHT_MAX for weight in self.weights),
@@ -118,7 +119,7 @@ class Take:
         ]
 
     def as_options(self) -> dict[str, Any]:
-        """Returns the options of the command line except --wait, by their names."""
+        """Returns the options of the command line except --wait, by name."""
         has_rates = self.items.rates > 0
         return {
             "items": self.items.text,

@@ -228,7 +228,7 @@ def test_the_headline_says_what_was_wanted_what_was_late_and_what_was_granted() 
     card = page([("a", report(full_run()))]).partition('class="cards"')[2].partition("</section>")[0]
     assert "1,000 <small>requests/s of 1,200 wanted</small>" in card
     assert "3 sent over 1 ms late" in card
-    assert "900/s granted, the others are refusals or releases" in card
+    assert "900/s were granted, the others were refusals or releases" in card
 
 
 def test_where_it_comes_from_in_the_words_of_the_command_line() -> None:

@@ -45,7 +45,7 @@ MESSAGES: dict[str, Any] = {"protocol": "smockron", "work": Work.read("account")
 RATES: dict[str, Any] = {"take": Take(items=Items(0, 1))}
 JOBS: dict[str, Any] = {"protocol": "beanstalk", "work": Work.read("cycle")}
 MISTAKES: list[tuple[dict[str, Any], str]] = [
-    ({"requests": None, "duration": None}, "give --requests"),
+    ({"requests": None, "duration": None}, "use --requests"),
     ({"requests": -1}, "must not be negative"),
     ({"connections": 2, "processes": 3}, "3 threads need at least as many"),
     ({"connections": 0, "processes": 0}, "at least one connection"),
@@ -129,7 +129,7 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({**JOBS, "work": Work.read("mix:fan=1,put=1")}, "a fan cannot be part of a mix"),
     ({**JOBS, "work": Work.read("fan"), "producers": 50}, "of 50 connections, 50 cannot be producers"),
     ({**JOBS, "work": Work.read("fan"), "processes": 2}, "one producer for each of 2 threads"),
-    ({**JOBS, "work": Work.read("put"), "verify": True}, "the jobs of put stay: give --requests"),
+    ({**JOBS, "work": Work.read("put"), "verify": True}, "put does not delete its jobs: use --requests"),
     ({**JOBS, "work": Work.read("put"), "verify": True, "requests": 1 << 25}, "at most 16777216 jobs"),
     ({"protocol": "smockron"}, "the smockron protocol has noop, account, control, not acquire, release"),
     ({**MESSAGES, "keep_alive": False}, "gatekeepers stay connected"),
@@ -139,7 +139,7 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({**MESSAGES, "work": Work.read("mix:control=1,account=1")}, "control cannot be part of a mix"),
     ({**MESSAGES, "work": Work.read("control"), "socket": "/s"}, "control needs two ports"),
     ({**MESSAGES, "work": Work.read("control"), "name_size": 7}, "identifiers need 8 bytes"),
-    ({**MESSAGES, "work": Work.read("control"), "port": 65535}, "no port after 65535: give --control-port"),
+    ({**MESSAGES, "work": Work.read("control"), "port": 65535}, "no port after 65535: use --control-port"),
     ({"work": Work.read("account")}, "the counter protocol has .*, not account"),
     ({"verify": True, "names": 1 << 25}, "--verify can count at most 16777216 names"),
     ({"tls": True, "socket": "/s"}, "a Unix socket cannot use TLS"),

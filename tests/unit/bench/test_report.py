@@ -77,7 +77,7 @@ def test_an_open_run_has_both_times_by_their_names() -> None:
     text = shown(summary(report(full_run())))
     assert row(text, "throughput") == "1,000 requests/s of 1,200/s wanted"
     assert row(text, "late") == "3 sent over 1 ms after their intended start"
-    assert row(text, "unsent") == "4 were due and never sent"
+    assert row(text, "unsent") == "4 were due but never sent"
     assert row(text, "response time ").startswith("143 µs ")
     assert row(text, "service time ").endswith(" 3.00 ms")
     assert row(text, "give-back ").startswith("900 µs ")
@@ -91,7 +91,7 @@ def test_errors_and_violations_are_red_and_in_full() -> None:
     assert f"{RED}connection lost 6, timeout 5" in text
     assert f"{RED}connection lost: reset by peer" in text
     assert f"{RED}counter x: 11 granted of 10" in text
-    assert f"{RED}4 were due and never sent" in text
+    assert f"{RED}4 were due but never sent" in text
     assert GREEN not in text
 
 
@@ -161,7 +161,7 @@ def test_refusals_are_not_taken_for_throughput() -> None:
     busy = run(rate=60_000.0, outcomes={"granted": 2_000, "refused": 596_000, "released": 2_000})
     text = shown(summary(report(busy)))
     assert row(text, "throughput") == "60,000 requests/s"
-    assert "200/s granted, the others are refusals or releases" in text
+    assert "200/s were granted, the others were refusals or releases" in text
     assert "60000.00 requests per second (200.00 granted), p50" in brief(report(busy))
     free = run(outcomes={"granted": 5_000, "released": 5_000})
     assert "/s granted" not in shown(summary(report(free)))
@@ -307,8 +307,11 @@ def test_runs_of_the_same_load() -> None:
 def test_what_the_server_took() -> None:
     known = run(server=ServerUse(cores=0.934, memory=47_290_000))
     assert row(shown(summary(report(known))), "server ") == "0.93 cores, 45.1 MiB of memory"
-    away = run(server=ServerUse(unknown="it is on another machine"))
-    assert row(shown(summary(report(away))), "server ") == "CPU and memory not known: it is on another machine"
+    away = run(server=ServerUse(unknown="the server is on another machine"))
+    assert (
+        row(shown(summary(report(away))), "server ")
+        == "CPU and memory of the server are not known: the server is on another machine"
+    )
 
 
 def test_how_alike_the_connections_were_served() -> None:

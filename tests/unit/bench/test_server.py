@@ -107,11 +107,11 @@ def test_where_nobody_listens_is_not_known() -> None:
         ):
             with pytest.raises(Unknown, match="no process that this user may see"):
                 processes(where)
-            assert Watch(where).end().unknown == "no process that this user may see listens there"
+            assert Watch(where).end().unknown == "no process that this user may see listens at this address"
 
 
 def test_another_machine_is_not_known() -> None:
-    with pytest.raises(Unknown, match="it is on another machine"):
+    with pytest.raises(Unknown, match="the server is on another machine"):
         processes(Place(socket.AF_INET, ("192.0.2.1", 80), "192.0.2.1", None))
 
 
@@ -131,4 +131,4 @@ def test_a_run_that_is_too_short_and_a_server_that_ends(monkeypatch: pytest.Monk
         watch.begin()
         assert watch.end().memory > 0
         monkeypatch.setattr(server, "PROC", server.PROC / "no")
-        assert watch.end().unknown == "it has ended"
+        assert watch.end().unknown == "the server has ended"

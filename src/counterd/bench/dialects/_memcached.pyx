@@ -1,4 +1,4 @@
-"""Memcached's replies, as counterbench reads them: the text protocol.
+"""Memcached's replies in its text protocol, as counterbench reads them.
 
 A side.
 """
@@ -44,7 +44,7 @@ cdef class LoadCodec(Codec):
 
 
 cdef inline bint is_complaint(const uint8_t* data, size_t size) noexcept nogil:
-    """NOT_FOUND too: what is asked for was made to exist."""
+    """Returns whether a reply is an error. NOT_FOUND is one too, because the load has created what it asks for."""
     return begins(data, size, b"ERROR") or begins(data, size, b"CLIENT_ERROR") or begins(
         data, size, b"SERVER_ERROR"
     ) or begins(data, size, b"NOT_FOUND\r\n") or begins(data, size, b"NOT_STORED\r\n")

@@ -1,4 +1,4 @@
-"""Redis's replies, as counterbench reads them: RESP2.
+"""Redis's replies in RESP2, as counterbench reads them.
 
 A side.
 """
@@ -39,7 +39,7 @@ cdef class LoadCodec(Codec):
         return line
 
     cdef Py_ssize_t read_bulk(self, Op op, const uint8_t* data, size_t size, size_t line, Reply* reply) noexcept:
-        """A number, or a buffer of that size; what a load does not have to have made may be absent."""
+        """Reads a number, or a buffer of this size. A thing that a load need not have created may be absent."""
         cdef int64_t length = 0
         cdef size_t rest
         if data[0] != 36 or not number_read(data + 1, line - 1, &length):  # $2

@@ -1,4 +1,4 @@
-"""Redis's requests and replies where it is asked by scripts, as counterbench writes and reads them.
+"""Requests to Redis that call scripts, and their replies, as counterbench writes and reads them.
 
 A side.
 """
@@ -28,7 +28,7 @@ cdef class LoadCodec(Codec):
         return size
 
     cdef Py_ssize_t read(self, const Request* request, const uint8_t* data, size_t size, Reply* reply) noexcept:
-        """1 = yes, 0 = no."""
+        """Reads a reply: 1 means yes, 0 means no."""
         cdef uint8_t op = request.op
         cdef size_t line = line_size(data, size)
         if line == 0:

@@ -1,4 +1,4 @@
-"""Memcached's text protocol as counterbench loads it: incr, decr, get, set, mn.
+"""Memcached's text protocol as counterbench uses it: incr, decr, get, set, mn.
 
 A side, pure Python.
 """
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def requests_of(plan: Plan, name: bytes) -> dict[str, bytes]:
-    """Returns each kind of request for a name. "fill" makes the name exist, because incr does not."""
+    """Returns each kind of request for a name. "fill" creates the name, because incr does not."""
     return {
         "noop": b"mn\r\n",
         "get": b"get %b\r\n" % name,

@@ -1,4 +1,4 @@
-"""Redis as counterbench loads it: RESP2, with a counterpart of all requests for counters and keys.
+"""Redis as counterbench uses it: RESP2, with a counterpart of all requests for counters and keys.
 
 A side, pure Python.
 """
@@ -19,7 +19,7 @@ def resp(*words: bytes) -> bytes:
 
 
 def requests_of(plan: Plan, name: bytes) -> dict[str, bytes]:
-    """Returns each kind of request for a name. "fill" makes the name exist."""
+    """Returns each kind of request for a name. "fill" creates the name."""
     amount = () if plan.resources == 1 else (b"%d" % plan.resources,)
     by = b"BY" if amount else b""
     return {
@@ -39,7 +39,7 @@ def requests_of(plan: Plan, name: bytes) -> dict[str, bytes]:
 
 
 def mistakes_of(plan: Plan) -> Mistakes:
-    """Returns the mistake of a TTL for which redis has no unit."""
+    """Returns a mistake if a TTL has a unit that redis does not know."""
     fraction = round(plan.ttl * 1e9) % 1_000_000
     return [("insert" in plan.work.weights and fraction != 0, "redis counts a TTL in milliseconds")]
 

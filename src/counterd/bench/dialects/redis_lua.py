@@ -1,4 +1,4 @@
-"""Redis with the usual scripts for semaphores and rates, as counterbench loads it.
+"""Redis with the usual scripts for semaphores and rates, as counterbench uses it.
 
 A side, pure Python. The scripts use the server's time, because the clocks of clients differ. KEYS[1] is the key of the
 limited thing, ARGV[1] the limit, ARGV[2] a number of milliseconds. All scripts return 1 or 0. A permit is given back
@@ -121,7 +121,7 @@ def digest(script: str) -> bytes:
 
 
 def requests_of(plan: Plan, name: bytes) -> dict[str, bytes]:
-    """Returns each kind of request for a name. Each script has its own key for the name."""
+    """Returns each kind of request for a name. Each script has its own key for a name."""
     limit, lease, window = b"%d" % plan.maximum, b"%d" % LEASE_MS, b"%d" % WINDOW_MS
     held = b"held:" + name
     requests = {
@@ -135,7 +135,7 @@ def requests_of(plan: Plan, name: bytes) -> dict[str, bytes]:
 
 
 def takes_of(plan: Plan, take: Take, name: bytes) -> dict[str, bytes]:
-    """Returns acquire and release of several items. A plan of rates alone has no release."""
+    """Returns the requests that acquire and release several items. A plan that has only rates has no release."""
     counters, rates = take.items.names(name)
     keys = [*(b"used:" + each for each in counters), *(b"rate:" + each for each in rates)]
     each_us, burst_us = (b"%d" % (units * SECOND_US // take.limit) for units in (1, take.units_max))
