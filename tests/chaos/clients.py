@@ -28,6 +28,7 @@ if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from chaos import rooms
+from chaos.counter_room import CounterRoom
 from chaos.room import MORE
 from counterd.errors import ProtocolError
 from counterd.protocols.counter.wire import Opcode, Response
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
 
 CONNECTIONS = 3  # of a process
 IDS = 10_000  # clients that a process can number
+LOOPBACK = "127.0.0.1"
 CONNECT_S = 3.0  # to a host that may be cut off
 AGAIN_S = 0.1  # after one that could not connect, or was turned away
 THINK_S = 0.006  # at most, between two batches of a connection
@@ -63,6 +65,10 @@ class Plan(NamedTuple):
     seed: str
     slot: int
     number: int
+
+    @property
+    def is_far(self) -> bool:
+        return isinstance(self.address, list) and self.address[0] != LOOPBACK
 
 
 class Ended(Exception):
@@ -134,6 +140,8 @@ class Connection:
             self.vanish()
         elif not self.waiting and not self.closing and now_s >= self.next_s:
             self.ask([self.room.hello()] if self.fresh else self.room.batch())
+            if isinstance(self.room, CounterRoom) and (way := self.room.ends()):
+                getattr(self, way)()
 
     def receive(self) -> None:
         with contextlib.suppress(BlockingIOError):
@@ -210,6 +218,12 @@ class Connection:
             self.socket.setsockopt(socket.IPPROTO_TCP, TCP_REPAIR, 1)
             raise Ended("vanished")
 
+    def take_over(self) -> None:
+        """Leaves it open, not read any more, for another one to go on with what it has."""
+        self.end()
+        self.worker.ghosts.append(self.socket.dup())
+        raise Ended("taken over")
+
     def half_close(self) -> None:
         """The server owes all answers, and then the end."""
         self.end()
@@ -267,6 +281,7 @@ class Worker:
         self.leaving = False
         self.greeting = False
         self.make_room: Callable[[int], Room] = NotImplemented
+        self.ghosts: list[socket.socket] = []  # of connections that another one is to go on with
         self._told = b""
 
     def run(self) -> None:
@@ -340,6 +355,8 @@ class Worker:
         elif connection.closing and (owed := [str(call) for call, token in connection.waiting if token is not None]):
             say("owed", connection.client, f"{why}: {', '.join(owed)}")
         connection.end()
+        if isinstance(connection.room, CounterRoom):
+            connection.room.bequeath(self.plan.is_far)
         self.again_s[self.connections.index(connection)] = time.monotonic() + AGAIN_S * connection.fresh
         self.connections[self.connections.index(connection)] = None
         with contextlib.suppress(KeyError, ValueError):  # one that is deaf is not watched, and may be closed already
@@ -355,9 +372,14 @@ class Worker:
 
     def let_in(self, connection: Connection) -> None:
         say("here", connection.client)
+        self.lay_ghosts()
         if self.greeting and connection is self.connections[0]:
             self.greeting = False
             say("greeted")
+
+    def lay_ghosts(self) -> None:
+        while self.ghosts:
+            self.ghosts.pop().close()
 
     # ---- what it is told ----
 
@@ -365,6 +387,7 @@ class Worker:
         self.path = Path(directory) / f"{self.plan.number}.history"
         chance = random.Random(f"{self.plan.seed} {number} {self.plan.slot} {self.plan.number}")
         self.make_room = functools.partial(rooms.ROOMS[self.plan.room], chance, number)
+        CounterRoom.estates.clear()
         self.connections = [None] * CONNECTIONS
         self.leaving = self.greeting = False
 
@@ -375,6 +398,8 @@ class Worker:
         connection = self.connections[which % CONNECTIONS]
         if connection is None or connection.fresh or connection.closing or connection.deaf_until_s:
             return
+        if kind == "take_over" and not getattr(connection.room, "token", b""):
+            kind = "close"
         say("did", connection.client, kind)
         self.guarded(connection, getattr(connection, kind))
 
@@ -389,6 +414,7 @@ class Worker:
 
     def leave(self) -> None:
         self.leaving = True
+        self.lay_ghosts()
         for connection in filter(None, list(self.connections)):
             if connection.deaf_until_s:
                 connection.deaf_until_s = 0.0

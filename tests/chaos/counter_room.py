@@ -1,14 +1,18 @@
-"""What chaos's clients ask in the room of counters: Acquires, Releases, and Takes that wait for several at once."""
+"""What chaos's clients ask in the room of counters: Acquires, Releases, and Takes that wait for several at once.
+
+Some connections have tokens. When one has ended, or is left open and not read any more, another one of its process
+presents its token, soon or after its grace time, or never.
+"""
 
 from __future__ import annotations
 
 import collections
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from chaos.room import GARBAGE, MORE, PIPELINE, Asked, sign_of_life
 from counterd.errors import ProtocolError
 from counterd.protocols.counter import wire
-from history import counter, takers, takes
+from history import counter, stays, takers, takes
 
 if TYPE_CHECKING:
     import random
@@ -28,18 +32,36 @@ WAITS_MS = (0, 0, 20, 200, 2_000, 10_000)  # of Takes for a team
 BRIEFLY_MS = (0, 5, 50)  # likewise for a hot name, as nobody else gets it meanwhile
 TAKES = 2  # of a connection, that wait at once
 GRANTS = 8  # of a connection, that it may still settle
+GRACES_MS = (40, 300, 1500)
+CUTS = 0.008  # of batches of a connection that has a token, that are its last
+ENDS = ("close", "reset", "half_close", "take_over")
+HEIRS = 0.7  # of connections that could present a token, those that do
 FILL_STEP = 256  # acquires in one piece of who takes all
 FILL_STEPS_MAX = 40
 DUMPS = 300  # of who reads slowly
 
 
+class Estate(NamedTuple):
+    """What another connection can go on with.
+
+    book, charges: as the one knew them that had the token: without what was not answered, and may have been done.
+    """
+
+    client: int
+    token: bytes
+    book: collections.Counter[bytes]
+    charges: collections.deque[tuple[int, bytes]]
+
+
 class CounterRoom:
     """Acquires, releases and asks, takes several at once and waits for them; keeps the book of what it was granted.
 
-    waits: opaques of Takes that are not answered. charges: number of a grant, and a rate of it.
+    waits: opaques of Takes that are not answered. charges: number of a grant, and a rate of it. token: its own, or
+    b"". presents: what it asks to go on with, until that is answered. to_begin: what it has to ask first.
     """
 
     forgives = False
+    estates: ClassVar[collections.deque[Estate]] = collections.deque()  # of this process's ended connections
 
     def __init__(self, chance: random.Random, number: int, client: int) -> None:
         self.chance = chance
@@ -51,27 +73,69 @@ class CounterRoom:
         self.opaque = 0
         self.filling = 0
         self.filled = False
+        self.token = b""
+        self.presents = self.estates.popleft() if self.estates and chance.random() < HEIRS else None
+        self.to_begin: list[Asked] = []
         self.parser = wire.ResponseParser()
         self.rates = [b"round %d, rate %d" % (number, team) for team in range(TEAMS)]
 
     # ---- requests ----
 
     def hello(self) -> Asked:
-        return self._acquire(sign_of_life(self.client), 1, 1)
+        return self._resume() if self.presents else self._sign()
 
     def is_welcome(self, told: Any) -> bool:
-        return told[0] == wire.Status.NO_ERROR
+        return told[0] == wire.Status.NO_ERROR or bool(self.to_begin)
 
     def batch(self) -> list[Asked]:
+        if self.to_begin:
+            asked, self.to_begin = self.to_begin, []
+            return asked
         if self.filling:
             self.filling -= 1
             return [self._acquire(b"fill %d %d %d" % (self.client, self.filling, n), 1, 1) for n in range(FILL_STEP)]
+        if self.chance.random() < (0.02 if self.token else 0.1):
+            return [self._of_itself()]  # alone, as nothing may be under way behind it
         return [self._any_take() or self._any() for _ in range(self.chance.choice(PIPELINE))]
+
+    def ends(self) -> str:
+        """How its connection ends now, of its own accord; "", mostly."""
+        return self.chance.choice(ENDS) if self.token and self.chance.random() < CUTS else ""
+
+    def bequeath(self, is_far: bool) -> None:
+        """Leaves what it has to another connection, when it has ended.
+
+        is_far: nobody knows when the server notices that. If it is owed something too, that is too much to search.
+        """
+        if is_far and (self.asked or self.waits):
+            return
+        if self.presents:
+            self.estates.append(self.presents)
+        elif self.token:
+            self.estates.append(Estate(self.client, self.token, self.book, self.charges))
+
+    def _of_itself(self) -> Asked:
+        dice = self.chance.random()
+        if dice < 0.6 and not self.token and not self.filled:
+            return self._resume()
+        if dice < 0.65:
+            return stays.Goodbye(), wire.goodbye(self._opaque())
+        name = self.chance.choice([*(name for name, amount in self.book.items() if amount), *HOT])
+        return stays.Held(name), wire.held(self._opaque(), name)
+
+    def _resume(self) -> Asked:
+        """Asks for a token, or presents one."""
+        old, token = (self.presents.client, self.presents.token) if self.presents else (0, b"")
+        call = stays.Resume(self.chance.choice(GRACES_MS), old)
+        return call, takers.request(self._opaque(), call, token)
+
+    def _sign(self) -> Asked:
+        return self._acquire(sign_of_life(self.client), 1, 1)
 
     def _any(self) -> Asked:
         chance = self.chance
         dice = chance.random()
-        held = sorted(name for name, amount in self.book.items() if amount and name != sign_of_life(self.client))
+        held = sorted(name for name, amount in self.book.items() if amount > 0 and name != sign_of_life(self.client))
         if dice < 0.40 and held:
             name = chance.choice(held)
             return self._release(name, chance.randint(1, min(self.book[name], U32_MAX)))
@@ -89,15 +153,20 @@ class CounterRoom:
         return self._release(chance.choice((name, *HOT)), chance.randint(0, 6))  # more than it has, mostly
 
     def give_back(self) -> list[Asked]:
-        held = [(name, amount) for name, amount in self.book.items() if amount and name != sign_of_life(self.client)]
+        held = [
+            (name, amount) for name, amount in self.book.items() if amount > 0 and name != sign_of_life(self.client)
+        ]
         return [self._release(name, min(amount, U32_MAX)) for name, amount in held]
 
     def much(self) -> list[Asked]:
         return [(DUMP, wire.dump(self._opaque(), limits=self.chance.random() < 0.5)) for _ in range(DUMPS)]
 
     def all(self) -> list[Asked]:
+        """What it has taken does not stay, as there is room for half of all to do so."""
         self.filling = FILL_STEPS_MAX
-        return self.batch()
+        self.filled = True
+        self.to_begin = []
+        return [(stays.Goodbye(), wire.goodbye(self._opaque()))]
 
     def garbage(self) -> bytes:
         """No request, whatever the length: the first byte is wrong, or a length is."""
@@ -187,7 +256,29 @@ class CounterRoom:
             self.filling = 0
         if answer.status == wire.Status.NO_ERROR and isinstance(call, counter.Acquire | counter.Release):
             self.book[call.name] += call.resources if isinstance(call, counter.Acquire) else -call.resources
+        if isinstance(call, stays.Held) and answer.status == wire.Status.NO_ERROR:
+            self.book[call.name] = wire.decode_consumption(answer.body)
+        elif isinstance(call, stays.Resume):
+            self._resumed(answer)
+        elif isinstance(call, stays.Goodbye):
+            self.token = b""
+            self.book.clear()
+            self.charges.clear()
+            self.to_begin = [] if self.filling else [self._sign()]
         return takers.told(answer)
+
+    def _resumed(self, answer: wire.Response) -> None:
+        """The sign of life of whom it goes on with is given back: it says when that one has gone."""
+        estate, self.presents = self.presents, None
+        if answer.status == wire.Status.NO_ERROR:
+            self.token = wire.decode_stay(answer.body).token
+        if estate is None:
+            return
+        self.to_begin = [self._sign()]
+        if answer.status == wire.Status.NO_ERROR:
+            self.book, self.charges = estate.book, estate.charges
+            name = sign_of_life(estate.client)
+            self.to_begin += [self._release(name, self.book[name])] if self.book[name] else []
 
     def _taken(self, call: takes.Take, told: tuple[int, Any]) -> Any:
         del self.waits[call.opaque]

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 # How often each is chosen, among all.
 BY_CLIENT = {
-    "reset": 10, "half_close": 8, "close": 4, "truncated": 8, "garbage": 6, "slow": 3, "fill": 2,
+    "reset": 10, "half_close": 8, "close": 4, "truncated": 8, "garbage": 6, "slow": 3, "fill": 2, "take_over": 8,
 }  # fmt: skip
 BY_DRIVER = {
     "kill": 8, "stop_client": 6, "stop_server": 3, "descriptors": 2, "reload": 3, "bad_reload": 2, "rules": 3,

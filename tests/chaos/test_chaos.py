@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from chaos import clients, faults, master, rooms, rounds, rulebook, verdict
+from chaos.counter_room import CounterRoom
 from chaos.crew import Slot
 from chaos.keeper import Listing
 from chaos.monitor import Sample
@@ -19,10 +20,11 @@ from conformance.sentinel.engine import make_store
 from conformance.smockron.engine import Pump as GateBench
 from conformance.smockron.engine import make_store as make_smockron_store
 from counterd.documents import DocumentError
+from counterd.protocols.counter.wire import Opcode, Response
 from counterd.protocols.sentinel.rules import RulesError, parse_rules
 from counterd.protocols.sentinel.wire import ResponseParser
 from counterd.protocols.smockron.rules import parse_rules as parse_limits
-from history import Operation, Recorder, beanstalk, counter, sentinel, smockron, takes
+from history import Operation, Recorder, beanstalk, counter, sentinel, smockron, stays, takes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -156,6 +158,51 @@ def test_a_dump_shows_all_of_a_grant(tmp_path: Path, is_half: bool) -> None:
     knows = ends()._replace(settled_ns=time.monotonic_ns())
     found = verdict.judge([path], {**dict.fromkeys(rooms.ROOMS, ()), "counter": [sample]}, knows).violations
     assert bool(found) == is_half, found
+
+
+@pytest.mark.parametrize(
+    ("gone_ms", "is_right"),
+    [(0, False), (500, False), (1100, True), (9000, False)],
+    ids=["0", "early", "right", "late"],
+)
+def test_what_a_killed_client_held_stays_for_its_grace_time(tmp_path: Path, gone_ms: int, is_right: bool) -> None:
+    """A Dump each 100 ms shows it until then; its grace time is a second."""
+    path = tmp_path / "history"
+    with Recorder(path, A) as recorder:
+        recorder.end(recorder.start(counter.Acquire(rooms.sign_of_life(A), 1, 1)), (0, 1))
+        recorder.end(recorder.start(stays.Resume(1000)), (0, 1000))
+        recorder.end(recorder.start(counter.Acquire(NAME, 1, 1)), (0, 1))
+    killed_ns = time.monotonic_ns()
+    samples = []
+    for after_ms in range(1, 10_000, 100):
+        shown = {rooms.sign_of_life(A): 1, NAME: 1} if after_ms < gone_ms else {}
+        start_ns = killed_ns + after_ms * 1_000_000
+        samples.append(Sample(start_ns, start_ns + 1, shown, start_ns + 2))
+    knows = ends(killed_ns=killed_ns, slot=Slot("counter", "unix"))._replace(settled_ns=killed_ns + (10 << 30))
+    found = verdict.judge([path], {**dict.fromkeys(rooms.ROOMS, ()), "counter": samples}, knows).violations
+    assert bool(found) != is_right, found
+
+
+def test_an_heir_goes_on_with_what_it_knows_and_asks_again_without_an_answer() -> None:
+    def side(client: int) -> CounterRoom:
+        return CounterRoom(random.Random(1), 0, client)
+
+    CounterRoom.estates.clear()
+    first = side(A)
+    first.token, first.book[NAME] = b"y" * 12, 2
+    first.bequeath(is_far=False)
+    second = side(B)
+    call, _ = second.hello()
+    assert (call.old, second.presents.token) == (A, b"y" * 12)
+    second.bequeath(is_far=False)
+    third = side(B + 1)
+    assert third.presents == second.presents
+    call, _ = third.hello()
+    told = third.take(call, Response(Opcode.RESUME, 0, third.opaque, b"x" * 12 + (40).to_bytes(4, "big")))
+    assert (told, third.token, third.book) == ((0, 40), b"x" * 12, first.book)
+    third.asked.append(1)
+    third.bequeath(is_far=True)
+    assert not CounterRoom.estates
 
 
 # ---- the sentinel room ----

@@ -15,6 +15,7 @@ from chaos.counter_room import HOT
 from chaos.crew import worker_of
 from chaos.keeper import ROOM as BEANSTALK
 from history import Closed, Operation, Undecided, beanstalk, check, counter, load, sentinel, smockron, takes, throttr
+from history.stays import Goodbye, Lines, Resume
 from history.waiting import mistakes
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 MONITOR = 0  # the number of the client that runs Dump
 CONFIGURATIONS_MAX = 100_000
 SLACK_NS = 20_000_000  # by which the wall clock, which a restart goes by, may differ from the monotonic one
+SEEN = 4  # answers to Dump: by then all has been read that was there before the first of them was asked for
 NOT_FOUND = (1, None)
 SWEPT_NS = 2_000_000_000  # by then a lease that is over does not count any more, on a machine with other things to do
 
@@ -111,8 +113,13 @@ def judge(paths: Iterable[Path], samples: Mapping[str, Sequence[Sample]], ends: 
             ]
         if room == "counter":
             slow = {client for client in by_client if ends.may_be_slow(client)}
+            lines = Lines(history)
+            violations += [f"counter: {text}" for text in kept_too_long(lines, ends)]
+            seen_ns = {client: closed.ended or ends.settled_ns for client, closed in lines.closed.items()}
+            history = [parted(operation, lines, samples[room], ends) for operation in history]
             violations += [f"counter: {text}" for text in mistakes(history, late_ns=SWEPT_NS, slow=slow)]
-            history = takes.prepared([*history, *seen(history, samples[room])], late_ns=SWEPT_NS, slow=slow)
+            history += seen(history, samples[room])
+            history = takes.prepared(history, late_ns=SWEPT_NS, slow=slow, seen_ns=seen_ns)
         if room == "sentinel":
             violations += twins(history)
             called = {model.key(operation.call) for operation in history if not isinstance(operation.call, Closed)}
@@ -180,12 +187,42 @@ def closing(client: int, operations: Sequence[Operation], samples: Sequence[Samp
     started = max(min(said), last_ns)
     name = rooms.sign_of_life(client)
     # The first thing that a client of the counter room records is that it takes it; those of others had it before that.
-    granted = [o.ended for o in answered if isinstance(o.call, counter.Acquire) and o.call.name == name]
+    given = max((o.started for o in operations if isinstance(o.call, Goodbye)), default=0)
+    granted = [
+        o.ended for o in answered
+        if isinstance(o.call, counter.Acquire) and o.call.name == name and o.started > given and o.answer[0] == 0
+    ]  # fmt: skip
     if granted or worker.slot.room != "counter":
         for sample in samples:
             if sample.asked_ns > max([started, *granted]) and sample.settled_ns and sample.lacks(name):
                 return Operation(client, Closed(), started, sample.settled_ns)
     return Operation(client, Closed(), started, ends.settled_ns)
+
+
+def parted(operation: Operation, lines: Lines, samples: Sequence[Sample], ends: Ends) -> Operation:
+    """The end of a connection with which another one went on: its sign of life says nothing any more.
+
+    On this host it was closed before its heir was answered, or soon after that. Once the server has answered others
+    again and again, it has read all that was sent before.
+    """
+    heir = lines.heirs.get(operation.client)
+    if heir is None or not isinstance(operation.call, Closed):
+        return operation
+    closed_ns = max(heir.ended or 0, operation.started)
+    later = [sample.ended_ns for sample in samples if sample.asked_ns > closed_ns]
+    is_seen = len(later) >= SEEN and not ends.is_far(operation.client)
+    return operation._replace(ended=later[SEEN - 1] if is_seen else ends.settled_ns)
+
+
+def kept_too_long(lines: Lines, ends: Ends) -> Iterable[str]:
+    """What killed clients of this host still held, long after their grace time."""
+    for client, closed in lines.closed.items():
+        worker = ends.workers[worker_of(client)]
+        if worker.killed_ns is None or ends.is_far(client) or client in lines.heirs:
+            continue
+        over = max(worker.killed_ns, closed.started) + lines.graces[client].most + 2 * SWEPT_NS
+        if (closed.ended or 0) > over:
+            yield f"{closed} was seen to end {(closed.ended or 0) - over} ns too late, {lines.graces[client]}"
 
 
 def twins(history: Iterable[Operation]) -> Iterable[str]:
@@ -200,9 +237,11 @@ def twins(history: Iterable[Operation]) -> Iterable[str]:
 
 def seen(history: Iterable[Operation], samples: Iterable[Sample]) -> Iterable[Operation]:
     """What a Dump shows of each name is what a Get would have told at some moment of it, and 0 of a name it lacks."""
+    history = list(history)
     asked = (operation.call for operation in history if isinstance(operation.call, counter.Acquire | takes.Take))
     names = {name for call in asked for kind, name in takes.parts_of(call) if kind == takes.PERMITS}
     wanted = names & (HOT.keys() | {name for name in names if name.startswith((b"cold", b"team"))})
+    wanted |= {rooms.sign_of_life(one.client) for one in history if isinstance(one.call, Resume)} & names
     for sample in samples:
         for name in wanted:
             consumption = sample.consumptions.get(name)

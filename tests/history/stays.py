@@ -115,7 +115,8 @@ class Lines:
                 ended = None if ended is None else max(ended, after)
             elif grace.most:
                 started += grace.least
-                ended = seen_ns.get(client, None if ended is None else ended + grace.most + late_ns)
+                seen = seen_ns.get(client, None if ended is None else ended + grace.most + late_ns)
+                ended = None if seen is None else max(seen, started)
             found.append(closed._replace(started=started, ended=ended))
         return found
 
