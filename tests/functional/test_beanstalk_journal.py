@@ -281,7 +281,7 @@ def test_a_journal_that_can_be_read_and_makes_no_sense(path: Path, tmp_path: Pat
         "the last id cannot be -1: can't convert negative value to uint64_t",
         "the limit of tube t: its names or its number are impossible",
         "job -7: can't convert negative value to uint64_t",
-        "job 3: another job has the key k too",
+        "job 3: another job has the same key k",
     ]
     assert f"`counterd journal repair {path}` keeps the records that can be read" in refused(path, tmp_path)
     assert tool("repair", path).stdout == (

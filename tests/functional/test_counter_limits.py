@@ -96,7 +96,7 @@ def test_each_mistake_is_a_line_and_changes_nothing(start: Callable[..., Daemon]
     told = [line.partition("not reloaded: ")[2] for line in counterd.lines("not reloaded")]
     place = f"{counterd.config}:{LINE}: counter.limits: {file}: "
     assert told == [
-        f"{place}permits[0] ('a*b'): name has a * that is not its last character: a * stands for the rest of a name",
+        f"{place}permits[0] ('a*b'): name has a * before its last character: a * stands for the rest of a name",
         f"{place}permits[1] ('db:main'): maximum is missing",
         f"{place}'rate': unknown field; expected permits or rates",
     ]

@@ -506,7 +506,7 @@ def test_a_server_that_counts_more_than_is_held() -> None:
 
     with Miscounting() as server:
         run = load(server, requests=100, connections=1, verify=True, patches=FORGETFUL_SHORT)
-        assert run.violations == ["nnnnnnnn00000000: 1 in use, and 0 are held"]
+        assert run.violations == ["nnnnnnnn00000000: 1 in use, but 0 are held"]
 
 
 def test_a_server_that_loses_what_is_held() -> None:
@@ -519,7 +519,7 @@ def test_a_server_that_loses_what_is_held() -> None:
 
     with Losing() as server:
         run = load(server, requests=1, connections=1, verify=True, patches=FORGETFUL_SHORT)
-        assert run.violations == ["nnnnnnnn00000000: 0 in use, and 1 are held"]
+        assert run.violations == ["nnnnnnnn00000000: 0 in use, but 1 are held"]
 
 
 def test_what_a_dead_connection_held_may_take_a_moment() -> None:
@@ -546,7 +546,7 @@ def test_a_server_that_has_no_dump() -> None:
     with Simple() as server:
         assert (
             load_fails(server, verify=True)
-            == "LoadError: --verify needs an answer to Dump: Unknown command (status 0x81)\n"
+            == "LoadError: --verify needs a reply to Dump: Unknown command (status 0x81)\n"
         )
 
 

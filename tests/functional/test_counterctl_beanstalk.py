@@ -352,7 +352,7 @@ def drain_and_go_on(place: Place) -> None:
         wait_until(lambda: place.rows("stats")["current-waiting"] == 1, "it waits")
         assert place.ask("drain") == (0, shown.format("on"), "")
         assert worker.ask(wire.put(b"more")).status is Status.DRAINING
-        assert place.ask("put", "more") == (1, "", "counterctl: the server is draining and takes no new jobs\n")
+        assert place.ask("put", "more") == (1, "", "counterctl: the server is draining and accepts no new jobs\n")
         assert place.rows("stats")["draining"] == "true"
         worker.ask(wire.watch(b"drained"))
         taken = worker.ask(wire.reserve())

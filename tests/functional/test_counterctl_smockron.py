@@ -179,7 +179,7 @@ def test_what_is_not_the_right_server(place: Place) -> None:
     admin = place.environment["COUNTERD_ADMIN"].replace("http", "smockron")
     status, _, stderr = place.ask("-u", admin, "send", "login", "accepted", "me")
     assert status == 3
-    assert "does not speak the smockron protocol: this is not ZMTP" in stderr
+    assert "does not speak the smockron protocol: these bytes are not ZMTP" in stderr
     status, _, stderr = place.ask("-u", "smockron://127.0.0.1:1", "send", "login", "accepted", "me")
     assert (status, stderr) == (3, "counterctl: cannot connect to 127.0.0.1:1: Connection refused\n")
 

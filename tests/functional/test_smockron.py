@@ -113,7 +113,7 @@ def test_rules_change_all_or_not_at_all(serve: Callable[..., Daemon], tmp_path: 
         gates.write_rules(tmp_path, {"new": {"rate": "1/day", "burst": 0}, "bad": {"rate": "fast", "burst": 0}})
         counterd.send_signal(signal.SIGHUP)
         line = counterd.wait_for_log("not reloaded")
-        assert line.endswith("""'bad': rate must be such as "100/sec" or "10 per 2 min", not 'fast'""")
+        assert line.endswith("""'bad': rate must have a form such as "100/sec" or "10 per 2 min", not 'fast'""")
         one.account(b"login", b"me")
         assert one.told().domain == b"login"
         gates.write_rules(tmp_path, {"new": {"rate": "1/day", "burst": 0}})

@@ -74,8 +74,11 @@ GIVE_BACK_S = 30.0  # that it may take before: longer is an error
 
 
 cdef class Load:
-    """plan: a Plan. index: the index of this load process. address: the server's address in the kernel's form.
-    context: the ssl.SSLContext of the connections, or None."""
+    """plan: a Plan.
+
+    index: the index of this load process. address: the server's address in the kernel's form.
+    context: the ssl.SSLContext of the connections, or None.
+    """
 
     def __cinit__(self, plan, Board board not None, int index, bytes address not None, context=None):
         cdef uint32_t i

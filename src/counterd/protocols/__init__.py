@@ -1,7 +1,8 @@
-"""Finds the protocols. Each has a folder here, and deleting the folder removes the protocol.
+"""Finds the protocols. Each protocol has a folder here, and deleting the folder removes the protocol.
 
-Floor 2. A protocol's package exports ROOM (contract.py), and the floors above use nothing else of it. Protocols never
-import each other. Importing the package needs no compiled module, so that any program can show what it registers.
+Floor 2. The package of a protocol exports ROOM (contract.py), and the floors above use nothing else of the package.
+Protocols never import each other. Importing the package needs no compiled module, so that any program can show what the
+package registers.
 """
 
 from __future__ import annotations
@@ -20,5 +21,5 @@ def find_rooms() -> tuple[Room, ...]:
 
 
 def names() -> tuple[str, ...]:
-    """Returns the names of the installed protocols, sorted. Imports none of them."""
+    """Returns the names of the installed protocols, sorted. This imports none of the protocols."""
     return tuple(sorted(module.name for module in pkgutil.iter_modules(__path__) if module.ispkg))

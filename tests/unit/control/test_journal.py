@@ -246,7 +246,7 @@ def test_a_failure_with_nothing_to_write_is_over_once_a_process_is_there(path: P
     asyncio.run(history())
 
 
-@pytest.mark.parametrize("error", [ValueError("job 7 is there twice"), MemoryError("there are more jobs than fit")])
+@pytest.mark.parametrize("error", [ValueError("job 7 occurs twice"), MemoryError("there are more jobs than fit")])
 def test_what_the_store_cannot_take_up_ends_the_start(path: Path, error: Exception) -> None:
     async def history() -> None:
         kept = Kept(path)

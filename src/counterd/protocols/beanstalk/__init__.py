@@ -24,14 +24,15 @@ LAG_MAX_NS = 1_000_000_000  # of a journal for which no reply waits: then they d
 
 
 def sync(text: str) -> str:
-    """Reads when a change has to be on disk: always, never or a number of milliseconds."""
+    """Reads when a change has to be on disk: always, never or within a number of milliseconds."""
     if text in ("always", "never") or (text.isdecimal() and 1 <= int(text) <= SYNC_MAX_MS):
         return text
     raise ValueError(f"expected always, never or milliseconds from 1 to {SYNC_MAX_MS}, not {text!r}")
 
 
 def timing(text: str) -> tuple[int, int]:
-    """Converts sync() to the store's values: the period between two pieces and the lag that holds replies, in ns."""
+    """Converts the value of sync() to the store's values: the time between two pieces, and the lag of the journal that
+    holds replies back, in ns."""
     if text == "always":
         return 0, -1
     if text == "never":
@@ -42,7 +43,7 @@ def timing(text: str) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class BeanstalkSettings:
-    """The protocol's own settings."""
+    """The settings that only this protocol has."""
 
     journal: str = setting(absolute_path, "", "absolute path; empty means no journal")
     sync: str = setting(sync, "always", "always, never or milliseconds")
@@ -54,7 +55,7 @@ class BeanstalkSettings:
 
 
 def make_store(settings: BeanstalkSettings, figures: Figures, now_ns: int) -> BeanstalkStore:
-    """Makes the store for these settings. figures: returns the figures of the floors above, for stats."""
+    """Makes the store for these settings. figures: returns figures of the daemon, for the command stats."""
     from counterd.protocols.beanstalk._session import open_store  # noqa: PLC0415 - settings are read before it is built
 
     machine = os.uname()
@@ -79,16 +80,16 @@ def make_store(settings: BeanstalkSettings, figures: Figures, now_ns: int) -> Be
 
 
 def reload(_store: BeanstalkStore, _settings: BeanstalkSettings) -> None:
-    """Does nothing: none of the protocol's own settings may change while the store runs."""
+    """Does nothing: none of the protocol's own settings can change while the store runs."""
 
 
 def set_drain_mode(store: BeanstalkStore, on: bool) -> None:
-    """Makes the store answer put with DRAINING, or accept jobs again."""
+    """Makes the store refuse put with DRAINING, or accept jobs again."""
     store.refuse_puts(on)
 
 
 def tables() -> tuple[Table, ...]:
-    """What people can ask for."""
+    """Returns the tables that people can ask for."""
     from counterd.protocols.beanstalk._tables import TABLES  # noqa: PLC0415 - as above
 
     return TABLES
@@ -104,14 +105,14 @@ FIGURES = (
     Figure(
         "timeouts", "beanstalk_timeouts_total", "counter", "Jobs whose time to run ended before their worker finished."
     ),
-    Figure("retired", "beanstalk_retired_total", "counter", "Jobs that reached the limit of reserves of their tube."),
+    Figure("retired", "beanstalk_retired_total", "counter", "Jobs that were reserved as often as their tube allows."),
     Figure(
         "given_back",
         "beanstalk_given_back_total",
         "counter",
         "Jobs that became ready again because their worker disconnected.",
     ),
-    Figure("waiting", "beanstalk_waiting", "gauge", "Connections that are waiting for a job."),
+    Figure("waiting", "beanstalk_waiting", "gauge", "Connections that wait for a job."),
     Figure("tubes", "beanstalk_tubes", "gauge", "Tubes that exist."),
     Figure("tubes_max", "beanstalk_tubes_limit", "gauge", "Tubes that can exist."),
     Figure("used_memory", "beanstalk_memory_bytes", "gauge", "Bytes of beanstalk.memory_limit in use."),
@@ -119,7 +120,7 @@ FIGURES = (
     Figure(
         "longest_probe", "beanstalk_table_longest_probe", "gauge", "Longest probe sequence of the hash table, in slots."
     ),
-    Figure("refuses_puts", "beanstalk_drain_mode", "gauge", "1 in drain mode, in which put is answered DRAINING."),
+    Figure("refuses_puts", "beanstalk_drain_mode", "gauge", "1 in drain mode, in which put gets the reply DRAINING."),
     Figure("journal_failing", "beanstalk_journal_failing", "gauge", "1 while the journal cannot be written."),
     Figure("journal_behind", "beanstalk_journal_behind", "gauge", "Changes in the journal that are not on disk yet."),
     Figure("journal_records", "beanstalk_journal_records_total", "counter", "Rows that were sent to the journal."),
@@ -127,7 +128,7 @@ FIGURES = (
         "region",
         "beanstalk_region_bytes",
         "gauge",
-        "Bytes of address space reserved for all tables; memory is used only as they fill.",
+        "Bytes of address space that are reserved for all tables; memory is used only as they fill.",
     ),
 )
 

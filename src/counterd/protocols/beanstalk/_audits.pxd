@@ -23,12 +23,12 @@ from counterd.protocols.beanstalk._workers cimport Watch, Worker, Workers
 
 
 cdef inline bint is_expected(const Timer* timer, int64_t due_ns) noexcept:
-    """Returns True if a timer is armed for due_ns or earlier."""
+    """Returns whether a timer is armed for due_ns or earlier."""
     return timer_is_armed(timer) and timer.due_ns <= due_ns
 
 
 cdef inline uint32_t audit_jobs(Queues* queues) except? 0xffffffff:
-    """Checks the jobs. Returns how many blocks their bodies use."""
+    """Checks the jobs. Returns how many blocks the bodies of the jobs use."""
     cdef Jobs* jobs = &queues.jobs
     cdef uint32_t number, blocks = 0, size, changed = 0, ended = 0
     cdef const Job* job
@@ -63,7 +63,7 @@ cdef inline uint32_t audit_jobs(Queues* queues) except? 0xffffffff:
 cdef inline dict audit_gates(Queues* queues, uint32_t* blocks):
     """Checks the gates. Returns how many ready jobs of each tube are in the heaps of its gates.
 
-    blocks: the blocks of their names are added to it.
+    blocks: the number of blocks of the gates' names is added to this.
     """
     cdef Gates* gates = &queues.gates
     cdef const Job* job
@@ -95,9 +95,9 @@ cdef inline dict audit_gates(Queues* queues, uint32_t* blocks):
         ):
             raise AssertionError(f"gate {number}: {gate.ready} ready jobs, {count} in its heap, {gate.head} is first")
         if gate.is_shut and gate.ready and gate.place == 0 and not timer_is_armed(&gate.timer):
-            raise AssertionError(f"gate {number} is shut for ever")
+            raise AssertionError(f"gate {number} is shut, and nothing will open it")
         if gate.has_permit and (gate.place or not timer_is_armed(&gate.timer)):
-            raise AssertionError(f"gate {number} has a permit, and nobody looks after it")
+            raise AssertionError(f"gate {number} has a permit that nobody uses or gives back")
         hidden[gate.tube] = hidden.get(gate.tube, 0) + count
         blocked += gate.ready if gate.is_shut else 0
     if gates.state.bytes != claims * CLAIM_COST + gates.table.pool.used * <uint64_t>GATE_COST:
@@ -110,7 +110,7 @@ cdef inline dict audit_gates(Queues* queues, uint32_t* blocks):
 
 
 cdef inline int audit_queue(Queues* queues, uint32_t first, JobState state, uint32_t owner, uint32_t counted) except -1:
-    """Checks a heap: its jobs have this state and this tube or connection, and their number is `counted`."""
+    """Checks a heap. Its jobs must have this state and this tube or connection, and their number must be `counted`."""
     cdef Jobs* jobs = &queues.jobs
     cdef const Job* job
     cdef uint32_t number = first
@@ -120,13 +120,16 @@ cdef inline int audit_queue(Queues* queues, uint32_t first, JobState state, uint
     while number:
         job = job_at(jobs, number)
         if job.state != state or (job.holder if state == RESERVED else job.tube) != owner:
-            raise AssertionError(f"job {job_id(job)} is no state {<int>state} one of {owner}")
+            raise AssertionError(f"job {job_id(job)} does not belong into the heap of state {<int>state} of {owner}")
         number = heap_after(&jobs.heap, number)
     return 0
 
 
 cdef inline int audit_line(Queues* queues, const Line* line, JobState state, uint32_t tube, uint32_t counted) except -1:
-    """Checks a line: its jobs have this state, the earliest is first, and their number is `counted`."""
+    """Checks a line.
+
+    Its jobs must have this state, the earliest job must be the first, and their number must be `counted`.
+    """
     cdef const Job* job
     cdef uint32_t number = line.first, before = 0, count = 0
     cdef int64_t since_ns = INT64_MIN
@@ -144,7 +147,7 @@ cdef inline int audit_line(Queues* queues, const Line* line, JobState state, uin
 
 
 cdef inline uint32_t audit_keys(Queues* queues) except? 0xffffffff:
-    """Checks the keys. Returns how many blocks their names use."""
+    """Checks the keys. Returns how many blocks the names of the keys use."""
     cdef const Keys* keys = &queues.keys
     cdef const Key* key
     cdef uint32_t number, named = 0, naming = 0
@@ -155,9 +158,9 @@ cdef inline uint32_t audit_keys(Queues* queues) except? 0xffffffff:
         if key.job and (job_at(&queues.jobs, key.job).key != number or job_id(job_at(&queues.jobs, key.job)) != key.id):
             raise AssertionError(f"key {number}: its job {key.id} has another key")
         if key.until_ns != INT64_MAX and not is_expected(&key.timer, key.until_ns):
-            raise AssertionError(f"key {number}: nobody frees it")
+            raise AssertionError(f"key {number}: nothing will free it")
         if key.until_ns == INT64_MAX and key.job == 0:
-            raise AssertionError(f"key {number} has no job, and is taken for ever")
+            raise AssertionError(f"key {number} has no job, but is taken for ever")
         named += key.job != 0
     for number in range(1, queues.jobs.pool.fresh + 1):
         naming += job_at(&queues.jobs, number).key != 0 and (
@@ -177,9 +180,9 @@ cdef inline int audit_waiting(Queues* queues, uint32_t number) except -1:
         watch = queues.workers.watches + entry
         count += 1
         if watch.tube != number or watch.waiting_prev != before:
-            raise AssertionError(f"tube {number}: watch {entry} waits in it, and is another's")
+            raise AssertionError(f"tube {number}: watch {entry} waits in it, but belongs to another tube")
         if not queues.workers.records[watch.connection].is_waiting:
-            raise AssertionError(f"tube {number}: {watch.connection} is in its queue, and does not wait")
+            raise AssertionError(f"tube {number}: connection {watch.connection} is in its queue, but does not wait")
         before = entry
         entry = watch.waiting_next
     if tube.waiting_last != before or tube.waiting != count:
@@ -188,7 +191,7 @@ cdef inline int audit_waiting(Queues* queues, uint32_t number) except -1:
 
 
 cdef inline int audit_tubes(Queues* queues, dict hidden) except -1:
-    """hidden: how many ready jobs of each tube are in the heaps of its gates."""
+    """Checks the tubes. hidden: how many ready jobs of each tube are in the heaps of its gates."""
     cdef uint32_t number = queues.tubes.state.first, before = 0, count = 0
     cdef const Tube* tube
     while number:
@@ -202,9 +205,9 @@ cdef inline int audit_tubes(Queues* queues, dict hidden) except -1:
         audit_line(queues, &tube.buried_line, BURIED, number, tube.jobs[<int>BURIED])
         audit_waiting(queues, number)
         if tube.delayed and not is_expected(&tube.timer, job_at(&queues.jobs, tube.delayed).node.key):
-            raise AssertionError(f"tube {number}: its first delayed job is not waited for")
+            raise AssertionError(f"tube {number}: no timer waits for its first delayed job")
         if tube.ready and tube.waiting_first and not timer_is_armed(&tube.timer):
-            raise AssertionError(f"tube {number} has ready jobs and waiting connections, and nothing comes")
+            raise AssertionError(f"tube {number} has ready jobs and waiting connections, and nothing will connect them")
         before = number
         number = tube.next
     if before != queues.tubes.state.last or count != queues.tubes.table.pool.used:
@@ -223,14 +226,14 @@ cdef inline int audit_workers(Queues* queues) except -1:
         if worker.reserved and not is_expected(
             &worker.timer, job_at(&queues.jobs, worker.reserved).node.key - worker.is_waiting * MARGIN_NS
         ):
-            raise AssertionError(f"connection {connection}: its first job is not waited for")
+            raise AssertionError(f"connection {connection}: no timer waits for its first job")
         waiting += worker.is_waiting
         count = 0
         entry = worker.watch_first
         while entry:
             count += 1
             if workers.watches[entry].connection != connection:
-                raise AssertionError(f"connection {connection}: watch {entry} is another's")
+                raise AssertionError(f"connection {connection}: watch {entry} belongs to another connection")
             watching[workers.watches[entry].tube] = watching.get(workers.watches[entry].tube, 0) + 1
             entry = workers.watches[entry].next
         if count != worker.watches or (count == 0) != (worker.used == 0):
@@ -250,7 +253,7 @@ cdef inline int audit_workers(Queues* queues) except -1:
 
 
 cdef inline int audit_queues(Queues* queues) except -1:
-    """Checks jobs, keys, gates, tubes and workers, and that each is in the right queues."""
+    """Checks jobs, keys, gates, tubes and workers, and that each of them is in the right queues."""
     cdef uint32_t blocks = 0
     hidden = audit_gates(queues, &blocks)
     audit_chains(

@@ -1,6 +1,6 @@
-"""The documents of stats, stats-job, stats-tube and inspect-tube, in YAML.
+"""The replies to stats, stats-job, stats-tube and inspect-tube, in YAML.
 
-Floor 2. They are made within a call of the store.
+Floor 2. These replies are made within a call of the store.
 """
 
 from libc.stdint cimport int64_t, uint32_t
@@ -19,7 +19,7 @@ STATE_NAMES = ("", "ready", "reserved", "delayed", "buried")  # by JobState
 
 
 cdef bytes job_document(BeanstalkStore store, uint32_t number):
-    """Returns the document of section "stats-job"; None if number is 0."""
+    """Returns the YAML of section "stats-job". Returns None if number is 0."""
     cdef const Job* job
     cdef int64_t left_ns = 0
     if number == 0:
@@ -53,7 +53,7 @@ cdef bytes job_document(BeanstalkStore store, uint32_t number):
 
 
 cdef bytes tube_document(BeanstalkStore store, uint32_t number, bint whole):
-    """Returns the document of section "stats-tube" or, if whole, "inspect-tube"; None if number is 0."""
+    """Returns the YAML of section "stats-tube" or, if whole is true, "inspect-tube". Returns None if number is 0."""
     cdef const Tube* tube
     cdef Tube* retire_to = NULL
     cdef int64_t left_ns
@@ -89,7 +89,7 @@ cdef bytes tube_document(BeanstalkStore store, uint32_t number, bint whole):
 
 
 cdef bytes stats_document(BeanstalkStore store):
-    """Returns the document of section "stats"."""
+    """Returns the YAML of section "stats"."""
     cdef BeanstalkState* state = store.state
     cdef const WorkersState* workers = store.queues.workers.state
     cdef dict others = store.others()  # must not call the store, because a call is under way
@@ -129,7 +129,7 @@ cdef bytes stats_document(BeanstalkStore store):
 
 
 cdef bytes document(dict values):
-    """Formats a dictionary as YAML. Numbers and strings are written as they are, bytes in quotes."""
+    """Formats a dictionary as YAML. Numbers and strings are written unchanged, and bytes in quotes."""
     lines = ["---"]
     for name, value in values.items():
         lines.append(f'{name}: "{value.decode()}"' if isinstance(value, bytes) else f"{name}: {value}")

@@ -77,7 +77,7 @@ cdef inline int gates_reserve(Gates* gates, Region* region, uint32_t capacity, u
 cdef inline void gates_begin(
     Gates* gates, const uint64_t* hash_key, const Chains* chains, int64_t now_ns
 ) noexcept nogil:
-    """Called once, after the region is mapped. chains: for the rest of long names."""
+    """Call this once, after the region was mapped. chains: the chains for the rest of long names."""
     table_begin(&gates.table, hash_key, chains)
     timers_begin(&gates.timers, &(<Gate*>gates.table.records).timer, sizeof(Gate), now_ns)
 
@@ -99,14 +99,17 @@ cdef inline uint32_t gate_word(uint8_t* target, uint32_t tube, const uint8_t* na
 
 
 cdef inline uint32_t gate_find(const Gates* gates, uint32_t tube, const uint8_t* name, uint32_t size) noexcept nogil:
-    """Returns the gate for a tube and the name of permits, or 0."""
+    """Returns the gate for a tube and a name of permits, or 0 if there is none."""
     cdef uint8_t[GATE_HEAD + NAME_MAX] word
     size = gate_word(word, tube, name, size)
     return table_find(&gates.table, name_tag(&gates.table, word, size), word, size)
 
 
 cdef inline uint32_t gate_make(Gates* gates, uint32_t tube, const uint8_t* name, uint32_t size) noexcept nogil:
-    """Makes a gate. The caller has checked that it is new and that there is room, and adds a claim at once."""
+    """Makes a gate.
+
+    The caller must have checked that the gate is new and that there is room, and immediately adds a claim.
+    """
     cdef uint8_t[GATE_HEAD + NAME_MAX] word
     cdef uint32_t number
     cdef Gate* gate
@@ -125,7 +128,7 @@ cdef inline bytes permits_name(const Gates* gates, Gate* gate):
 
 
 cdef inline void gate_join(Gates* gates, uint32_t number, uint32_t job, uint32_t maximum) noexcept nogil:
-    """Gives a claim to a job that is in no queue. The caller marks the job."""
+    """Gives a claim to a job that is not in a queue. The caller marks the job."""
     gates.claims[job] = Claim(number, maximum)
     gate_at(gates, number).jobs += 1
     gates.state.claims += 1
@@ -133,7 +136,7 @@ cdef inline void gate_join(Gates* gates, uint32_t number, uint32_t job, uint32_t
 
 
 cdef inline bint gate_part(Gates* gates, uint32_t job) noexcept nogil:
-    """Ends the claim of a job that is in no queue. Returns True if its gate is not needed any more."""
+    """Ends the claim of a job that is not in a queue. Returns whether the gate is no longer needed."""
     cdef Gate* gate = gate_of(gates, job)
     gate.jobs -= 1
     gates.state.claims -= 1
@@ -142,7 +145,7 @@ cdef inline bint gate_part(Gates* gates, uint32_t job) noexcept nogil:
 
 
 cdef inline void gate_free(Gates* gates, uint32_t number) noexcept nogil:
-    """Frees a gate without jobs. The caller has ended its wait and given its permit back."""
+    """Frees a gate without jobs. The caller must have ended the gate's wait and given its permit back."""
     timers_disarm(&gates.timers, number)
     table_remove(&gates.table, number)
     gates.state.bytes -= GATE_COST

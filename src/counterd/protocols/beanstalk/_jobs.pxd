@@ -85,7 +85,7 @@ cdef struct Jobs:           # this process's view
 
 
 cdef inline int jobs_reserve(Jobs* jobs, Region* region, uint32_t capacity) except -1:
-    """Reserves memory for `capacity` jobs. Raises ValueError if they cannot be numbered."""
+    """Reserves memory for `capacity` jobs. Raises ValueError if there are too many jobs for the numbers of records."""
     jobs.capacity = capacity
     region_reserve(region, b"jobs", sizeof(JobsState), <void**>&jobs.state)
     region_reserve(region, b"jobs", sizeof(Pool), <void**>&jobs.pool)
@@ -95,7 +95,7 @@ cdef inline int jobs_reserve(Jobs* jobs, Region* region, uint32_t capacity) exce
 
 
 cdef inline void jobs_begin(Jobs* jobs, const uint64_t* hash_key, const Chains* chains) noexcept nogil:
-    """Called once, after the region is mapped. chains: for bodies."""
+    """Call this once, after the region was mapped. chains: the chains for bodies."""
     jobs.pool.capacity = jobs.capacity
     jobs.heap = Heap(<uint8_t*>&jobs.records.node, sizeof(Job))
     jobs.chains = chains[0]
@@ -122,7 +122,7 @@ cdef inline uint32_t id_tag(const Jobs* jobs, uint64_t id) noexcept nogil:
 
 
 cdef inline uint32_t job_find(const Jobs* jobs, uint64_t id) noexcept nogil:
-    """Returns the job with this id, or 0."""
+    """Returns the job with this id, or 0 if there is none."""
     cdef const Index* index = &jobs.index
     cdef uint32_t tag = id_tag(jobs, id)
     cdef uint32_t slot = index_home(index, tag)
@@ -137,7 +137,7 @@ cdef inline uint32_t job_find(const Jobs* jobs, uint64_t id) noexcept nogil:
 
 
 cdef inline void job_edited(Jobs* jobs, uint32_t number) noexcept nogil:
-    """Called when a job has changed: adds it to the list of changes, if there is a journal."""
+    """Called when a job has changed. Adds the job to the list of changes, if there is a journal."""
     cdef JobsState* state = jobs.state
     cdef Job* job = job_at(jobs, number)
     if not state.is_journaled:
@@ -158,8 +158,10 @@ cdef inline void job_edited(Jobs* jobs, uint32_t number) noexcept nogil:
 cdef inline uint32_t job_place(
     Jobs* jobs, uint64_t id, uint32_t tube, const uint8_t* body, uint32_t size
 ) noexcept nogil:
-    """Makes a job with an id and a body, in no queue. The caller sets the other fields, and has checked that there is
-    room for the job and the body."""
+    """Makes a job with this id and body, which is not in a queue.
+
+    The caller sets the other fields, and must have checked that there is room for the job and the body.
+    """
     cdef uint32_t number = pool_take(jobs.pool, &jobs.records.line_next, sizeof(Job))
     cdef Job* job = job_at(jobs, number)
     debug_check(number != 0)
@@ -181,7 +183,10 @@ cdef inline uint32_t job_make(
     Jobs* jobs, uint32_t tube, uint32_t priority, uint32_t delay, uint32_t ttr, const uint8_t* body, uint32_t size,
     int64_t now_ns
 ) noexcept nogil:
-    """Makes a job with the next id, in no queue. The caller has checked that there is room for it and its body."""
+    """Makes a job with the next id, which is not in a queue.
+
+    The caller must have checked that there is room for the job and its body.
+    """
     cdef uint32_t number
     cdef Job* job
     jobs.state.last_id += 1
@@ -196,7 +201,7 @@ cdef inline uint32_t job_make(
 
 
 cdef inline void job_free(Jobs* jobs, uint32_t number) noexcept nogil:
-    """Ends a job that is in no queue. Its record stays until its end is in a piece for the journal."""
+    """Ends a job that is not in a queue. Its record stays until the end of the job is in a piece for the journal."""
     cdef Job* job = job_at(jobs, number)
     debug_check(job.state == GONE_JOB)
     index_remove(&jobs.index, id_tag(jobs, job_id(job)), number)
@@ -210,13 +215,15 @@ cdef inline void job_free(Jobs* jobs, uint32_t number) noexcept nogil:
 
 
 cdef inline bint job_is_ended(const Job* job) noexcept nogil:
-    """Returns True if the job has ended and its record stays for the journal."""
+    """Returns whether the job has ended, and its record stays for the journal."""
     return job.state == GONE_JOB and job.is_changed
 
 
 cdef inline uint32_t job_next_changed(Jobs* jobs) noexcept nogil:
-    """Removes the first job from the list of changes, which must not be empty, and returns it. Frees the record of an
-    ended job, so the caller must read it before anything else uses it."""
+    """Removes the first job from the list of changes, which must not be empty, and returns it.
+
+    Frees the record of an ended job, so the caller must read the record before anything else uses it.
+    """
     cdef JobsState* state = jobs.state
     cdef uint32_t number = state.changed_first
     cdef Job* job = job_at(jobs, number)

@@ -1,11 +1,11 @@
-"""Pieces of rows: jobs on their way to the journal and back.
+"""Pieces of the journal: rows of jobs on their way to the journal and back.
 
-Floor 2. The store's changes are put into pieces, each after the previous one is on disk. A job that changed twice
-meanwhile has one row; a job that was put and deleted meanwhile has none. journal.py, in another process, writes the
-rows of a piece to a database, and after a restart makes pieces of the database.
+Floor 2. The store puts its changes into pieces. A piece follows when the previous piece is on disk. A job that has
+changed twice since the previous piece has one row; a job that was put and deleted since then has none. journal.py, in
+another process, writes the rows of a piece to a database, and makes pieces from the database after a restart.
 
-A piece is a Head, then rows. A row is a Row, the name of its tube, its key, and, if it is WHOLE, its claim and its
-body. Numbers have the machine's byte order, because a piece is never stored.
+A piece is a Head, followed by rows. A row is a Row, followed by the name of its tube, its key and, if the row is WHOLE,
+its claim and its body. Numbers have the byte order of the machine, because a piece is never stored.
 """
 
 from zlib import crc32
@@ -82,12 +82,15 @@ cdef packed struct Row:         # times are Unix times in nanoseconds
 # ---- in the daemon -------------------------------------------------------------------------------------------------
 
 cdef inline int64_t unix_ns(BeanstalkStore store, int64_t ns) noexcept:
-    """Converts a time of the store's clock to Unix time; 0 for a time before 1970, which a wrong clock can cause."""
+    """Converts a time of the store's clock to Unix time.
+
+    A time before 1970, which a wrong clock can cause, becomes 0.
+    """
     return max(0, ns + store.wall_ns)
 
 
 cdef inline uint8_t* write_row(BeanstalkStore store, uint8_t* target, const Job* job) except NULL:
-    """Writes the row of a job. Returns the end."""
+    """Writes the row of a job. Returns the end of the row."""
     cdef const Keys* keys = &store.queues.keys
     cdef Key* key = key_at(keys, job.key) if job.key else NULL
     cdef uint32_t number
@@ -148,7 +151,7 @@ cdef inline uint32_t claim_maximum(const uint8_t* claim) noexcept:
 
 
 cdef inline uint8_t* write_key(const Keys* keys, Key* key, uint8_t* target) noexcept:
-    """Writes a key, or nothing if it is NULL. Returns the end."""
+    """Writes a key, or nothing if it is NULL. Returns the end of the key."""
     if key == NULL:
         return target
     name_read(&keys.table, &key.record, target)
@@ -156,7 +159,10 @@ cdef inline uint8_t* write_key(const Keys* keys, Key* key, uint8_t* target) noex
 
 
 cdef inline size_t row_size(BeanstalkStore store, const Job* job) noexcept:
-    """Returns the bytes of a job's row; 0: it needs none, because it was put and deleted since the last piece."""
+    """Returns the size of a job's row in bytes.
+
+    Returns 0 if the job needs no row, because it was put and deleted since the last piece.
+    """
     cdef size_t key_size = key_at(&store.queues.keys, job.key).record.name_size if job.key else 0
     cdef size_t size = sizeof(Row)
     if job_is_ended(job):
@@ -182,7 +188,7 @@ cdef bytes limit_row(tuple limit):
 
 
 def take(BeanstalkStore store not None, int64_t now_ns):
-    """Returns a position and the piece with the changes since the last one; None if it is not due."""
+    """Returns a position and the piece with the changes since the last piece. Returns None if no piece is due."""
     cdef Jobs* jobs = &store.queues.jobs
     cdef size_t size = sizeof(Head), row
     cdef uint32_t number, jobs_told = 0, rows = 0, _i
@@ -237,26 +243,32 @@ def take(BeanstalkStore store not None, int64_t now_ns):
 
 
 def hurry(BeanstalkStore store not None):
-    """Makes changes due at once from now on."""
+    """Makes all later changes due immediately."""
     store.journal_period_ns = 0
 
 
 def refuse(BeanstalkStore store not None, int64_t now_ns):
-    """Called when the journal cannot be written: refuses puts until reach() is called. Other requests are served."""
+    """Called when the journal cannot be written.
+
+    Refuses puts until reach() is called. Other requests are still served.
+    """
     with store.at(now_ns):
         store.state.is_failing = True
         store.give_up()
 
 
 def end(BeanstalkStore store not None):
-    """Stops using new ids. Returns the last one used."""
+    """Stops using new ids. Returns the last id that was used."""
     with store:
         store.queues.jobs.state.id_limit = store.queues.jobs.state.last_id
         return {"last_id": store.queues.jobs.state.last_id}
 
 
 def begin(BeanstalkStore store not None, uint64_t last_id, uint64_t id_limit):
-    """Records changes from now on. last_id: the highest that may have been used; id_limit: the highest to use."""
+    """Records all later changes.
+
+    last_id: the highest id that may have been used. id_limit: the highest id that may be used.
+    """
     with store:
         store.queues.jobs.state.last_id = last_id
         store.queues.jobs.state.id_limit = store.state.id_limit_asked = id_limit
@@ -264,9 +276,9 @@ def begin(BeanstalkStore store not None, uint64_t last_id, uint64_t id_limit):
 
 
 def restore(BeanstalkStore store not None, bytes piece not None, int64_t now_ns):
-    """Restores the jobs of a piece, which are in the order in which they entered their states. Returns their number.
+    """Restores the jobs of a piece, in the order in which they entered their states. Returns the number of jobs.
 
-    Called before begin(). Raises ValueError if a row is invalid, MemoryError if there is no room.
+    Called before begin(). Raises ValueError if a row is invalid, and MemoryError if there is no room.
     """
     cdef const uint8_t* data = <const uint8_t*>PyBytes_AS_STRING(piece)
     cdef const uint8_t* end = data + PyBytes_GET_SIZE(piece)
@@ -292,7 +304,7 @@ def restore(BeanstalkStore store not None, bytes piece not None, int64_t now_ns)
 
 
 cdef uint32_t restore_tube(BeanstalkStore store, const uint8_t* name, uint32_t size) except 0:
-    """Returns the tube with this name, and makes it if it does not exist."""
+    """Returns the tube with this name. Makes the tube if it does not exist."""
     cdef uint32_t tag = name_tag(&store.queues.tubes.table, name, size)
     cdef uint32_t number = tube_find(&store.queues.tubes, tag, name, size)
     if number == 0:
@@ -303,7 +315,10 @@ cdef uint32_t restore_tube(BeanstalkStore store, const uint8_t* name, uint32_t s
 
 
 cdef int restore_limit(BeanstalkStore store, const Row* row, const uint8_t* data) except -1:
-    """Restores the limit of reserves of a tube. data: its name, then the name of the tube of retired jobs."""
+    """Restores the limit of reserves of a tube.
+
+    data: the name of the tube, then the name of the tube for retired jobs.
+    """
     cdef uint32_t number = restore_tube(store, data, row.name_size)
     cdef uint32_t target = 0
     if row.size:
@@ -314,9 +329,10 @@ cdef int restore_limit(BeanstalkStore store, const Row* row, const uint8_t* data
 
 
 cdef uint32_t restore_key(BeanstalkStore store, const Row* row, const uint8_t* name) except? 0xffffffff:
-    """Restores a key. Returns 0 if it is that of an ended job and is free by now, or a later job has it.
+    """Restores a key. Returns 0 if the key belonged to a job that has ended and is free by now, or if a later job has
+    the key.
 
-    If the clock was set back meanwhile, the old key can seem to be taken although the later job has got it.
+    If the clock was set back meanwhile, the old key can seem to be taken although a later job has it.
     """
     cdef Keys* keys = &store.queues.keys
     cdef int64_t until_ns = min(row.due - store.wall_ns, store.now_ns + seconds_ns(row.keep))
@@ -327,7 +343,7 @@ cdef uint32_t restore_key(BeanstalkStore store, const Row* row, const uint8_t* n
     if key_find(keys, &store.queues.jobs, tag, name, row.key_size, store.now_ns):
         if row.kind == KEY:
             return 0
-        raise ValueError(f"key {name[:row.key_size].decode()} is there twice")
+        raise ValueError(f"key {name[:row.key_size].decode()} occurs twice")
     if pool_left(keys.table.pool) == 0 or pool_left(store.chains.pool) < name_blocks(&keys.table, row.key_size):
         raise MemoryError("there are more keys than beanstalk.memory_limit allows")
     number = key_make(keys, tag, name, row.key_size, row.id, row.keep)
@@ -339,7 +355,7 @@ cdef uint32_t restore_key(BeanstalkStore store, const Row* row, const uint8_t* n
 cdef int restore_job(BeanstalkStore store, const Row* row, const uint8_t* data) except -1:
     """Restores a job. data: the name of its tube, its key, its claim, and its body.
 
-    The clock may have been set back meanwhile, so no start is set later than now, and no remaining time longer than the
+    The clock may have been set back meanwhile. So no start is later than now, and no remaining time is longer than the
     job's delay or time to run.
     """
     cdef uint32_t tube, number, key = 0
@@ -350,9 +366,9 @@ cdef int restore_job(BeanstalkStore store, const Row* row, const uint8_t* data) 
     cdef uint32_t maximum, name_size
     cdef Job* job
     if row.claim_size and store.lender is None:
-        raise ValueError(f"job {row.id} needs a permit, and no protocol is enabled that has permits (counter.enable)")
+        raise ValueError(f"job {row.id} needs a permit, but no enabled protocol has permits (counter.enable)")
     if job_find(&store.queues.jobs, row.id):
-        raise ValueError(f"job {row.id} is there twice")
+        raise ValueError(f"job {row.id} occurs twice")
     if row.size > store.job_size_max:  # it would not fit into the buffer for replies
         raise MemoryError(f"job {row.id} has {row.size} bytes, more than beanstalk.max_job_size allows")
     tube = restore_tube(store, data, row.name_size)
@@ -464,14 +480,14 @@ def rows(bytes piece not None, uint32_t inline_max):
 
 
 cdef bint is_name(bytes name):
-    """Returns True for a valid name of a tube or key."""
+    """Returns whether this is a valid name of a tube or key."""
     cdef const uint8_t* start = <const uint8_t*>PyBytes_AS_STRING(name)
     cdef const uint8_t* end = start + PyBytes_GET_SIZE(name)
     return read_name(start, end) == end
 
 
 def packed_keys(list keys not None):
-    """Makes a piece of rows that are like `keys` of rows(). Raises ValueError for an invalid one."""
+    """Makes a piece from rows in the form of `keys` of rows(). Raises ValueError for an invalid row."""
     cdef list pieces = [b"\0" * sizeof(Head)]
     cdef Row row
     memset(&row, 0, sizeof(Row))
@@ -490,7 +506,7 @@ def packed_keys(list keys not None):
 
 
 def packed_limits(list limits not None):
-    """Makes a piece of rows that are like `limits` of rows(). Raises ValueError for an invalid one."""
+    """Makes a piece from rows in the form of `limits` of rows(). Raises ValueError for an invalid row."""
     cdef list pieces = [b"\0" * sizeof(Head)]
     for tube, reserves_max, target in limits:
         try:
@@ -504,8 +520,8 @@ def packed_limits(list limits not None):
 
 
 def packed(list jobs not None, uint64_t id_limit=0):
-    """Makes a piece of rows that are like `whole` of rows() without the checksum. Raises ValueError, with the id of
-    the job, for an invalid one.
+    """Makes a piece from rows in the form of `whole` of rows(), but without the checksum. Raises ValueError, with the
+    id of the job, for an invalid row.
     """
     if id_limit > ID_MAX:
         raise ValueError(f"the last id cannot be {id_limit}")

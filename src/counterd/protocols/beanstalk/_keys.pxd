@@ -45,7 +45,7 @@ cdef inline int keys_reserve(Keys* keys, Region* region, uint32_t capacity) exce
 cdef inline void keys_begin(
     Keys* keys, const uint64_t* hash_key, const Chains* chains, int64_t now_ns
 ) noexcept nogil:
-    """Called once, after the region is mapped. chains: for the rest of long keys."""
+    """Call this once, after the region was mapped. chains: the chains for the rest of long keys."""
     table_begin(&keys.table, hash_key, chains)
     timers_begin(&keys.timers, &(<Key*>keys.table.records).timer, sizeof(Key), now_ns)
 
@@ -63,7 +63,7 @@ cdef inline void key_let_go(Keys* keys, Jobs* jobs, uint32_t number) noexcept no
 
 
 cdef inline void key_free(Keys* keys, Jobs* jobs, uint32_t number) noexcept nogil:
-    """Frees a key: another job can take it."""
+    """Frees a key, so that another job can take it."""
     key_let_go(keys, jobs, number)
     timers_disarm(&keys.timers, number)
     table_remove(&keys.table, number)
@@ -72,7 +72,7 @@ cdef inline void key_free(Keys* keys, Jobs* jobs, uint32_t number) noexcept nogi
 cdef inline uint32_t key_find(
     Keys* keys, Jobs* jobs, uint32_t tag, const uint8_t* name, uint32_t size, int64_t now_ns
 ) noexcept nogil:
-    """Returns the key with this name if it is taken, else 0."""
+    """Returns the key with this name if it is taken, or else 0."""
     cdef uint32_t number = table_find(&keys.table, tag, name, size)
     if number and key_at(keys, number).until_ns <= now_ns:
         key_free(keys, jobs, number)
@@ -83,7 +83,10 @@ cdef inline uint32_t key_find(
 cdef inline uint32_t key_make(
     Keys* keys, uint32_t tag, const uint8_t* name, uint32_t size, uint64_t id, uint32_t keep
 ) noexcept nogil:
-    """Makes a key for a job that has no record yet. The caller has checked that there is room. id: of the job."""
+    """Makes a key for a job that has no record yet.
+
+    The caller must have checked that there is room. id: the id of the job.
+    """
     cdef uint32_t number = table_insert(&keys.table, tag, name, size)
     cdef Key* key = key_at(keys, number)
     key.job = 0
@@ -106,7 +109,7 @@ cdef inline void key_end_at(Keys* keys, uint32_t number, int64_t until_ns) noexc
 
 
 cdef inline void job_end_key(Keys* keys, Jobs* jobs, uint32_t job, int64_t now_ns) noexcept nogil:
-    """Called before a job ends: frees its key at once, or after `keep` seconds."""
+    """Called before a job ends. Frees its key immediately, or after `keep` seconds."""
     cdef const Job* ended = job_at(jobs, job)
     cdef uint32_t number = ended.key
     cdef uint32_t keep = key_at(keys, number).keep

@@ -1,7 +1,8 @@
-"""Lists of tubes and of jobs, collected in slices: list-tubes, list-tubes-watched, list-jobs and search-jobs.
+"""Lists of tubes and of jobs, which are collected in slices: list-tubes, list-tubes-watched, list-jobs and search-jobs.
 
-Floor 2. A reply begins with its length, so it is collected completely before it is sent. Tubes and jobs come and go
-between two slices. A list keeps the tube that it needs from ending. An entry that exists throughout is listed once.
+Floor 2. A reply begins with its length, so a list is collected completely before it is sent. Tubes and jobs can be
+created and removed between two slices. While a list needs a tube, the tube does not end. An entry that exists during
+the whole collection is listed once.
 """
 
 from heapq import heappush, heappushpop
@@ -46,7 +47,7 @@ cdef class Listing:
         self.store.end_call()
 
     cdef void keep(self, uint32_t tube) noexcept:
-        """Keeps a tube (0: none) from ending, and releases the one that was kept before."""
+        """Keeps a tube (0: none) from ending, and releases the tube that was kept before."""
         cdef Tubes* tubes = &self.store.queues.tubes
         cdef uint32_t before = self.tube
         if tube:
@@ -71,9 +72,10 @@ cdef class Listing:
 
 
 cdef class TubeList(Listing):
-    """Lists all tubes, the oldest first, or those that a connection watches. The connection does nothing meanwhile.
+    """Lists all tubes, beginning with the oldest, or the tubes that a connection watches. The connection executes no
+    other command meanwhile.
 
-    connection: the engine's number, 0 for all tubes.
+    connection: the engine's number of the connection; 0 lists all tubes.
     """
 
     def __cinit__(self, BeanstalkStore store not None, uint32_t connection):
@@ -99,10 +101,10 @@ cdef class TubeList(Listing):
 
 
 cdef class JobList(Listing):
-    """Lists jobs of a tube: the `most` lowest ids from `first` on.
+    """Lists jobs of a tube: the `most` lowest ids that are at least `first`.
 
-    state: of the jobs, 0 for any. needle: bytes that their bodies contain, b"" for any. Each entry was true at one
-    moment. A job that exists throughout is listed exactly once.
+    state: the state of the jobs; 0 means any. needle: bytes that their bodies contain; b"" matches any body. Each entry
+    was true at one moment. A job that exists during the whole collection is listed exactly once.
     """
 
     def __cinit__(self, BeanstalkStore store not None, uint32_t tube, uint8_t state, uint64_t first, uint32_t most,
@@ -146,7 +148,7 @@ cdef class JobList(Listing):
         return memmem(target, job.size, PyBytes_AS_STRING(self.needle), size) != NULL
 
     cdef int visit(self, uint32_t number) except -1:
-        """Notes a job's id if the job matches and its id is among the lowest so far."""
+        """Notes the id of a job if the job matches and its id is among the lowest so far."""
         cdef const Job* job = job_at(&self.store.queues.jobs, number)
         self.store.budget -= 1
         if job_id(job) < self.first or not self.matches(job):

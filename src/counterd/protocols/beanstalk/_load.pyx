@@ -1,6 +1,8 @@
-"""The beanstalk protocol's requests and replies, as counterbench writes and reads them: docs/protocols/beanstalk.md.
+"""The beanstalk protocol's requests and replies, as counterbench writes and reads them. See
+docs/protocols/beanstalk.md.
 
-A side. A name is a job's number, at the start of its body, and a token is its id, or the time when it is put.
+A side. A name is the number of a job, at the start of its body. A token is the id of a job, or the time when the job is
+put.
 """
 
 from libc.stdint cimport uint8_t, uint64_t
@@ -23,7 +25,10 @@ cdef class LoadCodec(Codec):
         self.set_spots(STAMP)
 
     cdef size_t write(self, const Template* template, const Request* request, uint8_t* target) noexcept:
-        """The id of a job and the line's end follow a delete, of at most TRAILER_MAX bytes."""
+        """Writes a request.
+
+        In a delete, the id of the job and the end of the line follow, with at most TRAILER_MAX bytes.
+        """
         cdef size_t size = template_write(template, request.permit.name, target)
         if request.op == DELETE:
             return size + id_write(target + size, request.permit.token)
@@ -32,7 +37,10 @@ cdef class LoadCodec(Codec):
         return size
 
     cdef Py_ssize_t read(self, const Request* request, const uint8_t* data, size_t size, Reply* reply) noexcept:
-        """A refusal is a failure, and so is a reserve that has waited too long. A job has a body of the load's size."""
+        """Reads a reply. A refusal counts as a failure, and so does a reserve that has waited too long.
+
+        Returns the body of a job, which has the size that the load defines.
+        """
         cdef uint8_t op = request.op
         cdef size_t line = line_size(data, size)
         cdef uint64_t length = 0
@@ -65,7 +73,7 @@ cdef class LoadCodec(Codec):
 
 
 cdef inline size_t id_write(uint8_t* target, uint64_t number) noexcept nogil:
-    """In decimal, with the line's end."""
+    """Writes an id in decimal, and the end of the line."""
     cdef uint8_t[NUMBER_MAX] digits
     cdef size_t at = NUMBER_MAX - 2
     digits[at], digits[at + 1] = 13, 10
@@ -80,7 +88,10 @@ cdef inline size_t id_write(uint8_t* target, uint64_t number) noexcept nogil:
 
 
 cdef inline size_t id_read(const uint8_t* data, size_t at, uint64_t* number) noexcept nogil:
-    """Decimal digits from there; returns where they end. What follows a line's last digit ends them."""
+    """Reads decimal digits, and returns where they end.
+
+    A byte that is not a digit follows the last digit of a line, so the digits have an end.
+    """
     number[0] = 0
     while 48 <= data[at] <= 57:
         number[0] = number[0] * 10 + data[at] - 48
@@ -89,7 +100,10 @@ cdef inline size_t id_read(const uint8_t* data, size_t at, uint64_t* number) noe
 
 
 cdef inline bint is_refusal(const uint8_t* data, size_t size) noexcept nogil:
-    """NOT_FOUND too: what is asked for is there. BURIED is what a put without room may be answered."""
+    """Returns whether a reply is a refusal.
+
+    NOT_FOUND is one too, because the load asks only for jobs that exist. A put without room can get the reply BURIED.
+    """
     return begins(data, size, b"NOT_FOUND\r\n") or begins(data, size, b"TIMED_OUT\r\n") or begins(
         data, size, b"DEADLINE_SOON\r\n"
     ) or begins(data, size, b"OUT_OF_MEMORY\r\n") or begins(data, size, b"INTERNAL_ERROR\r\n") or begins(

@@ -9,7 +9,7 @@ from counterd.protocols.beanstalk._queues cimport Queues
 
 
 cdef inline int permit_take(Queues* queues, lender, uint32_t job, int64_t now_ns) except -1:
-    """Takes a permit for a job, and returns 1; or 0 if there is none."""
+    """Takes a permit for a job, and returns 1. Returns 0 if no permit is available."""
     cdef uint32_t maximum = queues.gates.claims[job].maximum
     cdef Gate* gate = gate_of(&queues.gates, job)
     if gate.has_permit:
@@ -29,7 +29,7 @@ cdef inline int permit_release(Queues* queues, lender, Gate* gate, int64_t now_n
 
 
 cdef inline int permit_await(Queues* queues, lender, uint32_t number, int64_t now_ns) except -1:
-    """Lets a gate that is shut wait for a permit for its first job, unless it does. Returns 0 if there is no room."""
+    """Makes a shut gate wait for a permit for its first job, unless it already waits. Returns 0 if there is no room."""
     cdef Gate* gate = gate_at(&queues.gates, number)
     cdef uint32_t maximum
     if gate.first == 0 or gate.has_permit:
@@ -44,7 +44,7 @@ cdef inline int permit_await(Queues* queues, lender, uint32_t number, int64_t no
 
 
 cdef inline int claim_end(Queues* queues, lender, uint32_t job, int64_t now_ns) except -1:
-    """Ends the claim of a job that has no permit and is in no queue, and its gate if that was the gate's last job."""
+    """Ends the claim of a job that has no permit and is not in a queue. Also ends the gate if this was its last job."""
     cdef uint32_t number = queues.gates.claims[job].gate
     cdef Gate* gate = gate_at(&queues.gates, number)
     queues.jobs.records[job].is_gated = False

@@ -48,7 +48,7 @@ cdef inline int64_t seconds_ns(uint32_t seconds) noexcept nogil:
 
 
 cdef inline uint32_t* queue_first(const Queues* queues, const Job* job) noexcept nogil:
-    """Returns the place of the first job of the heap for a job in its state; NULL: the state has no heap."""
+    """Returns where the heap for a job in its state stores its first job. Returns NULL if the state has no heap."""
     if job.state == READY:
         return &tube_at(&queues.tubes, job.tube).ready
     if job.state == DELAYED:
@@ -59,7 +59,7 @@ cdef inline uint32_t* queue_first(const Queues* queues, const Job* job) noexcept
 
 
 cdef inline Line* queue_line(const Queues* queues, const Job* job) noexcept nogil:
-    """Returns the line for a job in its state; NULL: the state has no line."""
+    """Returns the line for a job in its state. Returns NULL if the state has no line."""
     if job.state == READY:
         return &tube_at(&queues.tubes, job.tube).ready_line
     if job.state == BURIED:
@@ -98,13 +98,14 @@ cdef inline void blocked_add(Queues* queues, const Gate* gate, int32_t count) no
 
 
 cdef inline void gate_count(Gates* gates, uint32_t number, int32_t count) noexcept nogil:
-    """A job is reserved, or not any more."""
+    """Counts that a job of a gate is reserved, or is no longer reserved."""
     gate_of(gates, number).reserved += <uint32_t>count
     gates.state.reserved += <uint64_t><int64_t>count
 
 
 cdef inline void gate_put(Queues* queues, uint32_t number) noexcept nogil:
-    """Puts a job that becomes ready into the heap of its gate or, if it is the first and can be reserved, its tube."""
+    """Puts a job that becomes ready into a heap: the tube's heap if the job is the first of its gate and can be
+    reserved, or else the heap of its gate."""
     cdef Gate* gate = gate_of(&queues.gates, number)
     cdef const Heap* heap = &queues.jobs.heap
     cdef uint32_t* ready = &tube_at(&queues.tubes, gate.tube).ready
@@ -124,7 +125,7 @@ cdef inline void gate_put(Queues* queues, uint32_t number) noexcept nogil:
 
 
 cdef inline void gate_lift(Queues* queues, Gate* gate) noexcept nogil:
-    """Makes the first job of a gate's own heap its head."""
+    """Makes the first job of a gate's own heap the head of the gate."""
     gate.head = gate.first
     if gate.head:
         heap_remove(&queues.jobs.heap, &gate.first, gate.head)
@@ -132,7 +133,7 @@ cdef inline void gate_lift(Queues* queues, Gate* gate) noexcept nogil:
 
 
 cdef inline void gate_take(Queues* queues, uint32_t number) noexcept nogil:
-    """Removes a ready job from the heap that it is in."""
+    """Removes a ready job from the heap that contains it."""
     cdef Gate* gate = gate_of(&queues.gates, number)
     gate.ready -= 1
     if gate.head == number:
@@ -145,7 +146,7 @@ cdef inline void gate_take(Queues* queues, uint32_t number) noexcept nogil:
 
 
 cdef inline void gate_shut(Queues* queues, uint32_t number) noexcept nogil:
-    """Hides the ready jobs of a gate that is open."""
+    """Hides the ready jobs of an open gate."""
     cdef Gate* gate = gate_at(&queues.gates, number)
     debug_check(not gate.is_shut)
     if gate.head:
@@ -157,7 +158,7 @@ cdef inline void gate_shut(Queues* queues, uint32_t number) noexcept nogil:
 
 
 cdef inline void gate_open(Queues* queues, uint32_t number) noexcept nogil:
-    """Lets the ready jobs of a gate that is shut be found."""
+    """Makes the ready jobs of a shut gate visible."""
     cdef Gate* gate = gate_at(&queues.gates, number)
     debug_check(gate.is_shut)
     gate.is_shut = False
@@ -166,7 +167,7 @@ cdef inline void gate_open(Queues* queues, uint32_t number) noexcept nogil:
 
 
 cdef inline bint job_is_blocked(const Queues* queues, uint32_t number) noexcept nogil:
-    """Returns True for a ready job that waits for a permit."""
+    """Returns whether a ready job waits for a permit."""
     cdef const Job* job = job_at(&queues.jobs, number)
     return job.is_gated and job.state == READY and gate_of(&queues.gates, number).is_shut
 
@@ -176,7 +177,7 @@ cdef inline bint job_is_blocked(const Queues* queues, uint32_t number) noexcept 
 cdef inline void job_enter_as(
     Queues* queues, uint32_t number, JobState state, uint64_t key, int64_t now_ns, bint is_gated
 ) noexcept nogil:
-    """As job_enter. is_gated: the job has a claim; a constant where this is called."""
+    """Does the same as job_enter. is_gated: whether the job has a claim; a constant at each call."""
     cdef Job* job = job_at(&queues.jobs, number)
     cdef Tube* tube = tube_at(&queues.tubes, job.tube)
     cdef uint32_t* first
@@ -205,7 +206,7 @@ cdef inline void job_enter_as(
 
 
 cdef inline void job_leave_as(Queues* queues, uint32_t number, bint is_gated) noexcept nogil:
-    """As job_leave. is_gated: the job has a claim; a constant where this is called."""
+    """Does the same as job_leave. is_gated: whether the job has a claim; a constant at each call."""
     cdef Job* job = job_at(&queues.jobs, number)
     cdef Tube* tube = tube_at(&queues.tubes, job.tube)
     cdef uint32_t* first = queue_first(queues, job)
@@ -243,7 +244,10 @@ cdef inline void job_leave_gated(Queues* queues, uint32_t number) noexcept nogil
 cdef inline void job_enter(
     Queues* queues, uint32_t number, JobState state, uint64_t key, int64_t now_ns
 ) noexcept nogil:
-    """Puts a job that is in no queue into the queue of a state. key: of Job.node, if the state has a heap."""
+    """Puts a job that is not in a queue into the queue of a state.
+
+    key: the key of Job.node, if the state has a heap.
+    """
     if job_at(&queues.jobs, number).is_gated:
         queues.enter_gated(queues, number, state, key, now_ns)
     else:
@@ -251,7 +255,7 @@ cdef inline void job_enter(
 
 
 cdef inline void job_leave(Queues* queues, uint32_t number) noexcept nogil:
-    """Removes a job from its queue. The caller then puts it into another or frees it."""
+    """Removes a job from its queue. The caller then puts the job into another queue, or frees it."""
     if job_at(&queues.jobs, number).is_gated:
         queues.leave_gated(queues, number)
     else:
@@ -272,7 +276,7 @@ cdef inline void job_ready(Queues* queues, uint32_t number, int64_t now_ns) noex
 
 
 cdef inline void job_delay(Queues* queues, uint32_t number, int64_t now_ns) noexcept nogil:
-    """Delays a job for its `delay`."""
+    """Delays a job for the seconds in its field `delay`."""
     cdef const Job* job = job_at(&queues.jobs, number)
     cdef int64_t due_ns = now_ns + seconds_ns(job.delay)
     job_enter(queues, number, DELAYED, due_ns, now_ns)
@@ -287,7 +291,7 @@ cdef inline void job_bury(Queues* queues, uint32_t number, int64_t now_ns) noexc
 cdef inline void job_hold(
     Queues* queues, uint32_t number, uint32_t connection, int64_t due_ns, int64_t now_ns
 ) noexcept nogil:
-    """Makes a connection hold a job that is in no queue, until due_ns."""
+    """Makes a connection hold a job that is not in a queue, until due_ns."""
     cdef Worker* worker = queues.workers.records + connection
     job_at(&queues.jobs, number).holder = connection
     worker.jobs += 1
@@ -296,7 +300,7 @@ cdef inline void job_hold(
 
 
 cdef inline void job_reserve(Queues* queues, uint32_t number, uint32_t connection, int64_t now_ns) noexcept nogil:
-    """Reserves a job for its `ttr`."""
+    """Reserves a job for the seconds in its field `ttr`."""
     cdef Job* job = job_at(&queues.jobs, number)
     cdef Tube* tube = tube_at(&queues.tubes, job.tube)
     if job.state == READY:
@@ -309,7 +313,7 @@ cdef inline void job_reserve(Queues* queues, uint32_t number, uint32_t connectio
 
 
 cdef inline void job_touch(Queues* queues, uint32_t number, uint32_t connection, int64_t now_ns) noexcept nogil:
-    """Restarts the time to run of a reserved job. The connection holds it from now on."""
+    """Restarts the time to run of a reserved job. The connection holds the job from now on."""
     cdef const Job* job = job_at(&queues.jobs, number)
     cdef int64_t since_ns = job.since_ns
     job_leave(queues, number)
@@ -317,7 +321,7 @@ cdef inline void job_touch(Queues* queues, uint32_t number, uint32_t connection,
 
 
 cdef inline void job_move(Queues* queues, uint32_t number, uint32_t target) noexcept nogil:
-    """Moves a job that is in no queue to another tube. The previous tube may end."""
+    """Moves a job that is not in a queue to another tube. The previous tube may end."""
     cdef Job* job = job_at(&queues.jobs, number)
     cdef uint32_t before = job.tube
     job.tube = target
@@ -331,7 +335,8 @@ cdef inline uint32_t tube_count(const Tube* tube) noexcept nogil:
 
 
 cdef inline void tube_limit(Queues* queues, uint32_t number, uint32_t reserves_max, uint32_t target) noexcept nogil:
-    """Sets the limit of reserves of a tube's jobs (0: none), and the tube where they then go (0: they are buried)."""
+    """Sets how often jobs of a tube can be reserved (0: no limit), and to which tube they then move (0: they are
+    buried)."""
     cdef Tube* tube = tube_at(&queues.tubes, number)
     cdef uint32_t before = tube.retire_to
     tube.reserves_max = reserves_max
@@ -345,7 +350,7 @@ cdef inline void tube_limit(Queues* queues, uint32_t number, uint32_t reserves_m
 
 
 cdef inline void job_delete(Queues* queues, uint32_t number, int64_t now_ns) noexcept nogil:
-    """Ends a job, and its tube if nothing else needs it."""
+    """Ends a job. Also ends its tube if nothing else needs the tube."""
     cdef uint32_t tube = job_at(&queues.jobs, number).tube
     if job_at(&queues.jobs, number).key:
         job_end_key(&queues.keys, &queues.jobs, number, now_ns)
@@ -359,7 +364,8 @@ cdef inline void job_delete(Queues* queues, uint32_t number, int64_t now_ns) noe
 cdef inline uint32_t queues_next_ready(
     const Queues* queues, uint32_t connection, int64_t now_ns, int64_t* budget
 ) noexcept nogil:
-    """Returns the first ready job, by priority and id, of the watched tubes that are not paused; or 0.
+    """Returns the first ready job, by priority and id, of the watched tubes that are not paused. Returns 0 if there is
+    none.
 
     Charges a step of the budget for each tube.
     """
@@ -377,6 +383,9 @@ cdef inline uint32_t queues_next_ready(
 
 
 cdef inline bint worker_is_pressed(const Queues* queues, uint32_t connection, int64_t now_ns) noexcept nogil:
-    """Returns True if the time of one of the connection's jobs ends within MARGIN_NS. Then it must not wait."""
+    """Returns whether the time to run of one of the connection's jobs ends within MARGIN_NS.
+
+    Such a connection must not wait.
+    """
     cdef uint32_t first = queues.workers.records[connection].reserved
     return first != 0 and <int64_t>job_at(&queues.jobs, first).node.key - MARGIN_NS <= now_ns

@@ -67,14 +67,14 @@ cdef struct Answer:
 
 
 cdef inline uint8_t* write_word(uint8_t* target, Reply reply) noexcept nogil:
-    """Writes the word of a reply. Returns the end."""
+    """Writes the word of a reply. Returns the end of the word."""
     cdef size_t size = strlen(REPLY_WORDS[<int>reply])
     memcpy(target, REPLY_WORDS[<int>reply], size)
     return target + size
 
 
 cdef inline uint8_t* write_number(uint8_t* target, uint64_t number) noexcept nogil:
-    """Writes a blank and the number in decimal. Returns the end."""
+    """Writes a blank and the number in decimal. Returns the end of the number."""
     cdef uint8_t[DIGITS_MAX] digits
     cdef int at = DIGITS_MAX
     while True:
@@ -95,7 +95,7 @@ cdef inline uint8_t* write_end(uint8_t* target) noexcept nogil:
 
 
 cdef inline uint8_t* write_job_line(uint8_t* target, const Job* job, Reply reply) noexcept nogil:
-    """Writes the line before a job's body, with its id and size: less than JOB_HEAD_MAX bytes."""
+    """Writes the line before a job's body, with the id and the size: less than JOB_HEAD_MAX bytes."""
     return write_end(write_number(write_number(write_word(target, reply), job_id(job)), job.size))
 
 
@@ -111,7 +111,7 @@ cdef inline bint has_number(Reply reply) noexcept nogil:
 
 
 cdef inline uint8_t* write_reply(uint8_t* target, const Queues* queues, const Answer* answer) noexcept nogil:
-    """Writes a reply. Returns the end."""
+    """Writes a reply. Returns the end of the reply."""
     cdef const Job* job
     cdef Tube* tube
     if answer.reply == RESERVED_JOB or answer.reply == FOUND:

@@ -1,10 +1,10 @@
-"""The beanstalk protocol, sans-I/O: decodes, executes and answers the commands of a connection.
+"""The beanstalk protocol without I/O: decodes, executes and answers the commands of a connection.
 
-Floor 2. Section names below are those of docs/protocols/beanstalk.md, which says where and why this differs from the
-reference implementation.
+Floor 2. Section names are those in docs/protocols/beanstalk.md, which describes all differences from beanstalkd and the
+reasons.
 
-A frame is a line, followed by a body in a put and a search. _wire.pxd parses lines, _replies.pxd writes replies, and
-the store decides which connection gets which job.
+A frame is a line. In a put and a search a body follows the line. _wire.pxd parses lines, and _replies.pxd writes
+replies. The store decides which connection gets which job.
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
@@ -57,7 +57,7 @@ cdef enum:
 cdef inline bint has_job_room(
     BeanstalkStore store, uint32_t tube, Command command, const Request* request, bint is_unique
 ) noexcept:
-    """Returns True if there is room for a job in a tube, with its key and claim."""
+    """Returns whether there is room for a job in a tube, with its key and claim."""
     cdef Queues* queues = &store.queues
     cdef uint64_t bytes = JOB_COST, blocks = chain_blocks(request.size)
     if is_unique:
@@ -104,7 +104,7 @@ cdef class BeanstalkSession(Session):
         return -1 if command == QUIT and line == COMMAND_WORDS[<int>QUIT].size + CRLF_SIZE else line
 
     cdef Py_ssize_t parse_body(self, const uint8_t* data, size_t size, uint32_t line, Frame* frame) noexcept:
-        """Parses a line with a body and its CRLF. Sections "put", "put-unique", "put-limited", "search-jobs"."""
+        """Parses a line with a body and its CRLF. See sections "put", "put-unique", "put-limited", "search-jobs"."""
         cdef const Word* word = COMMAND_WORDS + frame.verdict
         cdef Request request
         cdef uint64_t whole
@@ -126,7 +126,7 @@ cdef class BeanstalkSession(Session):
         return frame.size
 
     cdef Py_ssize_t parse_long(self, const uint8_t* data, size_t size, Frame* frame) noexcept:
-        """Discards a line that is too long, or a part of it, up to its end."""
+        """Discards a line that is too long, or a part of such a line, up to its end."""
         cdef uint32_t line = line_size(data, size)
         if self.discarding == TOO_LONG_AT_CR and data[0] == b"\n":
             line = 1
@@ -185,8 +185,11 @@ cdef class BeanstalkSession(Session):
         return BAD_FORMAT
 
     cdef void edited(self, Command command) noexcept:
-        """Called when a command has changed jobs. Holds its reply back for the journal, except for reserves, which
-        promise nothing about the disk."""
+        """Called when a command has changed jobs.
+
+        Holds the reply of the command back for the journal. Replies to reserves are not held back, because they promise
+        nothing about the disk.
+        """
         cdef BeanstalkStore store = <BeanstalkStore>self.store
         if RESERVE <= command <= RESERVE_JOB or command == BATCH_RESERVE:
             store.expect(store.journal_due_ns())
@@ -196,7 +199,7 @@ cdef class BeanstalkSession(Session):
     # ---- commands ----
 
     cdef int decide(self, Command command, const Request* request, const Frame* frame, Answer* answer) except -1:
-        """Executes a command and sets its answer. Returns DONE, LATER or PARK."""
+        """Executes a command and sets its reply. Returns DONE, LATER or PARK."""
         if command == PUT or command == PUT_UNIQUE or command == PUT_LIMITED:
             answer.reply = self.put(command, request, frame, answer)
         elif command == RESERVE or command == RESERVE_WITH_TIMEOUT or command == BATCH_RESERVE:
@@ -219,7 +222,7 @@ cdef class BeanstalkSession(Session):
         return DONE
 
     cdef Reply put(self, Command command, const Request* request, const Frame* frame, Answer* answer) except *:
-        """Sections "put", "put-unique" and "put-limited"."""
+        """Executes a put: sections "put", "put-unique" and "put-limited"."""
         cdef BeanstalkStore store = <BeanstalkStore>self.store
         cdef Queues* queues = &store.queues
         cdef Worker* worker = queues.workers.records + self.connection
@@ -271,7 +274,7 @@ cdef class BeanstalkSession(Session):
         worker.is_worker = True
 
     cdef int reserve(self, Command command, const Request* request, Answer* answer) except -1:
-        """Reserves a ready job, or waits. Sections "reserve", "reserve-with-timeout", "batch-reserve"."""
+        """Reserves a ready job, or waits. See sections "reserve", "reserve-with-timeout", "batch-reserve"."""
         cdef BeanstalkStore store = <BeanstalkStore>self.store
         cdef Queues* queues = &store.queues
         cdef Worker* worker = queues.workers.records + self.connection
@@ -310,7 +313,10 @@ cdef class BeanstalkSession(Session):
         return PARK
 
     cdef Reply reserve_more(self, uint32_t number, uint32_t most) except *:
-        """Reserves a job and the next ones, at most `most` in all, and writes the replies. Section "batch-reserve"."""
+        """Reserves a job and the jobs after it, at most `most` in all, and writes the replies.
+
+        See section "batch-reserve".
+        """
         cdef BeanstalkStore store = <BeanstalkStore>self.store
         cdef Queues* queues = &store.queues
         cdef uint32_t[BATCH_MAX] numbers
@@ -341,7 +347,7 @@ cdef class BeanstalkSession(Session):
         return WRITTEN
 
     cdef int end_wait(self, Why why) except -1:
-        """As Session.end_wait: the peer sends nothing more, or is gone."""
+        """Implements Session.end_wait: the peer sends nothing more, or is gone."""
         cdef BeanstalkStore store = <BeanstalkStore>self.store
         if why == HALF_CLOSED:
             return store.end_waiting(self.connection, TIMED_OUT)
@@ -350,7 +356,10 @@ cdef class BeanstalkSession(Session):
         return 0
 
     cdef Reply decide_on_job(self, Command command, const Request* request, Answer* answer) except *:
-        """Executes commands on a job. NOT_FOUND: there is no such job, or it is in a state that does not fit."""
+        """Executes a command on a job.
+
+        The reply NOT_FOUND means that there is no such job, or that its state does not fit.
+        """
         cdef BeanstalkStore store = <BeanstalkStore>self.store
         cdef Queues* queues = &store.queues
         cdef uint32_t number = job_find(&queues.jobs, request.id)
@@ -396,7 +405,7 @@ cdef class BeanstalkSession(Session):
         return RELEASED
 
     cdef Reply peek(self, Command command, Answer* answer) except *:
-        """Finds the next job of the used tube. Sections "peek-ready", "peek-delayed" and "peek-buried"."""
+        """Finds the next job of the used tube. See sections "peek-ready", "peek-delayed" and "peek-buried"."""
         cdef Queues* queues = &(<BeanstalkStore>self.store).queues
         cdef const Tube* tube = tube_at(&queues.tubes, queues.workers.records[self.connection].used)
         if command == PEEK_READY:
@@ -408,7 +417,7 @@ cdef class BeanstalkSession(Session):
         return FOUND if answer.number else NOT_FOUND
 
     cdef Reply decide_on_tube(self, Command command, const Request* request, Answer* answer) except *:
-        """Sections "use", "watch", "ignore", "pause-tube" and "limit-reserves"."""
+        """Executes a command on a tube: sections "use", "watch", "ignore", "pause-tube" and "limit-reserves"."""
         cdef BeanstalkStore store = <BeanstalkStore>self.store
         cdef Queues* queues = &store.queues
         cdef Worker* worker = queues.workers.records + self.connection
@@ -444,7 +453,7 @@ cdef class BeanstalkSession(Session):
         return WATCHING
 
     cdef Reply pause(self, uint32_t number, uint32_t seconds) except *:
-        """Section "pause-tube". seconds: 0 ends a pause."""
+        """Pauses a tube: section "pause-tube". seconds: 0 ends a pause."""
         cdef BeanstalkStore store = <BeanstalkStore>self.store
         cdef int64_t due_ns
         cdef Tube* tube
@@ -460,7 +469,7 @@ cdef class BeanstalkSession(Session):
         return PAUSED
 
     cdef Reply limit_reserves(self, uint32_t number, const Request* request) except *:
-        """Section "limit-reserves"."""
+        """Limits the reserves of a tube: section "limit-reserves"."""
         cdef BeanstalkStore store = <BeanstalkStore>self.store
         cdef Tubes* tubes = &store.queues.tubes
         cdef uint32_t target
@@ -480,7 +489,7 @@ cdef class BeanstalkSession(Session):
     # ---- long commands ----
 
     cdef Reply answer_at_length(self, Command command, const Request* request, const Frame* frame) except *:
-        """Writes statistics, or begins a kick, a clear-tube or a list, which produce() continues."""
+        """Writes statistics, or begins a kick, a clear-tube or a list. produce() continues these."""
         cdef BeanstalkStore store = <BeanstalkStore>self.store
         cdef bytes text
         if command == KICK or command == CLEAR_TUBE:
@@ -512,7 +521,7 @@ cdef class BeanstalkSession(Session):
         store.out_size += PyBytes_GET_SIZE(reply)
 
     cdef Reply begin_jobs(self, const Request* request, const Frame* frame) except *:
-        """Sections "list-jobs" and "search-jobs"."""
+        """Begins a list of jobs: sections "list-jobs" and "search-jobs"."""
         cdef BeanstalkStore store = <BeanstalkStore>self.store
         cdef uint32_t number = store.tube_named(request.name, request.name_size)
         cdef bytes needle = b""
@@ -528,14 +537,17 @@ cdef class BeanstalkSession(Session):
         return self.go_on_later()
 
     cdef Reply go_on_later(self) except *:
-        """Begins a long command. While it runs, the connection keeps its jobs, even if the peer has half-closed."""
+        """Begins a long command.
+
+        While the command runs, the connection keeps its jobs, even if the peer has half-closed.
+        """
         self.position = 1
         self.awaited += 1
         self.produce()
         return WRITTEN
 
     cdef int produce(self) except -1:
-        """Continues a list, a kick or a clear-tube. The reply is written when it is complete."""
+        """Continues a list, a kick or a clear-tube. The reply is written when the command is complete."""
         if self.listing is not None:
             if self.listing.go_on(self.budget_floor):
                 self.post(self.listing.reply())
@@ -576,7 +588,10 @@ cdef class BeanstalkSession(Session):
         return self.go_on_later()
 
     cdef bint sweep(self) except -1:
-        """Kicks or clears jobs within the budget of this call. When all are done, writes the reply and returns True."""
+        """Kicks or clears jobs within the budget of this call.
+
+        When all jobs are done, writes the reply and returns True.
+        """
         cdef BeanstalkStore store = <BeanstalkStore>self.store
         cdef Queues* queues = &store.queues
         cdef Answer answer
@@ -602,7 +617,7 @@ cdef class BeanstalkSession(Session):
         return True
 
     cdef void let_go(self) noexcept:
-        """Lets the tube of a kick or clear-tube end again."""
+        """Allows the tube of a kick or clear-tube to end again."""
         cdef Queues* queues = &(<BeanstalkStore>self.store).queues
         if self.sweep_tube:
             tube_at(&queues.tubes, self.sweep_tube).walks -= 1
@@ -614,7 +629,7 @@ cdef class BeanstalkSession(Session):
         Session.leave(self)
 
     cdef bytes give_up_on(self, bytes replies):
-        """Deletes jobs that were put, unless a worker has got them. Section "The journal"."""
+        """Deletes jobs that were put, unless a worker has got them. See section "The journal"."""
         cdef BeanstalkStore store = <BeanstalkStore>self.store
         cdef Jobs* jobs = &store.queues.jobs
         cdef list kept = []
@@ -641,7 +656,7 @@ cdef class BeanstalkSession(Session):
 
 
 cdef inline bint is_long(Command command) noexcept nogil:
-    """Returns True for commands that are not begun when the turn's budget is used up."""
+    """Returns whether a command must not begin when the budget of the turn is used up."""
     return (
         STATS <= command <= LIST_TUBES or command == LIST_TUBES_WATCHED or command == KICK
         or CLEAR_TUBE <= command <= INSPECT_TUBE
@@ -649,7 +664,10 @@ cdef inline bint is_long(Command command) noexcept nogil:
 
 
 cdef inline uint32_t tube_next(const Tube* tube, uint8_t state) noexcept nogil:
-    """Returns the next job to kick or clear in a state, or 0. State 0: any but RESERVED."""
+    """Returns the next job to kick or clear in a state, or 0 if there is none.
+
+    State 0 means any state except RESERVED.
+    """
     if state == READY or state == 0:
         if tube.ready:
             return tube.ready
@@ -661,6 +679,6 @@ cdef inline uint32_t tube_next(const Tube* tube, uint8_t state) noexcept nogil:
 
 
 def open_store(*, job_size_max, **sizes):
-    """Makes a store. sizes: arguments of BeanstalkStore."""
+    """Makes a store. sizes: the arguments of BeanstalkStore."""
     reply_max = max(<size_t>REPLY_ROOM, <size_t>job_size_max + JOB_HEAD_MAX)
     return BeanstalkStore(make_session=BeanstalkSession, job_size_max=job_size_max, reply_max=reply_max, **sizes)

@@ -1,10 +1,10 @@
 """The beanstalk protocol's store: jobs, tubes, and the connections that wait for jobs.
 
 Floor 2. The store's parts (see _queues.pxd) and counts (BeanstalkState) are in the region. The sessions, which answer
-waiting connections, are not, because they belong to this process.
+waiting connections, are not in the region, because they belong to this process.
 
-Every job that becomes ready goes through make_ready(), which gives it to a waiting connection at once. So no tube has
-both ready jobs and waiting connections, unless it is paused or its pause has just ended.
+Every job that becomes ready goes through make_ready(), which immediately gives it to a waiting connection. So no tube
+has both ready jobs and waiting connections, unless it is paused or its pause has just ended.
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
@@ -65,14 +65,14 @@ assert TUBE_COST == sizeof(Tube) + 2 * sizeof(IndexEntry), sizeof(Tube)
 
 
 cdef class BeanstalkStore(Store):
-    """The store; open_store() in _session.pyx makes it.
+    """The store of the protocol. open_store() in _session.pyx makes it.
 
     memory_limit: bytes, as memory_used() counts them. job_size_max: bytes of a body. tubes: the most tubes.
-    tube_jobs_max: the most jobs in a tube. journal_period_ns: from one piece for the journal to the next.
-    journal_lag_ns: replies wait for the journal if it is behind for longer; -1: always. figures: returns the figures of
-    the floors above. host: figures of the machine, for stats.
+    tube_jobs_max: the most jobs in a tube. journal_period_ns: the time from one piece for the journal to the next.
+    journal_lag_ns: replies wait for the journal if it is behind for longer; -1 means always. figures: returns figures
+    of the daemon. host: figures of the machine, for stats.
 
-    Raises ValueError for impossible sizes, MemoryError if they cannot be mapped.
+    Raises ValueError for impossible sizes, and MemoryError if the memory cannot be mapped.
     """
 
     def __cinit__(self, *, uint64_t memory_limit, uint32_t job_size_max, uint32_t tubes, uint32_t tube_jobs_max,
@@ -82,7 +82,7 @@ cdef class BeanstalkStore(Store):
         if job_size_max > BODY_MAX:
             raise ValueError(f"job_size_max must be at most {BODY_MAX} bytes, not {job_size_max}")
         if reply_max < <size_t>job_size_max + JOB_HEAD_MAX:
-            raise ValueError(f"with a job_size_max of {job_size_max}, reply_max of {reply_max} is too small")
+            raise ValueError(f"with a job_size_max of {job_size_max}, the reply_max of {reply_max} is too small")
         self.job_size_max = job_size_max
         self.tube_jobs_max = tube_jobs_max
         self.memory_max = memory_limit
@@ -129,7 +129,7 @@ cdef class BeanstalkStore(Store):
     # ---- room ----
 
     cdef uint64_t memory_used(self) noexcept:
-        """Returns the bytes that count against the limit. The first watch of each connection does not count."""
+        """Returns how many bytes count against the limit. The first watch of each connection does not count."""
         cdef uint64_t watches = self.queues.workers.pool.used
         return (
             <uint64_t>self.queues.jobs.pool.used * JOB_COST + <uint64_t>self.chains.pool.used * BLOCK_SIZE
@@ -140,14 +140,14 @@ cdef class BeanstalkStore(Store):
         )
 
     cdef bint has_room(self, uint64_t bytes, uint64_t blocks) noexcept:
-        """Returns True if the limit leaves room for `bytes` bytes of records, and for `blocks` blocks besides."""
+        """Returns whether the limit leaves room for `bytes` bytes of records and `blocks` more blocks."""
         return (
             pool_left(self.chains.pool) >= blocks
             and self.memory_used() + bytes + blocks * BLOCK_SIZE <= self.memory_max
         )
 
     cdef uint32_t find_tube(self, uint32_t tag, const uint8_t* name, uint32_t size) noexcept:
-        """Returns the tube with this name, and makes it if it does not exist; 0 if there is no room for it."""
+        """Returns the tube with this name, or makes it. Returns 0 if there is no room for it."""
         cdef uint32_t number = tube_find(&self.queues.tubes, tag, name, size)
         if number:
             return number
@@ -160,7 +160,7 @@ cdef class BeanstalkStore(Store):
     # ---- the journal; _journal.pyx makes its pieces ----
 
     def reach(self, uint64_t position, int64_t now_ns):
-        """As Store.reach. The journal works again."""
+        """Implements Store.reach. The journal works again."""
         with self.at(now_ns):
             self.state.is_failing = False
             if position >= self.state.changes_taken:
@@ -172,7 +172,7 @@ cdef class BeanstalkStore(Store):
         Store.reach(self, position, now_ns)
 
     cdef int give_up(self) except -1:
-        """Sends a slice of the held replies, as give_up_on() changes them, because the journal cannot be written."""
+        """The journal cannot be written: sends a slice of the held replies, as give_up_on() changes them."""
         cdef Session session
         cdef list held
         self.steps = SLICE
@@ -193,7 +193,7 @@ cdef class BeanstalkStore(Store):
         return 0
 
     cdef void promise(self, Session session) noexcept:
-        """Called when a request has changed jobs: holds its reply back if the journal is behind for too long."""
+        """Called when a request has changed jobs. If the journal is behind for too long, holds the reply back."""
         if self.state.is_failing or self.durable >= self.queues.jobs.state.changes:
             return
         if self.state.behind_ns == 0:
@@ -203,7 +203,7 @@ cdef class BeanstalkStore(Store):
         self.expect(self.journal_due_ns())
 
     cdef int64_t journal_due_ns(self) noexcept:
-        """Returns when the next piece for the journal is due; INT64_MAX: none is."""
+        """Returns when the next piece for the journal is due. INT64_MAX means that none is due."""
         if self.queues.jobs.state.changed_first == 0 and not self.limits or self.durable < self.state.changes_taken:
             return INT64_MAX
         if self.queues.jobs.state.id_limit - self.queues.jobs.state.last_id < ID_BLOCK // 2:
@@ -211,7 +211,7 @@ cdef class BeanstalkStore(Store):
         return self.state.taken_ns + self.journal_period_ns if self.journal_period_ns else 0
 
     cdef int limit_reserves(self, uint32_t number, uint32_t reserves_max, uint32_t target) except -1:
-        """Section "limit-reserves". target: the tube of retired jobs; 0 or the same tube: they are buried."""
+        """Implements section "limit-reserves". target: the tube of retired jobs; 0 or the same tube buries them."""
         cdef JobsState* jobs = self.queues.jobs.state
         cdef Tubes* tubes = &self.queues.tubes
         if target == number or reserves_max == 0:
@@ -229,7 +229,7 @@ cdef class BeanstalkStore(Store):
         return 0
 
     cdef bint is_held_by(self, const Job* job, uint32_t connection) noexcept:
-        """Returns True if a connection may end a job. Any may if the job's worker belonged to the previous process."""
+        """Returns whether a connection may end a job. Any may, if its worker belonged to the previous process."""
         return job.state == RESERVED and (job.holder == connection or job.holder == self.state.lost_worker)
 
     # ---- jobs ----
@@ -241,7 +241,7 @@ cdef class BeanstalkStore(Store):
         return 0
 
     cdef int make_ready(self, uint32_t number) except -1:
-        """Makes a job that is in no queue ready. The connection that has waited longest gets it at once."""
+        """Makes a job that is not in a queue ready. The connection that has waited the longest gets it."""
         cdef const Tube* tube = tube_at(&self.queues.tubes, job_at(&self.queues.jobs, number).tube)
         job_ready(&self.queues, number, self.now_ns)  # it stays ready if there is no memory for the reply
         if job_is_blocked(&self.queues, number):
@@ -251,7 +251,7 @@ cdef class BeanstalkStore(Store):
         return 0
 
     cdef uint32_t first_waiting(self, const Tube* tube) noexcept:
-        """Returns the connection that has waited longest for a job of a tube; 0: none waits."""
+        """Returns the connection that has waited the longest for a job of a tube, or 0 if none waits."""
         cdef uint32_t connection
         while tube.waiting_first:
             connection = self.queues.workers.watches[tube.waiting_first].connection
@@ -261,20 +261,20 @@ cdef class BeanstalkStore(Store):
         return 0
 
     cdef void wake(self, uint32_t connection) noexcept:
-        """Ends the wait of a connection, and charges the work."""
+        """Ends the wait of a connection, and charges the work to the budget."""
         cdef uint32_t watches = self.queues.workers.records[connection].watches
         self.steps -= <int>(watches >> WATCH_SHIFT)
         self.budget -= watches
         worker_wake(&self.queues.workers, &self.queues.tubes, connection)
 
     cdef int delay(self, uint32_t number) except -1:
-        """Delays a job that is in no queue."""
+        """Delays a job that is not in a queue."""
         job_delay(&self.queues, number, self.now_ns)
         self.expect(<int64_t>job_at(&self.queues.jobs, number).node.key)
         return 0
 
     cdef int hand_over(self, uint32_t number, uint32_t connection) except -1:
-        """Gives a ready job to a waiting connection, and sends it. Returns 0 if there is no permit for the job."""
+        """Gives a ready job to a waiting connection, and replies. Returns 0 if the job gets no permit."""
         cdef const Job* job = job_at(&self.queues.jobs, number)
         cdef Session session = <Session>self.sessions[connection]
         cdef uint8_t[JOB_HEAD_MAX] line
@@ -294,7 +294,7 @@ cdef class BeanstalkStore(Store):
         return 1
 
     cdef int end_waiting(self, uint32_t connection, Reply reply) except -1:
-        """Ends a wait without a job. reply: says why."""
+        """Ends a wait without a job. reply: the reason."""
         cdef Session session
         cdef uint8_t[JOB_HEAD_MAX] line
         cdef uint8_t* end = write_end(write_word(line, reply))
@@ -310,11 +310,11 @@ cdef class BeanstalkStore(Store):
     # ---- permits: see _gates.pxd ----
 
     def borrow(self, lender):
-        """As BorrowingStore.borrow."""
+        """Implements BorrowingStore.borrow."""
         self.lender = lender
 
     def settled(self, uint32_t ticket, bint granted):
-        """As BorrowingStore.settled. A ticket is the number of a gate."""
+        """Implements BorrowingStore.settled. A ticket is the number of a gate."""
         cdef Gate* gate
         with self:
             gate = gate_at(&self.queues.gates, ticket)
@@ -324,14 +324,14 @@ cdef class BeanstalkStore(Store):
             self.expect_gate(ticket, 0 if granted else self.now_ns + RETRY_NS)
 
     cdef void expect_gate(self, uint32_t number, int64_t due_ns) noexcept:
-        """Serves a gate at due_ns; 0: at once, not at the next tick of the wheel."""
+        """Serves a gate at due_ns. 0 means immediately, not at the next tick of the wheel."""
         timers_arm(&self.queues.gates.timers, number, due_ns)
         self.expect(due_ns)
 
     cdef bint has_gate_room(
         self, uint32_t tube, const uint8_t* name, uint32_t size, uint64_t bytes, uint64_t blocks
     ) noexcept:
-        """Returns True if there is room for a claim, and for `bytes` and `blocks` besides, as in has_room()."""
+        """Returns whether there is room for a claim, and for `bytes` and `blocks` as in has_room()."""
         cdef const Gates* gates = &self.queues.gates
         if gate_find(gates, tube, name, size):
             return self.has_room(bytes + CLAIM_COST, blocks)
@@ -340,7 +340,7 @@ cdef class BeanstalkStore(Store):
         )
 
     cdef void claim(self, uint32_t number, const uint8_t* name, uint32_t size, uint32_t maximum) noexcept:
-        """Gives a claim to a job that is in no queue. There must be room for it."""
+        """Gives a claim to a job that is not in a queue. There must be room for the claim."""
         cdef Job* job = job_at(&self.queues.jobs, number)
         cdef uint32_t gate = gate_find(&self.queues.gates, job.tube, name, size)
         if gate == 0:
@@ -349,13 +349,12 @@ cdef class BeanstalkStore(Store):
         job.is_gated = True
 
     cdef int end_claim(self, uint32_t job) except -1:
-        """Ends the claim of a job that has no permit and is in no queue."""
+        """Ends the claim of a job that has no permit and is not in a queue."""
         cdef uint32_t number = self.queues.gates.claims[job].gate
         return 0 if claim_end(&self.queues, self.lender, job, self.now_ns) else self.first_changed(number)
 
     cdef int move_claim(self, uint32_t job, uint32_t tube) except -1:
-        """Gives a job that is in no queue, and is to move to another tube, the same claim there. Returns 0 if there is
-        no room for it."""
+        """Gives a job that will move to another tube the same claim there. Returns 0 if there is no room."""
         cdef bytes name = permits_name(&self.queues.gates, gate_of(&self.queues.gates, job))
         cdef uint32_t maximum = self.queues.gates.claims[job].maximum
         cdef uint32_t before = job_at(&self.queues.jobs, job).tube
@@ -368,9 +367,9 @@ cdef class BeanstalkStore(Store):
         return 1
 
     cdef int take_permit(self, uint32_t job) except -1:
-        """Takes the permit of a ready job that is to be reserved, and returns 1.
+        """Takes the permit of a ready job that will be reserved, and returns 1.
 
-        If there is none, shuts the job's gate, which then waits for one, and returns 0.
+        If no permit is available, shuts the job's gate, which then waits for one, and returns 0.
         """
         cdef uint32_t number = self.queues.gates.claims[job].gate
         if self.take_permit_alone(job):
@@ -381,7 +380,7 @@ cdef class BeanstalkStore(Store):
         return 0
 
     cdef int take_permit_alone(self, uint32_t job) except -1:
-        """Takes the permit of a job, and returns 1; or 0 if there is none."""
+        """Takes the permit of a job, and returns 1. Returns 0 if no permit is available."""
         self.charge_permit()
         return permit_take(&self.queues, self.lender, job, self.now_ns)
 
@@ -391,7 +390,7 @@ cdef class BeanstalkStore(Store):
         return permit_release(&self.queues, self.lender, gate_of(&self.queues.gates, job), self.now_ns)
 
     cdef int wait_for_permit(self, uint32_t number) except -1:
-        """Lets a gate that is shut wait for a permit for its first job, unless it does."""
+        """Makes a shut gate wait for a permit for its first job, unless it already waits."""
         self.charge_permit()
         if not permit_await(&self.queues, self.lender, number, self.now_ns):
             self.expect_gate(number, self.now_ns + RETRY_NS)
@@ -402,11 +401,11 @@ cdef class BeanstalkStore(Store):
         self.budget -= PERMIT_BUDGET
 
     cdef int first_changed(self, uint32_t number) except -1:
-        """Called when the first job of a gate may have changed: if it waits, it does so for that job's maximum."""
+        """Called when the first job of a gate may have changed. A waiting gate then waits for that job's maximum."""
         return self.wait_for_permit(number) if gate_at(&self.queues.gates, number).place else 0
 
     cdef int serve_gates(self) except -1:
-        """Serves gates that have got a permit, or are to try again."""
+        """Serves gates that have got a permit, or that have to try again."""
         cdef uint32_t number
         while self.steps > 0:
             number = timers_take(&self.queues.gates.timers, self.now_ns, &self.steps)
@@ -416,7 +415,7 @@ cdef class BeanstalkStore(Store):
         return 0
 
     cdef int serve_gate(self, uint32_t number) except -1:
-        """Gives jobs of a shut gate to waiting connections as long as there are permits, then opens the gate."""
+        """Gives jobs of a shut gate to waiting connections while there are permits, then opens the gate."""
         cdef Gate* gate = gate_at(&self.queues.gates, number)
         cdef const Tube* tube = tube_at(&self.queues.tubes, gate.tube)
         if gate.place:
@@ -436,10 +435,11 @@ cdef class BeanstalkStore(Store):
         return 0
 
     cdef uint32_t next_permitted(self, uint32_t number, uint32_t connection, int64_t room) except? 0xffffffff:
-        """Takes the permit of the job that a connection reserves next, if the job needs one, and returns the job.
+        """Takes the permit of the job that a connection reserves next, if that job needs a permit, and returns the job.
 
-        number: the next ready job, which needs one. If there is none, the next job without is looked for, and so on.
-        Returns 0 if there is no job, or its reply takes more than `room` bytes; UNFINISHED if the budget is used up.
+        number: the next ready job, which needs a permit. If no permit is available, the search continues with the next
+        job. Returns 0 if there is no job, or if its reply takes more than `room` bytes. Returns UNFINISHED if the
+        budget is used up.
         """
         while not self.take_permit(number):
             if self.budget <= 0:
@@ -459,7 +459,7 @@ cdef class BeanstalkStore(Store):
         self.stirred = True
 
     cpdef set_wall(self, int64_t unix_ns, int64_t now_ns):
-        """As Store.set_wall. This call also keeps now_ns current without requests, because tables show ages."""
+        """Implements Store.set_wall. This call also keeps now_ns current without requests, because tables show ages."""
         with self.at(now_ns):
             self.wall_ns = unix_ns - now_ns
 
@@ -484,7 +484,7 @@ cdef class BeanstalkStore(Store):
         return -1 if due_ns == INT64_MAX else due_ns
 
     cdef int run_due(self) except -1:
-        """Gives back jobs of ended connections, then does the work that is due by time. Each kind has its own slice."""
+        """Gives back jobs of ended connections, then does other due work. Each kind of work has its own slice."""
         self.steps = SLICE
         self.give_back()
         self.steps = SLICE
@@ -503,7 +503,7 @@ cdef class BeanstalkStore(Store):
         return 0
 
     cdef int give_back(self) except -1:
-        """Makes jobs ready whose worker is gone."""
+        """Makes jobs whose worker is gone ready."""
         cdef uint32_t number
         while self.steps > 0:
             number = workers_next_left(&self.queues.workers)
@@ -568,7 +568,7 @@ cdef class BeanstalkStore(Store):
         return self.make_ready(number)
 
     cdef int come_back(self, uint32_t number, bint is_delayed) except -1:
-        """Makes a reserved job ready, or delays it. A job that has been reserved too often is retired instead."""
+        """Makes a reserved job ready, or delays it. Retires a job that has been reserved too often instead."""
         cdef const Job* job = job_at(&self.queues.jobs, number)
         cdef const Tube* tube = tube_at(&self.queues.tubes, job.tube)
         cdef uint32_t target = tube.retire_to
@@ -630,7 +630,7 @@ cdef class BeanstalkStore(Store):
         return 0
 
     cdef int serve_tube(self, uint32_t number) except -1:
-        """Makes jobs ready whose delay is over. After a pause, gives ready jobs to waiting connections."""
+        """Makes jobs whose delay is over ready. After a pause, gives ready jobs to waiting connections."""
         cdef Tube* tube = tube_at(&self.queues.tubes, number)
         cdef int64_t due_ns = INT64_MAX
         while tube.delayed:
@@ -660,7 +660,7 @@ cdef class BeanstalkStore(Store):
     # ---- drains ----
 
     def begin_drain(self):
-        """As Store.begin_drain: ends waits, and refuses puts and reserves."""
+        """Implements Store.begin_drain: ends waits, and refuses puts and reserves."""
         with self:
             self.state.draining = True
             self.state.ending = 0
@@ -680,24 +680,24 @@ cdef class BeanstalkStore(Store):
         return 0
 
     def refuse_puts(self, bint refused):
-        """Sets the protocol's drain mode: puts are answered DRAINING, all other requests as before."""
+        """Sets the protocol's drain mode: puts get the reply DRAINING, all other requests are served."""
         with self:
             self.state.refuses_puts = refused
 
     def held(self):
-        """As Store.held: reserved jobs, except those of workers of the previous process."""
+        """Implements Store.held: reserved jobs, except those of workers of the previous process."""
         with self:
             return self.state.counts[<int>RESERVED] - self.queues.workers.records[self.state.lost_worker].jobs
 
     def holdings_of(self, uint32_t connection):
-        """As Store.holdings_of: reserved jobs."""
+        """Implements Store.holdings_of: reserved jobs."""
         with self:
             if connection > self.connections.pool.fresh:
                 return 0
             return self.queues.workers.records[connection].jobs
 
     def leases(self, size_t limit):
-        """As Store.leases: the first reserved jobs, by connection. The names are those of their tubes."""
+        """Implements Store.leases: the first reserved jobs, by connection. The names are those of the jobs' tubes."""
         cdef const Job* job
         cdef uint32_t connection, number
         cdef list found = []
@@ -718,12 +718,12 @@ cdef class BeanstalkStore(Store):
     # ---- statistics ----
 
     cdef uint32_t tube_named(self, const uint8_t* name, uint32_t size) noexcept:
-        """Returns the tube with this name, or 0."""
+        """Returns the tube with this name, or 0 if there is none."""
         cdef Tubes* tubes = &self.queues.tubes
         return tube_find(tubes, name_tag(&tubes.table, name, size), name, size)
 
     cdef int64_t oldest_ready_ns(self, const Tube* tube) noexcept:
-        """Returns for how long a tube's oldest ready job has been ready."""
+        """Returns how long a tube's oldest ready job has been ready."""
         if tube.ready_line.first == 0:
             return 0
         return self.now_ns - job_at(&self.queues.jobs, tube.ready_line.first).since_ns
@@ -764,8 +764,8 @@ cdef class BeanstalkStore(Store):
         return figures
 
     def outcomes(self):
-        """As Store.outcomes. Refusals are counted, and all other requests were "ok". A request that was refused after
-        its reply had been held back counts as both, because a count must not decrease."""
+        """Implements Store.outcomes. Refusals are counted, and all other requests count as "ok". If the reply had been
+        held back before the refusal, the request counts as both, because a count must not decrease."""
         cdef BeanstalkState* state = self.state
         cdef int command, reply
         cdef uint64_t refused, count
@@ -784,13 +784,13 @@ cdef class BeanstalkStore(Store):
         return [each for each in found if each[2]]
 
     cdef int audit_parts(self) except -1:
-        """As Store.audit_parts: checks jobs, keys, tubes and workers, and that each is in the right queues."""
+        """Implements Store.audit_parts: checks jobs, keys, tubes and workers, and that each is in the right queues."""
         audit_queues(&self.queues)
         return 0
 
 
 cdef inline uint8_t* write_given_line(uint8_t* target, const Job* job, uint8_t command) noexcept:
-    """Writes the lines before the body of a job that ends a wait. Returns the end."""
+    """Writes the lines before the body of a job that ends a wait. Returns the end of these lines."""
     if command == BATCH_RESERVE:
         target = write_end(write_number(write_word(target, JOBS), 1))
     return write_job_line(target, job, RESERVED_JOB)

@@ -1,6 +1,6 @@
 """The beanstalk protocol's tables for people: the tubes, and the jobs that a connection has reserved.
 
-Floor 2. Walks in slices, see engine/walk.pyx.
+Floor 2. The tables are walks in slices, see engine/walk.pyx.
 """
 
 from libc.stdint cimport int64_t, uint32_t, uint64_t
@@ -26,7 +26,10 @@ SORTS = ("ready", "reserved", "delayed", "buried", "waiting", "oldest")
 
 
 cdef class TubesWalk(RankedWalk):
-    """Lists the tubes that have `match` in their names. sort: one of SORTS; "oldest": age of the oldest ready job."""
+    """Lists the tubes whose names contain `match`.
+
+    sort: one of SORTS; "oldest" means the age of the oldest ready job.
+    """
 
     cdef int order
 
@@ -35,7 +38,7 @@ cdef class TubesWalk(RankedWalk):
         self.order = SORTS.index(sort)
 
     cdef int64_t oldest_ns(self, const Tube* tube) noexcept:
-        """Returns for how long the tube's oldest ready job has been ready."""
+        """Returns how long the tube's oldest ready job has been ready."""
         cdef BeanstalkStore store = <BeanstalkStore>self.store
         self.work -= BLOCK_WORK if tube.ready_line.first else 0
         return store.oldest_ready_ns(tube)
@@ -58,10 +61,10 @@ cdef class TubesWalk(RankedWalk):
 
 
 cdef class ReservedWalk:
-    """Counts the jobs that a connection has reserved, and lists `limit` of them.
+    """Counts the jobs that a connection has reserved, and lists `limit` of these jobs.
 
-    connection: the engine's number. The first step notes the numbers of the jobs. A job that the connection holds
-    throughout is listed exactly once.
+    connection: the engine's number of the connection. The first step notes the numbers of the jobs. A job that the
+    connection holds during the whole walk is listed exactly once.
     """
 
     cdef BeanstalkStore store
@@ -73,14 +76,15 @@ cdef class ReservedWalk:
 
     def __cinit__(self, BeanstalkStore store not None, uint32_t connection, uint32_t limit):
         if connection > CONNECTIONS_MAX:
-            raise ValueError(f"expected the number of a connection, at most {CONNECTIONS_MAX}, not {connection}")
+            raise ValueError(
+                f"connection must be the number of a connection, at most {CONNECTIONS_MAX}, not {connection}")
         self.store = store
         self.connection = connection
         self.limit = limit
         self.found = []
 
     def step(self):
-        """Continues for 250 us at most. Returns True when the rows are ready."""
+        """Continues for at most 250 us. Returns True when the rows are ready."""
         with self.store:
             if self.entries is None:
                 self.note()
@@ -115,7 +119,10 @@ cdef class ReservedWalk:
         return 0
 
     def rows(self):
-        """Returns the rows, each as it was when it was read. Call it after step() has returned True."""
+        """Returns the rows.
+
+        Each row shows its job as it was when it was read. Call this after step() has returned True.
+        """
         return self.found
 
 
@@ -134,16 +141,17 @@ def open_reserved(BeanstalkStore store, parameters):
 TABLES = (
     Table(
         "tubes",
-        "The tubes, by default those with the most ready jobs first. `match`: only names that contain it.",
+        "The tubes. By default, the tubes with the most ready jobs come first. `match`: list only names that "
+        "contain this text.",
         (
-            Column("tube", "name", "its name"),
+            Column("tube", "name", "the name of the tube"),
             Column("ready", "integer", "jobs that are ready"),
             Column("reserved", "integer", "jobs that are reserved"),
             Column("delayed", "integer", "jobs that are delayed"),
             Column("buried", "integer", "jobs that are buried"),
-            Column("waiting", "integer", "connections that are waiting for a job"),
-            Column("oldest", "seconds", "for how long the oldest ready job has been ready"),
-            Column("queued", "seconds", "average time that jobs were ready before they were reserved"),
+            Column("waiting", "integer", "connections that wait for a job"),
+            Column("oldest", "seconds", "how long the oldest ready job has been ready"),
+            Column("queued", "seconds", "how long jobs were ready before they were reserved, on average"),
         ),
         SORTS,
         open_tubes,
@@ -166,10 +174,10 @@ TABLES = (
         "reserved",
         "The jobs that the connection `connection` has reserved.",
         (
-            Column("job", "text", "its id"),
-            Column("tube", "name", "its tube"),
-            Column("since", "since", "when it was reserved"),
-            Column("left", "seconds", "remaining time to run"),
+            Column("job", "text", "the id of the job"),
+            Column("tube", "name", "the tube of the job"),
+            Column("since", "since", "when the job was reserved"),
+            Column("left", "seconds", "the remaining time to run"),
         ),
         (),
         open_reserved,

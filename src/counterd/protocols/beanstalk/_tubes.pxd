@@ -79,7 +79,7 @@ cdef inline int tubes_reserve(Tubes* tubes, Region* region, uint32_t capacity) e
 cdef inline void tubes_begin(
     Tubes* tubes, const uint64_t* hash_key, const Chains* chains, int64_t now_ns
 ) noexcept nogil:
-    """Called once, after the region is mapped. chains: for the rest of long names."""
+    """Call this once, after the region was mapped. chains: the chains for the rest of long names."""
     table_begin(&tubes.table, hash_key, chains)
     timers_begin(&tubes.timers, &(<Tube*>tubes.table.records).timer, sizeof(Tube), now_ns)
 
@@ -89,19 +89,22 @@ cdef inline Tube* tube_at(const Tubes* tubes, uint32_t number) noexcept nogil:
 
 
 cdef inline uint32_t tube_find(const Tubes* tubes, uint32_t tag, const uint8_t* name, uint32_t size) noexcept nogil:
-    """Returns the tube with this name, or 0."""
+    """Returns the tube with this name, or 0 if there is none."""
     return table_find(&tubes.table, tag, name, size)
 
 
 cdef inline bint tubes_have_room(const Tubes* tubes, uint32_t name_size) noexcept nogil:
-    """Returns True if there is room for another tube with a name of name_size bytes."""
+    """Returns whether there is room for another tube with a name of name_size bytes."""
     return pool_left(tubes.table.pool) != 0 and (
         pool_left(tubes.table.chains.pool) >= name_blocks(&tubes.table, name_size)
     )
 
 
 cdef inline uint32_t tube_make(Tubes* tubes, uint32_t tag, const uint8_t* name, uint32_t size) noexcept nogil:
-    """Makes a tube. The caller has checked that there is room and that the name is new, and needs the tube at once."""
+    """Makes a tube.
+
+    The caller must have checked that there is room and that the name is new, and needs the tube immediately.
+    """
     cdef uint32_t number = table_insert(&tubes.table, tag, name, size)
     cdef Tube* tube = tube_at(tubes, number)
     memset(&tube.next, 0, <uint8_t*>(tube + 1) - <uint8_t*>&tube.next)

@@ -118,7 +118,7 @@ cdef struct Request:        # the arguments of a line
 # ---- lines ---------------------------------------------------------------------------------------------------------
 
 cdef inline uint32_t line_size(const uint8_t* data, size_t size) noexcept nogil:
-    """Returns the bytes of the line at `data`, including its CRLF; 0 if the first `size` bytes contain no CRLF.
+    """Returns the size of the line at `data`, including its CRLF. Returns 0 if the first `size` bytes contain no CRLF.
 
     A CR without a LF is an ordinary byte.
     """
@@ -135,7 +135,7 @@ cdef inline uint32_t line_size(const uint8_t* data, size_t size) noexcept nogil:
 
 
 cdef inline Command line_command(const uint8_t* data, uint32_t line) noexcept nogil:
-    """Returns the command of a line, by its first word, or UNKNOWN. line: bytes of the line with its CRLF."""
+    """Returns the command of a line, by its first word, or UNKNOWN. line: the bytes of the line with its CRLF."""
     cdef const uint8_t* blank = <const uint8_t*>memchr(data, b" ", line - CRLF_SIZE)
     cdef size_t size = line - CRLF_SIZE if blank == NULL else blank - data
     cdef int command
@@ -146,7 +146,7 @@ cdef inline Command line_command(const uint8_t* data, uint32_t line) noexcept no
 
 
 cdef inline bint is_name_byte(uint8_t byte) noexcept nogil:
-    """Returns True for a byte that names may contain. Section "Names"."""
+    """Returns whether names may contain a byte. See section "Names"."""
     return (
         b"a" <= byte <= b"z" or b"A" <= byte <= b"Z" or b"0" <= byte <= b"9" or byte == b"-" or byte == b"+"
         or byte == b"/" or byte == b";" or byte == b"." or byte == b"$" or byte == b"_" or byte == b"(" or byte == b")"
@@ -156,7 +156,10 @@ cdef inline bint is_name_byte(uint8_t byte) noexcept nogil:
 cdef inline const uint8_t* read_number(
     const uint8_t* start, const uint8_t* end, uint64_t most, uint64_t* number
 ) noexcept nogil:
-    """Reads decimal digits. Returns their end, or NULL if there are none or the number is larger than `most`."""
+    """Reads decimal digits.
+
+    Returns the end of the digits, or NULL if there are none or the number is larger than `most`.
+    """
     cdef const uint8_t* at = start
     cdef uint64_t value = 0
     cdef uint8_t digit
@@ -171,7 +174,7 @@ cdef inline const uint8_t* read_number(
 
 
 cdef inline const uint8_t* read_name(const uint8_t* start, const uint8_t* end) noexcept nogil:
-    """Reads the name of a tube. Returns its end, or NULL if it is not a valid name."""
+    """Reads the name of a tube. Returns the end of the name, or NULL if the name is not valid."""
     cdef const uint8_t* at = start
     while at < end and is_name_byte(at[0]):
         at += 1
@@ -179,7 +182,7 @@ cdef inline const uint8_t* read_name(const uint8_t* start, const uint8_t* end) n
 
 
 cdef inline const uint8_t* read_state(const uint8_t* start, const uint8_t* end, uint8_t* state) noexcept nogil:
-    """Reads the state of jobs, or "all". Returns its end, or NULL."""
+    """Reads the state of jobs, or "all". Returns the end of the word, or NULL if it is not valid."""
     cdef const StateWord* word
     cdef int i
     for i in range(5):
@@ -193,7 +196,10 @@ cdef inline const uint8_t* read_state(const uint8_t* start, const uint8_t* end, 
 cdef inline bint line_decode(
     const uint8_t* start, const uint8_t* end, const char* arguments, Request* request
 ) noexcept nogil:
-    """Reads the arguments of a command, each after at least one blank. Returns False if they do not match its Word."""
+    """Reads the arguments of a command, each after at least one blank.
+
+    Returns False if the arguments do not match the command's Word.
+    """
     cdef const uint8_t* word
     cdef uint64_t number = 0
     cdef char kind

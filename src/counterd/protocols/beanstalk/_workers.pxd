@@ -82,7 +82,7 @@ cdef inline int workers_reserve(Workers* workers, Region* region, Connections* c
 
 
 cdef inline void workers_begin(Workers* workers, int64_t now_ns) noexcept nogil:
-    """Called once, after the region is mapped."""
+    """Call this once, after the region was mapped."""
     workers.pool.capacity = workers.capacity
     timers_begin(&workers.timers, &workers.records.timer, sizeof(Worker), now_ns)
 
@@ -92,7 +92,10 @@ cdef inline void workers_begin(Workers* workers, int64_t now_ns) noexcept nogil:
 cdef inline uint32_t watch_find(
     const Workers* workers, uint32_t connection, uint32_t tube, int64_t* budget
 ) noexcept nogil:
-    """Returns the connection's watch of a tube, or 0. Charges a step for each watch that it checks."""
+    """Returns the connection's watch of a tube, or 0 if there is none.
+
+    Charges a step to the budget for each watch that it checks.
+    """
     cdef uint32_t number = workers.records[connection].watch_first
     while number and workers.watches[number].tube != tube:
         budget[0] -= 1
@@ -101,7 +104,10 @@ cdef inline uint32_t watch_find(
 
 
 cdef inline void watch_add(Workers* workers, Tubes* tubes, uint32_t connection, uint32_t tube) noexcept nogil:
-    """Adds a watch to a connection that does not wait. The caller has checked that there is room for it."""
+    """Adds a watch to a connection that does not wait.
+
+    The caller must have checked that there is room for the watch.
+    """
     cdef Worker* worker = workers.records + connection
     cdef uint32_t number = pool_take(workers.pool, &workers.watches.next, sizeof(Watch))
     cdef Watch* watch = workers.watches + number
@@ -201,7 +207,10 @@ cdef inline void worker_wake(Workers* workers, Tubes* tubes, uint32_t connection
 # ---- begin and end of a connection ---------------------------------------------------------------------------------
 
 cdef inline void worker_enter(Workers* workers, Tubes* tubes, uint32_t connection, uint32_t tube) noexcept nogil:
-    """Begins a connection, which uses and watches `tube`. The caller has checked that there is room for a watch."""
+    """Begins a connection, which uses and watches `tube`.
+
+    The caller must have checked that there is room for a watch.
+    """
     cdef Worker* worker = workers.records + connection
     debug_check(worker.used == 0 and worker.watches == 0 and worker.reserved == 0)
     worker.used = tube
@@ -211,7 +220,7 @@ cdef inline void worker_enter(Workers* workers, Tubes* tubes, uint32_t connectio
 
 
 cdef inline void worker_use(Workers* workers, Tubes* tubes, uint32_t connection, uint32_t tube) noexcept nogil:
-    """Makes a connection use another tube; 0: none, because it ends."""
+    """Makes a connection use another tube. 0 means no tube, because the connection ends."""
     cdef Worker* worker = workers.records + connection
     cdef uint32_t before = worker.used
     if tube:
@@ -222,7 +231,7 @@ cdef inline void worker_use(Workers* workers, Tubes* tubes, uint32_t connection,
 
 
 cdef inline void worker_leave(Workers* workers, Tubes* tubes, uint32_t connection) noexcept nogil:
-    """Ends a connection: it waits, uses and watches no longer, and its jobs are queued to be given back."""
+    """Ends a connection: ends its wait, its use and its watches, and queues its jobs so that they are given back."""
     cdef Worker* worker = workers.records + connection
     cdef WorkersState* state = workers.state
     if worker.is_waiting:
@@ -241,7 +250,10 @@ cdef inline void worker_leave(Workers* workers, Tubes* tubes, uint32_t connectio
 
 
 cdef inline uint32_t workers_next_left(Workers* workers) noexcept nogil:
-    """Returns a job of the first connection in the queue of leavers, for the caller to give back; 0 if none remain."""
+    """Returns a job of the first connection in the queue of ended connections, which the caller must give back.
+
+    Returns 0 if none remain.
+    """
     cdef WorkersState* state = workers.state
     cdef uint32_t connection = state.leaving_first
     while connection and workers.records[connection].reserved == 0:

@@ -10,10 +10,10 @@ from counterd.protocols.beanstalk.wire import Status
 
 _TEXTS = {
     Status.DEADLINE_SOON: "a reserved job's time to run ends within a second",
-    Status.DRAINING: "the server is draining and takes no new jobs",
+    Status.DRAINING: "the server is draining and accepts no new jobs",
     Status.JOB_TOO_BIG: "the body is longer than the server allows",
-    Status.OUT_OF_MEMORY: "the server has no room for it",
-    Status.INTERNAL_ERROR: "the server cannot write it to its journal",
+    Status.OUT_OF_MEMORY: "the server has no room for the job or tube",
+    Status.INTERNAL_ERROR: "the server cannot write the change to its journal",
     Status.NOT_ENABLED: "the server has no counters: counter.enable is off",
     Status.NOT_IGNORED: "a connection must watch at least one tube",
     Status.BAD_FORMAT: "the server does not accept these arguments",
@@ -22,7 +22,7 @@ _TEXTS = {
 
 
 class Refused(ServerError):
-    """The server refused a command. status: the word in its reply."""
+    """The server refused a command. status: the word in the server's reply."""
 
     status: Status  # type: ignore[assignment]
 
@@ -36,7 +36,10 @@ class Refused(ServerError):
 
 
 class DeadlineSoon(Refused):
-    """A reserve was refused, because a job of this client has less than a second left. Touch or end that job."""
+    """A reserve was refused, because a job of this client has less than a second of its time to run left.
+
+    Touch or end that job.
+    """
 
 
 class Draining(Refused):
@@ -48,7 +51,7 @@ class JobTooBig(Refused):
 
 
 class NoRoom(Refused, OutOfMemory):
-    """The server has no room for another job or tube. It is an OutOfMemory."""
+    """The server has no room for another job or tube. This error is an OutOfMemory."""
 
 
 _ERRORS = {
@@ -60,5 +63,5 @@ _ERRORS = {
 
 
 def refused(status: Status) -> Refused | None:
-    """Makes the error for a reply; None if the status is not a refusal."""
+    """Makes the error for a reply. Returns None if the status is not a refusal."""
     return _ERRORS.get(status, Refused)(status) if status in _TEXTS else None

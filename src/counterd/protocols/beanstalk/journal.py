@@ -1,7 +1,7 @@
 """The journal of the beanstalk protocol: jobs as rows of an SQLite database.
 
-Floor 2. Runs in the process that has opened the database: the writer process or `counterd journal`. Each row has the
-checksum of its body, because SQLite would not notice damage.
+Floor 2. This file runs in the process that has opened the database: the journal process or `counterd journal`. Each row
+has the checksum of its body, because SQLite would not notice damage in a body.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ FROM jobs LEFT JOIN bodies ON bodies.id = jobs.id AND jobs.body IS NULL
 
 
 def packed_last_id(rows: list[tuple[Any]]) -> bytes:
-    """Makes a piece of the last id that may have been used. Raises ValueError if it is invalid."""
+    """Makes a piece that contains only the last id that may have been used. Raises ValueError if the id is invalid."""
     ((last_id,),) = rows
     try:
         return packed([], last_id)
@@ -109,7 +109,7 @@ OTHERS: tuple[tuple[str, Callable[[list[Any]], bytes]], ...] = (
 
 
 def write(database: sqlite3.Connection, piece: bytes) -> None:
-    """Writes a piece, in the caller's transaction. Idempotent."""
+    """Writes a piece, in the caller's transaction. Writing a piece twice is the same as writing it once."""
     now, id_limit, whole, bodies, changed, gone, limits, keys = rows(piece, BODY_INLINE_MAX)
     insert(database, whole)
     if bodies:
@@ -138,7 +138,7 @@ def insert(database: sqlite3.Connection, jobs: Sequence[tuple[object, ...]]) -> 
 
 
 def reserve(database: sqlite3.Connection) -> dict[str, int]:
-    """Reserves ids that no job has had, in the caller's transaction. Returns the arguments of begin()."""
+    """Reserves ids that no job has had, in the caller's transaction. Returns the arguments for begin()."""
     ((last_id, newest),) = database.execute(f"SELECT {LAST_ID}, (SELECT ifnull(max(id), 0) FROM jobs)")
     packed_last_id([(last_id,)])
     last_id = max(last_id, newest)
@@ -158,7 +158,7 @@ def count(database: sqlite3.Connection) -> int:
 
 
 def read(database: sqlite3.Connection) -> Iterator[bytes]:
-    """Yields all records in pieces, the jobs by the time of their last change of state. Raises ValueError."""
+    """Yields all records in pieces. Jobs are ordered by the time of their last change of state. Raises ValueError."""
     if limits := database.execute("SELECT * FROM limits").fetchall():
         yield packed_limits(limits)
     some: list[tuple[object, ...]] = []
@@ -206,7 +206,7 @@ def problems(database: sqlite3.Connection) -> Iterator[str]:
             yield str(error)
         else:
             if row[KEY] in keys:
-                yield f"job {row[0]}: another job has the key {row[KEY]} too"
+                yield f"job {row[0]}: another job has the same key {row[KEY]}"
             keys |= {row[KEY]} - {None}
 
 
@@ -221,7 +221,8 @@ def dump(database: sqlite3.Connection) -> Iterator[dict[str, object]]:
 
 
 def shown(name: str, value: Any) -> tuple[str, Any]:
-    """Converts bytes to text as `counterctl` does: bytes that are not UTF-8 are in Base64, and the name says so."""
+    """Converts bytes to text as `counterctl` does: bytes that are not UTF-8 become Base64, and the name of the field
+    says so."""
     if not isinstance(value, bytes):
         return name, value
     try:
@@ -233,7 +234,7 @@ def shown(name: str, value: Any) -> tuple[str, Any]:
 def rescue(database: sqlite3.Connection, damaged: type[Exception]) -> Iterator[bytes]:
     """Yields the readable, valid records in pieces, and b"" for each place that is unreadable or invalid.
 
-    damaged: the exception that reading such a place raises.
+    damaged: the exception that reading an unreadable place raises.
     """
     for query, pack in OTHERS:
         try:
@@ -265,7 +266,7 @@ def rescue(database: sqlite3.Connection, damaged: type[Exception]) -> Iterator[b
 def readable(database: sqlite3.Connection, damaged: type[Exception]) -> Iterator[tuple[Any, ...] | None]:
     """Yields the readable jobs, and None for each unreadable place.
 
-    Reads a range of ids from both ends up to the damage, then halves the range between, and so on.
+    Reads a range of ids from both ends up to the damage. Then divides the rest of the range in half, and so on.
     """
     ranges = [(0, -1 << 63, (1 << 63) - 1)]  # a heap, the widest range first
     lost = []

@@ -1,7 +1,8 @@
-"""The beanstalk protocol as counterbench loads it: its requests, the removal of its jobs, and the checks of --verify.
+"""The beanstalk protocol for counterbench: its requests, the removal of its jobs, and the checks of --verify.
 
-A side, pure Python. Each load process puts into its own tube. After their connections were closed, all jobs that are
-left in the tubes are taken out, even delayed ones, and compared with the jobs that the load processes remember.
+A side, pure Python. Each load process puts jobs into its own tube. After the connections of the load were closed, all
+remaining jobs are taken out of the tubes, even delayed jobs. They are compared with the jobs that the load processes
+remember.
 """
 
 from __future__ import annotations
@@ -35,9 +36,10 @@ HEXADECIMAL = frozenset(b"0123456789abcdef")
 
 
 def requests_of(plan: Plan, name: bytes) -> dict[str, bytes]:
-    """Returns each kind of request for a name, which is that of a tube, or the number of a job.
+    """Returns each kind of request for a name. The name is that of a tube, or the number of a job.
 
-    In a fan, the time of the put follows the number. A delete is not complete, because the id of the job is not known.
+    In a fan, the time of the put follows the number. A delete is not complete, because the id of the job is not known
+    yet.
     """
     body = name + (STAMP if plan.fans() else b"") + VALUE * plan.buffer_size
     wait = None if plan.fans() else plan.delay + GIVE_UP_S
@@ -53,20 +55,23 @@ def requests_of(plan: Plan, name: bytes) -> dict[str, bytes]:
 
 
 def tubes_of(_plan: Plan, run: int) -> dict[str, bytes]:
-    """Returns the tube of a process without its number. run: its low 28 bits make the tubes of each run differ."""
+    """Returns the tube of a process without the number of the process.
+
+    run: the low 28 bits make the tubes of each run differ.
+    """
     tube = b"counterbench-%07x-" % (run & 0xFFFFFFF)
     return {"use": tube, "watch": tube, "": b""}
 
 
 def tidy(plan: Plan) -> None:
-    """Removes the jobs that the load has left, unless it was a load of put, whose jobs stay."""
+    """Removes the jobs that the load has left. A load of put leaves its jobs on purpose, so they stay."""
     if "put" not in plan.work.weights:
         with contextlib.suppress(CounterdError, LoadError, OSError):  # the run has its figures even if this fails
             take(plan)
 
 
 def take(plan: Plan) -> Counter[bytes]:
-    """Deletes all jobs in the tubes of this process's load, except reserved ones. Counts the beginnings of the bodies.
+    """Deletes all jobs in the tubes of this process's load, except reserved jobs. Counts the beginnings of the bodies.
 
     Raises OSError or ProtocolError.
     """
@@ -87,9 +92,9 @@ def take(plan: Plan) -> Counter[bytes]:
 
 
 def when_gone(plan: Plan, board: Board) -> list[str]:
-    """Returns the violations after all connections were closed.
+    """Returns the violations that remain after all connections were closed.
 
-    These are jobs that should exist but do not after GIVE_BACK_S, and jobs that exist but should not.
+    Violations are jobs that should exist but do not after GIVE_BACK_S, and jobs that exist but should not.
     """
     stored, perhaps = board.jobs()
     found = take(plan)
@@ -98,7 +103,7 @@ def when_gone(plan: Plan, board: Board) -> list[str]:
         time.sleep(PAUSE_S)
         found += take(plan)
     findings = {
-        f"lost, {GIVE_BACK_S:g} s after the last connection was closed": len(stored - _numbers(found)),
+        f"were lost, {GIVE_BACK_S:g} s after the last connection was closed": len(stored - _numbers(found)),
         "still exist, although they had ended or were never put": len(_numbers(found) - stored - perhaps),
         "exist more than once": sum(times > 1 for times in found.values()),
     }
@@ -106,7 +111,7 @@ def when_gone(plan: Plan, board: Board) -> list[str]:
 
 
 def _numbers(found: Counter[bytes]) -> set[int]:
-    """Returns the numbers of jobs, or -1 for a body that does not begin with a number."""
+    """Returns the numbers of jobs, with -1 for a body that does not begin with a number."""
     return {int(body, 16) if HEXADECIMAL.issuperset(body) else -1 for body in found}
 
 

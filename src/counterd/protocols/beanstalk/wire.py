@@ -1,8 +1,8 @@
 """The client's side of the beanstalk protocol: encodes commands and parses replies.
 
-Floor 2, pure Python: needs the standard library and counterd.errors only, uses no sockets, and works without compiled
-modules. Section names are those of docs/protocols/beanstalk.md. Encoders raise ValueError for invalid arguments; the
-parser raises ProtocolError.
+Floor 2, pure Python: this file needs only the standard library and counterd.errors. It uses no sockets, and works
+without compiled modules. Section names are those in docs/protocols/beanstalk.md. Encoders raise ValueError for invalid
+arguments; the parser raises ProtocolError.
 """
 
 from __future__ import annotations
@@ -77,7 +77,10 @@ _STATUSES = {status.value.encode(): status for status in Status}
 
 
 class Reply(NamedTuple):
-    """A reply. number: the id of a job, or a count; None if there is none. name: of the tube, after USING."""
+    """A reply of the server.
+
+    number: the id of a job, or a count; None if there is none. name: the name of the tube, after USING.
+    """
 
     status: Status
     number: int | None = None
@@ -95,14 +98,14 @@ def _bounded(what: str, number: int, most: int) -> int:
 
 
 def check_name(name: bytes) -> bytes:
-    """Returns the name of a tube if it is valid. Raises ValueError. Section "Names"."""
+    """Returns the name of a tube if it is valid. Raises ValueError. See section "Names"."""
     if not _NAME.fullmatch(name):
         raise ValueError(f"a tube's name has 1 to {NAME_MAX} of A-Z a-z 0-9 + / ; . $ _ ( ) and -, not first: {name!r}")
     return name
 
 
 def put(body: bytes, priority: int = 1 << 16, delay: int = 0, ttr: int = 60) -> bytes:
-    """Section "put". delay and ttr: seconds."""
+    """Encodes the command "put". delay and ttr: seconds."""
     _bounded("priority", priority, NUMBER_MAX)
     _bounded("delay", delay, NUMBER_MAX)
     _bounded("ttr", ttr, NUMBER_MAX)
@@ -112,7 +115,10 @@ def put(body: bytes, priority: int = 1 << 16, delay: int = 0, ttr: int = 60) -> 
 def put_unique(
     body: bytes, key: bytes, keep: int = 0, *, priority: int = 1 << 16, delay: int = 0, ttr: int = 60
 ) -> bytes:
-    """Section "put-unique". key: like a tube's name. keep: seconds for which it stays taken after the job's end."""
+    """Encodes the command "put-unique".
+
+    key: like a tube's name. keep: seconds for which the key stays taken after the job's end.
+    """
     line, rest = put(body, priority, delay, ttr)[4:].split(b"\r\n", 1)
     asked = b"put-unique %b %b %d\r\n" % (line, check_name(key), _bounded("keep", keep, TIMEOUT_MAX))
     if len(asked) > LINE_MAX:
@@ -131,7 +137,7 @@ def put_limited(
     delay: int = 0,
     ttr: int = 60,
 ) -> bytes:
-    """Section "put-limited". counter: like a tube's name. key: as in put_unique(); b"" for none."""
+    """Encodes the command "put-limited". counter: like a tube's name. key: as in put_unique(); b"" means no key."""
     line, rest = put(body, priority, delay, ttr)[4:].split(b"\r\n", 1)
     if not 1 <= maximum <= NUMBER_MAX:
         raise ValueError(f"maximum must be from 1 to {NUMBER_MAX}, not {maximum}")
@@ -144,138 +150,144 @@ def put_limited(
 
 
 def use(name: bytes) -> bytes:
-    """Section "use"."""
+    """Encodes the command "use"."""
     return b"use %b\r\n" % check_name(name)
 
 
 def reserve(timeout: int | None = None) -> bytes:
-    """Sections "reserve" and, with a timeout in seconds, "reserve-with-timeout"."""
+    """Encodes the command "reserve" or, with a timeout in seconds, "reserve-with-timeout"."""
     if timeout is None:
         return b"reserve\r\n"
     return b"reserve-with-timeout %d\r\n" % _bounded("timeout", timeout, TIMEOUT_MAX)
 
 
 def batch_reserve(count: int, timeout: int) -> bytes:
-    """Section "batch-reserve". The reply JOBS N is followed by N replies with a job. timeout: seconds."""
+    """Encodes the command "batch-reserve". N replies with a job follow the reply JOBS N. timeout: seconds."""
     if not 1 <= count <= NUMBER_MAX:
         raise ValueError(f"count must be from 1 to {NUMBER_MAX}, not {count}")
     return b"batch-reserve %d %d\r\n" % (count, _bounded("timeout", timeout, TIMEOUT_MAX))
 
 
 def reserve_job(job: int) -> bytes:
-    """Section "reserve-job"."""
+    """Encodes the command "reserve-job"."""
     return b"reserve-job %d\r\n" % _bounded("id", job, ID_MAX)
 
 
 def delete(job: int) -> bytes:
-    """Section "delete"."""
+    """Encodes the command "delete"."""
     return b"delete %d\r\n" % _bounded("id", job, ID_MAX)
 
 
 def release(job: int, priority: int = 1 << 16, delay: int = 0) -> bytes:
-    """Section "release". delay: seconds."""
+    """Encodes the command "release". delay: seconds."""
     _bounded("priority", priority, NUMBER_MAX)
     _bounded("delay", delay, NUMBER_MAX)
     return b"release %d %d %d\r\n" % (_bounded("id", job, ID_MAX), priority, delay)
 
 
 def bury(job: int, priority: int = 1 << 16) -> bytes:
-    """Section "bury"."""
+    """Encodes the command "bury"."""
     return b"bury %d %d\r\n" % (_bounded("id", job, ID_MAX), _bounded("priority", priority, NUMBER_MAX))
 
 
 def touch(job: int) -> bytes:
-    """Section "touch"."""
+    """Encodes the command "touch"."""
     return b"touch %d\r\n" % _bounded("id", job, ID_MAX)
 
 
 def watch(name: bytes) -> bytes:
-    """Section "watch"."""
+    """Encodes the command "watch"."""
     return b"watch %b\r\n" % check_name(name)
 
 
 def ignore(name: bytes) -> bytes:
-    """Section "ignore"."""
+    """Encodes the command "ignore"."""
     return b"ignore %b\r\n" % check_name(name)
 
 
 def peek(job: int) -> bytes:
-    """Section "peek"."""
+    """Encodes the command "peek"."""
     return b"peek %d\r\n" % _bounded("id", job, ID_MAX)
 
 
 def peek_next(state: str) -> bytes:
-    """Sections "peek-ready", "peek-delayed" and "peek-buried"."""
+    """Encodes one of the commands "peek-ready", "peek-delayed" and "peek-buried"."""
     if state not in ("ready", "delayed", "buried"):
         raise ValueError(f"state must be ready, delayed or buried, not {state!r}")
     return b"peek-%b\r\n" % state.encode()
 
 
 def kick(count: int) -> bytes:
-    """Section "kick"."""
+    """Encodes the command "kick"."""
     return b"kick %d\r\n" % _bounded("count", count, NUMBER_MAX)
 
 
 def kick_job(job: int) -> bytes:
-    """Section "kick-job"."""
+    """Encodes the command "kick-job"."""
     return b"kick-job %d\r\n" % _bounded("id", job, ID_MAX)
 
 
 def stats() -> bytes:
-    """Section "stats"."""
+    """Encodes the command "stats"."""
     return b"stats\r\n"
 
 
 def stats_job(job: int) -> bytes:
-    """Section "stats-job"."""
+    """Encodes the command "stats-job"."""
     return b"stats-job %d\r\n" % _bounded("id", job, ID_MAX)
 
 
 def stats_tube(name: bytes) -> bytes:
-    """Section "stats-tube"."""
+    """Encodes the command "stats-tube"."""
     return b"stats-tube %b\r\n" % check_name(name)
 
 
 def inspect_tube(name: bytes) -> bytes:
-    """Section "inspect-tube"."""
+    """Encodes the command "inspect-tube"."""
     return b"inspect-tube %b\r\n" % check_name(name)
 
 
 def list_tubes() -> bytes:
-    """Section "list-tubes"."""
+    """Encodes the command "list-tubes"."""
     return b"list-tubes\r\n"
 
 
 def list_tube_used() -> bytes:
-    """Section "list-tube-used"."""
+    """Encodes the command "list-tube-used"."""
     return b"list-tube-used\r\n"
 
 
 def list_tubes_watched() -> bytes:
-    """Section "list-tubes-watched"."""
+    """Encodes the command "list-tubes-watched"."""
     return b"list-tubes-watched\r\n"
 
 
 def pause_tube(name: bytes, delay: int) -> bytes:
-    """Section "pause-tube". delay: seconds; 0 ends a pause."""
+    """Encodes the command "pause-tube". delay: seconds; 0 ends a pause."""
     return b"pause-tube %b %d\r\n" % (check_name(name), _bounded("delay", delay, NUMBER_MAX))
 
 
 def clear_tube(name: bytes, state: str = "all") -> bytes:
-    """Section "clear-tube". state: ready, delayed, buried or all."""
+    """Encodes the command "clear-tube". state: ready, delayed, buried or all."""
     if state not in ("ready", "delayed", "buried", "all"):
         raise ValueError(f"state must be ready, delayed, buried or all, not {state!r}")
     return b"clear-tube %b %b\r\n" % (check_name(name), state.encode())
 
 
 def limit_reserves(name: bytes, reserves: int, target: bytes) -> bytes:
-    """Section "limit-reserves". reserves: 0 is no limit. target: the tube of retired jobs; `name` buries them."""
+    """Encodes the command "limit-reserves".
+
+    reserves: 0 means no limit. target: the tube for retired jobs; `name` buries them.
+    """
     checked = check_name(name), _bounded("reserves", reserves, NUMBER_MAX), check_name(target)
     return b"limit-reserves %b %d %b\r\n" % checked
 
 
 def list_jobs(name: bytes, state: str = "all", first: int = 0, count: int = 100, needle: bytes = b"") -> bytes:
-    """Sections "list-jobs" and, with a needle, "search-jobs". first: the lowest id. state: one of STATES, or all."""
+    """Encodes the command "list-jobs" or, with a needle, "search-jobs".
+
+    first: the lowest id. state: one of STATES, or all.
+    """
     if state not in (*STATES, "all"):
         raise ValueError(f"state must be {', '.join(STATES)} or all, not {state!r}")
     if len(needle) > NEEDLE_MAX:
@@ -286,7 +298,7 @@ def list_jobs(name: bytes, state: str = "all", first: int = 0, count: int = 100,
 
 
 def quit() -> bytes:
-    """Section "quit"."""
+    """Encodes the command "quit"."""
     return b"quit\r\n"
 
 
@@ -303,7 +315,10 @@ class Parser:
         self._size = 0  # bytes of that body
 
     def feed(self, data: bytes) -> list[Reply]:
-        """Takes data that arrived. Returns the replies that are complete now. Cannot be used after a ProtocolError."""
+        """Takes data that has arrived.
+
+        Returns the replies that are complete. The parser cannot be used after a ProtocolError.
+        """
         self._buffer += data
         replies: list[Reply] = []
         while (reply := self._next()) is not None:
@@ -312,7 +327,7 @@ class Parser:
 
     @property
     def is_within(self) -> bool:
-        """True if only a part of a reply has arrived."""
+        """Whether only a part of a reply has arrived."""
         return bool(self._buffer) or self._head is not None
 
     def _next(self) -> Reply | None:
@@ -341,7 +356,7 @@ class Parser:
         word, *arguments = line.split(b" ")
         status = _STATUSES.get(word)
         if status is None:
-            raise ProtocolError(f"not the beginning of a reply: {line[:_SHOWN]!r}")
+            raise ProtocolError(f"this is not the beginning of a reply: {line[:_SHOWN]!r}")
         if status is Status.USING:
             if len(arguments) != 1:
                 raise ProtocolError(f"expected the name of a tube: {line[:_SHOWN]!r}")
@@ -354,7 +369,7 @@ class Parser:
         if status in _WITH_BODY:
             self._size = numbers.pop()
             if self._size > self._body_max:
-                raise ProtocolError(f"a body of {self._size} bytes, more than {self._body_max}: {line[:_SHOWN]!r}")
+                raise ProtocolError(f"a body of {self._size} bytes is longer than {self._body_max}: {line[:_SHOWN]!r}")
         return Reply(status, numbers[0] if numbers else None)
 
 
@@ -362,7 +377,7 @@ def read_list(body: bytes) -> list[bytes]:
     """Parses the names in the body of list-tubes and list-tubes-watched. Raises ProtocolError."""
     head, *lines = body.split(b"\n")
     if head != b"---" or not lines or lines.pop() != b"" or not all(line.startswith(b"- ") for line in lines):
-        raise ProtocolError(f"this is no list: {body[:_SHOWN]!r}")
+        raise ProtocolError(f"this is not a list: {body[:_SHOWN]!r}")
     return [line[2:] for line in lines]
 
 
@@ -370,14 +385,14 @@ def read_jobs(body: bytes) -> list[dict[str, str]]:
     """Parses the jobs in the body of list-jobs and search-jobs, as stats-job shows them. Raises ProtocolError."""
     head, *jobs = body.split(b"- id: ")
     if head != b"---\n":
-        raise ProtocolError(f"this is no list: {body[:_SHOWN]!r}")
+        raise ProtocolError(f"this is not a list: {body[:_SHOWN]!r}")
     return [read_dictionary(b"---\nid: " + job.replace(b"\n  ", b"\n")) for job in jobs]
 
 
 def read_dictionary(body: bytes) -> dict[str, str]:
-    """Parses the figures in the body of stats and its variants; strings without quotes. Raises ProtocolError."""
+    """Parses the statistics in the body of stats and its variants. Strings have no quotes. Raises ProtocolError."""
     head, *lines = body.decode("utf-8", "replace").split("\n")
     entries = [line.partition(": ") for line in lines if line]
     if head != "---" or not all(colon for _, colon, _ in entries):
-        raise ProtocolError(f"this is no dictionary: {body[:_SHOWN]!r}")
+        raise ProtocolError(f"this is not a dictionary: {body[:_SHOWN]!r}")
     return {name: value[1:-1] if value[:1] == value[-1:] == '"' else value for name, _, value in entries}

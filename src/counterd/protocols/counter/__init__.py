@@ -1,4 +1,4 @@
-"""The counter protocol of yrmcds: a store of counters, and sessions. Floor 2."""
+"""The counter protocol of yrmcds: a store of counters, and the sessions of its connections. Floor 2."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ POSTED_MAX = 1 << 18  # bytes of replies to requests that waited, which a connec
 
 @dataclass(frozen=True)
 class CounterSettings:
-    """The protocol's own settings."""
+    """The settings that only this protocol has."""
 
     buckets: int = setting(integer(1, BUCKETS_MAX), 1_000_000, "counters")
     holdings: int = setting(integer(0, HOLDINGS_MAX), 0, "holdings; 0 means twice counter.buckets")
@@ -42,14 +42,16 @@ class CounterSettings:
         integer(0, WAITERS_MAX), 1000, "requests; 0 means counter.waiters", reload=True
     )
     settle_time: int = setting(integer(1, 86_400), 3600, "seconds", reload=True)
-    resume_max: int = setting(integer(0, 86_400), 60, "seconds; 0 means never", reload=True)
-    limits: str = setting(absolute_path, "", "absolute path; empty means no limits", reload=True)
+    resume_max: int = setting(
+        integer(0, 86_400), 60, "seconds; 0 means that no connection has a grace time", reload=True
+    )
+    limits: str = setting(absolute_path, "", "absolute path; empty means that the server sets no limits", reload=True)
     name_memory: int = setting(size(0, NAME_MEMORY_MAX), 256 << 20, "bytes")
     stats_interval: int = setting(integer(10, 1 << 31), 86400, "seconds", reload=True)
 
 
 def make_store(settings: CounterSettings, figures: Figures, now_ns: int) -> CounterStore:
-    """Makes the store for these settings. figures: returns the figures of the floors above, for Stats."""
+    """Makes the store for these settings. figures: returns figures of the daemon, for Stats."""
     from counterd.protocols.counter._session import open_store  # noqa: PLC0415 - settings are read before it is built
 
     store = open_store(
@@ -76,14 +78,14 @@ def read_limits(text: bytes) -> Limits:
 
 
 def load(store: CounterStore, _settings: CounterSettings, files: Mapping[str, Any]) -> None:
-    """Loads the limits of the file; none if there is no file."""
+    """Loads the limits in the file of counter.limits. Without a file, there are no limits."""
     from counterd.protocols.counter.limits import Limits  # noqa: PLC0415 - as above
 
     store.load_limits(files.get("counter.limits", Limits()))
 
 
 def reload(store: CounterStore, settings: CounterSettings) -> None:
-    """Applies the settings that may change while the store runs."""
+    """Applies the settings that can change while the store runs."""
     store.limit_holdings(settings.holdings_per_connection)
     store.limit_takes(settings.waiters_per_connection, settings.settle_time)
     store.limit_stays(settings.resume_max)
@@ -97,7 +99,7 @@ def lend(store: CounterStore, settled: Callable[[int, bool], None], wake: Callab
 
 
 def tables() -> tuple[Table, ...]:
-    """What people can ask for."""
+    """Returns the tables that people can ask for."""
     from counterd.protocols.counter._tables import TABLES  # noqa: PLC0415 - as above
 
     return TABLES
@@ -109,7 +111,10 @@ FIGURES = (
     Figure("buckets", "counters_limit", "gauge", "Counters that can exist."),
     Figure("total_objects", "counters_created_total", "counter", "Counters that were created."),
     Figure(
-        "reclaimed", "counters_reclaimed_total", "counter", "Idle counters that were removed to make room for others."
+        "reclaimed",
+        "counters_reclaimed_total",
+        "counter",
+        "Idle counters that were removed to make room for other counters.",
     ),
     Figure(
         "expired",
@@ -134,7 +139,7 @@ FIGURES = (
         "granted_later_seconds",
         "granted_after_wait_seconds_total",
         "counter",
-        "Seconds that Take requests waited which were granted then.",
+        "Seconds that Take requests have waited before they were granted.",
     ),
     Figure("waits", "waits_total", "counter", "Take requests that began to wait."),
     Figure(
@@ -146,12 +151,12 @@ FIGURES = (
         "counter",
         "Take requests that could not wait because too many others waited.",
     ),
-    Figure("rates", "rates", "gauge", "Rates of which something was taken lately."),
+    Figure("rates", "rates", "gauge", "Rates that are not full, because something was taken recently."),
     Figure("rates_max", "rates_limit", "gauge", "Rates that can exist."),
     Figure("charges", "charges", "gauge", "Charges of rates that can still be settled."),
     Figure("kept", "grace_connections", "gauge", "Connections that have ended and may still be resumed."),
     Figure("kept_holdings", "grace_holdings", "gauge", "Holdings of connections that may still be resumed."),
-    Figure("resumed", "resumed_total", "counter", "Connections that another connection went on with."),
+    Figure("resumed", "resumed_total", "counter", "Connections that were resumed by another connection."),
     Figure("expired_stays", "grace_expired_total", "counter", "Connections that were not resumed in their grace time."),
     Figure("charges_max", "charges_limit", "gauge", "Charges that can exist."),
     Figure(
@@ -162,7 +167,9 @@ FIGURES = (
     ),
     Figure("name_memory", "name_memory_bytes", "gauge", "Bytes of counter.name_memory in use."),
     Figure("name_memory_max", "name_memory_limit_bytes", "gauge", "The size of counter.name_memory in bytes."),
-    Figure("region", "region_bytes", "gauge", "Size of the memory mapping of all tables; pages are used as needed."),
+    Figure(
+        "region", "region_bytes", "gauge", "Size of the memory mapping of all tables; memory is used only as they fill."
+    ),
 )
 
 ROOM = Room(

@@ -45,7 +45,7 @@ cdef inline uint32_t ask_tag(const Permits* permits, const Ask* ask) noexcept no
 
 
 cdef inline bint asks_repeat(const Ask* asks, int count) noexcept nogil:
-    """Returns True if two items are the same counter, or the same rate."""
+    """Returns whether two items are the same counter, or the same rate."""
     cdef int i, j
     for i in range(1, count):
         for j in range(i):
@@ -58,10 +58,10 @@ cdef inline bint asks_repeat(const Ask* asks, int count) noexcept nogil:
 # ---- limits of the server -----------------------------------------------------------------------------------------
 
 cdef inline bint asks_limit(Counters* counters, Ask* asks, int count, Verdict* verdict) noexcept nogil:
-    """Applies the server's limits to items: the smaller maximum, and its own numbers of a rate.
+    """Applies the server's limits to items: the smaller maximum, and the server's own numbers of a rate.
 
-    Returns False if the Take cannot be granted whatever is given back: it asks for more than a limit, or the server has
-    no numbers of a rate. Items that have no record yet are looked up by name.
+    Returns False if the Take can never be granted: it asks for more than a limit, or the server has no numbers of a
+    rate. The limits of items that have no record yet are looked up by name.
     """
     cdef Limits* limits = &counters.limits
     cdef const Rule* rule

@@ -30,7 +30,7 @@ cdef inline int audit_queue(const Fair* fair, uint32_t number) except -1:
             flows += 1
             unused += fair.flows[flow].is_listed
             if fair.flows[flow].waiters == 0 and not fair.flows[flow].is_listed:
-                raise AssertionError(f"queue {number}: flow {flow} has no waiters, and is not in the idle list")
+                raise AssertionError(f"queue {number}: flow {flow} has no waiters, but is not in the idle list")
             if fair.flows[flow].ends > queue.ends:
                 raise AssertionError(f"queue {number}: flow {flow} ends later")
     if flows != queue.flows or listed != unused:
@@ -39,7 +39,7 @@ cdef inline int audit_queue(const Fair* fair, uint32_t number) except -1:
 
 
 cdef inline int audit_fair(const Fair* fair) except -1:
-    """Checks the waiters, queues and flows."""
+    """Checks the waiters, the queues and the flows."""
     cdef uint32_t number, waiting = 0, used = 0, ready = fair.state.ready_first
     cdef const Waiter* waiter
     cdef dict by_queue = {}, by_flow = {}, by_connection = {}
@@ -76,7 +76,7 @@ cdef inline int audit_fair(const Fair* fair) except -1:
             raise AssertionError(f"connection {connection}: {count} wait, {used} listed")
     while ready:
         if not fair.queues[ready].is_ready or not fair.queues[ready].record:
-            raise AssertionError(f"queue {ready} is to be served, and does not know of it")
+            raise AssertionError(f"queue {ready} is in the list of queues to serve, but not marked")
         ready = fair.queues[ready].next_ready
     audit_index(&fair.by_record, &fair.state.queues, "queues")
     audit_index(&fair.by_key, &fair.state.flows, "flows")
@@ -88,7 +88,7 @@ cdef inline int audit_fair(const Fair* fair) except -1:
 
 
 cdef inline int audit_pins(const Takes* takes) except -1:
-    """Checks the items of waiting Takes, and what the records say of them."""
+    """Checks the items of waiting Takes, and what the records say about these items."""
     cdef const Fair* fair = &takes.counters.fair
     cdef uint32_t number, items = 0, rates = 0, i
     cdef const Item* item
@@ -106,7 +106,7 @@ cdef inline int audit_pins(const Takes* takes) except -1:
             items += i != 0
             item = takes.items + item.next
         if not waits:
-            raise AssertionError(f"Take {number} waits for something that is none of its items")
+            raise AssertionError(f"Take {number} waits for something that is not one of its items")
     for number in range(1, fair.state.queues.fresh + 1):
         if fair.queues[number].record:
             if fair.queues[number].pins != pins.get(number, 0):
@@ -123,13 +123,13 @@ cdef inline int audit_pins(const Takes* takes) except -1:
         if bool(permit.record.flags & FLAG_PINNED) != (pinned.pop(number, None) == permit.record.tag):
             raise AssertionError(f"record {number}: its pin is wrong")
         if bool(permit.record.flags & FLAG_AWAITED) != awaited.get(number, False):
-            raise AssertionError(f"record {number}: whether somebody waits for it is wrong")
+            raise AssertionError(f"record {number}: the mark that somebody waits for it is wrong")
         is_rate = permit.record.flags & FLAG_RATE != 0
         is_armed = timer_is_armed(timer_at(&takes.counters.fulls, number))
         if is_armed > is_rate or is_rate > is_armed and not permit.record.flags & FLAG_PINNED:
             raise AssertionError(f"record {number}: its timer is wrong for a rate, or for a counter")
     if pinned:
-        raise AssertionError(f"records {list(pinned)} are free, and somebody waits for them")
+        raise AssertionError(f"records {list(pinned)} are free, but somebody waits for them")
     if items != takes.state.items.used or rates != takes.state.rates:
         raise AssertionError(
             f"{items} items and {rates} rates, {takes.state.items.used} and {takes.state.rates} counted"
@@ -141,7 +141,7 @@ cdef inline int audit_pins(const Takes* takes) except -1:
 
 
 cdef inline int audit_charges(const Takes* takes) except -1:
-    """Checks that each charge is in the list of its connection and in that of all."""
+    """Checks that each charge is in the list of its connection and in the list of all charges."""
     cdef uint32_t number = takes.state.charge_first, previous = 0, count = 0
     cdef dict by_connection = {}
     while number:
@@ -171,7 +171,7 @@ cdef inline int audit_takes(const Takes* takes) except -1:
 
 
 cdef inline int audit_stays(const Stays* stays, void** sessions) except -1:
-    """Checks which connections are in their grace time. sessions: of the open connections."""
+    """Checks which connections are in their grace time. sessions: the sessions of the open connections."""
     cdef uint32_t number, kept = 0, holdings = 0, last = stays.permits.connections.pool.fresh
     cdef const Stay* stay
     for number in range(1, last + 1):
@@ -179,9 +179,9 @@ cdef inline int audit_stays(const Stays* stays, void** sessions) except -1:
         if bool(stay.is_kept) != timer_is_armed(timer_at(&stays.timers, number)):
             raise AssertionError(f"connection {number}: its timer is wrong")
         if stay.is_kept and (stay.secret == 0 or sessions[number] != NULL):
-            raise AssertionError(f"connection {number} is kept, and open or without a token")
+            raise AssertionError(f"connection {number} is kept, but open or without a token")
         if stay.is_leaving and not stay.is_kept or stay.title_size > TITLE_MAX:
-            raise AssertionError(f"connection {number}: what is noted of it is wrong")
+            raise AssertionError(f"connection {number}: the data about its grace time is wrong")
         kept += stay.is_kept
         holdings += stays.permits.holders[number].holdings if stay.is_kept else 0
     if kept != stays.state.kept or holdings != stays.state.kept_holdings:
@@ -191,7 +191,7 @@ cdef inline int audit_stays(const Stays* stays, void** sessions) except -1:
     number = stays.permits.connections.pool.free
     while number:
         if stays.stays[number].secret or stays.stays[number].title_size:
-            raise AssertionError(f"connection {number} is free, and something is noted of it")
+            raise AssertionError(f"connection {number} is free, but has data about a grace time")
         number = stays.permits.connections.links[number]
     audit_timers(&stays.timers, last)
     return 0

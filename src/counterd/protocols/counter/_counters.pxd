@@ -77,7 +77,7 @@ cdef inline int counters_reserve(
 
 
 cdef inline void counters_begin(Counters* counters, const uint64_t* key, int64_t now_ns) noexcept nogil:
-    """Called once, after the region is mapped."""
+    """Call this once, after the region was mapped."""
     debug_check(sizeof(Counter) == 64 and sizeof(RateRecord) == 64)
     chains_begin(&counters.chains)
     permits_begin(&counters.permits, key, &counters.chains)
@@ -91,14 +91,17 @@ cdef inline Counter* counter_at(const Counters* counters, uint32_t number) noexc
 
 
 cdef inline bint counter_exists(const Counters* counters, const Counter* counter) noexcept nogil:
-    """Returns False if a counter is at zero and was last used in an earlier window, even if it is not freed yet."""
+    """Returns whether a counter exists.
+
+    A counter at zero that was last used in an earlier window does not, even if it is not freed yet.
+    """
     return counter.permit.consumption != 0 or counter.window == counters.state.window
 
 
 # ---- making room ---------------------------------------------------------------------------------------------------
 
 cdef inline uint32_t counter_pop(Counters* counters) noexcept nogil:
-    """Removes and returns the first counter of the ring, which must not be empty."""
+    """Removes the first counter of the ring, which must not be empty, and returns it."""
     cdef uint32_t number = ring_first(&counters.ring)
     ring_pop(&counters.ring, &permit_at(&counters.permits, number).record)
     return number
@@ -118,10 +121,11 @@ cdef inline void sweep_begin(Counters* counters) noexcept nogil:
 
 
 cdef inline bint make_room(Counters* counters, uint32_t blocks, int64_t* budget) noexcept nogil:
-    """Makes sure that a record and `blocks` blocks are free. Frees idle counters if necessary, the oldest first.
+    """Makes sure that a record and `blocks` blocks are free. If necessary, frees idle counters, beginning with the
+    oldest.
 
-    If only blocks are short, counters without blocks are kept. If RECLAIM_STEPS do not free enough, it returns False
-    and starts a sweep, which drops the ring's stale entries. Each step is charged to the budget.
+    If only blocks are short, counters without blocks are kept. If RECLAIM_STEPS do not free enough, returns False and
+    starts a sweep, which drops the ring's stale entries. Each step is charged to the budget.
     """
     cdef CountersState* state = counters.state
     cdef bint records_short, blocks_short
@@ -162,7 +166,7 @@ cdef inline bint make_room(Counters* counters, uint32_t blocks, int64_t* budget)
 cdef inline uint32_t counter_create(
     Counters* counters, uint32_t tag, const uint8_t* name, uint32_t size, int64_t* budget
 ) noexcept nogil:
-    """Makes a counter for a new name. Returns 0 if there is no room for it."""
+    """Makes a counter for a new name. Returns 0 if there is no room for the counter."""
     cdef uint32_t number
     cdef Counter* counter
     if not make_room(counters, name_blocks(&counters.permits.table, size), budget):
@@ -181,7 +185,7 @@ cdef inline uint32_t counter_create(
 cdef inline int sweep(Counters* counters, int steps) noexcept nogil:
     """Continues a sweep: one round through the ring that frees expired counters and drops stale entries.
 
-    Returns the steps that remain.
+    Returns how many of the steps remain.
     """
     cdef uint32_t number
     cdef Counter* counter
@@ -203,7 +207,7 @@ cdef inline int sweep(Counters* counters, int steps) noexcept nogil:
 # ---- requests ------------------------------------------------------------------------------------------------------
 
 cdef inline void counter_consume(Counters* counters, Counter* counter, uint32_t resources) noexcept nogil:
-    """Adds to the consumption and updates the peak of the window. The caller has checked the maximum."""
+    """Adds to the consumption and updates the peak of the window. The caller must have checked the maximum."""
     cdef CountersState* state = counters.state
     if counter.permit.consumption == 0:
         state.busy += 1
@@ -218,7 +222,10 @@ cdef inline void counter_consume(Counters* counters, Counter* counter, uint32_t 
 
 
 cdef inline void counter_restore(Counters* counters, uint32_t number, uint32_t resources) noexcept nogil:
-    """Subtracts from the consumption. At zero the counter becomes idle and enters the ring, unless it is in it."""
+    """Subtracts from the consumption.
+
+    At zero the counter becomes idle and enters the ring, unless it is already in the ring.
+    """
     cdef CountersState* state = counters.state
     cdef Counter* counter = counter_at(counters, number)
     debug_check(0 < resources <= counter.permit.consumption)
@@ -237,7 +244,7 @@ cdef inline void counter_restore(Counters* counters, uint32_t number, uint32_t r
 cdef inline uint32_t counter_maximum(
     Counters* counters, uint32_t number, const uint8_t* name, uint32_t size, uint32_t maximum
 ) noexcept nogil:
-    """Returns the smaller one of `maximum` and of that which the server sets. number: 0 if the counter is new."""
+    """Returns the smaller one of `maximum` and the maximum that the server sets. number: 0 if the counter is new."""
     cdef const Rule* rule
     if number:
         rule = limits_rule(&counters.limits, &counters.permits, number, False)
@@ -251,10 +258,11 @@ cdef inline Outcome counter_acquire(
     Counters* counters, uint32_t connection, uint32_t tag, const uint8_t* name, uint32_t size,
     uint32_t resources, uint32_t maximum, uint32_t since_tenths, int64_t* budget, uint32_t* left
 ) noexcept nogil:
-    """Grants all of `resources`, or nothing, if the consumption stays within `maximum`. 0 < resources <= maximum.
+    """Grants all of `resources`, or nothing if the consumption would exceed `maximum`. `resources` must be more than 0
+    and at most `maximum`.
 
-    Grants nothing of a counter for which somebody waits: what is given back is theirs first. left: gets what is
-    left after a grant.
+    If somebody waits for the counter, grants nothing: permits that are given back belong to the waiters first. left: is
+    set to the permits that are left after a grant.
     """
     cdef Permits* permits = &counters.permits
     cdef uint32_t number = table_find(&permits.table, tag, name, size)
@@ -297,7 +305,10 @@ cdef inline Outcome counter_acquire(
 cdef inline Outcome counter_release(
     Counters* counters, uint32_t connection, uint32_t tag, const uint8_t* name, uint32_t size, uint32_t resources
 ) noexcept nogil:
-    """Gives back `resources` that the connection holds. With 0, only checks that the counter exists."""
+    """Gives back `resources` permits that the connection holds.
+
+    With 0 resources, only checks that the counter exists.
+    """
     cdef Permits* permits = &counters.permits
     cdef uint32_t number = table_find(&permits.table, tag, name, size)
     cdef uint32_t entry
@@ -337,7 +348,10 @@ cdef inline void holding_give_back(Counters* counters, uint32_t entry) noexcept 
 
 
 cdef inline int counters_give_back(Counters* counters, int steps) noexcept nogil:
-    """Gives back holdings of ended connections, in the order in which these ended. Returns the steps that remain."""
+    """Gives back holdings of ended connections, in the order in which the connections ended.
+
+    Returns how many of the steps remain.
+    """
     cdef uint32_t entry
     while steps > 0:
         entry = permits_next_left(&counters.permits)

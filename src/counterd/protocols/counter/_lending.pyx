@@ -1,11 +1,12 @@
-"""Permits that another protocol's store takes of these counters, as if it were a connection.
+"""Lets another protocol's store take permits of these counters, as if that store were a connection.
 
-Floor 2. A Lending is a session without a peer. It holds and waits under the number of a connection, so dumps, tables,
-the maximum of each name and the fair queues treat it like any other. What would be a reply to a Take that waits is the
-end of a wait here. The limits of one connection do not apply to it, because it stands for all of the borrower's.
+Floor 2. A Lending is a session without a peer. It holds permits and waits for permits under the number of a connection,
+so dumps, tables, the maximum of each name and the fair queues treat it like any other connection. The reply to a
+waiting Take becomes the end of a wait. The limits of one connection do not apply to a Lending, because it stands for
+all connections of the borrower.
 
-The borrower calls it while the borrower's own store is in a call, so it is told of nothing within these calls, only in
-ticks of this store.
+The borrower calls a Lending while the borrower's own store is in a call. So the borrower is not notified within these
+calls, only in ticks of this store.
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
@@ -27,7 +28,7 @@ from counterd.protocols.counter._takes cimport (
 
 
 cdef class Lending(Session):
-    """A contract.Lender. Lending.of() makes it; it has to be kept as long as something is lent."""
+    """Implements contract.Lender. Lending.of() makes it. Keep it as long as something is lent."""
 
     cdef object settled     # called with a ticket, and whether a permit was granted
     cdef object wake        # called when the store has something to do
@@ -55,7 +56,7 @@ cdef class Lending(Session):
             (<CounterStore>self.store).sessions[self.connection] = NULL
 
     cdef Ask ask(self, bytes name, uint32_t maximum):
-        """Makes the item of a Take of one permit. It refers to `name`."""
+        """Makes the item of a Take of one permit. The item refers to `name`, and does not copy it."""
         cdef Ask ask
         ask.name = <const uint8_t*>PyBytes_AS_STRING(name)
         ask.name_size = <uint32_t>PyBytes_GET_SIZE(name)
@@ -73,7 +74,7 @@ cdef class Lending(Session):
         return <CounterStore>self.store
 
     cdef int leave_call(self) except -1:
-        """Ends a call. Wakes the store if it has something to do now."""
+        """Ends a call. Wakes the store if it now has something to do."""
         cdef CounterStore store = <CounterStore>self.store
         cdef bint is_due = store.counters.fair.state.ready_first != 0 or store.counters.ring.state.sweep_left != 0
         store.end_call()
@@ -82,7 +83,7 @@ cdef class Lending(Session):
         return 0
 
     def acquire(self, bytes name not None, uint32_t maximum, int64_t now_ns):
-        """As contract.Lender.acquire."""
+        """Implements contract.Lender.acquire."""
         cdef CounterStore store = self.enter(now_ns)
         cdef Ask ask = self.ask(name, maximum)
         cdef Outcome outcome = REFUSED
@@ -97,7 +98,7 @@ cdef class Lending(Session):
         return outcome == GRANTED
 
     def retake(self, bytes name not None, uint32_t maximum, int64_t now_ns):
-        """As contract.Lender.retake."""
+        """Implements contract.Lender.retake."""
         cdef CounterStore store = self.enter(now_ns)
         cdef Ask ask = self.ask(name, maximum)
         try:
@@ -111,7 +112,7 @@ cdef class Lending(Session):
             self.leave_call()
 
     def release(self, bytes name not None, int64_t now_ns):
-        """As contract.Lender.release."""
+        """Implements contract.Lender.release."""
         cdef CounterStore store = self.enter(now_ns)
         cdef Ask ask = self.ask(name, 1)
         cdef Outcome outcome
@@ -122,7 +123,7 @@ cdef class Lending(Session):
             self.leave_call()
 
     def enqueue(self, bytes name not None, uint32_t maximum, uint32_t ticket, int64_t now_ns):
-        """As contract.Lender.enqueue."""
+        """Implements contract.Lender.enqueue."""
         cdef CounterStore store = self.enter(now_ns)
         cdef Verdict verdict = Verdict(REFUSED, 0, False, 0, INT64_MAX)
         cdef Ask ask = self.ask(name, maximum)
@@ -138,7 +139,7 @@ cdef class Lending(Session):
             self.leave_call()
 
     def amend(self, uint32_t place, uint32_t maximum, int64_t now_ns):
-        """As contract.Lender.amend."""
+        """Implements contract.Lender.amend."""
         cdef CounterStore store = self.enter(now_ns)
         debug_check(store.counters.fair.waiters[place].connection == self.connection)
         store.takes.waiting[place].first.most = maximum
@@ -146,14 +147,14 @@ cdef class Lending(Session):
         self.leave_call()
 
     def cancel(self, uint32_t place, int64_t now_ns):
-        """As contract.Lender.cancel."""
+        """Implements contract.Lender.cancel."""
         cdef CounterStore store = self.enter(now_ns)
         debug_check(store.counters.fair.waiters[place].connection == self.connection)
         take_end(&store.takes, place)
         self.leave_call()
 
     cdef int post(self, bytes message) except -1:
-        """Called with the reply to a Take that has waited: its opaque is the ticket."""
+        """Called with the reply to a Take that has waited. The opaque of the reply is the ticket."""
         cdef const uint8_t* data = <const uint8_t*>PyBytes_AS_STRING(message)
         self.settled(load_le32(data + 8), data[2] == NO_ERROR)
         return 0

@@ -65,7 +65,7 @@ cdef inline bint rule_applies(
 cdef inline uint32_t limits_find(
     const Limits* limits, bint is_rate, const uint8_t* name, uint32_t size
 ) noexcept nogil:
-    """Returns the rule of a name, or 0. name: its first LIMIT_NAME_MAX bytes are read, at most."""
+    """Returns the rule of a name, or 0 if there is none. name: at most its first LIMIT_NAME_MAX bytes are read."""
     cdef uint32_t low = limits.permits if is_rate else 0
     cdef uint32_t high = limits.count if is_rate else limits.permits
     cdef uint32_t first = low, middle
@@ -83,14 +83,14 @@ cdef inline uint32_t limits_find(
 
 
 cdef inline void limits_forget(Limits* limits, uint32_t number) noexcept nogil:
-    """Called for a new record: the rule of the last one under this number is not its own."""
+    """Called for a new record. Forgets the rule of the previous record with this number."""
     limits.records[number].generation = 0
 
 
 cdef inline const Rule* limits_rule(
     Limits* limits, const Permits* permits, uint32_t number, bint is_rate
 ) noexcept nogil:
-    """Returns the rule of a record; NULL if none applies."""
+    """Returns the rule of a record, or NULL if no rule applies."""
     cdef Limited* limited = limits.records + number
     cdef Record* record
     cdef uint8_t[LIMIT_NAME_MAX] name

@@ -1,8 +1,8 @@
-"""The counter protocol's requests and replies, as counterbench writes and reads them: docs/protocols/counter.md and its
-source, "Counter support".
+"""The counter protocol's requests and replies, as counterbench writes and reads them. See docs/protocols/counter.md and
+its source, "Counter support".
 
-A side. A Take has its own template for each fairness key. A release of what a Take got is as many Releases as the Take
-has counters, with the same opaque.
+A side. A Take has its own template for each fairness key. To release what a Take has got, the load sends one Release
+for each counter of the Take, with the same opaque.
 """
 
 import functools
@@ -106,7 +106,7 @@ cdef class LoadCodec(Codec):
         return HEADER + body
 
     cdef bint succeeded(self, const Request* request, const uint8_t* data, uint32_t body, Reply* reply) noexcept:
-        """Whether that is a reply to a request that succeeded. Reads it."""
+        """Reads a reply. Returns whether its request has succeeded."""
         cdef uint8_t op = request.op
         if op == ACQUIRE and self.takes != NULL and request.purpose != MARKER:
             reply.outcome = GRANTED

@@ -86,7 +86,7 @@ cdef struct Answer:
 
 
 cdef inline const char* error_text(uint8_t status) noexcept nogil:
-    """Returns the text of a status, as in the reference implementation. Section "Response status"."""
+    """Returns the text of a status, as yrmcdsd sends it. See section "Response status"."""
     if status == NOT_FOUND:
         return b"Not found"
     if status == INVALID_ARGUMENTS:
@@ -103,7 +103,10 @@ cdef inline const char* error_text(uint8_t status) noexcept nogil:
 
 
 cdef inline void take_simplify(const Frame* frame, Request* request) noexcept nogil:
-    """Makes a valid Take of one permit an Acquire, which is decided in the same way. Leaves other Takes."""
+    """Converts a valid Take of one permit to an Acquire, which is decided in the same way.
+
+    Other Takes do not change.
+    """
     cdef const uint8_t* body = frame.data + HEADER_SIZE
     cdef const uint8_t* item = body + TAKE_HEAD + load_be16(body + 8)
     cdef uint32_t resources, maximum
@@ -139,14 +142,14 @@ cdef inline uint8_t request_kind(const Frame* frame) noexcept nogil:
 
 
 cdef inline uint32_t frame_opaque(const Frame* frame) noexcept nogil:
-    """Returns the opaque field, which the reply echoes, without changing its byte order."""
+    """Returns the opaque field, which the reply repeats, without changing its byte order."""
     return load_le32(frame.data + 8)
 
 
 cdef inline uint8_t* header_encode(
     uint8_t* target, uint8_t opcode, uint8_t status, uint32_t opaque, uint32_t size
 ) noexcept nogil:
-    """Writes the header of a reply. Returns where the body of `size` bytes goes. Section "Response header"."""
+    """Writes the header of a reply. Returns where the body of `size` bytes begins. See section "Response header"."""
     target[0] = RESPONSE_MAGIC
     target[1] = opcode
     target[2] = status
@@ -165,7 +168,7 @@ cdef inline uint32_t refusal_encode(
 
 
 cdef inline uint32_t reply_encode(uint8_t* target, const Frame* frame, const Answer* answer) noexcept nogil:
-    """Writes the reply to a request for one counter, or a refusal. Returns its size."""
+    """Writes the reply to a request for one counter, or a refusal. Returns the size of the reply."""
     cdef uint8_t opcode = frame.data[1]
     if answer.status != NO_ERROR:
         return refusal_encode(
@@ -210,7 +213,7 @@ cdef inline uint8_t take_peek(const uint8_t* body, uint32_t size, Frame* frame) 
 
 
 cdef inline bint take_decode(const uint8_t* body, uint32_t size, TakeHead* head, Ask* asks) noexcept nogil:
-    """Decodes a Take but for the tags of its items. Returns False if it is invalid."""
+    """Decodes a Take, except for the tags of its items. Returns False if the Take is invalid."""
     cdef const uint8_t* end = body + size
     cdef Ask* ask
     cdef int i
@@ -268,7 +271,10 @@ cdef inline bint take_decode(const uint8_t* body, uint32_t size, TakeHead* head,
 
 
 cdef inline uint32_t retry_ms(int64_t due_ns, int64_t now_ns) noexcept nogil:
-    """Returns the milliseconds until due_ns, rounded up; NO_TIME if it is INT64_MAX, so that nobody knows."""
+    """Returns the milliseconds until due_ns, rounded up.
+
+    Returns NO_TIME if due_ns is INT64_MAX, which means that the time is not known.
+    """
     cdef int64_t left = (max(due_ns - now_ns, 0) + 999999) // 1000000
     return NO_TIME if due_ns == INT64_MAX or left >= NO_TIME else <uint32_t>left
 
@@ -276,7 +282,7 @@ cdef inline uint32_t retry_ms(int64_t due_ns, int64_t now_ns) noexcept nogil:
 cdef inline uint32_t grant_encode(
     uint8_t* target, uint32_t opaque, uint64_t grant, const uint32_t* left, int count
 ) noexcept nogil:
-    """Writes the reply to a Take that was granted. Returns its size."""
+    """Writes the reply to a Take that was granted. Returns the size of the reply."""
     cdef uint8_t* body = header_encode(target, TAKE, NO_ERROR, opaque, 8 + 4 * <uint32_t>count)
     cdef int i
     store_be64(body, grant)
@@ -294,7 +300,10 @@ cdef inline const char* shortage_text(bint draining, bint is_over) noexcept nogi
 
 
 cdef inline uint32_t absence_encode(uint8_t* target, uint32_t opaque, uint8_t item) noexcept nogil:
-    """Writes the reply to a Take that names a rate of which the server has no numbers. Returns its size."""
+    """Writes the reply to a Take that names a rate of which the server has no numbers.
+
+    Returns the size of the reply.
+    """
     cdef const char* text = b"Not found: item 1"    # the digit is that of items from 10 on
     cdef uint32_t size = <uint32_t>strlen(text) + (item >= 10)
     cdef uint8_t* body = header_encode(target, TAKE, NOT_FOUND, opaque, size)
@@ -306,7 +315,10 @@ cdef inline uint32_t absence_encode(uint8_t* target, uint32_t opaque, uint8_t it
 cdef inline uint32_t shortage_encode(
     uint8_t* target, uint32_t opaque, uint8_t status, uint8_t item, uint32_t left, uint32_t retry_ms, const char* text
 ) noexcept nogil:
-    """Writes the reply to a Take that was not granted because an item was short. Returns its size."""
+    """Writes the reply to a Take that was refused because too little of an item was available.
+
+    Returns the size of the reply.
+    """
     cdef uint32_t size = <uint32_t>strlen(text)
     cdef uint8_t* body = header_encode(target, TAKE, status, opaque, SHORTAGE_HEAD + size)
     body[0] = item

@@ -56,7 +56,7 @@ cdef struct Pace:           # the numbers of a request
 
 
 cdef inline Span pace_span(const Pace* pace, uint64_t units) noexcept nogil:
-    """Returns the time of so many units, at most ten years."""
+    """Returns in which time a number of units comes back, at most ten years."""
     cdef wide parts = <wide>units * (pace.period_us * NS_PER_US)
     if parts // pace.limit >= <wide>SPAN_MAX_NS:
         return Span(SPAN_MAX_NS, 0)
@@ -69,7 +69,7 @@ cdef inline Span pace_first(const Pace* pace, int64_t now_ns) noexcept nogil:
 
 
 cdef inline Span rate_next(const Rate* rate, const Pace* pace, int64_t now_ns) noexcept nogil:
-    """Returns `next` before a request with these numbers: never more than the burst behind now."""
+    """Returns `next` before a request with these numbers. It is never further behind now than the burst."""
     cdef Span first = pace_first(pace, now_ns)
     cdef Span stored = Span(rate.record.next_ns, rate.record.part)
     if rate.state.limit != pace.limit:    # in the parts of this request, never earlier
@@ -95,17 +95,17 @@ cdef inline bint rate_is_full(const Rate* rate, const Pace* pace, int64_t now_ns
 
 
 cdef inline Span rate_after(const Rate* rate, const Pace* pace, uint32_t units, int64_t now_ns) noexcept nogil:
-    """Returns `next` after so many units. They are there from that time on, see span_ceil()."""
+    """Returns `next` after a number of units was taken. The units are available from that time on, see span_ceil()."""
     return span_plus(rate_next(rate, pace, now_ns), pace_span(pace, units), pace.limit)
 
 
 cdef inline int64_t span_ceil(Span span) noexcept nogil:
-    """Returns the first nanosecond that is not earlier."""
+    """Returns the first nanosecond that is not earlier than a time."""
     return span.ns + (span.part != 0)
 
 
 cdef inline uint32_t rate_left(const Rate* rate, const Pace* pace, int64_t now_ns) noexcept nogil:
-    """Returns how many units are there."""
+    """Returns how many units are available."""
     cdef Span ahead
     cdef Span next = rate_next(rate, pace, now_ns)
     if span_is_before(Span(now_ns, 0), next):
@@ -119,7 +119,10 @@ cdef inline uint32_t rate_left(const Rate* rate, const Pace* pace, int64_t now_n
 cdef inline void rate_adjust(
     const Rate* rate, const Pace* pace, uint32_t taken, uint32_t used, int64_t now_ns
 ) noexcept nogil:
-    """Replaces what was taken by what was used, lower or higher. `next` is at most ten years ahead."""
+    """Replaces the units that were taken by the units that were used, more or fewer.
+
+    `next` is at most ten years ahead.
+    """
     cdef Span next = rate_next(rate, pace, now_ns)
     cdef Span first = pace_first(pace, now_ns)
     if used >= taken:

@@ -1,10 +1,10 @@
-"""The counter protocol, sans-I/O: decodes, executes and answers the requests of a connection.
+"""The counter protocol without I/O: decodes, executes and answers the requests of a connection.
 
-Floor 2. Section names below are those of the protocol's document ("Counter support"); docs/protocols/counter.md says
-where and why this differs from the reference implementation.
+Floor 2. Section names are those of the protocol's document ("Counter support"). docs/protocols/counter.md describes all
+differences from yrmcdsd and the reasons.
 
-A frame is a 12-byte header and a body. Framing is lost if the magic is wrong, or the body is longer than that of any
-request (BODY_MAX). _messages.pxd decodes and encodes, _counters.pxd decides.
+A frame is a header of 12 bytes and a body. Framing is lost if the magic is wrong, or if the body is longer than
+BODY_MAX, the longest body of any request. _messages.pxd decodes and encodes, and _counters.pxd decides.
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING
@@ -67,7 +67,7 @@ assert REPLY_MAX <= REPLY_ROOM
 
 
 cdef inline uint8_t* reply(Store store, uint8_t opcode, uint32_t opaque, uint32_t size) noexcept:
-    """Appends the header of a reply. Returns where the body of `size` bytes goes."""
+    """Appends the header of a reply. Returns where the body of `size` bytes begins."""
     cdef uint8_t* target = store.out + store.out_size
     debug_check(store.out_size + HEADER_SIZE + size <= OUTPUT_MAX + REPLY_MAX)
     store.out_size += HEADER_SIZE + size
@@ -143,7 +143,10 @@ cdef class CounterSession(Session):
     cdef void parse_named(
         self, const uint8_t* body, uint32_t size, uint8_t opcode, uint8_t fixed, Frame* frame
     ) noexcept:
-        """Parses a body: numbers, the length of the name, the name. Sections "Get", "Acquire" and "Release"."""
+        """Parses a body that consists of numbers, the length of the name, and the name.
+
+        See sections "Get", "Acquire" and "Release".
+        """
         cdef uint16_t name_size = load_be16(body + fixed - 2)
         cdef Permits* permits = &(<CounterStore>self.store).counters.permits
         if name_size == 0 or fixed + <uint32_t>name_size != size:
@@ -159,7 +162,7 @@ cdef class CounterSession(Session):
             index_prefetch(&permits.ledger, ledger_tag(self.connection, frame.tag))
 
     cdef void parse_other(self, const uint8_t* body, uint32_t size, uint8_t opcode, Frame* frame) noexcept:
-        """Parses Cancel, Settle, Resume and Who. Of a Take, only finds the first name: take() decodes it."""
+        """Parses Cancel, Settle, Resume and Who. For a Take, finds only the first name; take() decodes the rest."""
         cdef uint8_t kind
         cdef Permits* permits = &(<CounterStore>self.store).counters.permits
         if opcode == CANCEL:
@@ -224,7 +227,7 @@ cdef class CounterSession(Session):
         return DONE
 
     cdef int execute_other(self, const Frame* frame) except -1:
-        """Executes a valid request whose reply is not that of one counter."""
+        """Executes a valid request whose reply is not about a single counter."""
         cdef CounterStore store = <CounterStore>self.store
         cdef uint8_t opcode = frame.data[1]
         cdef const uint8_t* body = frame.data + HEADER_SIZE
@@ -256,7 +259,7 @@ cdef class CounterSession(Session):
         return DONE
 
     cdef int execute_stay(self, const Frame* frame) except -1:
-        """Executes Resume, Goodbye, Who and Held. Section "Resume"."""
+        """Executes Resume, Goodbye, Who and Held. See section "Resume"."""
         cdef CounterStore store = <CounterStore>self.store
         cdef uint8_t opcode = frame.data[1]
         cdef uint32_t opaque = frame_opaque(frame)
@@ -287,7 +290,10 @@ cdef class CounterSession(Session):
         return DONE
 
     cdef Answer resume_decide(self, const Frame* frame) except *:
-        """Gives this connection a token, and what another one holds if the request presents its token."""
+        """Gives this connection a token.
+
+        If the request presents a token, also gives it what that token's connection holds.
+        """
         cdef CounterStore store = <CounterStore>self.store
         cdef const uint8_t* body = frame.data + HEADER_SIZE
         cdef const uint8_t* token = body + RESUME_SIZE
@@ -312,14 +318,14 @@ cdef class CounterSession(Session):
         return Answer(NO_ERROR, 0, NULL)
 
     cdef uint32_t amount_held(self, const Frame* frame) noexcept:
-        """Returns how much this connection holds of a counter. Section "Held"."""
+        """Returns how much of a counter this connection holds. See section "Held"."""
         cdef Permits* permits = &(<CounterStore>self.store).counters.permits
         cdef uint32_t number = table_find(&permits.table, frame.tag, frame.key, frame.key_size)
         cdef uint32_t entry = ledger_find(permits, self.connection, number, frame.tag) if number else 0
         return permits.holdings[entry].amount if entry else 0
 
     cdef int take(self, const Frame* frame) except -1:
-        """Executes a Take: replies, or lets it wait. Section "Take"."""
+        """Executes a Take: replies, or lets the Take wait. See section "Take"."""
         cdef CounterStore store = <CounterStore>self.store
         cdef Takes* takes = &store.takes
         cdef TakeHead head
@@ -368,7 +374,7 @@ cdef class CounterSession(Session):
         return DONE
 
     cdef inline void reply_granted(self, const Frame* frame, const uint32_t* left, int count) noexcept:
-        """Replies to a Take that was granted just now."""
+        """Replies to a Take that was granted immediately."""
         self.store.out_size += grant_encode(
             self.store.out + self.store.out_size, frame_opaque(frame), (<CounterStore>self.store).takes.state.grant,
             left, count
@@ -382,7 +388,10 @@ cdef class CounterSession(Session):
         return DONE
 
     cpdef bytes eof(self, int64_t now_ns):
-        """As Session.eof. What waits is cancelled: a program that has ended looks like one that only stops sending."""
+        """Implements Session.eof.
+
+        Waiting Takes are cancelled, because a program that has ended looks like a program that only stops sending.
+        """
         self.awaited = 0
         return Session.eof(self, now_ns)
 
@@ -399,15 +408,16 @@ cdef class CounterSession(Session):
         self.store.budget -= STATS_STEPS
         stats = (<CounterStore>self.store).stats_body()
         if len(stats) > REPLY_MAX - HEADER_SIZE:
-            raise ValueError(f"the statistics take {len(stats)} bytes, more than a reply may have")
+            raise ValueError(f"the statistics take {len(stats)} bytes, which is more than a reply can have")
         target = reply(self.store, STATS, frame_opaque(frame), <uint32_t>len(stats))
         memcpy(target, PyBytes_AS_STRING(stats), len(stats))
         return DONE
 
     cdef int produce(self) except -1:
-        """Writes the next piece of a Dump. Section "Dump".
+        """Writes the next piece of a Dump. See section "Dump".
 
-        A Dump walks record numbers. Records never move, so a counter that exists throughout appears exactly once.
+        A Dump goes through the numbers of all records. Records never move, so a counter that exists during the whole
+        Dump appears exactly once.
         """
         cdef Store store = self.store
         cdef Counters* counters = &(<CounterStore>store).counters
@@ -441,5 +451,8 @@ cdef class CounterSession(Session):
 
 
 def open_store(*, make_session=CounterSession, **sizes):
-    """Makes a store. make_session: benchmarks and tests have others. sizes: arguments of CounterStore."""
+    """Makes a store.
+
+    make_session: makes the sessions; benchmarks and tests have their own. sizes: the arguments of CounterStore.
+    """
     return CounterStore(make_session=make_session, **sizes)

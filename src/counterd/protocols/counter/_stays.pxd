@@ -69,7 +69,7 @@ cdef inline int stays_reserve(Stays* stays, Region* region, Permits* permits) ex
 
 
 cdef inline void stays_begin(Stays* stays, const uint64_t* key, int64_t now_ns) noexcept nogil:
-    """Called once, after the region is mapped. key: of SipHash."""
+    """Call this once, after the region was mapped. key: the SipHash key."""
     debug_check(sizeof(Stay) == 112)
     stays.key = key
     timers_begin(&stays.timers, &stays.stays.timer, sizeof(Stay), now_ns)
@@ -78,7 +78,7 @@ cdef inline void stays_begin(Stays* stays, const uint64_t* key, int64_t now_ns) 
 # ---- tokens --------------------------------------------------------------------------------------------------------
 
 cdef inline uint64_t stay_secret(Stays* stays, uint32_t connection) noexcept nogil:
-    """Returns a secret that nobody can guess who does not know the key: no reply shows the hash of anything else."""
+    """Returns a secret that nobody can guess without the key. No reply shows the hash of anything else."""
     cdef uint8_t[12] data
     stays.state.tokens += 1
     store_le64(data, stays.state.tokens)
@@ -89,9 +89,9 @@ cdef inline uint64_t stay_secret(Stays* stays, uint32_t connection) noexcept nog
 cdef inline void stay_ask(
     Stays* stays, uint32_t connection, uint32_t grace_ms, uint64_t former, uint32_t attempt
 ) noexcept nogil:
-    """Gives a connection a new token, and a grace time of at most the allowed one.
+    """Gives a connection a new token, and a grace time that is at most the allowed one.
 
-    former, attempt: the secret that was presented, and the number of the attempt; 0 if none was.
+    former, attempt: the secret that was presented, and the number of the attempt; both are 0 if none was presented.
     """
     cdef Stay* stay = stays.stays + connection
     stay.secret = stay_secret(stays, connection)
@@ -110,7 +110,10 @@ cdef inline uint64_t token_secret(const uint8_t* token) noexcept nogil:
 
 
 cdef inline uint32_t stay_find(const Stays* stays, const uint8_t* token, uint32_t attempt) noexcept nogil:
-    """Returns the connection of a token, or 0: unknown, over, or presented before with another number."""
+    """Returns the connection of a token.
+
+    Returns 0 if the token is unknown, over, or was presented before with another number.
+    """
     cdef uint32_t connection = load_be32(token)
     cdef uint64_t secret = token_secret(token)
     cdef const Stay* stay
@@ -130,7 +133,7 @@ cdef inline void token_write(const Stays* stays, uint32_t connection, uint8_t* t
 # ---- the grace time ------------------------------------------------------------------------------------------------
 
 cdef inline void stay_forget(Stays* stays, uint32_t connection) noexcept nogil:
-    """Forgets token and name of a connection that is not kept. Writes nothing if there are none."""
+    """Forgets the token and the name of a connection that is not kept. Writes nothing if the connection has neither."""
     cdef Stay* stay = stays.stays + connection
     debug_check(not stay.is_kept)
     if stay.secret or stay.title_size:
@@ -138,9 +141,10 @@ cdef inline void stay_forget(Stays* stays, uint32_t connection) noexcept nogil:
 
 
 cdef inline bint stay_keep(Stays* stays, uint32_t connection, int64_t now_ns) noexcept nogil:
-    """Lets what an ended connection holds stay. Returns False if it has no token, or if too much stays already.
+    """Keeps what an ended connection holds. Returns False if the connection has no token, or if too much is kept
+    already.
 
-    At most half of all connection numbers and of all holdings are kept, so that the rest is there for who is connected.
+    At most half of all connection numbers and of all holdings are kept, so that the rest is free for open connections.
     """
     cdef StaysState* state = stays.state
     cdef Stay* stay = stays.stays + connection
@@ -157,7 +161,8 @@ cdef inline bint stay_keep(Stays* stays, uint32_t connection, int64_t now_ns) no
 
 
 cdef inline void stay_end(Stays* stays, uint32_t connection) noexcept nogil:
-    """Ends the grace time of a connection: it was taken over, or what it holds is to be given back."""
+    """Ends the grace time of a connection, because another connection has resumed it or its holdings will be given
+    back."""
     cdef Stay* stay = stays.stays + connection
     debug_check(stay.is_kept)
     timers_disarm(&stays.timers, connection)
@@ -174,7 +179,7 @@ cdef inline void title_copy(Stay* target, const Stay* source) noexcept nogil:
 
 
 cdef inline tuple stay_about(const Stays* stays, uint32_t connection):
-    """Returns the name that a connection stated, or ""; and when its grace time ends, in 1/10 s, or None."""
+    """Returns the name that a connection has stated, or "", and the end of its grace time in 1/10 s, or None."""
     cdef const Stay* stay = stays.stays + connection
     ends = stay.timer.due_ns // 100000000 if stay.is_kept else None
     return (<const char*>stay.title)[:stay.title_size].decode("utf-8"), ends

@@ -1,6 +1,6 @@
 """The counter protocol's store: the counters, and statistics of requests.
 
-Floor 2. The counters are in the region (_counters.pxd); the statistics of requests belong to this process.
+Floor 2. The counters are in the region (_counters.pxd). The statistics of requests belong to this process.
 """
 
 from collections import Counter as Tally
@@ -78,7 +78,7 @@ cdef enum:
 
 
 cdef inline int64_t earlier(int64_t one, int64_t other) noexcept:
-    """Returns the earlier of two times, each of which may be -1: never."""
+    """Returns the earlier of two times, where -1 means never."""
     if one < 0 or other < 0:
         return max(one, other)
     return min(one, other)
@@ -90,7 +90,7 @@ cdef inline void limits_free(Limits* limits) noexcept:
 
 
 cdef int limits_make(Limits* limits, permits, rates) except -1:
-    """Allocates and fills in the rules. Raises MemoryError, and then nothing is allocated."""
+    """Allocates the rules and fills them in. If it raises MemoryError, nothing is allocated."""
     cdef size_t size = sum([len(read.name) for read in (*permits, *rates)])
     cdef size_t count = len(permits) + len(rates)
     cdef uint32_t number = 0, text = 0, above
@@ -115,13 +115,13 @@ cdef int limits_make(Limits* limits, permits, rates) except -1:
 
 
 cdef class CounterStore(Store):
-    """The store; open_store() in _session.pyx makes it.
+    """The store of the protocol. open_store() in _session.pyx makes it.
 
-    buckets: the most counters. holdings: the most holdings, in all. holdings_per_connection: the most of one
-    connection; 0 is no limit. name_memory: bytes for names that do not fit into their record. figures: called for each
-    Stats, returns the figures of the floors above by name.
+    buckets: the most counters. holdings: the most holdings, in all. holdings_per_connection: the most holdings of one
+    connection; 0 means no limit. name_memory: bytes for names that do not fit into their record. figures: called for
+    each Stats; returns figures of the daemon by name.
 
-    Raises ValueError or OverflowError for impossible sizes, MemoryError if they cannot be mapped.
+    Raises ValueError or OverflowError for impossible sizes, and MemoryError if the memory cannot be mapped.
     """
 
     def __cinit__(self, *, uint32_t buckets, uint32_t holdings, uint32_t holdings_per_connection=0,
@@ -151,18 +151,22 @@ cdef class CounterStore(Store):
         limits_free(&self.counters.limits)
 
     def limit_takes(self, uint32_t waiters_per_connection, uint32_t settle_time):
-        """Sets how many Takes of one connection may wait, 0 for no limit; and how many seconds they may be settled."""
+        """Sets how many Takes of one connection may wait (0: no limit), and for how many seconds Takes can be
+        settled."""
         with self:
             self.takes.state.waiters_per_connection = waiters_per_connection or self.counters.fair.capacity
             self.takes.state.settle_ns = <int64_t>settle_time * NS_PER_S
 
     def limit_stays(self, uint32_t resume_max):
-        """Sets for how many seconds what a connection holds may stay after its end; 0: no token is given any more."""
+        """Sets the longest grace time in seconds. 0 means that connections get no tokens any more."""
         with self:
             self.stays.state.max_ms = resume_max * MS_PER_S
 
     def load_limits(self, limits not None):
-        """Replaces the limits of the server. limits: limits.Limits. What waits is checked against them soon."""
+        """Replaces the limits of the server.
+
+        limits: limits.Limits. Waiting Takes are soon checked against the new limits.
+        """
         cdef Limits* here = &self.counters.limits
         cdef Limits made = here[0]
         if here.generation == 0 and not limits.permits and not limits.rates:
@@ -176,7 +180,7 @@ cdef class CounterStore(Store):
             self.stirred = True
 
     def limit_holdings(self, uint32_t holdings_per_connection):
-        """Sets how many holdings one connection may have from now on; 0 is no limit."""
+        """Sets how many holdings one connection may have from now on. 0 means no limit."""
         cdef Permits* permits = &self.counters.permits
         with self:
             permits.state.holdings_per_connection = holdings_per_connection or permits.state.holdings.capacity
@@ -196,7 +200,7 @@ cdef class CounterStore(Store):
             self.stirred = True
 
     cpdef set_wall(self, int64_t unix_ns, int64_t now_ns):
-        """As Store.set_wall: the numbers of grants follow the wall clock, and tables show times as of now."""
+        """Implements Store.set_wall: the numbers of grants follow the wall clock, and tables show current times."""
         with self.at(now_ns):
             takes_epoch(&self.takes, unix_ns)
 
@@ -222,13 +226,13 @@ cdef class CounterStore(Store):
         return due
 
     cdef void look_again(self) noexcept:
-        """Something may have become due."""
+        """Called when something may have become due."""
         cdef int64_t due = self.due_ns()
         if due >= 0:
             self.expect(due)
 
     cdef int run_due(self) except -1:
-        """Ends what is over, gives back holdings, serves those that wait, and sweeps idle counters."""
+        """Ends what is over, gives back holdings, serves waiting Takes, and sweeps idle counters."""
         cdef CountersState* state = self.counters.state
         cdef int steps = self.leave(self.end_stays(SLICE_STEPS))
         steps = counters_give_back(&self.counters, steps)
@@ -247,7 +251,10 @@ cdef class CounterStore(Store):
         return 0
 
     cdef int end_stays(self, int steps) except -1:
-        """Gives back what was kept for a grace time that is over; in a drain everything, as nobody can come back."""
+        """Gives back the holdings of connections whose grace time is over.
+
+        In a drain, gives back all of them, because nobody can reconnect.
+        """
         cdef int64_t until_ns = INT64_MAX if self.draining else self.now_ns
         cdef uint32_t connection
         cdef bint is_leaving
@@ -264,9 +271,9 @@ cdef class CounterStore(Store):
         return steps
 
     cdef int leave(self, int steps) except -1:
-        """Removes what ended connections wait for and may settle, then queues their holdings.
+        """Removes the waits and charges of ended connections, then queues their holdings.
 
-        Of a connection in its grace time, removes only what it waits for.
+        For a connection in its grace time, removes only its waits.
         """
         cdef uint32_t connection
         cdef bint is_kept
@@ -282,7 +289,7 @@ cdef class CounterStore(Store):
         return steps
 
     cdef int expire(self, int steps) except -1:
-        """Refuses what has waited for long enough, and everything in a drain. Frees rates that are full."""
+        """Refuses Takes that have waited long enough, and in a drain all Takes. Also frees rates that are full."""
         cdef Counters* counters = &self.counters
         cdef Verdict verdict = Verdict(REFUSED, 0, False, 0, INT64_MAX)
         cdef Ask[ITEMS_MAX] asks
@@ -354,7 +361,7 @@ cdef class CounterStore(Store):
         return True
 
     cdef bint cancel(self, Session session, uint32_t opaque) except -1:
-        """Ends the wait of a Take, and appends its reply. Returns False if it does not wait."""
+        """Ends the wait of a Take, and appends its reply. Returns False if the Take does not wait."""
         cdef uint32_t number = take_find(&self.takes, session.connection, opaque, &self.budget)
         if number == 0:
             return False
@@ -371,7 +378,7 @@ cdef class CounterStore(Store):
         self.out_size += refusal_encode(self.out + self.out_size, TAKE, CANCELLED, opaque, error_text(CANCELLED))
 
     cdef int serve(self, int steps) except -1:
-        """Serves queues, as far as there is something for those that wait in them."""
+        """Serves queues, as far as there is something for their waiters."""
         cdef uint32_t queue
         while steps > 0:
             queue = queue_next_ready(&self.counters.fair)
@@ -435,7 +442,10 @@ cdef class CounterStore(Store):
         )
 
     cdef int limit_waiter(self, uint32_t number) except -1:
-        """Refuses a waiting Take that new limits make impossible. Else lets its queue be served: there may be more."""
+        """Refuses a waiting Take that new limits make impossible.
+
+        Otherwise lets its queue be served, because the limits may be higher now.
+        """
         cdef Verdict verdict = Verdict(REFUSED, 0, False, 0, INT64_MAX)
         cdef Ask[ITEMS_MAX] asks
         take_asks(&self.takes, number, asks)
@@ -445,7 +455,7 @@ cdef class CounterStore(Store):
         return self.refuse_by(number, &verdict, asks)
 
     cdef int refuse_by(self, uint32_t number, const Verdict* verdict, const Ask* asks) except -1:
-        """Answers a Take that is not granted for this reason, and ends its wait."""
+        """Answers a Take that is refused for this reason, and ends its wait."""
         cdef uint8_t status = RESOURCE_NOT_AVAILABLE
         if verdict.outcome == FULL:
             status = OUT_OF_MEMORY
@@ -454,7 +464,7 @@ cdef class CounterStore(Store):
         return self.refuse(number, status, verdict, asks)
 
     cdef uint32_t left_of(self, const Ask* ask) noexcept:
-        """Returns how much is left of an item of a Take that is refused. It may have no record yet."""
+        """Returns how much is left of an item of a Take that is refused. The item may have no record yet."""
         if self.draining:
             return 0
         if ask.record == 0:
@@ -462,7 +472,7 @@ cdef class CounterStore(Store):
         return ask_left(&self.takes, ask, self.now_ns)
 
     cdef int refuse(self, uint32_t number, uint8_t status, const Verdict* verdict, const Ask* asks) except -1:
-        """Answers a Take that is not granted, and ends its wait."""
+        """Answers a Take that is refused, and ends its wait."""
         cdef uint8_t[GRANT_MAX] reply
         cdef uint32_t opaque = self.takes.waiting[number].opaque
         cdef uint32_t size
@@ -493,7 +503,10 @@ cdef class CounterStore(Store):
     # ---- connections that are resumed ----
 
     cdef bint give_back(self, Session session) except -1:
-        """Gives back all that a connection holds, and cancels what it waits for. Returns False if it has to go on."""
+        """Gives back everything that a connection holds, and cancels its waits.
+
+        Returns False if it has to continue later.
+        """
         cdef uint32_t connection = session.connection, number
         cdef uint32_t* holding = &self.counters.permits.holders[connection].first
         stay_discard(&self.stays, connection)
@@ -512,7 +525,7 @@ cdef class CounterStore(Store):
         return self.holds_nothing(connection)
 
     cdef bint entitle(self, uint32_t connection, const uint8_t* title, uint32_t size) except -1:
-        """Notes the name of a connection. Returns False if it is not printable UTF-8."""
+        """Stores the name of a connection. Returns False if the name is not printable UTF-8."""
         cdef Stay* stay = self.stays.stays + connection
         try:
             if not (<const char*>title)[:size].decode("utf-8").isprintable():
@@ -524,14 +537,17 @@ cdef class CounterStore(Store):
         return True
 
     cdef bint holds_nothing(self, uint32_t connection) noexcept:
-        """Returns True if a connection has no holdings, no charges and no waiting Takes."""
+        """Returns whether a connection has no holdings, no charges and no waiting Takes."""
         return (
             self.counters.permits.holders[connection].first == 0 and self.takes.takers[connection].charge == 0
             and self.counters.fair.askers[connection].first == 0
         )
 
     cdef bint wait_of_ends(self, uint32_t connection) except -1:
-        """Cancels what another connection waits for. Returns True once nothing waits, and its end has been noticed."""
+        """Cancels the waits of another connection.
+
+        Returns True when nothing waits any more, and the store has noticed the end of that connection.
+        """
         cdef Stay* stay = self.stays.stays + connection
         cdef Verdict verdict = Verdict(REFUSED, 0, False, 0, INT64_MAX)
         cdef uint32_t number = self.counters.fair.askers[connection].first
@@ -546,10 +562,10 @@ cdef class CounterStore(Store):
         return False
 
     cdef int exchange(self, Session session, uint32_t number) except -1:
-        """Lets a session have the number of another connection, and all that is held under it.
+        """Gives a session the number of another connection, and everything that is held under that number.
 
-        If the other connection is open, it gets the number of the session, else that is put back. Each keeps its name;
-        a session without one gets the other's.
+        If the other connection is open, it gets the session's number; otherwise this number becomes free. Each
+        connection keeps its name; a session without a name gets the other's.
         """
         cdef uint32_t own = session.connection
         cdef Stay* stay = self.stays.stays + number
@@ -573,7 +589,7 @@ cdef class CounterStore(Store):
         return 0
 
     def evict(self, uint32_t connection, int64_t now_ns):
-        """As Store.evict: its token is no longer valid, and its grace time ends."""
+        """Implements Store.evict: the connection's token becomes invalid, and its grace time ends."""
         with self.at(now_ns):
             if not 0 < connection <= self.connections.pool.fresh:
                 return False
@@ -585,16 +601,16 @@ cdef class CounterStore(Store):
             return False
 
     def about(self, uint32_t connection):
-        """As Store.about: what it stated with Who, and its grace time."""
+        """Implements Store.about: the name that the connection stated with Who, and its grace time."""
         with self:
             if connection > self.connections.pool.fresh:
                 return "", None
             return stay_about(&self.stays, connection)
 
     def begin_window(self, uint32_t number):
-        """Begins a stats window. Ignores a number that is not higher than the last one.
+        """Begins a stats window. Ignores a number that is not higher than the last number.
 
-        Touches no counter: idle counters of earlier windows no longer exist from now on, and the sweep frees their
+        Changes no counter: idle counters of earlier windows count as gone from now on, and the sweep frees their
         records.
         """
         cdef CountersState* state = self.counters.state
@@ -606,24 +622,25 @@ cdef class CounterStore(Store):
                 self.stirred = True
 
     def held(self):
-        """As Store.held: holdings, except what is lent, because a drain waits for the borrower's own."""
+        """Implements Store.held: holdings, except lent permits, because a drain waits for the borrower's own
+        holdings."""
         cdef Permits* permits = &self.counters.permits
         with self:
             lent = sum([permits.holders[<uint32_t>connection].holdings for connection in self.lendings])
             return permits.state.holdings.used - lent
 
     def holdings_of(self, uint32_t connection):
-        """As Store.holdings_of: holdings."""
+        """Implements Store.holdings_of: holdings."""
         with self:
             if connection > self.connections.pool.fresh:
                 return 0
             return self.counters.permits.holders[connection].holdings
 
     def leases(self, size_t limit):
-        """As Store.leases: the first holdings, by connection.
+        """Implements Store.leases: the first holdings, by connection.
 
-        Includes holdings of ended connections, which net no longer knows. Checks every connection number ever used,
-        which takes about 1 ns each.
+        Includes holdings of ended connections, which `net` no longer knows. Checks every connection number ever used,
+        which takes about 1 ns for each.
         """
         cdef Permits* permits = &self.counters.permits
         cdef Holding* holding
@@ -644,7 +661,7 @@ cdef class CounterStore(Store):
         return found
 
     cdef int audit_parts(self) except -1:
-        """As Store.audit_parts: checks the counters, their holdings and the ring of idle counters."""
+        """Implements Store.audit_parts: checks the counters, their holdings and the ring of idle counters."""
         cdef Counters* counters = &self.counters
         cdef uint32_t number, busy = 0, idle = 0
         cdef Counter* counter
@@ -659,7 +676,7 @@ cdef class CounterStore(Store):
             busy += counter.permit.consumption != 0
             idle += counter.permit.consumption == 0 and counter_exists(counters, counter)
             if counter.permit.consumption == 0 and not counter.permit.record.flags & (FLAG_IN_RING | FLAG_PINNED):
-                raise AssertionError(f"record {number} is idle, not in the ring")
+                raise AssertionError(f"record {number} is idle, but not in the ring")
         if busy != counters.state.busy or idle != counters.state.idle:
             raise AssertionError(
                 f"{busy} busy and {idle} idle, {counters.state.busy} and {counters.state.idle} counted"
@@ -722,7 +739,7 @@ cdef class CounterStore(Store):
         return figures
 
     def outcomes(self):
-        """As Store.outcomes. "ok" is the number of valid requests minus their refusals."""
+        """Implements Store.outcomes. "ok" is the number of valid requests minus their refusals."""
         cdef int opcode, status
         found = Tally()
         for opcode in range(OPCODES + 1):
@@ -735,14 +752,17 @@ cdef class CounterStore(Store):
         return [(name, text, count) for (name, text), count in found.items() if count]
 
     def begin_drain(self):
-        """As Store.begin_drain. What waits is refused, in the next ticks."""
+        """Implements Store.begin_drain. Waiting Takes are refused in the next ticks."""
         with self:
             self.draining = True
             self.to_drain = self.counters.fair.state.waiters.fresh
             self.stirred = True
 
     cdef bytes stats_body(self):
-        """Returns the body of a Stats: name length, value length, name, value for each figure. Section "Stats"."""
+        """Returns the body of a Stats reply.
+
+        It has name length, value length, name and value for each figure. See section "Stats".
+        """
         cdef dict figures = self.figures()
         ordered = {name: figures.pop(name) for name in REFERENCE_FIGURES}
         ordered.update((f"command:{name}", figures.pop(f"command:{name}")) for name in REFERENCE_COMMANDS.values())

@@ -1,8 +1,8 @@
-"""The counter protocol's tables for people: the counters and rates, who holds and who waits.
+"""The counter protocol's tables for people: the counters and rates, their holders and their waiters.
 
-Floor 2. All are walks in slices, see engine/walk.pyx. The walk along the holders of a counter uses the cursor in the
-region. When the holding at the cursor ends, the ledger moves the cursor to the next one. Times refer to the store's
-last call, which is at most a second ago.
+Floor 2. All tables are walks in slices, see engine/walk.pyx. The walk through the holders of a counter uses the cursor
+in the region. When the holding at the cursor ends, the ledger moves the cursor to the next holding. Times refer to the
+store's last call, which is at most a second ago.
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
@@ -49,7 +49,10 @@ cdef double US_PER_S = 1e6
 
 
 cdef inline uint32_t peak_of(const Counters* counters, const Counter* counter) noexcept:
-    """Returns the peak of the current window, as in a Dump; the consumption if the window had no request yet."""
+    """Returns the peak of the current window, as in a Dump.
+
+    If the window had no request yet, returns the consumption.
+    """
     return counter.peak if counter.window == counters.state.window else counter.permit.consumption
 
 
@@ -65,7 +68,7 @@ cdef inline uint32_t number_of(const Counters* counters, const Record* record) n
 
 
 cdef class CountersWalk(RankedWalk):
-    """Lists counters that have `match` in their names, the largest by `sort` first."""
+    """Lists counters whose names contain `match`, with the largest by `sort` first."""
 
     cdef Counters* counters
     cdef Order order
@@ -101,7 +104,10 @@ cdef class CountersWalk(RankedWalk):
 
 
 cdef class RatesWalk(RankedWalk):
-    """Lists rates that have `match` in their names, the largest by `sort` first. Their numbers: the last request's."""
+    """Lists rates whose names contain `match`, with the largest by `sort` first.
+
+    The numbers of a rate are those of the last request.
+    """
 
     cdef Counters* counters
     cdef Order order
@@ -146,9 +152,9 @@ cdef class RatesWalk(RankedWalk):
 
 
 cdef class HoldersWalk:
-    """Counts the holders of a counter, and lists the latest `limit`, the latest first.
+    """Counts the holders of a counter, and lists the latest `limit` holders, beginning with the latest.
 
-    A new walk takes the store's cursor over, and an earlier one then stops counting.
+    A new walk takes the store's cursor over; an earlier walk then stops counting.
     """
 
     cdef CounterStore store
@@ -166,14 +172,14 @@ cdef class HoldersWalk:
         self.found = []
 
     cdef uint32_t number(self) noexcept:
-        """Returns the number of the counter's record, or 0."""
+        """Returns the number of the counter's record, or 0 if there is none."""
         cdef const NameTable* table = &self.store.counters.permits.table
         cdef const uint8_t* name = <const uint8_t*>PyBytes_AS_STRING(self.name)
         cdef uint32_t size = <uint32_t>len(self.name)
         return table_find(table, name_tag(table, name, size), name, size)
 
     def step(self):
-        """Continues for 250 us at most, in a call of the store. Returns True when the rows are ready."""
+        """Continues for at most 250 us, in a call of the store. Returns True when the rows are ready."""
         with self.store:
             if self.counted:
                 self.collect()
@@ -182,7 +188,7 @@ cdef class HoldersWalk:
             return False
 
     cdef bint count(self) noexcept:
-        """Counts more holders. Returns True when all are counted."""
+        """Counts more holders. Returns True when all holders are counted."""
         cdef Permits* permits = &self.store.counters.permits
         cdef uint32_t _step
         if self.ticket == 0:
@@ -197,7 +203,7 @@ cdef class HoldersWalk:
         return False
 
     cdef int collect(self) except -1:
-        """Collects the rows, in one go at the end, so that their connection numbers are current."""
+        """Collects all rows together at the end, so that their connection numbers are current."""
         cdef uint32_t number = self.number()
         cdef uint32_t entry = permit_at(&self.store.counters.permits, number).holders if number else 0
         cdef Holding* holding
@@ -213,14 +219,14 @@ cdef class HoldersWalk:
     def rows(self):
         """Returns rows of (connection, amount, since, name, until).
 
-        The last two are those of the connection: the name that it stated, and the end of its grace time, or None. Times
-        are in tenths of a second on the caller's clock.
+        The last two cells are those of the connection: the name that it has stated, and the end of its grace time, or
+        None. Times are in tenths of a second on the caller's clock.
         """
         return self.found
 
 
 cdef class HeldWalk(HoldingsWalk):
-    """Lists the holdings of a connection, the latest first."""
+    """Lists the holdings of a connection, beginning with the latest."""
 
     def __cinit__(self, CounterStore store not None, uint32_t connection, uint32_t limit):
         self.permits = &store.counters.permits
@@ -241,7 +247,8 @@ cdef tuple item_cells(CounterStore store, uint32_t number):
 
 
 cdef tuple wait_cells(CounterStore store, uint32_t number):
-    """Returns the key, priority, weight and items of a Take that waits, since when, and for how many seconds more."""
+    """Returns a waiting Take's key, priority, weight and number of items, since when it waits, and for how many more
+    seconds."""
     cdef const Waiter* waiter = store.counters.fair.waiters + number
     cdef const Take* take = store.takes.waiting + number
     cdef const Label* label = store.counters.fair.labels + waiter.flow
@@ -253,7 +260,7 @@ cdef tuple wait_cells(CounterStore store, uint32_t number):
 
 
 cdef class WaitersWalk(RankedWalk):
-    """Lists Takes that wait for names that have `match` in them, the largest by `sort` first."""
+    """Lists Takes that wait for names that contain `match`, with the largest by `sort` first."""
 
     cdef Fair* fair
     cdef bint by_age
@@ -267,7 +274,10 @@ cdef class WaitersWalk(RankedWalk):
         return self.fair.state.waiters.fresh
 
     cdef Record* record(self, uint32_t number, uint64_t* rank) noexcept:
-        """Returns the record for which a waiter waits, and sets *rank; NULL if the waiter is not to be listed."""
+        """Returns the record for which a waiter waits, and sets *rank.
+
+        Returns NULL if the waiter must not be listed.
+        """
         cdef const Waiter* waiter = self.fair.waiters + number
         cdef Record* record
         if waiter.connection == 0:
@@ -299,10 +309,10 @@ cdef class WaitersWalk(RankedWalk):
 
 
 cdef class NotedWalk:
-    """Counts waiting Takes, and lists the first `limit` of them. A subclass notes them, and makes the rows.
+    """Counts waiting Takes, and lists the first `limit` of them. A subclass notes the Takes, and makes the rows.
 
-    The first step notes the numbers of the Takes. One that waits throughout is listed exactly once, at the place that
-    it had then.
+    The first step notes the numbers of the Takes. A Take that waits during the whole walk is listed exactly once, at
+    the place that it had at the first step.
     """
 
     cdef CounterStore store
@@ -313,7 +323,7 @@ cdef class NotedWalk:
     cdef int64_t names_left
 
     cdef int note(self) except -1:
-        """Appends `entries`, and counts all in `total`."""
+        """Appends `entries`, and counts all entries in `total`."""
         return 0
 
     cdef tuple row(self, uint32_t number, uint32_t place):
@@ -321,7 +331,7 @@ cdef class NotedWalk:
         return ()
 
     def step(self):
-        """Continues for 250 us at most, in a call of the store. Returns True when the rows are ready."""
+        """Continues for at most 250 us, in a call of the store. Returns True when the rows are ready."""
         with self.store:
             if self.entries is None:
                 self.entries, self.found, self.names_left = [], [], NAMES_MAX
@@ -349,12 +359,16 @@ cdef class NotedWalk:
         return 0
 
     def rows(self):
-        """Returns the rows, each as it was when it was read. Call it after step() has returned True."""
+        """Returns the rows.
+
+        Each row shows its Take as it was when it was read. Call this after step() has returned True.
+        """
         return self.found
 
 
 cdef class QueueWalk(NotedWalk):
-    """Lists Takes that wait for a name, in the order in which they are served: for the counter, then for the rate."""
+    """Lists Takes that wait for a name, in the order in which they are served: first for the counter, then for the
+    rate."""
 
     cdef bytes name
     cdef uint32_t* frontier     # a heap of waiters: those noted so far are above it in the heap of the queue
@@ -401,7 +415,7 @@ cdef class QueueWalk(NotedWalk):
         return first
 
     cdef int note(self) except -1:
-        """A thousand take 0.3 ms."""
+        """Notes the waiting Takes. A thousand of them take 0.3 ms."""
         cdef Counters* counters = &self.store.counters
         cdef const uint8_t* name = <const uint8_t*>PyBytes_AS_STRING(self.name)
         cdef uint32_t size = <uint32_t>len(self.name)
@@ -435,19 +449,20 @@ cdef class QueueWalk(NotedWalk):
 
 
 cdef class WaitsWalk(NotedWalk):
-    """Lists what a connection waits for, the latest first. connection: the engine's number."""
+    """Lists the waits of a connection, beginning with the latest. connection: the engine's number."""
 
     cdef uint32_t connection
 
     def __cinit__(self, CounterStore store not None, uint32_t connection, uint32_t limit):
         if connection > CONNECTIONS_MAX:
-            raise ValueError(f"expected the number of a connection, at most {CONNECTIONS_MAX}, not {connection}")
+            raise ValueError(
+                f"connection must be the number of a connection, at most {CONNECTIONS_MAX}, not {connection}")
         self.store = store
         self.limit = limit
         self.connection = connection
 
     cdef int note(self) except -1:
-        """Each is a cache line from anywhere: a thousand take 0.1 ms."""
+        """Notes the waits. Each is a cache line at another address: a thousand of them take 0.1 ms."""
         cdef const Fair* fair = &self.store.counters.fair
         cdef uint32_t number = fair.askers[self.connection].first
         self.total = fair.askers[self.connection].waiters
@@ -463,7 +478,10 @@ cdef class WaitsWalk(NotedWalk):
 # ---- limits of the server ------------------------------------------------------------------------------------------
 
 cdef tuple rule_cells(const Limits* limits, uint32_t number):
-    """Returns the name, kind, most, period and burst of a rule. The last two are None for permits."""
+    """Returns the name, the kind, the maximum, the period and the burst of a rule.
+
+    The last two are None for permits.
+    """
     cdef const Rule* rule = limits.rules + number
     cdef bytes name = PyBytes_FromStringAndSize(<const char*>limits.texts + rule.text, rule.size)
     if rule.is_prefix:
@@ -474,7 +492,7 @@ cdef tuple rule_cells(const Limits* limits, uint32_t number):
 
 
 cdef class LimitsWalk:
-    """Lists the limits that were loaded and have `match` in their names: of counters, then of rates, each by name."""
+    """Lists the loaded limits whose names contain `match`: of counters, then of rates, both by name."""
 
     cdef CounterStore store
     cdef bytes needle
@@ -491,7 +509,7 @@ cdef class LimitsWalk:
         self.found = []
 
     def step(self):
-        """Continues for 250 us at most, in a call of the store. Returns True when the rows are ready."""
+        """Continues for at most 250 us, in a call of the store. Returns True when the rows are ready."""
         cdef const Limits* limits = &self.store.counters.limits
         cdef int _step
         with self.store:
@@ -514,7 +532,7 @@ cdef class LimitsWalk:
 
 
 cdef class LimitWalk:
-    """Finds the limits that apply to a name, as a counter and as a rate, and how much is in use."""
+    """Finds the limits that apply to a name, as a counter and as a rate, and how much of it is in use."""
 
     cdef CounterStore store
     cdef bytes name
@@ -557,7 +575,7 @@ cdef class LimitWalk:
         return 0
 
     def rows(self):
-        """Returns the rows: one for a counter, one for a rate, if a limit applies to it."""
+        """Returns the rows: one for a counter and one for a rate, if a limit applies to it."""
         return self.found
 
 
@@ -580,12 +598,12 @@ def open_counters(CounterStore store, parameters):
 
 
 def open_holders(CounterStore store, parameters):
-    """Begins a walk along the holders of one counter."""
+    """Begins a walk through the holders of one counter."""
     return HoldersWalk(store, *name_and_limit(parameters))
 
 
 def open_holdings(CounterStore store, parameters):
-    """Begins a walk along what one connection holds."""
+    """Begins a walk through the holdings of one connection."""
     return HeldWalk(store, *connection_and_limit(parameters))
 
 
@@ -602,12 +620,12 @@ def open_waiters(CounterStore store, parameters):
 
 
 def open_queue(CounterStore store, parameters):
-    """Begins a walk along the Takes that wait for one name."""
+    """Begins a walk through the Takes that wait for one name."""
     return QueueWalk(store, *name_and_limit(parameters))
 
 
 def open_waits(CounterStore store, parameters):
-    """Begins a walk along what one connection waits for."""
+    """Begins a walk through the waits of one connection."""
     return WaitsWalk(store, *connection_and_limit(parameters))
 
 
@@ -631,60 +649,63 @@ NUMBERS = (
 ITEM = (
     Column("name", "name", "the name of the counter or rate"),
     Column("kind", "text", "permits or rate"),
-    Column("amount", "integer", "how many permits or units of it"),
+    Column("amount", "integer", "how many permits or units the Take asks for"),
 )
 WAITER = (Column("connection", "connection", "the connection that waits"),)
 CLIENT = Column("client", "text", "the name that the connection has stated")
 WAIT = (
-    Column("key", "name", "the first 31 bytes of its key; empty: the connection is the key"),
-    Column("priority", "integer", "the higher one is served first"),
-    Column("weight", "integer", "the share of its key"),
-    Column("items", "integer", "number of counters and rates in the Take"),
-    Column("since", "since", "when it began to wait"),
-    Column("left", "seconds", "time until it is refused"),
+    Column("key", "name", "the first 31 bytes of the Take's key; if it is empty, the connection is the key"),
+    Column("priority", "integer", "Takes with a higher priority are served first"),
+    Column("weight", "integer", "the share of the Take's key"),
+    Column("items", "integer", "how many counters and rates the Take asks for"),
+    Column("since", "since", "when the Take began to wait"),
+    Column("left", "seconds", "how long until the Take is refused"),
 )
 
 TABLES = (
     Table(
         "counters",
-        "The counters, those with the largest value of `sort` first. `match`: only names that contain it.",
+        "The counters. Those with the largest value of `sort` come first. `match`: list only names that contain "
+        "this text.",
         (
             Column("name", "name", "the counter's name"),
-            Column("consumption", "integer", "permits in use now"),
+            Column("consumption", "integer", "permits that are in use now"),
             Column("limit", "integer", "the maximum of the last Acquire"),
-            Column("peak", "integer", "the largest consumption in the statistics window"),
-            Column("waiters", "integer", "Takes that wait for it"),
+            Column("peak", "integer", "the most permits in use in the statistics window"),
+            Column("waiters", "integer", "how many Takes wait for the counter"),
         ),
         tuple(ORDERS),
         open_counters,
     ),
     Table(
         "rates",
-        "The rates that are not full, those with the largest share in use first. `match`: only names that contain it.",
+        "The rates that are not full. Those with the largest share in use come first. `match`: list only names "
+        "that contain this text.",
         (
             Column("name", "name", "the rate's name"),
             Column("left", "integer", "units that can be taken now"),
             Column("burst", "integer", "units that can be taken at once after a long pause"),
             Column("limit", "integer", "units in a period, as in the last request"),
-            Column("period", "seconds", "the period"),
-            Column("full", "seconds", "time until it is full again if nobody takes any"),
-            Column("waiters", "integer", "Takes that wait for it"),
+            Column("period", "seconds", "the period of the rate"),
+            Column("full", "seconds", "how long until the rate is full again if nobody takes any units"),
+            Column("waiters", "integer", "how many Takes wait for the rate"),
         ),
         tuple(RATE_ORDERS),
         open_rates,
     ),
     Table(
         "waiters",
-        "The Takes that wait, the longest wait first. `match`: only names that contain it.",
-        (Column("number", "integer", "number of the wait; rises with each"), *ITEM, *WAITER, *WAIT, CLIENT),
+        "The Takes that wait. The longest wait comes first. `match`: list only names that contain this text.",
+        (Column("number", "integer", "number of the wait, which rises"), *ITEM, *WAITER, *WAIT, CLIENT),
         WAITER_SORTS,
         open_waiters,
     ),
     Table(
         "limits",
-        "The limits of the file counter.limits: of counters, then of rates. `match`: only names that contain it.",
+        "The limits in the file counter.limits: of counters, then of rates. `match`: list only names that contain "
+        "this text.",
         (
-            Column("name", "name", "the name; with a * the beginning of names"),
+            Column("name", "name", "the name, or with a * the beginning of names"),
             Column("kind", "text", "permits or rate"),
             *NUMBERS,
         ),
@@ -693,13 +714,13 @@ TABLES = (
     ),
     Table(
         "holders",
-        "The connections that hold permits of the counter `name`, the latest first.",
+        "The connections that hold permits of the counter `name`, beginning with the latest.",
         (
-            Column("connection", "connection", "the connection that holds them"),
-            Column("amount", "integer", "number of permits"),
-            Column("since", "since", "when the connection first acquired some"),
+            Column("connection", "connection", "the connection that holds the permits"),
+            Column("amount", "integer", "how many permits the connection holds"),
+            Column("since", "since", "when the connection acquired the first of these permits"),
             Column("name", "text", "the name that the connection has stated"),
-            Column("grace", "until", "the connection has ended; for so long it can still be resumed"),
+            Column("grace", "until", "how long the connection, which has ended, can still be resumed"),
         ),
         (),
         open_holders,
@@ -707,11 +728,11 @@ TABLES = (
     ),
     Table(
         "holdings",
-        "The permits that the connection `connection` holds, the latest first.",
+        "The permits that the connection `connection` holds, beginning with the latest.",
         (
             Column("name", "name", "the counter's name"),
-            Column("amount", "integer", "number of permits"),
-            Column("since", "since", "when the connection first acquired some"),
+            Column("amount", "integer", "how many permits the connection holds"),
+            Column("since", "since", "when the connection acquired the first of these permits"),
         ),
         (),
         open_holdings,
@@ -719,27 +740,27 @@ TABLES = (
     ),    Table(
         "queue",
         "The Takes that wait for the counter or rate `name`, in the order in which they are served.",
-        (*WAITER, Column("position", "integer", "1: it is the next one"), *ITEM[1:], *WAIT, CLIENT),
+        (*WAITER, Column("position", "integer", "the place in the queue; 1 is served next"), *ITEM[1:], *WAIT, CLIENT),
         (),
         open_queue,
         ("name",),
     ),
     Table(
         "waits",
-        "What the connection `connection` waits for, the latest first.",
+        "What the connection `connection` waits for, beginning with the latest.",
         (*ITEM, *WAIT),
         (),
         open_waits,
         ("connection",),
     ),    Table(
         "limit",
-        "The limits of the file counter.limits that apply to `name`: as a counter, and as a rate.",
+        "The limits in the file counter.limits that apply to `name`, as a counter and as a rate.",
         (
             Column("kind", "text", "permits or rate"),
-            Column("rule", "name", "its name in the file"),
+            Column("rule", "name", "the name of the limit in the file"),
             *NUMBERS,
-            Column("used", "integer", "permits in use, or units of the burst that are not there"),
-            Column("waiters", "integer", "Takes that wait for it"),
+            Column("used", "integer", "permits in use, or units of the burst that are not available"),
+            Column("waiters", "integer", "how many Takes wait for this name"),
         ),
         (),
         open_limit,

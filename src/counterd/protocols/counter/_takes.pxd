@@ -138,7 +138,7 @@ cdef inline int takes_reserve(Takes* takes, Region* region, Counters* counters, 
 
 
 cdef inline void takes_begin(Takes* takes, int64_t now_ns) noexcept nogil:
-    """Called once, after the region is mapped."""
+    """Call this once, after the region was mapped."""
     debug_check(sizeof(Take) == 64 and sizeof(Item) == 32 and sizeof(Charge) == 64)
     takes.state.items.capacity = takes.counters.fair.capacity
     takes.state.charges.capacity = takes.charges_max
@@ -146,10 +146,10 @@ cdef inline void takes_begin(Takes* takes, int64_t now_ns) noexcept nogil:
 
 
 cdef inline void takes_epoch(Takes* takes, int64_t unix_ns) noexcept nogil:
-    """Lets the numbers of grants not fall behind the wall clock. Called at the start, and every second.
+    """Keeps the numbers of grants from falling behind the wall clock. Called at the start, and then every second.
 
     In a second the clock advances by 3.9 million numbers, which is more than there are grants. So the numbers of the
-    next process begin above those of this one, unless the clock is set back between the two.
+    next process begin above the numbers of this process, unless the clock is set back in between.
     """
     takes.state.grant = max(takes.state.grant, <uint64_t>unix_ns >> 8)
 
@@ -161,7 +161,7 @@ cdef inline Rate rate_at(const Counters* counters, uint32_t number) noexcept nog
 
 
 cdef inline void rate_expect(Counters* counters, uint32_t number, const Pace* pace) noexcept nogil:
-    """Notes when the rate is full again, by the numbers of the request that says the latest time."""
+    """Notes when the rate will be full again. Uses the numbers of the request that leads to the latest time."""
     cdef Rate rate = rate_at(counters, number)
     cdef int64_t due_ns = rate_full_ns(&rate, pace)
     if not timer_is_armed(&rate.state.timer) or due_ns > rate.state.timer.due_ns:
@@ -173,9 +173,10 @@ cdef inline uint32_t rates_max(const Takes* takes) noexcept nogil:
 
 
 cdef inline uint32_t rate_create(Takes* takes, const Ask* ask, int64_t now_ns, int64_t* budget) noexcept nogil:
-    """Makes a full rate. Returns 0 if there is no room for it: rates have at most half of the records.
+    """Makes a full rate. Returns 0 if there is no room: rates can have at most half of the records.
 
-    A rate cannot be removed to make room for another name, as an idle counter can: it would be forgotten too early.
+    A rate cannot be removed to make room for another name, as an idle counter can, because it would be full again too
+    early.
     """
     cdef Counters* counters = takes.counters
     cdef Rate rate
@@ -197,7 +198,7 @@ cdef inline uint32_t rate_create(Takes* takes, const Ask* ask, int64_t now_ns, i
 
 
 cdef inline void rate_end(Takes* takes, uint32_t number) noexcept nogil:
-    """Frees a rate that is full, unless somebody waits for it: then it is freed after that, see record_unpin()."""
+    """Frees a rate that is full. If somebody waits for it, it is freed later, see record_unpin()."""
     cdef Counters* counters = takes.counters
     debug_check(permit_at(&counters.permits, number).record.flags & FLAG_RATE)
     if permit_at(&counters.permits, number).record.flags & FLAG_PINNED:
@@ -207,7 +208,7 @@ cdef inline void rate_end(Takes* takes, uint32_t number) noexcept nogil:
 
 
 cdef inline void record_unpin(Counters* counters, uint32_t number) noexcept nogil:
-    """Nobody waits for a record any more: it may be freed when it is full or idle, as others."""
+    """Called when nobody waits for a record any more. The record may then be freed when it is full or idle."""
     cdef Permit* permit = permit_at(&counters.permits, number)
     cdef Rate rate
     cdef Pace pace
@@ -240,7 +241,7 @@ cdef inline uint32_t ask_create(Takes* takes, Ask* ask, int64_t now_ns, int64_t*
 cdef inline bint asks_create(Takes* takes, Ask* asks, int count, int64_t now_ns, int64_t* budget) noexcept nogil:
     """Makes the records of items that have none. Returns False if there is no room.
 
-    The others are pinned meanwhile, so that they are not freed to make room.
+    Meanwhile the other records are pinned, so that they are not freed to make room.
     """
     cdef Permits* permits = &takes.counters.permits
     cdef bint was_pinned[ITEMS_MAX]
@@ -263,7 +264,7 @@ cdef inline bint asks_create(Takes* takes, Ask* asks, int count, int64_t now_ns,
 
 
 cdef inline bint asks_find(Takes* takes, Ask* asks, int count) noexcept nogil:
-    """Finds the record of each item. Returns False if one has none."""
+    """Finds the record of each item. Returns False if an item has no record."""
     cdef bint found = True
     cdef int i
     for i in range(count):
@@ -280,7 +281,10 @@ cdef inline bint asks_resolve(Takes* takes, Ask* asks, int count, int64_t now_ns
 # ---- deciding ------------------------------------------------------------------------------------------------------
 
 cdef inline bint ask_is_there(Takes* takes, Ask* ask, int64_t now_ns, int64_t* due_ns) noexcept nogil:
-    """Returns True if there is enough for an item, whoever waits for it; else when there will be."""
+    """Returns whether enough of an item is available, no matter who waits for it.
+
+    If not, also tells when it will be.
+    """
     cdef Counter* counter
     cdef Rate rate
     due_ns[0] = INT64_MAX
@@ -326,7 +330,7 @@ cdef inline void charge_drop(Takes* takes, uint32_t number) noexcept nogil:
 
 
 cdef inline bint charges_fit(Takes* takes, uint32_t connection, uint32_t count) noexcept nogil:
-    """Makes room for more charges of a connection. Ends old ones for that, of which the units stay taken anyway."""
+    """Makes room for more charges of a connection. To do so, ends old charges whose units stay taken anyway."""
     cdef Taker* taker = takes.takers + connection
     while taker.charges + count > CHARGES_MAX:
         if takes.charges[taker.charge_last].refunds:
@@ -396,7 +400,7 @@ cdef inline void take_charge(Takes* takes, uint32_t connection, const Ask* ask, 
 cdef inline void takes_grant(
     Takes* takes, uint32_t connection, const Ask* asks, int count, int64_t now_ns
 ) noexcept nogil:
-    """Grants all items. The caller has checked that there is enough of each, and asked takes_have_room()."""
+    """Grants all items. The caller must have checked that enough of each is available, and called takes_have_room()."""
     cdef Counters* counters = takes.counters
     cdef Permits* permits = &counters.permits
     cdef Counter* counter
@@ -438,9 +442,9 @@ cdef inline uint32_t ask_left(Takes* takes, const Ask* ask, int64_t now_ns) noex
 cdef inline Verdict takes_decide(
     Takes* takes, uint32_t connection, Ask* asks, int count, bint is_limited, int64_t now_ns, int64_t* budget
 ) noexcept nogil:
-    """Grants a new Take, or says what it lacks. What somebody waits for is not there for a newcomer.
+    """Grants a new Take, or says what it lacks. If somebody waits for a thing, it is not available to a new Take.
 
-    is_limited: limits of the server may apply.
+    is_limited: whether limits of the server may apply.
     """
     cdef Verdict verdict = Verdict(FULL, 0, False, 0, INT64_MAX)
     cdef bint found = asks_find(takes, asks, count)
@@ -466,7 +470,7 @@ cdef inline Verdict takes_decide(
 # ---- waiting -------------------------------------------------------------------------------------------------------
 
 cdef inline void awaited_set(Takes* takes, uint32_t queue) noexcept nogil:
-    """Lets the record of a queue say whether somebody waits in it."""
+    """Notes in the record of a queue whether somebody waits in the queue."""
     cdef const Queue* found = takes.counters.fair.queues + queue
     cdef uint8_t* flags
     if found.pins == 0:
@@ -486,7 +490,7 @@ cdef inline void item_unpin(Takes* takes, const Item* item) noexcept nogil:
 
 
 cdef inline bint item_pin(Takes* takes, Item* item, const Ask* ask) noexcept nogil:
-    """Notes an item of a Take that is to wait. Returns False if there is no room."""
+    """Notes an item of a Take that will wait. Returns False if there is no room."""
     item.queue = queue_pin(&takes.counters.fair, ask.record, ask.tag)
     if item.queue == 0:
         return False
@@ -502,7 +506,7 @@ cdef inline bint item_pin(Takes* takes, Item* item, const Ask* ask) noexcept nog
 
 
 cdef inline void items_free(Takes* takes, Item* first) noexcept nogil:
-    """Unpins and frees the items of a Take; its first is not a cell of the pool."""
+    """Unpins and frees the items of a Take. The first item is not a cell of the pool."""
     cdef uint32_t number = first.next, following
     item_unpin(takes, first)
     while number:
@@ -516,9 +520,9 @@ cdef inline uint32_t take_wait(
     Takes* takes, uint32_t connection, const Ask* asks, int count, const Verdict* verdict, uint32_t opaque,
     uint64_t key, uint16_t weight, uint8_t priority, int64_t now_ns, int64_t until_ns
 ) noexcept nogil:
-    """Lets a Take wait that was refused, until until_ns; INT64_MAX: for ever.
+    """Lets a refused Take wait until until_ns; INT64_MAX means for ever.
 
-    Returns its number, or 0 if there is no room.
+    Returns the number of the wait, or 0 if there is no room.
     """
     cdef Fair* fair = &takes.counters.fair
     cdef Item* item
@@ -563,7 +567,7 @@ cdef inline uint32_t take_wait(
 
 
 cdef inline void take_end(Takes* takes, uint32_t number) noexcept nogil:
-    """Removes a waiting Take, granted or not."""
+    """Removes a waiting Take, whether it was granted or not."""
     cdef uint32_t queue = takes.counters.fair.waiters[number].queue
     timers_disarm(&takes.deadlines, number)
     fair_remove(&takes.counters.fair, number)
@@ -590,7 +594,7 @@ cdef inline void take_asks(const Takes* takes, uint32_t number, Ask* asks) noexc
 
 
 cdef inline Verdict take_try(Takes* takes, uint32_t number, Ask* asks, int64_t now_ns) noexcept nogil:
-    """Grants the Take that is first in its queue, if all is there. asks: get its items."""
+    """Grants the first Take of its queue, if everything is available. asks: gets the items of the Take."""
     cdef const Fair* fair = &takes.counters.fair
     cdef const Waiter* waiter = waiter_at(fair, number)
     cdef const Item* item = &takes.waiting[number].first
@@ -614,7 +618,7 @@ cdef inline Verdict take_try(Takes* takes, uint32_t number, Ask* asks, int64_t n
 
 
 cdef inline void take_look(Takes* takes, uint32_t number, Ask* asks, int64_t now_ns, Verdict* verdict) noexcept nogil:
-    """Finds the item for which a Take waits, and when it will be there."""
+    """Finds the item for which a Take waits, and when the item will be available."""
     cdef const Item* item = &takes.waiting[number].first
     cdef int i
     take_asks(takes, number, asks)
@@ -630,7 +634,7 @@ cdef inline void take_look(Takes* takes, uint32_t number, Ask* asks, int64_t now
 
 
 cdef inline void take_move(Takes* takes, uint32_t number, const Verdict* verdict, const Ask* asks) noexcept nogil:
-    """Lets a Take wait in the queue of the item that was short."""
+    """Moves a waiting Take into the queue of the item of which too little is available."""
     cdef uint32_t left = takes.counters.fair.waiters[number].queue
     fair_move(&takes.counters.fair, number, verdict.queue, asks[verdict.item].amount)
     awaited_set(takes, left)
@@ -641,7 +645,10 @@ cdef inline void take_move(Takes* takes, uint32_t number, const Verdict* verdict
 cdef inline uint32_t take_find(
     const Takes* takes, uint32_t connection, uint32_t opaque, int64_t* budget
 ) noexcept nogil:
-    """Returns the waiting Take of a connection with this opaque, or 0. Charges a step for each that it looks at."""
+    """Returns the waiting Take of a connection with this opaque, or 0 if there is none.
+
+    Charges a step to the budget for each Take that it checks.
+    """
     cdef uint32_t number = takes.counters.fair.askers[connection].first
     while number and takes.waiting[number].opaque != opaque:
         budget[0] -= 1
@@ -652,10 +659,10 @@ cdef inline uint32_t take_find(
 # ---- charges -------------------------------------------------------------------------------------------------------
 
 cdef inline void charge_apply(Takes* takes, const Charge* charge, uint32_t used, int64_t now_ns) noexcept nogil:
-    """Replaces what was charged by what was used.
+    """Replaces the units that were charged by the units that were used.
 
-    If the rate has been full since, there is nothing to refund: what was charged has come back in time. What was used
-    beyond the charge is taken in any case.
+    If the rate has been full since the charge, there is nothing to refund, because the units have come back with time.
+    Units that were used beyond the charge are taken in any case.
     """
     cdef Counters* counters = takes.counters
     cdef Pace pace = Pace(charge.period_us, charge.limit, charge.burst)
@@ -676,7 +683,10 @@ cdef inline void charge_apply(Takes* takes, const Charge* charge, uint32_t used,
 cdef inline uint32_t charge_find(
     const Takes* takes, uint32_t connection, uint64_t grant, uint32_t tag, int64_t* budget
 ) noexcept nogil:
-    """Returns the charge of a connection, or 0. Charges a step for each that it looks at."""
+    """Returns the charge of a connection, or 0 if there is none.
+
+    Charges a step to the budget for each charge that it checks.
+    """
     cdef uint32_t number = takes.takers[connection].charge
     while number and (takes.charges[number].grant != grant or takes.charges[number].tag != tag):
         budget[0] -= 1
@@ -687,9 +697,10 @@ cdef inline uint32_t charge_find(
 cdef inline Outcome take_settle(
     Takes* takes, uint32_t connection, uint64_t grant, Ask* ask, uint32_t used, int64_t now_ns, int64_t* budget
 ) noexcept nogil:
-    """Ends a charge, and replaces it by what was used. ABSENT: there is no such charge.
+    """Ends a charge, and replaces it by the units that were used. The result ABSENT means that there is no such charge.
 
-    If the rate has been full since, it is made anew for what was used beyond the charge. FULL: there is no room for it.
+    If the rate has been full since the charge, it is made again for the units that were used beyond the charge. The
+    result FULL means that there is no room for the rate.
     """
     cdef uint32_t number = charge_find(takes, connection, grant, ask.tag, budget)
     cdef Charge* charge = takes.charges + number
@@ -708,14 +719,14 @@ cdef inline Outcome take_settle(
 
 
 cdef inline void charge_leave(Takes* takes, uint32_t number, int64_t now_ns) noexcept nogil:
-    """Ends a charge whose holder has gone."""
+    """Ends a charge whose holder is gone."""
     if takes.charges[number].refunds:
         charge_apply(takes, takes.charges + number, 0, now_ns)
     charge_end(takes, number)
 
 
 cdef inline int charges_expire(Takes* takes, int64_t now_ns, int steps) noexcept nogil:
-    """Ends charges that may not be settled any more. Returns the steps that remain."""
+    """Ends charges that can no longer be settled. Returns how many of the steps remain."""
     cdef uint32_t number = takes.state.charge_first
     cdef uint32_t now_tenths = <uint32_t>(now_ns // NS_PER_TENTH)
     cdef uint32_t tenths = <uint32_t>(takes.state.settle_ns // NS_PER_TENTH)
@@ -729,7 +740,10 @@ cdef inline int charges_expire(Takes* takes, int64_t now_ns, int steps) noexcept
 # ---- connections that have ended -----------------------------------------------------------------------------------
 
 cdef inline bint takes_leave(Takes* takes, uint32_t connection) noexcept nogil:
-    """Queues an ended connection's waiting Takes and charges to be removed. Returns False if it has none."""
+    """Queues an ended connection's waiting Takes and charges, so that they are removed.
+
+    Returns False if the connection has none.
+    """
     cdef TakesState* state = takes.state
     cdef Taker* taker = takes.takers + connection
     if taker.charges == 0 and takes.counters.fair.askers[connection].waiters == 0:
@@ -744,9 +758,10 @@ cdef inline bint takes_leave(Takes* takes, uint32_t connection) noexcept nogil:
 
 
 cdef inline uint32_t takes_left(Takes* takes, bint charges_stay, int64_t now_ns, int* steps) noexcept nogil:
-    """Removes Takes and charges of the first connection in the queue. Returns it once none remain, else 0.
+    """Removes Takes and charges of the first connection in the queue. Returns the connection when none remain, or else
+    0.
 
-    charges_stay: removes only its Takes.
+    charges_stay: whether only the Takes are removed.
     """
     cdef TakesState* state = takes.state
     cdef uint32_t connection = state.leaving_first, number

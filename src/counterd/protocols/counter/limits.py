@@ -1,8 +1,8 @@
-"""Reads the limits of the counter protocol: the maximum of counters, and rates that requests need not describe.
+"""Reads the limits of the counter protocol: the maximum of counters, and the numbers of rates.
 
-Floor 2, pure Python. A name that ends with `*` is the beginning of names. The most specific rule applies to a name: the
-name itself, else the longest beginning. So the order of the file has no meaning. For the layout see
-docs/protocols/counter.md, "Limits".
+Floor 2, pure Python. A name that ends with `*` stands for all names that begin with the rest. The most specific rule
+applies to a name: the rule with the name itself, or else the longest beginning. So the order of the rules in the file
+has no meaning. docs/protocols/counter.md, "Limits", describes the file.
 """
 
 from __future__ import annotations
@@ -29,10 +29,13 @@ _FIELDS = {"permits": ("name", "maximum"), "rates": ("name", "limit", "period", 
 
 
 class Rule(NamedTuple):
-    """A limit. name: without the `*`. is_prefix: it had one, so it is for all names that begin with it.
+    """A limit. name: the name without the `*`. is_prefix: whether it had a `*`, so that it applies to all names that
+    begin with it.
 
-    most: the maximum of the counter, or the units of a rate in a period of period_us microseconds. burst: of a rate.
-    parent: the number, from 1, of the longest shorter beginning of the same kind that this one begins with; 0: none.
+    most: the maximum of the counter, or how many units of a rate are allowed in a period of period_us microseconds.
+    burst: the burst of a rate.
+    parent: the number, from 1, of the longest shorter beginning of the same kind that this name begins with; 0 if there
+    is none.
     """
 
     name: bytes
@@ -48,14 +51,17 @@ class Rule(NamedTuple):
 
 @dataclass(frozen=True)
 class Limits:
-    """The rules of a document, by kind. Sorted by name; of two with the same name, the beginning comes first."""
+    """The rules of a document, by kind.
+
+    The rules are sorted by name. If two have the same name, the one with the `*` comes first.
+    """
 
     permits: tuple[Rule, ...] = ()
     rates: tuple[Rule, ...] = ()
 
 
 def parse_limits(text: bytes | str) -> Limits:
-    """Reads the limits of a JSON text. Raises DocumentError with all mistakes."""
+    """Reads the limits in a JSON text. Raises DocumentError with all mistakes."""
     document = read_document(text)
     problems = Problems()
     found: dict[str, tuple[Rule, ...]] = {}
@@ -69,7 +75,7 @@ def parse_limits(text: bytes | str) -> Limits:
         elif not isinstance(entries, list):
             problems.add(name, f"must be an array, not {_shown(entries)}")
         elif len(entries) > RULES_MAX:
-            problems.add(name, f"{len(entries)} entries, at most {RULES_MAX} are possible")
+            problems.add(name, f"{len(entries)} entries, but at most {RULES_MAX} are possible")
         else:
             found[name] = _read_rules(name, entries, problems)
     if problems.told:
@@ -97,7 +103,7 @@ def _read_rules(kind: str, entries: Sequence[object], problems: Problems) -> tup
 
 
 def _with_parents(rules: Sequence[Rule]) -> tuple[Rule, ...]:
-    """Notes the parent of each of the sorted rules."""
+    """Sets the parent of each of the sorted rules."""
     made: list[Rule] = []
     above: list[int] = []  # the numbers of the beginnings that the last rule begins with
     for number, rule in enumerate(rules, 1):
@@ -110,7 +116,7 @@ def _with_parents(rules: Sequence[Rule]) -> tuple[Rule, ...]:
 
 
 class _Reader:
-    """Reads the fields of an entry and notes mistakes."""
+    """Reads the fields of an entry and collects mistakes."""
 
     def __init__(self, place: str, members: Mapping[str, object], problems: Problems) -> None:
         self._place = place
@@ -119,7 +125,7 @@ class _Reader:
         self._is_wrong = False
 
     def rule(self, kind: str) -> Rule | None:
-        """Returns None if there is a mistake."""
+        """Returns the rule, or None if there is a mistake."""
         for field in self._members:
             if field not in _FIELDS[kind]:
                 self._wrong(f"unknown field {_shown(field)}; expected {', '.join(_FIELDS[kind])}")
@@ -161,7 +167,7 @@ def _name(value: object) -> bytes:
     if not 1 <= len(name) <= NAME_MAX:
         raise ValueError(f"must have 1 to {NAME_MAX} bytes, not {len(name)}")
     if b"*" in name[:-1]:
-        raise ValueError("has a * that is not its last character: a * stands for the rest of a name")
+        raise ValueError("has a * before its last character: a * stands for the rest of a name")
     return name
 
 
@@ -181,7 +187,7 @@ def _period_us(value: object) -> int:
     if period.denominator != 1:
         raise ValueError(f"must be whole microseconds, not {_shown(value)} seconds")
     if period > PERIOD_MAX_US:
-        raise ValueError(f"must be at most {PERIOD_MAX_US // US_PER_S} seconds, ten years, not {_shown(value)}")
+        raise ValueError(f"must be at most {PERIOD_MAX_US // US_PER_S} seconds (ten years), not {_shown(value)}")
     return int(period)
 
 

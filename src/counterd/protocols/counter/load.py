@@ -1,8 +1,8 @@
-"""The counter protocol as counterbench loads it, and whether the server kept its promises.
+"""The counter protocol for counterbench: its requests, and the checks whether the server has kept its promises.
 
-A side, pure Python. The load processes count what is surely held (granted, and its release not sent); here that is
-compared with a Dump: while the connections are still open, when the server must count exactly that, and after they have
-gone, when it must have everything back.
+A side, pure Python. The load processes count what is certainly held (granted, and its release not sent). This file
+compares these numbers with a Dump. While the connections are open, the server must count exactly as much. After they
+were closed, the server must have taken everything back.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ State = dict[bytes, "DumpEntry"]
 
 
 def requests_of(plan: Plan, name: bytes) -> dict[str, bytes]:
-    """Each kind of request for that name. The opaque is yet to come."""
+    """Returns each kind of request for a name. The opaque is filled in later."""
     requests = {"noop": wire.noop(0), "get": wire.get(0, name)}
     if plan.take is None:
         requests["acquire"] = wire.acquire(0, name, plan.resources, plan.maximum)
@@ -44,7 +44,7 @@ def requests_of(plan: Plan, name: bytes) -> dict[str, bytes]:
 
 
 def take_of(plan: Plan, key: int, name: bytes) -> bytes:
-    """Returns a Take of the items that the plan has for that name, by the fairness key with that number."""
+    """Returns a Take of the items of the plan for a name, with the fairness key of this number."""
     assert plan.take is not None
     counters, rates = plan.take.items.names(name)
     items: list[wire.Permit | wire.Rate] = [wire.Permit(each, plan.resources, plan.maximum) for each in counters]
@@ -65,13 +65,13 @@ def mistakes_of(plan: Plan) -> Mistakes:
     items = plan.take.items
     size = sum(len(name) for names in items.names(b"n" * plan.name_size) for name in names)
     return [
-        (size > NAMES_SIZE_MAX, f"the names of a Take have at most {NAMES_SIZE_MAX} bytes together, not {size}"),
-        (0 < plan.take.wait < 0.001, "a Take waits for whole milliseconds, at least one"),
+        (size > NAMES_SIZE_MAX, f"the names of a Take can have at most {NAMES_SIZE_MAX} bytes together, not {size}"),
+        (0 < plan.take.wait < 0.001, "a Take can wait only whole milliseconds, at least one"),
     ]
 
 
 def _counters(plan: Plan, name: bytes) -> list[bytes]:
-    """Returns the names of the counters of which an acquire of that name takes permits."""
+    """Returns the names of the counters whose permits an acquire of this name takes."""
     return [name] if plan.take is None else plan.take.items.names(name)[0]
 
 
@@ -79,23 +79,23 @@ def _counters(plan: Plan, name: bytes) -> list[bytes]:
 
 
 def checks_of(plan: Plan) -> Checks:
-    """Looks what there is before the load. LoadError: there is no Dump."""
+    """Reads what exists before the load. Raises LoadError if the server has no Dump."""
     try:
         before = look(plan)
     except CounterdError as error:
-        raise LoadError(f"--verify needs an answer to Dump: {error}") from None
+        raise LoadError(f"--verify needs a reply to Dump: {error}") from None
     return Checks(lambda board: while_held(plan, board, before), lambda _: when_gone(plan, before))
 
 
 def look(plan: Plan) -> State:
-    """What the server says about the names of a plan. Raises an error of counterd.errors."""
+    """Returns what the server says about the names of a plan. Raises an error of counterd.errors."""
     with _client(plan) as client:
         return {entry.name: entry for entry in client.dump() if _is_ours(plan, entry.name)}
 
 
 def while_held(plan: Plan, board: Board, before: State) -> list[str]:
-    """Violations while nothing is under way and all connections are open, except those that died: what these held may
-    take up to GIVE_BACK_S to come back.
+    """Returns the violations while no request is in flight and all connections are open, except those that died. What
+    these held may take up to GIVE_BACK_S to come back.
     """
     held = {
         name: resources
@@ -112,14 +112,14 @@ def while_held(plan: Plan, board: Board, before: State) -> list[str]:
 
 
 def _compare(plan: Plan, now: State, held: dict[bytes, int], before: State) -> tuple[list[str], bool]:
-    """(violations, whether waiting makes no difference)"""
+    """Returns the violations, and whether waiting makes no difference."""
     found = []
     is_final = True
     for name in sorted(now.keys() | held.keys()):
         used = now[name].consumption if name in now else 0
         ours = held.get(name, 0) + (before[name].consumption if name in before else 0)
         if used != ours:
-            found.append(f"{_shown(name)}: {used} in use, and {ours} are held")
+            found.append(f"{_shown(name)}: {used} in use, but {ours} are held")
             is_final &= used < ours
         bound = max(plan.maximum, before[name].peak if name in before else 0)
         if name in now and now[name].peak > bound:
@@ -128,7 +128,7 @@ def _compare(plan: Plan, now: State, held: dict[bytes, int], before: State) -> t
 
 
 def when_gone(plan: Plan, before: State) -> list[str]:
-    """Violations once all connections are closed: whatever is not back after GIVE_BACK_S."""
+    """Returns the violations after all connections were closed: everything that is not given back after GIVE_BACK_S."""
     end = time.monotonic() + GIVE_BACK_S
     while True:
         kept = {
@@ -149,7 +149,7 @@ def _client(plan: Plan) -> Client:
 
 
 def _name(plan: Plan, number: int) -> bytes:
-    """As the load makes it from its number."""
+    """Returns the name that the load makes from a number."""
     digits = min(plan.name_size, 8)
     return b"n" * (plan.name_size - digits) + f"{number:08x}".encode()[8 - digits :]
 

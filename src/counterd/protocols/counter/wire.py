@@ -1,8 +1,8 @@
 """The client's side of the counter protocol: encodes requests and decodes responses.
 
-Floor 2, pure Python: needs the standard library and counterd.errors only, uses no sockets, and works without compiled
-modules. Section names are those of the protocol document, "Counter support". All integers on the wire are unsigned and
-big-endian. Encoders raise ValueError for invalid arguments; decoders raise ProtocolError.
+Floor 2, pure Python: this file needs only the standard library and counterd.errors. It uses no sockets, and works
+without compiled modules. Section names are those of the protocol document, "Counter support". All integers on the wire
+are unsigned and big-endian. Encoders raise ValueError for invalid arguments; decoders raise ProtocolError.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ _PRESENT, _STAY = struct.Struct(f">I{TOKEN_SIZE}sI"), struct.Struct(f">{TOKEN_SI
 
 
 class Opcode(IntEnum):
-    """Section "Opcodes"."""
+    """The opcodes of requests. See section "Opcodes"."""
 
     NOOP = 0x00
     GET = 0x01
@@ -85,13 +85,16 @@ _GET_HEAD, _ACQUIRE_HEAD, _RELEASE_HEAD = (
 
 
 class Flag(IntFlag):
-    """The third byte of a request's header. The flags are counterd's own: the document has none, others ignore them."""
+    """The third byte of a request's header.
+
+    Only counterd knows these flags; the protocol document has none, and other servers ignore them.
+    """
 
     LIMITS = 0x01  # of a Dump: each entry includes the limit
 
 
 class Status(IntEnum):
-    """Section "Response status"."""
+    """The statuses of responses. See section "Response status"."""
 
     NO_ERROR = 0x00
     NOT_FOUND = 0x01
@@ -126,12 +129,13 @@ ERRORS: dict[int, type[ServerError]] = {
 
 
 def server_error(status: int, text: str) -> ServerError:
-    """Makes the error for a status byte: of its own class, or ServerError itself for an unknown status."""
+    """Makes the error for a status byte: a class of its own, or ServerError for an unknown status."""
     return ERRORS.get(status, ServerError)(status, text)
 
 
 class Response(NamedTuple):
-    """One response (section "Response header"). opcode and status are plain numbers, as a server may send any byte."""
+    """A response (section "Response header"). opcode and status are plain numbers, because a server may send any
+    byte."""
 
     opcode: int
     status: int
@@ -142,9 +146,9 @@ class Response(NamedTuple):
 class DumpEntry(NamedTuple):
     """One counter of a Dump.
 
-    consumption: permits that are held now.
-    peak: the most that were held at once in the current stats window.
-    limit: the maximum of the last Acquire; None if it was not requested, or the server does not support it.
+    consumption: how many permits are held now.
+    peak: the most permits that were held at the same time in the current stats window.
+    limit: the maximum of the last Acquire; None if it was not requested, or if the server does not support it.
     """
 
     name: bytes
@@ -159,9 +163,9 @@ class DumpEntry(NamedTuple):
 
 
 class OnDeath(IntEnum):
-    """What becomes of what was taken of a rate when its connection ends before it is settled (section "Settle").
+    """What happens to the units taken of a rate when the connection ends before they are settled (section "Settle").
 
-    FINAL: it stays taken, and cannot be settled. CHARGED: it stays taken. REFUNDED: it is given back.
+    FINAL: they stay taken, and cannot be settled. CHARGED: they stay taken. REFUNDED: they are given back.
     """
 
     FINAL = 0
@@ -170,7 +174,7 @@ class OnDeath(IntEnum):
 
 
 class Permit(NamedTuple):
-    """An item of a Take: so many permits of a counter that has this maximum."""
+    """An item of a Take: a number of permits of a counter that has this maximum."""
 
     name: bytes
     amount: int
@@ -178,9 +182,11 @@ class Permit(NamedTuple):
 
 
 class Rate(NamedTuple):
-    """An item of a Take: so many units of a rate that allows `limit` in a period, and `burst` at once after a rest.
+    """An item of a Take: a number of units of a rate that allows `limit` units in a period, and `burst` units at once
+    after a pause.
 
-    limit: 0: the server has the numbers of the rate; then period_us and burst are 0 too. period_us: microseconds.
+    limit: 0 means that the server has the numbers of the rate; then period_us and burst are 0 too. period_us:
+    microseconds.
     """
 
     name: bytes
@@ -194,7 +200,7 @@ class Rate(NamedTuple):
 class Grant(NamedTuple):
     """The reply to a Take that was granted.
 
-    number: rises with each grant of the server, also across restarts. left: what is left of each item.
+    number: rises with each grant of the server, even after a restart. left: how much is left of each item.
     """
 
     number: int
@@ -204,8 +210,9 @@ class Grant(NamedTuple):
 class Shortage(NamedTuple):
     """The reply to a Take that was refused.
 
-    item: the number of the first item of which there was too little. left: how much of it there was.
-    retry_ms: milliseconds until the Take may succeed; None if the server does not know. text: for people.
+    item: the number of the first item of which too little was available. left: how much of it was available.
+    retry_ms: after how many milliseconds the Take may succeed; None if the server does not know. text: a text for
+    people.
     """
 
     item: int
@@ -215,7 +222,8 @@ class Shortage(NamedTuple):
 
 
 class Stay(NamedTuple):
-    """The reply to a Resume: the token of the connection, and for how many milliseconds after its end it is valid."""
+    """The reply to a Resume: the token of the connection, and how many milliseconds the token is valid after the end of
+    the connection."""
 
     token: bytes
     grace_ms: int
@@ -236,19 +244,26 @@ def frame(
 ) -> bytes:
     """Makes any frame, valid or not, for tests and tools (section "Request header").
 
-    flags: the third byte, which is the Status in a response. body_length: of the header; by default that of the body.
+    flags: the third byte, which is the Status in a response. body_length: the length in the header; by default that of
+    the body.
     """
     length = len(body) if body_length is None else body_length
     return _HEADER.pack(magic, opcode, flags, reserved, length, opaque) + body
 
 
 def noop(opaque: int) -> bytes:
-    """A request that has no effect and gets a reply (section "Noop"). opaque: 0 to 2^32-1, as in all encoders."""
+    """Encodes a request that has no effect but gets a reply (section "Noop").
+
+    opaque: 0 to 2^32-1, as in all encoders.
+    """
     return _request(Opcode.NOOP, opaque)
 
 
 def get(opaque: int, name: bytes) -> bytes:
-    """Asks for the consumption of a counter (section "Get"). name: 1 to 65,535 bytes, as in all encoders."""
+    """Encodes a request for the consumption of a counter (section "Get").
+
+    name: 1 to 65,535 bytes, as in all encoders.
+    """
     size = _name_length(name)
     try:
         return _GET.pack(_GET_HEAD, _GET_FIXED + size, opaque, size) + name
@@ -258,9 +273,9 @@ def get(opaque: int, name: bytes) -> bytes:
 
 
 def acquire(opaque: int, name: bytes, resources: int, maximum: int) -> bytes:
-    """Asks for resources, 0 to 2^32-1, of a counter with this maximum (section "Acquire").
+    """Encodes a request for resources, 0 to 2^32-1, of a counter with this maximum (section "Acquire").
 
-    The server, not this encoder, refuses resources that are 0 or above the maximum.
+    This encoder accepts resources that are 0 or above the maximum; the server refuses them.
     """
     size = _name_length(name)
     try:
@@ -271,7 +286,7 @@ def acquire(opaque: int, name: bytes, resources: int, maximum: int) -> bytes:
 
 
 def release(opaque: int, name: bytes, resources: int) -> bytes:
-    """Gives resources, 0 to 2^32-1, back (section "Release")."""
+    """Encodes a request that gives resources, 0 to 2^32-1, back (section "Release")."""
     size = _name_length(name)
     try:
         return _RELEASE.pack(_RELEASE_HEAD, _RELEASE_FIXED + size, opaque, resources, size) + name
@@ -281,14 +296,15 @@ def release(opaque: int, name: bytes, resources: int) -> bytes:
 
 
 def stats(opaque: int) -> bytes:
-    """Asks for the server's statistics (section "Stats")."""
+    """Encodes a request for the server's statistics (section "Stats")."""
     return _request(Opcode.STATS, opaque)
 
 
 def dump(opaque: int, limits: bool = False) -> bytes:
-    """Asks for all counters: one response for each, then one with an empty body (section "Dump").
+    """Encodes a request for all counters. Each counter has a response, and the last response has an empty body (section
+    "Dump").
 
-    limits: asks for each counter's limit as well, which only counterd supports.
+    limits: whether to ask for each counter's limit too, which only counterd supports.
     """
     return _request(Opcode.DUMP, opaque, flags=Flag.LIMITS if limits else 0)
 
@@ -302,11 +318,11 @@ def take(
     weight: int = 1,
     priority: int = 0,
 ) -> bytes:
-    """Asks for all of several items, or nothing (section "Take").
+    """Encodes a request for several items: all of them or none (section "Take").
 
-    items: 1 to 16. wait_ms: milliseconds that it may wait for them; 0: it does not wait. key: for whom it is, up to 255
-    bytes; if it is empty, for the connection. weight: 1 to 1,000, the share of the key. priority: 0 to 255; a higher
-    priority is served first.
+    items: 1 to 16 items. wait_ms: how many milliseconds it may wait for them; 0 means that it does not wait. key: the
+    fairness key, up to 255 bytes; if it is empty, the connection is the key. weight: 1 to 1,000, the share of the key.
+    priority: 0 to 255; a higher priority is served first.
     """
     if not 1 <= len(items) <= ITEMS_MAX:
         raise ValueError(f"a Take has 1 to {ITEMS_MAX} items, not {len(items)}")
@@ -321,12 +337,12 @@ def take(
         pieces += (_item(item), item.name)
     body = b"".join(pieces)
     if len(body) > TAKE_MAX:
-        raise ValueError(f"a Take has up to {TAKE_MAX} bytes, not {len(body)}: its names are too long")
+        raise ValueError(f"a Take can have at most {TAKE_MAX} bytes, not {len(body)}: its names are too long")
     return frame(Opcode.TAKE, opaque, body)
 
 
 def _item(item: Permit | Rate) -> bytes:
-    """An item of a Take before its name."""
+    """Encodes an item of a Take, without its name."""
     size = _name_length(item.name)
     if isinstance(item, Permit):
         _check_u32(amount=item.amount, maximum=item.maximum)
@@ -342,23 +358,25 @@ def _item(item: Permit | Rate) -> bytes:
 
 
 def cancel(opaque: int, take: int) -> bytes:
-    """Ends the wait of the Take with that opaque (section "Cancel")."""
+    """Encodes a request that ends the wait of the Take with this opaque (section "Cancel")."""
     _check_u32(take=take, opaque=opaque)
     return frame(Opcode.CANCEL, opaque, _U32.pack(take))
 
 
 def settle(opaque: int, grant: int, name: bytes, used: int) -> bytes:
-    """Replaces what a grant took of a rate by what was used (section "Settle"). grant: Grant.number."""
+    """Encodes a request that replaces the units that a grant took of a rate by the units that were used (section
+    "Settle"). grant: Grant.number."""
     size = _name_length(name)
     _check_u32(used=used, opaque=opaque)
     return frame(Opcode.SETTLE, opaque, _SETTLE.pack(grant, used, size) + name)
 
 
 def resume(opaque: int, grace_ms: int, token: bytes = b"", attempt: int = 0) -> bytes:
-    """Asks for a token, with which another connection can go on with this one; or presents one (section "Resume").
+    """Encodes a request for a token, with which another connection can resume this one, or a request that presents a
+    token (section "Resume").
 
-    grace_ms: for how long the token is to be valid after the end of the connection, 1 to 2^32-1. attempt: any number;
-    if the reply to a Resume is lost, the same token can be presented again with the same number.
+    grace_ms: how long the token will be valid after the end of the connection, 1 to 2^32-1. attempt: any number. If the
+    reply to a Resume is lost, the same token can be presented again with the same number.
     """
     _check_u32(grace_ms=grace_ms, attempt=attempt, opaque=opaque)
     if grace_ms == 0:
@@ -371,12 +389,12 @@ def resume(opaque: int, grace_ms: int, token: bytes = b"", attempt: int = 0) -> 
 
 
 def goodbye(opaque: int) -> bytes:
-    """Gives back all that the connection holds, and its token (section "Goodbye")."""
+    """Encodes a request that gives back everything that the connection holds, and its token (section "Goodbye")."""
     return _request(Opcode.GOODBYE, opaque)
 
 
 def who(opaque: int, name: str) -> bytes:
-    """States the name of the connection: printable, 1 to 64 bytes of UTF-8 (section "Who")."""
+    """Encodes a request that states the name of the connection: printable, 1 to 64 bytes of UTF-8 (section "Who")."""
     encoded = name.encode("utf-8")
     if not 1 <= len(encoded) <= TITLE_MAX:
         raise ValueError(f"a connection's name must have 1 to {TITLE_MAX} bytes, not {len(encoded)}")
@@ -387,7 +405,7 @@ def who(opaque: int, name: str) -> bytes:
 
 
 def held(opaque: int, name: bytes) -> bytes:
-    """Asks how much of a counter this connection holds (section "Held")."""
+    """Encodes a question for how much of a counter this connection holds (section "Held")."""
     size = _name_length(name)
     _check_u32(opaque=opaque)
     return frame(Opcode.HELD, opaque, size.to_bytes(2, "big") + name)
@@ -399,7 +417,7 @@ def _request(opcode: Opcode, opaque: int, *, flags: int = 0) -> bytes:
 
 
 def _check_u32(**numbers: int) -> None:
-    """Raises an error that names the number that does not fit, because struct's error does not."""
+    """Raises an error that shows the number that does not fit, because struct's error does not."""
     for what, value in numbers.items():
         if not isinstance(value, int):
             raise TypeError(f"{what} must be a whole number, not {value!r}")
@@ -417,16 +435,19 @@ def _name_length(name: bytes) -> int:
 
 
 class ResponseParser:
-    """Splits a stream into responses. The stream may arrive in any pieces; the time is linear even byte by byte."""
+    """Splits a stream into responses.
+
+    The stream can arrive in any pieces; the time is linear even if it arrives byte by byte.
+    """
 
     def __init__(self) -> None:
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> list[Response]:
-        """Takes the next bytes from the server. Returns the responses that are complete now.
+        """Takes the next bytes from the server. Returns the responses that are complete.
 
-        Raises ProtocolError for a wrong magic or a body above RESPONSE_BODY_MAX, at the first byte that shows it. The
-        stream cannot be parsed after that, so the connection must be closed and the parser discarded.
+        Raises ProtocolError for a wrong magic or a body above RESPONSE_BODY_MAX, at the first byte that shows it. After
+        that the stream cannot be parsed, so the connection must be closed and the parser discarded.
         """
         kept = self._buffer
         kept += data if kept else b""
@@ -446,7 +467,7 @@ class ResponseParser:
             append(new(Response, (opcode, status, opaque, bytes(buffer[body : body + length]))))
             start = body + length
         if start < size and buffer[start] != RESPONSE_MAGIC:
-            raise ProtocolError(f"not the start of a response: {_shown(buffer[start:])}")
+            raise ProtocolError(f"this is not the start of a response: {_shown(buffer[start:])}")
         if kept:
             del kept[:start]
         else:
@@ -472,9 +493,9 @@ def decode_grant(body: bytes) -> Grant:
 
 
 def decode_shortage(body: bytes) -> Shortage:
-    """Decodes the reply to a Take that was refused because of an item."""
+    """Decodes the reply to a Take that was refused because too little of an item was available."""
     if len(body) < _SHORTAGE.size:
-        raise ProtocolError(f"expected the item that was short, not {_shown(body)}")
+        raise ProtocolError(f"expected the item that was not available, not {_shown(body)}")
     item, left, retry_ms = _SHORTAGE.unpack_from(body)
     text = body[_SHORTAGE.size :].decode("utf-8", "backslashreplace")
     return Shortage(item, left, None if retry_ms == U32_MAX else retry_ms, text)
@@ -508,9 +529,9 @@ def decode_stats(body: bytes) -> dict[str, str]:
 
 
 def decode_dump_entry(body: bytes) -> DumpEntry:
-    """Decodes a counter from a response to Dump, except the empty last one (section "Dump").
+    """Decodes a counter from a response to Dump. The last response, which is empty, has no counter (section "Dump").
 
-    The length of the body shows if the entry includes the limit.
+    The length of the body shows whether the entry includes the limit.
     """
     if len(body) < _DUMP_ENTRY.size:
         raise ProtocolError(f"a dump entry of less than 10 bytes: {_shown(body)}")

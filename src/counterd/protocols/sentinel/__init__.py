@@ -51,7 +51,7 @@ class SentinelSettings:
 
 
 def make_store(settings: SentinelSettings, _figures: Figures, now_ns: int) -> SentinelStore:
-    """Makes the store for these settings. Clients of this protocol cannot ask for figures of the floors above."""
+    """Makes the store for these settings. Clients of this protocol cannot ask for figures of the daemon."""
     from counterd.protocols.sentinel._session import open_store  # noqa: PLC0415 - settings are read before it is built
 
     return open_store(
@@ -72,7 +72,7 @@ def read_rules(text: bytes) -> Rules:
 
 
 def load(store: SentinelStore, settings: SentinelSettings, files: Mapping[str, Any]) -> None:
-    """Loads the rules of the file, unless an extension is the source of rules."""
+    """Loads the rules in the file, unless an extension is the source of the rules."""
     from counterd.protocols.sentinel.rules import Rules  # noqa: PLC0415 - as above
 
     if not settings.rule_source:
@@ -87,7 +87,7 @@ def extend(store: SentinelStore, settings: SentinelSettings, host: PluginHost) -
 
 
 def reload(store: SentinelStore, settings: SentinelSettings) -> None:
-    """Applies the settings that may change while the store runs."""
+    """Applies the settings that can change while the store runs."""
     store.set_limits(**_limits(settings))
 
 
@@ -101,7 +101,7 @@ def _limits(settings: SentinelSettings) -> dict[str, int]:
 
 
 def tables() -> tuple[Table, ...]:
-    """What people can ask for."""
+    """Returns the tables that people can ask for."""
     from counterd.protocols.sentinel._tables import TABLES  # noqa: PLC0415 - as above
 
     return TABLES
@@ -122,7 +122,7 @@ FIGURES = (
         "late",
         "sentinel_tokens_late_total",
         "counter",
-        "Requests to release or renew a token that came after its lease had expired.",
+        "Requests to release or renew a token that arrived after its lease had expired.",
     ),
     Figure("expired_offline", "sentinel_tokens_expired_total", "counter", EXPIRED, {"cause": "offline"}),
     Figure("expired_lease", "sentinel_tokens_expired_total", "counter", EXPIRED, {"cause": "timeout"}),
@@ -144,7 +144,7 @@ FIGURES = (
         "region",
         "sentinel_region_bytes",
         "gauge",
-        "Bytes of address space reserved for all tables; memory is used only as they fill.",
+        "Bytes of address space that are reserved for all tables; memory is used only as they fill.",
     ),
 )
 

@@ -16,7 +16,7 @@ from counterd.protocols.sentinel._window cimport Samples, Window
 
 
 cdef inline int audit_window(const Window* window, const Samples* samples, uint32_t number) except -1:
-    """Checks that the sums of a window are those of its samples."""
+    """Checks that the sums of a window are the sums of its samples."""
     cdef uint64_t passed = 0, waiting = 0
     cdef uint32_t slot
     for slot in range(window.size):
@@ -28,7 +28,7 @@ cdef inline int audit_window(const Window* window, const Samples* samples, uint3
 
 
 cdef inline int audit_flows(const Rules* rules) except -1:
-    """Checks that each flow has a rule or tokens, and that their names use all blocks in use for resources."""
+    """Checks that each flow has a rule or tokens, and that the flows' names use all blocks in use for resources."""
     cdef uint32_t number, blocks = 0
     cdef const Flow* flow
     for number in range(1, rules.flows.pool.fresh + 1):
@@ -46,7 +46,7 @@ cdef inline int audit_flows(const Rules* rules) except -1:
 
 
 cdef inline uint32_t audit_rules(const Rules* rules) except? 0xffffffff:
-    """Checks flows and parameters. Returns how many blocks their names use."""
+    """Checks flows and parameters. Returns how many blocks the names of flows and parameters use."""
     audit_flows(rules)
     return audit_table(&rules.flows, "flows") + audit_table(&rules.params, "params")
 
@@ -61,7 +61,7 @@ cdef inline int audit_items(const Rates* rates) except -1:
         while entry:
             listed += 1
             if listed > rates.state.hot or not value_at(rates, entry).record.flags & HOT:
-                raise AssertionError(f"value {entry} is listed as a hot item of rule {number}, and is none")
+                raise AssertionError(f"value {entry} is listed as a hot item of rule {number}, but is not one")
             entry = value_at(rates, entry).next_item
     if listed != rates.state.hot or listed > rates.items_max:
         raise AssertionError(f"{listed} hot items listed, {rates.state.hot} counted, of {rates.items_max}")
@@ -69,7 +69,7 @@ cdef inline int audit_items(const Rates* rates) except -1:
 
 
 cdef inline uint32_t audit_values(const Rates* rates) except? 0xffffffff:
-    """Checks the values of parameters. Returns how many blocks they use."""
+    """Checks the values of parameters. Returns how many blocks the values use."""
     cdef uint32_t number, blocks = audit_table(&rates.values, "values"), hot = 0
     cdef const Value* value
     audit_timers(&rates.timers, rates.values.pool.fresh)
@@ -78,7 +78,7 @@ cdef inline uint32_t audit_values(const Rates* rates) except? 0xffffffff:
         if not value.record.flags & RECORD_USED:
             continue
         if timer_is_armed(&value.timer) == (value.record.flags & HOT != 0):
-            raise AssertionError(f"value {number} is armed wrongly")
+            raise AssertionError(f"value {number}: its timer is wrong")
         hot += value.record.flags & HOT
         blocks += value.blocks
         if not chain_ends(&rates.values.chains, &value.tally.samples, value.blocks):
@@ -90,7 +90,10 @@ cdef inline uint32_t audit_values(const Rates* rates) except? 0xffffffff:
 
 
 cdef inline uint32_t audit_tokens(const Tokens* tokens) except? 0xffffffff:
-    """Checks that each token is armed, and the counts of the flows. Returns how many blocks the names use."""
+    """Checks that the timer of each token is armed, and checks the counts of the flows.
+
+    Returns how many blocks the names use.
+    """
     cdef uint32_t number, blocks = audit_table(&tokens.table, "tokens")
     cdef const Token* token
     cdef const Flow* flow
@@ -99,7 +102,7 @@ cdef inline uint32_t audit_tokens(const Tokens* tokens) except? 0xffffffff:
     for number in range(1, tokens.table.pool.fresh + 1):
         token = token_at(tokens, number)
         if timer_is_armed(&token.timer) != (token.record.flags & RECORD_USED != 0):
-            raise AssertionError(f"token {number} is armed wrongly")
+            raise AssertionError(f"token {number}: its timer is wrong")
         if token.record.flags & RECORD_USED:
             count, calls = sums.get(token.flow, (0, 0))
             sums[token.flow] = count + 1, calls + token.count
@@ -109,13 +112,13 @@ cdef inline uint32_t audit_tokens(const Tokens* tokens) except? 0xffffffff:
             if (flow.tokens, flow.now_calls) != sums.pop(number, (0, 0)):
                 raise AssertionError(f"flow {number} counts {flow.tokens} tokens of {flow.now_calls}")
     if sums:
-        raise AssertionError(f"there are tokens of flows {list(sums)}, which are none")
+        raise AssertionError(f"there are tokens of flows {list(sums)}, which do not exist")
     audit_owners(tokens)
     return blocks
 
 
 cdef inline int audit_owner(const Tokens* tokens, uint32_t number, bint is_queued) except -1:
-    """Checks the list of an owner's tokens. Returns its length."""
+    """Checks the list of an owner's tokens. Returns how many tokens the list has."""
     cdef const Owner* owner = tokens.owners + number
     cdef uint32_t entry = owner.first, previous = 0, count = 0
     while entry:
@@ -127,11 +130,11 @@ cdef inline int audit_owner(const Tokens* tokens, uint32_t number, bint is_queue
     if count != owner.tokens:
         raise AssertionError(f"owner {number} has {count} tokens, {owner.tokens} counted")
     if owner.connection and tokens.clients[owner.connection].owner != number:
-        raise AssertionError(f"owner {number} is not that of connection {owner.connection}")
+        raise AssertionError(f"owner {number} is not the owner of connection {owner.connection}")
     if owner.connection == 0 and owner.tokens == 0 and not is_queued:
-        raise AssertionError(f"owner {number} has gone, and nothing is left")
+        raise AssertionError(f"owner {number}: its connection is gone and it has no tokens")
     if owner.is_leaving != is_queued:
-        raise AssertionError(f"owner {number} is on the way out, or is not, and the queue says otherwise")
+        raise AssertionError(f"owner {number}: its mark and the queue of ended owners do not agree")
     return count
 
 
@@ -144,7 +147,7 @@ cdef inline int audit_owners(const Tokens* tokens) except -1:
     while number and number not in queued:
         queued.add(number)
         if not tokens.owners[number].is_leaving or tokens.owners[number].connection:
-            raise AssertionError(f"owner {number} is in the queue of leavers, and is none")
+            raise AssertionError(f"owner {number} is in the queue of ended owners, but has not ended")
         number = tokens.owners[number].next
     for number in range(1, tokens.table.pool.fresh + 1):
         owned += token_at(tokens, number).record.flags & RECORD_USED and token_at(tokens, number).owner != 0
@@ -157,5 +160,5 @@ cdef inline int audit_owners(const Tokens* tokens) except -1:
         if number not in free:
             listed += audit_owner(tokens, number, number in queued)
     if listed != owned:
-        raise AssertionError(f"{owned} tokens have owners, who have {listed}")
+        raise AssertionError(f"{owned} tokens have owners, but the owners list {listed}")
     return 0

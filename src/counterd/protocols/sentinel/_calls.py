@@ -19,7 +19,10 @@ class Call(NamedTuple):
 
 
 class Lease(NamedTuple):
-    """A token whose lease is over. held_ms: for how long it has been held. online: its owner is connected."""
+    """A token whose lease is over.
+
+    held_ms: for how long the token has been held. online: whether its owner is connected.
+    """
 
     token_id: int
     flow_id: int

@@ -1,6 +1,6 @@
-"""The sentinel protocol's requests and replies, as counterbench writes and reads them: docs/protocols/sentinel.md.
+"""The sentinel protocol's requests and replies, as counterbench writes and reads them. See docs/protocols/sentinel.md.
 
-A side. Names are numbers of flows, and what numbers a request is the xid.
+A side. Names are the numbers of flows. The xid is the number of a request.
 """
 
 from libc.stdint cimport int8_t, uint8_t, uint32_t, uint64_t
@@ -36,7 +36,10 @@ cdef class LoadCodec(Codec):
         return size
 
     cdef Py_ssize_t read(self, const Request* request, const uint8_t* data, size_t size, Reply* reply) noexcept:
-        """No such flow, or no room, is a failure. None of these requests may be told to wait."""
+        """Reads a reply.
+
+        "No such flow" and "no room" count as failures. None of these requests may get the reply that it should wait.
+        """
         cdef uint8_t op = request.op
         cdef int8_t status
         cdef size_t told = 8  # bytes of data

@@ -1,6 +1,6 @@
 """Loads the rules that rules.py has read into the records of the region.
 
-Floor 2. Everything is checked before anything is changed. The functions that fill the records also check their own
+Floor 2. All rules are checked before any record is changed. The functions that fill the records also check their own
 arguments. The region is the only place where the rules are kept.
 """
 
@@ -23,10 +23,10 @@ cdef int64_t NS_PER_MS = 1000000
 
 
 cdef bint rules_load(Rates* rates, rules) except -1:
-    """Replaces all rules. rules: a protocols.sentinel.rules.Rules. Returns True if the timer of a value was armed.
+    """Replaces all rules. rules: a protocols.sentinel.rules.Rules. Returns whether the timer of a value was armed.
 
-    A flow keeps its tokens. Flows and values keep their windows if length and number of samples stay the same. Raises
-    ValueError, and then changes nothing.
+    A flow keeps its tokens. Flows and values keep their windows if the length and the number of samples stay the same.
+    If it raises ValueError, nothing has changed.
     """
     cdef bint armed
     check_rules(rates, rules)
@@ -43,7 +43,7 @@ cdef bint rules_load(Rates* rates, rules) except -1:
 # ---- checks --------------------------------------------------------------------------------------------------------
 
 cdef int check_rules(const Rates* rates, rules) except -1:
-    """Raises ValueError if the rules do not fit, together with flows that have tokens but no rule any more."""
+    """Raises ValueError if there is no room for the rules together with flows that have tokens but no longer a rule."""
     cdef const Rules* there = rates.rules
     cdef const Flow* flow
     cdef uint32_t number, gone = 0
@@ -56,8 +56,9 @@ cdef int check_rules(const Rates* rates, rules) except -1:
             blocks += chain_blocks(flow.resource_size)
     if max(len(rules.flows), len(rules.params)) > there.rules_max or gone + len(rules.flows) > there.flows.capacity:
         raise ValueError(
-            f"{len(rules.flows)} flow rules and {len(rules.params)} of parameters, beside {gone} flows that have"
-            f" tokens and no rule any more: each can be {there.rules_max}, all flows {there.flows.capacity}"
+            f"there are {len(rules.flows)} flow rules and {len(rules.params)} parameter rules, and {gone} flows "
+            f"that have tokens but no longer a rule: at most {there.rules_max} rules of a kind and "
+            f"{there.flows.capacity} flows are possible"
         )
     for rule in (*rules.flows, *rules.params):
         namespace_check(len(rule.namespace.encode()))
@@ -67,7 +68,9 @@ cdef int check_rules(const Rates* rates, rules) except -1:
     for rule in rules.flows:
         blocks += chain_blocks(<uint32_t>len(rule.resource.encode()))
     if blocks > there.resources.capacity:
-        raise ValueError(f"the resources' names take {blocks} blocks of memory, {there.resources.capacity} are there")
+        raise ValueError(
+            f"the names of the resources take {blocks} blocks of memory, but there are only "
+            f"{there.resources.capacity}")
     return check_items(rates, rules.params)
 
 
@@ -99,7 +102,7 @@ cdef bint keeps_window(const Param* param, rule) except -1:
 # ---- hot items -----------------------------------------------------------------------------------------------------
 
 cdef bytes item_key(const Param* param, bytes item):
-    """Returns the key in the table of values for an item, which is a value as on the wire."""
+    """Returns the key in the table of values for an item. The item is a value in the form of the wire."""
     cdef uint8_t[KEY_MAX] key
     cdef uint32_t size
     size = value_key(key, param, <const uint8_t*>PyBytes_AS_STRING(item), <uint32_t>len(item))
@@ -117,9 +120,9 @@ cdef set hot_keys(const Rates* rates, const Param* param):
 
 
 cdef bint drop_items(Rates* rates, dict by_id) except -1:
-    """Drops rules of parameters and hot items that are not in the new rules. Returns True if a timer was armed.
+    """Removes parameter rules and hot items that are not in the new rules. Returns whether a timer was armed.
 
-    This is done before any are added, so that the limits are never exceeded.
+    This is done before any rules are added, so that the limits are never exceeded.
     """
     cdef Rules* rules = rates.rules
     cdef Param* param
@@ -140,7 +143,7 @@ cdef bint drop_items(Rates* rates, dict by_id) except -1:
 
 
 cdef bint cool_items(Rates* rates, Param* param, set kept) except -1:
-    """Removes hot items that are not in `kept` from a rule's list. Returns True if there were any."""
+    """Removes hot items that are not in `kept` from a rule's list. Returns whether there were any."""
     cdef uint32_t number, before = 0, next_item
     cdef bint armed = False
     number = param.items
@@ -162,7 +165,10 @@ cdef bint cool_items(Rates* rates, Param* param, set kept) except -1:
 # ---- rules ---------------------------------------------------------------------------------------------------------
 
 cdef dict load_namespaces(Rules* rules, set names):
-    """Sets the namespaces of the rules. Returns {name: number}. One that existed before keeps its request count."""
+    """Sets the namespaces of the rules.
+
+    Returns {name: number}. A namespace that existed before keeps its request count.
+    """
     cdef uint32_t number
     there = {}
     for number in range(1, NAMESPACES_MAX + 1):
@@ -183,7 +189,7 @@ cdef dict load_namespaces(Rules* rules, set names):
 
 
 cdef int drop_flows(Rules* rules, set ids) except -1:
-    """Drops rules of flows that are not in the new rules. A flow without a rule stays as long as it has tokens.
+    """Removes flow rules that are not in the new rules. A flow without a rule stays as long as it has tokens.
 
     Also frees the resources' names of the other flows, which are written again, so that the memory always suffices.
     """
@@ -230,7 +236,7 @@ cdef int load_flow(Rules* rules, rule, uint32_t namespace) except -1:
 
 
 cdef int load_param(Rates* rates, rule, uint32_t namespace) except -1:
-    """Loads a rule of parameters. Its old hot items have been dropped."""
+    """Loads a parameter rule. Its old hot items must have been removed."""
     cdef Rules* rules = rates.rules
     cdef uint32_t number = id_find(&rules.params, rule.flow_id)
     cdef bint is_new = number == 0

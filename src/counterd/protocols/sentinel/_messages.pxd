@@ -87,14 +87,17 @@ cdef struct Answer:             # a field that its type or status does not have 
 
 
 cdef inline Answer answer_of(int status) noexcept nogil:
-    """Returns an answer with a status only."""
+    """Returns an answer that has only a status."""
     return Answer(status, 0, 0, 0, INT64_MAX)
 
 
 # ---- values of parameters -------------------------------------------------------------------------------------------
 
 cdef inline uint32_t value_size(const uint8_t* data, uint32_t left) noexcept nogil:
-    """Returns the bytes of the value at `data`, including its tag; 0 if it is invalid. left: bytes of input."""
+    """Returns the size of the value at `data`, including its tag.
+
+    Returns 0 if the value is invalid. left: bytes of input.
+    """
     cdef uint32_t size
     if left == 0 or data[0] >= TAGS:
         return 0
@@ -123,7 +126,7 @@ cdef inline void value_unify(uint8_t* value) noexcept nogil:
 # ---- decoding -------------------------------------------------------------------------------------------------------
 
 cdef inline bint is_blank(const uint8_t* data, uint32_t size) noexcept nogil:
-    """Returns True if Java calls the text blank: it consists of ASCII white space."""
+    """Returns whether Java calls the text blank: it consists of ASCII white space."""
     cdef uint32_t i
     for i in range(size):
         if not (data[i] == 0x20 or 0x09 <= data[i] <= 0x0d or 0x1c <= data[i] <= 0x1f):
@@ -132,7 +135,7 @@ cdef inline bint is_blank(const uint8_t* data, uint32_t size) noexcept nogil:
 
 
 cdef inline int namespace_decode(const uint8_t* body, uint32_t size, Request* request) noexcept nogil:
-    """Decodes the namespace of a PING to data and size. Returns as request_decode(). Section "PING"."""
+    """Decodes the namespace of a PING to data and size. Returns the same as request_decode(). See section "PING"."""
     if size < 4:
         return FAIL if size == 0 else BAD_REQUEST
     request.size = load_be32(body)
@@ -143,7 +146,7 @@ cdef inline int namespace_decode(const uint8_t* body, uint32_t size, Request* re
 
 
 cdef inline int values_decode(const uint8_t* body, uint32_t size, Request* request) noexcept nogil:
-    """Decodes and checks the values of a PARAM. Returns as request_decode(). Section "PARAM"."""
+    """Decodes and checks the values of a PARAM. Returns the same as request_decode(). See section "PARAM"."""
     cdef uint32_t place = PARAM_HEAD, taken, _value
     request.values = load_be32(body + 12)
     if <int32_t>request.values <= 0 or request.values > size // VALUES_MIN:
@@ -161,7 +164,7 @@ cdef inline int values_decode(const uint8_t* body, uint32_t size, Request* reque
 cdef inline int request_decode(const Frame* frame, Request* request) noexcept nogil:
     """Decodes a request. Returns OK, or the status of the reply if the request is invalid.
 
-    Decodes the head, if there is one, in any case. A valid PING is decoded by namespace_decode() instead.
+    Decodes the head even if the request is invalid. A valid PING is decoded by namespace_decode() instead.
     """
     cdef const uint8_t* body = frame.key
     if frame.size < HEAD_SIZE:
@@ -190,7 +193,7 @@ cdef inline int request_decode(const Frame* frame, Request* request) noexcept no
 # ---- encoding -------------------------------------------------------------------------------------------------------
 
 cdef inline uint32_t reply_encode(uint8_t* target, uint32_t xid, uint8_t type, const Answer* answer) noexcept nogil:
-    """Writes the reply to a request of a type, at most REPLY_SIZE bytes. Returns its size."""
+    """Writes the reply to a request of a type, at most REPLY_SIZE bytes. Returns the size of the reply."""
     cdef uint8_t* body = target + REPLY_HEAD
     cdef uint32_t size = 0
     if type == FLOW or type == PARAM:

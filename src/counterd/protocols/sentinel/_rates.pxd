@@ -78,7 +78,7 @@ cdef struct Rates:              # this process's view
 cdef inline int rates_reserve(
     Rates* rates, Region* region, Rules* rules, uint32_t values_max, uint32_t items_max
 ) except -1:
-    """Reserves memory for `values_max` values and `items_max` hot items. Raises ValueError for too many."""
+    """Reserves memory for `values_max` values and `items_max` hot items. Raises ValueError if these are too many."""
     if items_max > ITEMS_MAX or values_max > <uint32_t>0xffffffff - items_max:
         raise ValueError(f"there can be {ITEMS_MAX} hot items, not {items_max}; and {values_max} values")
     rates.rules = rules
@@ -91,7 +91,7 @@ cdef inline int rates_reserve(
 
 
 cdef inline void rates_begin(Rates* rates, const uint64_t* key, const Chains* chains, int64_t now_ns) noexcept nogil:
-    """Called once, after the region is mapped."""
+    """Call this once, after the region was mapped."""
     debug_check(SAMPLE_BLOCKS_MAX == tally_blocks(SAMPLES_MAX) and sizeof(Value) == 88)
     table_begin(&rates.values, key, chains)
     timers_begin(&rates.timers, &(<Value*>rates.values.records).timer, sizeof(Value), now_ns)
@@ -104,7 +104,7 @@ cdef inline Value* value_at(const Rates* rates, uint32_t number) noexcept nogil:
 # ---- values --------------------------------------------------------------------------------------------------------
 
 cdef inline uint32_t value_key(uint8_t* target, const Param* param, const uint8_t* data, uint32_t size) noexcept nogil:
-    """Writes the table's key for a value of a rule, at most KEY_MAX bytes. Returns its size."""
+    """Writes the table's key for a value of a rule, at most KEY_MAX bytes. Returns the size of the key."""
     store_le32(target, param.serial)
     memcpy(target + SERIAL_SIZE, data, size)
     value_unify(target + SERIAL_SIZE)
@@ -112,14 +112,14 @@ cdef inline uint32_t value_key(uint8_t* target, const Param* param, const uint8_
 
 
 cdef inline bint values_have_room(const Rates* rates) noexcept nogil:
-    """Returns True if there may be another value that is not a hot item."""
+    """Returns whether there may be another value that is not a hot item."""
     return rates.values.pool.used - rates.state.hot < rates.values_max
 
 
 cdef inline uint32_t value_create(
     Rates* rates, uint32_t tag, const uint8_t* key, uint32_t size, const Window* window
 ) noexcept nogil:
-    """Makes a value with an empty window, not armed. Returns 0 if there is no memory for it."""
+    """Makes a value with an empty window. Its timer is not armed. Returns 0 if there is no memory for the value."""
     cdef Table* table = &rates.values
     cdef uint32_t blocks = tally_blocks(window.size)
     cdef uint32_t number
@@ -144,7 +144,7 @@ cdef inline void value_remove(Rates* rates, uint32_t number) noexcept nogil:
 
 
 cdef inline int values_expire(Rates* rates, int64_t now_ns, int steps) noexcept nogil:
-    """Removes values whose windows have ended. Returns the steps that remain."""
+    """Removes values whose windows have ended. Returns how many of the steps remain."""
     cdef uint32_t number = timers_take(&rates.timers, now_ns, &steps)
     while number:
         value_remove(rates, number)
@@ -155,7 +155,7 @@ cdef inline int values_expire(Rates* rates, int64_t now_ns, int steps) noexcept 
 cdef inline uint32_t value_find(
     const Rates* rates, const Param* param, const uint8_t* data, uint32_t size
 ) noexcept nogil:
-    """Returns the record of a value, or 0."""
+    """Returns the record of a value, or 0 if there is none."""
     cdef uint8_t[KEY_MAX] key
     size = value_key(key, param, data, size)
     return table_find(&rates.values, name_tag(&rates.values, key, size), key, size)
@@ -170,7 +170,7 @@ cdef inline uint32_t value_enter(
     Rates* rates, const Param* param, const uint8_t* data, uint32_t size, int64_t now_ns, int64_t* budget,
     Answer* answer
 ) noexcept nogil:
-    """Returns the record of a value, and makes it if it does not exist; 0 if there is no room for another."""
+    """Returns the record of a value, or makes it. Returns 0 if there is no room for another value."""
     cdef uint8_t[KEY_MAX] key
     cdef uint32_t tag, number
     size = value_key(key, param, data, size)
@@ -191,14 +191,17 @@ cdef inline uint32_t value_enter(
 # ---- hot items -----------------------------------------------------------------------------------------------------
 
 cdef inline int value_check(const uint8_t* data, size_t size) except -1:
-    """Raises ValueError unless the bytes are a valid value as on the wire."""
+    """Raises ValueError if the bytes are not a valid value in the form of the wire."""
     if not 0 < size <= VALUE_SIZE_MAX or size != value_size(data, <uint32_t>size):
-        raise ValueError(f"a value has 1 to {VALUE_SIZE_MAX} bytes, by its tag; these are {size}")
+        raise ValueError(f"a value has 1 to {VALUE_SIZE_MAX} bytes, depending on its tag, not {size}")
     return 0
 
 
 cdef inline int item_heat(Rates* rates, Param* param, const uint8_t* data, uint32_t size, double limit) except -1:
-    """Makes a value a hot item of its rule, or changes the limit of one. Raises ValueError if there is no room."""
+    """Makes a value a hot item of its rule, or changes the limit of a hot item.
+
+    Raises ValueError if there is no room.
+    """
     cdef uint8_t[KEY_MAX] key
     cdef uint32_t tag, number
     cdef Value* value
@@ -224,7 +227,10 @@ cdef inline int item_heat(Rates* rates, Param* param, const uint8_t* data, uint3
 
 
 cdef inline int64_t item_cool(Rates* rates, const Param* param, uint32_t number) noexcept nogil:
-    """Makes a hot item an ordinary value. Returns when it expires. The caller removes it from its rule's list."""
+    """Makes a hot item an ordinary value.
+
+    Returns when the value expires. The caller removes the value from its rule's list.
+    """
     cdef Value* value = value_at(rates, number)
     value.record.flags &= <uint8_t>~HOT
     value.next_item = 0
@@ -236,14 +242,14 @@ cdef inline int64_t item_cool(Rates* rates, const Param* param, uint32_t number)
 # ---- FLOW and PARAM ------------------------------------------------------------------------------------------------
 
 cdef inline int32_t clamp(double number) noexcept nogil:
-    """Converts to an integer as a cast in Java does."""
+    """Converts a number to an integer, as a cast in Java does."""
     return INT32_MAX if number >= INT32_MAX else <int32_t>number
 
 
 cdef inline void flow_ask(
     Rates* rates, uint32_t number, uint32_t count, bint prioritized, int64_t now_ns, Answer* answer
 ) noexcept nogil:
-    """Decides about a FLOW for an existing rule. Section "FLOW"."""
+    """Decides about a FLOW for an existing rule. See section "FLOW"."""
     cdef Flow* flow = flow_at(rates.rules, number)
     cdef double threshold, left
     if not namespace_ask(rates.rules, flow.namespace, rates.qps_max, now_ns):
@@ -269,7 +275,7 @@ cdef inline int value_ask(
     Rates* rates, const Param* param, const uint8_t* data, uint32_t size, uint32_t count, int64_t now_ns,
     int64_t* budget, Answer* answer
 ) noexcept nogil:
-    """Counts one value if its limit allows it. Returns a status, and sets how much remains in the answer."""
+    """Counts one value if its limit allows it. Returns a status, and writes into the answer how much remains."""
     cdef const Chains* chains = &rates.values.chains
     cdef uint32_t number = value_enter(rates, param, data, size, now_ns, budget, answer)
     cdef double threshold, left
@@ -296,10 +302,10 @@ cdef inline void param_ask(
     Rates* rates, uint32_t number, uint32_t count, uint32_t values, const uint8_t* data, int64_t now_ns,
     int64_t* budget, Answer* answer
 ) noexcept nogil:
-    """Decides about a PARAM for an existing rule and valid values: all values pass, or none. Section "PARAM".
+    """Decides about a PARAM for an existing rule and valid values: all values pass, or none. See section "PARAM".
 
-    Each value is counted before the next is checked, so that equal values add up. The work is charged for each value:
-    a lookup, and its samples, all of which may have to be cleared.
+    Each value is counted before the next value is checked, so that equal values add up. Each value is charged to the
+    budget: a lookup, and its samples, all of which may have to be cleared.
     """
     cdef Param* param = param_at(rates.rules, number)
     cdef const uint8_t* place = data

@@ -113,7 +113,7 @@ cdef inline int rules_reserve(Rules* rules, Region* region, const Permits* permi
 
 
 cdef inline void rules_begin(Rules* rules, const uint64_t* key, const Chains* chains) noexcept nogil:
-    """Called once, after the region is mapped."""
+    """Call this once, after the region was mapped."""
     chains_begin(&rules.resources)
     table_begin(&rules.flows, key, chains)
     table_begin(&rules.params, key, chains)
@@ -141,23 +141,23 @@ cdef inline int64_t param_id(const Rules* rules, uint32_t number) noexcept nogil
 
 
 cdef inline uint32_t id_find(const Table* table, int64_t id) noexcept nogil:
-    """Returns the record with this id, or 0."""
+    """Returns the record with this id, or 0 if there is none."""
     cdef uint8_t[ID_SIZE] name
     store_be64(name, <uint64_t>id)
     return table_find(table, name_tag(table, name, ID_SIZE), name, ID_SIZE)
 
 
 cdef inline uint32_t id_insert(Table* table, int64_t id) except 0:
-    """Makes a record for a new id. Raises ValueError if there is no room for it."""
+    """Makes a record for a new id. Raises ValueError if there is no room for the record."""
     cdef uint8_t[ID_SIZE] name
     if pool_left(table.pool) == 0:
-        raise ValueError(f"there are {table.capacity} rules already, and no room for {id}")
+        raise ValueError(f"there are {table.capacity} rules already, and there is no room for {id}")
     store_be64(name, <uint64_t>id)
     return table_insert(table, name_tag(table, name, ID_SIZE), name, ID_SIZE)
 
 
 cdef inline bint flow_is_for_calls(const Flow* flow) noexcept nogil:
-    """Returns True if the flow has a rule by concurrency."""
+    """Returns whether the flow has a rule by concurrency."""
     return flow.record.flags & RULED and flow.grade == CONCURRENCY
 
 
@@ -174,7 +174,7 @@ cdef inline void resource_free(Rules* rules, Flow* flow) noexcept nogil:
 
 
 cdef inline int resource_set(Rules* rules, Flow* flow, bytes name) except -1:
-    """Sets the name of a flow that has none. Raises ValueError if there is no memory for it."""
+    """Sets the resource name of a flow that has none. Raises ValueError if there is no memory for the name."""
     cdef uint64_t size = PyBytes_GET_SIZE(name)
     if size > <uint64_t>pool_left(rules.resources.pool) * BLOCK_PAYLOAD:
         raise ValueError(f"there is no memory for a resource's name of {size} bytes")
@@ -205,7 +205,10 @@ cdef inline int namespace_check(size_t size) except -1:
 
 
 cdef inline int namespace_begin(Rules* rules, uint32_t number, bytes name) except -1:
-    """Begins to count the requests of a namespace. number: its place. Raises ValueError if its name does not fit."""
+    """Begins to count the requests of a namespace.
+
+    number: the place of the namespace. Raises ValueError if the name does not fit.
+    """
     cdef Namespace* namespace = rules.namespaces + number
     cdef size_t size = PyBytes_GET_SIZE(name)
     if not 0 < number <= NAMESPACES_MAX:
@@ -220,7 +223,7 @@ cdef inline int namespace_begin(Rules* rules, uint32_t number, bytes name) excep
 cdef inline double rule_threshold(
     const Rules* rules, double count, uint8_t threshold_type, uint32_t namespace
 ) noexcept nogil:
-    """Returns the threshold of a rule: `count`, or `count` for each connection of its namespace."""
+    """Returns the threshold of a rule: `count`, or `count` times the number of connections of its namespace."""
     cdef const Namespace* counted = rules.namespaces + namespace
     if threshold_type == GLOBAL:
         return count
@@ -228,7 +231,7 @@ cdef inline double rule_threshold(
 
 
 cdef inline bint namespace_ask(Rules* rules, uint32_t namespace, double qps_max, int64_t now_ns) noexcept nogil:
-    """Counts a request of a namespace, if its limit allows it. Returns False if not."""
+    """Counts a request of a namespace, if its limit allows it. Returns False if the limit does not allow it."""
     cdef Namespace* asking = rules.namespaces + namespace
     window_enter(&asking.requests, &asking.samples, now_ns)
     if rate(&asking.requests, asking.requests.passed) + 1 > qps_max:

@@ -1,10 +1,10 @@
-"""The sentinel cluster protocol, sans-I/O: decodes, decides and answers the requests of a connection.
+"""The sentinel cluster protocol without I/O: decodes, decides and answers the requests of a connection.
 
-Floor 2. docs/protocols/sentinel.md has the messages byte for byte, and says where this differs from the proposal and
-from Sentinel's own token server.
+Floor 2. docs/protocols/sentinel.md describes every byte of the messages, and all differences from the proposal and from
+Sentinel's own token server.
 
-A frame is a length of two bytes, and the bytes that it counts. Every length is valid, so framing is never lost.
-_messages.pxd decodes and encodes. The engine decides at once, or a token service decides later.
+A frame is a length of two bytes, and as many bytes as the length says. Every length is valid, so framing is never lost.
+_messages.pxd decodes and encodes. The engine decides immediately, or a token service decides later.
 """
 
 from libc.stdint cimport INT64_MAX, int64_t, uint8_t, uint32_t, uint64_t
@@ -40,7 +40,7 @@ def open_store(*, uint32_t max_tokens, uint32_t max_param_values, double max_all
                bytes token_key not None, int64_t now_ns):
     """Makes a store without rules. hash_key, token_key: 16 random bytes each. now_ns: the caller's monotonic clock.
 
-    Raises ValueError for impossible sizes, MemoryError if they cannot be mapped.
+    Raises ValueError for impossible sizes, and MemoryError if the memory cannot be mapped.
     """
     cdef SentinelStore store = SentinelStore(
         reply_max=REPLY_SIZE,
@@ -70,7 +70,8 @@ def open_store(*, uint32_t max_tokens, uint32_t max_param_values, double max_all
 cdef inline void namespace_enter(
     Permits* permits, uint32_t connection, const Request* request, int64_t now_ns, Answer* answer
 ) noexcept:
-    """Registers a connection in a namespace, once, and sets the number of its connections."""
+    """Registers a connection in a namespace, unless it is already registered, and sets the number of the namespace's
+    connections."""
     cdef Pool* blocks = permits.table.chains.pool
     cdef uint32_t tag = name_tag(&permits.table, request.data, request.size)
     cdef uint32_t number = table_find(&permits.table, tag, request.data, request.size)
@@ -88,7 +89,7 @@ cdef inline void namespace_enter(
 
 
 cdef inline void decide_flow(SentinelStore store, const Request* request, Answer* answer) noexcept:
-    """Section "FLOW"."""
+    """Decides about a FLOW (section "FLOW")."""
     cdef Rates* rates = &store.rates
     cdef uint32_t number = table_find(&rates.rules.flows, request.tag, request.id, ID_SIZE)
     if number == 0 or not flow_is_for_rates(flow_at(rates.rules, number)):
@@ -98,7 +99,7 @@ cdef inline void decide_flow(SentinelStore store, const Request* request, Answer
 
 
 cdef inline void decide_param(SentinelStore store, const Request* request, Answer* answer) noexcept:
-    """Section "PARAM"."""
+    """Decides about a PARAM (section "PARAM")."""
     cdef Rates* rates = &store.rates
     cdef uint32_t number = table_find(&rates.rules.params, request.tag, request.id, ID_SIZE)
     if number == 0:
@@ -135,7 +136,7 @@ cdef class SentinelSession(Session):
         client_enter(&store.tokens, self.connection)
 
     cdef Py_ssize_t parse_frame(self, const uint8_t* data, size_t size, Frame* frame) noexcept:
-        """Sets the frame's key to its body. verdict: OK if the body is long enough for its type."""
+        """Sets the frame's key to the body of the frame. verdict: OK if the body is long enough for its type."""
         cdef Tokens* tokens = &(<SentinelStore>self.store).tokens
         cdef uint32_t total
         if size < LENGTH_SIZE:
@@ -181,7 +182,11 @@ cdef class SentinelSession(Session):
         return self.execute_request(frame)
 
     cdef int register(self, const Frame* frame) except -1:
-        """Section "PING". Registers the connection in a namespace, which is a permit, by a holding of it."""
+        """Executes a PING (section "PING").
+
+        Registers the connection in a namespace. The namespace is a permit, and the registration is a holding of this
+        permit.
+        """
         cdef SentinelStore store = <SentinelStore>self.store
         cdef Permits* permits = &store.permits
         cdef Request request
@@ -195,7 +200,10 @@ cdef class SentinelSession(Session):
         return DONE
 
     cdef int execute_request(self, const Frame* frame) except -1:
-        """Answers an invalid request at once. Decides about a valid one now, or lets a token service decide later."""
+        """Answers an invalid request immediately.
+
+        Decides about a valid request now, or lets a token service decide later.
+        """
         cdef SentinelStore store = <SentinelStore>self.store
         cdef Request request
         cdef Answer answer = answer_of(request_decode(frame, &request))

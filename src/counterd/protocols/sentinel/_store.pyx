@@ -1,7 +1,7 @@
-"""The sentinel protocol's store: its parts, their ticks, and the decisions that are left to extensions.
+"""The sentinel protocol's store: its parts, their ticks, and the decisions that extensions make.
 
-Floor 2. Each part has its own file: permits (namespaces with connections), rules, the rates that they allow, tokens,
-the sweep that ends their leases, and later answers. All except the last are in the region.
+Floor 2. Each part has its own file: permits (namespaces with connections), rules, the rates that the rules allow,
+tokens, the sweep that ends leases, and later answers. All parts except the later answers are in the region.
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
@@ -61,16 +61,18 @@ KINDS = {ACQUIRE: "request", RELEASE: "release", KEEP: "keep"}
 
 
 cdef inline int64_t earlier(int64_t one, int64_t other) noexcept:
-    """Returns the earlier of two times; -1 is never."""
+    """Returns the earlier of two times, where -1 means never."""
     return one if other < 0 or 0 <= one < other else other
 
 
 cdef class SentinelStore(Store):
-    """The store; open_store() in _session.pyx makes it and sets the sizes of its parts.
+    """The store of the protocol. open_store() in _session.pyx makes it and sets the sizes of its parts.
 
-    namespaces: the most with connections. holdings: the most of all connections; holdings_per_connection: of each.
-    name_memory: bytes of blocks. tokens: the most. param_values: the most, without hot items. rules: the most of each
-    kind. items: the most hot items. token_key: 16 random bytes, from which tokens' ids are made.
+    namespaces: the most namespaces with connections. holdings: the most holdings of all connections;
+    holdings_per_connection: of each connection.
+    name_memory: bytes of blocks. tokens: the most tokens. param_values: the most values, without hot items. rules: the
+    most rules of each kind. items: the most hot items. token_key: 16 random bytes from which the ids of tokens are
+    made.
     """
 
     def __cinit__(
@@ -103,16 +105,17 @@ cdef class SentinelStore(Store):
 
     def set_limits(self, *, double max_allowed_qps, int64_t sweep_interval_ns, uint32_t sweep_max_tokens,
                    int64_t sweep_max_duration_ns):
-        """Sets the limits that may change while the store runs. sweep_max_tokens: 0 is no limit."""
+        """Sets the limits that can change while the store runs. sweep_max_tokens: 0 means no limit."""
         self.rates.qps_max = max_allowed_qps
         self.sweep.interval_ns = sweep_interval_ns
         self.sweep.tokens_max = sweep_max_tokens
         self.sweep.duration_ns = sweep_max_duration_ns
 
     def load_rules(self, rules):
-        """Replaces all rules. rules: a protocols.sentinel.rules.Rules. Raises ValueError, and then changes nothing.
+        """Replaces all rules. rules: a protocols.sentinel.rules.Rules. If it raises ValueError, nothing has changed.
 
-        A flow keeps its tokens. Flows and values keep their windows if length and number of samples stay the same.
+        A flow keeps its tokens. Flows and values keep their windows if the length and the number of samples stay the
+        same.
         """
         with self:
             if rules_load(&self.rates, rules):
@@ -135,12 +138,15 @@ cdef class SentinelStore(Store):
         return earlier(due_ns, earlier(self.calls.next_deadline(), self.batches.next_deadline()))
 
     cpdef tick(self, int64_t now_ns):
-        """Does a slice of due work. After the call has ended, passes the noted calls and leases to extensions."""
+        """Does a slice of the work that is due.
+
+        After the call has ended, passes the noted calls and leases to extensions.
+        """
         Store.tick(self, now_ns)
         self.submit()
 
     cdef int run_due(self) except -1:
-        """Serves ended connections, leases that are over, values that have expired, and overdue answers."""
+        """Handles ended connections, leases that are over, values that have expired, and overdue answers."""
         cdef int steps = permits_give_back(&self.permits, SLICE_STEPS)
         steps = leavers_arm(&self.tokens, steps)
         steps = self.sweep_leases(steps)
@@ -150,7 +156,7 @@ cdef class SentinelStore(Store):
         return 0
 
     cdef int sweep_leases(self, int steps) except? -1:
-        """Continues a sweep, or begins one if it is due. Returns the steps that remain."""
+        """Continues a sweep, or begins a sweep if it is due. Returns how many of the steps remain."""
         cdef uint32_t number
         if steps == 0 or not sweep_begin(&self.sweep, &self.tokens, self.now_ns):
             return steps
@@ -167,7 +173,7 @@ cdef class SentinelStore(Store):
         return steps
 
     cdef int end_lease(self, uint32_t number) except -1:
-        """Ends the lease of a token that was taken from the wheel, or arms the token again."""
+        """Ends the lease of a token that was taken from the wheel, or arms the token's timer again."""
         cdef Token* token = token_at(&self.tokens, number)
         cdef int64_t end_ns = lease_end(&self.tokens, token, self.now_ns)
         if end_ns > self.now_ns:  # the server renews the lease, or its rule has changed
@@ -188,22 +194,28 @@ cdef class SentinelStore(Store):
     def delegate(self, submit, int64_t timeout_ns=0):
         """Lets a token service answer ACQUIRE, RELEASE and KEEP. tick() calls submit() with lists of Calls.
 
-        Each Call has to be answered by answer(); after timeout_ns the store answers 5. None: the store decides itself.
+        Each Call has to be answered by answer(). After timeout_ns the store replies with the status 5. None means that
+        the store decides itself.
         """
         self.submit_calls = submit
         self.calls_timeout_ns = timeout_ns
 
     def delegate_expiry(self, submit, int64_t timeout_ns=0):
-        """Lets an expire strategy judge tokens whose lease is over. tick() calls submit() with a ticket and Leases.
+        """Lets an expire strategy decide about tokens whose lease is over. tick() calls submit() with a ticket and
+        Leases.
 
-        Each batch has to be answered by expire(); after timeout_ns all its tokens end. None: tokens end at once.
+        Each batch has to be answered by expire(). After timeout_ns all its tokens end. None means that tokens end
+        immediately.
         """
         self.submit_leases = submit
         self.leases_timeout_ns = timeout_ns
         self.tokens.are_judged = submit is not None
 
     cdef bint decide_later(self, Session session, const Request* request) except -1:
-        """Notes a request for the token service. Returns False if there are too many, or the daemon drains."""
+        """Notes a request for the token service.
+
+        Returns False if there are too many such requests, or if the daemon drains.
+        """
         cdef Asked asked = Asked()
         cdef int64_t id = <int64_t>load_be64(request.id)
         cdef bint is_request = request.kind == ACQUIRE
@@ -225,7 +237,7 @@ cdef class SentinelStore(Store):
         return True
 
     cdef int note_release(self, int64_t token_id) except -1:
-        """Makes the token service release a token that it granted to a client that no longer waits for it."""
+        """Makes the token service release a token that it has granted to a client that no longer waits."""
         cdef Asked asked = Asked()
         asked.store = self
         asked.type = RELEASE
@@ -248,7 +260,7 @@ cdef class SentinelStore(Store):
         return 0
 
     def answer(self, uint64_t ticket, int status, int64_t value, int64_t now_ns):
-        """Applies a token service's answer to a Call. value: a token's id, or the ms of its lease.
+        """Applies a token service's answer to a Call. value: the id of a token, or the milliseconds of its lease.
 
         If the client no longer waits for a granted token, the service is asked to release it. An unknown status becomes
         -1.
@@ -259,7 +271,8 @@ cdef class SentinelStore(Store):
             self.calls.answer(ticket, (status, value if status == OK else 0))
 
     def expire(self, uint64_t ticket, token_ids, int64_t now_ns):
-        """Applies an expire strategy's answer to a batch: token_ids end, the other tokens get another lease."""
+        """Applies an expire strategy's answer to a batch: the tokens in token_ids end, the other tokens get another
+        lease."""
         going = set(token_ids)
         with self.at(now_ns):
             self.batches.answer(ticket, going)
@@ -284,7 +297,7 @@ cdef class SentinelStore(Store):
         return 0
 
     cdef int submit(self) except -1:
-        """Passes the noted calls and leases to extensions, which may answer at once."""
+        """Passes the noted calls and leases to extensions, which may answer immediately."""
         cdef Batch batch
         cdef int64_t now_ns = self.now_ns
         cdef list calls = self.noted_calls, leases = self.noted_leases
@@ -305,7 +318,10 @@ cdef class SentinelStore(Store):
     # ---- requests as Python methods, for extensions and tests ----
 
     def request_token(self, int64_t flow, int64_t count, bint _prioritized, uint64_t client, int64_t now_ns):
-        """Does an ACQUIRE. client: as in a Call; 0: no client, so its tokens end by lease only. (status, token id)."""
+        """Executes an ACQUIRE.
+
+        client: as in a Call; 0 means no client, so the tokens end only with their lease. Returns (status, token id).
+        """
         cdef uint32_t number, connection
         cdef Answer answer
         if flow <= 0 or not 0 < count <= INT32_MAX:
@@ -323,14 +339,14 @@ cdef class SentinelStore(Store):
             return answer.status, answer.value
 
     def release_token(self, int64_t token_id, int64_t now_ns):
-        """Does a RELEASE. Returns a status."""
+        """Executes a RELEASE. Returns a status."""
         cdef uint8_t[ID_SIZE] id
         store_be64(id, <uint64_t>token_id)
         with self.at(now_ns):
             return token_release(&self.tokens, id, name_tag(&self.tokens.table, id, ID_SIZE), now_ns)
 
     def keep_token(self, int64_t token_id, uint64_t client, int64_t now_ns):
-        """Does a KEEP. client: as in request_token(). Returns (status, remaining ms)."""
+        """Executes a KEEP. client: as in request_token(). Returns (status, remaining milliseconds)."""
         cdef uint8_t[ID_SIZE] id
         cdef uint32_t connection
         cdef Answer answer
@@ -347,7 +363,7 @@ cdef class SentinelStore(Store):
     # ---- figures ----
 
     def flow(self, int64_t id):
-        """Returns the figures of a flow by name; None if it has neither a rule nor tokens."""
+        """Returns the figures of a flow by name. Returns None if the flow has neither a rule nor tokens."""
         cdef uint32_t number
         cdef Flow* flow
         with self:
@@ -395,7 +411,7 @@ cdef class SentinelStore(Store):
         return figures
 
     def outcomes(self):
-        """As Store.outcomes: for each type and status."""
+        """Implements Store.outcomes, for each type and status."""
         cdef int type, status
         names = [*TYPE_NAMES.values(), "unknown"]
         return [
@@ -407,19 +423,19 @@ cdef class SentinelStore(Store):
         self.tokens.draining = True
 
     def held(self):
-        """As Store.held: tokens."""
+        """Implements Store.held: tokens."""
         with self:
             return self.tokens.table.pool.used
 
     def holdings_of(self, uint32_t connection):
-        """As Store.holdings_of: tokens that a connection owns."""
+        """Implements Store.holdings_of: tokens that a connection owns."""
         if connection > CONNECTIONS_MAX:
             return 0
         with self:
             return self.tokens.owners[self.tokens.clients[connection].owner].tokens
 
     def leases(self, size_t limit):
-        """As Store.leases: the first `limit` tokens. The names are those of their flows."""
+        """Implements Store.leases: the first `limit` tokens. The names are those of the tokens' flows."""
         cdef uint32_t number
         cdef Token* token
         cdef list found = []
@@ -435,7 +451,7 @@ cdef class SentinelStore(Store):
         return found
 
     cdef int audit_parts(self) except -1:
-        """As Store.audit_parts: checks namespaces and their connections, rules, values, tokens and owners."""
+        """Implements Store.audit_parts: checks namespaces and their connections, rules, values, tokens and owners."""
         cdef uint64_t blocks = <uint64_t>audit_permits(&self.permits) + audit_rules(&self.rules)
         blocks += <uint64_t>audit_values(&self.rates) + audit_tokens(&self.tokens)
         audit_chains(&self.chains, <uint32_t>blocks)
@@ -449,7 +465,7 @@ cdef class Asked:
 
 
 cdef class Batch:
-    """Leases that an expire strategy has to judge."""
+    """Leases about which an expire strategy has to decide."""
 
 
 def settle_call(Asked asked, tuple outcome):
@@ -462,7 +478,7 @@ def settle_call(Asked asked, tuple outcome):
 
 
 def give_up_call(Asked asked):
-    """Called when a token service did not answer in time. A token that it grants later has to be released."""
+    """Called when a token service did not answer in time. A token that the service grants later has to be released."""
     cdef Session session = asked.session
     asked.session = None
     if session is not None:
@@ -471,7 +487,7 @@ def give_up_call(Asked asked):
 
 
 def recall_call(Asked asked, tuple outcome):
-    """Called when a token service answered late: releases the token if it granted one."""
+    """Called when a token service answered late. Releases the token if the service granted one."""
     if outcome[0] == OK:
         asked.store.note_release(outcome[1])
 
@@ -482,5 +498,8 @@ def settle_batch(Batch batch, set going):
 
 
 def give_up_batch(Batch batch):
-    """Called when an expire strategy did not answer in time. The tokens' timers end them; a late answer is ignored."""
+    """Called when an expire strategy did not answer in time.
+
+    The tokens' timers end the tokens; a late answer is ignored.
+    """
     return False

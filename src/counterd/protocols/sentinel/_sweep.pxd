@@ -30,7 +30,7 @@ cdef inline int sweep_reserve(Sweep* sweep, Region* region) except -1:
 
 
 cdef inline int64_t sweep_due_ns(const Sweep* sweep, const Tokens* tokens) noexcept nogil:
-    """Returns when the sweep has work, perhaps in the past; -1 if no lease is armed."""
+    """Returns when the sweep has work, which can be in the past. Returns -1 if no lease is armed."""
     cdef int64_t due_ns = timers_next_ns(&tokens.timers)
     if due_ns < 0 or sweep.state.is_under_way:
         return due_ns
@@ -38,7 +38,7 @@ cdef inline int64_t sweep_due_ns(const Sweep* sweep, const Tokens* tokens) noexc
 
 
 cdef inline bint sweep_begin(Sweep* sweep, const Tokens* tokens, int64_t now_ns) noexcept nogil:
-    """Begins a sweep if it is time and a lease is due. Returns True if a sweep is under way."""
+    """Begins a sweep if it is time and a lease is due. Returns whether a sweep is in progress."""
     cdef SweepState* state = sweep.state
     cdef int64_t due_ns
     if state.is_under_way:
@@ -53,7 +53,10 @@ cdef inline bint sweep_begin(Sweep* sweep, const Tokens* tokens, int64_t now_ns)
 
 
 cdef inline uint32_t sweep_take(Sweep* sweep, Tokens* tokens, int64_t now_ns, int* steps) noexcept nogil:
-    """Returns a token that is due, for the caller to end its lease or arm it again; 0: no more for now."""
+    """Returns a token that is due.
+
+    The caller ends its lease or arms its timer again. Returns 0 if there is no more for now.
+    """
     cdef uint32_t number
     if steps[0] <= 0 or sweep.tokens_max and sweep.state.taken >= sweep.tokens_max:
         return 0
@@ -68,6 +71,6 @@ cdef inline void sweep_end(Sweep* sweep) noexcept nogil:
 
 
 cdef inline void sweep_pause(Sweep* sweep, int64_t now_ns, int steps) noexcept nogil:
-    """Called after each slice: ends the sweep if steps remain, because nothing more is due, or its time is over."""
+    """Called after each slice. Ends the sweep if steps remain, because nothing more is due, or if its time is over."""
     if steps > 0 or now_ns - sweep.state.began_ns >= sweep.duration_ns:
         sweep_end(sweep)

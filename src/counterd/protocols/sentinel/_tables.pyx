@@ -1,7 +1,7 @@
 """The sentinel protocol's tables for people: the calls in progress, and the flows.
 
-Floor 2. Walks in slices, see engine/walk.pyx. Times refer to the store's last call. Ids are texts, because they have 64
-bits, and many JSON parsers keep only 53 bits of a number.
+Floor 2. The tables are walks in slices, see engine/walk.pyx. Times refer to the store's last call. Ids are texts,
+because they have 64 bits, and many JSON parsers keep only 53 bits of a number.
 """
 
 from libc.stdint cimport int64_t, uint32_t, uint64_t
@@ -37,9 +37,9 @@ cdef dict ORDERS = {
 
 
 cdef class TokensWalk(RankedWalk):
-    """Lists tokens: those held longest first, or those with the largest count first.
+    """Lists tokens. The tokens that were held the longest come first, or those with the largest count.
 
-    flow, connection: list only the tokens of a flow, or of a connection, by its number; 0 = of all.
+    flow, connection: list only the tokens of one flow, or of one connection, by its number; 0 means all.
     """
 
     cdef Order order
@@ -77,7 +77,7 @@ cdef class TokensWalk(RankedWalk):
 
 
 cdef class FlowsWalk(RankedWalk):
-    """Lists flows, the largest by `sort` first."""
+    """Lists flows, with the largest by `sort` first."""
 
     cdef Order order
 
@@ -133,15 +133,19 @@ def open_flows(SentinelStore store, parameters):
 TABLES = (
     Table(
         "tokens",
-        "The calls in progress, by default the longest-running first.",
+        "The calls in progress. By default, the longest-running calls come first.",
         (
-            Column("token", "text", "the token's id"),
-            Column("flow", "text", "the id of its rule"),
-            Column("count", "integer", "how much of the threshold it uses"),
-            Column("connection", "connection", "the connection that holds it"),
-            Column("held", "seconds", "how long it has been held"),
-            Column("left", "seconds", "time until its lease expires; negative: expired, and freed by the next sweep"),
-            Column("kept", "integer", "how often a client renewed its lease"),
+            Column("token", "text", "the id of the token"),
+            Column("flow", "text", "the id of the token's rule"),
+            Column("count", "integer", "how much of the threshold the token uses"),
+            Column("connection", "connection", "the connection that holds the token"),
+            Column("held", "seconds", "how long the token has been held"),
+            Column(
+                "left",
+                "seconds",
+                "how long until the lease expires; if it is negative, the lease is over, and a sweep will free the token",
+            ),
+            Column("kept", "integer", "how often a client renewed the lease"),
         ),
         TOKEN_SORTS,
         open_tokens,
@@ -149,20 +153,22 @@ TABLES = (
     ),
     Table(
         "flows",
-        "The flows, those with the largest value of `sort` first.",
+        "The flows. Those with the largest value of `sort` come first.",
         (
-            Column("flow", "text", "the id of its rule"),
-            Column("resource", "name", "the resource of its rule"),
+            Column("flow", "text", "the id of the flow's rule"),
+            Column("resource", "name", "the resource of the flow's rule"),
             Column(
                 "limits", "text", 'concurrency or qps; "no rule" if tokens are still held after their rule was removed'
             ),
             Column(
-                "threshold", "integer", "limit of concurrent calls or of calls a second, for the clients connected now"
+                "threshold",
+                "integer",
+                "limit of concurrent calls or of calls a second, for the clients that are connected now",
             ),
             Column("now", "integer", "calls in progress"),
             Column("passed", "integer", "calls that passed since the start"),
             Column("blocked", "integer", "calls that were refused"),
-            Column("waiting", "integer", "calls that were answered with a wait"),
+            Column("waiting", "integer", "calls that got a reply to wait"),
             Column("expired", "integer", "calls whose lease expired before they ended"),
         ),
         FLOW_SORTS,

@@ -112,7 +112,10 @@ cdef inline int tokens_reserve(Tokens* tokens, Region* region, Rules* rules, uin
 cdef inline void tokens_begin(
     Tokens* tokens, const uint64_t* key, const uint64_t* id_key, const Chains* chains, int64_t now_ns
 ) noexcept nogil:
-    """Called once, after the region is mapped. key: of the tables. id_key: for tokens' ids."""
+    """Call this once, after the region was mapped.
+
+    key: the key of the tables. id_key: the key for the ids of tokens.
+    """
     debug_check(sizeof(Token) == 64 and sizeof(Owner) == 32)
     table_begin(&tokens.table, key, chains)
     timers_begin(&tokens.timers, &(<Token*>tokens.table.records).timer, sizeof(Token), now_ns)
@@ -136,7 +139,7 @@ cdef inline int64_t renewed(const Flow* flow, int64_t due_ns, int64_t moment_ns)
 
 
 cdef inline bint token_is_online(const Tokens* tokens, const Token* token) noexcept nogil:
-    """Returns True if the token's owner is connected, or it has no owner."""
+    """Returns whether the token's owner is connected, or the token has no owner."""
     return token.owner == 0 or tokens.owners[token.owner].connection != 0
 
 
@@ -161,7 +164,7 @@ cdef inline int64_t lease_begun(const Flow* flow, const Token* token, int64_t no
 # ---- owners --------------------------------------------------------------------------------------------------------
 
 cdef inline uint32_t owner_of(Tokens* tokens, uint32_t connection) noexcept nogil:
-    """Returns the owner of a connection, and makes it for the first token."""
+    """Returns the owner of a connection. Makes the owner for the first token."""
     cdef uint32_t number = tokens.clients[connection].owner
     cdef Owner* owner
     if number:
@@ -199,7 +202,7 @@ cdef inline void owner_free(Tokens* tokens, uint32_t number) noexcept nogil:
 
 
 cdef inline void owner_drop(Tokens* tokens, uint32_t number) noexcept nogil:
-    """Detaches a token from its owner; frees the owner if its connection is gone and it has no tokens left."""
+    """Detaches a token from its owner. Frees the owner if its connection is gone and it has no tokens left."""
     cdef Token* token = token_at(tokens, number)
     cdef Owner* owner = tokens.owners + token.owner
     if token.owner == 0:
@@ -222,12 +225,12 @@ cdef inline void owner_drop(Tokens* tokens, uint32_t number) noexcept nogil:
 # ---- clients -------------------------------------------------------------------------------------------------------
 
 cdef inline uint64_t client_handle(const Tokens* tokens, uint32_t connection) noexcept nogil:
-    """Returns a handle of a connection, for extensions. Unlike a connection's number, a handle is not reused."""
+    """Returns a handle of a connection, for extensions. A handle is never reused, unlike the number of a connection."""
     return <uint64_t>tokens.clients[connection].serial << 32 | connection
 
 
 cdef inline uint32_t client_find(const Tokens* tokens, uint64_t handle) noexcept nogil:
-    """Returns the connection with this handle; 0 if it is gone."""
+    """Returns the connection with this handle, or 0 if the connection is gone."""
     cdef uint32_t connection = <uint32_t>handle
     if connection > CONNECTIONS_MAX or client_handle(tokens, connection) != handle:
         return 0
@@ -240,7 +243,10 @@ cdef inline void client_enter(Tokens* tokens, uint32_t connection) noexcept nogi
 
 
 cdef inline void client_leave(Tokens* tokens, uint32_t connection, int64_t now_ns) noexcept nogil:
-    """Called when a connection ends. Its tokens last for clientOfflineTime from now on; ticks arm them for that."""
+    """Called when a connection ends.
+
+    Its tokens last for clientOfflineTime from now on; ticks arm their timers for that time.
+    """
     cdef TokensState* state = tokens.state
     cdef uint32_t number = tokens.clients[connection].owner
     cdef Owner* owner = tokens.owners + number
@@ -264,7 +270,10 @@ cdef inline void client_leave(Tokens* tokens, uint32_t connection, int64_t now_n
 
 
 cdef inline int leavers_arm(Tokens* tokens, int steps) noexcept nogil:
-    """Arms tokens of gone owners for the end of clientOfflineTime. Returns the steps that remain."""
+    """Arms the timers of tokens whose owners are gone, for the end of clientOfflineTime.
+
+    Returns how many of the steps remain.
+    """
     cdef TokensState* state = tokens.state
     cdef uint32_t number, entry
     cdef Owner* owner
@@ -294,7 +303,7 @@ cdef inline int leavers_arm(Tokens* tokens, int steps) noexcept nogil:
 cdef inline void tokens_foresee(Tokens* tokens, uint32_t count) noexcept nogil:
     """Makes ids for the next `count` tokens, and prefetches their slots, because a large index is not in the cache.
 
-    Ids cannot be guessed: they are hashes of a rising number under a secret key.
+    The ids cannot be guessed: they are hashes of a rising number under a secret key.
     """
     cdef TokensState* state = tokens.state
     cdef uint8_t[ID_SIZE] id
@@ -309,7 +318,7 @@ cdef inline void tokens_foresee(Tokens* tokens, uint32_t count) noexcept nogil:
 
 
 cdef inline uint32_t token_create(Tokens* tokens) noexcept nogil:
-    """Makes a record with a new id."""
+    """Makes the record of a token with a new id."""
     cdef TokensState* state = tokens.state
     cdef uint8_t[ID_SIZE] id
     cdef Foreseen* next
@@ -349,13 +358,16 @@ cdef inline void token_expire(Tokens* tokens, uint32_t number) noexcept nogil:
 
 
 cdef inline void token_arm(Tokens* tokens, uint32_t number, int64_t due_ns) noexcept nogil:
-    """Arms a token for due_ns. An expire strategy, if there is one, is then asked about it."""
+    """Arms a token for due_ns.
+
+    When the timer runs out, an expire strategy, if there is one, is asked about the token.
+    """
     token_at(tokens, number).record.flags &= <uint8_t>~JUDGED
     timers_arm(&tokens.timers, number, due_ns)
 
 
 cdef inline bint token_is_late(const Tokens* tokens, uint32_t number, int64_t now_ns) noexcept nogil:
-    """Returns True if a token's lease is over, unless an expire strategy decides about leases."""
+    """Returns whether a token's lease is over, unless an expire strategy decides about leases."""
     return not tokens.are_judged and lease_end(tokens, token_at(tokens, number), now_ns) <= now_ns
 
 
@@ -364,7 +376,10 @@ cdef inline bint token_is_late(const Tokens* tokens, uint32_t number, int64_t no
 cdef inline void token_acquire(
     Tokens* tokens, uint32_t number, uint32_t count, uint32_t connection, int64_t now_ns, Answer* answer
 ) noexcept nogil:
-    """Section "ACQUIRE". number: of the flow, 0 if it does not exist. connection: 0 for a token without an owner."""
+    """Executes an ACQUIRE (section "ACQUIRE").
+
+    number: the number of the flow, 0 if it does not exist. connection: 0 for a token without an owner.
+    """
     cdef Flow* flow
     cdef Token* token
     cdef uint32_t owner = 0, entry
@@ -400,7 +415,7 @@ cdef inline void token_acquire(
 
 
 cdef inline int token_release(Tokens* tokens, const uint8_t* id, uint32_t tag, int64_t now_ns) noexcept nogil:
-    """Section "RELEASE". Returns the status."""
+    """Executes a RELEASE (section "RELEASE"). Returns the status."""
     cdef uint32_t number = table_find(&tokens.table, tag, id, ID_SIZE)
     cdef bint is_ruled
     if number == 0:
@@ -418,7 +433,7 @@ cdef inline int token_release(Tokens* tokens, const uint8_t* id, uint32_t tag, i
 cdef inline void token_keep(
     Tokens* tokens, const uint8_t* id, uint32_t tag, uint32_t connection, int64_t now_ns, Answer* answer
 ) noexcept nogil:
-    """Section "KEEP"."""
+    """Executes a KEEP (section "KEEP")."""
     cdef uint32_t number = table_find(&tokens.table, tag, id, ID_SIZE)
     cdef uint32_t owner
     cdef Token* token

@@ -51,7 +51,10 @@ cdef inline int window_check(uint32_t size, int64_t interval_ns) except -1:
 
 
 cdef inline int window_begin(Window* window, Samples* samples, uint32_t size, int64_t interval_ns) except -1:
-    """Makes an empty window. samples: NULL for a parameter, whose values have them. Raises as window_check() does."""
+    """Makes an empty window.
+
+    samples: NULL for a parameter rule, whose values have the samples. Raises the same as window_check().
+    """
     cdef uint32_t slot
     window_check(size, interval_ns)
     window.length_ns = interval_ns // size
@@ -69,12 +72,15 @@ cdef inline int window_begin(Window* window, Samples* samples, uint32_t size, in
 
 
 cdef inline bint window_is(const Window* window, uint32_t size, int64_t interval_ns) noexcept nogil:
-    """Returns True if a window has this size and interval."""
+    """Returns whether a window has this size and interval."""
     return window.size == size and window.length_ns * size == interval_ns
 
 
 cdef inline void window_enter(Window* window, Samples* samples, int64_t now_ns) noexcept nogil:
-    """Clears the samples that have passed. Adds the borrowed count to the sample after the last, if it is in range."""
+    """Clears the samples that have passed.
+
+    Adds the borrowed count to the sample after the last one, if this sample is in range.
+    """
     cdef uint64_t number = <uint64_t>now_ns // window.length_ns
     cdef uint64_t passed, step
     cdef uint32_t slot
@@ -101,7 +107,10 @@ cdef inline void window_pass(Window* window, Samples* samples, uint64_t count) n
 
 
 cdef inline bint window_borrow(Window* window, Samples* samples, uint64_t count, double threshold) noexcept nogil:
-    """Borrows from the next sample, when the oldest one will be cleared. Returns False if that is not enough."""
+    """Borrows from the next sample, when the oldest sample will be cleared.
+
+    Returns False if the next sample has too little.
+    """
     cdef uint64_t oldest = samples.passed[(window.number + 1) % window.size]
     if rate(window, window.waiting) > threshold:
         return False
@@ -126,7 +135,7 @@ cdef inline uint32_t tally_blocks(uint32_t size) noexcept nogil:
 
 
 cdef inline uint8_t* tally_sample(const Chains* chains, const Tally* tally, uint32_t slot) noexcept nogil:
-    """Returns the place of the sample in a slot: eight bytes, little-endian."""
+    """Returns where the sample in a slot is stored: eight bytes, little-endian."""
     cdef uint32_t block = tally.samples.first, _step
     for _step in range(slot // SAMPLES_IN_BLOCK):
         block = chains.blocks[block].next
@@ -137,7 +146,7 @@ cdef inline uint8_t* tally_sample(const Chains* chains, const Tally* tally, uint
 cdef inline void tally_enter(
     const Chains* chains, Tally* tally, const Window* window, int64_t now_ns
 ) noexcept nogil:
-    """Clears the samples that have passed. window: of the rule, for its lengths."""
+    """Clears the samples that have passed. window: the window of the rule, for its lengths."""
     cdef uint64_t number = <uint64_t>now_ns // window.length_ns
     cdef uint64_t step
     cdef uint8_t* sample

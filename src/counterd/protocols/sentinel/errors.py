@@ -23,22 +23,22 @@ TEXTS: dict[int, str] = {
 class TokenRefused(ServerError):
     """A server of the sentinel protocol refused a request.
 
-    status: of the response, -128 to 127.
-    name: "flow" and the flow's id, or "token" and the token's, as bytes. resources: the count.
+    status: the status of the response, -128 to 127.
+    name: "flow" and the id of the flow, or "token" and the id of the token, as bytes. resources: the count.
     """
 
     _status_format = "{}"
 
 
 class Blocked(TokenRefused, NotAvailable):
-    """1: the call would exceed the flow's threshold, that of its rule or of the client's own fallback.
+    """Status 1: the call would exceed the threshold of the flow's rule, or of the client's own fallback.
 
-    waited: seconds that a hold waited, or None.
+    waited: how many seconds a hold has waited, or None.
     """
 
 
 class NoSuchRule(TokenRefused, NotFound):
-    """3: the server has no rule for this flow, or not one of this kind."""
+    """Status 3: the server has no rule for this flow, or no rule of this kind."""
 
 
 class TokenLost(CounterdError):
@@ -49,5 +49,5 @@ ERRORS: dict[int, type[TokenRefused]] = {Status.BLOCKED: Blocked, Status.NO_RULE
 
 
 def token_error(status: int) -> TokenRefused:
-    """Makes the error for a status: of its own class, or TokenRefused itself."""
+    """Makes the error for a status: a class of its own, or TokenRefused."""
     return ERRORS.get(status, TokenRefused)(status, TEXTS.get(status, "unknown"))

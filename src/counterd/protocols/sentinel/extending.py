@@ -1,7 +1,7 @@
 """Connects the store to the extensions that the settings name: passes calls to them and checks the results.
 
-Floor 2. Each call is answered, no matter what an extension does: by the extension, by this module if the extension
-fails, or by the store after the time limit.
+Floor 2. Each call gets an answer, no matter what an extension does: from the extension, from this module if the
+extension fails, or from the store after the time limit.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ STATUSES = frozenset(Status)
 
 
 def extend(store: SentinelStore, host: PluginHost, timeout_ms: int) -> None:
-    """Creates the extensions that are named, and makes the store delegate to them."""
+    """Creates the extensions that the settings name, and makes the store delegate decisions to them."""
     limit, limit_ns = timeout_ms / 1000, timeout_ms * 1_000_000
     service = host.make("sentinel.token_service", DefaultTokenService(store, host, limit), limit)
     if service is not None:
@@ -51,7 +51,7 @@ def extend(store: SentinelStore, host: PluginHost, timeout_ms: int) -> None:
 
 
 def submit_calls(store: SentinelStore, plugin: Plugin, calls: Sequence[Call]) -> None:
-    """The argument submit of SentinelStore.delegate(): passes each call to the service."""
+    """The argument submit of SentinelStore.delegate(). Passes each call to the service."""
     for call in calls:
         plugin.ask(METHODS[call.kind], partial(serve, plugin.extension, call), partial(answer, store, call.ticket))
 
@@ -64,7 +64,10 @@ def answer(store: SentinelStore, ticket: int, outcome: tuple[int, int] | Excepti
 
 
 def serve(service: TokenService, call: Call) -> tuple[int, int]:
-    """Calls the service, in its thread. Returns a status and a value. Raises the exceptions of the service."""
+    """Calls the service, in the service's thread.
+
+    Returns a status and a value. Raises the exceptions of the service.
+    """
     token = _client.set(call.client)
     try:
         if call.kind == "request":
@@ -78,7 +81,10 @@ def serve(service: TokenService, call: Call) -> tuple[int, int]:
 
 
 def checked(kind: str, result: object) -> tuple[int, int]:
-    """Returns the status and the value of a service's result. Raises TypeError or ValueError if it is invalid."""
+    """Returns the status and the value of a service's result.
+
+    Raises TypeError or ValueError if the result is invalid.
+    """
     if not isinstance(result, TokenResult):
         raise TypeError(f"expected a TokenResult, not {type(result).__name__}")
     status, token_id, left_ms = result
@@ -100,7 +106,7 @@ def checked(kind: str, result: object) -> tuple[int, int]:
 
 
 def submit_leases(store: SentinelStore, plugin: Plugin, batch: int, leases: Sequence[Lease]) -> None:
-    """The argument submit of SentinelStore.delegate_expiry(): passes a batch to the strategy."""
+    """The argument submit of SentinelStore.delegate_expiry(). Passes a batch to the strategy."""
     ids = frozenset(lease.token_id for lease in leases)
 
     def judged(outcome: frozenset[int] | Exception, now_ns: int) -> None:
@@ -110,7 +116,10 @@ def submit_leases(store: SentinelStore, plugin: Plugin, batch: int, leases: Sequ
 
 
 def judge(strategy: ExpireStrategy, leases: Sequence[Lease], ids: frozenset[int]) -> frozenset[int]:
-    """Calls the strategy, in its thread. Returns the ids of tokens that end. Raises the exceptions of the strategy."""
+    """Calls the strategy, in the strategy's thread.
+
+    Returns the ids of the tokens that end. Raises the exceptions of the strategy.
+    """
     going = frozenset(strategy.expired(leases))
     if not going <= ids:
         raise ValueError(f"expected only ids of the tokens that were passed, not {next(iter(going - ids))!r}")
@@ -121,5 +130,8 @@ def judge(strategy: ExpireStrategy, leases: Sequence[Lease], ids: frozenset[int]
 
 
 def fetch(source: RuleSource) -> Rules:
-    """Loads and checks the rules of a source, in its thread. Raises RulesError, or the exceptions of the source."""
+    """Loads and checks the rules of a source, in the source's thread.
+
+    Raises RulesError, or the exceptions of the source.
+    """
     return read_rules(source.load())

@@ -1,10 +1,11 @@
 """Interfaces and default implementations of the sentinel protocol's extensions, for those who write extensions.
 
-Floor 2. See docs/guides/sentinel-extensions.md. An extension is a class or function that is called once, at the start,
-with a Context. It returns an object with the methods of TokenService, ExpireStrategy or RuleSource; it need not be a
-subclass. The configuration names it, as `package.module:attribute` or as an entry point of the group
-`counterd.sentinel`. Its methods are called one after the other, in its own thread, each with a time limit, the setting
-sentinel.extension_timeout. They may wait for a network or a file, and the daemon serves requests meanwhile.
+Floor 2. docs/guides/sentinel-extensions.md describes how to use them. An extension is a class or function that is
+called once, at the start, with a Context. It returns an object with the methods of TokenService, ExpireStrategy or
+RuleSource. The object's class need not be a subclass. The configuration names the extension, as
+`package.module:attribute` or as an entry point of the group `counterd.sentinel`. The object's methods are called one
+after the other, in the extension's own thread. Each call has a time limit, the setting sentinel.extension_timeout. The
+methods may wait for a network or a file; the daemon serves requests meanwhile.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ _T = TypeVar("_T")
 class TokenResult(NamedTuple):
     """The answer of a TokenService to a client.
 
-    status: a Status. token_id: of a granted token, any 64-bit number except 0. left_ms: the remaining lease of a kept
-    token, in ms.
+    status: a Status. token_id: the id of a granted token, any 64-bit number except 0. left_ms: the remaining lease of a
+    kept token, in ms.
     """
 
     status: int
@@ -45,53 +46,57 @@ class TokenResult(NamedTuple):
 
 @runtime_checkable
 class TokenService(Protocol):
-    """Grants and takes back concurrent tokens. The setting token_service.
+    """Grants and takes back concurrent tokens. The setting sentinel.token_service names it.
 
-    It does not decide about requests by rate and by value. It is not notified of disconnects, so it has to take back
-    the tokens of dead clients by itself. If it does not answer in time, the client gets NOT_AVAILABLE. If it grants a
-    token after that, the token is released by a call of release_token().
+    A token service does not decide about requests by rate and by value. A token service is not notified of disconnects,
+    so it has to take back the tokens of dead clients by itself. If the service does not answer in time, the client gets
+    NOT_AVAILABLE. If the service grants a token after that, the store calls release_token() for this token.
 
-    If it raises an exception or returns something other than a TokenResult, the error is logged and the client is
-    answered FAIL. Context.default is a DefaultTokenService.
+    If the service raises an exception or returns anything except a TokenResult, the error is logged and the client gets
+    the reply FAIL. Context.default is a DefaultTokenService.
     """
 
     def request_token(self, flow_id: int, count: int, prioritized: bool, client: str) -> TokenResult:
-        """Grants or refuses `count` permits of a flow: OK with a token's id, BLOCKED, NO_RULE...
+        """Grants or refuses `count` permits of a flow. The result is OK with the id of a token, BLOCKED, NO_RULE, or
+        another status.
 
         client: the address of the client, such as 10.0.0.7:40112.
         """
 
     def release_token(self, token_id: int) -> TokenResult:
-        """Takes a token back: RELEASE_OK, or ALREADY_RELEASED if there is no token with this id."""
+        """Takes a token back. The result is RELEASE_OK, or ALREADY_RELEASED if there is no token with this id."""
 
     def keep_token(self, token_id: int) -> TokenResult:
-        """Renews a token: OK and left_ms, or ALREADY_RELEASED."""
+        """Renews a token. The result is OK and left_ms, or ALREADY_RELEASED."""
 
 
 @runtime_checkable
 class ExpireStrategy(Protocol):
-    """Decides which tokens end when their lease is over. The setting expire_strategy.
+    """Decides which tokens end when their lease is over. The setting sentinel.expire_strategy names it.
 
-    While it decides, clients can release and keep the tokens as before. The decision does not apply to a token whose
-    lease was renewed meanwhile. If it raises an exception, returns an invalid result or does not answer in time, all
-    tokens end. Context.default is a RegularExpireStrategy.
+    While the strategy decides, clients can still release and keep these tokens. The decision does not apply to a token
+    whose lease was renewed meanwhile. If the strategy raises an exception, returns an invalid result or does not answer
+    in time, all tokens end. Context.default is a RegularExpireStrategy.
     """
 
     def expired(self, tokens: Sequence[Lease]) -> Iterable[int]:
-        """Returns the ids of the tokens that end. The others get another lease of 2 x their rule's resourceTimeout."""
+        """Returns the ids of the tokens that end.
+
+        The other tokens get another lease of 2 x their rule's resourceTimeout.
+        """
 
 
 @runtime_checkable
 class RuleSource(Protocol):
-    """Provides the rules. The setting rule_source.
+    """Provides the rules. The setting sentinel.rule_source names it.
 
-    It is called at the start, at each reload, and every sentinel.rules_interval seconds. If it raises an exception, a
-    rule is wrong, or it does not answer in time, the daemon does not start. Later, the error is logged and the rules
-    stay as they are. Context.default is a FileRuleSource.
+    A source is called at the start, at each reload, and every sentinel.rules_interval seconds. If the source raises an
+    exception, has a wrong rule, or does not answer in time, the daemon does not start. After the start, such an error
+    is logged, and the rules do not change. Context.default is a FileRuleSource.
     """
 
     def load(self) -> object:
-        """Returns all rules, in the form of the file's JSON: a dict of namespaces, see docs/protocols/sentinel.md."""
+        """Returns all rules, in the form of the file's JSON: a dict of namespaces. See docs/protocols/sentinel.md."""
 
 
 # ---- default implementations -----------------------------------------------------------------------------------------
@@ -101,10 +106,10 @@ _client: contextvars.ContextVar[int] = contextvars.ContextVar("client")
 
 
 class DefaultTokenService:
-    """The engine's own tokens. They have the leases of the flow's rule, and are given back if their owner dies.
+    """The engine's own tokens. These tokens have the leases of the flow's rule, and are given back if their owner dies.
 
-    Call it from request_token() and keep_token() of another service, in the same context (contextvars): the client of
-    that request owns the token. A call waits for the engine's next turn.
+    Another service can call it from its request_token() and keep_token(), in the same context (contextvars). Then the
+    client of that request owns the token. A call waits for the engine's next turn.
     """
 
     def __init__(self, store: SentinelStore, host: PluginHost, timeout: float) -> None:
@@ -131,7 +136,7 @@ class DefaultTokenService:
             return _client.get()
         except LookupError:
             raise RuntimeError(
-                "no client is waiting for a token here: call this within a call of the token service"
+                "no client waits for a token here: call this within a call of the token service"
             ) from None
 
     def _run(self, function: Callable[[int], _T]) -> _T:
@@ -146,7 +151,7 @@ class RegularExpireStrategy:
 
 
 class FileRuleSource:
-    """Reads the file that the setting sentinel.rules names; no rules if it names none."""
+    """Reads the file that the setting sentinel.rules names. If the setting names no file, there are no rules."""
 
     def __init__(self, host: PluginHost) -> None:
         self._host = host

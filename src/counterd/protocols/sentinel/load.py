@@ -1,12 +1,13 @@
-"""The sentinel protocol as counterbench loads it: its flows, their rules, and the checks of --verify.
+"""The sentinel protocol for counterbench: its flows, their rules, and the checks of --verify.
 
-A side, pure Python. A flow is either a semaphore or a rate. So the permits of a load belong to flows 1, 2, ..., its
-rates to flows 1000001, 1000002, ... All values belong to flow 1: a parameter rule can have the id of a flow rule.
+A side, pure Python. A flow is either a semaphore or a rate. So the permits of a load belong to flows 1, 2, ..., and its
+rates to flows 1000001, 1000002, ... All values belong to flow 1, because a parameter rule can have the same id as a
+flow rule.
 
-The load processes count the permits that are surely held: they were granted, and their release was not sent. There is
-no Dump, so the checks send requests: if a flow has the expected number of held permits, the server grants all others in
-one request, and refuses one more. This needs flows whose limit is the plan's maximum and that no other client uses, and
-leases that are longer than any permit is held.
+The load processes count the permits that are certainly held: they were granted, and their release was not sent. The
+protocol has no Dump, so the checks send requests: if a flow has the expected number of held permits, the server grants
+all other permits in one request, and refuses one more. This needs flows whose limit is the plan's maximum and that no
+other client uses, and leases that last longer than any permit is held.
 """
 
 from __future__ import annotations
@@ -42,7 +43,10 @@ AT_ONCE = 500  # requests: they fit into the buffer of any socket
 
 
 def requests_of(plan: Plan, name: bytes) -> dict[str, bytes]:
-    """Returns each kind of request, with the first flow and no token. Both are numbers; only values have names."""
+    """Returns each kind of request, with the first flow and without a token.
+
+    The flow and the token are numbers; only values have names.
+    """
     return {
         "noop": wire.ping(0, NAMESPACE.encode()),
         "acquire": wire.acquire(0, FIRST_SEMAPHORE, plan.resources),
@@ -77,10 +81,10 @@ def mistakes_of(plan: Plan) -> Mistakes:
 
 
 def rules_of(names: int, maximum: int, **semaphore: int) -> str:
-    """Returns JSON for sentinel.rules, with so many semaphores, so many rates, and one flow for values.
+    """Returns JSON for sentinel.rules, with a number of semaphores, a number of rates, and one flow for values.
 
-    maximum: of each semaphore, and for a second of each rate and each value. semaphore: further members of the
-    semaphores' clusterConfig. Raises ValueError if there are too many names.
+    maximum: the limit of each semaphore, and for a second of each rate and each value. semaphore: further members of
+    the semaphores' clusterConfig. Raises ValueError if there are too many names.
     """
     if names > FLOWS_MAX:
         raise ValueError(f"there can be at most {FLOWS_MAX} flows of a kind, not {names}")
@@ -120,11 +124,13 @@ def look(plan: Plan) -> None:
     """Raises ProtocolError if a flow does not exist, has another limit, or is in use."""
     if found := _wait(plan, LOOK_S):
         first = min(found, key=lambda each: each.passes)
-        raise ProtocolError(f"{first.text}: the count of each rule must be --maximum, without other clients")
+        raise ProtocolError(
+            f"{first.text}: the count of each rule must be --maximum, and no other client may use the flows"
+        )
 
 
 def while_held(plan: Plan, board: Board) -> list[str]:
-    """Returns the violations while no request is under way and all connections are open."""
+    """Returns the violations while no request is in flight and all connections are open."""
     return bounded([each.text for each in probe(plan, board.all_held())])
 
 
@@ -135,7 +141,10 @@ def when_gone(plan: Plan) -> list[str]:
 
 
 def _wait(plan: Plan, seconds: float) -> list[Finding]:
-    """Returns the mistakes when nothing should be held. Waits for at most so many seconds until there are none."""
+    """Returns the mistakes at a time when nothing should be held.
+
+    Waits for at most this many seconds until there are no mistakes.
+    """
     end = time.monotonic() + seconds
     while (found := probe(plan, {})) and all(each.passes for each in found) and time.monotonic() < end:
         time.sleep(PAUSE_S)
@@ -143,9 +152,10 @@ def _wait(plan: Plan, seconds: float) -> list[Finding]:
 
 
 def probe(plan: Plan, held: Mapping[int, int]) -> list[Finding]:
-    """Checks whether each flow has exactly so many held permits. held: by the number of the flow, counted from 0.
+    """Checks whether each flow has exactly the expected number of held permits. held: this number, by the number of the
+    flow, counted from 0.
 
-    This changes nothing.
+    The check changes nothing.
     """
     found: list[Finding] = []
     with resolve(plan).connect() as connection:
@@ -165,7 +175,10 @@ def probe(plan: Plan, held: Mapping[int, int]) -> list[Finding]:
 
 
 def _judged(flow: int, maximum: int, left: int, more: int, rest: int) -> Iterator[Finding]:
-    """Yields the mistakes of a flow. more: the status of a request for one too many. rest: of one for all others."""
+    """Yields the mistakes of a flow.
+
+    more: the status of a request for one permit too many. rest: the status of a request for all other permits.
+    """
     used = f"flow {flow}: {maximum - left} of {maximum} are held, and"
     if more == Status.OK:
         yield Finding(f"{used} {left + 1} more were granted", False)

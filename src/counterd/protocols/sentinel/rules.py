@@ -2,8 +2,8 @@
 
 Floor 2, pure Python, without files: the caller passes the document. Fields, defaults and checks are those of Sentinel
 1.8 (FlowRule, ClusterFlowConfig, ParamFlowRule, ParamFlowItem). Sentinel's server skips invalid rules and logs them.
-This module refuses the whole document, because without its rule a resource is not limited at all. For the layout see
-docs/protocols/sentinel.md, "Rules".
+This module refuses the whole document, because a resource without its rule would not be limited at all.
+docs/protocols/sentinel.md, "Rules", describes the document.
 """
 
 from __future__ import annotations
@@ -40,8 +40,9 @@ class FlowRule:
     """A rule for calls: by rate (grade 1: FLOW) or by concurrency (grade 0: ACQUIRE).
 
     count: the threshold for all clients of the namespace together or, if threshold_type is 0, for each client.
-    sample_count, window_ms: the number of samples and the length of the sliding window. For grade 1.
-    resource_timeout_ms, client_offline_ms, resource_timeout_strategy: how long tokens last. For grade 0, else defaults.
+    sample_count, window_ms: the number of samples and the length of the sliding window. These are for grade 1.
+    resource_timeout_ms, client_offline_ms, resource_timeout_strategy: how long tokens last. These are for grade 0;
+    other rules have their defaults.
     """
 
     namespace: str
@@ -61,7 +62,7 @@ class FlowRule:
 class ParamRule:
     """A rule for calls with the same value, by rate (PARAM).
 
-    items: thresholds of single values, by the value as on the wire (tag and bytes).
+    items: the thresholds of single values, by the value in the form of the wire (tag and bytes).
     """
 
     namespace: str
@@ -76,7 +77,7 @@ class ParamRule:
 
 @dataclass(frozen=True)
 class Rules:
-    """The rules of a document, in its order."""
+    """The rules of a document, in the order of the document."""
 
     flows: tuple[FlowRule, ...] = ()
     params: tuple[ParamRule, ...] = ()
@@ -86,7 +87,7 @@ RulesError = DocumentError
 
 
 def parse_rules(text: bytes | str) -> Rules:
-    """Reads the rules of a JSON text, in UTF-8. Raises RulesError with all mistakes."""
+    """Reads the rules in a JSON text, in UTF-8. Raises RulesError with all mistakes."""
     return read_rules(read_document(text))
 
 
@@ -103,7 +104,8 @@ def read_rules(document: object) -> Rules:
 
 
 class _Object:
-    """An object of the document. Reads its fields, records mistakes, and returns a valid value in place of a wrong one.
+    """An object of the document. It reads its fields, records mistakes, and returns a valid value in place of a wrong
+    one.
 
     null means that the field is missing, as in Java.
     """
@@ -134,7 +136,7 @@ class _Object:
         return f", did you mean {near[0]}?" if near else ""
 
     def whole(self, name: str, low: int, high: int, default: int | None = None) -> int:
-        """Reads a whole number. Without a default it is required."""
+        """Reads a whole number. A field without a default is required."""
         value = self.members.get(name)
         if value is None and default is not None:
             return default
@@ -170,7 +172,7 @@ class _Object:
         return value
 
     def text(self, name: str, *, needed: bool = False, blank: bool = True) -> str:
-        """Reads a string that UTF-8 can encode. needed: it is required. blank: it may be blank."""
+        """Reads a string that UTF-8 can encode. needed: whether it is required. blank: whether it may be blank."""
         value = self.members.get(name)
         if value is None and not needed:
             return ""
@@ -219,12 +221,12 @@ class _Object:
 
 
 def _is_broken(text: str) -> bool:
-    """Returns True if a string contains half a surrogate pair, which JSON allows."""
+    """Returns whether a string contains half a surrogate pair, which JSON allows."""
     return re.search("[\ud800-\udfff]", text) is not None
 
 
 def _plain(name: object) -> str:
-    """Returns a name from the document unchanged if it is harmless, else as _shown()."""
+    """Returns a name from the document unchanged if it is harmless. Otherwise returns it as _shown() formats it."""
     return name if isinstance(name, str) and re.fullmatch(r"[\w.$-]{1,60}", name) else _shown(name)
 
 
@@ -271,7 +273,7 @@ def _read(document: object, problems: Problems) -> Rules:
     for name in getattr(document, "twice", ()):
         problems.add(f"namespace {_shown(name)}", "is given twice")
     if len(document) > NAMESPACES_MAX:
-        problems.add("the document", f"{len(document)} namespaces, at most {NAMESPACES_MAX} are possible")
+        problems.add("the document", f"{len(document)} namespaces, but at most {NAMESPACES_MAX} are possible")
     flows, params = _Ids("flow rules", FLOWS_MAX), _Ids("parameter flow rules", PARAMS_MAX)
     flow_rules: list[FlowRule] = []
     param_rules: list[ParamRule] = []
@@ -293,7 +295,7 @@ def _read(document: object, problems: Problems) -> Rules:
 
 
 def _check_namespace(name: object, members: object, place: str, problems: Problems) -> bool:
-    """Checks the name of a namespace. Returns True if its members can be read."""
+    """Checks the name of a namespace. Returns whether the members of the namespace can be read."""
     if not isinstance(name, str) or _is_broken(name):
         problems.add(place, "its name must be Unicode")
     elif not name.strip():
@@ -307,7 +309,7 @@ def _check_namespace(name: object, members: object, place: str, problems: Proble
 
 
 class _Ids:
-    """The flowIds of the rules of one kind, over all namespaces."""
+    """The flowIds of the rules of one kind, in all namespaces."""
 
     def __init__(self, what: str, most: int) -> None:
         self._what = what
@@ -327,11 +329,11 @@ class _Ids:
 
     def check(self, problems: Problems) -> None:
         if self._count > self._most:
-            problems.add("the document", f"{self._count} {self._what}, at most {self._most} are possible")
+            problems.add("the document", f"{self._count} {self._what}, but at most {self._most} are possible")
 
 
 def _flow(entry: _Object, namespace: str, ids: _Ids) -> FlowRule | None:
-    """Reads a flow rule. Returns None if it is not for a cluster."""
+    """Reads a flow rule. Returns None if the rule is not for a cluster."""
     entry.check_names(_FLOW)
     if not entry.boolean("clusterMode", False):
         return None
@@ -378,7 +380,7 @@ def _flow(entry: _Object, namespace: str, ids: _Ids) -> FlowRule | None:
 
 
 def _param(entry: _Object, namespace: str, ids: _Ids) -> ParamRule | None:
-    """Reads a parameter flow rule. Returns None if it is not for a cluster."""
+    """Reads a parameter flow rule. Returns None if the rule is not for a cluster."""
     entry.check_names(_PARAM)
     if not entry.boolean("clusterMode", False):
         return None
@@ -509,7 +511,10 @@ def _items(entry: _Object) -> dict[bytes, int]:
 
 
 def _item_value(item: _Object, text: str, class_type: str) -> bytes:
-    """Encodes a value as on the wire; b"" if its type is wrong. Raises ValueError that says what it must be."""
+    """Encodes a value for the wire.
+
+    Returns b"" if its type is wrong. Raises ValueError, which says what the value must be.
+    """
     if class_type in _TEXTS:
         try:
             return encode_value(text)

@@ -1,8 +1,8 @@
 """The client's side of the sentinel protocol: encodes requests and parses responses.
 
-Floor 2, pure Python: needs the standard library and counterd.errors only, uses no sockets, and works without compiled
-modules. docs/protocols/sentinel.md has every layout. All integers on the wire are signed and big-endian. Encoders raise
-ValueError or TypeError for invalid arguments; the parser raises ProtocolError.
+Floor 2, pure Python: this file needs only the standard library and counterd.errors. It uses no sockets, and works
+without compiled modules. docs/protocols/sentinel.md has every layout. All integers on the wire are signed and
+big-endian. Encoders raise ValueError or TypeError for invalid arguments; the parser raises ProtocolError.
 """
 
 from __future__ import annotations
@@ -44,7 +44,10 @@ _T = TypeVar("_T")
 
 
 class MessageType(IntEnum):
-    """Request types. The first three are those of Sentinel 1.8; docs/protocols/sentinel.md defines the others."""
+    """The types of requests.
+
+    The first three types are those of Sentinel 1.8; docs/protocols/sentinel.md defines the others.
+    """
 
     PING = 0
     FLOW = 1
@@ -105,7 +108,7 @@ _STRING = struct.Struct(">bi")
 
 
 def encode_value(value: Value) -> bytes:
-    """Encodes a value of a PARAM: its tag and its bytes. A server takes values for equal if their encodings are equal.
+    """Encodes a value of a PARAM: its tag and its bytes. A server considers values equal if their encodings are equal.
 
     A value that is not Typed gets the type that a Java client most likely sends: bool is Boolean; int is Integer, or
     Long if it does not fit; float is Double; str (in UTF-8) and bytes are String. All NaNs of a type have one encoding.
@@ -148,14 +151,18 @@ def _of(tag: Tag, value: object, kind: type[_T]) -> _T:
 
 
 def frame(xid: int, type: int, data: bytes = b"", *, length: int | None = None) -> bytes:
-    """Makes any request, valid or not, for tests and tools. length: of the head; by default the right one."""
+    """Makes any request, valid or not, for tests and tools.
+
+    length: the length in the head; by default the right one.
+    """
     return _HEAD.pack(REQUEST_HEAD + len(data) if length is None else length, xid, type) + data
 
 
 def ping(xid: int, namespace: bytes) -> bytes:
-    """Registers the connection in a namespace of 0 to 1,013 bytes. xid: -2^31 to 2^31-1, as in all encoders.
+    """Encodes a PING, which registers the connection in a namespace of 0 to 1,013 bytes. xid: -2^31 to 2^31-1, as in
+    all encoders.
 
-    The server refuses a blank namespace; this encoder does not check it.
+    The server refuses a blank namespace; this encoder does not check that.
     """
     size = len(namespace)
     if size > NAMESPACE_MAX:
@@ -168,15 +175,19 @@ def ping(xid: int, namespace: bytes) -> bytes:
 
 
 def flow(xid: int, flow_id: int, count: int, priority: bool = False) -> bytes:
-    """Asks if count calls may pass now. priority: the server may also tell them to wait for the next window.
+    """Encodes a FLOW, which asks whether count calls may pass now. priority: whether the server may also tell the calls
+    to wait for the next window.
 
-    The server refuses a flow_id or a count that is not positive. No encoder here checks this.
+    The server refuses a flow_id or a count that is not positive. The encoders do not check this.
     """
     return _ask(MessageType.FLOW, xid, flow_id, count, priority)
 
 
 def param_flow(xid: int, flow_id: int, count: int, values: Iterable[Value]) -> bytes:
-    """Asks if count calls with each of these values may pass now. The encoded values may have 1,001 bytes."""
+    """Encodes a PARAM, which asks whether count calls with each of these values may pass now.
+
+    The encoded values can have at most 1,001 bytes.
+    """
     encoded = [encode_value(value) for value in values]
     data = b"".join(encoded)
     if len(data) > VALUES_MAX:
@@ -191,17 +202,17 @@ def param_flow(xid: int, flow_id: int, count: int, values: Iterable[Value]) -> b
 
 
 def acquire(xid: int, flow_id: int, count: int, prioritized: bool = False) -> bytes:
-    """Asks for a token for count concurrent calls. counterd ignores prioritized."""
+    """Encodes an ACQUIRE, which asks for a token for count concurrent calls. counterd ignores prioritized."""
     return _ask(MessageType.ACQUIRE, xid, flow_id, count, prioritized)
 
 
 def release(xid: int, token_id: int) -> bytes:
-    """Gives a token back."""
+    """Encodes a RELEASE, which gives a token back."""
     return _name(MessageType.RELEASE, xid, token_id)
 
 
 def keep(xid: int, token_id: int) -> bytes:
-    """Renews the lease of a token. From then on this connection owns the token."""
+    """Encodes a KEEP, which renews the lease of a token. From then on this connection owns the token."""
     return _name(MessageType.KEEP, xid, token_id)
 
 
@@ -224,7 +235,7 @@ def _name(type: MessageType, xid: int, token_id: int) -> bytes:
 
 
 def _check(bits: int, **numbers: int) -> None:
-    """Raises an error that names the number that does not fit, because struct's error does not."""
+    """Raises an error that shows the number that does not fit, because struct's error does not."""
     limit = 1 << bits - 1
     for what, value in numbers.items():
         if not isinstance(value, int):
@@ -237,13 +248,14 @@ def _check(bits: int, **numbers: int) -> None:
 
 
 class Response(NamedTuple):
-    """One response. type and status are plain numbers, as a server may send any. Fields of other types are 0.
+    """A response of the server. type and status are plain numbers, because a server may send any. Fields that belong to
+    other types are 0.
 
-    remaining: FLOW, PARAM. How many more calls could pass, -1 if the server does not say.
-    wait_ms: FLOW, PARAM. How long the calls have to wait.
-    token_id: ACQUIRE. Not 0 if the token was granted; may be negative.
-    left_ms: KEEP. The remaining lease; LEASE_MAX also means any longer time.
-    connected: PING. Connections that are registered in the namespace.
+    remaining: for FLOW and PARAM. How many more calls could pass; -1 if the server does not say.
+    wait_ms: for FLOW and PARAM. How long the calls have to wait.
+    token_id: for ACQUIRE. It is not 0 if the token was granted, and may be negative.
+    left_ms: for KEEP. The remaining lease; LEASE_MAX also means any longer time.
+    connected: for PING. How many connections are registered in the namespace.
     """
 
     xid: int
@@ -269,16 +281,19 @@ _TELLING = (Status.OK, Status.SHOULD_WAIT)
 
 
 class ResponseParser:
-    """Splits a stream into responses. The stream may arrive in any pieces; the time is linear even byte by byte."""
+    """Splits a stream into responses.
+
+    The stream can arrive in any pieces; the time is linear even if it arrives byte by byte.
+    """
 
     def __init__(self) -> None:
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> list[Response]:
-        """Takes the next bytes from the server. Returns the responses that are complete now.
+        """Takes the next bytes from the server. Returns the responses that are complete.
 
-        Raises ProtocolError for an impossible length, at the first byte that shows it, and for data that do not fit the
-        type. Then the connection must be closed and the parser discarded.
+        Raises ProtocolError for an impossible length, at the first byte that shows it, and for data that does not fit
+        the type. After that the connection must be closed and the parser discarded.
         """
         kept = self._buffer
         kept += data if kept else b""
@@ -302,7 +317,7 @@ class ResponseParser:
 
 
 def _decode(buffer: bytes | bytearray, start: int, length: int) -> Response:
-    """Decodes a response of `length` bytes from `start` on, which has a complete head."""
+    """Decodes a response of `length` bytes that begins at `start` and has a complete head."""
     xid, type, status = _RESPONSE.unpack_from(buffer, start)
     data = start + RESPONSE_HEAD
     size = length - RESPONSE_HEAD

@@ -26,12 +26,12 @@ REDIS = "redis://HOST:PORT/DATABASE, rediss:// for TLS, unix:///PATH?db=N; empty
 
 @dataclass(frozen=True)
 class SmockronSettings:
-    """The protocol's own settings."""
+    """The settings that only this protocol has."""
 
-    control_port: int = setting(integer(0, 65535), PORT + 1, "TCP port; 0 means any free port")
+    control_port: int = setting(integer(0, 65535), PORT + 1, "TCP port; 0 means that the kernel chooses a free port")
     control_socket: str = setting(socket_path, "", "absolute path; empty means no Unix socket")
     state: str = setting(redis_url, "", REDIS, secret=True)
-    rules: str = setting(absolute_path, "", "absolute path of a file; empty means no domain", reload=True)
+    rules: str = setting(absolute_path, "", "absolute path of a file; empty means that there is no domain", reload=True)
     max_identifiers: int = setting(integer(1, IDENTIFIERS_MAX), 1_000_000)
     max_message_size: int = setting(size(MESSAGE_MIN, MESSAGE_MAX), 1 << 16, "bytes")
     max_queued: int = setting(size(QUEUED_MIN, QUEUED_MAX), 1 << 20, "bytes", reload=True)
@@ -58,17 +58,17 @@ def read_rules(text: bytes) -> Rules:
 
 
 def load(store: SmockronStore, _settings: SmockronSettings, files: Mapping[str, Any]) -> None:
-    """Loads the rules of the file."""
+    """Loads the rules in the file."""
     store.load_rules(files.get("smockron.rules", {}))
 
 
 def reload(store: SmockronStore, settings: SmockronSettings) -> None:
-    """Applies the settings that may change while the store runs."""
+    """Applies the settings that can change while the store runs."""
     store.limit_posted(settings.max_queued)
 
 
 def tables() -> tuple[Table, ...]:
-    """What people can ask for."""
+    """Returns the tables that people can ask for."""
     from counterd.protocols.smockron._tables import TABLES  # noqa: PLC0415 - as above
 
     return TABLES
@@ -116,7 +116,7 @@ FIGURES = (
         "region",
         "smockron_region_bytes",
         "gauge",
-        "Bytes of address space reserved for all tables; memory is used only as they fill.",
+        "Bytes of address space that are reserved for all tables; memory is used only as they fill.",
     ),
 )
 

@@ -1,6 +1,6 @@
-"""What counterbench sends to a smockron master, and what that says: docs/protocols/smockron.md.
+"""What counterbench sends to a smockron master, and how it reads the master's messages. See docs/protocols/smockron.md.
 
-A side. Messages are not answered, but the PING behind a batch of them is.
+A side. Messages get no reply, but the PING after a batch of messages does.
 """
 
 import time
@@ -40,7 +40,7 @@ cdef class LoadCodec(Codec):
         self.wall_ns = time.time_ns() - monotonic_ns()
 
     cdef int begin(self, int64_t now) noexcept:
-        """Messages that are written from here on say that it is now."""
+        """Sets the time of the messages that are written from now on."""
         cdef int64_t moment_ms = (now + self.wall_ns) // NS_PER_MS
         if moment_ms != self.moment_ms:
             self.moment_ms = moment_ms
@@ -49,7 +49,7 @@ cdef class LoadCodec(Codec):
         return 0
 
     cdef size_t end(self, const Request* last, uint8_t* target) noexcept:
-        """A PING that asks whether so many requests have been read, all together."""
+        """Writes a PING after a number of requests. Its PONG shows that all of them have been read."""
         if last.op != ACCOUNT and last.op != NOOP and last.op != LISTEN:
             return 0
         memcpy(target, b"\x04\x0b\x04PING\0\0", PING_CONTEXT_AT)
@@ -57,7 +57,7 @@ cdef class LoadCodec(Codec):
         return PING_SIZE
 
     cdef Py_ssize_t read(self, const Request* request, const uint8_t* data, size_t size, Reply* reply) noexcept:
-        """A PONG answers all requests with numbers below its own."""
+        """Reads a PONG, which answers all requests with numbers below its own."""
         cdef uint8_t op = request.op
         cdef uint32_t count
         if op == GREET:
@@ -79,7 +79,7 @@ cdef class LoadCodec(Codec):
         return 0 if reply.goes_on else PONG_SIZE
 
     cdef Py_ssize_t hear(self, const uint8_t* data, size_t size, int64_t* number) noexcept:
-        """The connection that listens is sent nothing else."""
+        """Reads a control message. The connection that listens gets no other messages."""
         cdef size_t at = 0
         cdef const Template* asked = self.templates + <int>CONTROL
         cdef size_t head = self.name_size - asked.digits
@@ -119,7 +119,10 @@ cdef inline Py_ssize_t greeting_reply(const uint8_t* data, size_t size, Reply* r
 
 
 cdef inline Py_ssize_t handshake_reply(const uint8_t* data, size_t size, uint8_t op, Reply* reply) noexcept nogil:
-    """READY, and to who sends messages the subscription to everything. An ERROR is a failure."""
+    """Reads the master's READY and, on a connection that sends messages, its subscription to everything.
+
+    An ERROR counts as a failure.
+    """
     cdef size_t ready = 2 + data[1] if size > 1 else 0
     reply.value = -1
     reply.outcome = ANSWERED

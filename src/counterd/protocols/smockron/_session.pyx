@@ -1,10 +1,10 @@
-"""The smockron protocol, sans-I/O: accounting messages of gatekeepers come in, control messages go out, over ZMTP.
+"""The smockron protocol without I/O: gets accounting messages of gatekeepers, and sends control messages, over ZMTP.
 
-Floor 2. Section names below are those of docs/protocols/smockron.md. On the first port gatekeepers publish accounting
-messages and this end subscribes. On the second port this end publishes control messages and gatekeepers subscribe.
+Floor 2. Section names are those in docs/protocols/smockron.md. On the first port gatekeepers publish accounting
+messages, and this end subscribes. On the second port this end publishes control messages, and gatekeepers subscribe.
 
-A frame of the session is a greeting, or a message with all its ZMTP frames, between which commands may come. Only
-handshakes and PINGs are answered.
+A frame of the session is a greeting, or a message with all its ZMTP frames. Commands may come between these. Only
+handshakes and PINGs get a reply.
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
@@ -59,7 +59,7 @@ cdef class SmockronSession(Session):
     # ---- frames ----
 
     cdef Py_ssize_t parse_frame(self, const uint8_t* data, size_t size, Frame* frame) noexcept:
-        """Section "Frames". The first byte of a greeting is not valid as the flags of a frame."""
+        """Parses a frame (section "Frames"). The first byte of a greeting is not valid as the flags of a frame."""
         cdef SmockronStore store = <SmockronStore>self.store
         cdef size_t position = 0
         cdef int count = 0, frames = 0, found
@@ -153,7 +153,7 @@ cdef class SmockronSession(Session):
         return self.take_message(frame)
 
     cdef int take_message(self, const Frame* frame) except -1:
-        """Executes a message and the commands among its frames."""
+        """Executes a message, and the commands among its frames."""
         cdef Part[PARTS] parts
         cdef Part part
         cdef size_t position = 0
@@ -180,7 +180,7 @@ cdef class SmockronSession(Session):
     # ---- ZMTP ----
 
     cdef int take_command(self, const Part* part) except -1:
-        """Executes a command. Ignores unknown ones. Sections "Handshake", "Subscriptions" and "Heartbeats"."""
+        """Executes a command. Ignores unknown commands. See sections "Handshake", "Subscriptions" and "Heartbeats"."""
         if not self.ready:
             return self.take_ready(part)
         if command_is(part, b"PING", 4) and part.size >= 7:
@@ -194,7 +194,7 @@ cdef class SmockronSession(Session):
         return DONE
 
     cdef int take_ready(self, const Part* part) except -1:
-        """Section "Handshake": answers READY with READY if the peer's socket type fits the port."""
+        """Answers READY with READY if the peer's socket type fits the port (section "Handshake")."""
         cdef SmockronStore store = <SmockronStore>self.store
         cdef Link* link = store.links + self.connection
         cdef Part kind
@@ -232,7 +232,7 @@ cdef class SmockronSession(Session):
         self.store.out_size += part_write(target, COMMAND, text, size) - target
 
     cdef int take_ping(self, const uint8_t* data, size_t size) except -1:
-        """Section "Heartbeats": the PONG repeats the bytes after the TTL."""
+        """Answers a PING (section "Heartbeats"): the PONG repeats the bytes after the TTL."""
         cdef SmockronStore store = <SmockronStore>self.store
         cdef uint8_t[COMMAND_MAX] pong
         if size - 2 > CONTEXT_MAX:
@@ -247,7 +247,10 @@ cdef class SmockronSession(Session):
         return DONE
 
     cdef int take_subscription(self, const uint8_t* data, uint64_t size, bint begins) except -1:
-        """Section "Subscriptions". Ignores a prefix that is longer than any topic, because it would match nothing."""
+        """Executes a subscription or its end (section "Subscriptions").
+
+        Ignores a prefix that is longer than any topic, because it would match nothing.
+        """
         cdef SmockronStore store = <SmockronStore>self.store
         cdef bytes prefix
         if size > PREFIX_MAX:
@@ -267,7 +270,10 @@ cdef class SmockronSession(Session):
     # ---- accounting ----
 
     cdef uint32_t domain_of(self, const Part* parts) noexcept:
-        """Returns the domain of a topic, which may end with a NUL; 0 if it has no rule. Section "Accounting"."""
+        """Returns the domain of a topic, which may end with a NUL.
+
+        Returns 0 if the domain has no rule. See section "Accounting".
+        """
         cdef const Throttles* throttles = &(<SmockronStore>self.store).throttles
         cdef uint64_t size = parts[0].size
         if size and parts[0].data[size - 1] == 0:
@@ -281,7 +287,7 @@ cdef class SmockronSession(Session):
         return 0
 
     cdef int take_accounting(self, const Part* parts, int count, uint32_t tag) except -1:
-        """Section "Accounting"."""
+        """Executes an accounting message (section "Accounting")."""
         cdef SmockronStore store = <SmockronStore>self.store
         cdef uint32_t domain
         cdef uint32_t size
@@ -313,7 +319,7 @@ cdef class SmockronSession(Session):
         return DONE
 
     cdef int end_wait(self, Why why) except -1:
-        """As Session.end_wait. The message that waited was accepted before, and will be decided."""
+        """Implements Session.end_wait. The waiting message was accepted before, and will be decided."""
         (<SmockronStore>self.store).parked.pop(self.connection, None)
         return self.resume(None) if why == HALF_CLOSED else 0
 

@@ -1,6 +1,6 @@
 """The smockron protocol's store: decides how long identifiers have to wait, and notifies the subscribers.
 
-Floor 2. Section names are those of docs/protocols/smockron.md. Domains and identifiers are in _throttles.pxd.
+Floor 2. Section names are those in docs/protocols/smockron.md. Domains and identifiers are in _throttles.pxd.
 Subscriptions are not in the region: they are prefixes, and end with their connections.
 """
 
@@ -66,11 +66,14 @@ Question = namedtuple("Question", ("operation", "tag", "name", "moment_ms", "now
 
 
 cdef class SmockronStore(Store):
-    """The store. identifiers: the most in memory. message_max: bytes of a message. See Store for the others."""
+    """The store of the protocol.
+
+    identifiers: the most identifiers in memory. message_max: bytes of a message. See Store for the other arguments.
+    """
 
     def __cinit__(self, *, bytes hash_key, uint32_t identifiers, size_t message_max, **_):
         if identifiers == 0:
-            raise ValueError("there must be room for an identifier")
+            raise ValueError("there must be room for at least one identifier")
         self.message_max = message_max
         self.audience, self.prefixes, self.listeners, self.rounded_ms, self.questions = {}, {}, {}, {}, {}
         self.leaving, self.asked, self.parked = [], [], {}
@@ -107,7 +110,7 @@ cdef class SmockronStore(Store):
         Store.forget(self, connection)
 
     cdef int take_leave(self, int* steps) except -1:
-        """Removes subscriptions of gone connections."""
+        """Removes the subscriptions of connections that are gone."""
         cdef uint32_t connection
         while self.leaving and steps[0] > 0:
             connection = self.leaving[0]
@@ -127,7 +130,7 @@ cdef class SmockronStore(Store):
     # ---- rules ----
 
     def load_rules(self, rules not None):
-        """Replaces all rules. rules: {domain: rules.Rule}. Raises ValueError if there are too many.
+        """Replaces all rules. rules: {domain: rules.Rule}. Raises ValueError if there are too many rules.
 
         Domains without a rule are unknown from now on. Their identifiers stay until they expire.
         """
@@ -136,7 +139,7 @@ cdef class SmockronStore(Store):
             gone = [number for number in self.used_domains() if self.domain_name(number) not in rules]
             kept = [number for number in gone if domain_is_used(domain_at(&self.throttles, number))]
             if len(kept) + len(rules) > DOMAINS_MAX:
-                raise ValueError(f"{DOMAINS_MAX} domains are possible, with those that still have identifiers")
+                raise ValueError(f"{DOMAINS_MAX} domains are possible, including those that still have identifiers")
             self.rounded_ms = {}
             self.forget_listeners()
             for number in gone:
@@ -163,7 +166,7 @@ cdef class SmockronStore(Store):
         (rate.interval.ns, rate.interval.part), (rate.burst.ns, rate.burst.part), rate.parts, rounded_ms = rule
         if not (0 < rate.parts <= GCRA_PARTS_MAX and max(rate.interval.part, rate.burst.part) < rate.parts
                 and 0 <= rate.interval.ns <= SPAN_MAX_NS and 0 <= rate.burst.ns <= SPAN_MAX_NS):
-            raise ValueError(f"a rule that cannot be: {rule}")
+            raise ValueError(f"an impossible rule: {rule}")
         if number == 0:
             number = domain_make(&self.throttles, text, size)
         domain = domain_at(&self.throttles, number)
@@ -181,7 +184,7 @@ cdef class SmockronStore(Store):
             self.wall_ns = wall_ns
 
     cdef int64_t now_ms(self) noexcept:
-        """Returns Unix time in whole milliseconds, as the real master uses it."""
+        """Returns Unix time in whole milliseconds, as the original master uses it."""
         return (self.now_ns + self.wall_ns) // NS_PER_MS
 
     cdef int64_t due_ns(self) except? -2:
@@ -213,7 +216,10 @@ cdef class SmockronStore(Store):
         self.heard(connection)
 
     cdef void heard(self, uint32_t connection) noexcept:
-        """Called when a connection has sent something: restarts the timer that ends it. Section "Heartbeats"."""
+        """Called when a connection has sent something.
+
+        Restarts the timer that ends the connection. See section "Heartbeats".
+        """
         cdef Link* link = self.links + connection
         if link.patience_ns:
             timers_arm(&self.silences, connection, self.now_ns + link.patience_ns)
@@ -239,7 +245,7 @@ cdef class SmockronStore(Store):
     cdef int account(
         self, uint32_t domain, Operation operation, uint32_t tag, const uint8_t* name, uint32_t size, int64_t moment_ms
     ) except -1:
-        """Counts a request that was accepted, or delayed until moment_ms (Unix time). Section "Throttle"."""
+        """Counts a request that was accepted, or delayed until moment_ms (Unix time). See section "Throttle"."""
         cdef Domain* of = domain_at(&self.throttles, domain)
         cdef int64_t now_ms = self.now_ms()
         if operation == ACCEPTED:
@@ -255,7 +261,10 @@ cdef class SmockronStore(Store):
         self, uint32_t domain, Operation operation, uint32_t tag, const uint8_t* name, uint32_t size,
         int64_t moment_ms, int64_t now_ms,
     ) except -1:
-        """Decides how long the identifier has to wait now. moment_ms: of the request; now_ms: when it was received."""
+        """Decides how long the identifier has to wait now.
+
+        moment_ms: the time of the request. now_ms: when it was received.
+        """
         cdef Throttles* throttles = &self.throttles
         cdef Domain* of = domain_at(throttles, domain)
         cdef uint32_t number = identifier_find(throttles, domain, tag, name, size)
@@ -272,7 +281,7 @@ cdef class SmockronStore(Store):
         )
 
     cdef uint32_t enter(self, uint32_t domain, uint32_t tag, const uint8_t* name, uint32_t size) except 0:
-        """Makes an identifier, and room for it."""
+        """Makes an identifier, and makes room for it."""
         self.make_room(name_blocks(&self.throttles.identifiers, size))
         return identifier_make(&self.throttles, domain, tag, name, size)
 
@@ -291,8 +300,10 @@ cdef class SmockronStore(Store):
     # ---- state that is shared with other masters ----
 
     def share(self, bint is_shared, int64_t now_ns):
-        """Sets whether Redis decides from now on: see take_questions(). If not, open questions are decided here, from
-        the state of this store."""
+        """Sets whether Redis decides from now on: see take_questions().
+
+        If it does not, this store decides about the open questions from its own state.
+        """
         with self.at(now_ns):
             self.is_shared, self.is_alone = is_shared, not is_shared
             if not is_shared:
@@ -308,8 +319,11 @@ cdef class SmockronStore(Store):
                 self.unpark()
 
     def take_questions(self, int64_t now_ns):
-        """Returns the next questions: (domain, (interval_ms, burst_ms), [(identifier, moment_ms), ...]); None if there
-        are none, or CALLS_AHEAD calls are not settled yet. A moment of 0 means that the identifier is forgotten."""
+        """Returns the next questions: (domain, (interval_ms, burst_ms), [(identifier, moment_ms), ...]).
+
+        Returns None if there are none, or if CALLS_AHEAD calls are not settled yet. A moment of 0 means that the
+        identifier is forgotten.
+        """
         with self.at(now_ns):
             if len(self.asked) == CALLS_AHEAD or not self.questions:
                 return None
@@ -324,7 +338,7 @@ cdef class SmockronStore(Store):
 
     def settle_questions(self, list found not None, int64_t now_ns):
         """Applies the answers to the oldest call: until when each identifier has to wait, in milliseconds, at most
-        10**15. Raises ValueError if their number is wrong."""
+        10**15. Raises ValueError if the number of answers is wrong."""
         with self.at(now_ns):
             number, questions = self.asked[0] if self.asked else (0, [])
             if len(found) != len(questions):
@@ -346,7 +360,7 @@ cdef class SmockronStore(Store):
         return 0
 
     cdef bint is_full(self) noexcept:
-        """Returns True if sessions have to wait until some questions are settled."""
+        """Returns whether sessions have to wait until some questions are settled."""
         return self.asking >= QUESTIONS_MAX
 
     cdef int park(self, uint32_t connection) except -1:
@@ -374,7 +388,7 @@ cdef class SmockronStore(Store):
         )
 
     cdef int settle_question(self, uint32_t domain, question, int64_t until_ms) except -1:
-        """Applies a decision of Redis, and keeps it for the time when Redis is unavailable."""
+        """Applies a decision of Redis, and stores it for the time when Redis is unavailable."""
         cdef bytes name = question.name
         cdef const uint8_t* text = <const uint8_t*>PyBytes_AS_STRING(name)
         cdef uint32_t size = <uint32_t>PyBytes_GET_SIZE(name)
@@ -392,7 +406,7 @@ cdef class SmockronStore(Store):
         return self.tell(domain, question.operation, text, size, now_ms, until_ms)
 
     cdef int forget_identifier(self, uint32_t domain, uint32_t tag, const uint8_t* name, uint32_t size) except -1:
-        """Section "Forget"."""
+        """Executes a FORGET (section "Forget")."""
         cdef int64_t now_ms = self.now_ms()
         if self.is_shared:
             return self.ask(domain, Question(FORGET, tag, name[:size], now_ms, now_ms))
@@ -408,7 +422,7 @@ cdef class SmockronStore(Store):
         return 0
 
     cdef int reject(self, uint32_t domain, uint32_t tag, const uint8_t* name, uint32_t size) except -1:
-        """Counts a rejected request. Its identifier becomes the last one to be evicted. Section "Accounting"."""
+        """Counts a rejected request. Its identifier becomes the last one to be evicted. See section "Accounting"."""
         cdef uint32_t number = identifier_find(&self.throttles, domain, tag, name, size)
         domain_at(&self.throttles, domain).rejected += 1
         self.count(REJECTED, OK)
@@ -417,8 +431,11 @@ cdef class SmockronStore(Store):
         return 0
 
     cdef int make_room(self, uint32_t blocks) except -1:
-        """Makes room for an identifier: evicts the least recently used one. If blocks are missing, evicts identifiers
-        with blocks, at most IDENTIFIER_BLOCKS of them, because a name needs at most so many blocks."""
+        """Makes room for an identifier: evicts the identifier that was used the longest time ago.
+
+        If blocks are missing, evicts identifiers with blocks, at most IDENTIFIER_BLOCKS of them, because a name needs
+        at most that many blocks.
+        """
         cdef Throttles* throttles = &self.throttles
         if pool_left(throttles.identifiers.pool) == 0:
             self.evict(identifier_oldest(throttles))
@@ -437,7 +454,7 @@ cdef class SmockronStore(Store):
     cdef int publish(
         self, uint32_t domain, const char* command, const uint8_t* name, uint32_t size, int64_t moment_ms
     ) except -1:
-        """Posts a control message to all subscribers of the domain. Section "Control"."""
+        """Posts a control message to all subscribers of the domain. See section "Control"."""
         cdef bytes topic, message
         cdef tuple listeners
         cdef uint8_t[NUMBER_MAX] digits
@@ -465,7 +482,10 @@ cdef class SmockronStore(Store):
         return 0
 
     cdef tuple find_listeners(self, uint32_t domain):
-        """Returns the topic of a domain and its subscribers, each once. Caches them until subscriptions change."""
+        """Returns the topic of a domain and its subscribers, each of them once.
+
+        Stores both in a cache until subscriptions change.
+        """
         cdef bytes topic = self.domain_name(domain) + b"\0"
         found = {}
         for end in range(len(topic) + 1):
@@ -482,7 +502,7 @@ cdef class SmockronStore(Store):
         self.listed = 0
 
     cdef int give(self, uint32_t connection, bytes message) except -1:
-        """Posts a message to a subscriber. If it does not read and has no room, the message is lost."""
+        """Posts a message to a subscriber. If the subscriber does not read and has no room, the message is lost."""
         cdef Session session
         cdef size_t size = PyBytes_GET_SIZE(message)
         if self.sessions[connection] == NULL:
@@ -499,8 +519,8 @@ cdef class SmockronStore(Store):
         return 0
 
     cdef bint can_publish(self) except -1:
-        """Returns False while a subscriber that reads has no room for another message: it has to fetch its messages
-        first. A subscriber that does not read is not waited for."""
+        """Returns False while a subscriber that reads has no room for another message: it first has to fetch its
+        messages. The store does not wait for a subscriber that does not read."""
         cdef Session session
         if self.crowded == 0:
             return True
@@ -513,7 +533,10 @@ cdef class SmockronStore(Store):
         return True
 
     cdef int subscribe(self, uint32_t connection, bytes prefix) except -1:
-        """Adds a subscription. Returns False if the connection has too many. Section "Subscriptions"."""
+        """Adds a subscription.
+
+        Returns False if the connection has too many subscriptions. See section "Subscriptions".
+        """
         cdef dict audience
         mine = self.prefixes.setdefault(connection, set())
         self.budget -= LEAVE_STEPS
@@ -573,7 +596,7 @@ cdef class SmockronStore(Store):
         return figures
 
     def outcomes(self):
-        """As Store.outcomes."""
+        """Implements Store.outcomes."""
         with self:
             found = [
                 (name, outcome, self.state.outcomes[<int>operation][<int>index])
@@ -596,7 +619,7 @@ cdef class SmockronStore(Store):
         for number in range(1, throttles.identifiers.pool.fresh + 1):
             identifier = identifier_at(throttles, number)
             if timer_is_armed(&identifier.timer) != (identifier.record.flags & RECORD_USED != 0):
-                raise AssertionError(f"identifier {number} is armed wrongly")
+                raise AssertionError(f"identifier {number}: its timer is wrong")
             if identifier.record.flags & RECORD_USED:
                 counted[identifier.domain] += 1
         for number, identifiers in counted.items():
@@ -608,18 +631,21 @@ cdef class SmockronStore(Store):
             raise AssertionError(f"{listed} identifiers by recency, {throttles.identifiers.pool.used} in all")
         for number in self.parked:
             if self.sessions[number] == NULL or not (<Session>self.sessions[number]).waiting:
-                raise AssertionError(f"connection {number} is parked, and does not wait")
+                raise AssertionError(f"connection {number} is parked, but does not wait")
         return self.audit_audience()
 
     cdef uint32_t audit_recency(self, const Recency* recency, bint chained) except? 0:
-        """Checks a list by recency. chained: its identifiers have blocks. Returns its length."""
+        """Checks a list of identifiers by recency.
+
+        chained: whether its identifiers have blocks. Returns the length of the list.
+        """
         cdef const Identifier* identifier
         cdef uint32_t number = recency.state.newest, listed = 0, newer = 0
         cdef uint64_t used = self.throttles.state.uses + 1
         while number and listed <= self.throttles.identifiers.pool.used:
             identifier = identifier_at(&self.throttles, number)
             if identifier.links.newer != newer or identifier.used >= used:
-                raise AssertionError(f"identifier {number} has a wrong predecessor by recency")
+                raise AssertionError(f"identifier {number} has a wrong predecessor in the list by recency")
             if (identifier.record.name_size > IDENTIFIER_INLINE) != chained:
                 raise AssertionError(f"identifier {number} is in the wrong list by recency")
             listed += 1
@@ -638,10 +664,11 @@ cdef class SmockronStore(Store):
         for number, (topic, listeners) in self.listeners.items():
             wanted = {connection for connection, prefix in mine if topic.startswith(prefix)}
             if topic != self.domain_name(number) + b"\0" or sorted(listeners) != sorted(wanted):
-                raise AssertionError(f"{listeners} are kept as who listens to {topic}, and {wanted} do")
+                raise AssertionError(
+                    f"{listeners} are stored as the subscribers of {topic}, but {wanted} subscribe to it")
         return 0
 
 
 cdef inline bint is_waited_for(Session session) noexcept:
-    """Returns True if the connection is about to fetch its messages, and nothing prevents it."""
+    """Returns whether the connection is about to fetch its messages, and nothing prevents it."""
     return not (session.blocked or session.position or session.held_size)

@@ -1,6 +1,6 @@
 """The smockron protocol's tables for people: the identifiers that have to wait, and the domains.
 
-Floor 2. Walks in slices, see engine/walk.pyx. Waiting times refer to the store's last call.
+Floor 2. The tables are walks in slices, see engine/walk.pyx. Waiting times refer to the store's last call.
 """
 
 from libc.stdint cimport int64_t, uint32_t, uint64_t
@@ -18,7 +18,7 @@ DOMAIN_SORTS = ("told", "accepted", "delayed", "rejected", "identifiers")
 
 
 cdef class ThrottledWalk(RankedWalk):
-    """Lists identifiers that have `match` in their names and have to wait, the longest wait first."""
+    """Lists identifiers that have to wait and whose names contain `match`, with the longest wait first."""
 
     def __cinit__(self, SmockronStore store not None, bytes match, uint32_t limit):
         self.table = &store.throttles.identifiers
@@ -40,7 +40,7 @@ cdef class ThrottledWalk(RankedWalk):
 
 
 cdef class DomainsWalk(RankedWalk):
-    """Lists domains that have `match` in their names, the largest figure of `sort` first."""
+    """Lists domains whose names contain `match`, with the largest figure of `sort` first."""
 
     cdef int key
 
@@ -81,11 +81,11 @@ def open_domains(SmockronStore store, parameters):
 TABLES = (
     Table(
         "throttled",
-        "The throttled identifiers, the longest wait first. `match`: only names that contain it.",
+        "The throttled identifiers. The longest wait comes first. `match`: list only names that contain this text.",
         (
             Column("identifier", "name", "the identifier"),
             Column("domain", "name", "the domain in which it is throttled"),
-            Column("wait", "seconds", "time until its next request passes without a delay"),
+            Column("wait", "seconds", "how long until the identifier's next request passes without a delay"),
         ),
         (),
         open_throttled,
@@ -93,11 +93,11 @@ TABLES = (
     ),
     Table(
         "domains",
-        "The domains, by default those with the most control messages first.",
+        "The domains. By default, those with the most control messages come first.",
         (
-            Column("domain", "name", "its name"),
-            Column("interval", "seconds", "what a request uses up; 0 if its rule is gone"),
-            Column("burst", "seconds", "how far requests can run ahead of the rate"),
+            Column("domain", "name", "the name of the domain"),
+            Column("interval", "seconds", "the time between two requests at the domain's rate; 0 if its rule is gone"),
+            Column("burst", "seconds", "how far requests can be ahead of the rate"),
             Column("identifiers", "integer", "identifiers in memory"),
             Column("accepted", "integer", "requests that passed without a delay"),
             Column("delayed", "integer", "requests that passed after a delay"),

@@ -87,7 +87,7 @@ cdef inline int throttles_reserve(Throttles* throttles, Region* region, uint32_t
 cdef inline void throttles_begin(
     Throttles* throttles, const uint64_t* hash_key, const Chains* domains, const Chains* identifiers, int64_t now_ns
 ) noexcept nogil:
-    """Called once, after the region is mapped. domains, identifiers: chains for the long names of each."""
+    """Call this once, after the region was mapped. domains, identifiers: the chains for the long names of each."""
     cdef Identifier* first = <Identifier*>throttles.identifiers.records
     throttles.hash_key = hash_key
     table_begin(&throttles.domains, hash_key, domains)
@@ -108,25 +108,25 @@ cdef inline Identifier* identifier_at(const Throttles* throttles, uint32_t numbe
 # ---- domains ---------------------------------------------------------------------------------------------------------
 
 cdef inline uint64_t domain_hash(const Throttles* throttles, const uint8_t* name, uint32_t size) noexcept nogil:
-    """Returns the hash of a domain's name: the upper half is its tag, the lower its salt."""
+    """Returns the hash of a domain's name. The upper half is its tag, the lower half its salt."""
     return siphash13(throttles.hash_key, name, size)
 
 
 cdef inline uint32_t domain_find(const Throttles* throttles, const uint8_t* name, uint32_t size) noexcept nogil:
-    """Returns the number of the domain with this name, or 0."""
+    """Returns the number of the domain with this name, or 0 if there is none."""
     return table_find(&throttles.domains, <uint32_t>(domain_hash(throttles, name, size) >> 32), name, size)
 
 
 cdef inline bint domain_is(
     const Throttles* throttles, uint32_t number, const uint8_t* name, uint32_t size
 ) noexcept nogil:
-    """Returns True if the record is in use for a domain with this name."""
+    """Returns whether the record is in use for a domain with this name."""
     cdef Record* record = record_at(&throttles.domains, number)
     return record.flags & RECORD_USED and name_equals(&throttles.domains, record, name, size)
 
 
 cdef inline uint32_t domain_make(Throttles* throttles, const uint8_t* name, uint32_t size) noexcept nogil:
-    """Makes a domain without a rule. The caller has checked that a record and enough blocks are free."""
+    """Makes a domain without a rule. The caller must have checked that a record and enough blocks are free."""
     cdef uint64_t hashed = domain_hash(throttles, name, size)
     cdef uint32_t number = table_insert(&throttles.domains, <uint32_t>(hashed >> 32), name, size)
     cdef Domain* domain = domain_at(throttles, number)
@@ -141,7 +141,7 @@ cdef inline uint32_t domain_make(Throttles* throttles, const uint8_t* name, uint
 
 
 cdef inline bint domain_is_used(const Domain* domain) noexcept nogil:
-    """Returns True if the domain has to stay even without a rule."""
+    """Returns whether the domain has to stay even without a rule."""
     return domain.identifiers != 0 or domain.asked != 0
 
 
@@ -169,7 +169,7 @@ cdef inline uint32_t identifier_tag(
 cdef inline uint32_t identifier_find(
     const Throttles* throttles, uint32_t domain, uint32_t tag, const uint8_t* name, uint32_t size
 ) noexcept nogil:
-    """Returns the number of the identifier with this name in the domain, or 0."""
+    """Returns the number of the identifier with this name in the domain, or 0 if there is none."""
     cdef const Table* table = &throttles.identifiers
     cdef uint32_t slot = index_home(&table.index, tag)
     cdef uint32_t number, _step
@@ -185,7 +185,7 @@ cdef inline uint32_t identifier_find(
 
 
 cdef inline Recency* recency_of(Throttles* throttles, uint32_t number) noexcept nogil:
-    """Returns the list that an identifier is in."""
+    """Returns the list that contains an identifier."""
     cdef bint is_inlined = identifier_at(throttles, number).record.name_size <= IDENTIFIER_INLINE
     return &throttles.inlined if is_inlined else &throttles.chained
 
@@ -198,7 +198,7 @@ cdef inline void identifier_touch(Throttles* throttles, uint32_t number) noexcep
 
 
 cdef inline uint32_t identifier_oldest(const Throttles* throttles) noexcept nogil:
-    """Returns the least recently used identifier; 0 if there is none."""
+    """Returns the identifier that was used the longest time ago, or 0 if there is none."""
     cdef uint32_t inlined = throttles.inlined.state.oldest, chained = throttles.chained.state.oldest
     if inlined == 0 or chained == 0:
         return inlined + chained
@@ -208,7 +208,7 @@ cdef inline uint32_t identifier_oldest(const Throttles* throttles) noexcept nogi
 cdef inline uint32_t identifier_make(
     Throttles* throttles, uint32_t domain, uint32_t tag, const uint8_t* name, uint32_t size
 ) noexcept nogil:
-    """Makes an identifier. The caller sets its time, and has checked that a record and enough blocks are free."""
+    """Makes an identifier. The caller sets its time, and must have checked that a record and enough blocks are free."""
     cdef uint32_t number = table_insert(&throttles.identifiers, tag, name, size)
     cdef Identifier* identifier = identifier_at(throttles, number)
     identifier.domain = domain
@@ -234,7 +234,7 @@ cdef inline Span identifier_next(const Identifier* identifier) noexcept nogil:
 cdef inline void identifier_set(
     Throttles* throttles, uint32_t number, const Rate* rate, int64_t next_ns
 ) noexcept nogil:
-    """Sets when the next request is on time, as decided by Redis."""
+    """Sets when the next request is on time, as Redis has decided."""
     cdef Identifier* identifier = identifier_at(throttles, number)
     identifier.next_ns = next_ns
     identifier.part = 0
@@ -245,9 +245,9 @@ cdef inline void identifier_set(
 cdef inline Span identifier_count(
     Throttles* throttles, uint32_t number, bint is_new, const Rate* rate, int64_t moment_ns
 ) noexcept nogil:
-    """Counts a request at moment_ns. Returns when the next one is on time. Section "Throttle".
+    """Counts a request at moment_ns. Returns when the next request is on time. See section "Throttle".
 
-    The identifier is kept until one burst after that time, when it no longer differs from a new one.
+    The identifier is kept until one burst after that time. Then it no longer differs from a new identifier.
     """
     cdef Identifier* identifier = identifier_at(throttles, number)
     cdef Span stored = gcra_first(rate, moment_ns) if is_new else identifier_next(identifier)

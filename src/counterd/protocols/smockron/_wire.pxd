@@ -63,7 +63,10 @@ cdef struct Part:           # a frame of ZMTP
 # ---- greeting --------------------------------------------------------------------------------------------------------
 
 cdef inline void greeting_write(uint8_t* target) noexcept nogil:
-    """Writes the greeting of a peer that binds, with mechanism NULL: GREETING_SIZE bytes. Section "Greeting"."""
+    """Writes the greeting of a peer that binds, with the mechanism NULL: GREETING_SIZE bytes.
+
+    See section "Greeting".
+    """
     memset(target, 0, GREETING_SIZE)
     target[0] = 0xff
     target[SIGNATURE_SIZE - 1] = 0x7f
@@ -87,7 +90,10 @@ cdef inline int greeting_check(const uint8_t* data, size_t size) noexcept nogil:
 # ---- frames ----------------------------------------------------------------------------------------------------------
 
 cdef inline int part_read(const uint8_t* data, size_t size, Part* part) noexcept nogil:
-    """Reads the head of a frame. Returns 1, 0 if it needs more bytes, or -1 if flags are wrong. Section "Frames"."""
+    """Reads the head of a frame.
+
+    Returns 1; 0 if more bytes are needed; or -1 if the flags are wrong. See section "Frames".
+    """
     part.flags = data[0]
     if part.flags & RESERVED or part.flags & COMMAND and part.flags & MORE:
         return -1
@@ -100,12 +106,12 @@ cdef inline int part_read(const uint8_t* data, size_t size, Part* part) noexcept
 
 
 cdef inline size_t part_size(size_t size) noexcept nogil:
-    """Returns the bytes of a frame with a body of `size` bytes."""
+    """Returns the size of a frame with a body of `size` bytes."""
     return (SHORT_HEAD if size <= SHORT_MAX else LONG_HEAD) + size
 
 
 cdef inline uint8_t* part_write(uint8_t* target, uint8_t flags, const void* data, size_t size) noexcept nogil:
-    """Writes a frame. Returns the end."""
+    """Writes a frame. Returns the end of the frame."""
     if size <= SHORT_MAX:
         target[0] = flags
         target[1] = <uint8_t>size
@@ -123,14 +129,14 @@ cdef inline bint part_equals(const Part* part, const char* text, size_t size) no
 
 
 cdef inline bint command_is(const Part* part, const char* name, size_t size) noexcept nogil:
-    """Returns True if a command has this name."""
+    """Returns whether a command has this name."""
     return part.size > size and part.data[0] == size and memcmp(part.data + 1, name, size) == 0
 
 
 # ---- metadata --------------------------------------------------------------------------------------------------------
 
 cdef inline bint name_is(const uint8_t* name, const char* lower, size_t size) noexcept nogil:
-    """Compares a name with a lower-case one, ignoring case."""
+    """Compares a name with a lower-case name, ignoring case."""
     cdef size_t i
     for i in range(size):
         if (name[i] | 0x20 if 65 <= name[i] and name[i] <= 90 else name[i]) != <uint8_t>lower[i]:
@@ -139,9 +145,9 @@ cdef inline bint name_is(const uint8_t* name, const char* lower, size_t size) no
 
 
 cdef inline int ready_read(const uint8_t* data, size_t size, Part* socket_type) noexcept nogil:
-    """Reads the properties of a READY command. Returns False if they are malformed. Section "Handshake".
+    """Reads the properties of a READY command. Returns False if the properties are malformed. See section "Handshake".
 
-    socket_type: gets the value of Socket-Type, of size 0 if it is missing. Other properties are ignored.
+    socket_type: gets the value of Socket-Type. Its size is 0 if the property is missing. Other properties are ignored.
     """
     cdef const uint8_t* end = data + size
     cdef uint64_t length, value
@@ -171,8 +177,11 @@ cdef inline bint is_digit(uint8_t byte) noexcept nogil:
 
 
 cdef inline int64_t moment_read(const Part* part) noexcept nogil:
-    """Reads Unix time in milliseconds, in digits; ignores a fraction. Returns -1 if it is not a number or above
-    MOMENT_MAX_MS. Section "Accounting"."""
+    """Reads Unix time in milliseconds, in digits.
+
+    Ignores a fraction. Returns -1 if the bytes are not a number, or if the number is above MOMENT_MAX_MS. See section
+    "Accounting".
+    """
     cdef int64_t found = 0
     cdef uint64_t i = 0
     while i < part.size and is_digit(part.data[i]):
@@ -190,7 +199,7 @@ cdef inline int64_t moment_read(const Part* part) noexcept nogil:
 
 
 cdef inline int number_write(uint8_t* target, uint64_t number) noexcept nogil:
-    """Writes a number in digits, at most NUMBER_MAX. Returns how many."""
+    """Writes a number in digits, at most NUMBER_MAX. Returns the number of digits."""
     cdef uint8_t[NUMBER_MAX] digits
     cdef int size = 0, i
     while size == 0 or number:

@@ -8,10 +8,11 @@ from counterd.errors import CounterdError
 
 
 class Rejected(CounterdError):
-    """A gatekeeper rejected a request: it would have to wait for too long, or too many requests wait already.
+    """A gatekeeper rejected a request, because it would have to wait too long or too many requests already wait.
 
     identifier, domain: those of the request.
-    retry_after: seconds until the identifier's next request would pass without delay, as far as is known now.
+    retry_after: after how many seconds the identifier's next request would pass without a delay, as far as is known
+    now.
     """
 
     def __init__(self, identifier: bytes, domain: bytes, retry_after: float) -> None:

@@ -1,6 +1,6 @@
-"""The smockron protocol as counterbench loads it: its domains, and the rules that a master needs for them.
+"""The smockron protocol for counterbench: its domains, and the rules that a master needs for them.
 
-A side, pure Python. An accounting message is not answered. So a PING follows each batch of them: its PONG shows that
+A side, pure Python. An accounting message gets no reply. So a PING follows each batch of messages: its PONG shows that
 all messages of the batch have been read.
 """
 
@@ -41,7 +41,10 @@ def mistakes_of(plan: Plan) -> Mistakes:
 
 
 def rules_of(_names: int, maximum: int) -> str:
-    """Returns JSON for smockron.rules. maximum: the requests a second of each identifier, and the size of its burst."""
+    """Returns JSON for smockron.rules.
+
+    maximum: how many requests a second each identifier may send, and the size of its burst.
+    """
     rules = {DOMAIN: {"rate": f"{maximum}/sec", "burst": maximum}, CONTROL_DOMAIN: {"interval": "100 ms", "burst": 0}}
     return json.dumps({name.decode(): rule for name, rule in rules.items()}, indent=1) + "\n"
 

@@ -1,9 +1,10 @@
-"""Reads the rules of the smockron protocol, one for each domain, in all forms that the real master accepts.
+"""Reads the rules of the smockron protocol, one for each domain, in all forms that the original master accepts.
 
-Floor 2, pure Python. A rule has an interval and a burst. The interval is the time that one request uses up; the burst
-limits how far ahead of time requests may be. The real master rounds the interval to whole milliseconds. Here both are
-exact: a span is a number of nanoseconds and fractional parts. Masters that share state have to calculate in the same
-way, so a rule also has the rounded values. For the layout see docs/protocols/smockron.md, "Rules".
+Floor 2, pure Python. A rule has an interval and a burst. The interval is the time that one request uses up. The burst
+limits how far requests may be ahead of the rate. The original master rounds the interval to whole milliseconds. This
+module keeps both exact: a span is a number of nanoseconds and fractional parts. Masters that share state have to
+calculate in the same way, so a rule also has the rounded values. docs/protocols/smockron.md, "Rules", describes the
+document.
 """
 
 from __future__ import annotations
@@ -46,7 +47,10 @@ class Span(NamedTuple):
 
 
 class Rule(NamedTuple):
-    """The rule of a domain. parts: of a nanosecond. rounded_ms: interval and burst as in the real master."""
+    """The rule of a domain.
+
+    parts: the parts of a nanosecond. rounded_ms: the interval and the burst as the original master rounds them.
+    """
 
     interval: Span
     burst: Span
@@ -58,7 +62,7 @@ Rules = dict[bytes, Rule]
 
 
 def parse_rules(text: bytes | str) -> Rules:
-    """Reads the rules of a JSON text, by domain. Raises DocumentError with all mistakes."""
+    """Reads the rules in a JSON text, by domain. Raises DocumentError with all mistakes."""
     document = read_document(text)
     problems = Problems()
     rules: Rules = {}
@@ -74,7 +78,7 @@ def parse_rules(text: bytes | str) -> Rules:
         elif (rule := _read_rule(_shown(name), members, problems)) is not None:
             rules[name.encode()] = rule
     if len(document) > DOMAINS_MAX:
-        problems.add("the document", f"{len(document)} domains, at most {DOMAINS_MAX} are possible")
+        problems.add("the document", f"{len(document)} domains, but at most {DOMAINS_MAX} are possible")
     if problems.told:
         raise DocumentError(tuple(problems))
     return rules
@@ -92,7 +96,7 @@ def _wrong_name(name: str) -> str:
 
 
 def _read_rule(place: str, members: Mapping[str, object], problems: Problems) -> Rule | None:
-    """Reads a rule. Returns None if it has mistakes."""
+    """Reads a rule. Returns None if the rule has mistakes."""
     before = len(problems.told)
     for name in members:
         if name not in _KEYS:
@@ -131,12 +135,12 @@ def _rounded(span: Fraction) -> int:
 
 
 def _span(exact: Fraction, parts: int) -> Span:
-    """Converts to whole parts. A burst may lose a fraction of a part."""
+    """Converts a duration to whole parts. A burst may lose a fraction of a part."""
     return Span(*divmod(math.floor(exact * parts), parts))
 
 
 def _read(place: str, name: str, members: Mapping[str, object], problems: Problems) -> tuple[Fraction, bool] | None:
-    """Reads a field: (nanoseconds, False) or (number of intervals, True); None if it is wrong."""
+    """Reads a field. Returns (nanoseconds, False), or (number of intervals, True), or None if the field is wrong."""
     value = members.get(name)
     try:
         if value is None:
@@ -164,7 +168,7 @@ def _number(value: float) -> Fraction:
 def _rate(value: object) -> Fraction:
     match = _RATE.fullmatch(value) if isinstance(value, str) else None
     if match is None:
-        raise ValueError(f'must be such as "100/sec" or "10 per 2 min", not {_shown(value)}')
+        raise ValueError(f'must have a form such as "100/sec" or "10 per 2 min", not {_shown(value)}')
     if int(match[1]) == 0:
         raise ValueError("is 0: no request would pass")
     return _duration(match[2]) / int(match[1])

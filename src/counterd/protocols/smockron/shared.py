@@ -1,8 +1,8 @@
-"""The state of identifiers in a Redis that masters share, with the keys and the arithmetic of the real master.
+"""The state of identifiers in a Redis that masters share, with the keys and the arithmetic of the original master.
 
-Floor 2. This module makes the calls and reads the answers; control/authority.py has the connection. One call decides
-requests of one domain. While Redis is unavailable, the store decides alone, from the last answers. See
-docs/protocols/smockron.md, "Shared state".
+Floor 2. This module makes the calls and reads the answers. control/authority.py has the connection. One call decides
+about requests of one domain. While Redis is unavailable, the store decides by itself, starting from the last answers.
+docs/protocols/smockron.md, "Shared state", describes this state.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def begin(store: SmockronStore, now_ns: int) -> None:
 
 
 def take(store: SmockronStore, now_ns: int) -> tuple[list[bytes], list[bytes | int]] | None:
-    """Returns keys and arguments of the next call, or None if there is none."""
+    """Returns the keys and arguments of the next call, or None if there is no call to make."""
     found = store.take_questions(now_ns)
     if found is None:
         return None
@@ -56,15 +56,15 @@ def take(store: SmockronStore, now_ns: int) -> tuple[list[bytes], list[bytes | i
 
 
 def settle(store: SmockronStore, answer: object, now_ns: int) -> None:
-    """Applies the answer of Redis. Raises ValueError if it does not answer the call."""
+    """Applies the answer of Redis. Raises ValueError if the answer does not belong to the call."""
     if not isinstance(answer, bytes):
         raise ValueError(f"an answer that is not text: {str(answer)[:SHOWN]}")
     found = [int(each) for each in answer.split()]
     if not all(abs(each) <= SETTLED_MAX_MS for each in found):
-        raise ValueError(f"a time that cannot be: {answer[:SHOWN]!r}")
+        raise ValueError(f"an impossible time: {answer[:SHOWN]!r}")
     store.settle_questions(found, now_ns)
 
 
 def alone(store: SmockronStore, now_ns: int) -> None:
-    """Lets the store decide, even about requests in a call under way, because Redis is unavailable."""
+    """Lets the store decide, even about requests in a call that is in progress, because Redis is unavailable."""
     store.share(False, now_ns)

@@ -1,8 +1,8 @@
 """The gatekeeper's side of the smockron protocol: encodes accounting messages and parses control messages, over ZMTP.
 
-Floor 2, pure Python: needs the standard library and counterd.errors only, uses no sockets, and works without compiled
-modules. docs/protocols/smockron.md has every layout. The version of ZMTP is 3.1, with the mechanism NULL. Encoders
-raise ValueError for invalid arguments; the parser raises ProtocolError.
+Floor 2, pure Python: this file needs only the standard library and counterd.errors. It uses no sockets, and works
+without compiled modules. docs/protocols/smockron.md has every layout. The version of ZMTP is 3.1, with the mechanism
+NULL. Encoders raise ValueError for invalid arguments; the parser raises ProtocolError.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ _TIME_MAX = 16  # digits
 
 
 class SocketType(str, Enum):
-    """Section "Handshake": the two socket types of a gatekeeper."""
+    """The two socket types of a gatekeeper (section "Handshake")."""
 
     PUB = "PUB"
     SUB = "SUB"
 
 
 class Status(str, Enum):
-    """Section "Accounting": the outcome of a request. FORGET is counterd's own."""
+    """The outcome of a request (section "Accounting"). Only counterd has FORGET."""
 
     ACCEPTED = "ACCEPTED"
     DELAYED = "DELAYED"
@@ -49,7 +49,7 @@ class Status(str, Enum):
 
 
 class Word(str, Enum):
-    """Section "Control": the words of a master. FORGET is counterd's own."""
+    """The words of a master (section "Control"). Only counterd has FORGET."""
 
     DELAY_UNTIL = "DELAY_UNTIL"
     FORGET = "FORGET"
@@ -75,59 +75,64 @@ class Command(NamedTuple):
 
 
 def greeting() -> bytes:
-    """Section "Greeting"."""
+    """Encodes the greeting of a gatekeeper (section "Greeting")."""
     return (_SIGNATURE + b"\x03\x01" + b"NULL").ljust(GREETING_SIZE, b"\0")
 
 
 def frame(body: bytes, flags: int = 0) -> bytes:
-    """Section "Frames": one frame, in the long form if necessary."""
+    """Encodes one frame, in the long form if necessary (section "Frames")."""
     if len(body) > 255:
         return bytes((flags | LONG,)) + _LENGTH.pack(len(body)) + body
     return bytes((flags, len(body))) + body
 
 
 def message(*parts: bytes) -> bytes:
-    """A message of these frames."""
+    """Encodes a message of these frames."""
     if not 1 <= len(parts) <= FRAMES_MAX:
         raise ValueError(f"a message has 1 to {FRAMES_MAX} frames, not {len(parts)}")
     return b"".join(frame(part, MORE) for part in parts[:-1]) + frame(parts[-1])
 
 
 def command(name: bytes, data: bytes = b"") -> bytes:
-    """A command."""
+    """Encodes a command."""
     return frame(bytes((len(name),)) + name + data, COMMAND)
 
 
 def ready(kind: SocketType) -> bytes:
-    """Section "Handshake"."""
+    """Encodes the command READY (section "Handshake")."""
     value = kind.value.encode()
     return command(b"READY", b"\x0bSocket-Type" + _VALUE_SIZE.pack(len(value)) + value)
 
 
 def subscribe(prefix: bytes) -> bytes:
-    """Section "Subscriptions": subscribes to all messages whose topic begins with the prefix."""
+    """Encodes a subscription to all messages whose topic begins with the prefix (section "Subscriptions")."""
     return command(b"SUBSCRIBE", prefix)
 
 
 def cancel(prefix: bytes) -> bytes:
-    """Section "Subscriptions": cancels a subscription."""
+    """Encodes the end of a subscription (section "Subscriptions")."""
     return command(b"CANCEL", prefix)
 
 
 def ping(ttl_s: float, context: bytes = b"") -> bytes:
-    """Section "Heartbeats": asks for a PONG. ttl_s: after so many seconds of silence the peer may close; 0: never."""
+    """Encodes a PING, which asks for a PONG (section "Heartbeats").
+
+    ttl_s: after how many seconds of silence the peer may close; 0 means never.
+    """
     tenths = round(ttl_s * 10)
     if not 0 <= tenths <= TTL_MAX:
         raise ValueError(f"ttl_s must be from 0 to {TTL_MAX / 10}, not {ttl_s}")
     if len(context) > CONTEXT_MAX:
-        raise ValueError(f"a context has {CONTEXT_MAX} bytes at most, not {len(context)}")
+        raise ValueError(f"a context can have at most {CONTEXT_MAX} bytes, not {len(context)}")
     return command(b"PING", tenths.to_bytes(2, "big") + context)
 
 
 def topic(domain: bytes) -> bytes:
     """Returns the topic of messages about a domain."""
     if len(domain) > DOMAIN_MAX or domain.endswith(b"\0"):
-        raise ValueError(f"the name of a domain has {DOMAIN_MAX} bytes at most and no NUL at its end, not {domain!r}")
+        raise ValueError(
+            f"the name of a domain can have at most {DOMAIN_MAX} bytes and no NUL at its end, not {domain!r}"
+        )
     return domain + b"\0"
 
 
@@ -140,11 +145,14 @@ def accounting(
     *,
     log_info: bytes = b"",
 ) -> bytes:
-    """Section "Accounting". Times are Unix time in milliseconds. DELAYED needs delayed_until_ms."""
+    """Encodes an accounting message (section "Accounting").
+
+    Times are Unix time in milliseconds. DELAYED needs delayed_until_ms.
+    """
     if len(identifier) > IDENTIFIER_MAX:
-        raise ValueError(f"an identifier has {IDENTIFIER_MAX} bytes at most, not {len(identifier)}")
+        raise ValueError(f"an identifier can have at most {IDENTIFIER_MAX} bytes, not {len(identifier)}")
     if (delayed_until_ms is None) == (status is Status.DELAYED):
-        raise ValueError(f"delayed_until_ms is needed for DELAYED, and only for it, not {delayed_until_ms}")
+        raise ValueError(f"delayed_until_ms is needed for DELAYED and only for DELAYED, not {delayed_until_ms}")
     times = [b"" if moment is None else _time(moment) for moment in (received_ms, delayed_until_ms)]
     return message(topic(domain), status.value.encode(), identifier, *times, log_info)
 
@@ -162,7 +170,7 @@ def _time(moment: int) -> bytes:
 class Parser:
     """Parses the stream from a master. message_max: bytes of a message or command.
 
-    minor: the peer's minor version of ZMTP, once its greeting is complete.
+    minor: the peer's minor version of ZMTP, as soon as its greeting is complete.
     """
 
     message_max: int = MESSAGE_MAX
@@ -175,7 +183,10 @@ class Parser:
         self._found: deque[Command | tuple[bytes, ...]] = deque()
 
     def feed(self, data: bytes | memoryview) -> list[Command | tuple[bytes, ...]]:
-        """Returns what is complete now, in order: commands, and messages as tuples of frames. Raises ProtocolError."""
+        """Returns the complete commands and messages, in order.
+
+        A message is a tuple of frames. Raises ProtocolError.
+        """
         self._rest += data
         if self.minor is None and not self._take_greeting():
             return []
@@ -189,12 +200,12 @@ class Parser:
     def _take_greeting(self) -> bool:
         start = bytes(self._rest[:GREETING_SIZE])
         if start[:1] != b"\xff"[: len(start)] or (len(start) >= 10 and not start[9] & 1):
-            raise ProtocolError(f"this is not ZMTP: {_shown(start)}")
+            raise ProtocolError(f"these bytes are not ZMTP: {_shown(start)}")
         if len(start) > 10 and start[10] < 3:
-            raise ProtocolError(f"the peer speaks version {start[10]} of ZMTP, and not 3")
+            raise ProtocolError(f"the peer speaks version {start[10]} of ZMTP, not version 3")
         mechanism = start[_MECHANISM_AT : _MECHANISM_AT + 20]
         if len(mechanism) == 20 and mechanism.rstrip(b"\0") != b"NULL":
-            raise ProtocolError(f"the peer wants the mechanism {mechanism.rstrip(bytes(1))!r}, and not NULL")
+            raise ProtocolError(f"the peer wants the mechanism {mechanism.rstrip(bytes(1))!r}, not NULL")
         if len(start) < GREETING_SIZE:
             return False
         self.minor = self._rest[_MECHANISM_AT - 1]
@@ -202,13 +213,13 @@ class Parser:
         return True
 
     def _take_frame(self, position: int) -> int:
-        """Takes a frame. Returns where the next one begins, or the same position if more bytes are needed."""
+        """Takes a frame. Returns where the next frame begins, or the same position if more bytes are needed."""
         rest = self._rest
         if position == len(rest):
             return position
         flags = rest[position]
         if flags & RESERVED or flags & (COMMAND | MORE) == COMMAND | MORE:
-            raise ProtocolError(f"not the beginning of a frame: {_shown(rest[position:])}")
+            raise ProtocolError(f"this is not the beginning of a frame: {_shown(rest[position:])}")
         head = 9 if flags & LONG else 2
         if len(rest) < position + head:
             return position
@@ -249,10 +260,10 @@ def metadata(data: bytes) -> dict[str, bytes]:
         start = position + 1 + data[position]
         value = start + _VALUE_SIZE.size
         if not data[position] or len(data) < value:
-            raise ProtocolError(f"properties that end too early: {_shown(data)}")
+            raise ProtocolError(f"the properties end too early: {_shown(data)}")
         position, name = value + _VALUE_SIZE.unpack_from(data, start)[0], data[position + 1 : start]
         if len(data) < position:
-            raise ProtocolError(f"properties that end too early: {_shown(data)}")
+            raise ProtocolError(f"the properties end too early: {_shown(data)}")
         found[name.decode("latin-1").lower()] = data[value:position]
     return found
 
@@ -263,14 +274,14 @@ def error_reason(data: bytes) -> str:
 
 
 def pong(data: bytes) -> bytes:
-    """Makes the answer to the data of a PING. Raises ProtocolError."""
+    """Makes the reply to the data of a PING. Raises ProtocolError."""
     if not 2 <= len(data) <= 2 + CONTEXT_MAX:
-        raise ProtocolError(f"no PING has {len(data)} bytes: {_shown(data)}")
+        raise ProtocolError(f"a PING cannot have {len(data)} bytes: {_shown(data)}")
     return command(b"PONG", data[2:])
 
 
 def control(parts: tuple[bytes, ...]) -> Control | None:
-    """Parses a control message. Returns None if it is unknown or malformed. Section "Control"."""
+    """Parses a control message. Returns None if the message is unknown or malformed. See section "Control"."""
     if len(parts) < 4 or parts[1] not in (b"DELAY_UNTIL", b"FORGET"):
         return None
     whole = parts[3].partition(b".")[0]

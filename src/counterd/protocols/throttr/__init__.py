@@ -27,7 +27,7 @@ GRACE_MAX_NS = 3_600_000_000_000
 
 @dataclass(frozen=True)
 class ThrottrSettings:
-    """The protocol's own settings."""
+    """The settings that only this protocol has."""
 
     value_size: str = setting(choice(*(size.name.lower() for size in ValueSize)), "uint16")
     memory_limit: int = setting(size(MEMORY_MIN, MEMORY_MAX), 256 << 20, "bytes")
@@ -37,7 +37,7 @@ class ThrottrSettings:
 
 
 def make_store(settings: ThrottrSettings, _figures: Figures, now_ns: int) -> ThrottrStore:
-    """Makes the store for these settings. Clients of this protocol cannot ask for figures of the floors above."""
+    """Makes the store for these settings. Clients of this protocol cannot ask for figures of the daemon."""
     from counterd.protocols.throttr._session import open_store  # noqa: PLC0415 - settings are read before it is built
 
     return open_store(
@@ -52,12 +52,12 @@ def make_store(settings: ThrottrSettings, _figures: Figures, now_ns: int) -> Thr
 
 
 def reload(store: ThrottrStore, settings: ThrottrSettings) -> None:
-    """Applies the settings that may change while the store runs."""
+    """Applies the settings that can change while the store runs."""
     store.limit_posted(settings.max_queued)
 
 
 def tables() -> tuple[Table, ...]:
-    """What people can ask for."""
+    """Returns the tables that people can ask for."""
     from counterd.protocols.throttr._tables import TABLES  # noqa: PLC0415 - as above
 
     return TABLES
@@ -72,9 +72,7 @@ FIGURES = (
     Figure("buffer_bytes", "throttr_buffer_bytes", "gauge", "Bytes in the values of buffers."),
     Figure("used_memory", "throttr_memory_bytes", "gauge", "Bytes of throttr.memory_limit in use."),
     Figure("memory_limit", "throttr_memory_limit_bytes", "gauge", "The value of throttr.memory_limit in bytes."),
-    Figure(
-        "channels", "throttr_channels", "gauge", "Channels with subscribers; each connection has a channel of its own."
-    ),
+    Figure("channels", "throttr_channels", "gauge", "Channels with subscribers; each connection has its own channel."),
     Figure(
         "subscriptions", "throttr_subscriptions", "gauge", "Subscriptions to channels; each connection begins with two."
     ),
@@ -91,7 +89,7 @@ FIGURES = (
         "region",
         "throttr_region_bytes",
         "gauge",
-        "Bytes of address space reserved for all tables; memory is used only as they fill.",
+        "Bytes of address space that are reserved for all tables; memory is used only as they fill.",
     ),
 )
 

@@ -43,7 +43,7 @@ cdef struct Channels:       # this process's view
 cdef inline int channels_reserve(
     Channels* channels, Region* region, Connections* connections, uint32_t channel_max, uint32_t subscription_max
 ) except -1:
-    """Reserves memory for channels and subscriptions. Raises ValueError for too many."""
+    """Reserves memory for channels and subscriptions. Raises ValueError if these are too many."""
     permits_reserve(&channels.permits, region, connections, channel_max, subscription_max)
     region_reserve(
         region, b"channels", (<size_t>channel_max + 1) * sizeof(Channel), <void**>&channels.channels
@@ -58,14 +58,14 @@ cdef inline int channels_reserve(
 cdef inline uint32_t channel_find(
     const Channels* channels, uint32_t tag, const uint8_t* name, uint32_t size
 ) noexcept nogil:
-    """Returns the channel with this name, or 0."""
+    """Returns the channel with this name, or 0 if there is none."""
     return table_find(&channels.permits.table, tag, name, size)
 
 
 cdef inline uint32_t subscription_find(
     const Channels* channels, uint32_t connection, uint32_t tag, const uint8_t* name, uint32_t size
 ) noexcept nogil:
-    """Returns the connection's subscription to a channel, or 0."""
+    """Returns the connection's subscription to a channel, or 0 if there is none."""
     cdef uint32_t number = channel_find(channels, tag, name, size)
     return ledger_find(&channels.permits, connection, number, tag) if number else 0
 
@@ -76,8 +76,9 @@ cdef inline uint32_t channel_enter(
 ) noexcept nogil:
     """Subscribes a connection once more to a channel. Makes the channel if it does not exist.
 
-    Returns how often the connection is subscribed now; 0 if there is no room, or it is subscribed SUBSCRIBED_MAX times.
-    since_ns: Unix time; since_tenths: on the caller's clock.
+    Returns how often the connection is subscribed now. Returns 0 if there is no room, or if it is already subscribed
+    SUBSCRIBED_MAX times.
+    since_ns: Unix time. since_tenths: the time on the caller's clock.
     """
     cdef Permits* permits = &channels.permits
     cdef bint is_new = channel_find(channels, tag, name, size) == 0

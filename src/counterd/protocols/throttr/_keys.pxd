@@ -70,9 +70,12 @@ cdef struct Keys:           # this process's view
 
 
 cdef inline int keys_reserve(Keys* keys, Region* region, uint32_t capacity, int64_t grace_ns) except -1:
-    """Reserves memory for `capacity` keys. grace_ns: how long expired keys are kept. Raises ValueError for too much."""
+    """Reserves memory for `capacity` keys.
+
+    grace_ns: how long expired keys are kept. Raises ValueError if these are too many.
+    """
     if not 0 <= grace_ns <= GRACE_MAX_NS:
-        raise ValueError(f"a grace of 0 to {GRACE_MAX_NS} ns is possible, not {grace_ns}")
+        raise ValueError(f"the grace must be 0 to {GRACE_MAX_NS} ns, not {grace_ns}")
     keys.grace_ns = grace_ns
     region_reserve(region, b"keys", sizeof(KeysState), <void**>&keys.state)
     table_reserve(&keys.table, region, b"keys", capacity, sizeof(Key), KEY_INLINE)
@@ -81,7 +84,7 @@ cdef inline int keys_reserve(Keys* keys, Region* region, uint32_t capacity, int6
 
 
 cdef inline void keys_begin(Keys* keys, const uint64_t* hash_key, const Chains* chains, int64_t now_ns) noexcept nogil:
-    """Called once, after the region is mapped. chains: for long names and for values."""
+    """Call this once, after the region was mapped. chains: the chains for long names and for values."""
     table_begin(&keys.table, hash_key, chains)
     timers_begin(&keys.timers, &(<Key*>keys.table.records).timer, sizeof(Key), now_ns)
 
@@ -93,7 +96,10 @@ cdef inline Key* key_at(const Keys* keys, uint32_t number) noexcept nogil:
 # ---- time ----------------------------------------------------------------------------------------------------------
 
 cdef inline uint64_t unit_ns(uint8_t ttl_type) noexcept nogil:
-    """Returns the unit of a TTL type. Unknown types are seconds, as in the reference. Section "TTL Types"."""
+    """Returns the unit of a TTL type.
+
+    Unknown types count as seconds, as in the original Throttr server. See section "TTL Types".
+    """
     if ttl_type == 1:
         return 1
     if ttl_type == 2:
@@ -157,14 +163,14 @@ cdef inline void value_prefetch(const Keys* keys, const Key* key) noexcept nogil
 
 
 cdef inline void value_write(Keys* keys, Key* key, const uint8_t* data, uint32_t size) noexcept nogil:
-    """Writes the value of a new buffer. The caller has checked that enough blocks are free."""
+    """Writes the value of a new buffer. The caller must have checked that enough blocks are free."""
     chain_write(&keys.table.chains, &key.content.value, VALUE_LEAD, data, size)
     store_le32(keys.table.chains.blocks[key.content.value.first].payload, size)
     keys.state.buffer_bytes += size
 
 
 cdef inline void value_replace(Keys* keys, Key* key, const uint8_t* data, uint32_t size) noexcept nogil:
-    """Overwrites the value of a buffer with one that needs as many blocks."""
+    """Overwrites the value of a buffer with a value that needs as many blocks."""
     keys.state.buffer_bytes += size - <uint64_t>value_length(keys, key)
     chain_replace(&keys.table.chains, &key.content.value, VALUE_LEAD, data, size)
     store_le32(keys.table.chains.blocks[key.content.value.first].payload, size)
@@ -185,7 +191,7 @@ cdef inline void value_free(Keys* keys, Key* key) noexcept nogil:
 cdef inline uint32_t key_create(
     Keys* keys, uint32_t tag, const uint8_t* name, uint32_t size, uint8_t ttl_type, int64_t expires_ns, uint32_t epoch
 ) noexcept nogil:
-    """Makes a counter with quota 0. The caller has checked that a record and enough blocks are free."""
+    """Makes a key with the quota 0. The caller must have checked that a record and enough blocks are free."""
     cdef uint32_t number = table_insert(&keys.table, tag, name, size)
     cdef Key* key = key_at(keys, number)
     key.record.note = ttl_type
@@ -205,7 +211,7 @@ cdef inline uint32_t key_create(
 
 
 cdef inline void key_make_buffer(Keys* keys, uint32_t number, const uint8_t* data, uint32_t size) noexcept nogil:
-    """Turns a new counter into a buffer."""
+    """Turns a new key with a quota into a buffer."""
     cdef Key* key = key_at(keys, number)
     key.record.flags |= KEY_BUFFER
     keys.state.counters -= 1
@@ -256,7 +262,7 @@ cdef inline void key_count_write(Key* key, uint32_t minute) noexcept nogil:
 
 
 cdef inline uint32_t key_reads_per_minute(const Key* key, uint32_t minute) noexcept nogil:
-    """Returns the reads in the last whole minute."""
+    """Returns how many reads the key had in the last whole minute."""
     return key.reads_last if key.minute == minute else key.reads_now if key.minute + 1 == minute else 0
 
 

@@ -50,6 +50,6 @@ cdef void write_subscriber(ThrottrStore store, uint32_t entry, uint8_t* target) 
 
 
 cdef inline uint8_t* write_stat(const Key* key, uint32_t minute, uint8_t* target) noexcept nogil:
-    """Writes the statistics of a key. Returns the end. Section "STAT"."""
+    """Writes the statistics of a key. Returns the end of the statistics. See section "STAT"."""
     target = put(put(target, key_reads_per_minute(key, minute)), key_writes_per_minute(key, minute))
     return put(put(target, key.reads), key.writes)

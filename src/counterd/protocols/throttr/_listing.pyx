@@ -1,8 +1,9 @@
 """The listings of the throttr protocol, which are streamed, and the entries that other replies share with them.
 
-Floor 2. A listing walks its objects twice, by number: first to count the fragments, because the reply begins with their
-number, then to write them. Numbers never change, and objects that were made later are omitted by their epoch. So an
-object that exists throughout appears exactly once. If objects go meanwhile, fragments are less full, or empty.
+Floor 2. A listing goes through its objects twice, by number: first to count the fragments, because the reply begins
+with their number, and then to write them. Numbers never change. Objects that were made later have a later epoch, and
+are left out. So an object that exists during the whole listing appears exactly once. If objects are removed meanwhile,
+some fragments have fewer entries, or none.
 """
 
 from libc.stdint cimport INT64_MAX, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
@@ -36,14 +37,14 @@ assert FRAGMENT_ITEMS == FRAGMENT_MAX // LIST_SIZE
 
 
 cdef inline uint64_t unix_ns(int64_t moment_ns, int64_t wall_ns) noexcept:
-    """Converts a time on the caller's clock to Unix time; INT64_MAX if it is too late for an int64."""
+    """Converts a time on the caller's clock to Unix time. Returns INT64_MAX if the time is too late for an int64."""
     return INT64_MAX if wall_ns > 0 and moment_ns > INT64_MAX - wall_ns else <uint64_t>(moment_ns + wall_ns)
 
 
 # ---- entries -------------------------------------------------------------------------------------------------------
 
 cdef int write_connection(ThrottrStore store, uint32_t number, uint8_t* target) except -1:
-    """Writes the entry of a connection. The peer's address comes from its session. Section "CONNECTIONS"."""
+    """Writes the entry of a connection. The peer's address comes from its session. See section "CONNECTIONS"."""
     cdef const Member* member = member_find(&store.members, number)
     cdef Session session = <Session>store.sessions[number] if store.sessions[number] != NULL else None
     cdef bint has_owner = session is not None and session.owner is not None
@@ -71,7 +72,7 @@ cdef int write_connection(ThrottrStore store, uint32_t number, uint8_t* target) 
 
 
 cdef void write_subscriber(ThrottrStore store, uint32_t entry, uint8_t* target) noexcept:
-    """Writes the entry of a subscription, without an id if its connection is gone. Section "CHANNEL"."""
+    """Writes the entry of a subscription. The entry has no id if its connection is gone. See section "CHANNEL"."""
     cdef const Member* member = member_find(&store.members, store.channels.permits.holdings[entry].connection)
     if member == NULL:
         memset(target, 0, ID_SIZE)
@@ -86,7 +87,7 @@ cdef void write_subscriber(ThrottrStore store, uint32_t entry, uint8_t* target) 
 cdef class Listing:
     """The reply to LIST, STATS, CONNECTIONS, CHANNELS, or to CHANNEL if it has many subscribers.
 
-    opcode: the request; channel: for CHANNEL, the one whose subscribers are listed.
+    opcode: the request. channel: for CHANNEL, the channel whose subscribers are listed.
     """
 
     def __cinit__(self, ThrottrStore store not None, uint8_t opcode, uint32_t channel):
@@ -103,7 +104,10 @@ cdef class Listing:
             self.end = self.table().pool.fresh
 
     cdef bint go_on(self, int64_t budget_floor) except -1:
-        """Appends the next piece of the reply, until the budget is used down to the floor. Returns True at the end."""
+        """Appends the next piece of the reply, until the budget is used down to the floor.
+
+        Returns True at the end of the reply.
+        """
         self.budget_floor = budget_floor
         if not self.counted:
             if not self.count_items():
@@ -124,7 +128,7 @@ cdef class Listing:
         return self.store.out_size >= OUTPUT_MAX or self.store.budget <= self.budget_floor
 
     cdef bint count_items(self) noexcept:
-        """The first walk: counts fragments, or subscriptions. Returns False if it has to continue later."""
+        """The first pass: counts fragments, or subscriptions. Returns False if it has to continue later."""
         cdef uint32_t size
         while self.next <= self.end:
             if self.must_pause():
@@ -142,7 +146,10 @@ cdef class Listing:
         return True
 
     cdef uint32_t item_size(self, uint32_t number) noexcept:
-        """Returns the bytes of an object's entry, or how often a subscriber is listed; 0 = it is not listed."""
+        """Returns the size of an object's entry, or how often a subscriber is listed.
+
+        Returns 0 if the object is not listed.
+        """
         cdef ThrottrStore store = self.store
         cdef const Member* member
         cdef const Holding* holding
@@ -218,7 +225,7 @@ cdef class Listing:
         return record_at(self.table(), number)
 
     cdef uint8_t* write_entry(self, uint32_t number, uint8_t* target) except NULL:
-        """Writes an entry. Returns the end. Sections "LIST", "STATS", "CONNECTIONS" and "CHANNELS"."""
+        """Writes an entry. Returns the end of the entry. See sections "LIST", "STATS", "CONNECTIONS" and "CHANNELS"."""
         cdef ThrottrStore store = self.store
         cdef const Channel* channel
         cdef const Key* key
@@ -240,9 +247,9 @@ cdef class Listing:
         return target + store.width
 
     cdef bint write_subscribers(self) noexcept:
-        """The second walk of a CHANNEL, which lists each subscriber once, and a third for repeated subscriptions.
+        """The second pass of a CHANNEL, which lists each subscriber once, and a third pass for repeated subscriptions.
 
-        For each subscription that has ended since the first walk, an entry without an id is added at the end.
+        If a subscription has ended since the first pass, an entry without an id is added at the end.
         """
         cdef uint32_t times, _time
         while self.left:

@@ -1,4 +1,4 @@
-"""The throttr protocol's replies, as counterbench reads them: docs/protocols/throttr.md.
+"""The throttr protocol's replies, as counterbench reads them. See docs/protocols/throttr.md.
 
 A side.
 """
@@ -24,7 +24,11 @@ cdef class LoadCodec(Codec):
         self.width = ValueSize.named(plan.number_type)
 
     cdef Py_ssize_t read(self, const Request* request, const uint8_t* data, size_t size, Reply* reply) noexcept:
-        """A refusal is a failure: what is asked for was made to exist, or is new. Only what is purged may be gone."""
+        """Reads a reply.
+
+        A refusal counts as a failure, because the load has created the keys that it asks for, or they are new. Only a
+        key that is purged may be gone.
+        """
         cdef uint8_t op = request.op
         cdef size_t whole = 1
         cdef size_t ttl_type = 0

@@ -51,7 +51,7 @@ cdef struct Members:        # this process's view
 
 
 cdef inline int members_reserve(Members* members, Region* region, uint32_t capacity) except -1:
-    """Reserves memory for connections up to that number. Raises ValueError if there never are as many."""
+    """Reserves memory for the connections up to this number. Raises ValueError if there can never be as many."""
     if capacity > CONNECTIONS_MAX:
         raise ValueError(f"at most {CONNECTIONS_MAX} members, not {capacity}")
     members.capacity = capacity
@@ -61,7 +61,10 @@ cdef inline int members_reserve(Members* members, Region* region, uint32_t capac
 
 
 cdef inline void members_begin(Members* members, const uint64_t* hash_key) noexcept nogil:
-    """Called once, after the region is mapped. The key for ids consists of hashes of messages too long for a name."""
+    """Call this once, after the region was mapped.
+
+    The key for ids consists of hashes of messages that are too long for a name.
+    """
     cdef uint8_t[NAME_MAX + 1] message
     cdef int i
     memset(message, 0, sizeof(message))
@@ -91,7 +94,10 @@ cdef inline Member* member_find_id(const Members* members, const uint8_t* id) no
 cdef inline Member* member_enter(
     Members* members, uint32_t connection, int64_t connected_ns, uint32_t epoch
 ) noexcept nogil:
-    """Makes a connection a member, with an id that cannot be guessed. Returns NULL if its number is too high."""
+    """Makes a connection a member, with an id that cannot be guessed.
+
+    Returns NULL if the number of the connection is too high.
+    """
     cdef Member* member
     cdef uint64_t[2] seed
     cdef uint64_t[2] words

@@ -1,7 +1,7 @@
-"""The throttr protocol, sans-I/O: parses, executes and answers requests.
+"""The throttr protocol without I/O: parses, executes and answers requests.
 
-Floor 2. Section names here are those of the protocol's document; docs/protocols/throttr.md describes the real wire, and
-says where and why this differs from the reference implementation.
+Floor 2. Section names are those of the protocol's document. docs/protocols/throttr.md describes the real bytes, all
+differences from the original Throttr server, and the reasons.
 
 A request is an opcode, then fixed bytes, which include the sizes of the name and the value, then the name and the
 value. Framing is lost if the opcode is unknown, or the request has more than max_message bytes.
@@ -60,15 +60,16 @@ CHANNELS_MIN = 65536
 
 
 def power_of_two(number):
-    """Returns the largest power of two that is not above the number."""
+    """Returns the largest power of two that is not above a number."""
     return 1 << number.bit_length() - 1
 
 
 def open_store(*, int value_size, uint64_t memory_limit, uint64_t max_message, uint64_t max_queued,
                int64_t expiry_grace_ns, bytes hash_key not None, int64_t now_ns):
-    """Makes a store. value_size: 1, 2, 4 or 8 bytes of a number. hash_key: 16 random bytes. now_ns: caller's clock.
+    """Makes a store. value_size: the bytes of a number: 1, 2, 4 or 8. hash_key: 16 random bytes. now_ns: the caller's
+    clock.
 
-    Raises ValueError for impossible sizes, MemoryError if they cannot be mapped.
+    Raises ValueError for impossible sizes, and MemoryError if the memory cannot be mapped.
     """
     # The number of slots is a power of two, so that none are wasted. When all are used, keys take half of the limit.
     slots = power_of_two(max(4, memory_limit // KEY_BYTES))
@@ -100,7 +101,10 @@ cdef inline int refuse(ThrottrStore store, const Frame* frame) noexcept:
 
 
 cdef inline void count_bytes(ThrottrSession session, size_t sent) noexcept:
-    """Adds executed input and sent output to the member's bytes. Called within a call, because others read them."""
+    """Adds executed input and sent output to the member's bytes.
+
+    Called within a call of the store, because other connections read these numbers.
+    """
     if session.member != NULL:
         session.member.read_bytes += session.arrived
         session.member.write_bytes += sent
@@ -110,12 +114,12 @@ cdef inline void count_bytes(ThrottrSession session, size_t sent) noexcept:
 # ---- decisions: DONE with an answer, or LATER ----------------------------------------------------------------------
 
 cdef inline int unless_later(int room) noexcept:
-    """Converts a result of find_room() other than DONE: FULL means that the request is refused, so it is DONE."""
+    """Converts a result of find_room() other than DONE: FULL means that the request is refused, so it becomes DONE."""
     return LATER if room == LATER else DONE
 
 
 cdef inline int decide_new(ThrottrStore store, Member* member, const Request* request, Answer* answer) noexcept:
-    """Sections "INSERT" and "SET"."""
+    """Decides about an INSERT or a SET of a new key (sections "INSERT" and "SET")."""
     cdef Keys* keys = &store.keys
     cdef bint is_buffer = request.opcode == SET
     cdef uint32_t number = table_find(&keys.table, request.tag, request.name, request.name_size)
@@ -146,7 +150,7 @@ cdef inline int decide_new(ThrottrStore store, Member* member, const Request* re
 cdef inline int decide_overwrite(
     ThrottrStore store, Member* member, uint32_t number, int64_t expires_ns, const Request* request, Answer* answer
 ) noexcept:
-    """Decides about a SET of an existing key. For a key in its grace the answer is success, but nothing is stored."""
+    """Decides about a SET of an existing key. For a key in its grace the reply is success, but nothing is stored."""
     cdef Keys* keys = &store.keys
     cdef Key* key = key_at(keys, number)
     cdef const uint8_t* value = request.name + request.name_size
@@ -172,7 +176,7 @@ cdef inline int decide_overwrite(
 
 
 cdef inline bint change_quota(Key* key, const Request* request, uint64_t number_max) noexcept:
-    """Changes a quota. An unknown change does nothing and is answered as a success."""
+    """Changes a quota. An unknown change does nothing and gets the reply success."""
     cdef uint64_t quota = key.content.quota
     if request.change == PATCH:
         quota = request.number
@@ -203,7 +207,7 @@ cdef inline void change_ttl(ThrottrStore store, uint32_t number, const Request* 
 
 
 cdef inline void decide_update(ThrottrStore store, uint32_t number, const Request* request, Answer* answer) noexcept:
-    """Section "UPDATE"."""
+    """Executes an UPDATE (section "UPDATE")."""
     cdef Key* key = key_at(&store.keys, number)
     if request.attribute == QUOTA and not key.record.flags & KEY_BUFFER:
         answer.accepted = change_quota(key, request, store.number_max)
@@ -215,7 +219,7 @@ cdef inline void decide_update(ThrottrStore store, uint32_t number, const Reques
 
 
 cdef inline void decide_read(ThrottrStore store, Member* member, const Key* key, bint is_get, Answer* answer) noexcept:
-    """Sections "QUERY", where a buffer has quota 0, and "GET", where a counter has an empty value."""
+    """Executes a QUERY, where a buffer has the quota 0, or a GET, where a quota has an empty value."""
     cdef bint is_buffer = key.record.flags & KEY_BUFFER
     answer.key = key
     answer.quota = 0 if is_buffer else key.content.quota
@@ -226,7 +230,10 @@ cdef inline void decide_read(ThrottrStore store, Member* member, const Key* key,
 
 
 cdef inline int decide_key(ThrottrStore store, Member* member, const Request* request, Answer* answer) noexcept:
-    """Decides about requests for an existing key. All except PURGE count as a read, after a STAT took its figures."""
+    """Decides about requests for an existing key.
+
+    All requests except PURGE count as a read of the key, after a STAT has taken its figures.
+    """
     cdef uint32_t number = table_find(&store.keys.table, request.tag, request.name, request.name_size)
     cdef Key* key
     if number == 0 or not key_lives(&store.keys, key_at(&store.keys, number), store.now_ns):
@@ -249,7 +256,7 @@ cdef inline int decide_key(ThrottrStore store, Member* member, const Request* re
 cdef inline int decide_subscription(
     ThrottrStore store, ThrottrSession session, const Request* request, Answer* answer
 ) noexcept:
-    """Sections "SUBSCRIBE" and "UNSUBSCRIBE"."""
+    """Executes a SUBSCRIBE or an UNSUBSCRIBE (sections "SUBSCRIBE" and "UNSUBSCRIBE")."""
     cdef Channels* channels = &store.channels
     cdef uint32_t blocks, times
     cdef int room
@@ -284,7 +291,7 @@ cdef inline int decide(
 cdef class ThrottrSession(Session):
     """One connection of the throttr protocol.
 
-    Other connections can read its data in the region: its member and its subscriptions.
+    Other connections can read the session's data in the region: its member and its subscriptions.
     """
 
     cdef Member* member         # of its connection, in the region; NULL after leave()
@@ -292,9 +299,10 @@ cdef class ThrottrSession(Session):
     cdef size_t arrived         # bytes of the current call that its member has not counted yet
 
     def __cinit__(self, ThrottrStore store not None):
-        """Gives the connection its id, and subscribes it to the channel * and to its own channel, named by its id.
+        """Gives the connection its id, and subscribes it to the channel * and to its own channel, which has the id as
+        its name.
 
-        Raises MemoryError if there is no room for it.
+        Raises MemoryError if there is no room for the connection.
         """
         cdef uint8_t[2 * ID_SIZE] name
         cdef int i
@@ -302,7 +310,8 @@ cdef class ThrottrSession(Session):
             &store.members, self.connection, store.now_ns + store.wall_ns, store.enter_epoch()
         )
         if self.member == NULL:
-            raise MemoryError(f"no room for another connection: {store.members.capacity} can have a channel")
+            raise MemoryError(
+                f"no room for another connection: {store.members.capacity} connections can have a channel")
         store.sessions[self.connection] = <void*>self
         for i in range(ID_SIZE):
             name[2 * i] = <uint8_t>HEX[self.member.id[i] >> 4]
@@ -471,7 +480,10 @@ cdef class ThrottrSession(Session):
         return times != 0
 
     cdef int publish(self, const Frame* frame) except -1:
-        """Section "PUBLISH". A publisher that is subscribed gets the event first, then the reply."""
+        """Executes a PUBLISH (section "PUBLISH").
+
+        A publisher that is subscribed gets the event first, and then the reply.
+        """
         cdef ThrottrStore store = <ThrottrStore>self.store
         cdef ThrottrState* state = store.state
         cdef uint32_t number, entry
@@ -497,7 +509,10 @@ cdef class ThrottrSession(Session):
         return DONE
 
     cdef int event(self, const Frame* frame) except -1:
-        """EVENT as a request: executes its payload, which is a request, up to EVENTS_DEEP EVENTs deep."""
+        """Executes EVENT as a request: executes its payload, which is a request.
+
+        At most EVENTS_DEEP EVENTs can contain each other.
+        """
         cdef ThrottrStore store = <ThrottrStore>self.store
         cdef uint32_t depth = 0
         cdef size_t start = store.out_size
@@ -518,7 +533,10 @@ cdef class ThrottrSession(Session):
         return refuse(store, frame)
 
     cdef int execute_nested(self, const Frame* frame, size_t start, uint32_t depth) except -1:
-        """Executes a request that is `depth` EVENTs deep. Their statuses are at `start` of the output."""
+        """Executes a request that is inside `depth` EVENTs.
+
+        The statuses of these EVENTs are at `start` of the output.
+        """
         cdef ThrottrStore store = <ThrottrStore>self.store
         cdef int done = self.execute_frame(frame)
         if done == LATER:
@@ -533,7 +551,7 @@ cdef class ThrottrSession(Session):
     # ---- listings and INFO ----
 
     cdef int info(self) except -1:
-        """Section "INFO"."""
+        """Executes an INFO (section "INFO")."""
         cdef ThrottrStore store = <ThrottrStore>self.store
         cdef ThrottrState* state = store.state
         cdef const Keys* keys = &store.keys
@@ -564,7 +582,7 @@ cdef class ThrottrSession(Session):
         return DONE
 
     cdef int tell_connection(self, const Frame* frame) except -1:
-        """Section "CONNECTION": one connection, by its id."""
+        """Executes a CONNECTION (section "CONNECTION"): replies with one connection, by its id."""
         cdef ThrottrStore store = <ThrottrStore>self.store
         cdef const Member* member = member_find_id(&store.members, frame.data + 1)
         if member == NULL:
@@ -573,7 +591,7 @@ cdef class ThrottrSession(Session):
         return DONE
 
     cdef int list_subscribers(self, const Frame* frame) except -1:
-        """Section "CHANNEL"."""
+        """Executes a CHANNEL (section "CHANNEL")."""
         cdef ThrottrStore store = <ThrottrStore>self.store
         cdef uint32_t number, entry, count, _time
         cdef uint8_t* target
@@ -596,7 +614,7 @@ cdef class ThrottrSession(Session):
         return DONE
 
     cdef int list_all(self, uint8_t opcode, uint32_t channel) except -1:
-        """Begins a listing. channel: for CHANNEL, the one whose subscribers are listed."""
+        """Begins a listing. channel: for CHANNEL, the channel whose subscribers are listed."""
         self.listing = Listing(<ThrottrStore>self.store, opcode, channel)
         self.position = 1
         self.produce()

@@ -77,14 +77,14 @@ cdef class ThrottrStore(Store):
 # ---- replies -------------------------------------------------------------------------------------------------------
 
 cdef inline uint8_t* append(ThrottrStore store, uint32_t size) noexcept:
-    """Adds `size` bytes to the output. Returns where to write them; 8 more bytes may be overwritten."""
+    """Adds `size` bytes to the output. Returns where to write the bytes. 8 more bytes may be overwritten."""
     cdef uint8_t* target = store.out + store.out_size
     store.out_size += size
     return target
 
 
 cdef inline uint8_t* reply(ThrottrStore store, uint32_t size) noexcept:
-    """Appends a reply that begins with 01. Returns where the rest goes."""
+    """Appends the beginning of a reply, which is 01. Returns where the rest of the reply goes."""
     cdef uint8_t* target = append(store, size)
     target[0] = 1
     return target + 1

@@ -1,9 +1,9 @@
 """The throttr protocol's store: keys, channels, subscriptions, and the event that is being delivered.
 
-Floor 2. A store has keys (_keys.pxd), channels (_channels.pxd), members (_members.pxd) and counts (ThrottrState), each
-with its own memory in the region.
+Floor 2. A store has keys (_keys.pxd), channels (_channels.pxd), members (_members.pxd) and counts (ThrottrState). Each
+has its own memory in the region.
 
-Sessions, which take posted messages and know their peers, are not in the region, because they belong to this process.
+The sessions are not in the region, because they belong to this process. They take posted messages and know their peers.
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
@@ -58,12 +58,13 @@ cdef inline void rate_turn(Rate* rate, bint adjacent) noexcept:
 
 
 cdef class ThrottrStore(Store):
-    """The store; open_store() in _session.pyx makes it.
+    """The store of the protocol. open_store() in _session.pyx makes it.
 
-    value_size: N. memory_limit: bytes, as memory_used() counts them. max_message: bytes of a request. keys, channels,
-    subscriptions: the most of each. The number of connections is limited by channels, because each has its own.
+    value_size: the width N of numbers, in bytes. memory_limit: bytes, as memory_used() counts them. max_message: bytes
+    of a request. keys, channels, subscriptions: the most of each. The number of connections is limited by channels,
+    because each connection has its own channel.
 
-    Raises ValueError for impossible sizes, MemoryError if they cannot be mapped.
+    Raises ValueError for impossible sizes, and MemoryError if the memory cannot be mapped.
     """
 
     def __cinit__(self, *, int value_size, uint64_t memory_limit, uint64_t max_message, int64_t expiry_grace_ns,
@@ -73,7 +74,7 @@ cdef class ThrottrStore(Store):
         if max_message > MESSAGE_MAX:
             raise ValueError(f"max_message must be at most {MESSAGE_MAX} bytes, not {max_message}")
         if reply_max < max(<size_t>REPLY_MIN, max_message + REPLY_BESIDE):
-            raise ValueError(f"with a max_message of {max_message}, reply_max of {reply_max} is too small")
+            raise ValueError(f"with a max_message of {max_message}, the reply_max of {reply_max} is too small")
         self.width = value_size
         self.number_max = ~<uint64_t>0 >> (64 - 8 * value_size)
         self.message_max = max_message
@@ -118,7 +119,7 @@ cdef class ThrottrStore(Store):
                 self.state.started_ns = now_ns
 
     cdef void turn_minute(self, int64_t now_ns) noexcept:
-        """Begins a minute. Per-minute figures are those of the last whole minute of the caller's clock."""
+        """Begins a minute. Figures per minute are those of the last whole minute of the caller's clock."""
         cdef ThrottrState* state = self.state
         cdef bint adjacent = now_ns < state.minute_end_ns + MINUTE_NS
         cdef int opcode
@@ -143,7 +144,10 @@ cdef class ThrottrStore(Store):
         return 0
 
     cdef int expire(self, int steps) noexcept:
-        """Frees keys whose TTL and grace are over. Returns the steps that remain, 0 if there may be more such keys."""
+        """Frees keys whose TTL and grace are over.
+
+        Returns how many of the steps remain. Returns 0 if there may be more such keys.
+        """
         cdef uint32_t number = timers_take(&self.keys.timers, self.now_ns, &steps)
         while number:
             key_expire(&self.keys, number)
@@ -151,7 +155,10 @@ cdef class ThrottrStore(Store):
         return steps
 
     cdef bint catch_up(self) noexcept:
-        """Does pending work of ticks, for requests whose reply has counts. Returns False if it was not completed."""
+        """Does the pending work of ticks, for requests whose reply has counts.
+
+        Returns False if the work was not completed.
+        """
         cdef int steps = self.expire(permits_give_back(&self.channels.permits, CATCH_UP_STEPS))
         self.budget -= CATCH_UP_STEPS - steps
         return steps > 0
@@ -164,7 +171,7 @@ cdef class ThrottrStore(Store):
         return self.state.epoch
 
     cdef uint32_t begin_listing(self) noexcept:
-        """Returns the epoch of a new listing: all objects that exist now have an earlier one."""
+        """Returns the epoch of a new listing. All objects that exist now have an earlier epoch."""
         self.state.epoch += self.state.epoch_used
         self.state.epoch_used = False
         return self.state.epoch
@@ -172,7 +179,7 @@ cdef class ThrottrStore(Store):
     # ---- memory ----
 
     cdef uint64_t memory_used(self) noexcept:
-        """Returns the bytes that count against the limit. The first two subscriptions of a connection do not count."""
+        """Returns how many bytes count against the limit. The first two subscriptions of a connection do not count."""
         cdef uint64_t subscriptions = self.channels.permits.state.holdings.used
         cdef uint64_t own = 2 * <uint64_t>self.connections.pool.used
         return (
@@ -191,9 +198,9 @@ cdef class ThrottrStore(Store):
         )
 
     cdef int find_room(self, uint32_t records, uint32_t blocks, uint32_t blocks_freed) noexcept:
-        """Returns DONE if there is room, LATER if pending work of ticks may make room, else FULL.
+        """Returns DONE if there is room, LATER if pending work of ticks may make room, or else FULL.
 
-        blocks_freed: blocks that the request frees before it needs new ones.
+        blocks_freed: how many blocks the request frees before it needs new blocks.
         """
         cdef bint is_all
         if self.has_room(records, blocks, blocks_freed):
@@ -204,7 +211,7 @@ cdef class ThrottrStore(Store):
         return FULL if is_all else LATER
 
     cdef bint has_places(self, bint is_new) noexcept:
-        """Returns True if there is a place for a subscription. is_new: its channel does not exist yet.
+        """Returns whether there is a place for a subscription. is_new: whether its channel does not exist yet.
 
         Half of all places are reserved for the two subscriptions that every connection has from the start, so that
         SUBSCRIBE can never keep new connections out.
@@ -220,7 +227,7 @@ cdef class ThrottrStore(Store):
     # ---- events ----
 
     cdef int publish(self, uint32_t channel, uint32_t publisher, const Frame* frame) except -1:
-        """Makes an event and begins to deliver it to the subscribers. Section "PUBLISH"."""
+        """Makes an event and begins to deliver it to the subscribers. See section "PUBLISH"."""
         cdef Event* event = &self.state.event
         cdef uint8_t* target
         debug_check(event.channel == 0 and self.event_bytes is None)
@@ -240,7 +247,7 @@ cdef class ThrottrStore(Store):
         self.event_bytes = None
 
     cdef int deliver(self, int steps) except? -1:
-        """Continues to deliver the event. Returns the steps that remain."""
+        """Continues to deliver the event. Returns how many of the steps remain."""
         cdef Permits* permits = &self.channels.permits
         cdef uint32_t entry
         while self.state.event.channel and steps > 0:
@@ -264,7 +271,10 @@ cdef class ThrottrStore(Store):
         return session == NULL or (<Session>session).can_post(holding.amount * PyBytes_GET_SIZE(self.event_bytes))
 
     cdef int give(self, uint32_t entry) except -1:
-        """Posts the event to a subscriber, once for each subscription. A publisher's own event is not "received"."""
+        """Posts the event to a subscriber, once for each subscription.
+
+        A publisher's own event does not count as "received".
+        """
         cdef const Event* event = &self.state.event
         cdef const Holding* holding = self.channels.permits.holdings + entry
         cdef Member* member = self.members.records + holding.connection
@@ -305,7 +315,7 @@ cdef class ThrottrStore(Store):
         return figures
 
     def outcomes(self):
-        """As Store.outcomes: a request is answered 01 ("ok") or 00 ("refused"), or framing is lost."""
+        """Implements Store.outcomes: a request got the reply 01 ("ok") or 00 ("refused"), or framing was lost."""
         cdef const ThrottrState* state = self.state
         cdef int opcode
         with self:
@@ -316,15 +326,17 @@ cdef class ThrottrStore(Store):
         return [outcome for outcome in found if outcome[2]]
 
     cdef int audit_parts(self) except -1:
-        """As Store.audit_parts: checks channels and subscriptions, keys, and members."""
+        """Implements Store.audit_parts: checks channels and subscriptions, keys, and members."""
         audit_chains(&self.chains, audit_permits(&self.channels.permits) + self.audit_keys())
         self.audit_members()
         if (self.state.event.channel == 0) != (self.event_bytes is None):
-            raise AssertionError(f"an event of channel {self.state.event.channel} is under way, or it is not")
+            raise AssertionError(
+                f"an event of channel {self.state.event.channel} is being delivered, but the mark of the store is "
+                "wrong")
         return 0
 
     cdef int64_t audit_keys(self) except -1:
-        """Checks the keys. Returns how many blocks their names and values use."""
+        """Checks the keys. Returns how many blocks the names and values of the keys use."""
         cdef const Keys* keys = &self.keys
         cdef const KeysState* state = keys.state
         cdef uint32_t number, value, blocks = audit_table(&keys.table, "keys")
@@ -333,7 +345,7 @@ cdef class ThrottrStore(Store):
         for number in range(1, keys.table.pool.fresh + 1):
             key = key_at(keys, number)
             if timer_is_armed(&key.timer) != (key.record.flags & RECORD_USED != 0):
-                raise AssertionError(f"key {number} is armed wrongly")
+                raise AssertionError(f"key {number}: its timer is wrong")
             if not key.record.flags & RECORD_USED:
                 continue
             counters += not key.record.flags & KEY_BUFFER

@@ -1,6 +1,7 @@
 """The throttr protocol's tables for people: its keys, and the subscriptions of a connection.
 
-Floor 2. Walks in slices, see engine/walk.pyx. Keys that had expired at the time of the store's last call are omitted.
+Floor 2. The tables are walks in slices, see engine/walk.pyx. Keys that had expired at the time of the store's last call
+are left out.
 """
 
 from libc.stdint cimport int64_t, uint32_t, uint64_t
@@ -19,7 +20,7 @@ SORTS = ("value", "ttl")
 
 
 cdef class KeysWalk(RankedWalk):
-    """Lists keys that have `match` in their names: the largest quotas and values first, or the longest TTL first."""
+    """Lists keys whose names contain `match`. The largest quotas and values come first, or the longest TTL."""
 
     cdef bint by_ttl
 
@@ -51,7 +52,7 @@ cdef class KeysWalk(RankedWalk):
 
 
 cdef class SubscriptionsWalk(HoldingsWalk):
-    """Lists the subscriptions of a connection, the latest first."""
+    """Lists the subscriptions of a connection, beginning with the latest."""
 
     def __cinit__(self, ThrottrStore store not None, uint32_t connection, uint32_t limit):
         self.permits = &store.channels.permits
@@ -67,7 +68,7 @@ def open_keys(ThrottrStore store, parameters):
 
 
 def open_subscriptions(ThrottrStore store, parameters):
-    """Begins a walk along what one connection is subscribed to."""
+    """Begins a walk through the subscriptions of one connection."""
     readers = {"connection": CONNECTION, "limit": integer(1, ROWS_MAX)}
     return SubscriptionsWalk(store, **read_parameters(parameters, readers, {"limit": ROWS_MAX}))
 
@@ -75,22 +76,23 @@ def open_subscriptions(ThrottrStore store, parameters):
 TABLES = (
     Table(
         "keys",
-        "The keys, those with the largest quota or value first, or by time. `match`: only names that contain it.",
+        "The keys. Those with the largest quota or value come first, or those with the longest TTL. `match`: list "
+        "only names that contain this text.",
         (
             Column("name", "name", "the key"),
             Column("type", "text", "quota or buffer"),
             Column("value", "integer", "the quota, or the size of the buffer in bytes"),
-            Column("ttl", "seconds", "time until it expires"),
+            Column("ttl", "seconds", "how long until the key expires"),
         ),
         SORTS,
         open_keys,
     ),
     Table(
         "subscriptions",
-        "The channels that the connection `connection` is subscribed to, the latest first.",
+        "The channels that the connection `connection` is subscribed to, beginning with the latest.",
         (
-            Column("channel", "name", "its name"),
-            Column("times", "integer", "number of its subscriptions"),
+            Column("channel", "name", "the name of the channel"),
+            Column("times", "integer", "how often the connection is subscribed to the channel"),
             Column("since", "since", "when the connection first subscribed"),
         ),
         (),

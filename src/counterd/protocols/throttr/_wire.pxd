@@ -56,7 +56,7 @@ cdef struct Layout:         # of a request
 
 
 cdef inline void layouts_set(Layout* layouts, uint8_t n) noexcept nogil:
-    """Sets the layouts of all requests. Section "Request types"."""
+    """Sets the layouts of all requests. See section "Request types"."""
     layouts[<int>INSERT] = Layout(3 + 2 * n, 2 + 2 * n, 0)
     layouts[<int>QUERY] = Layout(2, 1, 0)
     layouts[<int>UPDATE] = Layout(4 + n, 3 + n, 0)
@@ -79,7 +79,7 @@ cdef inline void layouts_set(Layout* layouts, uint8_t n) noexcept nogil:
 
 
 cdef inline uint64_t load_number(const uint8_t* source, int width) noexcept nogil:
-    """Loads a number of N bytes. Section "Dynamic Value Size"."""
+    """Loads a number of N bytes. See section "Dynamic Value Size"."""
     if width == 2:
         return load_le16(source)
     if width == 1:
@@ -90,7 +90,7 @@ cdef inline uint64_t load_number(const uint8_t* source, int width) noexcept nogi
 
 
 cdef inline uint8_t* put(uint8_t* target, uint64_t number) noexcept nogil:
-    """Writes 8 bytes of a reply. Returns the end."""
+    """Writes 8 bytes of a reply. Returns the end of these bytes."""
     store_le64(target, number)
     return target + 8
 
@@ -144,7 +144,7 @@ cdef inline void request_decode(const Frame* frame, const Layout* layout, int n,
 cdef inline uint32_t reply_encode(
     uint8_t* target, uint8_t opcode, int n, const Keys* keys, const Answer* answer
 ) noexcept nogil:
-    """Writes the reply. Returns its size. May overwrite 8 bytes after it."""
+    """Writes the reply. Returns the size of the reply. 8 bytes after the reply may be overwritten."""
     target[0] = answer.accepted
     if not answer.accepted:
         return 1

@@ -1,4 +1,4 @@
-"""The throttr protocol as counterbench loads it. A side, pure Python."""
+"""The throttr protocol for counterbench: its requests and its limits. A side, pure Python."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ LASTING = 100  # TTL of the keys that a load needs, in hours
 
 
 def requests_of(plan: Plan, name: bytes) -> dict[str, bytes]:
-    """Returns each kind of request for a name. "fill" makes its quota, after "clear" has removed an old key."""
+    """Returns each kind of request for a name.
+
+    "fill" makes the quota of the name, after "clear" has removed an old key.
+    """
     encoder = Encoder(ValueSize.named(plan.number_type))
     ttl_type, ttl = ttl_of(plan)
     requests = {

@@ -1,9 +1,10 @@
 """The client's side of the throttr protocol: encodes requests, and parses replies and events.
 
-Floor 2, pure Python: needs the standard library and counterd.errors only, uses no sockets, and works without compiled
-modules. Request names are those of the protocol document; docs/protocols/throttr.md has every layout. All integers on
-the wire are unsigned and little-endian. N is the width of quotas, TTLs and sizes. It is not sent, so both sides must be
-configured with the same N. Encoders raise ValueError for invalid arguments; the parser raises ProtocolError.
+Floor 2, pure Python: this file needs only the standard library and counterd.errors. It uses no sockets, and works
+without compiled modules. Names of requests are those of the protocol document; docs/protocols/throttr.md has every
+layout. All integers on the wire are unsigned and little-endian. N is the width of quotas, TTLs and sizes, in bytes. N
+is not sent, so both sides must be configured with the same N. Encoders raise ValueError for invalid arguments; the
+parser raises ProtocolError.
 """
 
 from __future__ import annotations
@@ -42,7 +43,10 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 class ValueSize(IntEnum):
-    """N, the bytes of every quota, TTL and size ("Dynamic Value Size"). Names are those of the server's setting."""
+    """N, the bytes of every quota, TTL and size (section "Dynamic Value Size").
+
+    The names are those of the server's setting.
+    """
 
     UINT8 = 1
     UINT16 = 2
@@ -59,12 +63,12 @@ class ValueSize(IntEnum):
 
     @property
     def maximum(self) -> int:
-        """The largest number of N bytes."""
+        """The largest number that N bytes can hold."""
         return (1 << 8 * self) - 1
 
 
 class Opcode(IntEnum):
-    """Section "Request types". EVENT is also the first byte of an event from the server."""
+    """The opcodes of requests (section "Request types"). EVENT is also the first byte of an event from the server."""
 
     INSERT = 0x01
     QUERY = 0x02
@@ -88,7 +92,7 @@ class Opcode(IntEnum):
 
 
 class TTLType(IntEnum):
-    """Section "TTL Types": the unit of a TTL."""
+    """The units of a TTL (section "TTL Types")."""
 
     NANOSECONDS = 1
     MICROSECONDS = 2
@@ -118,7 +122,7 @@ def ttl_units(ttl: float, most: int) -> tuple[int, int]:
 
 
 class Attribute(IntEnum):
-    """What an UPDATE changes."""
+    """The attributes that an UPDATE can change."""
 
     QUOTA = 0
     TTL = 1
@@ -140,7 +144,7 @@ class KeyType(IntEnum):
 
 
 class ConnectionType(IntEnum):
-    """The type of a connection in CONNECTION. The reference also has agents, counterd does not."""
+    """The type of a connection in CONNECTION. The original Throttr server also has agents, counterd does not."""
 
     CLIENT = 0
     AGENT = 1
@@ -158,7 +162,7 @@ class ConnectionKind(IntEnum):
 
 
 class Query(NamedTuple):
-    """QUERY: the quota, and the remaining TTL in whole units of ttl_type. A buffer has quota 0."""
+    """The result of QUERY: the quota, and the remaining TTL in whole units of ttl_type. The quota of a buffer is 0."""
 
     quota: int
     ttl_type: int
@@ -166,7 +170,7 @@ class Query(NamedTuple):
 
 
 class Get(NamedTuple):
-    """GET: the remaining TTL in whole units of ttl_type, and the value. A counter has an empty value."""
+    """The result of GET: the remaining TTL in whole units of ttl_type, and the value. The value of a quota is empty."""
 
     ttl_type: int
     ttl: int
@@ -174,7 +178,7 @@ class Get(NamedTuple):
 
 
 class Stat(NamedTuple):
-    """STAT: requests that read and wrote a key, in a minute and since it was made."""
+    """The result of STAT: how many requests read and wrote a key, in a minute and since the key was made."""
 
     reads_per_minute: int
     writes_per_minute: int
@@ -183,7 +187,7 @@ class Stat(NamedTuple):
 
 
 class ListEntry(NamedTuple):
-    """LIST: one key. expires_at: Unix nanoseconds. bytes_used: N for a counter, the size of a buffer."""
+    """One key in the result of LIST. expires_at: Unix nanoseconds. bytes_used: N for a quota, the size of a buffer."""
 
     key: bytes
     key_type: int
@@ -193,7 +197,7 @@ class ListEntry(NamedTuple):
 
 
 class StatsEntry(NamedTuple):
-    """STATS: one key with the figures of STAT."""
+    """One key in the result of STATS, with the figures of STAT."""
 
     key: bytes
     reads_per_minute: int
@@ -203,7 +207,8 @@ class StatsEntry(NamedTuple):
 
 
 class ChannelEntry(NamedTuple):
-    """CHANNELS: one channel, with the bytes delivered to its subscribers (read) and published to it (write)."""
+    """One channel in the result of CHANNELS, with the bytes delivered to its subscribers (read) and published to it
+    (write)."""
 
     channel: bytes
     read_bytes: int
@@ -212,9 +217,9 @@ class ChannelEntry(NamedTuple):
 
 
 class Subscriber(NamedTuple):
-    """CHANNEL: one subscription. id: 16 bytes, as from WHOAMI. subscribed_at: Unix nanoseconds.
+    """One subscription in the result of CHANNEL. id: 16 bytes, as from WHOAMI. subscribed_at: Unix nanoseconds.
 
-    read_bytes: bytes that it got from the channel. write_bytes: bytes that it published to it.
+    read_bytes: bytes that the subscriber got from the channel. write_bytes: bytes that it published to the channel.
     """
 
     id: bytes
@@ -224,7 +229,8 @@ class Subscriber(NamedTuple):
 
 
 class ConnectionInfo(NamedTuple):
-    """CONNECTION, CONNECTIONS: one connection. id: 16 bytes. ip: empty for a Unix socket, cut at 16 characters.
+    """One connection in the result of CONNECTION and CONNECTIONS. id: 16 bytes. ip: empty for a Unix socket, cut at 16
+    characters.
 
     connected_at: Unix nanoseconds. *_requests: requests by name. *_bytes: bytes.
     """
@@ -263,10 +269,11 @@ class ConnectionInfo(NamedTuple):
 
 
 class Info(NamedTuple):
-    """INFO: 52 numbers and the server's version, in the document's order.
+    """The result of INFO: 52 numbers and the server's version, in the order of the document.
 
-    timestamp: Unix seconds. running_since: Unix nanoseconds. *_requests: totals by request name. Where the document has
-    a name twice ("TOTAL CHANNELS", "TOTAL CONNECTIONS"), the field without "requests" is the current number.
+    timestamp: Unix seconds. running_since: Unix nanoseconds. *_requests: totals by the name of the request. Where the
+    document has a name twice ("TOTAL CHANNELS", "TOTAL CONNECTIONS"), the field without "requests" is the current
+    number.
     """
 
     timestamp: int
@@ -326,20 +333,20 @@ class Info(NamedTuple):
 
 @dataclass(frozen=True)
 class Executed(Generic[T_co]):
-    """EVENT as a request was executed. result: that of the request inside it."""
+    """The result of an EVENT that was executed as a request. result: the result of the request inside the EVENT."""
 
     result: T_co
 
 
 class Event(NamedTuple):
-    """EVENT from the server: a payload that was published to a channel to which this connection is subscribed."""
+    """An EVENT from the server: a payload that was published to a channel to which this connection is subscribed."""
 
     channel: bytes
     payload: bytes
 
 
 class Reply(NamedTuple):
-    """The reply to the next request in order. result: of the type in its Request."""
+    """The reply to the next request in order. result: an object of the type in its Request."""
 
     opcode: Opcode
     result: Any
@@ -357,17 +364,20 @@ Subscribers = list[Subscriber]
 
 
 class Request(bytes, Generic[T_co]):
-    """The bytes of a request. T is the type of its result: bool or a type from above; None for a reply of 00."""
+    """The bytes of a request.
+
+    T is the type of the result: bool, or a type from above. A reply of 00 has the result None.
+    """
 
     __slots__ = ()
 
 
 class Encoder:
-    """Encodes requests for a server with this value size. Raises ValueError for arguments that do not fit, TypeError
-    for a number that is not whole.
+    """Encodes requests for a server with this value size. Raises ValueError for arguments that do not fit, and
+    TypeError for a number that is not whole.
 
-    Keys and channels have 0 to 255 bytes; quotas, TTLs and sizes of values are 0 to the largest number of N bytes;
-    ttl_type is 0 to 255, and servers take unknown ones as seconds.
+    Keys and channels have 0 to 255 bytes. Quotas, TTLs and sizes of values are 0 to the largest number of N bytes.
+    ttl_type is 0 to 255; servers treat unknown types as seconds.
     """
 
     def __init__(self, size: ValueSize) -> None:
@@ -379,95 +389,98 @@ class Encoder:
         self._message = struct.Struct(f"<BB{letter}")
 
     def insert(self, key: bytes, quota: int, ttl: int, ttl_type: int = TTLType.SECONDS) -> Request[bool]:
-        """Makes a counter (INSERT)."""
+        """Encodes an INSERT, which creates a key with a quota."""
         self._check("quota", quota)
         self._check("ttl", ttl)
         _check_byte("ttl_type", ttl_type)
         return Request(self._insert.pack(Opcode.INSERT, quota, ttl_type, ttl, _key_length(key)) + key)
 
     def query(self, key: bytes) -> Request[Query | None]:
-        """Asks for a counter's quota and TTL (QUERY)."""
+        """Encodes a QUERY, which asks for the quota and the TTL of a key."""
         return Request(_named(Opcode.QUERY, key))
 
     def update(self, key: bytes, attribute: int, change: int, value: int) -> Request[bool]:
-        """Changes the quota of a counter or the TTL of any key (UPDATE). value: 0 to the largest of N bytes."""
+        """Encodes an UPDATE, which changes the quota or the TTL of a key. value: 0 to the largest number of N bytes."""
         _check_byte("attribute", attribute)
         _check_byte("change", change)
         self._check("value", value)
         return Request(self._update.pack(Opcode.UPDATE, attribute, change, value, _key_length(key)) + key)
 
     def purge(self, key: bytes) -> Request[bool]:
-        """Removes a key (PURGE)."""
+        """Encodes a PURGE, which removes a key."""
         return Request(_named(Opcode.PURGE, key))
 
     def set(self, key: bytes, value: bytes, ttl: int, ttl_type: int = TTLType.SECONDS) -> Request[bool]:
-        """Makes or replaces a buffer (SET)."""
+        """Encodes a SET, which creates or replaces a buffer."""
         self._check("ttl", ttl)
         _check_byte("ttl_type", ttl_type)
         self._check("the size of the value", len(value))
         return Request(self._set.pack(Opcode.SET, ttl_type, ttl, _key_length(key), len(value)) + key + value)
 
     def get(self, key: bytes) -> Request[Get | None]:
-        """Asks for a buffer's value and TTL (GET)."""
+        """Encodes a GET, which asks for the value and the TTL of a buffer."""
         return Request(_named(Opcode.GET, key))
 
     def list(self) -> Request[Keys]:
-        """Asks for all keys (LIST)."""
+        """Encodes a LIST, which asks for all keys."""
         return Request((Opcode.LIST,))
 
     def info(self) -> Request[Info]:
-        """Asks for the server's figures (INFO)."""
+        """Encodes an INFO, which asks for the server's statistics."""
         return Request((Opcode.INFO,))
 
     def stat(self, key: bytes) -> Request[Stat | None]:
-        """Asks how often a key was read and written (STAT)."""
+        """Encodes a STAT, which asks how often a key was read and written."""
         return Request(_named(Opcode.STAT, key))
 
     def stats(self) -> Request[KeyStats]:
-        """Asks how often each key was read and written (STATS)."""
+        """Encodes a STATS, which asks how often each key was read and written."""
         return Request((Opcode.STATS,))
 
     def subscribe(self, channel: bytes) -> Request[bool]:
-        """Subscribes to a channel (SUBSCRIBE)."""
+        """Encodes a SUBSCRIBE, which subscribes to a channel."""
         return Request(_named(Opcode.SUBSCRIBE, channel, "channel"))
 
     def unsubscribe(self, channel: bytes) -> Request[bool]:
-        """Ends all of this connection's subscriptions to a channel (UNSUBSCRIBE)."""
+        """Encodes an UNSUBSCRIBE, which ends all of this connection's subscriptions to a channel."""
         return Request(_named(Opcode.UNSUBSCRIBE, channel, "channel"))
 
     def publish(self, channel: bytes, payload: bytes) -> Request[bool]:
-        """Sends a payload to all subscribers of a channel (PUBLISH)."""
+        """Encodes a PUBLISH, which sends a payload to all subscribers of a channel."""
         return Request(self.message(Opcode.PUBLISH, channel, payload))
 
     def connections(self) -> Request[Connections]:
-        """Asks for all connections (CONNECTIONS)."""
+        """Encodes a CONNECTIONS, which asks for all connections."""
         return Request((Opcode.CONNECTIONS,))
 
     def connection(self, id: bytes) -> Request[ConnectionInfo | None]:
-        """Asks for one connection (CONNECTION). id: 16 bytes, as from WHOAMI."""
+        """Encodes a CONNECTION, which asks for one connection. id: 16 bytes, as from WHOAMI."""
         if len(id) != ID_SIZE:
             raise ValueError(f"id must have {ID_SIZE} bytes, not {len(id)}")
         return Request(bytes((Opcode.CONNECTION,)) + id)
 
     def channels(self) -> Request[Channels]:
-        """Asks for all channels (CHANNELS)."""
+        """Encodes a CHANNELS, which asks for all channels."""
         return Request((Opcode.CHANNELS,))
 
     def channel(self, channel: bytes) -> Request[Subscribers | None]:
-        """Asks for the subscribers of a channel (CHANNEL)."""
+        """Encodes a CHANNEL, which asks for the subscribers of a channel."""
         return Request(_named(Opcode.CHANNEL, channel, "channel"))
 
     def whoami(self) -> Request[bytes]:
-        """Asks for this connection's id, 16 bytes (WHOAMI)."""
+        """Encodes a WHOAMI, which asks for this connection's id, 16 bytes."""
         return Request((Opcode.WHOAMI,))
 
     def event(self, channel: bytes, request: Request[T_co]) -> Request[Executed[T_co] | None]:
-        """Wraps a request in an EVENT, which the server executes. Raises ValueError if `request` is not a request."""
+        """Encodes an EVENT around a request, which the server executes.
+
+        Raises ValueError if `request` is not a request.
+        """
         innermost(request, self.size)
         return Request(self.message(Opcode.EVENT, channel, request))
 
     def message(self, opcode: int, channel: bytes, payload: bytes) -> bytes:
-        """Encodes a PUBLISH or an EVENT, of either side, with any payload."""
+        """Encodes a PUBLISH or an EVENT, from a client or a server, with any payload."""
         self._check("the size of the payload", len(payload))
         return self._message.pack(opcode, _key_length(channel, "channel"), len(payload)) + channel + payload
 
@@ -481,7 +494,7 @@ class Encoder:
 def innermost(request: bytes, size: ValueSize) -> tuple[Opcode, int]:
     """Returns the opcode of the request inside all EVENTs, and the number of these EVENTs.
 
-    Raises ValueError if that is not a request.
+    Raises ValueError if there is no request inside.
     """
     at = events = 0
     while request[at : at + 1] == b"\x19" and len(request) > at + 1:
@@ -489,7 +502,7 @@ def innermost(request: bytes, size: ValueSize) -> tuple[Opcode, int]:
         events += 1
     opcode = request[at] if at < len(request) else None
     if opcode == Opcode.EVENT or opcode not in _OPCODES:
-        raise ValueError(f"not a request: {_shown(request[at:])}")
+        raise ValueError(f"this is not a request: {_shown(request[at:])}")
     return Opcode(opcode), events
 
 
@@ -526,7 +539,10 @@ _OPCODES = frozenset(map(int, Opcode))
 
 
 def _members(kind: type[IntEnum]) -> tuple[int, ...]:
-    """Makes a table from byte to enum member, or to the byte itself if unknown: faster than the enum, for listings."""
+    """Makes a table from byte to enum member, or to the byte itself if it is unknown.
+
+    For listings this is faster than the enum.
+    """
     known = {int(member): member for member in kind}
     return tuple(known.get(value, value) for value in range(256))
 
@@ -538,11 +554,11 @@ _CONNECTION_KINDS = _members(ConnectionKind)
 
 
 class Parser:
-    """Splits a stream into replies and events. The stream may arrive in any pieces; the time is linear.
+    """Splits a stream into replies and events. The stream can arrive in any pieces; the time is linear.
 
-    A reply does not say which request it answers, so call expect() with each request before sending it. Events may come
-    at any time except inside a reply. A listing is parsed as it arrives; no byte is parsed twice. value_max: the most
-    bytes of a value or payload, even if N allows more.
+    A reply does not say which request it answers, so call expect() with each request before sending it. Events can
+    arrive at any time except inside a reply. A listing is parsed as it arrives, and no byte is parsed twice. value_max:
+    the most bytes of a value or payload, even if N allows more.
     """
 
     def __init__(self, size: ValueSize, value_max: int = VALUE_MAX) -> None:
@@ -576,19 +592,25 @@ class Parser:
 
     @property
     def doubt(self) -> str:
-        """The end of an error message about a missing reply: asks about N, unless N is known to be right."""
+        """The end of an error message about a missing reply.
+
+        It mentions N as a possible reason, unless N is known to be right.
+        """
         if self._agreed or not any(events or opcode in _SIZED for opcode, events in self._expected):
             return ""
         return f": is its value_size {self._size.name.lower()}, as this client's?"
 
     def expect(self, request: bytes) -> None:
-        """Adds a request to those whose replies are expected. Raises ValueError if it is not a request."""
+        """Adds a request to the requests whose replies are expected.
+
+        Raises ValueError if the bytes are not a request.
+        """
         self._expected.append(innermost(request, self._size))
 
     def feed(self, data: bytes) -> list[Reply | Event]:
-        """Takes the next bytes from the server. Returns the replies and events that are complete now, in order.
+        """Takes the next bytes from the server. Returns the replies and events that are complete, in order.
 
-        Raises ProtocolError for invalid bytes, at the first byte that shows it. The stream cannot be parsed after that,
+        Raises ProtocolError for invalid bytes, at the first byte that shows it. After that the stream cannot be parsed,
         so the connection must be closed and the parser discarded.
         """
         if self._failed:
@@ -613,7 +635,7 @@ class Parser:
             if first == b"\x19":
                 yield from self._parse_event()
             elif first not in _STATUSES:
-                raise ProtocolError("not the start of a reply or an event")
+                raise ProtocolError("this is not the start of a reply or an event")
             elif not self._expected:
                 raise ProtocolError("a reply without a request")
             else:
@@ -628,10 +650,11 @@ class Parser:
                 self._parsed.append(Reply(opcode, result))
 
     def _parse_executed(self, first: bytes, opcode: Opcode, events: int) -> _Part:
-        """Parses a status for each EVENT around a request, then its reply. A status of 00 is the last byte.
+        """Parses a status for each EVENT around a request, then its reply. A status of 00 is the last byte of the
+        reply.
 
-        The document allows nothing between them. The parser still accepts events there, because it can tell them from a
-        status, and some servers send a publisher its own event at that place.
+        The document allows nothing between them. The parser still accepts events there, because it can tell events from
+        a status, and some servers send a publisher its own event at that place.
         """
         executed = 0
         while executed < events and first == b"\x01":
@@ -639,7 +662,7 @@ class Parser:
             while (first := (yield 1)) == b"\x19":
                 yield from self._parse_event()
             if first not in _STATUSES:
-                raise ProtocolError("not the start of the reply inside a reply to EVENT")
+                raise ProtocolError("this is not the start of the reply inside a reply to EVENT")
         result = (yield from self._parse_result(first, opcode)) if executed == events else None
         for _ in range(executed):
             result = Executed(result)
@@ -713,7 +736,7 @@ class Parser:
 
     def _check_value(self, size: int) -> None:
         if size > self._value_max:
-            raise ProtocolError(f"a value of {size} bytes, more than {self._value_max}")
+            raise ProtocolError(f"a value of {size} bytes is longer than {self._value_max}")
 
 
 _STATUSES = (b"\x00", b"\x01")
@@ -729,12 +752,12 @@ def _parse_count(most: int, what: str) -> Generator[int, bytes, int]:
 
 
 def _parse_fragment(number: int) -> Generator[int, bytes, int]:
-    """Parses the head of fragment `number`. Returns how many entries it has."""
+    """Parses the head of fragment `number`. Returns how many entries the fragment has."""
     told, count = _FRAGMENT.unpack((yield _FRAGMENT.size))
     if told != number:
         raise ProtocolError(f"fragment {told} instead of fragment {number}")
     if count > FRAGMENT_ENTRIES_MAX:
-        raise ProtocolError(f"{count} entries in a fragment, more than {FRAGMENT_ENTRIES_MAX}")
+        raise ProtocolError(f"{count} entries in a fragment are more than {FRAGMENT_ENTRIES_MAX}")
     return int(count)
 
 

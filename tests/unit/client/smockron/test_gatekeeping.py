@@ -505,9 +505,9 @@ def test_what_cannot_be_is_said_before_anything_is_sent() -> None:
     core = core_of()
     connect(core)
     for wrong in ("d" * 256, "d\0"):
-        with pytest.raises(ValueError, match="the name of a domain has 255 bytes at most and no NUL at its end"):
+        with pytest.raises(ValueError, match="the name of a domain can have at most 255 bytes and no NUL at its end"):
             decide(core, "a", wrong, b"", NOW)
-    with pytest.raises(ValueError, match="an identifier has 4096 bytes at most"):
+    with pytest.raises(ValueError, match="an identifier can have at most 4096 bytes"):
         decide(core, "a" * 4097, None, b"", NOW)
     for number in range(1, DOMAINS_MAX):
         decide(core, "a", str(number), b"", NOW)

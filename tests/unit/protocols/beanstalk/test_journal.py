@@ -415,9 +415,9 @@ def test_a_last_id_that_makes_no_sense_is_named(kept: Journaled, value: str):
 def test_a_key_that_two_jobs_have(kept: Journaled):
     told(kept, kept.connect(), wire.put(b"1"), wire.put(b"2"), wire.put(b"3"))
     kept.database.execute("UPDATE jobs SET key = 'k' WHERE id > 1")
-    with pytest.raises(ValueError, match="key k is there twice"):
+    with pytest.raises(ValueError, match="key k occurs twice"):
         restore(kept, Journaled())
-    assert list(journal.problems(kept.database)) == ["job 3: another job has the key k too"]
+    assert list(journal.problems(kept.database)) == ["job 3: another job has the same key k"]
     assert rescue(kept) == 1
     assert kept.restored == 3
     assert ask(kept.connect(), wire.put_unique(b"x", b"k")) == b"EXISTS 2\r\n"

@@ -156,11 +156,11 @@ def test_documents():
     jobs = b'---\n- id: 1\n  tube: "a"\n- id: 2\n  tube: "b"\n'
     assert wire.read_jobs(jobs) == [{"id": "1", "tube": "a"}, {"id": "2", "tube": "b"}]
     assert wire.read_jobs(b"---\n") == []
-    with pytest.raises(ProtocolError, match="no list"):
+    with pytest.raises(ProtocolError, match="not a list"):
         wire.read_jobs(b"- id: 1\n")
     for wrong in (b"", b"- a\n", b"---\na\n", b"---\n- a"):
-        with pytest.raises(ProtocolError, match="no list"):
+        with pytest.raises(ProtocolError, match="not a list"):
             wire.read_list(wrong)
     for wrong in (b"", b"a: b\n", b"---\na\n"):
-        with pytest.raises(ProtocolError, match="no dictionary"):
+        with pytest.raises(ProtocolError, match="not a dictionary"):
             wire.read_dictionary(wrong)

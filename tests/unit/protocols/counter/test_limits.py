@@ -89,7 +89,7 @@ def test_no_rules(text: str) -> None:
         ({"permits": [{"name": "", "maximum": 1}]}, "permits[0] (''): name must have 1 to 255 bytes, not 0"),
         (
             {"permits": [{"name": "a*b", "maximum": 1}]},
-            "permits[0] ('a*b'): name has a * that is not its last character: a * stands for the rest of a name",
+            "permits[0] ('a*b'): name has a * before its last character: a * stands for the rest of a name",
         ),
         (
             {"permits": [{"name": "a", "maximum": -1}]},
@@ -129,7 +129,7 @@ def test_no_rules(text: str) -> None:
         ),
         (
             {"rates": [{"name": "a", "limit": 1, "period": 316_224_001}]},
-            "rates[0] ('a'): period must be at most 316224000 seconds, ten years, not 316224001",
+            "rates[0] ('a'): period must be at most 316224000 seconds (ten years), not 316224001",
         ),
         (
             {"rates": [{"name": "a", "limit": 1, "period": 1, "burst": 0}]},
@@ -140,7 +140,7 @@ def test_no_rules(text: str) -> None:
             {"permits": [{"name": "a" * 256, "maximum": 1}]},
             f"permits[0] ('{'a' * 60}...'): name must have 1 to 255 bytes, not 256",
         ),
-        ({"permits": [1] * (RULES_MAX + 1)}, "permits: 10001 entries, at most 10000 are possible"),
+        ({"permits": [1] * (RULES_MAX + 1)}, "permits: 10001 entries, but at most 10000 are possible"),
     ],
 )
 def test_each_mistake_is_told_with_its_place(document: Any, told: str) -> None:

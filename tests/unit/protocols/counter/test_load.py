@@ -83,9 +83,9 @@ def test_what_was_held_before_stays(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert judged(monkeypatch, {1: 3}, {1: (4, 4)}) == ["nnnnnnnn00000001: 4 in use, and 3 are held"]
-    assert judged(monkeypatch, {1: 3}, {1: (2, 4)}) == ["nnnnnnnn00000001: 2 in use, and 3 are held"]
-    assert judged(monkeypatch, {1: 3}, {}) == ["nnnnnnnn00000001: 0 in use, and 3 are held"]
+    assert judged(monkeypatch, {1: 3}, {1: (4, 4)}) == ["nnnnnnnn00000001: 4 in use, but 3 are held"]
+    assert judged(monkeypatch, {1: 3}, {1: (2, 4)}) == ["nnnnnnnn00000001: 2 in use, but 3 are held"]
+    assert judged(monkeypatch, {1: 3}, {}) == ["nnnnnnnn00000001: 0 in use, but 3 are held"]
     assert judged(monkeypatch, {}, {1: (0, 11)}) == ["nnnnnnnn00000001: 11 were in use, with a maximum of 10"]
 
 
@@ -94,7 +94,7 @@ def test_what_is_not_back_yet_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_what_is_lost_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert judged(monkeypatch, {1: 3}, {1: (2, 5)}, {1: (3, 5)}) == ["nnnnnnnn00000001: 2 in use, and 3 are held"]
+    assert judged(monkeypatch, {1: 3}, {1: (2, 5)}, {1: (3, 5)}) == ["nnnnnnnn00000001: 2 in use, but 3 are held"]
 
 
 def test_a_great_many_violations_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -166,4 +166,4 @@ def test_all_counters_of_a_take_are_compared(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(load, "_client", Dumps({1: (3, 3), second: (3, 3), **others}))
     assert load.while_held(plan, board, {}) == []
     monkeypatch.setattr(load, "_client", Dumps({1: (3, 3), second: (4, 4), **others}))
-    assert load.while_held(plan, board, {}) == ["nnnnnnnn00000001:1: 4 in use, and 3 are held"]
+    assert load.while_held(plan, board, {}) == ["nnnnnnnn00000001:1: 4 in use, but 3 are held"]

@@ -436,7 +436,7 @@ def test_as_many_as_there_can_be(kind: str) -> None:
 def test_too_many_namespaces() -> None:
     names = {f"n{number}": {} for number in range(1024)}
     assert read_rules(names) == Rules()
-    assert problems(names | {"one": {}}) == ["the document: 1025 namespaces, at most 1024 are possible"]
+    assert problems(names | {"one": {}}) == ["the document: 1025 namespaces, but at most 1024 are possible"]
 
 
 def test_mistakes_without_end() -> None:

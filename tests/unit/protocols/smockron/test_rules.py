@@ -126,8 +126,8 @@ def test_an_interval_can_have_a_fraction_as_a_number() -> None:
         ({"burst": 1}, "'api': interval or rate is missing"),
         ({"rate": "1/sec"}, "'api': burst is missing"),
         ({"rate": "1/sec", "burst": None}, "'api': burst is missing"),
-        ({"rate": 100, "burst": 1}, """'api': rate must be such as "100/sec" or "10 per 2 min", not 100"""),
-        ({"rate": "fast", "burst": 1}, """'api': rate must be such as "100/sec" or "10 per 2 min", not 'fast'"""),
+        ({"rate": 100, "burst": 1}, """'api': rate must have a form such as "100/sec" or "10 per 2 min", not 100"""),
+        ({"rate": "fast", "burst": 1}, """'api': rate must have a form such as "100/sec" or "10 per 2 min", not 'fast'"""),
         ({"rate": "0/sec", "burst": 1}, "'api': rate is 0: no request would pass"),
         ({"rate": "1/secs", "burst": 1}, f"'api': rate {NO_DURATION} 'secs'"),
         ({"rate": "1/Sec", "burst": 1}, f"'api': rate {NO_DURATION} 'Sec'"),
@@ -156,7 +156,7 @@ def test_all_that_is_wrong_of_a_rule_is_told_at_once() -> None:
 
 def test_all_mistakes_are_told() -> None:
     assert problems({"a": {"rate": "x", "burst": "x"}, "b": 1, "c": {"rate": "1/s", "burst": 1}, "d\0": {}}) == (
-        """'a': rate must be such as "100/sec" or "10 per 2 min", not 'x'""",
+        """'a': rate must have a form such as "100/sec" or "10 per 2 min", not 'x'""",
         """'a': burst has no duration such as "20 msec", "5s", "min" or "2 hours" in 'x'""",
         "'b': must be an object with a rate or an interval, and a burst",
         "'d\\x00': is not a name: it ends with a NUL",
@@ -186,7 +186,7 @@ def test_there_are_bounds() -> None:
     assert len(parse_rules(json.dumps(many))) == rules.DOMAINS_MAX
     many["more"] = {"rate": "1/s", "burst": 1}
     assert problems(many) == (
-        f"the document: {rules.DOMAINS_MAX + 1} domains, at most {rules.DOMAINS_MAX} are possible",
+        f"the document: {rules.DOMAINS_MAX + 1} domains, but at most {rules.DOMAINS_MAX} are possible",
     )
 
 

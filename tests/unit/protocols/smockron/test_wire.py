@@ -62,10 +62,10 @@ def test_any_metadata_are_read_or_refused(data: bytes) -> None:
 @pytest.mark.parametrize(
     ("data", "text"),
     [
-        (b"HTTP/1.1", "this is not ZMTP: 48 54 54 50 2f 31 2e 31"),
-        (b"\xff" + bytes(9), "this is not ZMTP: ff 00 00 00 00 00 00 00 00 00"),
-        (b"\xff" + bytes(8) + b"\x7f\x02", "the peer speaks version 2 of ZMTP, and not 3"),
-        (wire.greeting()[:12] + b"CURVE".ljust(20, b"\0"), "the peer wants the mechanism b'CURVE', and not NULL"),
+        (b"HTTP/1.1", "these bytes are not ZMTP: 48 54 54 50 2f 31 2e 31"),
+        (b"\xff" + bytes(9), "these bytes are not ZMTP: ff 00 00 00 00 00 00 00 00 00"),
+        (b"\xff" + bytes(8) + b"\x7f\x02", "the peer speaks version 2 of ZMTP, not version 3"),
+        (wire.greeting()[:12] + b"CURVE".ljust(20, b"\0"), "the peer wants the mechanism b'CURVE', not NULL"),
     ],
 )
 def test_a_wrong_greeting_is_told_as_soon_as_it_shows(data: bytes, text: str) -> None:

@@ -373,7 +373,7 @@ def test_an_event_within_what_an_event_asked() -> None:
         (ENCODER.list(), b"\1" + u64(2**32 + 1), "4294967297 fragments, more than 4294967296: 01 00 00 00 01"),
         (ENCODER.stats(), b"\1" + u64(1, 2, 1), "fragment 2 instead of fragment 1: 02 00"),
         (ENCODER.channels(), b"\1" + u64(2, 1, 0, 1, 0), "fragment 1 instead of fragment 2: 01 00"),
-        (ENCODER.list(), b"\1" + u64(1, 1, 65537), "65537 entries in a fragment, more than 65536: 01 00"),
+        (ENCODER.list(), b"\1" + u64(1, 1, 65537), "65537 entries in a fragment are more than 65536: 01 00"),
         (ENCODER.connections(), b"\1" + u64(1, 1, 65537), "65537 entries in a fragment"),
         (ENCODER.channel(b""), b"\1" + u64(2**32 + 1), "4294967297 subscribers, more than"),
     ],
