@@ -1,7 +1,7 @@
 """The session machine and the region: the base of every protocol's sessions and stores.
 
-Floor 1. This file does no I/O: it gets bytes and the time, and returns bytes. A peer can cause replies and closes,
-never an exception. An exception raised here is a bug in counterd.
+Floor 1 (ARCHITECTURE.md). This file does no I/O: it gets bytes and the time, and returns bytes. A peer can cause
+replies and closes, never an exception. An exception raised here is a bug in counterd.
 """
 
 cimport cython

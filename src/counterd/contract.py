@@ -1,7 +1,8 @@
 """The contract: which methods of a protocol `net` and `control` may call, and which of theirs a protocol may call.
 
-Floor 0: declarations, which a type checker enforces on both sides. A protocol registers itself as a Room. The Room
-lists the optional abilities of the protocol (Windows, Files, tables, Extensions, Journal, Shared, drain mode).
+Floor 0 (ARCHITECTURE.md): declarations, which a type checker enforces on both sides. A protocol registers itself as a
+Room. The Room lists the optional abilities of the protocol (Windows, Files, tables, Extensions, Journal, Shared, drain
+mode).
 
 - Time is an argument: nanoseconds on the caller's monotonic clock. No protocol reads a clock, a file or a socket.
 - Calls of one store and its sessions do not nest.

@@ -1,6 +1,6 @@
 """Reads JSON documents that people write, and collects all mistakes in them.
 
-Floor 0, pure Python, without file access. The caller checks what a document contains.
+Floor 0 (ARCHITECTURE.md), pure Python, without file access. The caller checks what a document contains.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 Clients raise only CounterdError and its subclasses, and ValueError for arguments that do not fit the protocol.
 
-Floor 0: this file imports nothing of counterd. The folder of a protocol has the protocol's status codes, and the errors
-that no other protocol has.
+Floor 0 (ARCHITECTURE.md): this file imports nothing of counterd. The folder of a protocol has the protocol's status
+codes, and the errors that no other protocol has.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Frames on the sockets between the daemon and its child processes. A frame is a length of 4 bytes, big-endian, and a
 body.
 
-Floor 0, without I/O. This file also has the error that can take the place of an answer. The modules at the two ends
-define the bodies: control/admin.py and admin/link.py, control/journal.py and journal/__main__.py.
+Floor 0 (ARCHITECTURE.md), without I/O. This file also has the error that can take the place of an answer. The modules
+at the two ends define the bodies: control/admin.py and admin/link.py, control/journal.py and journal/__main__.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """The data that a protocol shows to people: figures of its store, as metrics, and tables. A walk fills a table in
 steps.
 
-Floor 0: declarations, and readers for a table's parameters. This file needs no protocol and no compiled module.
+Floor 0 (ARCHITECTURE.md): declarations, and readers for a table's parameters. This file needs no protocol and no
+compiled module.
 """
 
 from __future__ import annotations

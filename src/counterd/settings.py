@@ -1,8 +1,8 @@
 """A setting has a key, a reader, a default and a unit. Settings are fields of dataclasses.
 
-Floor 0: plain data. Protocols declare settings, and `control` reads their values from files. This module depends on
-neither. A reader parses the text of a value, or raises a ValueError that says which values are valid. Code takes a
-value from an object of such a dataclass, so that a type checker knows each key.
+Floor 0 (ARCHITECTURE.md): plain data. Protocols declare settings, and `control` reads their values from files. This
+module depends on neither. A reader parses the text of a value, or raises a ValueError that says which values are valid.
+Code takes a value from an object of such a dataclass, so that a type checker knows each key.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Reads numbers and times from a command line. Formats numbers, times and text of unknown origin for people.
 
-Floor 0, pure Python. Numbers are shown with three significant digits, which is the precision of the histograms.
+Floor 0 (ARCHITECTURE.md), pure Python. Numbers are shown with three significant digits, which is the precision of the
+histograms.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """A load on a queue of jobs.
 
-A side. A body begins with the number of the job, by which --verify identifies it. In a fan the number is followed by
-the time for which its put was intended. A cycle never waits for a job that nobody has put: each connection puts a job
-before each job that it reserves. Each process has its own tube, so it reserves only jobs that it has put itself.
+Floor: side (ARCHITECTURE.md). A body begins with the number of the job, by which --verify identifies it. In a fan the
+number is followed by the time for which its put was intended. A cycle never waits for a job that nobody has put: each
+connection puts a job before each job that it reserves. Each process has its own tube, so it reserves only jobs that it
+has put itself.
 
 Invariant: the Board's entry of a job is zero until its put is sent, and after its end is known.
 """

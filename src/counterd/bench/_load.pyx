@@ -1,11 +1,11 @@
 """One load process. It keeps connections busy according to a Plan, and writes its results to its sheet of the Board.
 
-A side. It has one thread and one epoll set, and runs no Python for a request. All times are of the monotonic clock.
+Floor: side (ARCHITECTURE.md). It has one thread and one epoll set, and runs no Python for a request. All times are of
+the monotonic clock.
 
 A closed loop (without a rate) sends `depth` requests on a connection, waits for all replies, and sends `depth` requests
-again. An open loop has an intended start time for each request, which does not depend on the server. The next
-connection with fewer than `depth` requests in flight sends the request, late if necessary. Latency counts from the
-intended start.
+again. An open loop has an intended start time for each request. The next connection with fewer than `depth` requests in
+flight sends the request, late if necessary. Latency counts from the intended start.
 
 Invariants:
 - `ring` has the requests in flight of a connection, with the oldest first; replies arrive in this order, except those

@@ -1,6 +1,6 @@
 """The share that one load process has of a Plan, as numbers. See _task.pxd.
 
-A side.
+Floor: side (ARCHITECTURE.md).
 """
 
 from libc.stdint cimport int64_t, uint32_t, uint64_t

@@ -1,6 +1,6 @@
 """TLS for one connection of the load. The caller owns the socket.
 
-A side. Every error raises OSError.
+Floor: side (ARCHITECTURE.md). Every error raises OSError.
 """
 
 import ssl

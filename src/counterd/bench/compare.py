@@ -1,8 +1,8 @@
 """Compares reports: ratios to the first report, and warnings about ratios that do not compare like with like.
 
-A side, pure Python. A ratio counts as better or worse only if it exceeds the variation of the runs themselves: the
-variation between several runs of the same load, or between the seconds of a single run. A ratio has no verdict if the
-loads differ or a run failed.
+Floor: side (ARCHITECTURE.md), pure Python. A ratio counts as better or worse only if it exceeds the variation of the
+runs themselves: the variation between several runs of the same load, or between the seconds of a single run. A ratio
+has no verdict if the loads differ or a run failed.
 """
 
 from __future__ import annotations

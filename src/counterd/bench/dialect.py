@@ -1,8 +1,8 @@
 """The description of a protocol for the load: its requests as bytes, its limits, and its texts in reports.
 
-A side, pure Python. A dialect is a module that exports DIALECT. A Codec in the same folder (_codec.pxd) writes the
-requests and reads the replies. dialects/__init__.py finds the dialects. The load itself knows only kinds of requests
-and three kinds of work, but no protocol.
+Floor: side (ARCHITECTURE.md), pure Python. A dialect is a module that exports DIALECT. A Codec in the same folder
+(_codec.pxd) writes the requests and reads the replies. dialects/__init__.py finds the dialects. The load itself knows
+only kinds of requests and three kinds of work, but no protocol.
 """
 
 from __future__ import annotations

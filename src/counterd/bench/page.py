@@ -1,8 +1,8 @@
 """Makes a self-contained HTML page from one or several reports: figures, curves, tables, and the origin of the data.
 
-A side, pure Python. The page has no scripts and loads nothing; its content security policy makes browsers enforce that.
-All text from a report goes through escape(). Each chart is drawn twice, for a desktop and for a phone, because the text
-of a scaled chart would be illegible on one of them.
+Floor: side (ARCHITECTURE.md), pure Python. The page has no scripts and loads nothing; its content security policy makes
+browsers enforce that. All text from a report goes through escape(). Each chart is drawn twice, for a desktop and for a
+phone, because the text of a scaled chart would be illegible on one of them.
 """
 
 from __future__ import annotations

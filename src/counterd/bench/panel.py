@@ -1,6 +1,7 @@
 """Shows the progress of a run on a terminal.
 
-A side. The parent's own loop redraws the panel, because load processes must not be forked while another thread runs.
+Floor: side (ARCHITECTURE.md). The parent's own loop redraws the panel, because load processes must not be forked while
+another thread runs.
 """
 
 from __future__ import annotations

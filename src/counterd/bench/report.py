@@ -1,7 +1,7 @@
 """Writes the results of runs for a terminal, a spreadsheet and the tools that read HdrHistogram's percentile files.
 
-A side, pure Python. A run with errors, with unsent requests or with violations is marked wherever its figures are
-shown. Otherwise it could look better than a correct run, because it has done less.
+Floor: side (ARCHITECTURE.md), pure Python. A run with errors, with unsent requests or with violations is marked
+wherever its figures are shown. Otherwise it could look better than a correct run, because it has done less.
 """
 
 from __future__ import annotations

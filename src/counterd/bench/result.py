@@ -1,8 +1,8 @@
 """The result of a run, and the file in which it is kept.
 
-A side, pure Python. Times are in nanoseconds unless the name has another unit. A histogram is an HdrHistogram of
-nanoseconds, with 3 significant digits, up to an hour. Files contain histograms in the compressed form of the
-HdrHistogram library.
+Floor: side (ARCHITECTURE.md), pure Python. Times are in nanoseconds unless the name has another unit. A histogram is an
+HdrHistogram of nanoseconds, with 3 significant digits, up to an hour. Files contain histograms in the compressed form
+of the HdrHistogram library.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Supervises one run: starts the load processes, lets them begin together, watches them, and collects their results.
 
-A side. The load processes are forked before this process starts a thread. The load processes share a Board with this
-process.
+Floor: side (ARCHITECTURE.md). The load processes are forked before this process starts a thread. The load processes
+share a Board with this process.
 """
 
 from __future__ import annotations

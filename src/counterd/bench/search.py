@@ -1,7 +1,7 @@
 """Searches. A search consists of several runs.
 
-A side, pure Python. A search finds the highest rate that meets an objective, or shows the latency at several rates, or
-the variation of equal runs.
+Floor: side (ARCHITECTURE.md), pure Python. A search finds the highest rate that meets an objective, or shows the
+latency at several rates, or the variation of equal runs.
 """
 
 from __future__ import annotations

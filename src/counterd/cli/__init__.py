@@ -1,1 +1,1 @@
-"""Floor 5: the commands counterd, counterctl and counterbench."""
+"""Floor 5 (ARCHITECTURE.md): the commands counterd, counterctl and counterbench."""

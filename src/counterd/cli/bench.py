@@ -1,7 +1,7 @@
 """The command `counterbench`, which measures a server under load.
 
-Floor 5. Exit status: 0 for success; 1 for errors, requests that could not be sent, violations that --verify found, or a
-search that did not finish; 2 for a wrong command line or a server that cannot be reached.
+Floor 5 (ARCHITECTURE.md). Exit status: 0 for success; 1 for errors, requests that could not be sent, violations that
+--verify found, or a search that did not finish; 2 for a wrong command line or a server that cannot be reached.
 """
 
 from __future__ import annotations

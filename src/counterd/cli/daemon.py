@@ -1,7 +1,8 @@
 """The command `counterd`, which runs the daemon.
 
-Floor 5. Exit status: 0 after a drain; 1 after a second signal, or if the start fails because the system has no thread
-or memory left; 2 for mistakes in the command line or the configuration, with a line for each mistake.
+Floor 5 (ARCHITECTURE.md). Exit status: 0 after a drain; 1 after a second signal, or if the start fails because the
+system has no thread or memory left; 2 for mistakes in the command line or the configuration, with a line for each
+mistake.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """`counterd journal`: checks, shows or repairs the file of a journal.
 
-Floor 5. Exit status: 0 for success, 1 if the journal has a problem or a repair lost records, 2 for a wrong command
-line.
+Floor 5 (ARCHITECTURE.md). Exit status: 0 for success, 1 if the journal has a problem or a repair lost records, 2 for a
+wrong command line.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Options that several commands share, and a type for options whose value a function reads.
 
-Floor 5. This file needs click, as do the commands that import it.
+Floor 5 (ARCHITECTURE.md). This file needs click, as do the commands that import it.
 """
 
 from __future__ import annotations

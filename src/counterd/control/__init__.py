@@ -1,1 +1,1 @@
-"""Floor 4: configuration, logs, statistics, limits and the life cycle of the process."""
+"""Floor 4 (ARCHITECTURE.md): configuration, logs, statistics, limits and the life cycle of the process."""

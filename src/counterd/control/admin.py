@@ -1,9 +1,9 @@
 """The daemon's side of the admin process: its listening socket, and the answers to its questions.
 
-Floor 4. The daemon spends at most a fifth of its time on the admin process: it answers questions for a short time, then
-rests four times as long. A long answer is made in steps, with a rest between two steps. Only one answer is made at a
-time. While the admin process has answers that it has not read, the daemon answers no more questions. supervisor.py
-starts the admin process and replaces it when it ends.
+Floor 4 (ARCHITECTURE.md). The daemon spends at most a fifth of its time on the admin process: it answers questions for
+a short time, then rests four times as long. A long answer is made in steps, with a rest between two steps. Only one
+answer is made at a time. While the admin process has answers that it has not read, the daemon answers no more
+questions. supervisor.py starts the admin process and replaces it when it ends.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Runs slow functions in a thread, while the event loop serves requests.
 
-Floor 4. The thread shares the Python interpreter with the event loop. SWITCH_INTERVAL_S limits how long a thread that
-computes in Python, here or in an extension, may keep the interpreter while the loop has work.
+Floor 4 (ARCHITECTURE.md). The thread shares the Python interpreter with the event loop. SWITCH_INTERVAL_S limits how
+long a thread that computes in Python, here or in an extension, may keep the interpreter while the loop has work.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Calls the Redis in which several masters share their state. A call contains all requests that currently wait for a
 decision.
 
-Floor 4. While Redis is unavailable, the store decides by itself. The log says this once, and the daemon tries to reach
-Redis each second. The package redis-py makes the connection (docs/decisions/0017-redis.md); the extra `redis` installs
-it.
+Floor 4 (ARCHITECTURE.md). While Redis is unavailable, the store decides by itself. The log says this once, and the
+daemon tries to reach Redis each second. The package redis-py makes the connection (docs/decisions/0017-redis.md); the
+extra `redis` installs it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The table of connections: its columns, and the cells of each connection.
 
-Floor 4. No other file names the columns. A reply of the admin endpoint describes the columns. The dashboard and
-counterctl (`connections` and `top`) show all columns of this description.
+Floor 4 (ARCHITECTURE.md). No other file names the columns. A reply of the admin endpoint describes the columns. The
+dashboard and counterctl (`connections` and `top`) show all columns of this description.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The listening sockets of one port of a protocol. The daemon opens them itself, or the process that starts the daemon
 passes them.
 
-Floor 4. A protocol has one or more ports (Room.ports). Each port has a number and a Unix socket. The other settings of
-a listener (addresses, permissions, TLS, limits) apply to all ports of the protocol.
+Floor 4 (ARCHITECTURE.md). A protocol has one or more ports (Room.ports). Each port has a number and a Unix socket. The
+other settings of a listener (addresses, permissions, TLS, limits) apply to all ports of the protocol.
 """
 
 from __future__ import annotations

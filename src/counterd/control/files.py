@@ -1,7 +1,7 @@
 """Reads the files that the configuration names, at the start and at each reload, before the daemon applies any change.
 
-Floor 4. The event loop waits while a file is read. So the daemon reads only files with an end and a limited size: no
-devices, and pipes only with a time limit.
+Floor 4 (ARCHITECTURE.md). The event loop waits while a file is read. So the daemon reads only files with an end and a
+limited size: no devices, and pipes only with a time limit.
 """
 
 from __future__ import annotations

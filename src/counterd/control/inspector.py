@@ -1,8 +1,8 @@
 """Answers the admin process's questions with data of the daemon, its servers and the registered tables.
 
-Floor 4. Answers are JSON, as bytes. If the size of an answer depends on a store or on the number of connections, the
-answer is made in steps of SLICE_NS. Between two steps the event loop serves requests. Figures are computed at most ten
-times a second.
+Floor 4 (ARCHITECTURE.md). Answers are JSON, as bytes. If the size of an answer depends on a store or on the number of
+connections, the answer is made in steps of SLICE_NS. Between two steps the event loop serves requests. Figures are
+computed at most ten times a second.
 """
 
 from __future__ import annotations

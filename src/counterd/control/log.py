@@ -1,9 +1,9 @@
 """The log. One thread writes all lines, so that code that logs never waits for the reader of the log.
 
-Floor 4. structlog makes an event from each call. A chain of functions turns the event into one line of bytes and puts
-it into a queue. The number of lines in the queue and the length of a line are limited. Lines are dropped and counted if
-they do not fit into the queue or cannot be written. When writing works again, a line says how many lines were dropped.
-In both formats an event is a single line, whatever its message contains:
+Floor 4 (ARCHITECTURE.md). structlog makes an event from each call. A chain of functions turns the event into one line
+of bytes and puts it into a queue. The number of lines in the queue and the length of a line are limited. Lines are
+dropped and counted if they do not fit into the queue or cannot be written. When writing works again, a line says how
+many lines were dropped. In both formats an event is a single line, whatever its message contains:
     text  2026-11-20T05:08:30.123Z INFO  message key=value other="with blanks" exc="Traceback ...\\n..."
     json  {"ts": "2026-11-20T05:08:30.123Z", "level": "info", "msg": "message", "key": "value", "exc": "Traceback ..."}
 The field `exc` contains the exception. If the traceback is long, the field has only its end. A line that is still too

@@ -1,7 +1,7 @@
 """Measures, with a periodic timer, how late the event loop runs its timers.
 
-Floor 4. The same timer notifies systemd's watchdog, because an event loop that does not reach its timers serves no
-requests.
+Floor 4 (ARCHITECTURE.md). The same timer notifies systemd's watchdog, because an event loop that does not reach its
+timers serves no requests.
 """
 
 from __future__ import annotations

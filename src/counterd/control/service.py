@@ -1,6 +1,6 @@
 """One enabled protocol: its sockets, its store, its server, and their settings.
 
-Floor 4.
+Floor 4 (ARCHITECTURE.md).
 """
 
 from __future__ import annotations

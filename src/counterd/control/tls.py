@@ -1,7 +1,7 @@
 """Makes a protocol's TLS context from the files that the configuration names, and checks the files.
 
-Floor 4. The daemon never changes a TLS context. A reload makes a new context; existing connections keep the old
-context.
+Floor 4 (ARCHITECTURE.md). The daemon never changes a TLS context. A reload makes a new context; existing connections
+keep the old context.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The fields of the daemon that its parts may read. These parts get no methods that change the daemon.
 
-Floor 4. Only the daemon changes the view.
+Floor 4 (ARCHITECTURE.md). Only the daemon changes the view.
 """
 
 from __future__ import annotations

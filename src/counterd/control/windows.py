@@ -1,6 +1,7 @@
 """Gives a store the wall-clock time, and begins the store's stats windows at multiples of an interval.
 
-Floor 4. Each window gets the next number, so the numbers rise even if the clock or the interval changes.
+Floor 4 (ARCHITECTURE.md). Each window gets the next number, so the numbers rise even if the clock or the interval
+changes.
 """
 
 from __future__ import annotations

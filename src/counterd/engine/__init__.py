@@ -1,4 +1,4 @@
 """The parts that stores are made of: tables, chains, timers, permits.
 
-Floor 1. These parts know no protocol and no session.
+Floor 1 (ARCHITECTURE.md). These parts know no protocol and no session.
 """

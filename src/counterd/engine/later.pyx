@@ -1,8 +1,8 @@
 """Questions whose answers arrive later. Each question has a ticket and a deadline.
 
-Floor 1. This file has no clock: the caller passes times. A request that the engine cannot decide now becomes a
-question. The context of a question, an object of the caller, is kept until the ticket is answered or the deadline
-passes. Three functions of the caller then do the rest, such as posting a reply or resuming a request.
+Floor 1 (ARCHITECTURE.md). This file has no clock: the caller passes times. A request that the engine cannot decide now
+becomes a question. The context of a question, an object of the caller, is kept until the ticket is answered or the
+deadline passes. Three functions of the caller then do the rest, such as posting a reply or resuming a request.
 
 Questions and tickets are not in the region. They are valid only in this process, as is the code that answers them.
 

@@ -1,8 +1,8 @@
 """Walks for people, in slices. A walk finds the highest-ranking records of a table that match, or the holdings of a
 connection.
 
-Floor 1. This file does no I/O and has no clock. A slice is an amount of counted work, not a number of records, because
-a long name takes as long as a thousand short names.
+Floor 1 (ARCHITECTURE.md). This file does no I/O and has no clock. A slice is an amount of counted work, not a number of
+records, because a long name takes as long as a thousand short names.
 
 Records are created, removed and changed between two slices. So the heap keeps only the number of a record, and the rank
 that it had when the walk passed it. Before a record becomes a row, the walk checks again that the record exists and

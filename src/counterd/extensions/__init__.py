@@ -1,1 +1,2 @@
-"""The plugin host: runs Python code of other people in threads. Settings name this code. Floor 4, as control."""
+"""The plugin host: runs Python code of other people in threads. Settings name this code. Floor 4 (ARCHITECTURE.md), as
+control."""

@@ -1,8 +1,8 @@
 """The plugin host of one protocol: imports extensions by name, creates them, runs threads for them, and gives jobs to
 the threads.
 
-Floor 4. An extension is imported after the process has given up its privileges, and before the daemon serves the first
-client. An extension is imported only once, so a new name or a new version of its code needs a restart.
+Floor 4 (ARCHITECTURE.md). An extension is imported after the process has given up its privileges, and before the daemon
+serves the first client. An extension is imported only once, so a new name or a new version of its code needs a restart.
 """
 
 from __future__ import annotations

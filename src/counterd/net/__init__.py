@@ -1,1 +1,1 @@
-"""Floor 3: sockets. No other code in the path of a request uses asyncio."""
+"""Floor 3 (ARCHITECTURE.md): sockets. No other code in the path of a request uses asyncio."""

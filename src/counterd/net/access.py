@@ -1,7 +1,7 @@
 """Decides which peers may connect: networks over TCP, users and groups over a Unix socket.
 
-Floor 3. Each connection is checked once, before anything else. The caller converts names of users and groups to
-numbers.
+Floor 3 (ARCHITECTURE.md). Each connection is checked once, before anything else. The caller converts names of users and
+groups to numbers.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Decides which connections the limits of a server admit, without using a socket.
 
-Floor 3. These functions are called once for each connection, before anything else. The checks have a fixed order: a
-connection that violates several limits is always counted under the same cause.
+Floor 3 (ARCHITECTURE.md). These functions are called once for each connection, before anything else. The checks have a
+fixed order: a connection that violates several limits is always counted under the same cause.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Histograms of batches: their sizes, and the times to answer them. A batch is the bytes that one read has returned.
 
-Floor 3. To count a batch takes two additions for each histogram, and no Python object.
+Floor 3 (ARCHITECTURE.md). To count a batch takes two additions for each histogram, and no Python object.
 """
 
 cimport cython

@@ -1,7 +1,7 @@
 """One connection: passes bytes from its stream to its session, and writes the replies, once for each read.
 
-Floor 3. A connection knows its stream and the contract of a session, but no protocol. It notifies the server through
-the callbacks in Events. The class Common has the objects that all connections of a server share.
+Floor 3 (ARCHITECTURE.md). A connection knows its stream and the contract of a session, but no protocol. It notifies the
+server through the callbacks in Events. The class Common has the objects that all connections of a server share.
 
 A connection has these states, in this order. It can skip states, but never goes back:
 - arriving: the connection was admitted and counts; its TLS handshake is in progress, so it has no session yet

@@ -1,7 +1,8 @@
 """Gives a store its turns: calls tick() when it is due, and sends output that is not the reply to a read.
 
-Floor 3. A turn is a piece of work that takes well below a millisecond. The event loop serves requests between two
-turns. So a request waits for at most one turn, even if many connections receive a Dump or published messages.
+Floor 3 (ARCHITECTURE.md). A turn is a piece of work that takes well below a millisecond. The event loop serves requests
+between two turns. So a request waits for at most one turn, even if many connections receive a Dump or published
+messages.
 
 This file is Cython because each connection that ends causes a wake() and a turn.
 """

@@ -1,9 +1,9 @@
 """A separate epoll set within the event loop, which serves sockets in batches.
 
-Floor 3. The event loop sees one descriptor for all sockets of a server: the descriptor of the epoll set. When this
-descriptor is readable, run() serves one batch of ready sockets. Timers, signals and turns of the driver run between two
-batches. The event loop's own transports do more work for each read and each connection, which this file avoids:
-docs/PERFORMANCE.md.
+Floor 3 (ARCHITECTURE.md). The event loop sees one descriptor for all sockets of a server: the descriptor of the epoll
+set. When this descriptor is readable, run() serves one batch of ready sockets. Timers, signals and turns of the driver
+run between two batches. The event loop's own transports do more work for each read and each connection, which this file
+avoids: docs/PERFORMANCE.md.
 
 The poller knows when a socket is ready. Each Socket (stream.pyx) sends and receives by itself.
 

@@ -1,8 +1,8 @@
 """The server of one protocol: listens, closes connections that exceed a limit, and counts and reports events.
 
-Floor 3. A server has a connection table (table.pyx), a poller and a driver. Connections notify the server through
-Events. The server counts and reports these events. The caller passes the limits, the clock and the report function when
-it creates the server.
+Floor 3 (ARCHITECTURE.md). A server has a connection table (table.pyx), a poller and a driver. Connections notify the
+server through Events. The server counts and reports these events. The caller passes the limits, the clock and the
+report function when it creates the server.
 """
 
 from __future__ import annotations

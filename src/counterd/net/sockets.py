@@ -1,7 +1,7 @@
 """Opens listening sockets, with the options that accepted sockets inherit.
 
-Floor 3. An error is an OSError with a message for the operator. The caller adds the setting that contains the address
-to the message.
+Floor 3 (ARCHITECTURE.md). An error is an OSError with a message for the operator. The caller adds the setting that
+contains the address to the message.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """One connected socket. No other code receives from it, sends to it, or closes it.
 
-Floor 3. A Stream reads when its poller calls ready(), and passes input to its Handler. Output goes to the kernel
-immediately. Bytes that the kernel does not accept are queued in the Stream, in order. If the connection uses TLS, input
-and output pass through a Tls (tls.pyx).
+Floor 3 (ARCHITECTURE.md). A Stream reads when its poller calls ready(), and passes input to its Handler. Output goes to
+the kernel immediately. Bytes that the kernel does not accept are queued in the Stream, in order. If the connection uses
+TLS, input and output pass through a Tls (tls.pyx).
 
 A Stream has these states, in this order:
 - open: reads (unless it is paused) and sends

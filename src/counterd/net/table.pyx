@@ -1,7 +1,8 @@
 """The connection table of a server, which admits connections and finds them.
 
-Floor 3. An admitted connection is first in `arriving`, and counts against every limit. When the connection gets its
-session, immediately or after the TLS handshake, it moves to `connections`, under the engine's number.
+Floor 3 (ARCHITECTURE.md). An admitted connection is first in `arriving`, and counts against every limit. When the
+connection gets its session, immediately or after the TLS handshake, it moves to `connections`, under the engine's
+number.
 
 - The engine can reuse a number as soon as its session has ended. If the connection of that session is still sending
   replies, it moves to another key: its number minus its serial number.

@@ -1,8 +1,8 @@
 """TLS as a filter within a stream: decrypts input and encrypts output.
 
-Floor 3. OpenSSL gets no socket: received bytes are put into one buffer, and OpenSSL's output is taken from another
-buffer. So reads, writes and queues have the same limits as without TLS. Until the handshake is complete, the connection
-counts but has no session, and no replies are encrypted.
+Floor 3 (ARCHITECTURE.md). OpenSSL gets no socket: received bytes are put into one buffer, and OpenSSL's output is taken
+from another buffer. So reads, writes and queues have the same limits as without TLS. Until the handshake is complete,
+the connection counts but has no session, and no replies are encrypted.
 
 A peer can do the following, at these costs:
 - End without close_notify (a FIN between two records or within a record): this counts as the end of the input. An

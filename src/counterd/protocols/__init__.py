@@ -1,8 +1,8 @@
 """Finds the protocols. Each protocol has a folder here, and deleting the folder removes the protocol.
 
-Floor 2. The package of a protocol exports ROOM (contract.py), and the floors above use nothing else of the package.
-Protocols never import each other. Importing the package needs no compiled module, so that any program can show what the
-package registers.
+Floor 2 (ARCHITECTURE.md). The package of a protocol exports ROOM (contract.py), and the floors above use nothing else
+of the package. Protocols never import each other. Importing the package needs no compiled module, so that any program
+can show what the package registers.
 """
 
 from __future__ import annotations

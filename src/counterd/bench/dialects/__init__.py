@@ -1,8 +1,8 @@
 """Finds the dialects: the dialect in the folder of each protocol of counterd, and the dialects of other servers in this
 folder.
 
-A side, pure Python. The file load.py in a protocol's folder has its dialect, so deleting the folder removes the
-dialect.
+Floor: side (ARCHITECTURE.md), pure Python. The file load.py in a protocol's folder has its dialect, so deleting the
+folder removes the dialect.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Memcached's replies in its text protocol, as counterbench reads them.
 
-A side.
+Floor: side (ARCHITECTURE.md).
 """
 
 from libc.stdint cimport uint8_t

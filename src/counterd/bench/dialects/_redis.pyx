@@ -1,6 +1,6 @@
 """Redis's replies in RESP2, as counterbench reads them.
 
-A side.
+Floor: side (ARCHITECTURE.md).
 """
 
 from libc.stdint cimport int64_t, uint8_t

@@ -1,6 +1,6 @@
 """Requests to Redis that call scripts, and their replies, as counterbench writes and reads them.
 
-A side.
+Floor: side (ARCHITECTURE.md).
 """
 
 from libc.stdint cimport uint8_t

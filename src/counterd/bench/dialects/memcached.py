@@ -1,6 +1,6 @@
 """Memcached's text protocol as counterbench uses it: incr, decr, get, set, mn.
 
-A side, pure Python.
+Floor: side (ARCHITECTURE.md), pure Python.
 """
 
 from __future__ import annotations

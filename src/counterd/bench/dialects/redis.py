@@ -1,6 +1,6 @@
 """Redis as counterbench uses it: RESP2, with a counterpart of all requests for counters and keys.
 
-A side, pure Python.
+Floor: side (ARCHITECTURE.md), pure Python.
 """
 
 from __future__ import annotations

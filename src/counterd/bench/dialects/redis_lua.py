@@ -1,8 +1,8 @@
 """Redis with the usual scripts for semaphores and rates, as counterbench uses it.
 
-A side, pure Python. The scripts use the server's time, because the clocks of clients differ. KEYS[1] is the key of the
-limited thing, ARGV[1] the limit, ARGV[2] a number of milliseconds. All scripts return 1 or 0. A permit is given back
-with a plain ZREM.
+Floor: side (ARCHITECTURE.md), pure Python. The scripts use the server's time, because the clocks of clients differ.
+KEYS[1] is the key of the limited thing, ARGV[1] the limit, ARGV[2] a number of milliseconds. All scripts return 1 or 0.
+A permit is given back with a plain ZREM.
 
 acquire  a leased semaphore: a sorted set of those that hold a permit (ARGV[3]), by when their lease ends
 flow     a sliding window: a sorted set of all requests that passed, by their time

@@ -1,7 +1,7 @@
 """`counterctl`: the command line for a running counterd.
 
-Floor 5. Exit status: 0 for success, 1 if something is not available or not found, 2 for a wrong command line, 3 if the
-server cannot be reached, disconnects, or speaks another protocol.
+Floor 5 (ARCHITECTURE.md). Exit status: 0 for success, 1 if something is not available or not found, 2 for a wrong
+command line, 3 if the server cannot be reached, disconnects, or speaks another protocol.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """`counterctl holders`, `waiters`, `holdings`, `waits`, `limit`, `connections` and `kill`, which ask the admin
 endpoint.
 
-Floor 5. The commands send HTTP requests with the standard library, over TCP or a Unix socket. The token is never on the
-command line, where every user of the machine could read it. No message contains the token. The token is sent only with
-requests that need it. The address of the admin endpoint is not derived from the server's address, so no request goes to
-a server that the user did not name.
+Floor 5 (ARCHITECTURE.md). The commands send HTTP requests with the standard library, over TCP or a Unix socket. The
+token is never on the command line, where every user of the machine could read it. No message contains the token. The
+token is sent only with requests that need it. The address of the admin endpoint is not derived from the server's
+address, so no request goes to a server that the user did not name.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Code that all commands of counterctl share: addresses, names, durations, and the handling of errors.
 
-Floor 5. This file imports no client before it is needed, because completion needs only the names of the commands.
+Floor 5 (ARCHITECTURE.md). This file imports no client before it is needed, because completion needs only the names of
+the commands.
 """
 
 from __future__ import annotations

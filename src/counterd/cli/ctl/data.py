@@ -1,6 +1,6 @@
 """The commands that show, hold and watch counters, and the commands `bench` and `completion`.
 
-Floor 5.
+Floor 5 (ARCHITECTURE.md).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The loop of `counterctl top`.
 
-Floor 5. The loop waits for keys, for signals, and for replies that three threads get from the server. screen.py draws
-the screen. The third thread asks the admin endpoint if a page needs its tables, and closes connections. When the loop
-ends for any reason, it restores the terminal.
+Floor 5 (ARCHITECTURE.md). The loop waits for keys, for signals, and for replies that three threads get from the server.
+screen.py draws the screen. The third thread asks the admin endpoint if a page needs its tables, and closes connections.
+When the loop ends for any reason, it restores the terminal.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Writes the data of counterctl as a table for people, or as JSON or CSV for programs.
 
-Floor 5. On a terminal, rich draws the table, and large numbers are shortened. In a pipe the same columns are plain
-lines, so that a table can have a million rows. A long cell widens its column to at most PADDED_MAX. JSON and CSV have
-exact numbers, which are not shortened. stdout has only data.
+Floor 5 (ARCHITECTURE.md). On a terminal, rich draws the table, and large numbers are shortened. In a pipe the same
+columns are plain lines, so that a table can have a million rows. A long cell widens its column to at most PADDED_MAX.
+JSON and CSV have exact numbers, which are not shortened. stdout has only data.
 
 Names and values are bytes. Tables and CSV show names and values as common.shown() formats them. In JSON, names and
 values are strings. If a value is not UTF-8, a second field, whose name ends in `_base64`, has its bytes. No format

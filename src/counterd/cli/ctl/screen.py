@@ -1,7 +1,7 @@
 """The screen of `counterctl top`: statistics and a list of counters, drawn as a rich renderable.
 
-Floor 5. This file uses no terminal, clock or server: the caller passes all data. Colour is never the only sign of
-anything.
+Floor 5 (ARCHITECTURE.md). This file uses no terminal, clock or server: the caller passes all data. Colour is never the
+only sign of anything.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """`counterctl sentinel`: shows calls in progress and flows, and sends the requests of the protocol.
 
-Floor 5. `tokens` and `flows` ask the admin endpoint, because the protocol has no requests for their data. All other
-commands send requests of the protocol. They do not decide locally if the server does not answer. If the server refuses
-a request, the command prints one line and exits with status 1.
+Floor 5 (ARCHITECTURE.md). `tokens` and `flows` ask the admin endpoint, because the protocol has no requests for their
+data. All other commands send requests of the protocol. They do not decide locally if the server does not answer. If the
+server refuses a request, the command prints one line and exits with status 1.
 """
 
 from __future__ import annotations

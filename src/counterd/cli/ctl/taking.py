@@ -1,6 +1,6 @@
 """`counterctl take`: takes permits and units of rates in one request, and holds the permits.
 
-Floor 5.
+Floor 5 (ARCHITECTURE.md).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """`counterctl throttr`: shows and changes quotas, buffers and channels.
 
-Floor 5. A command that changes something prints nothing on success. A refusal prints one line, and the exit status is
-1.
+Floor 5 (ARCHITECTURE.md). A command that changes something prints nothing on success. A refusal prints one line, and
+the exit status is 1.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """`counterctl top`: shows live what a server does, on the whole terminal.
 
-Floor 5. This file has only the command. monitor.py has the loop, view.py the choices of the user, and screen.py the
-drawing.
+Floor 5 (ARCHITECTURE.md). This file has only the command. monitor.py has the loop, view.py the choices of the user, and
+screen.py the drawing.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""The configuration: its keys, and their values from a file and the command line. Floor 4."""
+"""The configuration: its keys, and their values from a file and the command line. Floor 4 (ARCHITECTURE.md)."""

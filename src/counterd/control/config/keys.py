@@ -1,10 +1,10 @@
 """The keys of the daemon, of every protocol's listener, and of the admin endpoint: how they are read, their defaults
 and their units.
 
-Floor 4. Each class is a part of the configuration, and each field of a class is a key. Code that needs a part of the
-configuration gets an object of its class. The keys of a single protocol are in the ROOM of that protocol. A key of a
-listener can be set once for all protocols, as `listener.KEY`; a key of a single protocol overrides it. loading.py
-checks whether the values are consistent.
+Floor 4 (ARCHITECTURE.md). Each class is a part of the configuration, and each field of a class is a key. Code that
+needs a part of the configuration gets an object of its class. The keys of a single protocol are in the ROOM of that
+protocol. A key of a listener can be set once for all protocols, as `listener.KEY`; a key of a single protocol overrides
+it. loading.py checks whether the values are consistent.
 """
 
 from __future__ import annotations

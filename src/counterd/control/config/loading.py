@@ -1,9 +1,10 @@
 """Reads the configuration from a file and the command line.
 
-Floor 4. Each line of the file is `key = value`. counterd reads the file to its end, so ConfigError lists all mistakes.
-Each message begins with the place where the key was set. If --set sets a key, the value of this key in the file is not
-checked. So --set can replace a wrong value in the file. `listener.KEY` sets KEY for each protocol that does not set KEY
-itself. The order of the lines in the file does not matter. This module does not apply the values to the process.
+Floor 4 (ARCHITECTURE.md). Each line of the file is `key = value`. counterd reads the file to its end, so ConfigError
+lists all mistakes. Each message begins with the place where the key was set. If --set sets a key, the value of this key
+in the file is not checked. So --set can replace a wrong value in the file. `listener.KEY` sets KEY for each protocol
+that does not set KEY itself. The order of the lines in the file does not matter. This module does not apply the values
+to the process.
 """
 
 from __future__ import annotations

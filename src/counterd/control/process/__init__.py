@@ -1,4 +1,4 @@
 """The life cycle of processes: the daemon, its child processes, drain, limits, privileges, and the service manager.
 
-Floor 4.
+Floor 4 (ARCHITECTURE.md).
 """

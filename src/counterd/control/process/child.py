@@ -1,6 +1,7 @@
 """Starts, watches and ends a child process of the daemon. A socket connects the two processes.
 
-Floor 4. The class Conversation defines the messages on this socket. The daemon starts a child with this command:
+Floor 4 (ARCHITECTURE.md). The class Conversation defines the messages on this socket. The daemon starts a child with
+this command:
     python -m MODULE DESCRIPTOR... LINK DAEMON
 Its arguments are the descriptors of the sockets that it is given, the descriptor of its end of the socket, and the
 daemon's pid. A child must end when the daemon ends, by PR_SET_PDEATHSIG and at the end of the socket. A child must send

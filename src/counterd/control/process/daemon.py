@@ -1,7 +1,7 @@
 """The life cycle of the daemon: open sockets, serve requests, reload the configuration, drain.
 
-Floor 4. The order matters: the daemon opens sockets, creates stores and loads modules before it changes its user. The
-first connection is accepted when everything is ready.
+Floor 4 (ARCHITECTURE.md). The order matters: the daemon opens sockets, creates stores and loads modules before it
+changes its user. The first connection is accepted when everything is ready.
 """
 
 from __future__ import annotations

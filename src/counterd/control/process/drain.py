@@ -1,8 +1,8 @@
 """Stops the daemon: answers received requests and ends every connection. With drain.mode = wait, it first waits until
 clients have given back their holdings.
 
-Floor 4. A drain takes at most drain.timeout. The log has the steps of a drain, so that an operator sees which holdings
-the daemon waits for.
+Floor 4 (ARCHITECTURE.md). A drain takes at most drain.timeout. The log has the steps of a drain, so that an operator
+sees which holdings the daemon waits for.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The operating system's limits for this process, and how many connections they allow.
 
-Floor 4.
+Floor 4 (ARCHITECTURE.md).
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Gives up privileges after the sockets are open: the user, all capabilities, and the possibility to gain capabilities
 again.
 
-Floor 4. This file uses ctypes for four system calls that the standard library lacks. Changing the user affects the
-whole process. The other calls affect only one thread, so they must be made while there is only one thread.
+Floor 4 (ARCHITECTURE.md). This file uses ctypes for four system calls that the standard library lacks. Changing the
+user affects the whole process. The other calls affect only one thread, so they must be made while there is only one
+thread.
 """
 
 from __future__ import annotations

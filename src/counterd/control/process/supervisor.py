@@ -1,6 +1,6 @@
 """Keeps one child process running. When the process ends, starts it again, after a delay that grows with each restart.
 
-Floor 4.
+Floor 4 (ARCHITECTURE.md).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The interface to systemd: sd_notify(3), the watchdog, and sockets that systemd has opened.
 
-Floor 4. counterd implements this interface itself: it needs only a datagram and a few environment variables. The
-existing libraries need a C library or are unmaintained.
+Floor 4 (ARCHITECTURE.md). counterd implements this interface itself: it needs only a datagram and a few environment
+variables. The existing libraries need a C library or are unmaintained.
 """
 
 from __future__ import annotations

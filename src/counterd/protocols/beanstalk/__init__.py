@@ -1,4 +1,4 @@
-"""The beanstalk protocol: a work queue, for the clients of beanstalkd. Floor 2."""
+"""The beanstalk protocol: a work queue, for the clients of beanstalkd. Floor 2 (ARCHITECTURE.md)."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
 """Pieces of the journal: rows of jobs on their way to the journal and back.
 
-Floor 2. The store puts its changes into pieces. A piece follows when the previous piece is on disk. A job that has
-changed twice since the previous piece has one row; a job that was put and deleted since then has none. journal.py, in
-another process, writes the rows of a piece to a database, and makes pieces from the database after a restart.
+Floor 2 (ARCHITECTURE.md). The store puts its changes into pieces. A piece follows when the previous piece is on disk. A
+job that has changed twice since the previous piece has one row; a job that was put and deleted since then has none.
+journal.py, in another process, writes the rows of a piece to a database, and makes pieces from the database after a
+restart.
 
 A piece is a Head, followed by rows. A row is a Row, followed by the name of its tube, its key and, if the row is WHOLE,
 its claim and its body. Numbers have the byte order of the machine, because a piece is never stored.

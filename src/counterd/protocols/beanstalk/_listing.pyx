@@ -1,8 +1,8 @@
 """Lists of tubes and of jobs, which are collected in slices: list-tubes, list-tubes-watched, list-jobs and search-jobs.
 
-Floor 2. A reply begins with its length, so a list is collected completely before it is sent. Tubes and jobs can be
-created and removed between two slices. While a list needs a tube, the tube does not end. An entry that exists during
-the whole collection is listed once.
+Floor 2 (ARCHITECTURE.md). A reply begins with its length, so a list is collected completely before it is sent. Tubes
+and jobs can be created and removed between two slices. While a list needs a tube, the tube does not end. An entry that
+exists during the whole collection is listed once.
 """
 
 from heapq import heappush, heappushpop

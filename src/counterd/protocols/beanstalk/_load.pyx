@@ -1,8 +1,8 @@
 """The beanstalk protocol's requests and replies, as counterbench writes and reads them. See
 docs/protocols/beanstalk.md.
 
-A side. A name is the number of a job, at the start of its body. A token is the id of a job, or the time when the job is
-put.
+Floor: side (ARCHITECTURE.md). A name is the number of a job, at the start of its body. A token is the id of a job, or
+the time when the job is put.
 """
 
 from libc.stdint cimport uint8_t, uint64_t

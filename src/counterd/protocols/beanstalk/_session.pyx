@@ -1,7 +1,7 @@
 """The beanstalk protocol without I/O: decodes, executes and answers the commands of a connection.
 
-Floor 2. Section names are those in docs/protocols/beanstalk.md, which describes all differences from beanstalkd and the
-reasons.
+Floor 2 (ARCHITECTURE.md). Section names are those in docs/protocols/beanstalk.md, which describes all differences from
+beanstalkd and the reasons.
 
 A frame is a line. In a put and a search a body follows the line. _wire.pxd parses lines, and _replies.pxd writes
 replies. The store decides which connection gets which job.

@@ -1,7 +1,7 @@
 """The beanstalk protocol's store: jobs, tubes, and the connections that wait for jobs.
 
-Floor 2. The store's parts (see _queues.pxd) and counts (BeanstalkState) are in the region. The sessions, which answer
-waiting connections, are not in the region, because they belong to this process.
+Floor 2 (ARCHITECTURE.md). The store's parts (see _queues.pxd) and counts (BeanstalkState) are in the region. The
+sessions, which answer waiting connections, are not in the region, because they belong to this process.
 
 Every job that becomes ready goes through make_ready(), which immediately gives it to a waiting connection. So no tube
 has both ready jobs and waiting connections, unless it is paused or its pause has just ended.

@@ -1,6 +1,6 @@
 """The beanstalk protocol's tables for people: the tubes, and the jobs that a connection has reserved.
 
-Floor 2. The tables are walks in slices, see engine/walk.pyx.
+Floor 2 (ARCHITECTURE.md). The tables are walks in slices, see engine/walk.pyx.
 """
 
 from libc.stdint cimport int64_t, uint32_t, uint64_t

@@ -1,6 +1,6 @@
 """The errors of the beanstalk protocol.
 
-Floor 2, pure Python.
+Floor 2 (ARCHITECTURE.md), pure Python.
 """
 
 from __future__ import annotations

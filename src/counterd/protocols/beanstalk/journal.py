@@ -1,7 +1,7 @@
 """The journal of the beanstalk protocol: jobs as rows of an SQLite database.
 
-Floor 2. This file runs in the process that has opened the database: the journal process or `counterd journal`. Each row
-has the checksum of its body, because SQLite would not notice damage in a body.
+Floor 2 (ARCHITECTURE.md). This file runs in the process that has opened the database: the journal process or `counterd
+journal`. Each row has the checksum of its body, because SQLite would not notice damage in a body.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The counter protocol without I/O: decodes, executes and answers the requests of a connection.
 
-Floor 2. Section names are those of the protocol's document ("Counter support"). docs/protocols/counter.md describes all
-differences from yrmcdsd and the reasons.
+Floor 2 (ARCHITECTURE.md). Section names are those of the protocol's document ("Counter support").
+docs/protocols/counter.md describes all differences from yrmcdsd and the reasons.
 
 A frame is a header of 12 bytes and a body. Framing is lost if the magic is wrong, or if the body is longer than
 BODY_MAX, the longest body of any request. _messages.pxd decodes and encodes, and _counters.pxd decides.

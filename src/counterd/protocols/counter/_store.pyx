@@ -1,6 +1,7 @@
 """The counter protocol's store: the counters, and statistics of requests.
 
-Floor 2. The counters are in the region (_counters.pxd). The statistics of requests belong to this process.
+Floor 2 (ARCHITECTURE.md). The counters are in the region (_counters.pxd). The statistics of requests belong to this
+process.
 """
 
 from collections import Counter as Tally

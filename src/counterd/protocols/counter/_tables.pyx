@@ -1,8 +1,8 @@
 """The counter protocol's tables for people: the counters and rates, their holders and their waiters.
 
-Floor 2. All tables are walks in slices, see engine/walk.pyx. The walk through the holders of a counter uses the cursor
-in the region. When the holding at the cursor ends, the ledger moves the cursor to the next holding. Times refer to the
-store's last call, which is at most a second ago.
+Floor 2 (ARCHITECTURE.md). All tables are walks in slices, see engine/walk.pyx. The walk through the holders of a
+counter uses the cursor in the region. When the holding at the cursor ends, the ledger moves the cursor to the next
+holding. Times refer to the store's last call, which is at most a second ago.
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize

@@ -1,8 +1,8 @@
 """Reads the limits of the counter protocol: the maximum of counters, and the numbers of rates.
 
-Floor 2, pure Python. A name that ends with `*` stands for all names that begin with the rest. The most specific rule
-applies to a name: the rule with the name itself, or else the longest beginning. So the order of the rules in the file
-has no meaning. docs/protocols/counter.md, "Limits", describes the file.
+Floor 2 (ARCHITECTURE.md), pure Python. A name that ends with `*` stands for all names that begin with the rest. The
+most specific rule applies to a name: the rule with the name itself, or else the longest beginning. So the order of the
+rules in the file has no meaning. docs/protocols/counter.md, "Limits", describes the file.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The counter protocol for counterbench: its requests, and the checks whether the server has kept its promises.
 
-A side, pure Python. The load processes count what is certainly held (granted, and its release not sent). This file
-compares these numbers with a Dump. While the connections are open, the server must count exactly as much. After they
-were closed, the server must have taken everything back.
+Floor: side (ARCHITECTURE.md), pure Python. The load processes count what is certainly held (granted, and its release
+not sent). This file compares these numbers with a Dump. While the connections are open, the server must count exactly
+as much. After they were closed, the server must have taken everything back.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""The sentinel protocol: cluster tokens for the clients of Sentinel, by rate, by value and by concurrency. Floor 2."""
+"""The sentinel protocol: cluster tokens for the clients of Sentinel, by rate, by value and by concurrency. Floor 2
+(ARCHITECTURE.md)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The calls that the store makes to extensions. Floor 2."""
+"""The calls that the store makes to extensions. Floor 2 (ARCHITECTURE.md)."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The sentinel protocol's requests and replies, as counterbench writes and reads them. See docs/protocols/sentinel.md.
 
-A side. Names are the numbers of flows. The xid is the number of a request.
+Floor: side (ARCHITECTURE.md). Names are the numbers of flows. The xid is the number of a request.
 """
 
 from libc.stdint cimport int8_t, uint8_t, uint32_t, uint64_t

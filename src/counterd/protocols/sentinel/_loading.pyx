@@ -1,7 +1,7 @@
 """Loads the rules that rules.py has read into the records of the region.
 
-Floor 2. All rules are checked before any record is changed. The functions that fill the records also check their own
-arguments. The region is the only place where the rules are kept.
+Floor 2 (ARCHITECTURE.md). All rules are checked before any record is changed. The functions that fill the records also
+check their own arguments. The region is the only place where the rules are kept.
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize

@@ -1,7 +1,7 @@
 """The sentinel cluster protocol without I/O: decodes, decides and answers the requests of a connection.
 
-Floor 2. docs/protocols/sentinel.md describes every byte of the messages, and all differences from the proposal and from
-Sentinel's own token server.
+Floor 2 (ARCHITECTURE.md). docs/protocols/sentinel.md describes every byte of the messages, and all differences from the
+proposal and from Sentinel's own token server.
 
 A frame is a length of two bytes, and as many bytes as the length says. Every length is valid, so framing is never lost.
 _messages.pxd decodes and encodes. The engine decides immediately, or a token service decides later.

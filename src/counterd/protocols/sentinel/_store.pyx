@@ -1,7 +1,8 @@
 """The sentinel protocol's store: its parts, their ticks, and the decisions that extensions make.
 
-Floor 2. Each part has its own file: permits (namespaces with connections), rules, the rates that the rules allow,
-tokens, the sweep that ends leases, and later answers. All parts except the later answers are in the region.
+Floor 2 (ARCHITECTURE.md). Each part has its own file: permits (namespaces with connections), rules, the rates that the
+rules allow, tokens, the sweep that ends leases, and later answers. All parts except the later answers are in the
+region.
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize

@@ -1,7 +1,7 @@
 """The sentinel protocol's tables for people: the calls in progress, and the flows.
 
-Floor 2. The tables are walks in slices, see engine/walk.pyx. Times refer to the store's last call. Ids are texts,
-because they have 64 bits, and many JSON parsers keep only 53 bits of a number.
+Floor 2 (ARCHITECTURE.md). The tables are walks in slices, see engine/walk.pyx. Times refer to the store's last call.
+Ids are texts, because they have 64 bits, and many JSON parsers keep only 53 bits of a number.
 """
 
 from libc.stdint cimport int64_t, uint32_t, uint64_t
@@ -143,7 +143,7 @@ TABLES = (
             Column(
                 "left",
                 "seconds",
-                "how long until the lease expires; if it is negative, the lease is over, and a sweep will free the token",
+                "how long until the lease expires; if negative, the lease is over, and a sweep will free the token",
             ),
             Column("kept", "integer", "how often a client renewed the lease"),
         ),

@@ -1,4 +1,4 @@
-"""The errors that clients of the sentinel protocol raise. Floor 2, pure Python, as wire.py."""
+"""The errors that clients of the sentinel protocol raise. Floor 2 (ARCHITECTURE.md), pure Python, as wire.py."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Connects the store to the extensions that the settings name: passes calls to them and checks the results.
 
-Floor 2. Each call gets an answer, no matter what an extension does: from the extension, from this module if the
-extension fails, or from the store after the time limit.
+Floor 2 (ARCHITECTURE.md). Each call gets an answer, no matter what an extension does: from the extension, from this
+module if the extension fails, or from the store after the time limit.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Interfaces and default implementations of the sentinel protocol's extensions, for those who write extensions.
 
-Floor 2. docs/guides/sentinel-extensions.md describes how to use them. An extension is a class or function that is
-called once, at the start, with a Context. It returns an object with the methods of TokenService, ExpireStrategy or
-RuleSource. The object's class need not be a subclass. The configuration names the extension, as
+Floor 2 (ARCHITECTURE.md). docs/guides/sentinel-extensions.md describes how to use them. An extension is a class or
+function that is called once, at the start, with a Context. It returns an object with the methods of TokenService,
+ExpireStrategy or RuleSource. The object's class need not be a subclass. The configuration names the extension, as
 `package.module:attribute` or as an entry point of the group `counterd.sentinel`. The object's methods are called one
 after the other, in the extension's own thread. Each call has a time limit, the setting sentinel.extension_timeout. The
 methods may wait for a network or a file; the daemon serves requests meanwhile.

@@ -1,8 +1,8 @@
 """The sentinel protocol for counterbench: its flows, their rules, and the checks of --verify.
 
-A side, pure Python. A flow is either a semaphore or a rate. So the permits of a load belong to flows 1, 2, ..., and its
-rates to flows 1000001, 1000002, ... All values belong to flow 1, because a parameter rule can have the same id as a
-flow rule.
+Floor: side (ARCHITECTURE.md), pure Python. A flow is either a semaphore or a rate. So the permits of a load belong to
+flows 1, 2, ..., and its rates to flows 1000001, 1000002, ... All values belong to flow 1, because a parameter rule can
+have the same id as a flow rule.
 
 The load processes count the permits that are certainly held: they were granted, and their release was not sent. The
 protocol has no Dump, so the checks send requests: if a flow has the expected number of held permits, the server grants

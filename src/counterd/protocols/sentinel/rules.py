@@ -1,8 +1,8 @@
 """Reads the rules of the sentinel protocol from Sentinel's own JSON, and collects all mistakes in it.
 
-Floor 2, pure Python, without files: the caller passes the document. Fields, defaults and checks are those of Sentinel
-1.8 (FlowRule, ClusterFlowConfig, ParamFlowRule, ParamFlowItem). Sentinel's server skips invalid rules and logs them.
-This module refuses the whole document, because a resource without its rule would not be limited at all.
+Floor 2 (ARCHITECTURE.md), pure Python, without files: the caller passes the document. Fields, defaults and checks are
+those of Sentinel 1.8 (FlowRule, ClusterFlowConfig, ParamFlowRule, ParamFlowItem). Sentinel's server skips invalid rules
+and logs them. This module refuses the whole document, because a resource without its rule would not be limited at all.
 docs/protocols/sentinel.md, "Rules", describes the document.
 """
 

@@ -1,6 +1,6 @@
 """What counterbench sends to a smockron master, and how it reads the master's messages. See docs/protocols/smockron.md.
 
-A side. Messages get no reply, but the PING after a batch of messages does.
+Floor: side (ARCHITECTURE.md). Messages get no reply, but the PING after a batch of messages does.
 """
 
 import time

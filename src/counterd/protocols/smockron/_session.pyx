@@ -1,7 +1,8 @@
 """The smockron protocol without I/O: gets accounting messages of gatekeepers, and sends control messages, over ZMTP.
 
-Floor 2. Section names are those in docs/protocols/smockron.md. On the first port gatekeepers publish accounting
-messages, and this end subscribes. On the second port this end publishes control messages, and gatekeepers subscribe.
+Floor 2 (ARCHITECTURE.md). Section names are those in docs/protocols/smockron.md. On the first port gatekeepers publish
+accounting messages, and this end subscribes. On the second port this end publishes control messages, and gatekeepers
+subscribe.
 
 A frame of the session is a greeting, or a message with all its ZMTP frames. Commands may come between these. Only
 handshakes and PINGs get a reply.

@@ -1,7 +1,7 @@
 """The smockron protocol's store: decides how long identifiers have to wait, and notifies the subscribers.
 
-Floor 2. Section names are those in docs/protocols/smockron.md. Domains and identifiers are in _throttles.pxd.
-Subscriptions are not in the region: they are prefixes, and end with their connections.
+Floor 2 (ARCHITECTURE.md). Section names are those in docs/protocols/smockron.md. Domains and identifiers are in
+_throttles.pxd. Subscriptions are not in the region: they are prefixes, and end with their connections.
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE

@@ -1,6 +1,7 @@
 """The smockron protocol's tables for people: the identifiers that have to wait, and the domains.
 
-Floor 2. The tables are walks in slices, see engine/walk.pyx. Waiting times refer to the store's last call.
+Floor 2 (ARCHITECTURE.md). The tables are walks in slices, see engine/walk.pyx. Waiting times refer to the store's last
+call.
 """
 
 from libc.stdint cimport int64_t, uint32_t, uint64_t

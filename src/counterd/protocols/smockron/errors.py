@@ -1,4 +1,4 @@
-"""The error that clients of the smockron protocol raise. Floor 2, pure Python, as wire.py."""
+"""The error that clients of the smockron protocol raise. Floor 2 (ARCHITECTURE.md), pure Python, as wire.py."""
 
 from __future__ import annotations
 

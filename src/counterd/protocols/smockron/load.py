@@ -1,7 +1,7 @@
 """The smockron protocol for counterbench: its domains, and the rules that a master needs for them.
 
-A side, pure Python. An accounting message gets no reply. So a PING follows each batch of messages: its PONG shows that
-all messages of the batch have been read.
+Floor: side (ARCHITECTURE.md), pure Python. An accounting message gets no reply. So a PING follows each batch of
+messages: its PONG shows that all messages of the batch have been read.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Reads the rules of the smockron protocol, one for each domain, in all forms that the original master accepts.
 
-Floor 2, pure Python. A rule has an interval and a burst. The interval is the time that one request uses up. The burst
-limits how far requests may be ahead of the rate. The original master rounds the interval to whole milliseconds. This
-module keeps both exact: a span is a number of nanoseconds and fractional parts. Masters that share state have to
-calculate in the same way, so a rule also has the rounded values. docs/protocols/smockron.md, "Rules", describes the
-document.
+Floor 2 (ARCHITECTURE.md), pure Python. A rule has an interval and a burst. The interval is the time that one request
+uses up. The burst limits how far requests may be ahead of the rate. The original master rounds the interval to whole
+milliseconds. This module keeps both exact: a span is a number of nanoseconds and fractional parts. Masters that share
+state have to calculate in the same way, so a rule also has the rounded values. docs/protocols/smockron.md, "Rules",
+describes the document.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The state of identifiers in a Redis that masters share, with the keys and the arithmetic of the original master.
 
-Floor 2. This module makes the calls and reads the answers. control/authority.py has the connection. One call decides
-about requests of one domain. While Redis is unavailable, the store decides by itself, starting from the last answers.
-docs/protocols/smockron.md, "Shared state", describes this state.
+Floor 2 (ARCHITECTURE.md). This module makes the calls and reads the answers. control/authority.py has the connection.
+One call decides about requests of one domain. While Redis is unavailable, the store decides by itself, starting from
+the last answers. docs/protocols/smockron.md, "Shared state", describes this state.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""The throttr protocol: quotas and buffers that expire, and channels, for the clients of Throttr. Floor 2."""
+"""The throttr protocol: quotas and buffers that expire, and channels, for the clients of Throttr. Floor 2
+(ARCHITECTURE.md)."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """The listings of the throttr protocol, which are streamed, and the entries that other replies share with them.
 
-Floor 2. A listing goes through its objects twice, by number: first to count the fragments, because the reply begins
-with their number, and then to write them. Numbers never change. Objects that were made later have a later epoch, and
-are left out. So an object that exists during the whole listing appears exactly once. If objects are removed meanwhile,
-some fragments have fewer entries, or none.
+Floor 2 (ARCHITECTURE.md). A listing goes through its objects twice, by number: first to count the fragments, because
+the reply begins with their number, and then to write them. Numbers never change. Objects that were made later have a
+later epoch, and are left out. So an object that exists during the whole listing appears exactly once. If objects are
+removed meanwhile, some fragments have fewer entries, or none.
 """
 
 from libc.stdint cimport INT64_MAX, int64_t, uint8_t, uint16_t, uint32_t, uint64_t

@@ -1,7 +1,7 @@
 """The throttr protocol without I/O: parses, executes and answers requests.
 
-Floor 2. Section names are those of the protocol's document. docs/protocols/throttr.md describes the real bytes, all
-differences from the original Throttr server, and the reasons.
+Floor 2 (ARCHITECTURE.md). Section names are those of the protocol's document. docs/protocols/throttr.md describes the
+real bytes, all differences from the original Throttr server, and the reasons.
 
 A request is an opcode, then fixed bytes, which include the sizes of the name and the value, then the name and the
 value. Framing is lost if the opcode is unknown, or the request has more than max_message bytes.

@@ -1,7 +1,7 @@
 """The throttr protocol's store: keys, channels, subscriptions, and the event that is being delivered.
 
-Floor 2. A store has keys (_keys.pxd), channels (_channels.pxd), members (_members.pxd) and counts (ThrottrState). Each
-has its own memory in the region.
+Floor 2 (ARCHITECTURE.md). A store has keys (_keys.pxd), channels (_channels.pxd), members (_members.pxd) and counts
+(ThrottrState). Each has its own memory in the region.
 
 The sessions are not in the region, because they belong to this process. They take posted messages and know their peers.
 """

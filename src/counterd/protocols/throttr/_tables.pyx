@@ -1,7 +1,7 @@
 """The throttr protocol's tables for people: its keys, and the subscriptions of a connection.
 
-Floor 2. The tables are walks in slices, see engine/walk.pyx. Keys that had expired at the time of the store's last call
-are left out.
+Floor 2 (ARCHITECTURE.md). The tables are walks in slices, see engine/walk.pyx. Keys that had expired at the time of the
+store's last call are left out.
 """
 
 from libc.stdint cimport int64_t, uint32_t, uint64_t

@@ -1,4 +1,4 @@
-"""The throttr protocol for counterbench: its requests and its limits. A side, pure Python."""
+"""The throttr protocol for counterbench: its requests and its limits. Floor: side (ARCHITECTURE.md), pure Python."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
 """The client's side of the throttr protocol: encodes requests, and parses replies and events.
 
-Floor 2, pure Python: this file needs only the standard library and counterd.errors. It uses no sockets, and works
-without compiled modules. Names of requests are those of the protocol document; docs/protocols/throttr.md has every
-layout. All integers on the wire are unsigned and little-endian. N is the width of quotas, TTLs and sizes, in bytes. N
-is not sent, so both sides must be configured with the same N. Encoders raise ValueError for invalid arguments; the
-parser raises ProtocolError.
+Floor 2 (ARCHITECTURE.md), pure Python: this file needs only the standard library and counterd.errors. It uses no
+sockets, and works without compiled modules. Names of requests are those of the protocol document;
+docs/protocols/throttr.md has every layout. All integers on the wire are unsigned and little-endian. N is the width of
+quotas, TTLs and sizes, in bytes. N is not sent, so both sides must be configured with the same N. Encoders raise
+ValueError for invalid arguments; the parser raises ProtocolError.
 """
 
 from __future__ import annotations

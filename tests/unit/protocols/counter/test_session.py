@@ -533,9 +533,7 @@ def test_the_longest_entry_and_the_end_behind_an_almost_full_output() -> None:
     store.audit()
     own = unpadded(3_000_000_000)
     paddings.append(REPLY_MAX + 1 - own)
-    with pytest.raises(
-        ValueError, match=f"^the statistics take {REPLY_MAX - 11} bytes, which is more than a reply can have$"
-    ):
+    with pytest.raises(ValueError, match=f"^the statistics take {REPLY_MAX - 11} bytes, which is more than a reply"):
         client.session.receive(wire.stats(1), 4_000_000_000)
 
 

@@ -1,7 +1,8 @@
 """`counterctl beanstalk`: tubes and their jobs, and the drain mode.
 
-Floor 5. `drain` asks the admin endpoint, because the protocol has no request for the drain mode. All other commands
-send requests of the protocol. If the server refuses a request, the command prints one line and exits with status 1.
+Floor 5 (ARCHITECTURE.md). `drain` asks the admin endpoint, because the protocol has no request for the drain mode. All
+other commands send requests of the protocol. If the server refuses a request, the command prints one line and exits
+with status 1.
 """
 
 from __future__ import annotations

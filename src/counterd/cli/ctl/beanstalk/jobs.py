@@ -1,6 +1,6 @@
 """Lists the jobs of a tube, follows new jobs, and gets the figures of many tubes.
 
-Floor 5. Each of these functions needs several requests of the client.
+Floor 5 (ARCHITECTURE.md). Each of these functions needs several requests of the client.
 """
 
 from __future__ import annotations

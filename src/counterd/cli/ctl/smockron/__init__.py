@@ -1,7 +1,7 @@
 """`counterctl smockron`: shows throttled identifiers and control messages, and sends accounting messages.
 
-Floor 5. `throttled` and `domains` ask the admin endpoint, because the protocol has no requests for their data. The
-other commands talk to the master as gatekeepers do.
+Floor 5 (ARCHITECTURE.md). `throttled` and `domains` ask the admin endpoint, because the protocol has no requests for
+their data. The other commands talk to the master as gatekeepers do.
 """
 
 from __future__ import annotations

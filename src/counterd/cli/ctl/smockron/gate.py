@@ -1,6 +1,7 @@
 """`counterctl smockron gate`: a gatekeeper that proxies ask over HTTP.
 
-Floor 5. This file has the options, serving.py has the server, and client/smockron/_gate.py makes the replies.
+Floor 5 (ARCHITECTURE.md). This file has the options, serving.py has the server, and client/smockron/_gate.py makes the
+replies.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Serves a gate over HTTP until a signal arrives.
 
-Floor 5. This file uses the HTTP connections of the admin endpoint, with other limits. A waiting request keeps its
-connection open. So more connections can be open than requests can wait: a proxy with many waiting requests can still
-send others.
+Floor 5 (ARCHITECTURE.md). This file uses the HTTP connections of the admin endpoint, with other limits. A waiting
+request keeps its connection open. So more connections can be open than requests can wait: a proxy with many waiting
+requests can still send others.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """A blocking ZMTP connection from counterctl to a master of the smockron protocol.
 
-Floor 5. Connecting includes the handshake. When a call returns, the master has read the message of the call.
+Floor 5 (ARCHITECTURE.md). Connecting includes the handshake. When a call returns, the master has read the message of
+the call.
 """
 
 from __future__ import annotations
