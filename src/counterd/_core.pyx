@@ -230,7 +230,7 @@ cdef class Store:
         return []
 
     def audit(self):
-        """Checks the whole region. Raises AssertionError at the first broken invariant. This is for tests."""
+        """Checks the whole region. Raises AssertionError at the first broken invariant. Only tests call this method."""
         with self:
             self.audit_parts()
 
@@ -493,7 +493,7 @@ cdef class Session:
         return fits or self.blocked or self.position or self.held_size
 
     cdef int post(self, bytes message) except -1:
-        """Queues a message. It is sent after the current long reply, and after replies held for the journal."""
+        """Queues a message, which is sent after the current long reply and after replies held for the journal."""
         if self.state == CLOSING:
             return 0
         if self.posted is None:

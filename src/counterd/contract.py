@@ -33,8 +33,8 @@ Figures = Callable[[], Mapping[str, object]]
 class Store(Protocol):
     """The state that all sessions of a protocol share. Each protocol has one store for all its listeners.
 
-    It is a subclass of `_core.Store`. `net` also reads the store's C field `stirred`. If this field is set, tick() or
-    take_dirty() may be due earlier than next_deadline() last returned.
+    A store is a subclass of `_core.Store`. `net` also reads the store's C field `stirred`. If this field is set, tick()
+    or take_dirty() may be due earlier than next_deadline() last returned.
     """
 
     def session(self, now_ns: int, port: int) -> Session:
@@ -98,7 +98,8 @@ class Store(Protocol):
 
 
 class Session(Protocol):
-    """The state machine of one connection: it gets bytes, and returns replies. It is a subclass of `_core.Session`.
+    """The state machine of one connection: it gets bytes, and returns replies. A session is a subclass of
+    `_core.Session`.
 
     The session's state tells the caller what to do (`_core.STATE_NAMES`, `_core.TRANSITIONS`):
 
@@ -363,7 +364,7 @@ class Ledger(Protocol):
 
 @dataclass(frozen=True)
 class Journal:
-    """The journal of a store. It has each change, so that a new process can restore the store.
+    """The journal of a store. A journal has each change, so that a new process can restore the store.
 
     path: the setting for the journal's file; "" means no journal.
     sync: the setting that says when a change is on disk. `always`: before its reply. `never`: when the kernel writes
@@ -383,7 +384,7 @@ class BorrowingStore(Store, Protocol):
     def borrow(self, lender: Lender) -> None:
         """Gives the store its lender, before anything is restored.
 
-        This is not called if no lending protocol is enabled.
+        Not called if no lending protocol is enabled.
         """
 
     def settled(self, ticket: int, granted: bool) -> None:
@@ -396,7 +397,8 @@ class BorrowingStore(Store, Protocol):
 class SharedSource(Protocol):
     """The module that makes the Redis calls of a protocol's store.
 
-    `control` calls alone() at first and whenever Redis becomes unavailable. It calls begin() when Redis is available.
+    `control` calls alone() at first and whenever Redis becomes unavailable. `control` calls begin() when Redis is
+    available.
     """
 
     SCRIPT: str  # the Lua script that each call runs

@@ -24,8 +24,8 @@ class ConnectionLost(CounterdError):
     """The connection ended or could not be made: it was refused, closed by either side, or given up after another
     failure.
 
-    The server releases everything that was held through the connection. It is not known whether requests without a
-    reply were executed.
+    The server releases everything that was held through the connection. The client does not know whether requests
+    without a reply were executed.
     """
 
 

@@ -370,5 +370,5 @@ def test_a_copy_that_is_made_while_it_runs(path: Path, tmp_path: Path):
 def test_the_tool_without_a_journal(path: Path):
     for command in ("check", "dump", "repair"):
         ended = tool(command, path)
-        assert (ended.returncode, ended.stderr) == (1, f"{path}: no such file\n")
+        assert (ended.returncode, ended.stderr) == (1, f"{path}: this file does not exist\n")
     assert tool().returncode == 2

@@ -7,8 +7,8 @@ answer was ready. site.py limits how long it takes to answer a request. At most 
 Additional clients wait, in the order of their arrival. A waiting client replaces the connection that has been idle for
 the longest time. A connection counts as idle after CHANCE_S without a request, so each connection has a chance to send
 its request. While a client waits, each connection is closed after its answer. So neither clients that only connect nor
-clients that send requests without end can keep other clients out. These three constants are the limits of the admin
-endpoint. Other servers pass their own limits to Peers.
+clients that send requests without end can keep other clients out. These constants are the limits of the admin endpoint.
+Other servers pass their own limits to Peers.
 """
 
 from __future__ import annotations

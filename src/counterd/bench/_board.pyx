@@ -120,7 +120,7 @@ cdef class Board:
         return sum(self.sheets[i].violations for i in range(self.processes)), found
 
     def record(self, str kind not None, int64_t value):
-        """Records values as the first process would. This is for tests of the layout."""
+        """Records values as the first process would. Only tests of the layout call this method."""
         histogram_record(self.sheets[0].counts[KIND_NAMES.index(kind)], value)
 
     def take(self, str kind not None):

@@ -354,7 +354,7 @@ cdef class Load:
         return self.write(link, now)
 
     cdef int secure(self, Link* link) except -1:
-        """Does the next step of the TLS handshake. Its bytes always have room, because they are sent first."""
+        """Does the next step of the TLS handshake, whose bytes always have room, because they are sent first."""
         cdef Layer layer = self.layers[link.index]
         cdef bytes reply
         try:

@@ -206,7 +206,7 @@ def text_at(x: float, y: float, text: str, *, anchor: str = "start", style: str 
 
 @dataclass
 class Frame:
-    """The parts around the drawing that every chart has. These parts are placed from top to bottom."""
+    """The parts around the drawing that every chart has. The parts are placed from top to bottom."""
 
     width: float
     parts: list[str]
@@ -352,7 +352,7 @@ def line_chart(
 ) -> str:
     """Draws an SVG of this width.
 
-    Its drawing area has this height. A series without points appears only in the legend.
+    The drawing area has this height. A series without points appears only in the legend.
     """
     frame = Frame.begin(title, width)
     frame.legend([one.name for one in series], [line_sample(one, index) for index, one in enumerate(series)])

@@ -38,7 +38,7 @@ Mistakes = list[tuple[bool, str]]  # for each possible mistake: whether it was m
 class Checks:
     """The checks of --verify, after the load and after its connections were closed.
 
-    Both functions return violations.
+    Both check functions return violations.
     """
 
     while_held: Callable[[Board], list[str]]

@@ -285,7 +285,7 @@ def _is_scan(report: Report) -> bool:
 
 
 def _time_axis(title: str, values: Iterable[float]) -> Axis:
-    """Makes an axis for times. It is logarithmic if a linear axis would make small values indistinguishable."""
+    """Makes an axis for times. The axis is logarithmic if a linear axis would make small values indistinguishable."""
     positive = [value for value in values if value > 0]
     wide = bool(positive) and max(positive) / min(positive) > LINEAR_MAX
     return Axis(title, "log" if wide else "linear", duration_tick)

@@ -1,7 +1,7 @@
 """The plan of a run: reads and checks the options of counterbench.
 
 Floor: side (ARCHITECTURE.md), pure Python. The readers, in this file and in counterd.units, parse the text of an
-option. They raise a ValueError that says what was expected.
+option. The readers raise a ValueError that says what was expected.
 """
 
 from __future__ import annotations

@@ -164,8 +164,8 @@ class Told(click.Group):
     default=1,
     show_default=True,
     help=(
-        "How many processes send requests. They share the connections. Use more processes if one process keeps a "
-        "core busy in a closed loop."
+        "How many processes send requests. The processes share the connections. Use more processes if one process "
+        "keeps a core busy in a closed loop."
     ),
 )
 @click.option(

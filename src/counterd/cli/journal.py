@@ -63,7 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def read_only(path: str) -> sqlite3.Connection:
     """Opens the database of a journal for reading. Raises JournalError if the file does not exist."""
     if not Path(path).is_file():
-        raise JournalError(f"{path}: no such file")
+        raise JournalError(f"{path}: this file does not exist")
     return lenient(sqlite3.connect(f"{Path(path).absolute().as_uri()}?mode=ro", uri=True, isolation_level=None))
 
 
@@ -91,7 +91,7 @@ def dump(path: str) -> int:
 
 def repair(path: str) -> int:
     if not Path(path).is_file():
-        raise JournalError(f"{path}: no such file")
+        raise JournalError(f"{path}: this file does not exist")
     aside, repaired = Path(f"{path}.damaged"), Path(f"{path}.repaired")
     with explained(path, repairs=True):
         lock(path, LOCK_S)

@@ -381,7 +381,7 @@ class Link(Resumable):
             self._socket.close()
 
     def _send(self, data: bytes) -> None:
-        """Sends as many bytes as the kernel accepts. The rest is sent before the next request."""
+        """Sends as many bytes as the kernel accepts. Unsent bytes are sent before the next request."""
         try:
             if not self._unsent:
                 sent = self._socket.send(data)

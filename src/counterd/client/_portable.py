@@ -66,7 +66,7 @@ def set_tcp_option(connected: socket.socket, name: str, value: int) -> None:
 def has_ended(connected: HasDescriptor) -> bool:
     """Returns whether the peer has sent its last byte, or the connection is broken.
 
-    This reads no bytes, and never waits.
+    The function reads no bytes, and never waits.
     """
     if PEER_ENDED:
         poller = select.poll()

@@ -203,7 +203,7 @@ class Shared:
         return link
 
     def _make_locks(self) -> None:
-        """Makes the locks. They are reentrant, because a signal handler may interrupt a thread that has them."""
+        """Makes the locks. The locks are reentrant, because a signal handler may interrupt a thread that has them."""
         self._turns = Turns()
         self._connecting: Any = threading.RLock()
 

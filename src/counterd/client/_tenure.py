@@ -5,8 +5,8 @@ time to time. So a client may continue to ask immediately only for a slice of ti
 whether other clients wait. If other clients wait, this client does not ask until each of them has had a chance to ask.
 If nobody took anything meanwhile, the next slice is twice as long.
 
-Floor: side (ARCHITECTURE.md); shared by the blocking client and the client for asyncio. This is a step machine: it has
-no clock, sends nothing and never waits. All times are seconds of the same monotonic clock.
+Floor: side (ARCHITECTURE.md); shared by the blocking client and the client for asyncio. The tenure is a step machine:
+it has no clock, sends nothing and never waits. All times are seconds of the same monotonic clock.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Tenure:
     def refused(self) -> None:
         """Called when other clients have the permits.
 
-        This ends the client's tenure, unless the client still has permits.
+        Then the client's tenure ends, unless the client still has permits.
         """
         if not self._holding:
             self._since = None
@@ -74,7 +74,7 @@ class Tenure:
     def may_ask(self, now: float) -> bool:
         """Returns whether to ask immediately.
 
-        If not, the client checks the server, and passes the result to looked().
+        If it returns False, the client checks the server, and passes the result to looked().
         """
         if self._away_until is not None:
             if now - self._away_until < AWAY_S:

@@ -67,7 +67,7 @@ def _text(error: OSError) -> str:
 class SecureSocket:
     """A connected socket with TLS.
 
-    It behaves like a socket that never blocks. The constructor does the TLS handshake.
+    The socket behaves like a socket that never blocks. The constructor does the TLS handshake.
     """
 
     def __init__(self, connected: socket.socket, context: ssl.SSLContext, host: str, timeout: float) -> None:

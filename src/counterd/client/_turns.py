@@ -1,11 +1,11 @@
 """The queues of a client. A queue has the holds that wait for a name, in order. Only the first hold in a queue asks the
 server.
 
-Holds of the counter protocol wait in the server's queue. They wait in the client's queue if the server has no queue, if
-its queue is full, or if the server cannot be reached.
+Holds of the counter protocol wait in the server's queue. Holds wait in the client's queue if the server has no queue,
+if its queue is full, or if the server cannot be reached.
 
 Floor: side (ARCHITECTURE.md); shared by the blocking client and the client for asyncio. A waiter is the
-threading.Event, or the Turn, of a hold. This module only sets it.
+threading.Event, or the Turn, of a hold. This module only sets the waiter.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ TENURES_MAX = 256  # names whose use a client remembers, in some 40 KiB. A name 
 class Waiter(Protocol):
     """The event of a waiting hold.
 
-    It is set when the hold becomes the first of its queue, or when something is given back while the hold is the first.
+    The event is set when the hold becomes the first of its queue, or when something is given back while the hold is the
+    first.
     """
 
     def set(self) -> object: ...

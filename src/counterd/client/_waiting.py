@@ -92,8 +92,8 @@ class Patience:
 def queued(patience: Patience, *, retry_at: Callable[[], float | None]) -> Steps:
     """The steps of a caller that waits only in the server's queue. Returns the result of QUEUE.
 
-    retry_at: returns when a client without a connection may connect again. It returns None if the client is closed and
-    never may.
+    retry_at: returns when a client without a connection may connect again. The function returns None if the client is
+    closed and never may connect again.
     """
     backoff = Backoff(CONNECT_FIRST_S, CONNECT_LONGEST_S)
     while True:
@@ -152,8 +152,8 @@ def waiting(
     the queue.
 
     tenure: the Tenure of this client for the name. None: this client never lets other clients go first.
-    retry_at: returns when a client without a connection may connect again. It returns None if the client is closed and
-    never may.
+    retry_at: returns when a client without a connection may connect again. The function returns None if the client is
+    closed and never may connect again.
     queues: whether the server may have a queue. If it has one, the first hold of the client's queue waits there, with
     QUEUE. The hold leaves the client's queue as soon as it has asked, so that the next hold can ask, unless the
     server's queue is_full.

@@ -1,5 +1,5 @@
-"""The asyncio client for the counter protocol, for any event loop. It has the same names and arguments as the blocking
-client, with `await`.
+"""The asyncio client for the counter protocol, for any event loop. The asyncio client has the same names and arguments
+as the blocking client, with `await`.
 
 Any number of tasks may share a client: their calls use one connection at the same time.
 
@@ -63,10 +63,10 @@ _log = logging.getLogger(__name__)
 class Client(Shared):
     """The Client of counterd.client, for the tasks of one event loop. Use it in an `async with`, or await close().
 
-    It has the same arguments, results and errors as the blocking Client, except for watch: the event loop notices a
-    lost connection immediately. A cancelled call leaves nothing behind: permits that are granted later are given back.
-    The client needs no thread, and is not thread-safe. In another event loop the client raises RuntimeError, unless the
-    first event loop was closed. Then it connects again, and permits that were held are lost.
+    The asyncio client has the same arguments, results and errors as the blocking Client, except for watch: the event
+    loop notices a lost connection immediately. A cancelled call leaves nothing behind: permits that are granted later
+    are given back. The client needs no thread, and is not thread-safe. In another event loop the client raises
+    RuntimeError, unless the first event loop was closed. Then it connects again, and permits that were held are lost.
     """
 
     def __init__(
@@ -127,7 +127,7 @@ class Client(Shared):
     def release(self, name: str | bytes, resources: int = 1) -> Coroutine[Any, Any, None]:
         """Gives back permits that acquire() has acquired (section "Release"). A hold gives back its own permits.
 
-        Raises NotFound if the counter does not exist, NotAcquired if the connection holds fewer permits. In both cases
+        Raises NotFound if the counter does not exist, NotAcquired if the connection holds fewer permits. After an error
         nothing is released.
         """
         return self._call(wire.release, as_bytes(name), resources)
@@ -471,7 +471,7 @@ class Hold:
     """Permits of a counter that are held while a block runs. Client.hold() returns it, for `async with` or as a
     decorator.
 
-    It has the methods of counterd.client.Hold.
+    The hold has the methods of counterd.client.Hold.
     """
 
     def __init__(self, client: Client, asked: Asked) -> None:
@@ -600,7 +600,7 @@ class Hold:
 class Taken(TakenCore):
     """Permits and units of rates that are taken together. Client.take() returns it, for `async with` or as a decorator.
 
-    It has the methods of counterd.client.Taken.
+    The object has the methods of counterd.client.Taken.
     """
 
     async def acquire(self) -> Taken:

@@ -32,11 +32,11 @@ class Middleware:
 
     app: the application.
     gatekeeper: the gatekeeper, which the middleware does not close.
-    identifier: what identifies the sender of a request; each value has its own limit. It can be "client" (the client's
-    address as the server reports it), "path", "header:NAME", a list of several of these, or a function of the
-    environment. The function returns None to let a request pass. If "client" or headers are named, and a request has
-    none of them, the request passes without a limit; the first such request is logged. On a Unix socket most servers
-    report no "client". An identifier of more than 4,096 bytes is sent as its SHA-256.
+    identifier: what identifies the sender of a request; each value has its own limit. The identifier can be "client"
+    (the client's address as the server reports it), "path", "header:NAME", a list of several of these, or a function of
+    the environment. The function returns None to let a request pass. If "client" or headers are named, and a request
+    has none of them, the request passes without a limit; the first such request is logged. On a Unix socket most
+    servers report no "client". An identifier of more than 4,096 bytes is sent as its SHA-256.
     domain: the domain, if it is not the gatekeeper's default.
     log_info: a function of the environment that returns a text for the master's log, at most 1,024 bytes; counterd
     ignores it.

@@ -188,7 +188,7 @@ class Answers:
         self._go_on()
 
     def _go_on(self) -> None:
-        """Answers the questions that were already read. If there are no such questions, reads more."""
+        """Answers the questions that were already read. If no questions were read already, reads more."""
         if self._has_questions and not self._is_resting and not self._is_stuck:
             self._take_questions()
         else:

@@ -112,7 +112,7 @@ def problems_of(error: ValueError) -> list[str]:
 def unreadable(paths: Mapping[str, str], place: Callable[[str], str]) -> list[str]:
     """Returns a line for each file that this process can no longer read.
 
-    Such a file would make the next reload fail.
+    A file that cannot be read would make the next reload fail.
     """
     return [
         f"{place(key)}: uid {os.geteuid()} cannot read {path}, so the next reload will be refused"

@@ -106,7 +106,7 @@ class Inspector:
         raise ValueError(f"unknown question {what!r}")
 
     def figures(self) -> bytes:
-        """Returns all figures. They are at most a tenth of a second old."""
+        """Returns all figures. The figures are at most a tenth of a second old."""
         now = time.monotonic_ns()
         if now - self._figures_ns >= FIGURES_PERIOD_NS:
             self._figures = encoded(self._count(now))
@@ -114,7 +114,7 @@ class Inspector:
         return self._figures
 
     def _state(self) -> str:
-        """Returns the daemon's state. It is "failing" if the daemon is ready but a journal cannot be written."""
+        """Returns the daemon's state. The state is "failing" if the daemon is ready but a journal cannot be written."""
         failing = any(service.failing for service in self._services.values())
         return "failing" if failing and self._view.state == "ready" else self._view.state
 
@@ -338,8 +338,8 @@ def shape(service: Service, table: Table) -> dict[str, Any]:
 
 def found(service: Service, table: Table, row: tuple[Any, ...], begun: int) -> list[Any]:
     """Replaces the number of a connection in a row by the connection, or by None if the connection has ended and has no
-    grace time. If another protocol's store holds something, the row has the number of that store. This number is
-    replaced by the protocol's name.
+    grace time. If another protocol's store holds something, the row has the number of that store. The number of the
+    other store is replaced by the name of its protocol.
 
     begun: the time when the reading of the table began. A connection that was opened later may have the number of a
     connection that has ended.

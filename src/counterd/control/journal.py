@@ -1,5 +1,5 @@
-"""The daemon's side of the journal process. It sends a piece of the journal, and the next piece when the process has
-written the last one.
+"""The daemon's side of the journal process. The daemon sends a piece of the journal, and the next piece when the
+process has written the last one.
 
 Floor 4 (ARCHITECTURE.md). supervisor.py starts and replaces the process. A new process gets the unwritten piece again.
 While the journal cannot be written, the store refuses requests whose reply would promise that a change is on disk.

@@ -144,7 +144,7 @@ class Service:
     def unreadable(self) -> list[str]:
         """Returns a line for each file that this process can no longer read.
 
-        Such a file would make the next reload fail.
+        A file that cannot be read would make the next reload fail.
         """
         keys = [*(f"{self.room.name}.{name}" for name in TLS_FILES), *readers_of(self.room)]
         return unreadable({key: self._config.values[key] for key in keys}, self._config.place)

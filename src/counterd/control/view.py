@@ -1,4 +1,4 @@
-"""The fields of the daemon that its parts may read. These parts get no methods that change the daemon.
+"""The fields of the daemon that its parts may read. Parts of the daemon get no methods that change the daemon.
 
 Floor 4 (ARCHITECTURE.md). Only the daemon changes the view.
 """

@@ -4,7 +4,8 @@ Floor 1 (ARCHITECTURE.md). This file has no clock: the caller passes times. A re
 becomes a question. The context of a question, an object of the caller, is kept until the ticket is answered or the
 deadline passes. Three functions of the caller then do the rest, such as posting a reply or resuming a request.
 
-Questions and tickets are not in the region. They are valid only in this process, as is the code that answers them.
+Questions and tickets are not in the region. Questions and tickets are valid only in this process, as is the code that
+answers them.
 
 Invariants:
 - each question is either in `questions` and once in `heap`, or in neither; the first question of the heap has the

@@ -74,8 +74,8 @@ cdef inline int index_reserve(
     """Reserves memory for an index of `capacity` entries: the next power of two from 2 * capacity, but at least 2
     slots.
 
-    step: an odd number. It must not be 1 if the tags fill neighbouring slots one after the other. Raises ValueError for
-    too many entries.
+    step: an odd number. step must not be 1 if the tags fill neighbouring slots one after the other. Raises ValueError
+    for too many entries.
     """
     cdef int bits = 1, _digits
     while (<uint64_t>1 << bits) < 2 * <uint64_t>capacity:

@@ -1,2 +1,4 @@
-"""The plugin host: runs Python code of other people in threads. Settings name this code. Floor 4 (ARCHITECTURE.md), as
-control."""
+"""The plugin host: runs Python code of other people in threads.
+
+Settings name this code. Floor 4 (ARCHITECTURE.md), as control.
+"""

@@ -1,4 +1,5 @@
-"""The threads in which an extension runs. They execute jobs, one after the other. The event loop never waits for a job.
+"""The threads in which an extension runs. The threads execute jobs, one after the other. The event loop never waits for
+a job.
 
 Floor 4 (ARCHITECTURE.md). An extension is code of other people. The engine continues to work if this code blocks,
 loops, raises an exception or returns anything: jobs wait in a bounded queue and have a time limit. When the time limit

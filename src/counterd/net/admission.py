@@ -1,6 +1,6 @@
 """Decides which connections the limits of a server admit, without using a socket.
 
-Floor 3 (ARCHITECTURE.md). These functions are called once for each connection, before anything else. The checks have a
+Floor 3 (ARCHITECTURE.md). The functions are called once for each connection, before anything else. The checks have a
 fixed order: a connection that violates several limits is always counted under the same cause.
 """
 

@@ -1,9 +1,10 @@
 """One connection: passes bytes from its stream to its session, and writes the replies, once for each read.
 
-Floor 3 (ARCHITECTURE.md). A connection knows its stream and the contract of a session, but no protocol. It notifies the
-server through the callbacks in Events. The class Common has the objects that all connections of a server share.
+Floor 3 (ARCHITECTURE.md). A connection knows its stream and the contract of a session, but no protocol. A connection
+notifies the server through the callbacks in Events. The class Common has the objects that all connections of a server
+share.
 
-A connection has these states, in this order. It can skip states, but never goes back:
+A connection has these states, in this order. A connection can skip states, but never goes back:
 - arriving: the connection was admitted and counts; its TLS handshake is in progress, so it has no session yet
 - open: input goes to the session
 - parting: the daemon is stopping; input that the kernel has already received is still read and answered
@@ -240,7 +241,7 @@ cdef class Connection(Handler):
         self.stream.abort()
 
     def evict(self):
-        """Ends the connection immediately. Its holdings get no grace time."""
+        """Ends the connection immediately. The connection's holdings get no grace time."""
         self.store.evict(self.session_number(), monotonic_ns())
         self.abort()
 

@@ -91,7 +91,7 @@ cdef class Poller:
         self.listeners.clear()
 
     def limit_reads(self, size):
-        """Sets how many bytes a read takes at most. This cannot exceed READ_MAX."""
+        """Sets how many bytes a read takes at most. The limit cannot exceed READ_MAX."""
         self.read_size = min(size, READ_MAX)
 
     def run(self):
@@ -234,7 +234,7 @@ cdef class Poller:
 
 
 cdef class Socket:
-    """A member of the epoll set. This is an interface. A listening socket needs only ready()."""
+    """A member of the epoll set. The class is an interface. A listening socket needs only ready()."""
 
     cdef int ready(self, uint32_t events) except -1:
         return 0
@@ -253,7 +253,7 @@ cdef class Socket:
 
 
 cdef class Acceptor:
-    """Takes the connections that a listener accepts. This is an interface."""
+    """Takes the connections that a listener accepts. The class is an interface."""
 
     cpdef accepted(self, int fd, bytes address, uint16_t port):
         """Takes a new connection. The acceptor owns the descriptor from now on, even if it raises an exception.

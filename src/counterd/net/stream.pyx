@@ -33,7 +33,7 @@ from counterd.net.tls import TlsFailed
 
 
 cdef class Handler:
-    """Gets the notifications of a stream. This is an interface. stream_closed() is the last call."""
+    """Gets the notifications of a stream. The class is an interface. stream_closed() is the last call."""
 
     cpdef established(self):
         """The TLS handshake is complete: data can be received and sent."""
@@ -71,7 +71,10 @@ cdef class Handler:
 
 @cython.final
 cdef class Stream(Socket):
-    """A connected socket. It owns the descriptor as soon as it is created. tls: encrypts and decrypts, or None."""
+    """A connected socket.
+
+    A stream owns the descriptor as soon as the stream is created. tls: encrypts and decrypts, or None.
+    """
 
     def __cinit__(self, Poller poller not None, int fd, Tls tls):
         self.poller = poller

@@ -63,7 +63,7 @@ cdef class Table:
     cdef refused(self, int fd, bytes address):
         """Returns a cause and a sentence if a connection is refused, or else None.
 
-        This is fast if max_connections is the only limit.
+        The check is fast if max_connections is the only limit.
         """
         if not self.guarded and len(self) < self.max_connections:
             return None

@@ -15,7 +15,7 @@ A peer can do the following, at these costs:
 - Renegotiate: this is refused (see Server.context).
 - Stop reading: OpenSSL's output is queued, and queued output stops the reading of input.
 - Begin many handshakes: a read during a handshake counts as a costly read in the poller. A batch contains a few costly
-  reads. The others wait, in order, while other connections are served.
+  reads. The other reads wait, in order, while other connections are served.
 """
 
 import ssl

@@ -21,5 +21,5 @@ def find_rooms() -> tuple[Room, ...]:
 
 
 def names() -> tuple[str, ...]:
-    """Returns the names of the installed protocols, sorted. This imports none of the protocols."""
+    """Returns the names of the installed protocols, sorted. names() imports none of the protocols."""
     return tuple(sorted(module.name for module in pkgutil.iter_modules(__path__) if module.ispkg))

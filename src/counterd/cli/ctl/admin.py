@@ -362,8 +362,8 @@ def tables_of(endpoint: Endpoint) -> list[Table]:
 def table_of(endpoint: Endpoint, connection: str, number: int = 0) -> Table | None:
     """Returns the table of the holdings of a connection; with number=1, the table of its waits.
 
-    Returns None if connections of this protocol hold nothing, or never wait. Raises WrongArguments if the server has no
-    such protocol.
+    Returns None if connections of this protocol hold nothing, or never wait. Raises WrongArguments if the server does
+    not have the protocol.
     """
     protocol = connection.partition("-")[0]
     tables = [table for table in tables_of(endpoint) if table.protocol == protocol]
@@ -450,7 +450,7 @@ def pages_of_connections(endpoint: Endpoint, protocol: str | None, limit: int | 
 @admin_options
 @click.pass_context
 def kill(context: click.Context, /, ids: tuple[str, ...], **where: Any) -> None:
-    """Closes connections. The server takes back everything that they hold. This command needs the server's admin.token.
+    """Closes connections. The server takes back everything that they hold. `kill` needs the server's admin.token.
 
     `counterctl connections` and `counterctl holders` show the IDs of connections. The ID of a connection is never used
     for another connection.

@@ -41,7 +41,7 @@ DURATION_MAX = 60e6  # seconds, two years: every clock and every system call can
 
 
 class Server:
-    """A server that the options name. It is not connected yet.
+    """A server that the options name. The server is not connected yet.
 
     what: what the server has, for messages. protocol: the server's protocol, for messages.
     """

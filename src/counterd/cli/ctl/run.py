@@ -2,8 +2,8 @@
 
 Floor 5 (ARCHITECTURE.md). The command inherits the connection, so the permits are held as long as this process or the
 command runs. For that reason the code in this file never shuts the socket down, which would end the connection for both
-processes. It only closes the descriptor. The code blocks signals before it starts the command, and takes the signals
-one by one, so no signal is lost or taken twice.
+processes. The code only closes the descriptor. The code blocks signals before it starts the command, and takes the
+signals one by one, so no signal is lost or taken twice.
 """
 
 from __future__ import annotations

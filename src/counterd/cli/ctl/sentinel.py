@@ -1,8 +1,8 @@
 """`counterctl sentinel`: shows calls in progress and flows, and sends the requests of the protocol.
 
 Floor 5 (ARCHITECTURE.md). `tokens` and `flows` ask the admin endpoint, because the protocol has no requests for their
-data. All other commands send requests of the protocol. They do not decide locally if the server does not answer. If the
-server refuses a request, the command prints one line and exits with status 1.
+data. All other commands send requests of the protocol. These commands do not decide locally if the server does not
+answer. If the server refuses a request, the command prints one line and exits with status 1.
 """
 
 from __future__ import annotations
@@ -123,8 +123,8 @@ def tokens(context: click.Context, /, flow: int | None, sort: str, limit: int, o
     """Shows the calls in progress: how long each call has run, and which connection holds its token.
 
     left: the remaining time of the lease of the token. The token of a connection that is gone ends with its lease,
-    unless another client renews the lease. `counterctl kill` accepts the IDs in the column connection. This command
-    asks the admin endpoint.
+    unless another client renews the lease. `counterctl kill` accepts the IDs in the column connection. `tokens` asks
+    the admin endpoint.
     """
     show("tokens", endpoint_of(context, **where), output, flow=flow, sort=sort, limit=limit)
 
@@ -143,7 +143,7 @@ def tokens(context: click.Context, /, flow: int | None, sort: str, limit: int, o
 def flows(context: click.Context, /, sort: str, limit: int, output: Output, **where: Any) -> None:
     """Shows the flows: their thresholds, how much of each threshold is in use, and the numbers of calls.
 
-    expired: how many calls did not end before their lease expired. This command asks the admin endpoint.
+    expired: how many calls did not end before their lease expired. `flows` asks the admin endpoint.
     """
     show("flows", endpoint_of(context, **where), output, sort=sort, limit=limit)
 
@@ -329,7 +329,7 @@ def no_token(token: int) -> NoReturn:
 @token_argument
 @pass_target
 def release(target: SentinelTarget, token: int) -> None:
-    """Releases a token, no matter which connection holds it. The exit status is 1 if there is no such token.
+    """Releases a token, no matter which connection holds it. The exit status is 1 if the token does not exist.
 
     The call of the token continues, but is no longer counted.
     """
@@ -350,8 +350,8 @@ def release(target: SentinelTarget, token: int) -> None:
 @output_option
 @pass_target
 def keep(target: SentinelTarget, token: int, output: Output) -> None:
-    """Renews the lease of a token, and shows the remaining time of the lease. The exit status is 1 if there is no such
-    token.
+    """Renews the lease of a token, and shows the remaining time of the lease. The exit status is 1 if the token does
+    not exist.
 
     The token then belongs to the connection of this command, and the connection ends with the command. So the token
     ends after the clientOfflineTime of its rule, unless its client renews the lease before that.

@@ -116,7 +116,7 @@ def take(
     Without AMOUNT and MAX, the counter has one permit, and the command takes it. The permits are held until Ctrl-C or
     SIGTERM; --for and --until-stdin-closes end the hold earlier. If the command takes only units of rates, it ends
     immediately. With --wait the command waits in the server's fair queue. The exit status is 1 if something is not
-    available. This command needs a counterd: other servers of the counter protocol do not know the request.
+    available. `take` needs a counterd: other servers of the counter protocol do not know the request.
 
     \b
       counterctl take model:calls=1/8 tenant:calls=1/2 --rate tenant:tokens=500@90000/1m --wait 5s --for 10s

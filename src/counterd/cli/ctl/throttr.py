@@ -211,7 +211,7 @@ def change_key(target: ThrottrTarget, key: bytes, how: int, value: int | None, t
     with target.connect() as client:
         if ttl is None:
             if not client.update(key, Attribute.QUOTA, how, 1 if value is None else value):
-                refused(f"{shown(key)}: no such quota, or its new value would be out of range")
+                refused(f"{shown(key)}: the quota does not exist, or its new value would be out of range")
             return
         found = client.query(key)  # a TTL is changed in the unit in which it was created
         if found is None:
@@ -299,7 +299,7 @@ def list_(target: ThrottrTarget, match: str | None, sort: str, limit: int | None
 
 
 def called(member: int) -> str:
-    """Returns the name of an enum's member in lower case, or the number if the enum has no such member."""
+    """Returns the name of an enum's member in lower case, or the number if the enum does not have the member."""
     return getattr(member, "name", str(member)).lower()
 
 

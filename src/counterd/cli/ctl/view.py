@@ -1,7 +1,7 @@
 """The choices of the user of `counterctl top`: the page, the row, the filter and the order of the counters.
 
-Floor 5 (ARCHITECTURE.md). This file uses no terminal, clock or server. Its input is the keys that the user presses. Its
-output says what to show, and which connections to close.
+Floor 5 (ARCHITECTURE.md). This file uses no terminal, clock or server. The input of this code is the keys that the user
+presses. The output of this code says what to show, and which connections to close.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Clients for the beanstalk protocol, blocking and for asyncio. These clients also work with beanstalkd.
+"""Clients for the beanstalk protocol, blocking and for asyncio. The beanstalk clients also work with beanstalkd.
 
 Client has a method for every command. Worker calls a function for each job, and keeps the job reserved while the
 function runs. Then it deletes the job, retries it or buries it. AsyncClient and AsyncWorker have the same methods for
 asyncio.
 
-Floor: side (ARCHITECTURE.md). This package needs only the wire module and counterd.errors, and works without any
+Floor: side (ARCHITECTURE.md). The package needs only the wire module and counterd.errors, and works without any
 compiled module.
 """
 
@@ -128,9 +128,10 @@ class AsyncJob(JobCommands, Awaiting):
 class AsyncClient(ClientCommands["AsyncJob"], AioCommanded):
     """The Client for the tasks of one event loop. Use the client in an `async with`, or await close().
 
-    It has the same arguments, results and errors as Client. If a reserve() is cancelled and a job arrives later, the
-    job is released again. Prefer reserve(timeout) to cancelling, because later calls wait until the server has answered
-    the cancelled reserve(). If this client has no reserved job, it ends the connection instead and makes a new one.
+    AsyncClient has the same arguments, results and errors as Client. If a reserve() is cancelled and a job arrives
+    later, the job is released again. Prefer reserve(timeout) to cancelling, because later calls wait until the server
+    has answered the cancelled reserve(). If this client has no reserved job, it ends the connection instead and makes a
+    new one.
     """
 
     def pipeline(self) -> AsyncPipeline:

@@ -156,8 +156,8 @@ def _told(frame: bytes) -> Request[Figures | None]:
 
 
 class JobCommands(Shape):
-    """The methods of a reserved job. They return False if the job is gone, or is no longer reserved by this client.
-    That happens when its time to run is over, or when the connection was lost.
+    """The methods of a reserved job. The methods return False if the job is gone, or is no longer reserved by this
+    client. A job is lost in this way when its time to run is over, or when the connection was lost.
     """
 
     def __init__(self, client: Shape, reply: Reply) -> None:
@@ -349,23 +349,23 @@ class Commands(Shape, Generic[JobT]):
     def delete(self, id: int) -> Request[bool]:
         """Deletes a job that is ready, delayed, buried, or reserved by this client (section "delete").
 
-        Returns False if there is no such job.
+        Returns False if the job does not exist.
         """
         return _done(wire.delete(id), Status.DELETED, job=id)
 
     @command
     def peek(self, id: int) -> Request[Peeked | None]:
-        """Returns a job in any state, without reserving it (section "peek"). Returns None if there is no such job."""
+        """Returns a job in any state, without reserving it (section "peek"). Returns None if the job does not exist."""
         return _looked(wire.peek(id))
 
     @command
     def kick_job(self, id: int) -> Request[bool]:
-        """Makes a buried or delayed job ready (section "kick-job"). Returns False if there is no such job."""
+        """Makes a buried or delayed job ready (section "kick-job"). Returns False if the job does not exist."""
         return _done(wire.kick_job(id), Status.KICKED)
 
     @command
     def stats_job(self, id: int) -> Request[Figures | None]:
-        """Returns the server's statistics of a job (section "stats-job"). Returns None if there is no such job."""
+        """Returns the server's statistics of a job (section "stats-job"). Returns None if the job does not exist."""
         return _told(wire.stats_job(id))
 
     # ---- of the tube that is used ----
@@ -402,7 +402,7 @@ class Commands(Shape, Generic[JobT]):
 
     @command
     def stats_tube(self, tube: str | bytes) -> Request[Figures | None]:
-        """Returns the server's statistics of a tube (section "stats-tube"). Returns None if there is no such tube."""
+        """Returns the server's statistics of a tube (section "stats-tube"). Returns None if the tube does not exist."""
         return _told(wire.stats_tube(as_bytes(tube)))
 
     @command
@@ -417,7 +417,7 @@ class Commands(Shape, Generic[JobT]):
     def pause_tube(self, tube: str | bytes, delay: int) -> Request[bool]:
         """Stops reserves from a tube for `delay` seconds; 0 ends the pause (section "pause-tube").
 
-        Returns False if there is no such tube.
+        Returns False if the tube does not exist.
         """
         return _done(wire.pause_tube(as_bytes(tube), delay), Status.PAUSED, is_repeatable=True)
 
@@ -427,7 +427,7 @@ class Commands(Shape, Generic[JobT]):
 
         state: "ready", "delayed", "buried", or "all" for these three states.
 
-        Returns None if there is no such tube.
+        Returns None if the tube does not exist.
         """
         return asked(wire.clear_tube(as_bytes(tube), state), {Status.CLEARED: _number, Status.NOT_FOUND: _none})
 
@@ -460,7 +460,7 @@ class Commands(Shape, Generic[JobT]):
         count: how many to list at most; the server lists at most 1,000 at a time.
         search: list only jobs whose body contains these bytes.
 
-        The list is empty if there is no such tube.
+        The list is empty if the tube does not exist.
         """
         frame = wire.list_jobs(as_bytes(tube), state, first, count, as_bytes(search))
         replies = {Status.OK: lambda reply: wire.read_jobs(reply.body), Status.NOT_FOUND: lambda _: []}

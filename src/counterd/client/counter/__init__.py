@@ -1,6 +1,6 @@
 """The blocking client for the counter protocol: Client of counterd.client.
 
-Floor: side (ARCHITECTURE.md). This package needs only the wire module and counterd.errors, and works without any
+Floor: side (ARCHITECTURE.md). The package needs only the wire module and counterd.errors, and works without any
 compiled module.
 """
 
@@ -77,8 +77,8 @@ class Client(Shared):
     port: the port for hosts without a port. None means the default port of the protocol.
     path: the path of a Unix socket, in place of host and port.
     tls: True for TLS with the certificates that this system trusts, or an ssl.SSLContext. A URL counters://HOST:PORT
-    can end with ?cacert=FILE&cert=FILE&key=FILE, or with some of these parameters. They name PEM files: the
-    certificates to trust, the client's own certificate, and its key. The files are read for each connection.
+    can end with ?cacert=FILE&cert=FILE&key=FILE, or with some of these parameters. These parameters of a URL name PEM
+    files: the certificates to trust, the client's own certificate, and its key. The files are read for each connection.
     timeout: how many seconds each call may take in all; then it raises Timeout. Permits that are granted after that are
     given back.
     connect_timeout: how many seconds connecting to one address may take, and the TLS handshake. None means the same as
@@ -174,7 +174,7 @@ class Client(Shared):
     def release(self, name: str | bytes, resources: int = 1) -> None:
         """Gives back permits that acquire() has acquired (section "Release"). A hold gives back its own permits.
 
-        Raises NotFound if the counter does not exist, NotAcquired if the connection holds fewer permits. In both cases
+        Raises NotFound if the counter does not exist, NotAcquired if the connection holds fewer permits. After an error
         nothing is released.
         """
         released = as_bytes(name)
@@ -517,7 +517,7 @@ class Hold:
 
     @property
     def lost(self) -> bool:
-        """Whether the connection and the permits were lost while the block runs. This checks the socket."""
+        """Whether the connection and the permits were lost while the block runs. Reading the property checks the socket."""
         link = self._link
         return link is not None and not link.is_alive()
 
@@ -590,7 +590,7 @@ class Taken(TakenCore):
         """Replaces the units that were taken of a rate by the units that were really used, more or fewer. Each rate of
         a Take can be settled once.
 
-        This is possible after the end of the block too, for counter.settle_time. Raises NotFound if the rate was
+        A rate can be settled after the end of the block too, for counter.settle_time. Raises NotFound if the rate was
         settled before, or if the time is over.
         """
         link, request = self._settlement(name, used)
@@ -604,7 +604,7 @@ class Taken(TakenCore):
 
     @property
     def lost(self) -> bool:
-        """Whether the connection and the permits were lost. This checks the socket."""
+        """Whether the connection and the permits were lost. Reading the property checks the socket."""
         return self._link is not None and not self._link.is_alive()
 
     def raise_if_lost(self) -> None:

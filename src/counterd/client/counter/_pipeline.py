@@ -1,4 +1,5 @@
-"""The requests of a pipeline, in order. Both clients send these requests and wait for the replies.
+"""The requests of a pipeline, in order. The blocking client and the asyncio client send these requests and wait for the
+replies.
 
 Floor: side (ARCHITECTURE.md).
 """

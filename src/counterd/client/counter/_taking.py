@@ -134,9 +134,10 @@ class AskedItems(Wanted):
 
 
 class TakenCore:
-    """The object that Client.take() returns, without the calls that wait. Both clients share it.
+    """The object that Client.take() returns, without the calls that wait. The blocking client and the asyncio client
+    share it.
 
-    It has its items from acquire() to release(). settle() uses the grant after that.
+    The object has its items from acquire() to release(). settle() uses the grant after that.
     """
 
     def __init__(self, client: Any, asked: AskedItems) -> None:
@@ -153,7 +154,7 @@ class TakenCore:
     def number(self) -> int:
         """The number of the grant.
 
-        It is higher than the number of each earlier grant of the server, so it can be used as a fencing token.
+        The number is higher than the number of each earlier grant of the server, so it can be used as a fencing token.
         """
         if self._grant is None:
             raise RuntimeError(NOT_TAKEN)

@@ -1,10 +1,10 @@
-"""Clients for the sentinel protocol, blocking and for asyncio. They limit calls by rate, by parameter value, or by how
-many run at the same time.
+"""Clients for the sentinel protocol, blocking and for asyncio. The clients limit calls by rate, by parameter value, or
+by how many run at the same time.
 
 Client.flow() and Client.param() ask whether calls may pass. Client.hold() holds a token of a flow while a block runs.
 While the server does not decide, the client uses its own limits, and logs that.
 
-Floor: side (ARCHITECTURE.md). This package needs only the wire module and counterd.errors, and works without any
+Floor: side (ARCHITECTURE.md). The package needs only the wire module and counterd.errors, and works without any
 compiled module.
 """
 
@@ -118,9 +118,10 @@ class Client(Commands[Hold], Shared, Blocking):
     each value, and how many acquire() and hold() allow at the same time. For a flow without a limit, calls raise the
     error of the server.
 
-    The server does not decide while it cannot be reached or does not answer. It also does not decide about a flow if it
-    answers bad request, too many requests, failed, no such rule or not available. The logger counterd.client.sentinel
-    logs a warning when such a time begins and when it ends; stats() has the figures.
+    The server does not decide while it cannot be reached or does not answer. The server also does not decide about a
+    flow if it answers bad request, too many requests, failed, no such rule or not available. The logger
+    counterd.client.sentinel logs a warning when a time without decisions begins and when it ends; stats() has the
+    figures.
 
     Flows have ids of 1 to 2^63-1, and counts are 1 to 2^31-1. Other arguments raise ValueError or TypeError.
     """
@@ -199,7 +200,7 @@ class Client(Commands[Hold], Shared, Blocking):
 class AsyncHold(Held):
     """A token that is held while a block runs. AsyncClient.hold() returns it, for `async with` or as a decorator.
 
-    It has the methods of Hold.
+    The hold has the methods of Hold.
     """
 
     async def __aenter__(self) -> AsyncHold:
@@ -220,9 +221,9 @@ class AsyncHold(Held):
 class AsyncClient(Commands[AsyncHold], AioShared, Awaiting):
     """The Client for the tasks of one event loop. Use the client in an `async with`, or await close().
 
-    It has the same arguments, results and errors as Client. A cancelled call leaves nothing behind: a token that is
-    granted later is given back. The client needs no thread, and is not thread-safe. In another event loop the client
-    raises RuntimeError, unless the first event loop was closed. Tokens that were held are then lost.
+    AsyncClient has the same arguments, results and errors as Client. A cancelled call leaves nothing behind: a token
+    that is granted later is given back. The client needs no thread, and is not thread-safe. In another event loop the
+    client raises RuntimeError, unless the first event loop was closed. Tokens that were held are then lost.
     """
 
     _make_hold = AsyncHold

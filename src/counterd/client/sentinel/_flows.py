@@ -154,7 +154,7 @@ class Commands(Shape, Generic[HoldT]):
         is gone.
 
         Raises NoSuchRule if the flow's rule is gone; then the lease is not renewed. A token of the fallback has no
-        lease; for such a token this always returns the longest time.
+        lease; for this token keep() always returns the longest time.
         """
         if token.fallback:
             return wire.LEASE_MAX
@@ -203,7 +203,7 @@ class Commands(Shape, Generic[HoldT]):
     def stats(self) -> Stats:
         """Returns how many calls were decided without the server, and how many tokens were lost.
 
-        This does not ask the server.
+        Does not ask the server.
         """
         return self._fallback.stats()
 
@@ -215,8 +215,8 @@ class Commands(Shape, Generic[HoldT]):
         granted: Callable[[Response], object] | None = None,
         on_repeat: Callable[[], object] | None = None,
     ) -> Steps[Response]:
-        """Asks the server, and asks once more if the connection is lost. That is safe, because a token whose grant the
-        client has not seen soon ends. If the server never answered on that connection, does not ask again.
+        """Asks the server, and asks once more if the connection is lost. To ask again is safe, because a token whose
+        grant the client has not seen soon ends. If the server never answered on that connection, does not ask again.
         """
         link = self._usable_link() or (yield from self._reached())
         try:
@@ -393,7 +393,7 @@ class Held:
 
     @property
     def lost(self) -> bool:
-        """Whether the token was lost while the block runs, as far as the client knows. This does not ask the server."""
+        """Whether the token was lost while the block runs, as far as the client knows. Does not ask the server."""
         return self._lease is not None and self._lease.look(self._client._now())
 
     @property

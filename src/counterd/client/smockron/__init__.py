@@ -6,7 +6,7 @@ So a gatekeeper decides without waiting for a reply: a decision takes microsecon
 announced a few milliseconds ago. counterd.client.smockron_asgi and counterd.client.smockron_wsgi put a gatekeeper in
 front of a web application.
 
-Floor: side (ARCHITECTURE.md). This package needs only the wire module and counterd.errors, and works without any
+Floor: side (ARCHITECTURE.md). The package needs only the wire module and counterd.errors, and works without any
 compiled module.
 """
 
@@ -71,8 +71,8 @@ class Gatekeeper:
     arguments raise ValueError or TypeError, and so does a domain without a master. A master can have 1,024 domains.
 
     While a master cannot be reached, requests pass, except for identifiers that already have to wait. The logger
-    counterd.client.smockron logs a warning when such a time begins, and a message at level INFO when it ends; stats()
-    has the figures.
+    counterd.client.smockron logs a warning when a master cannot be reached, and a message at level INFO when it can be
+    reached again; stats() has the figures.
     """
 
     def __init__(
@@ -136,7 +136,7 @@ class Gatekeeper:
     def decide(
         self, identifier: str | bytes, domain: str | bytes | None = None, log_info: str | bytes = b""
     ) -> Decision:
-        """Decides whether a request that arrives now passes, waits or is rejected. This method does not wait, unlike
+        """Decides whether a request that arrives now passes, waits or is rejected. decide() does not wait, unlike
         admit().
 
         log_info: a text for the master's log, cut to 1,024 bytes; counterd ignores it.
@@ -159,7 +159,7 @@ class Gatekeeper:
         return Admission(self, identifier, domain, log_info)
 
     def stats(self) -> Stats:
-        """Returns how requests were decided, and what happened to the messages. This asks no master."""
+        """Returns how requests were decided, and what happened to the messages. stats() asks no master."""
         with self._lock:
             return self._core.stats(monotonic_ns())
 
@@ -191,7 +191,7 @@ class Gatekeeper:
             report(each)
 
     def _make_locks(self) -> None:
-        """Makes the lock. It is reentrant, because a signal handler may interrupt a thread that has it."""
+        """Makes the lock. The lock is reentrant, because a signal handler may interrupt a thread that has it."""
         self._lock: Any = threading.RLock()
         self._changed = threading.Condition(self._lock)
 

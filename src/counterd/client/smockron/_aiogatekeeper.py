@@ -203,7 +203,7 @@ class AioTender:
             await self.news.wait()
 
     def end(self) -> None:
-        """Ends the connections and the tasks. This may be called after the event loop was closed, too."""
+        """Ends the connections and the tasks. end() may be called after the event loop was closed, too."""
         self._is_ended = True
         self.news.set()
         if self.loop.is_closed():
@@ -241,9 +241,9 @@ class AioTender:
 class AsyncGatekeeper:
     """The Gatekeeper for the tasks of one event loop. Use the gatekeeper in an `async with`, or await close().
 
-    It has the same arguments, results and errors as Gatekeeper. The gatekeeper needs no thread, and is not thread-safe.
-    In another event loop the gatekeeper raises RuntimeError, unless the first event loop was closed. Then it connects
-    again.
+    AsyncGatekeeper has the same arguments, results and errors as Gatekeeper. The gatekeeper needs no thread, and is not
+    thread-safe. In another event loop the gatekeeper raises RuntimeError, unless the first event loop was closed. Then
+    it connects again.
     """
 
     def __init__(
@@ -313,7 +313,7 @@ class AsyncGatekeeper:
     def decide(
         self, identifier: str | bytes, domain: str | bytes | None = None, log_info: str | bytes = b""
     ) -> Decision:
-        """Decides whether a request that arrives now passes, waits or is rejected. This method does not wait, unlike
+        """Decides whether a request that arrives now passes, waits or is rejected. decide() does not wait, unlike
         admit().
 
         log_info: a text for the master's log, cut to 1,024 bytes; counterd ignores it.
@@ -336,7 +336,7 @@ class AsyncGatekeeper:
         return AsyncAdmission(self, identifier, domain, log_info)
 
     def stats(self) -> Stats:
-        """Returns how requests were decided, and what happened to the messages. This asks no master."""
+        """Returns how requests were decided, and what happened to the messages. stats() asks no master."""
         return self._core.stats(monotonic_ns())
 
     # ---- inside ----

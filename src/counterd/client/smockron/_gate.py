@@ -1,8 +1,8 @@
 """A gatekeeper for a proxy that asks about each request before it forwards the request.
 
-Floor: side (ARCHITECTURE.md); needs aiohttp, which receives the proxy's requests. The method of such a request has no
-effect, and its body is not read. The gate cannot know whether the proxy or the proxy's client has written a header. The
-configuration of the proxy has to ensure that it was the proxy.
+Floor: side (ARCHITECTURE.md); needs aiohttp, which receives the proxy's requests. The method of the proxy's request has
+no effect, and its body is not read. The gate cannot know whether the proxy or the proxy's client has written a header.
+The configuration of the proxy has to ensure that it was the proxy.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Gate:
     async def answer(self, request: web.BaseRequest) -> web.Response:
         """Answers a request of the proxy.
 
-        This is cancelled if the proxy disconnects; then the request no longer waits.
+        The call is cancelled if the proxy disconnects; then the request no longer waits.
         """
         identifier = self._identify(request)
         if identifier is None:

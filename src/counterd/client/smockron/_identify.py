@@ -32,9 +32,9 @@ def identify_by(
 ) -> Callable[[R], bytes | None]:
     """Returns a function that returns the identifier of a request. Raises ValueError for an unknown name.
 
-    If addresses or headers are named and a request has none of them, the returned function returns None. Such a request
-    passes, because one limit for all such requests would slow down clients that do nothing wrong. The first such
-    request is logged.
+    If addresses or headers are named and a request has none of them, the returned function returns None. A request
+    without an identifier passes, because one limit for all such requests would slow down clients that do nothing wrong.
+    The first such request is logged.
     """
     if callable(identifier):
         ask = identifier

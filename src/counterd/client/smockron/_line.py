@@ -1,5 +1,5 @@
-"""One connection of a gatekeeper to a master, without I/O: ZMTP's handshake, subscriptions and heartbeats. It has no
-clock.
+"""One connection of a gatekeeper to a master, without I/O: ZMTP's handshake, subscriptions and heartbeats. A line has
+no clock.
 
 Floor: side (ARCHITECTURE.md). A Line has one connection after another: opened() begins a connection and closed() ends
 it. The owner of the socket takes the bytes to send from `out`. Section names are those in docs/protocols/smockron.md.
@@ -127,7 +127,7 @@ class Line:
     def _take_ready(self, item: Command | tuple[bytes, ...], now: float) -> None:
         """Handles the peer's READY (section "Handshake").
 
-        A peer with ZMTP 3.0 may not answer PINGs. This is only known after the first answer.
+        A peer with ZMTP 3.0 may not answer PINGs. Only the first answer shows that the peer answers PINGs.
         """
         if isinstance(item, Command) and item.name == b"ERROR":
             raise ProtocolError(f"{self.address} refused the handshake: {wire.error_reason(item.data)}")

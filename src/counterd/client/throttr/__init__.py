@@ -1,9 +1,10 @@
-"""Clients for the throttr protocol, blocking and for asyncio. These clients also work with the original Throttr server.
+"""Clients for the throttr protocol, blocking and for asyncio. The throttr clients also work with the original Throttr
+server.
 
-Client has a method for every request. It keeps the events that the server sends until the program takes them, up to a
-limit. AsyncClient has the same methods for asyncio.
+Client has a method for every request. Client keeps the events that the server sends until the program takes them, up to
+a limit. AsyncClient has the same methods for asyncio.
 
-Floor: side (ARCHITECTURE.md). This package needs only the wire module and counterd.errors, and works without any
+Floor: side (ARCHITECTURE.md). The package needs only the wire module and counterd.errors, and works without any
 compiled module.
 """
 
@@ -131,9 +132,9 @@ class Client(Commands, Commanded):
 class AsyncClient(Commands, AioCommanded):
     """The Client for the tasks of one event loop. Use the client in an `async with`, or await close().
 
-    It has the same arguments, results and errors as Client. Calls may run at the same time: each request is sent
-    immediately, and replies arrive in order. The client still waits for the reply to a cancelled call before it can
-    answer later calls.
+    AsyncClient has the same arguments, results and errors as Client. Calls may run at the same time: each request is
+    sent immediately, and replies arrive in order. The client still waits for the reply to a cancelled call before it
+    can answer later calls.
     """
 
     async def next_event(self, timeout: float | None = None) -> Event | None:
@@ -157,7 +158,7 @@ class AsyncClient(Commands, AioCommanded):
 
 
 class _AsyncEvents:
-    """An iterator over events. It is not a generator, because a generator ends if it is cancelled."""
+    """An iterator over events. The iterator is not a generator, because a generator ends if it is cancelled."""
 
     def __init__(self, client: AsyncClient, timeout: float | None) -> None:
         self._client = client

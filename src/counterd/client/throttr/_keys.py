@@ -148,7 +148,7 @@ class Commands(Shape):
 
     @command
     def query(self, key: str | bytes) -> Made[Query | None]:
-        """Returns the quota and the remaining TTL of a key (QUERY), or None if there is no such key.
+        """Returns the quota and the remaining TTL of a key (QUERY), or None if the key does not exist.
 
         The quota of a buffer is 0.
         """
@@ -161,14 +161,14 @@ class Commands(Shape):
 
     @command
     def set_quota(self, key: str | bytes, quota: int) -> Made[bool]:
-        """Replaces the quota of a key (UPDATE). Returns False if there is no such key, or if it is a buffer."""
+        """Replaces the quota of a key (UPDATE). Returns False if the key does not exist, or if it is a buffer."""
         return asked(self.encoder.update(as_bytes(key), Attribute.QUOTA, Change.PATCH, quota))
 
     @command
     def increase_quota(self, key: str | bytes, by: int) -> Made[bool]:
         """Adds to the quota of a key (UPDATE).
 
-        Returns False if there is no such quota. On overflow, counterd returns False, but the original Throttr server
+        Returns False if the quota does not exist. On overflow, counterd returns False, but the original Throttr server
         wraps around.
         """
         return asked(self.encoder.update(as_bytes(key), Attribute.QUOTA, Change.INCREASE, by))
@@ -177,7 +177,7 @@ class Commands(Shape):
     def decrease_quota(self, key: str | bytes, by: int) -> Made[bool]:
         """Subtracts from the quota of a key (UPDATE).
 
-        Returns False and changes nothing if there is no such quota, or if it is too small.
+        Returns False and changes nothing if the quota does not exist, or if it is too small.
         """
         return asked(self.encoder.update(as_bytes(key), Attribute.QUOTA, Change.DECREASE, by))
 
@@ -185,23 +185,23 @@ class Commands(Shape):
     def set_ttl(self, key: str | bytes, ttl: int) -> Made[bool]:
         """Lets a key expire ttl units from now (UPDATE).
 
-        The unit is that of the key. Returns False if there is no such key.
+        The unit is that of the key. Returns False if the key does not exist.
         """
         return asked(self.encoder.update(as_bytes(key), Attribute.TTL, Change.PATCH, ttl))
 
     @command
     def extend_ttl(self, key: str | bytes, by: int) -> Made[bool]:
-        """Lets a key expire later (UPDATE). The unit is that of the key. Returns False if there is no such key."""
+        """Lets a key expire later (UPDATE). The unit is that of the key. Returns False if the key does not exist."""
         return asked(self.encoder.update(as_bytes(key), Attribute.TTL, Change.INCREASE, by))
 
     @command
     def shorten_ttl(self, key: str | bytes, by: int) -> Made[bool]:
-        """Lets a key expire earlier (UPDATE). The unit is that of the key. Returns False if there is no such key."""
+        """Lets a key expire earlier (UPDATE). The unit is that of the key. Returns False if the key does not exist."""
         return asked(self.encoder.update(as_bytes(key), Attribute.TTL, Change.DECREASE, by))
 
     @command
     def purge(self, key: str | bytes) -> Made[bool]:
-        """Removes a key (PURGE). Returns False if there is no such key."""
+        """Removes a key (PURGE). Returns False if the key does not exist."""
         return asked(self.encoder.purge(as_bytes(key)))
 
     @command
@@ -214,7 +214,7 @@ class Commands(Shape):
 
     @command
     def get(self, key: str | bytes) -> Made[Get | None]:
-        """Returns the value and the remaining TTL of a key (GET), or None if there is no such key.
+        """Returns the value and the remaining TTL of a key (GET), or None if the key does not exist.
 
         The value of a quota is b"".
         """
@@ -232,7 +232,7 @@ class Commands(Shape):
 
     @command
     def stat(self, key: str | bytes) -> Made[Stat | None]:
-        """Returns how often a key was read and written (STAT), or None if there is no such key."""
+        """Returns how often a key was read and written (STAT), or None if the key does not exist."""
         return looked(self.encoder.stat(as_bytes(key)))
 
     @command
@@ -273,7 +273,7 @@ class Commands(Shape):
     def publish(self, channel: str | bytes, payload: str | bytes) -> Made[bool]:
         """Sends an event to all subscribers of a channel (PUBLISH).
 
-        This client can be one of them. Returns False if the channel has no subscribers.
+        This client can be one of the subscribers. Returns False if the channel has no subscribers.
         """
         return asked(self.encoder.publish(as_bytes(channel), as_bytes(payload)))
 
@@ -284,7 +284,7 @@ class Commands(Shape):
 
     @command
     def connection(self, id: str | bytes) -> Made[ConnectionInfo | None]:
-        """Returns a connection (CONNECTION), or None if there is no such connection.
+        """Returns a connection (CONNECTION), or None if the connection does not exist.
 
         id: 16 bytes, as whoami() returns, or the same in hex.
         """

@@ -61,7 +61,8 @@ LISTENER = "listener"
 def account_number(kind: str, text: str) -> int:
     """Returns the uid or gid of a user or group.
 
-    kind: "user" or "group". text: its name or number. Raises LookupError if this machine has no such user or group.
+    kind: "user" or "group". text: its name or number. Raises LookupError if this machine does not have the user or
+    group.
     """
     by_name, by_number = ACCOUNTS[kind]
     try:

@@ -2,8 +2,8 @@
 again.
 
 Floor 4 (ARCHITECTURE.md). This file uses ctypes for four system calls that the standard library lacks. Changing the
-user affects the whole process. The other calls affect only one thread, so they must be made while there is only one
-thread.
+user affects the whole process. The other system calls affect only one thread, so they must be made while there is only
+one thread.
 """
 
 from __future__ import annotations

@@ -48,7 +48,8 @@ def notify(*states: str) -> bool:
 class Teller:
     """Sends states to the service manager, in order.
 
-    Tries again while the manager's queue is full. This queue has room for a few datagrams of all services together.
+    Tries again while the manager's queue is full. The service manager's queue has room for a few datagrams of all
+    services together.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:

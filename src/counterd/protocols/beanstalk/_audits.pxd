@@ -110,7 +110,10 @@ cdef inline dict audit_gates(Queues* queues, uint32_t* blocks):
 
 
 cdef inline int audit_queue(Queues* queues, uint32_t first, JobState state, uint32_t owner, uint32_t counted) except -1:
-    """Checks a heap. Its jobs must have this state and this tube or connection, and their number must be `counted`."""
+    """Checks a heap.
+
+    The heap's jobs must have this state and this tube or connection, and their number must be `counted`.
+    """
     cdef Jobs* jobs = &queues.jobs
     cdef const Job* job
     cdef uint32_t number = first
@@ -128,7 +131,7 @@ cdef inline int audit_queue(Queues* queues, uint32_t first, JobState state, uint
 cdef inline int audit_line(Queues* queues, const Line* line, JobState state, uint32_t tube, uint32_t counted) except -1:
     """Checks a line.
 
-    Its jobs must have this state, the earliest job must be the first, and their number must be `counted`.
+    The line's jobs must have this state, the earliest job must be the first, and their number must be `counted`.
     """
     cdef const Job* job
     cdef uint32_t number = line.first, before = 0, count = 0

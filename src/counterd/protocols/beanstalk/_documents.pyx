@@ -1,6 +1,6 @@
 """The replies to stats, stats-job, stats-tube and inspect-tube, in YAML.
 
-Floor 2 (ARCHITECTURE.md). These replies are made within a call of the store.
+Floor 2 (ARCHITECTURE.md). The replies are made within a call of the store.
 """
 
 from libc.stdint cimport int64_t, uint32_t

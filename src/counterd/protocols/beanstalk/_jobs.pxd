@@ -201,7 +201,10 @@ cdef inline uint32_t job_make(
 
 
 cdef inline void job_free(Jobs* jobs, uint32_t number) noexcept nogil:
-    """Ends a job that is not in a queue. Its record stays until the end of the job is in a piece for the journal."""
+    """Ends a job that is not in a queue.
+
+    The job's record stays until the end of the job is in a piece for the journal.
+    """
     cdef Job* job = job_at(jobs, number)
     debug_check(job.state == GONE_JOB)
     index_remove(&jobs.index, id_tag(jobs, job_id(job)), number)

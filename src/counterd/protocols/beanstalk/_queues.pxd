@@ -385,7 +385,7 @@ cdef inline uint32_t queues_next_ready(
 cdef inline bint worker_is_pressed(const Queues* queues, uint32_t connection, int64_t now_ns) noexcept nogil:
     """Returns whether the time to run of one of the connection's jobs ends within MARGIN_NS.
 
-    Such a connection must not wait.
+    A connection under this pressure must not wait.
     """
     cdef uint32_t first = queues.workers.records[connection].reserved
     return first != 0 and <int64_t>job_at(&queues.jobs, first).node.key - MARGIN_NS <= now_ns

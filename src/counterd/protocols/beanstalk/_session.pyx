@@ -358,7 +358,7 @@ cdef class BeanstalkSession(Session):
     cdef Reply decide_on_job(self, Command command, const Request* request, Answer* answer) except *:
         """Executes a command on a job.
 
-        The reply NOT_FOUND means that there is no such job, or that its state does not fit.
+        The reply NOT_FOUND means that the job does not exist, or that its state does not fit.
         """
         cdef BeanstalkStore store = <BeanstalkStore>self.store
         cdef Queues* queues = &store.queues

@@ -459,7 +459,8 @@ cdef class BeanstalkStore(Store):
         self.stirred = True
 
     cpdef set_wall(self, int64_t unix_ns, int64_t now_ns):
-        """Implements Store.set_wall. This call also keeps now_ns current without requests, because tables show ages."""
+        """Implements Store.set_wall. set_wall() also keeps now_ns current without requests, because tables show
+        ages."""
         with self.at(now_ns):
             self.wall_ns = unix_ns - now_ns
 
@@ -548,7 +549,7 @@ cdef class BeanstalkStore(Store):
         return 0
 
     cdef int end_job(self, uint32_t number) except -1:
-        """Ends a job. Its key may stay taken for some time."""
+        """Ends a job. The key of the job may stay taken for some time."""
         cdef Job* job = job_at(&self.queues.jobs, number)
         cdef bint is_gated = job.is_gated, had_permit = job.state == RESERVED
         cdef int64_t due_ns
@@ -764,8 +765,11 @@ cdef class BeanstalkStore(Store):
         return figures
 
     def outcomes(self):
-        """Implements Store.outcomes. Refusals are counted, and all other requests count as "ok". If the reply had been
-        held back before the refusal, the request counts as both, because a count must not decrease."""
+        """Implements Store.outcomes.
+
+        Refusals are counted, and all other requests count as "ok". If the reply had been held back before the refusal,
+        the request counts as both, because a count must not decrease.
+        """
         cdef BeanstalkState* state = self.state
         cdef int command, reply
         cdef uint64_t refused, count

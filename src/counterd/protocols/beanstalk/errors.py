@@ -51,7 +51,7 @@ class JobTooBig(Refused):
 
 
 class NoRoom(Refused, OutOfMemory):
-    """The server has no room for another job or tube. This error is an OutOfMemory."""
+    """The server has no room for another job or tube. The error is an OutOfMemory."""
 
 
 _ERRORS = {

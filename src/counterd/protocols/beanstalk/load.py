@@ -1,8 +1,8 @@
 """The beanstalk protocol for counterbench: its requests, the removal of its jobs, and the checks of --verify.
 
 Floor: side (ARCHITECTURE.md), pure Python. Each load process puts jobs into its own tube. After the connections of the
-load were closed, all remaining jobs are taken out of the tubes, even delayed jobs. They are compared with the jobs that
-the load processes remember.
+load were closed, all remaining jobs are taken out of the tubes, even delayed jobs. The remaining jobs are compared with
+the jobs that the load processes remember.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The client's side of the beanstalk protocol: encodes commands and parses replies.
 
-Floor 2 (ARCHITECTURE.md), pure Python: this file needs only the standard library and counterd.errors. It uses no
+Floor 2 (ARCHITECTURE.md), pure Python: this file needs only the standard library and counterd.errors. The file uses no
 sockets, and works without compiled modules. Section names are those in docs/protocols/beanstalk.md. Encoders raise
 ValueError for invalid arguments; the parser raises ProtocolError.
 """

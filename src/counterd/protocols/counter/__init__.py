@@ -1,5 +1,7 @@
-"""The counter protocol of yrmcds: a store of counters, and the sessions of its connections. Floor 2
-(ARCHITECTURE.md)."""
+"""The counter protocol of yrmcds: a store of counters, and the sessions of its connections.
+
+Floor 2 (ARCHITECTURE.md).
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Lets another protocol's store take permits of these counters, as if that store were a connection.
 
-Floor 2 (ARCHITECTURE.md). A Lending is a session without a peer. It holds permits and waits for permits under the
-number of a connection, so dumps, tables, the maximum of each name and the fair queues treat it like any other
+Floor 2 (ARCHITECTURE.md). A Lending is a session without a peer. A Lending holds permits and waits for permits under
+the number of a connection, so dumps, tables, the maximum of each name and the fair queues treat it like any other
 connection. The reply to a waiting Take becomes the end of a wait. The limits of one connection do not apply to a
 Lending, because it stands for all connections of the borrower.
 

@@ -69,7 +69,7 @@ cdef inline Span pace_first(const Pace* pace, int64_t now_ns) noexcept nogil:
 
 
 cdef inline Span rate_next(const Rate* rate, const Pace* pace, int64_t now_ns) noexcept nogil:
-    """Returns `next` before a request with these numbers. It is never further behind now than the burst."""
+    """Returns `next` before a request with these numbers. `next` is never further behind now than the burst."""
     cdef Span first = pace_first(pace, now_ns)
     cdef Span stored = Span(rate.record.next_ns, rate.record.part)
     if rate.state.limit != pace.limit:    # in the parts of this request, never earlier

@@ -762,7 +762,7 @@ cdef class CounterStore(Store):
     cdef bytes stats_body(self):
         """Returns the body of a Stats reply.
 
-        It has name length, value length, name and value for each figure. See section "Stats".
+        The body has name length, value length, name and value for each figure. See section "Stats".
         """
         cdef dict figures = self.figures()
         ordered = {name: figures.pop(name) for name in REFERENCE_FIGURES}

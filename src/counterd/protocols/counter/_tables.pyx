@@ -219,8 +219,8 @@ cdef class HoldersWalk:
     def rows(self):
         """Returns rows of (connection, amount, since, name, until).
 
-        The last two cells are those of the connection: the name that it has stated, and the end of its grace time, or
-        None. Times are in tenths of a second on the caller's clock.
+        The cells name and until are those of the connection: the name that it has stated, and the end of its grace
+        time, or None. Times are in tenths of a second on the caller's clock.
         """
         return self.found
 
@@ -480,7 +480,7 @@ cdef class WaitsWalk(NotedWalk):
 cdef tuple rule_cells(const Limits* limits, uint32_t number):
     """Returns the name, the kind, the maximum, the period and the burst of a rule.
 
-    The last two are None for permits.
+    For permits, the period and the burst are None.
     """
     cdef const Rule* rule = limits.rules + number
     cdef bytes name = PyBytes_FromStringAndSize(<const char*>limits.texts + rule.text, rule.size)
@@ -665,8 +665,8 @@ WAIT = (
 TABLES = (
     Table(
         "counters",
-        "The counters. Those with the largest value of `sort` come first. `match`: list only names that contain "
-        "this text.",
+        "The counters. The counters with the largest value of `sort` come first. `match`: list only names that "
+        "contain this text.",
         (
             Column("name", "name", "the counter's name"),
             Column("consumption", "integer", "permits that are in use now"),
@@ -679,8 +679,8 @@ TABLES = (
     ),
     Table(
         "rates",
-        "The rates that are not full. Those with the largest share in use come first. `match`: list only names "
-        "that contain this text.",
+        "The rates that are not full. The rates with the largest share in use come first. `match`: list only "
+        "names that contain this text.",
         (
             Column("name", "name", "the rate's name"),
             Column("left", "integer", "units that can be taken now"),

@@ -283,7 +283,7 @@ cdef inline bint asks_resolve(Takes* takes, Ask* asks, int count, int64_t now_ns
 cdef inline bint ask_is_there(Takes* takes, Ask* ask, int64_t now_ns, int64_t* due_ns) noexcept nogil:
     """Returns whether enough of an item is available, no matter who waits for it.
 
-    If not, also tells when it will be.
+    If too little is available, also tells when enough will be.
     """
     cdef Counter* counter
     cdef Rate rate
@@ -697,7 +697,8 @@ cdef inline uint32_t charge_find(
 cdef inline Outcome take_settle(
     Takes* takes, uint32_t connection, uint64_t grant, Ask* ask, uint32_t used, int64_t now_ns, int64_t* budget
 ) noexcept nogil:
-    """Ends a charge, and replaces it by the units that were used. The result ABSENT means that there is no such charge.
+    """Ends a charge, and replaces it by the units that were used. The result ABSENT means that the charge does not
+    exist.
 
     If the rate has been full since the charge, it is made again for the units that were used beyond the charge. The
     result FULL means that there is no room for the rate.

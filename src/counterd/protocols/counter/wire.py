@@ -1,6 +1,6 @@
 """The client's side of the counter protocol: encodes requests and decodes responses.
 
-Floor 2 (ARCHITECTURE.md), pure Python: this file needs only the standard library and counterd.errors. It uses no
+Floor 2 (ARCHITECTURE.md), pure Python: this file needs only the standard library and counterd.errors. The file uses no
 sockets, and works without compiled modules. Section names are those of the protocol document, "Counter support". All
 integers on the wire are unsigned and big-endian. Encoders raise ValueError for invalid arguments; decoders raise
 ProtocolError.

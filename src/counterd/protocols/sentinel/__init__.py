@@ -1,5 +1,7 @@
-"""The sentinel protocol: cluster tokens for the clients of Sentinel, by rate, by value and by concurrency. Floor 2
-(ARCHITECTURE.md)."""
+"""The sentinel protocol: cluster tokens for the clients of Sentinel, by rate, by value and by concurrency.
+
+Floor 2 (ARCHITECTURE.md).
+"""
 
 from __future__ import annotations
 

@@ -122,7 +122,7 @@ cdef set hot_keys(const Rates* rates, const Param* param):
 cdef bint drop_items(Rates* rates, dict by_id) except -1:
     """Removes parameter rules and hot items that are not in the new rules. Returns whether a timer was armed.
 
-    This is done before any rules are added, so that the limits are never exceeded.
+    Rules are removed before any rules are added, so that the limits are never exceeded.
     """
     cdef Rules* rules = rates.rules
     cdef Param* param
@@ -236,7 +236,7 @@ cdef int load_flow(Rules* rules, rule, uint32_t namespace) except -1:
 
 
 cdef int load_param(Rates* rates, rule, uint32_t namespace) except -1:
-    """Loads a parameter rule. Its old hot items must have been removed."""
+    """Loads a parameter rule. The rule's old hot items must have been removed."""
     cdef Rules* rules = rates.rules
     cdef uint32_t number = id_find(&rules.params, rule.flow_id)
     cdef bint is_new = number == 0

@@ -119,7 +119,10 @@ cdef inline bint values_have_room(const Rates* rates) noexcept nogil:
 cdef inline uint32_t value_create(
     Rates* rates, uint32_t tag, const uint8_t* key, uint32_t size, const Window* window
 ) noexcept nogil:
-    """Makes a value with an empty window. Its timer is not armed. Returns 0 if there is no memory for the value."""
+    """Makes a value with an empty window.
+
+    The value's timer is not armed. Returns 0 if there is no memory for the value.
+    """
     cdef Table* table = &rates.values
     cdef uint32_t blocks = tally_blocks(window.size)
     cdef uint32_t number

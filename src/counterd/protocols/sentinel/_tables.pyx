@@ -153,7 +153,7 @@ TABLES = (
     ),
     Table(
         "flows",
-        "The flows. Those with the largest value of `sort` come first.",
+        "The flows. The flows with the largest value of `sort` come first.",
         (
             Column("flow", "text", "the id of the flow's rule"),
             Column("resource", "name", "the resource of the flow's rule"),

@@ -245,7 +245,7 @@ cdef inline void client_enter(Tokens* tokens, uint32_t connection) noexcept nogi
 cdef inline void client_leave(Tokens* tokens, uint32_t connection, int64_t now_ns) noexcept nogil:
     """Called when a connection ends.
 
-    Its tokens last for clientOfflineTime from now on; ticks arm their timers for that time.
+    The connection's tokens last for clientOfflineTime from now on; ticks arm their timers for that time.
     """
     cdef TokensState* state = tokens.state
     cdef uint32_t number = tokens.clients[connection].owner

@@ -82,7 +82,7 @@ class ExpireStrategy(Protocol):
     def expired(self, tokens: Sequence[Lease]) -> Iterable[int]:
         """Returns the ids of the tokens that end.
 
-        The other tokens get another lease of 2 x their rule's resourceTimeout.
+        All other tokens get another lease of 2 x their rule's resourceTimeout.
         """
 
 
@@ -91,8 +91,8 @@ class RuleSource(Protocol):
     """Provides the rules. The setting sentinel.rule_source names it.
 
     A source is called at the start, at each reload, and every sentinel.rules_interval seconds. If the source raises an
-    exception, has a wrong rule, or does not answer in time, the daemon does not start. After the start, such an error
-    is logged, and the rules do not change. Context.default is a FileRuleSource.
+    exception, has a wrong rule, or does not answer in time, the daemon does not start. An error after the start is
+    logged, and the rules do not change. Context.default is a FileRuleSource.
     """
 
     def load(self) -> object:

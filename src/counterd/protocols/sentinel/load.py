@@ -6,8 +6,8 @@ have the same id as a flow rule.
 
 The load processes count the permits that are certainly held: they were granted, and their release was not sent. The
 protocol has no Dump, so the checks send requests: if a flow has the expected number of held permits, the server grants
-all other permits in one request, and refuses one more. This needs flows whose limit is the plan's maximum and that no
-other client uses, and leases that last longer than any permit is held.
+all other permits in one request, and refuses one more. The checks need flows whose limit is the plan's maximum and that
+no other client uses, and leases that last longer than any permit is held.
 """
 
 from __future__ import annotations

@@ -40,9 +40,9 @@ class FlowRule:
     """A rule for calls: by rate (grade 1: FLOW) or by concurrency (grade 0: ACQUIRE).
 
     count: the threshold for all clients of the namespace together or, if threshold_type is 0, for each client.
-    sample_count, window_ms: the number of samples and the length of the sliding window. These are for grade 1.
-    resource_timeout_ms, client_offline_ms, resource_timeout_strategy: how long tokens last. These are for grade 0;
-    other rules have their defaults.
+    sample_count, window_ms: the number of samples and the length of the sliding window. These fields are for grade 1.
+    resource_timeout_ms, client_offline_ms, resource_timeout_strategy: how long tokens last. These fields are for grade
+    0; other rules have their defaults.
     """
 
     namespace: str
@@ -104,8 +104,8 @@ def read_rules(document: object) -> Rules:
 
 
 class _Object:
-    """An object of the document. It reads its fields, records mistakes, and returns a valid value in place of a wrong
-    one.
+    """An object of the document. The object reads its fields, records mistakes, and returns a valid value in place of a
+    wrong one.
 
     null means that the field is missing, as in Java.
     """
@@ -212,7 +212,7 @@ class _Object:
                 self.wrong(f"{name}[{index}]", f"must be an object, not {_shown(each)}")
 
     def rules(self, name: str) -> Iterator[_Object]:
-        """Yields the objects of an array of rules. Their places in messages include the resource."""
+        """Yields the objects of an array of rules. The places of these objects in messages include the resource."""
         for rule in self.children(name):
             resource = rule.members.get("resource")
             shown = f" (resource {_shown(resource)})" if isinstance(resource, str) else ""

@@ -1,6 +1,6 @@
 """The client's side of the sentinel protocol: encodes requests and parses responses.
 
-Floor 2 (ARCHITECTURE.md), pure Python: this file needs only the standard library and counterd.errors. It uses no
+Floor 2 (ARCHITECTURE.md), pure Python: this file needs only the standard library and counterd.errors. The file uses no
 sockets, and works without compiled modules. docs/protocols/sentinel.md has every layout. All integers on the wire are
 signed and big-endian. Encoders raise ValueError or TypeError for invalid arguments; the parser raises ProtocolError.
 """

@@ -1,5 +1,7 @@
-"""The smockron protocol: a master that tells gatekeepers which identifiers to delay, over ZMTP. Floor 2
-(ARCHITECTURE.md)."""
+"""The smockron protocol: a master that tells gatekeepers which identifiers to delay, over ZMTP.
+
+Floor 2 (ARCHITECTURE.md).
+"""
 
 from __future__ import annotations
 

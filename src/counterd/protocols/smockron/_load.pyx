@@ -49,7 +49,7 @@ cdef class LoadCodec(Codec):
         return 0
 
     cdef size_t end(self, const Request* last, uint8_t* target) noexcept:
-        """Writes a PING after a number of requests. Its PONG shows that all of them have been read."""
+        """Writes a PING after a number of requests. The PONG shows that all requests before it have been read."""
         if last.op != ACCOUNT and last.op != NOOP and last.op != LISTEN:
             return 0
         memcpy(target, b"\x04\x0b\x04PING\0\0", PING_CONTEXT_AT)

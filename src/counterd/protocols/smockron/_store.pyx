@@ -132,7 +132,7 @@ cdef class SmockronStore(Store):
     def load_rules(self, rules not None):
         """Replaces all rules. rules: {domain: rules.Rule}. Raises ValueError if there are too many rules.
 
-        Domains without a rule are unknown from now on. Their identifiers stay until they expire.
+        Domains without a rule are unknown from now on. Identifiers of these domains stay until they expire.
         """
         cdef uint32_t number
         with self:
@@ -422,7 +422,10 @@ cdef class SmockronStore(Store):
         return 0
 
     cdef int reject(self, uint32_t domain, uint32_t tag, const uint8_t* name, uint32_t size) except -1:
-        """Counts a rejected request. Its identifier becomes the last one to be evicted. See section "Accounting"."""
+        """Counts a rejected request.
+
+        The identifier of the request becomes the last one to be evicted. See section "Accounting".
+        """
         cdef uint32_t number = identifier_find(&self.throttles, domain, tag, name, size)
         domain_at(&self.throttles, domain).rejected += 1
         self.count(REJECTED, OK)

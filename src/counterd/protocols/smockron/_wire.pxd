@@ -147,7 +147,8 @@ cdef inline bint name_is(const uint8_t* name, const char* lower, size_t size) no
 cdef inline int ready_read(const uint8_t* data, size_t size, Part* socket_type) noexcept nogil:
     """Reads the properties of a READY command. Returns False if the properties are malformed. See section "Handshake".
 
-    socket_type: gets the value of Socket-Type. Its size is 0 if the property is missing. Other properties are ignored.
+    socket_type: gets the value of Socket-Type. The size of the value is 0 if the property is missing. Other properties
+    are ignored.
     """
     cdef const uint8_t* end = data + size
     cdef uint64_t length, value

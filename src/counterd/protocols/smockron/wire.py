@@ -1,6 +1,6 @@
 """The gatekeeper's side of the smockron protocol: encodes accounting messages and parses control messages, over ZMTP.
 
-Floor 2 (ARCHITECTURE.md), pure Python: this file needs only the standard library and counterd.errors. It uses no
+Floor 2 (ARCHITECTURE.md), pure Python: this file needs only the standard library and counterd.errors. The file uses no
 sockets, and works without compiled modules. docs/protocols/smockron.md has every layout. The version of ZMTP is 3.1,
 with the mechanism NULL. Encoders raise ValueError for invalid arguments; the parser raises ProtocolError.
 """

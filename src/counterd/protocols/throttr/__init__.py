@@ -1,5 +1,7 @@
-"""The throttr protocol: quotas and buffers that expire, and channels, for the clients of Throttr. Floor 2
-(ARCHITECTURE.md)."""
+"""The throttr protocol: quotas and buffers that expire, and channels, for the clients of Throttr.
+
+Floor 2 (ARCHITECTURE.md).
+"""
 
 from __future__ import annotations
 

@@ -3,7 +3,8 @@
 Floor 2 (ARCHITECTURE.md). A store has keys (_keys.pxd), channels (_channels.pxd), members (_members.pxd) and counts
 (ThrottrState). Each has its own memory in the region.
 
-The sessions are not in the region, because they belong to this process. They take posted messages and know their peers.
+The sessions are not in the region, because they belong to this process. Sessions take posted messages and know their
+peers.
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE

@@ -76,8 +76,8 @@ def open_subscriptions(ThrottrStore store, parameters):
 TABLES = (
     Table(
         "keys",
-        "The keys. Those with the largest quota or value come first, or those with the longest TTL. `match`: list "
-        "only names that contain this text.",
+        "The keys. The keys with the largest quota or value come first, or those with the longest TTL. `match`: "
+        "list only names that contain this text.",
         (
             Column("name", "name", "the key"),
             Column("type", "text", "quota or buffer"),

@@ -1,6 +1,6 @@
 """The client's side of the throttr protocol: encodes requests, and parses replies and events.
 
-Floor 2 (ARCHITECTURE.md), pure Python: this file needs only the standard library and counterd.errors. It uses no
+Floor 2 (ARCHITECTURE.md), pure Python: this file needs only the standard library and counterd.errors. The file uses no
 sockets, and works without compiled modules. Names of requests are those of the protocol document;
 docs/protocols/throttr.md has every layout. All integers on the wire are unsigned and little-endian. N is the width of
 quotas, TTLs and sizes, in bytes. N is not sent, so both sides must be configured with the same N. Encoders raise
@@ -594,7 +594,7 @@ class Parser:
     def doubt(self) -> str:
         """The end of an error message about a missing reply.
 
-        It mentions N as a possible reason, unless N is known to be right.
+        The text mentions N as a possible reason, unless N is known to be right.
         """
         if self._agreed or not any(events or opcode in _SIZED for opcode, events in self._expected):
             return ""

@@ -234,7 +234,7 @@ def no_tube(tube: bytes) -> NoReturn:
 def peek(target: BeanstalkTarget, tube: bytes | None, job: int | None, state: str, raw: bool, output: Output) -> None:
     """Shows a job and its body: the next job of a tube, or the job with this ID. The command does not change the job.
 
-    The exit status is 1 if there is no such job.
+    The exit status is 1 if the job does not exist.
     """
     only_one(tube, job)
     tube = tube or DEFAULT
@@ -438,7 +438,7 @@ def drain(context: click.Context, /, off: bool, show: bool, output: Output, **wh
 
     The command also shows how many jobs are in each state.
 
-    --off or a stop of the server ends the drain mode. This command asks the admin endpoint. It needs the server's
+    --off or a stop of the server ends the drain mode. `drain` asks the admin endpoint. `drain` needs the server's
     admin.token, unless --show is given.
     """
     if off and show:

@@ -60,7 +60,7 @@ class SmockronTarget(Server):
     def control(self) -> Address:
         """Returns the address for control messages.
 
-        Raises UsageError if the options name no such address, because not every command needs it.
+        Raises UsageError if the options name no address for control messages, because not every command needs it.
         """
         if self._control is None:
             raise click.UsageError(
@@ -134,7 +134,7 @@ def control_of(address: Address, port: int | None, path: str | None) -> Address 
 @output_option
 @click.pass_context
 def throttled(context: click.Context, /, match: bytes | None, limit: int, output: Output, **where: Any) -> None:
-    """Shows the throttled identifiers, beginning with the longest wait. This command asks the admin endpoint."""
+    """Shows the throttled identifiers, beginning with the longest wait. `throttled` asks the admin endpoint."""
     show("throttled", endpoint_of(context, **where), output, match=match, limit=limit)
 
 
@@ -150,7 +150,7 @@ def throttled(context: click.Context, /, match: bytes | None, limit: int, output
 @output_option
 @click.pass_context
 def domains(context: click.Context, /, sort: str, limit: int, output: Output, **where: Any) -> None:
-    """Shows the domains with their rules and the numbers of their requests. This command asks the admin endpoint.
+    """Shows the domains with their rules and the numbers of their requests. `domains` asks the admin endpoint.
 
     interval: the time between two requests at the rate of the domain; 0 if the domain no longer has a rule. burst: how
     many requests can pass faster than that.
