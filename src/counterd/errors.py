@@ -95,14 +95,17 @@ class InvalidArguments(ServerError):
 class NotAvailable(ServerError):
     """The request was refused, because to grant it would exceed the maximum.
 
+    maximum: the smaller one of the request's and the server's, where the server says it.
     consumption: how much was in use when the request was refused, or None.
     waited: how many seconds a hold has waited, or None.
     retry_after: after how many seconds the request may succeed, or None if the server does not know.
+    limit: the server's limit, if the request was for more than that: then it can never succeed. Otherwise None.
     """
 
     consumption: int | None = None
     waited: float | None = None
     retry_after: float | None = None
+    limit: int | None = None
 
     def __str__(self) -> str:
         used = "" if self.consumption is None else f", {self.consumption} in use"

@@ -214,14 +214,15 @@ def test_a_hold_waits_without_asking_again(counterd, shape: str) -> None:
 
 
 @SHAPES
-def test_a_hold_that_does_not_wait_is_an_acquire(counterd, shape: str) -> None:
+def test_a_hold_that_does_not_wait_is_one_request(counterd, shape: str) -> None:
     async def scenario() -> None:
         async with opened(made(shape, counterd)) as client:
-            before = figure(counterd, "command:take")
+            before = [figure(counterd, f"command:{name}") for name in ("take", "acquire", "get")]
             async with opened(hold(client, timeout=0)):
-                with pytest.raises(NotAvailable):
+                with pytest.raises(NotAvailable, match="1 in use, waited 0 s"):
                     await entering(shape, hold(client, timeout=0))
-            assert figure(counterd, "command:take") == before
+            after = [figure(counterd, f"command:{name}") for name in ("take", "acquire", "get")]
+            assert [now - then for now, then in zip(after, before, strict=True)] == [2, 0, 0]
 
     run(shape, scenario())
 

@@ -13,8 +13,10 @@ import pytest
 from counterd.client import Permit, Rate
 from counterd.errors import NotAvailable, NotFound
 from counterd.protocols.counter import wire
+from functional.test_client_queue import made
 from functional.test_counterctl_admin import Place
 from kit import daemon, peers
+from kit.shapes import SHAPES, entered, got, opened, run
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -61,8 +63,30 @@ def test_limits_of_the_server_hold_for_every_client(start: Callable[..., Daemon]
             assert taken.settle("calls:a", 4) is None
         with pytest.raises(NotAvailable):
             other.take(Rate("calls:a", 7), timeout=0).__enter__()
-        with pytest.raises(NotFound, match="item 1"):
+        with pytest.raises(NotFound, match=r"No limit for the rate of item 1: send one.* of others$"):
             other.take(Permit("db:main", 1, maximum=9), Rate("others", 1), timeout=0).__enter__()
+
+
+@SHAPES
+def test_a_hold_of_more_than_the_limit_fails_at_once(start: Callable[..., Daemon], file: Path, shape: str) -> None:
+    """However long it may wait, and says what the limit is. One that is refused otherwise has the right numbers."""
+    counterd = start({"counter.limits": file})
+
+    async def scenario() -> None:
+        async with opened(made(shape, counterd)) as client:
+            await got(client.acquire("db:main", 2, maximum=100))
+            for timeout in (None, 0):
+                with pytest.raises(NotAvailable, match=r"More than the limit of the server.*, maximum 3") as over:
+                    await entered(client.hold("db:main", 4, maximum=100, timeout=timeout))
+                assert (over.value.limit, over.value.maximum, over.value.consumption) == (3, 3, 2)
+            with pytest.raises(NotAvailable, match="More than the limit of the server: 3"):
+                await got(client.acquire("db:main", 4, maximum=100))
+            for timeout in (0, 0.01):
+                with pytest.raises(NotAvailable) as short:
+                    await entered(client.hold("db:main", 2, maximum=100, timeout=timeout))
+                assert (short.value.limit, short.value.maximum, short.value.consumption) == (None, 3, 2)
+
+    run(shape, scenario())
 
 
 def test_a_reload_changes_them_at_once_and_serves_or_refuses_who_waits(

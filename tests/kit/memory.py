@@ -265,7 +265,7 @@ class Server:
         return response(Opcode.TAKE, opaque, struct.pack(">QI", self.grants, maximum - self.used[name]))
 
     def shortage(self, opaque: int, name: bytes, maximum: int) -> bytes:
-        left = struct.pack(">BII", 0, max(maximum - self.used[name], 0), wire.U32_MAX)
+        left = struct.pack(">BIII", 0, max(maximum - self.used[name], 0), maximum, wire.U32_MAX)
         return response(Opcode.TAKE, opaque, left, Status.RESOURCE_NOT_AVAILABLE)
 
     def expire(self, take: Waiting) -> None:

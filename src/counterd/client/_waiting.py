@@ -118,10 +118,11 @@ def holding(
     """Does the same as waiting(), for a hold that waits in the server's queue if there is one, it has room, and the
     server can be reached.
 
-    While the hold waits in the server, it has no place in the client's queue. A hold that does not wait asks once.
+    While the hold waits in the server, it has no place in the client's queue. A hold that does not wait asks once, in
+    the same way.
     """
     queues, is_full = asked.timeout != 0, False
-    if queues and not turns.has(asked.name):
+    if not (queues and turns.has(asked.name)):
         try:
             return (yield QUEUE, patience.left(), None)
         except UnknownCommand:
@@ -131,7 +132,7 @@ def holding(
         except (NotAvailable, ConnectionLost) as error:
             if isinstance(error, NotAvailable):
                 error.waited = asked.timeout
-            if patience.is_over() or retry_at() is None:
+            if patience.is_over() or retry_at() is None or is_futile(error):
                 raise  # else the server drains, or was lost
     steps = waiting(turns, turn, asked, tenure, patience, retry_at=retry_at, queues=queues, is_full=is_full)
     return (yield from steps)
@@ -242,11 +243,18 @@ def _refused(
         if again_at is None:
             raise error
         return error, max(queue.delay(0), again_at - patience.now())
+    if is_futile(error):
+        raise error
     pause = queue.delay(patience.waited())
     if error.consumption is None:
         return None, pause
     error.waited = asked.timeout
     return error, pause
+
+
+def is_futile(error: CounterdError) -> bool:
+    """Whether it is of no use to wait after this refusal: it was asked for more than the limit of the server."""
+    return isinstance(error, NotAvailable) and error.limit is not None
 
 
 def drive(steps: Steps, acts: Acts) -> Any:

@@ -93,7 +93,7 @@ def test_after_a_refusal_it_waits_for_longer_each_time() -> None:
 
 
 def test_a_hold_that_the_queue_of_the_server_refuses_at_once_asks_more_and_more_rarely() -> None:
-    """As in a drain, or of more than the server's own limit. It leaves the client's queue each time it has asked."""
+    """As in a drain. It leaves the client's queue each time it has asked."""
     steps, _ = Scene().hold()
     assert next(steps)[0] is QUEUE
     act, *rest = steps.throw(REFUSED)
@@ -232,9 +232,33 @@ def test_holds_wait_in_the_server_side_by_side() -> None:
 
 def test_a_hold_that_does_not_wait_asks_once() -> None:
     steps, _ = Scene().hold(timeout=0)
-    assert next(steps) == (ASK,)
+    assert next(steps) == (QUEUE, 0, None)
+    with pytest.raises(NotAvailable, match=r"3 in use, waited 0 s"):
+        steps.throw(refused(3))
+
+
+def test_a_hold_that_does_not_wait_asks_a_server_without_takes_once_more() -> None:
+    steps, _ = Scene().hold(timeout=0)
+    assert next(steps) == (QUEUE, 0, None)
+    assert steps.throw(UNKNOWN) == (ASK,)
     act, _ = steps.throw(REFUSED)
     assert act is GIVE_UP
+
+
+@pytest.mark.parametrize("later", [False, True])
+def test_a_hold_of_more_than_the_limit_of_the_server_does_not_wait(later: bool) -> None:
+    """later: the limit was set while it waited for its turn, as after a loss."""
+    scene = Scene()
+    steps, _ = scene.hold()
+    next(steps)
+    if later:
+        assert steps.throw(LOST)[0] is QUEUE
+    error = refused(0)
+    error.limit = 3
+    with pytest.raises(NotAvailable) as caught:
+        steps.throw(error)
+    assert caught.value is error
+    assert not scene.turns.has(NAME)
 
 
 def test_a_wait_in_the_server_that_is_over() -> None:
@@ -274,7 +298,7 @@ def test_who_comes_later_waits_behind_those_that_wait_here() -> None:
     next(first)
     first.throw(UNKNOWN)
     assert next(scene.hold()[0]) == (WAIT, None)
-    assert next(scene.hold(timeout=0)[0]) == (ASK,)
+    assert next(scene.hold(timeout=0)[0]) == (QUEUE, 0, None)
 
 
 def test_after_a_loss_each_follows_when_the_one_before_it_has_asked() -> None:

@@ -218,7 +218,8 @@ class Client(Shared):
         A hold also waits while the server cannot be reached. If the timeout ends during this time, the hold raises
         ConnectionLost. On a new connection the hold asks again. If the server does not answer, the hold raises Timeout:
         a waiting hold notices that within 10 s plus the client's timeout. InvalidArguments is raised immediately if
-        resources are 0 or above maximum. The permits are given back at the end of the block.
+        resources are 0 or above maximum, and NotAvailable if they are above the server's maximum, which is then in
+        `limit` of the error. The permits are given back at the end of the block.
 
         If the server's queue is full, or the server has no queue (yrmcdsd), holds wait in a queue of this client. The
         first hold in this queue asks up to ten times a second; key, weight and priority have no effect. If this client

@@ -12,18 +12,20 @@ from typing import TYPE_CHECKING, Any
 from counterd.client._calls import Call, Pending, Request
 from counterd.errors import NotAvailable, ProtocolError, ServerError
 from counterd.protocols.counter import wire
-from counterd.protocols.counter.wire import HEADER_SIZE, OnDeath, Opcode, Permit, Status
+from counterd.protocols.counter.wire import HEADER_SIZE, OnDeath, Opcode, Permit, Rate, Status
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from counterd.errors import CounterdError
-    from counterd.protocols.counter.wire import Grant, Rate, Shortage
+    from counterd.protocols.counter.wire import Grant, Shortage
 
 # An enumeration's members are looked up slowly before Python 3.12.
 _GET, _ACQUIRE, _RELEASE, _DUMP = map(int, (Opcode.GET, Opcode.ACQUIRE, Opcode.RELEASE, Opcode.DUMP))
 _TAKE = int(Opcode.TAKE)
-_NOT_AVAILABLE, _UNKNOWN = int(Status.RESOURCE_NOT_AVAILABLE), int(Status.UNKNOWN_COMMAND)
+_NOT_FOUND, _NOT_AVAILABLE, _UNKNOWN = map(
+    int, (Status.NOT_FOUND, Status.RESOURCE_NOT_AVAILABLE, Status.UNKNOWN_COMMAND)
+)
 _NUMBERS = struct.Struct(">II")  # of an acquire: resources and maximum
 # Where the name begins in a frame.
 _GET_NAME, _ACQUIRE_NAME, _RELEASE_NAME = HEADER_SIZE + 2, HEADER_SIZE + 10, HEADER_SIZE + 6
@@ -238,14 +240,17 @@ def _refusal(call: Call, status: int, body: bytes) -> ServerError:
         error.resources, error.name = _released(frame), frame[_RELEASE_NAME:]
     elif frame[1] == _GET:
         error.name = frame[_GET_NAME:]
-    elif frame[1] == _TAKE and len(call.items) == 1:
-        _name_item(error, call.items[0])
+    elif frame[1] == _TAKE:
+        # If one is not found, it is a rate whose numbers were left to the server.
+        asked = [each for each in call.items if status != _NOT_FOUND or (isinstance(each, Rate) and not each.limit)]
+        if len(asked) == 1:
+            _name_item(error, asked[0])
     return error
 
 
 def _name_item(error: ServerError, item: Permit | Rate) -> None:
     error.name, error.resources = item.name, item.amount
-    error.maximum = item.maximum if isinstance(item, Permit) else item.burst
+    error.maximum = item.maximum if isinstance(item, Permit) else item.burst or None
 
 
 def _shortage(items: Sequence[Permit | Rate], short: Shortage) -> ServerError:
@@ -255,10 +260,10 @@ def _shortage(items: Sequence[Permit | Rate], short: Shortage) -> ServerError:
         raise ProtocolError(f"too little of item {short.item} of {len(items)} is available")
     _name_item(error, items[short.item])
     error.retry_after = None if short.retry_ms is None else short.retry_ms / 1000
-    assert error.maximum is not None
-    is_short = short.text == wire.ERROR_TEXTS[Status.RESOURCE_NOT_AVAILABLE]  # else it drains, or has a lower limit
-    if is_short and short.left <= error.maximum:  # more is left of a rate whose numbers are the server's
-        error.consumption = error.maximum - short.left
+    error.maximum = short.most
+    error.consumption = max(short.most - short.left, 0)
+    if items[short.item].amount > short.most:
+        error.limit = short.most
     return error
 
 

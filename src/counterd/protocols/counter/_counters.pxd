@@ -262,7 +262,7 @@ cdef inline Outcome counter_acquire(
     and at most `maximum`.
 
     If somebody waits for the counter, grants nothing: permits that are given back belong to the waiters first. left: is
-    set to the permits that are left after a grant.
+    set to the permits that are left after a grant, or to the server's limit if `resources` are more than that.
     """
     cdef Permits* permits = &counters.permits
     cdef uint32_t number = table_find(&permits.table, tag, name, size)
@@ -271,6 +271,7 @@ cdef inline Outcome counter_acquire(
     if counters.limits.generation:
         maximum = counter_maximum(counters, number, name, size, maximum)
         if resources > maximum:
+            left[0] = maximum
             return REFUSED
     if number == 0:
         if ledger_is_full(permits, connection):

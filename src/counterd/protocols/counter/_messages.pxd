@@ -67,9 +67,10 @@ cdef enum:
     PERMIT = 1              # kinds of items
     RATE = 2
     NAMED_RATE = 3          # whose numbers are the server's
-    SHORTAGE_HEAD = 9       # bytes before the text: item, what is left of it, milliseconds until it is there
+    SHORTAGE_HEAD = 13      # bytes before the text: see shortage_encode()
+    TEXT_MAX = 80           # bytes of a text with a number, and its final 0
     NO_TIME = 0xffffffff    # milliseconds: nobody knows
-    GRANT_MAX = 96          # bytes of the longest reply to a Take: 12 + 8 + 4 * 16
+    TAKE_REPLY_MAX = 112    # bytes of the longest reply to a Take: 12 + SHORTAGE_HEAD + TEXT_MAX; a grant has up to 84
 
 
 cdef struct Request:        # without the name, which is the frame's key
@@ -82,7 +83,7 @@ cdef struct Request:        # without the name, which is the frame's key
 cdef struct Answer:
     uint8_t status
     uint32_t number         # GET: consumption; ACQUIRE: resources
-    const char* text        # of a refusal; NULL: the text of the status
+    const char* text        # of a refusal, as for text_write(); NULL: the text of the status
 
 
 cdef inline const char* error_text(uint8_t status) noexcept nogil:
@@ -167,14 +168,36 @@ cdef inline uint32_t refusal_encode(
     return HEADER_SIZE + size
 
 
+cdef inline void text_write(char* target, const char* text, uint32_t number) noexcept nogil:
+    """Writes a text of less than TEXT_MAX bytes, with the number in place of a %, and its final 0."""
+    cdef char[10] digits
+    cdef int count = 0
+    while text[0]:
+        if text[0] != b"%":
+            target[0] = text[0]
+            target += 1
+        else:
+            while number or count == 0:
+                digits[count] = <char>(48 + number % 10)
+                number //= 10
+                count += 1
+            while count:
+                count -= 1
+                target[0] = digits[count]
+                target += 1
+        text += 1
+    target[0] = 0
+
+
 cdef inline uint32_t reply_encode(uint8_t* target, const Frame* frame, const Answer* answer) noexcept nogil:
     """Writes the reply to a request for one counter, or a refusal. Returns the size of the reply."""
     cdef uint8_t opcode = frame.data[1]
+    cdef char[TEXT_MAX] text
+    if answer.status != NO_ERROR and answer.text == NULL:
+        return refusal_encode(target, opcode, answer.status, frame_opaque(frame), error_text(answer.status))
     if answer.status != NO_ERROR:
-        return refusal_encode(
-            target, opcode, answer.status, frame_opaque(frame),
-            error_text(answer.status) if answer.text == NULL else answer.text
-        )
+        text_write(text, answer.text, answer.number)
+        return refusal_encode(target, opcode, answer.status, frame_opaque(frame), text)
     if opcode == ACQUIRE or opcode == GET:
         store_be32(header_encode(target, opcode, NO_ERROR, frame_opaque(frame), 4), answer.number)
         return HEADER_SIZE + 4
@@ -291,39 +314,29 @@ cdef inline uint32_t grant_encode(
     return HEADER_SIZE + 8 + 4 * <uint32_t>count
 
 
-cdef inline const char* shortage_text(bint draining, bint is_over) noexcept nogil:
-    if draining:
-        return b"Draining"
-    if is_over:
-        return b"More than the limit of the server"
-    return error_text(RESOURCE_NOT_AVAILABLE)
-
-
 cdef inline uint32_t absence_encode(uint8_t* target, uint32_t opaque, uint8_t item) noexcept nogil:
     """Writes the reply to a Take that names a rate of which the server has no numbers.
 
     Returns the size of the reply.
     """
-    cdef const char* text = b"Not found: item 1"    # the digit is that of items from 10 on
-    cdef uint32_t size = <uint32_t>strlen(text) + (item >= 10)
-    cdef uint8_t* body = header_encode(target, TAKE, NOT_FOUND, opaque, size)
-    memcpy(body, text, strlen(text))
-    body[size - 1] = 48 + item % 10
-    return HEADER_SIZE + size
+    cdef char[TEXT_MAX] text
+    text_write(text, b"No limit for the rate of item %: send one, or add it to counter.limits", item)
+    return refusal_encode(target, TAKE, NOT_FOUND, opaque, text)
 
 
 cdef inline uint32_t shortage_encode(
-    uint8_t* target, uint32_t opaque, uint8_t status, uint8_t item, uint32_t left, uint32_t retry_ms, const char* text
+    uint8_t* target, uint32_t opaque, uint8_t item, uint32_t left, uint32_t most, uint32_t retry_ms, const char* text
 ) noexcept nogil:
-    """Writes the reply to a Take that was refused because too little of an item was available.
+    """Writes the reply to a Take that was refused because too little of an item was available, or in a drain.
 
-    Returns the size of the reply.
+    left: how much of the item is left. most: its maximum, or the burst of the rate. Returns the size of the reply.
     """
     cdef uint32_t size = <uint32_t>strlen(text)
-    cdef uint8_t* body = header_encode(target, TAKE, status, opaque, SHORTAGE_HEAD + size)
+    cdef uint8_t* body = header_encode(target, TAKE, RESOURCE_NOT_AVAILABLE, opaque, SHORTAGE_HEAD + size)
     body[0] = item
     store_be32(body + 1, left)
-    store_be32(body + 5, retry_ms)
+    store_be32(body + 5, most)
+    store_be32(body + 9, retry_ms)
     memcpy(body + SHORTAGE_HEAD, text, size)
     return HEADER_SIZE + SHORTAGE_HEAD + size
 

@@ -20,7 +20,7 @@ from counterd.engine.permits cimport (
     FULL, GRANTED, REFUSED, Outcome, Permits, ledger_find, ledger_tag, permit_at,
 )
 from counterd.engine.table cimport RECORD_USED, index_peek, index_prefetch, name_read, name_tag, table_find
-from counterd.protocols.counter._asks cimport ITEMS_MAX, Ask, Verdict, ask_tag, asks_repeat
+from counterd.protocols.counter._asks cimport ITEMS_MAX, Ask, Verdict, ask_tag, asks_limit, asks_repeat
 from counterd.protocols.counter._counters cimport (
     Counter, Counters, counter_acquire, counter_at, counter_exists, counter_get, counter_release,
 )
@@ -29,14 +29,14 @@ from counterd.protocols.counter._messages cimport (
     NOT_FOUND, NO_ERROR, OPCODES, OUT_OF_MEMORY, PERMIT, PRESENT_SIZE, RELEASE, REPLY_MAX, REQUEST_MAGIC,
     RESOURCE_NOT_AVAILABLE, RESUME, RESUME_SIZE, SETTLE, STATS, STAY_SIZE, TAKE, TAKE_MAX, UNKNOWN_COMMAND, WHO, Answer,
     Request, TakeHead, absence_encode, frame_opaque, grant_encode, header_encode, reply_encode, request_decode,
-    request_kind, retry_ms, shortage_encode, shortage_text, take_decode, take_peek,
+    request_kind, take_decode, take_peek,
 )
 from counterd.protocols.counter._rates cimport FLAG_RATE, RATE_TAG
 from counterd.protocols.counter._stays cimport (
     TITLE_MAX, TOKEN_SIZE, stay_ask, stay_find, token_secret, token_write,
 )
 from counterd.protocols.counter._store cimport CounterStore
-from counterd.protocols.counter._takes cimport Takes, ask_left, take_settle, takes_decide
+from counterd.protocols.counter._takes cimport Takes, ask_left, asks_find, take_settle, takes_decide
 
 cdef enum:
     NS_PER_TENTH = 100000000
@@ -78,7 +78,7 @@ cdef inline Answer decide(CounterSession session, const Frame* frame, const Requ
     """Decides about a request for one counter, or a Noop. A Take of one permit is decided as an Acquire."""
     cdef Counters* counters = &(<CounterStore>session.store).counters
     cdef uint32_t number = request.resources
-    cdef uint32_t left = 0
+    cdef uint32_t left = request.maximum
     cdef Outcome outcome = GRANTED
     if request.opcode == ACQUIRE:
         if (<CounterStore>session.store).draining:
@@ -89,6 +89,8 @@ cdef inline Answer decide(CounterSession session, const Frame* frame, const Requ
         )
         if counters.ring.state.sweep_left:
             session.store.stirred = True
+        if outcome == REFUSED and left < request.resources:
+            return Answer(RESOURCE_NOT_AVAILABLE, left, b"More than the limit of the server: %")
         if request.sent == TAKE:
             number = left
     elif request.opcode == RELEASE:
@@ -333,6 +335,7 @@ cdef class CounterSession(Session):
         cdef uint32_t[ITEMS_MAX] left
         cdef Verdict verdict = Verdict(REFUSED, 0, False, 0, INT64_MAX)
         cdef uint8_t status
+        cdef bint is_limited
         cdef int i
         if not take_decode(frame.data + HEADER_SIZE, frame.size - HEADER_SIZE, &head, asks):
             return self.refuse(frame, INVALID_ARGUMENTS)
@@ -342,12 +345,15 @@ cdef class CounterSession(Session):
         if head.count > 1 and asks_repeat(asks, head.count):
             return self.refuse(frame, INVALID_ARGUMENTS)
         store.requests[<int>TAKE] += 1
+        is_limited = head.has_named or store.counters.limits.generation != 0
         if store.draining:
             status = RESOURCE_NOT_AVAILABLE
+            asks_find(takes, asks, head.count)
+            if is_limited and asks_limit(&store.counters, asks, head.count, &verdict):
+                verdict.item = 0
         else:
             verdict = takes_decide(
-                takes, self.connection, asks, head.count, head.has_named or store.counters.limits.generation != 0,
-                store.now_ns, &store.budget
+                takes, self.connection, asks, head.count, is_limited, store.now_ns, &store.budget
             )
             if verdict.outcome == REFUSED and head.wait_ms and not self.hung_up and not verdict.is_over:
                 if store.wait_for(self, frame, &head, asks, &verdict):
@@ -367,10 +373,7 @@ cdef class CounterSession(Session):
         if status == NOT_FOUND:
             store.out_size += absence_encode(store.out + store.out_size, frame_opaque(frame), verdict.item)
             return DONE
-        store.out_size += shortage_encode(
-            store.out + store.out_size, frame_opaque(frame), status, verdict.item, store.left_of(&asks[verdict.item]),
-            retry_ms(verdict.due_ns, store.now_ns), shortage_text(store.draining, verdict.is_over)
-        )
+        store.out_size += store.write_shortage(store.out + store.out_size, frame_opaque(frame), &verdict, asks)
         return DONE
 
     cdef inline void reply_granted(self, const Frame* frame, const uint32_t* left, int count) noexcept:

@@ -47,7 +47,9 @@ cdef class CounterStore(Store):
     cdef int refuse(self, uint32_t number, uint8_t status, const Verdict* verdict, const Ask* asks) except -1
     cdef int limit_waiter(self, uint32_t number) except -1
     cdef int refuse_by(self, uint32_t number, const Verdict* verdict, const Ask* asks) except -1
-    cdef uint32_t left_of(self, const Ask* ask) noexcept
+    cdef uint32_t write_shortage(
+        self, uint8_t* target, uint32_t opaque, const Verdict* verdict, const Ask* asks
+    ) noexcept
     cdef int post_to(self, uint32_t number, const uint8_t* data, uint32_t size) except -1
     cdef int expire(self, int steps) except -1
     cdef int leave(self, int steps) except -1

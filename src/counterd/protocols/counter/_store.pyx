@@ -34,10 +34,10 @@ from counterd.protocols.counter._counters cimport (
 )
 from counterd.protocols.counter._limits cimport Limits, Rule
 from counterd.protocols.counter._messages cimport (
-    ACQUIRE, CANCEL, CANCELLED, DUMP, GET, GOODBYE, GRANT_MAX, HEADER_SIZE, HELD, INVALID_ARGUMENTS, NOOP, NOT_ACQUIRED,
-    NOT_FOUND, OPCODES, OUT_OF_MEMORY, RELEASE, RESOURCE_NOT_AVAILABLE, RESUME, SETTLE, STATS, TAKE, UNKNOWN_COMMAND,
-    WHO, TakeHead, absence_encode, error_text, frame_opaque, grant_encode, refusal_encode, retry_ms, shortage_encode,
-    shortage_text, take_decode,
+    ACQUIRE, CANCEL, CANCELLED, DUMP, GET, GOODBYE, HEADER_SIZE, HELD, INVALID_ARGUMENTS, NOOP, NOT_ACQUIRED, NOT_FOUND,
+    NO_TIME, OPCODES, OUT_OF_MEMORY, RELEASE, RESOURCE_NOT_AVAILABLE, RESUME, SETTLE, STATS, TAKE, TAKE_REPLY_MAX,
+    UNKNOWN_COMMAND, WHO, TakeHead, absence_encode, error_text, frame_opaque, grant_encode, refusal_encode, retry_ms,
+    shortage_encode, take_decode,
 )
 from counterd.protocols.counter._rates cimport FLAG_PINNED, FLAG_RATE
 from counterd.protocols.counter._stays cimport (
@@ -301,6 +301,7 @@ cdef class CounterStore(Store):
             self.to_drain -= 1
             if counters.fair.waiters[number].connection:
                 steps -= REPLY_STEPS
+                take_look(&self.takes, number, asks, self.now_ns, &verdict)
                 self.refuse(number, RESOURCE_NOT_AVAILABLE, &verdict, asks)
         while self.to_limit and steps > 0:
             steps -= 1
@@ -430,7 +431,7 @@ cdef class CounterStore(Store):
     cdef int grant(self, uint32_t number, const Ask* asks) except -1:
         """Answers a Take that was granted, and ends its wait."""
         cdef uint32_t[ITEMS_MAX] left
-        cdef uint8_t[GRANT_MAX] reply
+        cdef uint8_t[TAKE_REPLY_MAX] reply
         cdef int i, count = self.takes.waiting[number].items
         for i in range(count):
             left[i] = ask_left(&self.takes, &asks[i], self.now_ns)
@@ -464,25 +465,36 @@ cdef class CounterStore(Store):
             status = NOT_FOUND
         return self.refuse(number, status, verdict, asks)
 
-    cdef uint32_t left_of(self, const Ask* ask) noexcept:
-        """Returns how much is left of an item of a Take that is refused. The item may have no record yet."""
+    cdef uint32_t write_shortage(
+        self, uint8_t* target, uint32_t opaque, const Verdict* verdict, const Ask* asks
+    ) noexcept:
+        """Writes the reply to a Take that is refused because too little of an item is available, or in a drain.
+
+        Returns the size of the reply.
+        """
+        cdef const Ask* ask = asks + verdict.item
+        cdef uint32_t most = ask.pace.burst if ask.pace.period_us else ask.maximum
+        cdef uint32_t left = most   # of an item without a record
+        cdef const char* text = error_text(RESOURCE_NOT_AVAILABLE)
+        if ask.record:
+            left = ask_left(&self.takes, ask, self.now_ns)
         if self.draining:
-            return 0
-        if ask.record == 0:
-            return ask.pace.burst if ask.pace.period_us else ask.maximum
-        return ask_left(&self.takes, ask, self.now_ns)
+            text = b"Draining"
+        elif verdict.is_over:
+            text = b"More than the limit of the server"
+        return shortage_encode(
+            target, opaque, verdict.item, left, most,
+            <uint32_t>NO_TIME if self.draining else retry_ms(verdict.due_ns, self.now_ns), text
+        )
 
     cdef int refuse(self, uint32_t number, uint8_t status, const Verdict* verdict, const Ask* asks) except -1:
         """Answers a Take that is refused, and ends its wait."""
-        cdef uint8_t[GRANT_MAX] reply
+        cdef uint8_t[TAKE_REPLY_MAX] reply
         cdef uint32_t opaque = self.takes.waiting[number].opaque
         cdef uint32_t size
         self.refusals[<int>TAKE][status] += 1
         if status == RESOURCE_NOT_AVAILABLE:
-            size = shortage_encode(
-                reply, opaque, status, verdict.item, self.left_of(&asks[verdict.item]),
-                retry_ms(verdict.due_ns, self.now_ns), shortage_text(self.draining, verdict.is_over)
-            )
+            size = self.write_shortage(reply, opaque, verdict, asks)
         elif status == NOT_FOUND:
             size = absence_encode(reply, opaque, verdict.item)
         else:

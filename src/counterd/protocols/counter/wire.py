@@ -57,7 +57,7 @@ _STAT = struct.Struct(">HH")
 _DUMP_ENTRY = struct.Struct(">IIH")
 # Of a Take: its head, the head of each item up to the name, and its replies.
 _TAKE, _PERMIT, _RATE = struct.Struct(">BBHIH"), struct.Struct(">BBHII"), struct.Struct(">BBHIIIQ")
-_GRANT, _SHORTAGE, _SETTLE = struct.Struct(">Q"), struct.Struct(">BII"), struct.Struct(">QIH")
+_GRANT, _SHORTAGE, _SETTLE = struct.Struct(">Q"), struct.Struct(">BIII"), struct.Struct(">QIH")
 # Of a Resume that presents a token, and of the reply to a Resume.
 _PRESENT, _STAY = struct.Struct(f">I{TOKEN_SIZE}sI"), struct.Struct(f">{TOKEN_SIZE}sI")
 
@@ -212,12 +212,14 @@ class Shortage(NamedTuple):
     """The reply to a Take that was refused.
 
     item: the number of the first item of which too little was available. left: how much of it was available.
-    retry_ms: after how many milliseconds the Take may succeed; None if the server does not know. text: a text for
-    people.
+    most: its maximum, or the burst of the rate, as the server applies it. If this is less than the Take asks for, the
+    Take can never be granted. retry_ms: after how many milliseconds the Take may succeed; None if the server does not
+    know. text: a text for people.
     """
 
     item: int
     left: int
+    most: int
     retry_ms: int | None
     text: str
 
@@ -497,9 +499,9 @@ def decode_shortage(body: bytes) -> Shortage:
     """Decodes the reply to a Take that was refused because too little of an item was available."""
     if len(body) < _SHORTAGE.size:
         raise ProtocolError(f"expected the item that was not available, not {_shown(body)}")
-    item, left, retry_ms = _SHORTAGE.unpack_from(body)
+    item, left, most, retry_ms = _SHORTAGE.unpack_from(body)
     text = body[_SHORTAGE.size :].decode("utf-8", "backslashreplace")
-    return Shortage(item, left, None if retry_ms == U32_MAX else retry_ms, text)
+    return Shortage(item, left, most, None if retry_ms == U32_MAX else retry_ms, text)
 
 
 def decode_stay(body: bytes) -> Stay:

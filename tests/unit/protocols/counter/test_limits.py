@@ -224,9 +224,32 @@ def test_the_smaller_maximum_applies() -> None:
 def test_a_take_of_more_than_the_limit_does_not_wait() -> None:
     _, one, _ = desk_with(limits({"a": 3}))
     opaque = one.take(Permit(b"b", 1, 1), Permit(b"a", 4, 9), wait_ms=1000)
-    assert one.of(opaque) == Shortage(1, 3, None, OVER)
+    assert one.of(opaque) == Shortage(1, 3, 3, None, OVER)
     assert one.acquire(b"a", 1, 9) == 0
-    assert one.of(one.take(Permit(b"a", 4, 9), wait_ms=1000)) == Shortage(0, 2, None, OVER)
+    assert one.of(one.take(Permit(b"a", 4, 9), wait_ms=1000)) == Shortage(0, 2, 3, None, OVER)
+
+
+def test_a_refusal_has_the_maximum_that_applies() -> None:
+    """That of the server, if it is the smaller one; also of a rate, and in a drain."""
+    desk, one, other = desk_with(limits({"a": 3}, rates={"r": (60, 60, 10)}))
+    assert one.acquire(b"a", 2, 9) == 0
+    assert other.of(other.take(Permit(b"a", 2, 9))) == Shortage(0, 1, 3, None, "Resource not available")
+    assert other.of(other.take(Permit(b"a", 2, 2))) == Shortage(0, 0, 2, None, "Resource not available")
+    desk.store.begin_drain()
+    assert other.of(other.take(Permit(b"a", 1, 9))) == Shortage(0, 1, 3, None, "Draining")
+    assert other.of(other.take(Permit(b"b", 1, 9), Rate(b"r", 1))) == Shortage(0, 9, 9, None, "Draining")
+    assert other.of(other.take(Rate(b"r", 1))) == Shortage(0, 10, 10, None, "Draining")
+    assert other.of(other.take(Permit(b"b", 1, 1), Permit(b"a", 4, 9))) == Shortage(1, 1, 3, None, "Draining")
+
+
+def test_the_text_of_an_acquire_of_more_than_the_limit_has_it() -> None:
+    _, one, _ = desk_with(limits({"a": 3, "none": 0}))
+    assert one.acquire(b"a", 3, 9) == 0
+    for name, amount, text in (
+        (b"a", 4, f"{OVER}: 3"), (b"none", 1, f"{OVER}: 0"), (b"a", 1, "Resource not available")
+    ):  # fmt: skip
+        assert one.acquire(name, amount, 9) == Status.RESOURCE_NOT_AVAILABLE
+        assert one.answers.others[-1].body.decode() == text
 
 
 def test_a_record_has_the_rule_of_its_own_name() -> None:
@@ -274,7 +297,7 @@ def test_who_waits_for_more_than_a_lower_limit_is_refused() -> None:
     large, small, last = (other.take(Permit(b"a", amount, 9), wait_ms=60_000) for amount in (3, 1, 4))
     desk.store.load_limits(limits({"a": 2}))
     desk.pump.settle()
-    assert (other.of(large), other.of(last)) == (Shortage(0, 0, None, OVER), Shortage(0, 0, None, OVER))
+    assert (other.of(large), other.of(last)) == (Shortage(0, 0, 2, None, OVER), Shortage(0, 0, 2, None, OVER))
     assert other.of(small) is None
     assert one.release(b"a", 3) == 0
     assert other.of(small) is None
@@ -306,13 +329,13 @@ def test_a_rate_as_the_server_defines_it() -> None:
     grant = one.of(one.take(Rate(b"r:1", 4)))
     assert isinstance(grant, wire.Grant)
     assert grant.left == (6,)
-    assert one.of(one.take(Rate(b"r:1", 7))) == Shortage(0, 6, 1000, "Resource not available")
+    assert one.of(one.take(Rate(b"r:1", 7))) == Shortage(0, 6, 10, 1000, "Resource not available")
     waiting = other.take(Rate(b"r:1", 8), wait_ms=60_000)
     desk.wait(1_999)
     assert other.of(waiting) is None
     desk.wait(1 + TICK_MS)
     assert other.has(waiting)
-    assert one.of(one.take(Rate(b"r:2", 11), wait_ms=1000)) == Shortage(0, 10, None, OVER)
+    assert one.of(one.take(Rate(b"r:2", 11), wait_ms=1000)) == Shortage(0, 10, 10, None, OVER)
     (row,), _ = listed(desk.store, "limit", name="r:1")
     assert (row["kind"], row["rule"], row["maximum"], row["period"], row["burst"], row["used"]) == (
         "rate", b"r:*", 60, 60.0, 10, 10,
@@ -322,8 +345,8 @@ def test_a_rate_as_the_server_defines_it() -> None:
 def test_the_numbers_of_the_server_replace_those_of_a_request() -> None:
     _, one, _ = desk_with(limits(rates={"r": (60, 60, 10)}))
     assert one.has(one.take(Rate(b"r", 10, 1000, 1, 1000)))
-    assert one.of(one.take(Rate(b"r", 1, 1000, 1, 1000))) == Shortage(0, 0, 1000, "Resource not available")
-    assert one.of(one.take(Rate(b"r", 11, 1000, 1, 1000))) == Shortage(0, 0, None, OVER)
+    assert one.of(one.take(Rate(b"r", 1, 1000, 1, 1000))) == Shortage(0, 0, 10, 1000, "Resource not available")
+    assert one.of(one.take(Rate(b"r", 11, 1000, 1, 1000))) == Shortage(0, 0, 10, None, OVER)
 
 
 @pytest.mark.parametrize("found", [Limits(), limits({"r": 1}), limits(rates={"q": (1, 1)})])
@@ -331,7 +354,7 @@ def test_a_rate_that_the_server_does_not_know(found: Limits) -> None:
     desk, one, _ = desk_with(found)
     one.take(Permit(b"r", 1, 1), Rate(b"r", 1), wait_ms=1000)
     assert one.of(1) == Status.NOT_FOUND
-    assert one.texts[1] == "Not found: item 1"
+    assert one.texts[1] == "No limit for the rate of item 1: send one, or add it to counter.limits"
     assert desk.store.snapshot()["waiters"] == 0
     assert desk.store.snapshot()["refused:not_found"] == 1
 
@@ -341,7 +364,7 @@ def test_the_number_of_an_item_has_two_digits() -> None:
     for at in (9, 10, 15):
         opaque = one.take(*(Permit(b"%d" % number, 1, 1) for number in range(at)), Rate(b"r", 1))
         assert one.of(opaque) == Status.NOT_FOUND
-        assert one.texts[opaque] == f"Not found: item {at}"
+        assert one.texts[opaque].startswith(f"No limit for the rate of item {at}: ")
 
 
 def test_a_rate_that_is_gone_while_a_take_waits_for_it() -> None:

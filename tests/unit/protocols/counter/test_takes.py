@@ -34,7 +34,7 @@ def test_takes_all_or_nothing(desk: Desk) -> None:
     first = one.take(permit(b"a", 2, 3), permit(b"b", 1, 1), rate())
     assert isinstance(grant := one.of(first), Grant)
     assert grant.left == (1, 0, 4)
-    assert other.of(other.take(permit(b"a", 1, 3), permit(b"b"))) == Shortage(1, 0, None, "Resource not available")
+    assert other.of(other.take(permit(b"a", 1, 3), permit(b"b"))) == Shortage(1, 0, 1, None, "Resource not available")
     assert other.status(wire.get(0, b"a")) == Status.NO_ERROR
     assert wire.decode_consumption(other.answers.others[-1].body) == 2, "nothing was taken of the first item"
     assert one.release(b"b") == Status.NO_ERROR
@@ -137,7 +137,7 @@ def test_what_is_left_of_a_rate_and_when_it_is_enough(desk: Desk) -> None:
     grant = one.of(one.take(rate(b"r", 3, 10, 5)))
     assert isinstance(grant, Grant)
     assert grant.left == (2,)
-    assert one.of(one.take(rate(b"r", 4, 10, 5))) == Shortage(0, 2, 200, "Resource not available")
+    assert one.of(one.take(rate(b"r", 4, 10, 5))) == Shortage(0, 2, 5, 200, "Resource not available")
     desk.wait(200)
     grant = one.of(one.take(rate(b"r", 4, 10, 5)))
     assert isinstance(grant, Grant)
@@ -149,7 +149,9 @@ def test_many_units_of_a_long_period(desk: Desk) -> None:
     (one,) = desk.some(1)
     yearly = Rate(b"r", 1 << 30, 1 << 30, 365 * 86_400 * SECOND, 1 << 30)
     assert one.has(one.take(yearly))
-    assert one.of(one.take(yearly._replace(amount=1 << 10))) == Shortage(0, 0, 30_076, "Resource not available")
+    assert one.of(one.take(yearly._replace(amount=1 << 10))) == Shortage(
+        0, 0, 1 << 30, 30_076, "Resource not available"
+    )
 
 
 def test_a_rate_that_is_full_again_is_no_record_any_more(desk: Desk) -> None:
@@ -166,7 +168,7 @@ def test_a_rate_whose_numbers_change(desk: Desk) -> None:
     """What was taken remains taken, in time: half a second's worth of 10 a second is that of 4 a second too."""
     (one,) = desk.some(1)
     assert one.has(one.take(rate(b"r", 5, 10, 5)))
-    assert one.of(one.take(rate(b"r", 1, 4, 5))) == Shortage(0, 0, 250, "Resource not available")
+    assert one.of(one.take(rate(b"r", 1, 4, 5))) == Shortage(0, 0, 5, 250, "Resource not available")
     desk.wait(250)
     assert one.has(one.take(rate(b"r", 1, 4, 5)))
 
@@ -177,7 +179,7 @@ def test_a_smaller_burst_does_not_forget_what_was_taken(desk: Desk) -> None:
     desk.wait(10)
     assert one.has(one.take(rate(b"r", 1, 100, 1)))
     desk.wait(20)
-    assert one.of(one.take(rate(b"r", 100, 100, 100))) == Shortage(0, 2, 980, "Resource not available")
+    assert one.of(one.take(rate(b"r", 100, 100, 100))) == Shortage(0, 2, 100, 980, "Resource not available")
 
 
 def test_rates_have_half_of_the_records() -> None:
@@ -212,7 +214,7 @@ def test_the_deadline(desk: Desk) -> None:
     desk.wait(99)
     assert other.of(waiting) is None
     desk.wait(3)
-    assert other.of(waiting) == Shortage(1, 0, None, "Resource not available")
+    assert other.of(waiting) == Shortage(1, 0, 1, None, "Resource not available")
     one.release(b"p")
     assert desk.store.snapshot()["busy"] == 0
 
@@ -412,8 +414,8 @@ def test_what_times_out_together_is_told_of_its_own_item(desk: Desk) -> None:
     first, second = other.take(slow, wait_ms=50), other.take(permit(), wait_ms=50)
     desk.pump.now_ns += 60 * MS
     desk.wait(0)
-    assert other.of(first) == Shortage(0, 0, 59_940, "Resource not available")
-    assert other.of(second) == Shortage(0, 0, None, "Resource not available")
+    assert other.of(first) == Shortage(0, 0, 1, 59_940, "Resource not available")
+    assert other.of(second) == Shortage(0, 0, 1, None, "Resource not available")
 
 
 @pytest.mark.parametrize("ending", ["time is over", "drain", "disconnect"])
@@ -445,13 +447,19 @@ def test_each_slice_ends_a_bounded_number_of_waits(ending: str) -> None:
 
 
 def test_a_drain_refuses_all_that_waits(desk: Desk) -> None:
+    """It is told how much there is, which in a drain is not why it is refused."""
     one, other = desk.some(2)
-    one.acquire(b"p")
-    waiting = [other.take(permit(), wait_ms=10_000) for _ in range(3)]
+    one.acquire(b"p", 2, 3)
+    assert one.has(one.take(rate(b"r", 4)))
+    waiting = [other.take(permit(b"q"), permit(amount=2, maximum=3), wait_ms=10_000) for _ in range(3)]
+    timed = other.take(rate(b"r", 3), wait_ms=10_000)
     desk.store.begin_drain()
     desk.pump.settle()
-    assert [other.of(each) for each in waiting] == [Shortage(0, 0, None, "Draining")] * 3
-    assert other.of(other.take(permit(b"q"), wait_ms=10)) == Shortage(0, 0, None, "Draining")
+    assert [other.of(each) for each in waiting] == [Shortage(1, 1, 3, None, "Draining")] * 3
+    assert other.of(timed) == Shortage(0, 1, 5, None, "Draining")
+    assert other.of(other.take(permit(amount=1, maximum=3), wait_ms=10)) == Shortage(0, 1, 3, None, "Draining")
+    assert other.of(other.take(permit(b"q", 1, 7), rate(), wait_ms=10)) == Shortage(0, 7, 7, None, "Draining")
+    assert other.of(other.take(rate(b"r"))) == Shortage(0, 1, 5, None, "Draining")
 
 
 def test_bounds() -> None:
@@ -487,7 +495,7 @@ def test_settling_more_than_there_is_makes_others_wait(desk: Desk) -> None:
     (one,) = desk.some(1)
     take = one.take(rate(b"r", 1, 10, 5, OnDeath.CHARGED))
     assert one.settle(take, b"r", 25) == Status.NO_ERROR
-    assert one.of(one.take(rate(b"r", 1, 10, 5))) == Shortage(0, 0, 2100, "Resource not available")
+    assert one.of(one.take(rate(b"r", 1, 10, 5))) == Shortage(0, 0, 5, 2100, "Resource not available")
 
 
 def test_what_is_settled_may_be_what_another_waits_for(desk: Desk) -> None:
@@ -586,7 +594,7 @@ def test_settling_a_rate_that_is_full_again(desk: Desk) -> None:
     assert one.settle(same, b"r", 1) == Status.NO_ERROR
     assert desk.store.snapshot()["rates"] == 0
     assert one.settle(more, b"r", 5) == Status.NO_ERROR
-    assert one.of(one.take(rate(b"r", 5, 10, 5))) == Shortage(0, 2, 300, "Resource not available")
+    assert one.of(one.take(rate(b"r", 5, 10, 5))) == Shortage(0, 2, 5, 300, "Resource not available")
 
 
 def test_numbers_of_grants_rise_across_restarts() -> None:
