@@ -30,7 +30,7 @@ from counterd.protocols.beanstalk._keys cimport (
 from counterd.protocols.beanstalk._queues cimport job_enter, job_hold, seconds_ns, tube_expect
 from counterd.protocols.beanstalk._store cimport ID_BLOCK, BeanstalkStore
 from counterd.protocols.beanstalk._tubes cimport tube_at, tube_find, tube_make, tubes_have_room
-from counterd.protocols.beanstalk._wire cimport BODY_MAX, read_name
+from counterd.protocols.beanstalk._wire cimport BODY_MAX, read_counter, read_name
 
 cdef enum:
     PIECE_SIZE = 1 << 18        # bytes of a piece, plus one row: some 0.3 ms
@@ -487,6 +487,13 @@ cdef bint is_name(bytes name):
     return read_name(start, end) == end
 
 
+cdef bint is_counter(bytes name):
+    """Returns True for a valid name of a counter of jobs."""
+    cdef const uint8_t* start = <const uint8_t*>PyBytes_AS_STRING(name)
+    cdef const uint8_t* end = start + PyBytes_GET_SIZE(name)
+    return read_counter(start, end) == end
+
+
 def packed_keys(list keys not None):
     """Makes a piece from rows in the form of `keys` of rows(). Raises ValueError for an invalid row."""
     cdef list pieces = [b"\0" * sizeof(Head)]
@@ -547,7 +554,7 @@ def packed(list jobs not None, uint64_t id_limit=0):
             if not is_name(name) or key is not None and not is_name(name_of_key):
                 raise ValueError("its tube or key is impossible")
             name_of_permits = b"" if permits is None else permits.encode()
-            if permits is not None and (not is_name(name_of_permits) or maximum == 0):
+            if permits is not None and (not is_counter(name_of_permits) or maximum == 0):
                 raise ValueError("its permits are impossible")
             if row.created < 0 or row.since < 0 or row.due < 0 or row.ttr == 0:
                 raise ValueError("its times are impossible")

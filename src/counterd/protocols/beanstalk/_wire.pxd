@@ -77,7 +77,7 @@ cdef extern from *:
         COUNTERD_WORD("quit", ""), COUNTERD_WORD("batch-reserve", "cw"), COUNTERD_WORD("clear-tube", "nq"),
         COUNTERD_WORD("list-jobs", "nqic"), COUNTERD_WORD("search-jobs", "nqics"),
         COUNTERD_WORD("inspect-tube", "n"), COUNTERD_WORD("limit-reserves", "ncm"),
-        COUNTERD_WORD("put-unique", "pdtsmw"), COUNTERD_WORD("put-limited", "pdtsnxkw"),
+        COUNTERD_WORD("put-unique", "pdtsmw"), COUNTERD_WORD("put-limited", "pdtsoxkw"),
     };
     """
     ctypedef struct Word "counterd_beanstalk_word":
@@ -173,12 +173,25 @@ cdef inline const uint8_t* read_number(
     return at if at > start else NULL
 
 
-cdef inline const uint8_t* read_name(const uint8_t* start, const uint8_t* end) noexcept nogil:
-    """Reads the name of a tube. Returns the end of the name, or NULL if the name is not valid."""
+cdef inline const uint8_t* read_word(const uint8_t* start, const uint8_t* end, uint8_t other) noexcept nogil:
+    """Reads a name that may also contain the byte `other`.
+
+    Returns the end of the name, or NULL if the name is not valid.
+    """
     cdef const uint8_t* at = start
-    while at < end and is_name_byte(at[0]):
+    while at < end and (is_name_byte(at[0]) or at[0] == other):
         at += 1
     return NULL if at == start or at - start > NAME_MAX or start[0] == b"-" else at
+
+
+cdef inline const uint8_t* read_name(const uint8_t* start, const uint8_t* end) noexcept nogil:
+    """Reads the name of a tube or a key. Returns the end of the name, or NULL if the name is not valid."""
+    return read_word(start, end, b"-")
+
+
+cdef inline const uint8_t* read_counter(const uint8_t* start, const uint8_t* end) noexcept nogil:
+    """Reads the name of a counter, which may contain colons. Returns the end of the name, or NULL."""
+    return read_word(start, end, b":")
 
 
 cdef inline const uint8_t* read_state(const uint8_t* start, const uint8_t* end, uint8_t* state) noexcept nogil:
@@ -214,13 +227,15 @@ cdef inline bint line_decode(
         word = start
         if kind == b"n" or kind == b"m" or kind == b"k":
             start = read_name(start, end)
+        elif kind == b"o":
+            start = read_counter(start, end)
         elif kind == b"q":
             start = read_state(start, end, &request.state)
         else:
             start = read_number(start, end, number_max(kind), &number)
         if start == NULL:
             return False
-        if kind == b"n":
+        if kind == b"n" or kind == b"o":
             request.name, request.name_size = word, <uint32_t>(start - word)
         elif kind == b"m" or kind == b"k":
             request.other, request.other_size = word, <uint32_t>(start - word)

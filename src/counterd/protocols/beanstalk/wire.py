@@ -104,6 +104,12 @@ def check_name(name: bytes) -> bytes:
     return name
 
 
+def check_counter(name: bytes) -> bytes:
+    """As check_name(), for the counter of jobs, whose name may contain colons. Section "Jobs with permits"."""
+    check_name(name.replace(b":", b"."))
+    return name
+
+
 def put(body: bytes, priority: int = 1 << 16, delay: int = 0, ttr: int = 60) -> bytes:
     """Encodes the command "put". delay and ttr: seconds."""
     _bounded("priority", priority, NUMBER_MAX)
@@ -137,11 +143,14 @@ def put_limited(
     delay: int = 0,
     ttr: int = 60,
 ) -> bytes:
-    """Encodes the command "put-limited". counter: like a tube's name. key: as in put_unique(); b"" means no key."""
+    """Encodes the command "put-limited".
+
+    counter: like a tube's name, but it may contain colons. key: as in put_unique(); b"" means no key.
+    """
     line, rest = put(body, priority, delay, ttr)[4:].split(b"\r\n", 1)
     if not 1 <= maximum <= NUMBER_MAX:
         raise ValueError(f"maximum must be from 1 to {NUMBER_MAX}, not {maximum}")
-    asked = b"put-limited %b %b %d" % (line, check_name(counter), operator.index(maximum))
+    asked = b"put-limited %b %b %d" % (line, check_counter(counter), operator.index(maximum))
     if key:
         asked += b" %b %d" % (check_name(key), _bounded("keep", keep, TIMEOUT_MAX))
     if len(asked) + 2 > LINE_MAX:

@@ -323,10 +323,18 @@ def test_the_key_may_be_taken(lent: LentPump) -> None:
     assert ask(peer, unique) == b"INSERTED 2\r\n"
 
 
+def test_the_name_of_a_counter_may_contain_colons(lent: LentPump) -> None:
+    peer = lent.connect()
+    assert ask(peer, wire.put_limited(b"x", b":db:main:", 1), wire.reserve(0)) == b"INSERTED 1\r\nRESERVED 1 1\r\nx\r\n"
+    assert lent.permits.lent[b":db:main:"] == 1
+    assert b'counter: ":db:main:"\n' in ask(peer, wire.stats_job(1))
+
+
 @pytest.mark.parametrize(
     "line",
     [
         b"put-limited 1 0 60 1 n 0", b"put-limited 1 0 60 1 n", b"put-limited 1 0 60 1 n x",
+        b"put-limited 1 0 60 1 n 1 k:k 0", b"put-unique 1 0 60 1 k:k 0", b"use a:b",
         b"put-limited 1 0 60 1 n 1 k", b"put-limited 1 0 60 1 n 1 k 0 0", b"put-limited 1 0 60 1 -n 1",
         b"put-limited 1 0 60 1 n 4294967296", b"put-limited 1 0 60 1 n 1 k 2147483648",
     ],
