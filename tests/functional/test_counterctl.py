@@ -219,13 +219,67 @@ def test_rates_alone_are_not_held(counterd: Daemon) -> None:
     assert (row["name"], row["amount"], row["maximum"], row["grant"] > 0) == ("alone", 3, 20, True)
 
 
+def test_settles_what_was_really_used(counterd: Daemon) -> None:
+    words = ("take", "--rate", "settled=7@10/1440m", "--rate", "other=1@10/1440m", "--settle")
+    with running(counterd.address.port, *words) as process:
+        assert [line_of(process)[:15] for _ in range(2)] == ["took 7 of settl", "took 1 of other"]
+        assert process.stdin is not None
+        process.stdin.write("settled=3\n")
+        process.stdin.flush()
+        assert process.stderr is not None
+        assert process.stderr.readline() == "counterctl: settled settled: 3 used\n"
+        other = ctl(counterd.address.port, "take", "--rate", "settled=8@10/1440m")
+        assert ": 3 of 10 are in use; enough units may be available in " in other.stderr
+        assert ctl(counterd.address.port, "take", "--rate", "settled=7@10/1440m").returncode == 0
+        assert process.communicate("other=0", timeout=PATIENCE) == ("", "counterctl: settled other: 0 used\n")
+    assert process.returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("told", "status", "message"),
+    [
+        ("twice=3\ntwice=3\n", 1, "counterctl: settled twice: 3 used\ncounterctl: Not found"),
+        ("what\n", 2, "counterctl: expected a line NAME=USED, not what\n"),
+        ("what=1\n", 2, "what is not a rate of this Take that can be settled"),
+    ],
+)
+def test_what_cannot_be_settled(counterd: Daemon, told: str, status: int, message: str) -> None:
+    with running(counterd.address.port, "take", "--rate", "twice=7@1000/1s", "--settle") as process:
+        _, said = process.communicate(told, timeout=PATIENCE)
+    assert (process.returncode, message in said) == (status, True), said
+
+
+def test_a_command_says_who_it_is(counterd: Daemon, client: Client) -> None:
+    """As each of them does that connects for counters; and nothing else."""
+    before = int(client.stats()["command:who"])
+    for words in (
+        ["hold", "who", "1", "2", "--for", "0"],
+        ["take", "who", "--for", "0"],
+        ["run", "who", "-m", "2", "true"],
+        ["ping"],
+    ):
+        done = ctl(counterd.address.port, "--name", "nightly", *words)
+        assert done.returncode == 0, done.stderr
+    assert int(client.stats()["command:who"]) == before + 4
+    done = ctl(counterd.address.port, "--name", "a\nb", "ping")
+    assert (done.returncode, "Traceback" in done.stderr) == (2, False)
+
+
+def test_a_name_is_for_connections_for_counters() -> None:
+    words = [SCRIPT, "--name", "nightly", "beanstalk", "tubes"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE, env=environment(), check=False)
+    assert (done.returncode, "--name is for connections of the counter protocol" in done.stderr) == (2, True)
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         (["take"], "name at least one counter or --rate"),
         (["take", "a=2/1"], "AMOUNT must be 1 to MAX, not 2"),
         (["take", "a", "a"], "twice"),
-        (["take", "--rate", "a=1"], "expected NAME=UNITS@LIMIT/PERIOD[/BURST]"),
+        (["take", "--rate", "a=1/5"], "expected NAME=UNITS[@LIMIT/PERIOD[/BURST]]"),
+        (["take", "a", "--settle"], "--settle needs a --rate"),
+        (["take", "--rate", "a=1@5/1s", "--settle", "--for", "1s"], "either --for or --settle"),
         (["take", "a", "--for", "1s", "--until-stdin-closes"], "either --for or --until-stdin-closes"),
     ],
 )

@@ -189,14 +189,14 @@ def test_a_job_with_a_key_is_put_once(place: Place) -> None:
 
 
 def test_a_job_waits_for_its_counter(place: Place) -> None:
-    jobs = [place.put("x", "--tube", "limited", "--counter", "shop", "--maximum", "1") for _ in range(2)]
+    jobs = [place.put("x", "--tube", "limited", "--counter", "shop:a", "--maximum", "1") for _ in range(2)]
     with place.worker() as worker:
         assert worker.ask(wire.watch(b"limited")).status is Status.WATCHING
         assert worker.ask(wire.reserve(0)).status is Status.RESERVED
         assert worker.ask(wire.reserve(0)).status is Status.TIMED_OUT
         rows = place.rows("list", "limited")
         assert [(row["counter"], row["maximum"], row["blocked"]) for row in rows] == [
-            ("shop", 1, "false"), ("shop", 1, "true")
+            ("shop:a", 1, "false"), ("shop:a", 1, "true")
         ]  # fmt: skip
         assert place.rows("tubes", "--match", "limited")[0]["blocked"] == 1
         for job in jobs:

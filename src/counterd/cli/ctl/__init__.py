@@ -71,9 +71,10 @@ class Main(common.Group):
 @click.group(cls=Main, context_settings={"max_content_width": 110})
 @common.address_options("counter", common.PORT, "COUNTERD_URL")
 @output_option
+@click.option("--name", default="", metavar="NAME", help="What this command calls itself in the tables of the server.")
 @click.version_option(__version__, prog_name="counterctl")
 @click.pass_context
-def main(context: click.Context, /, timeout: float, **_: object) -> None:
+def main(context: click.Context, /, timeout: float, name: str, **_: object) -> None:
     """Shows which permits of a running counterd are in use, and acquires and releases permits.
 
     Every command has its own option --help. counterctl writes data to standard output, in the format of --output, and
@@ -92,5 +93,6 @@ def main(context: click.Context, /, timeout: float, **_: object) -> None:
       counterctl -u counter+unix:///run/counterd.sock stats
       counterctl holders db:main                    which connections hold it (asks the admin endpoint)
       counterctl waiters db:main                    which connections wait for it, and in which order
+      counterctl --name nightly run backups --max 2 -- rsync -a /srv backup:/srv
     """
-    context.obj = common.Target(common.chosen_address(context, "counter", common.PORT), timeout)
+    context.obj = common.Target(common.chosen_address(context, "counter", common.PORT), timeout, name)

@@ -22,7 +22,7 @@ from counterd.cli.ctl.output import NOTHING, Column, Kind, Output, Row, output_o
 from counterd.errors import ConnectionLost, CounterdError, InvalidArguments, ServerError, Timeout
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Iterator, Mapping
+    from collections.abc import Callable, Container, Iterator, Mapping, Sequence
     from http.client import HTTPConnection
 
 URL = "http://127.0.0.1:11216"
@@ -467,6 +467,12 @@ def end_connection(endpoint: Endpoint, connection: str) -> bool:
     return endpoint.ask("DELETE", f"/connections/{quote(connection, safe='')}", may_miss=True) is not None
 
 
-def listed(columns: list[Column], row: dict[str, Any]) -> Row:
-    """Returns the cells of a row, with None in place of an empty string."""
+def listed(columns: Sequence[Column], row: dict[str, Any]) -> Row:
+    """Returns the cells of a row, with None in place of an empty string.
+
+    If another protocol of the server holds or waits for something, the row has no id of a connection, and the name of
+    the protocol is in the column of the peer. Then the name is moved to the column of the connection.
+    """
+    if row.get("connection") == "" and row.get("peer"):
+        row = {**row, "connection": row["peer"], "peer": ""}
     return [None if row[column.name] == "" else row[column.name] for column in columns]

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from counterd.client import Client
     from counterd.client._addresses import Address
+    from counterd.errors import NotAvailable
 
 EXIT_NOT_AVAILABLE = 1
 EXIT_USAGE = 2
@@ -37,6 +38,7 @@ HOST = "127.0.0.1"
 PORT = 11215
 
 NAME_MAX = 65_535  # bytes
+DRAINING = "Draining"  # the text of a refusal during a drain
 DURATION_MAX = 60e6  # seconds, two years: every clock and every system call can wait for this time
 
 
@@ -65,10 +67,14 @@ class Server:
 
 
 class Target(Server):
-    """The server of the counter protocol."""
+    """The server of the counter protocol. name: the name that this command states on its connections; "" for none."""
 
     what = "counters"
     protocol = "the counter protocol"
+
+    def __init__(self, address: Address, timeout: float, name: str = "") -> None:
+        super().__init__(address, timeout)
+        self.name = name
 
     def connect(self, **options: Any) -> Client:
         """Returns a connected client. options: options for the client, which override those of the command line."""
@@ -80,7 +86,7 @@ class Target(Server):
         """Returns a client that connects when it is first used."""
         from counterd.client import Client
 
-        return Client(**{**self.arguments, **options})
+        return Client(**{**self.arguments, "name": self.name, **options})
 
 
 pass_target = click.make_pass_decorator(Target)
@@ -132,6 +138,8 @@ def timeout_below(context: click.Context, timeout: float, what: str) -> float:
         raise click.UsageError(
             f"this address is for the counters: write the address of the {what} after `{context.info_name}`"
         )
+    if above.params.get("name"):
+        raise click.UsageError("--name is for connections of the counter protocol")
     if context.get_parameter_source("timeout") is ParameterSource.DEFAULT:
         timeout = above.find_object(Target).timeout  # type: ignore[union-attr]  # made by the group above
     return timeout
@@ -260,6 +268,15 @@ def refused(why: str) -> NoReturn:
     """Prints why the server refused the command, and ends the command with exit status 1."""
     say(why)
     click.get_current_context().exit(EXIT_NOT_AVAILABLE)
+
+
+def why_short(error: NotAvailable) -> str:
+    """Returns why something is not available, for the end of a line; "" if the server does not say it."""
+    if error.limit is not None:
+        return f": the server's limit is {error.limit}"
+    if error.text == DRAINING:
+        return ": the server is draining"
+    return "" if error.consumption is None else f": {error.consumption} of {error.maximum} are in use"
 
 
 def explain(error: Exception, server: Server | None) -> tuple[str, int]:

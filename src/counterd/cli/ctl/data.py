@@ -35,6 +35,7 @@ from counterd.cli.ctl.common import (
     shown,
     terminations_interrupt,
     until_interrupted,
+    why_short,
 )
 from counterd.cli.ctl.output import Column, Kind, Output, Row, cell, output_option, span
 from counterd.cli.reading import with_options
@@ -174,12 +175,8 @@ def dump(target: Target, match: str | None, sort: str, limit: int | None, held: 
 # ---- acquire ----
 
 
-# How long permits are held, and the place in the queue of those that are waited for.
-holding_options = with_options(
-    click.option(
-        "--for", "duration", type=DURATION, help="Hold the permits for this time; 0 gives them back immediately."
-    ),
-    click.option("--until-stdin-closes", "stdin", is_flag=True, help="Hold the permits until standard input ends."),
+# The place of a command in the queue of the server.
+place_options = with_options(
     click.option(
         "--fair-key",
         "key",
@@ -192,6 +189,15 @@ holding_options = with_options(
     click.option(
         "--priority", type=click.IntRange(0, 255), default=0, help="The highest one is served first.  [default: 0]"
     ),
+)
+
+# How long permits are held, and the place in the queue of those that are waited for.
+holding_options = with_options(
+    click.option(
+        "--for", "duration", type=DURATION, help="Hold the permits for this time; 0 gives them back immediately."
+    ),
+    click.option("--until-stdin-closes", "stdin", is_flag=True, help="Hold the permits until standard input ends."),
+    place_options,
 )
 
 
@@ -253,9 +259,8 @@ def acquire(
                 except KeyboardInterrupt as error:
                     status = interrupted(error)
         except NotAvailable as error:
-            used = "" if error.consumption is None else f": {error.consumption} of {maximum} are in use"
-            within = f" within {span(patience)}" if patience else ""
-            say(f"{resources} of {shown(name)} not available{within}{used}")
+            within = f" within {span(patience)}" if patience and error.limit is None else ""
+            say(f"{resources} of {shown(name)} not available{within}{why_short(error)}")
             context.exit(EXIT_NOT_AVAILABLE)
         say(f"released {resources} of {shown(name)}")
     context.exit(status)
@@ -265,8 +270,19 @@ hold = copy.copy(acquire)
 hold.name = "hold"
 
 
-def wait(client: Client, permits: Hold | Taken, duration: float | None, *, stdin: bool) -> None:
-    """Waits until the hold ends. Raises ConnectionLost if the permits are lost before the hold ends."""
+def wait(
+    client: Client,
+    permits: Hold | Taken,
+    duration: float | None,
+    *,
+    stdin: bool,
+    told: Callable[[bytes], object] = len,
+) -> None:
+    """Waits until the hold ends. Raises ConnectionLost if the permits are lost before the hold ends.
+
+    stdin: whether the hold ends when standard input ends. told: is called with the bytes that are read from there, and
+    with b"" at the end.
+    """
     if stdin and sys.stdin is None:
         return  # it was closed before the start; the connection may have its descriptor's number
     deadline = math.inf if duration is None else time.monotonic() + duration
@@ -277,8 +293,11 @@ def wait(client: Client, permits: Hold | Taken, duration: float | None, *, stdin
     while (left := deadline - time.monotonic()) > 0:
         ready = dict(poller.poll(None if left == math.inf else min(math.ceil(left * 1000), POLL_MAX)))
         permits.raise_if_lost()
-        if STDIN in ready and not (ready[STDIN] & select.POLLIN and os.read(STDIN, 65536)):
-            return
+        if STDIN in ready:
+            data = os.read(STDIN, 65536) if ready[STDIN] & select.POLLIN else b""
+            told(data)
+            if not data:
+                return
 
 
 # ---- watch ----

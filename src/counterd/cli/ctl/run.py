@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import click
 
-from counterd.cli.ctl.common import DURATION, EXIT_SIGNAL, NAME, Target, explain, pass_target, say, shown
+from counterd.cli.ctl.common import DURATION, EXIT_SIGNAL, NAME, Target, explain, pass_target, say, shown, why_short
+from counterd.cli.ctl.data import place_options
 from counterd.errors import CounterdError, NotAvailable
 
 if TYPE_CHECKING:
@@ -90,12 +91,6 @@ class Asked(NamedTuple):
     def __str__(self) -> str:
         return f"{self.resources} of {shown(self.name)}"
 
-    def in_use(self, error: CounterdError) -> str:
-        """Returns the message that says why the permits are not available."""
-        if isinstance(error, NotAvailable) and error.consumption is not None:
-            return f"{error.consumption} of {self.maximum} are in use"
-        return explain(error, None)[0]
-
     def environment(self, descriptor: int | None) -> dict[bytes, bytes]:
         """Returns the environment of the command: the inherited variables, and the variables that describe the
         permits."""
@@ -143,6 +138,7 @@ class Ended(NamedTuple):
 @click.option(
     "-w", "--wait", type=DURATION, help="How long to wait for the permits; 0 does not wait.  [default: for ever]"
 )
+@place_options
 @click.option("--close", is_flag=True, help="Do not let the command inherit the connection.")
 @click.option(
     "--on-lost",
@@ -173,6 +169,7 @@ def run(
     close: bool,
     on_lost: str,
     quiet: bool,
+    **place: Any,
 ) -> None:
     """Holds permits of NAME while COMMAND runs.
 
@@ -200,13 +197,13 @@ def run(
     try:
         with contextlib.ExitStack() as stack:
             client = stack.enter_context(target.connect())
-            hold = take(stack, client, asked, wait, quiet=quiet)
+            hold = take(stack, client, asked, wait, quiet=quiet, **place)
             ended = attended(client, hold, asked, command, close=close, ends=on_lost == "term")
     except NotAvailable as error:
-        within = f" within {wait:g} s" if wait else ""
+        within = f" within {wait:g} s" if wait and error.limit is None else ""
         if quiet:
             raise SystemExit(EXIT_TOO_LATE) from None
-        fail(f"{asked} not available{within}: {asked.in_use(error)}", EXIT_TOO_LATE)
+        fail(f"{asked} not available{within}{why_short(error)}", EXIT_TOO_LATE)
     except (CounterdError, OSError, ValueError) as error:  # once the command has ended, giving back may fail
         if ended is None:
             fail(explain(error, target)[0], EXIT_FAILED)
@@ -214,10 +211,12 @@ def run(
     leave(ended)
 
 
-def take(stack: contextlib.ExitStack, client: Client, asked: Asked, wait: float | None, *, quiet: bool) -> Hold:
+def take(
+    stack: contextlib.ExitStack, client: Client, asked: Asked, wait: float | None, *, quiet: bool, **place: Any
+) -> Hold:
     """Waits for the permits, and holds them until the stack is closed. Raises NotAvailable when the wait is over."""
     name, resources, maximum = asked
-    hold = client.hold(name, resources, maximum=maximum, timeout=wait)
+    hold = client.hold(name, resources, maximum=maximum, timeout=wait, **place)
     if quiet or (wait is not None and wait <= SAID_AFTER_S):
         return stack.enter_context(hold)
     saying = threading.Timer(SAID_AFTER_S, say_waiting, (client, asked))

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from rich.console import Group
 from rich.text import Text
 
+from counterd.cli.ctl.admin import listed
 from counterd.cli.ctl.common import shown
 from counterd.cli.ctl.output import RIGHT, cell
 from counterd.cli.ctl.output import Column as Field
@@ -489,6 +490,9 @@ def sparkline(values: Sequence[int] | deque[int], full: int, width: int, *, plai
 WIDTHS = {
     "id": 16, "connection": 16, "flow": 19, "job": 20, "type": 6, "limits": 11, "protocol": 9,
     "tls": 7,
+    # Of who waits: with these, all but the peer fits on 120 columns.
+    "position": 8, "amount": 7, "age_seconds": 6, "left": 7, "client": 12, "key": 10, "priority": 8, "weight": 6,
+    "kind": 7, "items": 5,
 }  # fmt: skip
 NUMBER_WIDTH = 9
 EMPTY = {
@@ -507,8 +511,12 @@ def _page(what: Shown, columns: int, room: int, *, plain: bool) -> list[Text]:
     about = Text(f"{view.page} {link} {_beginning(view.name, columns)}" if view.name else view.page, "bold")
     if told is None or (told.page, told.name) != (view.page, view.name):
         return [about]
-    fields, flexible = _fitting([each for each in told.columns if not each.detail], columns)
-    view.cursor.settle([str(row[fields[0].name]) for row in told.rows], room - 2)
+    chosen = [each for each in told.columns if not each.detail]
+    if any(each.name == "client" for each in chosen):  # the name of a client says more than its address
+        chosen.sort(key=lambda each: each.name == "peer")
+    fields, flexible = _fitting(chosen, columns)
+    selected = "connection" if view.page in (HOLDERS, QUEUE) else next((each.name for each in told.columns), "")
+    view.cursor.settle([str(row[selected]) for row in told.rows], room - 2)
     heading = _row([each.title or each.name for each in fields], fields, flexible, plain=plain)
     heading.stylize("reverse")
     heading.pad_right(columns - heading.cell_len)
@@ -517,7 +525,7 @@ def _page(what: Shown, columns: int, room: int, *, plain: bool) -> list[Text]:
         return [about, heading, Text(empty, "bold red" if told.problem else "dim")]
     lines = []
     for at, row in enumerate(told.rows[view.cursor.top : view.cursor.top + view.cursor.room], view.cursor.top):
-        texts = [cell(each, None if row[each.name] == "" else row[each.name], 0) for each in fields]
+        texts = [cell(each, value, 0) for each, value in zip(fields, listed(fields, row), strict=True)]
         lines.append(_row(texts, fields, flexible, plain=plain))
         if at == view.cursor.index:
             lines[-1].stylize("reverse")
@@ -529,15 +537,14 @@ def _fitting(fields: Sequence[Field], columns: int) -> tuple[Sequence[Field], in
     while True:
         widths = [_width(each) for each in fields]
         left = columns - sum(widths) - GAP * (len(fields) - 1)
-        flexible = left // max(widths.count(0), 1)
-        if flexible >= NAME_WIDTH_MIN or len(fields) <= 2:
-            return fields, max(flexible, 1)
+        if left >= NAME_WIDTH_MIN * widths.count(0) or len(fields) <= 2:
+            return fields, max(left // max(widths.count(0), 1), 1)
         fields = fields[:-1]
 
 
 def _width(field: Field) -> int:
     """Returns the width of a field, or 0 if the field shares the remaining width with others."""
-    return NUMBER_WIDTH if field.kind in RIGHT else WIDTHS.get(field.name, 0)
+    return WIDTHS.get(field.name, NUMBER_WIDTH if field.kind in RIGHT else 0)
 
 
 def _row(texts: Sequence[str], fields: Sequence[Field], flexible: int, *, plain: bool) -> Text:

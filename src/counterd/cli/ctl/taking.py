@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import os
 import re
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
 from counterd.cli.ctl.common import (
     DURATION,
     EXIT_NOT_AVAILABLE,
+    NAME_MAX,
     Target,
     duration,
     interrupted,
@@ -21,15 +22,23 @@ from counterd.cli.ctl.common import (
     say,
     shown,
     terminations_interrupt,
+    why_short,
 )
 from counterd.cli.ctl.data import NAME_COLUMN, holding_options, wait
-from counterd.cli.ctl.output import Column, Kind, Output, output_option, span
+from counterd.cli.ctl.output import Column, Kind, Output, Row, output_option, span
 from counterd.cli.reading import Reads
 from counterd.errors import NotAvailable
 
-# What is after the last = of an item: AMOUNT/MAX of permits; UNITS@LIMIT/PERIOD, and maybe /BURST, of a rate.
+if TYPE_CHECKING:
+    from counterd.client import Taken
+
+# What is after the last = of an item: AMOUNT/MAX of permits; UNITS, and maybe @LIMIT/PERIOD and /BURST, of a rate.
 PERMITS = re.compile(r"(.+)=([0-9]+)/([0-9]+)", re.DOTALL)
-UNITS = re.compile(r"(.+)=([0-9]+)@([0-9]+)/([0-9.]+[a-z]*)(?:/([0-9]+))?", re.DOTALL)
+UNITS = re.compile(r"(.+)=([0-9]+)(?:@([0-9]+)/([0-9.]+[a-z]*)(?:/([0-9]+))?)?", re.DOTALL)
+USED = re.compile(rb"(.+)=([0-9]+)\r?", re.DOTALL)
+RATE_FORM = "NAME=UNITS[@LIMIT/PERIOD[/BURST]]"
+LINE_MAX = 2 * NAME_MAX  # bytes of a line that settles: a longer one has no valid name
+SHOWN = 100  # bytes of a line in a message
 
 
 class Permits(NamedTuple):
@@ -41,13 +50,16 @@ class Permits(NamedTuple):
 
 
 class Units(NamedTuple):
-    """How many units of a rate to take, and the limit of the rate. per: the period in seconds."""
+    """How many units of a rate to take, and the limit of the rate; None if the server has the numbers of the rate.
+
+    per: the period in seconds. maximum: how many units can be taken at once.
+    """
 
     name: bytes
     amount: int
-    limit: int
-    per: float
-    maximum: int  # at once
+    limit: int | None = None
+    per: float | None = None
+    maximum: int | None = None
 
 
 def read_permits(text: str) -> Permits:
@@ -62,15 +74,54 @@ def read_permits(text: str) -> Permits:
 
 
 def read_units(text: str) -> Units:
-    """Reads NAME=UNITS@LIMIT/PERIOD[/BURST]."""
+    """Reads NAME=UNITS[@LIMIT/PERIOD[/BURST]]."""
     found = UNITS.fullmatch(text)
     if found is None:
-        raise ValueError(f"expected NAME=UNITS@LIMIT/PERIOD[/BURST], not {text!r}")
+        raise ValueError(f"expected {RATE_FORM}, not {text!r}")
     name, units, limit, period, burst = found.groups()
+    if limit is None:
+        if int(units) < 1:
+            raise ValueError(f"UNITS must be at least 1, not {units}")
+        return Units(os.fsencode(name), int(units))
     most = int(burst or limit)
     if not 1 <= int(units) <= most:
         raise ValueError(f"UNITS must be 1 to {'BURST' if burst else 'LIMIT'}, not {units}")
     return Units(os.fsencode(name), int(units), int(limit), duration(period), most)
+
+
+COLUMNS = [NAME_COLUMN, *(Column(name, Kind.NUMBER) for name in ("amount", "maximum", "grant"))]
+
+
+def took(row: Row) -> str:
+    """Formats an item that was taken as a sentence."""
+    name, amount, maximum, grant = row
+    of = "" if maximum is None else f"maximum {maximum}, "
+    return f"took {amount} of {shown(name)} ({of}grant {grant})"
+
+
+class Settling:
+    """Reads lines NAME=USED, and settles the rates of a Take."""
+
+    def __init__(self, taken: Taken) -> None:
+        self._taken = taken
+        self._rest = b""
+
+    def feed(self, data: bytes) -> None:
+        """data: b"" at the end. Raises ValueError for a line of another form, or what Taken.settle() raises."""
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        if not data or len(self._rest) > LINE_MAX:
+            lines.append(self._rest)
+        for line in lines:
+            if line.strip():
+                self._settle(line)
+
+    def _settle(self, line: bytes) -> None:
+        found = USED.fullmatch(line)
+        if found is None:
+            raise ValueError(f"expected a line NAME=USED, not {shown(line[:SHOWN])}")
+        name, used = found.groups()
+        self._taken.settle(name, int(used))
+        say(f"settled {shown(name)}: {int(used)} used")
 
 
 @click.command()
@@ -78,12 +129,21 @@ def read_units(text: str) -> Units:
 @click.option(
     "--rate",
     "rates",
-    metavar="NAME=UNITS@LIMIT/PERIOD[/BURST]",
+    metavar=RATE_FORM,
     multiple=True,
     type=Reads("rate", read_units),
     help=(
         "Take units of a rate that allows LIMIT units in a PERIOD, and BURST units at once after a pause. Without "
-        "BURST, BURST is LIMIT. The command does not give the units back."
+        "BURST, BURST is LIMIT. NAME=UNITS is enough if the server has the numbers of the rate. The command does not "
+        "give the units back."
+    ),
+)
+@click.option(
+    "--settle",
+    is_flag=True,
+    help=(
+        "Read lines NAME=USED from standard input until it ends. Each line replaces UNITS of the rate NAME by the USED "
+        "units that were really used. A rate can be settled once."
     ),
 )
 @click.option(
@@ -104,6 +164,7 @@ def take(
     /,
     permits: tuple[Permits, ...],
     rates: tuple[Units, ...],
+    settle: bool,
     patience: float,
     duration: float | None,
     stdin: bool,
@@ -114,47 +175,44 @@ def take(
 
     AMOUNT is how many permits of the counter to take. MAX is how many may be in use, by all connections together.
     Without AMOUNT and MAX, the counter has one permit, and the command takes it. The permits are held until Ctrl-C or
-    SIGTERM; --for and --until-stdin-closes end the hold earlier. If the command takes only units of rates, it ends
-    immediately. With --wait the command waits in the server's fair queue. The exit status is 1 if something is not
-    available. `take` needs a counterd: other servers of the counter protocol do not know the request.
+    SIGTERM; --for, --until-stdin-closes and --settle end the hold earlier. If the command takes only units of rates, it
+    ends immediately, except with --settle. With --wait the command waits in the server's fair queue. The exit status is
+    1 if something is not available. `take` needs a counterd: other servers of the counter protocol do not know the
+    request.
 
     \b
       counterctl take model:calls=1/8 tenant:calls=1/2 --rate tenant:tokens=500@90000/1m --wait 5s --for 10s
+      counterctl take --rate tenant:tokens=500 --settle      then write tenant:tokens=320 to its standard input
     """
     from counterd.client import Permit, Rate  # completion does without
 
     if not (permits or rates):
         raise click.UsageError("name at least one counter or --rate")
-    if stdin and duration is not None:
-        raise click.UsageError("use either --for or --until-stdin-closes")
+    if settle and not rates:
+        raise click.UsageError("--settle needs a --rate")
+    if (stdin or settle) and duration is not None:
+        raise click.UsageError(f"use either --for or {'--settle' if settle else '--until-stdin-closes'}")
     asked: list[Permits | Units] = [*permits, *rates]
     items: list[Permit | Rate] = [Permit(*each) for each in permits]
-    items += [Rate(each.name, each.amount, each.limit, each.per, each.maximum, "final") for each in rates]
+    items += [Rate(*each, "charge" if settle else "final") for each in rates]
     status = 0
     with terminations_interrupt(), target.connect() as client:
         try:
             with client.take(*items, timeout=patience, **place) as taken:
-                add = output.stream(
-                    [
-                        NAME_COLUMN,
-                        Column("amount", Kind.NUMBER),
-                        Column("maximum", Kind.NUMBER),
-                        Column("grant", Kind.NUMBER),
-                    ],
-                    lambda row: f"took {row[1]} of {shown(row[0])} (maximum {row[2]}, grant {row[3]})",
-                )
+                add = output.stream(COLUMNS, took)
                 try:
                     for each in asked:
                         add((each.name, each.amount, each.maximum, taken.number))
-                    if permits:
+                    if settle:
+                        wait(client, taken, None, stdin=True, told=Settling(taken).feed)
+                    elif permits:
                         wait(client, taken, duration, stdin=stdin)
                 except KeyboardInterrupt as error:
                     status = interrupted(error)
         except NotAvailable as error:
-            used = f"{error.consumption} of {error.maximum} are in use"
-            within = f" within {span(patience)}" if patience else ""
+            within = f" within {span(patience)}" if patience and error.limit is None else ""
             later = "" if error.retry_after is None else f"; enough units may be available in {span(error.retry_after)}"
-            say(f"{error.resources} of {shown(error.name)} not available{within}: {used}{later}")
+            say(f"{error.resources} of {shown(error.name)} not available{within}{why_short(error)}{later}")
             context.exit(EXIT_NOT_AVAILABLE)
         if permits:
             say(f"released {', '.join(f'{each.amount} of {shown(each.name)}' for each in permits)}")

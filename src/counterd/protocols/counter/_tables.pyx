@@ -246,9 +246,8 @@ cdef tuple item_cells(CounterStore store, uint32_t number):
     return (name_bytes(&store.counters.permits.table, record), kind, waiter.cost)
 
 
-cdef tuple wait_cells(CounterStore store, uint32_t number):
-    """Returns a waiting Take's key, priority, weight and number of items, since when it waits, and for how many more
-    seconds."""
+cdef tuple wait_cells(CounterStore store, uint32_t number, bint says_who):
+    """Returns the cells of a waiting Take: those of WAIT, of WHO if `says_who`, and of PLACE."""
     cdef const Waiter* waiter = store.counters.fair.waiters + number
     cdef const Take* take = store.takes.waiting + number
     cdef const Label* label = store.counters.fair.labels + waiter.flow
@@ -256,7 +255,10 @@ cdef tuple wait_cells(CounterStore store, uint32_t number):
     key = PyBytes_FromStringAndSize(<const char*>label.text, label.size) if waiter.flow else b""
     cdef bint is_endless = due_ns == INT64_MAX or due_ns - take.since_ns >= LONGEST_NS
     left = None if is_endless else max(due_ns - store.now_ns, 0) / NS_PER_S
-    return (key, waiter.priority, waiter.weight, take.items, take.since_ns // <int64_t>NS_PER_TENTH, left)
+    _, kind, amount = item_cells(store, number)
+    who = (waiter.connection, stay_about(&store.stays, waiter.connection)[0]) if says_who else ()
+    since = take.since_ns // <int64_t>NS_PER_TENTH
+    return (amount, since, left, *who, key, waiter.priority, waiter.weight, kind, take.items)
 
 
 cdef class WaitersWalk(RankedWalk):
@@ -300,10 +302,8 @@ cdef class WaitersWalk(RankedWalk):
         self.work -= ROW_WORK
         if record == NULL or not self.room_for(record):
             return 0
-        cells = wait_cells(store, number)
-        connection = self.fair.waiters[number].connection
-        client, _ = stay_about(&store.stays, connection)
-        row = (self.fair.waiters[number].node.serial, *item_cells(store, number), connection, *cells, client)
+        name, _, _ = item_cells(store, number)
+        row = (self.fair.waiters[number].node.serial, name, *wait_cells(store, number, True))
         self.found.append((<uint64_t>0xffffffffffffffff - rank, number, row))
         return 0
 
@@ -442,10 +442,7 @@ cdef class QueueWalk(NotedWalk):
         return 0
 
     cdef tuple row(self, uint32_t number, uint32_t place):
-        _, kind, amount = item_cells(self.store, number)
-        connection = self.store.counters.fair.waiters[number].connection
-        client, _ = stay_about(&self.store.stays, connection)
-        return (connection, place, kind, amount, *wait_cells(self.store, number), client)
+        return (place, *wait_cells(self.store, number, True))
 
 
 cdef class WaitsWalk(NotedWalk):
@@ -472,7 +469,7 @@ cdef class WaitsWalk(NotedWalk):
         return 0
 
     cdef tuple row(self, uint32_t number, uint32_t place):
-        return (*item_cells(self.store, number), *wait_cells(self.store, number))
+        return (item_cells(self.store, number)[0], *wait_cells(self.store, number, False))
 
 
 # ---- limits of the server ------------------------------------------------------------------------------------------
@@ -645,21 +642,23 @@ NUMBERS = (
     Column("period", "seconds", "the period of a rate"),
     Column("burst", "integer", "units of a rate that can be taken at once after a long pause"),
 )
-# The columns of each table with waiting Takes: of the item for which a Take waits, of the Take, and who waits.
-ITEM = (
-    Column("name", "name", "the name of the counter or rate"),
-    Column("kind", "text", "permits or rate"),
-    Column("amount", "integer", "how many permits or units the Take asks for"),
-)
-WAITER = (Column("connection", "connection", "the connection that waits"),)
-CLIENT = Column("client", "text", "the name that the connection has stated")
+# The columns of each table with waiting Takes. The most important come first, because a narrow screen shows only those.
+AWAITED = Column("name", "name", "the name of the counter or rate for which the Take waits")
 WAIT = (
+    Column("amount", "integer", "how many permits or units the Take asks for"),
+    Column("since", "since", "when the Take began to wait"),
+    Column("left", "seconds", "how long until the Take is refused"),
+)
+WHO = (
+    Column("connection", "connection", "the connection that waits"),
+    Column("client", "text", "the name that the connection has stated"),
+)
+PLACE = (
     Column("key", "name", "the first 31 bytes of the Take's key; if it is empty, the connection is the key"),
     Column("priority", "integer", "Takes with a higher priority are served first"),
     Column("weight", "integer", "the share of the Take's key"),
+    Column("kind", "text", "permits or rate"),
     Column("items", "integer", "how many counters and rates the Take asks for"),
-    Column("since", "since", "when the Take began to wait"),
-    Column("left", "seconds", "how long until the Take is refused"),
 )
 
 TABLES = (
@@ -696,7 +695,10 @@ TABLES = (
     Table(
         "waiters",
         "The Takes that wait. The longest wait comes first. `match`: list only names that contain this text.",
-        (Column("number", "integer", "number of the wait, which rises"), *ITEM, *WAITER, *WAIT, CLIENT),
+        (
+            Column("number", "integer", "number of the wait, which rises", detail=True),
+            AWAITED, *WAIT, *WHO, *PLACE,
+        ),
         WAITER_SORTS,
         open_waiters,
     ),
@@ -737,10 +739,11 @@ TABLES = (
         (),
         open_holdings,
         ("connection",),
-    ),    Table(
+    ),
+    Table(
         "queue",
         "The Takes that wait for the counter or rate `name`, in the order in which they are served.",
-        (*WAITER, Column("position", "integer", "the place in the queue; 1 is served next"), *ITEM[1:], *WAIT, CLIENT),
+        (Column("position", "integer", "the place in the queue; 1 is served next"), *WAIT, *WHO, *PLACE),
         (),
         open_queue,
         ("name",),
@@ -748,11 +751,12 @@ TABLES = (
     Table(
         "waits",
         "What the connection `connection` waits for, beginning with the latest.",
-        (*ITEM, *WAIT),
+        (AWAITED, *WAIT, *PLACE),
         (),
         open_waits,
         ("connection",),
-    ),    Table(
+    ),
+    Table(
         "limit",
         "The limits in the file counter.limits that apply to `name`, as a counter and as a rate.",
         (

@@ -8,8 +8,9 @@ import signal
 import click
 import pytest
 
+from counterd.cli.ctl.common import why_short
 from counterd.cli.ctl.run import EXIT_FAILED, Asked, Taken, run, spawn
-from counterd.errors import ConnectionLost, NotAvailable
+from counterd.errors import NotAvailable
 
 
 def parsed(*words: str) -> dict[str, object]:
@@ -69,9 +70,13 @@ def test_what_the_command_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_why_there_are_none() -> None:
     refused = NotAvailable(0x21, "Resource not available")
-    refused.consumption = 9
-    assert Asked(b"db", 2, 10).in_use(refused) == "9 of 10 are in use"
-    assert Asked(b"db", 2, 10).in_use(ConnectionLost("nobody\nlistens")) == "nobody listens"
+    assert why_short(refused) == ""
+    refused.consumption, refused.maximum = 9, 10
+    assert why_short(refused) == ": 9 of 10 are in use"
+    refused.text = "Draining"
+    assert why_short(refused) == ": the server is draining"
+    refused.limit = 10
+    assert why_short(refused) == ": the server's limit is 10"
 
 
 @pytest.mark.parametrize(("code", "sent"), [(0, True), (-1, True), (-6, True), (0x80, False), (1, False)])

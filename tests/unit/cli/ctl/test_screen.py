@@ -11,9 +11,9 @@ import pytest
 from rich.console import Console
 
 from counterd.cli.ctl import screen
-from counterd.cli.ctl.admin import Table
+from counterd.cli.ctl.admin import WHO, Table, columns_of
 from counterd.cli.ctl.common import shown
-from counterd.cli.ctl.output import Column, Kind
+from counterd.cli.ctl.output import RIGHT, Column, Kind
 from counterd.cli.ctl.screen import (
     HISTORY_WIDTH_MAX,
     KEPT_MAX,
@@ -27,6 +27,8 @@ from counterd.cli.ctl.screen import (
     summary,
 )
 from counterd.cli.ctl.view import CONNECTIONS, HOLDERS, HOLDINGS, QUEUE, SORTS, WAITS, Order, View
+from counterd.control import inspector
+from counterd.protocols.counter._tables import TABLES
 from unit.cli.ctl.test_view import ENTRIES, Entry, names, pressed
 
 FIGURES = {
@@ -271,7 +273,7 @@ def test_holders() -> None:
         (HELD, {"name": b"db\xff\x1b", "amount": 2, "age_seconds": 3.2}, ["name amount age", r"db\xff\x1b 2 3.20 s"]),
         ([column for column in TOKEN_COLUMNS if column not in (CONNECTION, PEER)],
          {"token": "-7", "flow": "103", "count": 3, "held": 1, "left": -1, "kept": 0},
-         ["token flow count held left", "-7 103 3 1 s -1 s"]),
+         ["token flow count held left kept", "-7 103 3 1 s -1 s 0"]),
         ([Column("job"), Column("tube", Kind.BYTES), AGE, Column("left", Kind.SPAN)],
          {"job": "18446744073709551615", "tube": b"mail", "age_seconds": 1, "left": 59},
          ["job tube age left", "18446744073709551615 mail 1 s 59 s"]),
@@ -318,6 +320,38 @@ def test_who_waits_and_what_for() -> None:
     assert "waits of counter-4-12" in found
     assert "the connection waits for nothing" in found
     assert found[-1].startswith("0 waits ")
+
+
+@pytest.mark.parametrize(
+    ("page", "columns", "titles"),
+    [
+        ("waiters", 80, "name amount age left connection client"),
+        ("waiters", 120, "name amount age left connection client key priority weight kind items"),
+        ("waiters", 140, "name amount age left connection client key priority weight kind items peer"),
+        (QUEUE, 80, "position amount age left connection client key"),
+        (QUEUE, 120, "position amount age left connection client key priority weight kind items"),
+        (QUEUE, 140, "position amount age left connection client key priority weight kind items peer"),
+        (WAITS, 80, "name amount age left key priority weight"),
+        (WAITS, 120, "name amount age left key priority weight kind items"),
+        (HOLDERS, 80, "connection peer amount age name grace"),
+    ],
+)
+def test_the_most_important_columns_of_who_waits_come_first(page: str, columns: int, titles: str) -> None:
+    table = next(each for each in TABLES if each.name == page)
+    asked = columns_of({"columns": inspector.columns(table)})
+    row: dict[str, Any] = {each.name: 1 if each.kind in RIGHT else "" for each in asked}
+    row.update(name=b"db:main", key=b"tenant", peer="beanstalk")
+    what = full()
+    what.view.page, what.view.name = page, b"age"
+    if page == "waiters":
+        what.view.tables = (Table(page, "counter", asked, ["age"], []),)
+    if page == WAITS:
+        asked = [each for each in asked if each.name not in WHO]
+    what.told = Told(page, b"age", [row], 1, columns=asked)
+    found = drawn(what, columns)
+    at = next(at for at, line in enumerate(found) if line.startswith(page))
+    assert found[at + 1].split() == titles.split()
+    assert ("connection" in titles) == ("beanstalk" in found[at + 2]), "in place of the connection's id"
 
 
 def test_no_sign_but_ascii_where_there_is_nothing_else() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from counterd.cli.ctl.taking import Permits, Units, read_permits, read_units
+from counterd.cli.ctl.taking import LINE_MAX, Permits, Settling, Units, read_permits, read_units
 
 
 @pytest.mark.parametrize(
@@ -33,6 +33,8 @@ def test_permits_that_cannot_be(text: str) -> None:
     [
         ("t=500@90000/1m", Units(b"t", 500, 90000, 60.0, 90000)),
         ("t=5@7/1.5s/20", Units(b"t", 5, 7, 1.5, 20)),
+        ("t=500", Units(b"t", 500)),
+        ("a=b=5", Units(b"a=b", 5)),
         ("a=b=1@2/250ms", Units(b"a=b", 1, 2, 0.25, 2)),
     ],
 )
@@ -49,9 +51,45 @@ def test_rates(text: str, expected: Units) -> None:
         ("t=8@7/1s", "UNITS must be 1 to LIMIT, not 8"),
         ("t=21@7/1s/20", "UNITS must be 1 to BURST, not 21"),
         ("t=0@7/1s", "UNITS must be 1 to LIMIT, not 0"),
+        ("t=0", "UNITS must be at least 1, not 0"),
+        ("t=5@", "expected NAME="),
         ("t=1@7/1y", "1y"),
     ],
 )
 def test_rates_that_cannot_be(text: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         read_units(text)
+
+
+class Settled:
+    """In place of a Taken: notes what is settled."""
+
+    def __init__(self) -> None:
+        self.settled: list[tuple[bytes, int]] = []
+
+    def settle(self, name: bytes, used: int) -> None:
+        self.settled.append((name, used))
+
+
+@pytest.mark.parametrize(
+    "pieces",
+    [
+        [b"t=320\na=b=0\n", b""],
+        [b"t=3", b"20\r\n\n", b"a=b=", b"0", b""],
+        [b"t=320\na=b=0", b""],
+    ],
+)
+def test_lines_that_settle(pieces: list[bytes]) -> None:
+    taken = Settled()
+    settling = Settling(taken)  # type: ignore[arg-type]
+    for piece in pieces:
+        settling.feed(piece)
+    assert taken.settled == [(b"t", 320), (b"a=b", 0)]
+
+
+@pytest.mark.parametrize("line", [b"t\n", b"t=-1\n", b"=5\n", b"x" * (LINE_MAX + 1)])
+def test_lines_that_do_not_settle(line: bytes) -> None:
+    taken = Settled()
+    with pytest.raises(ValueError, match="expected a line NAME=USED, not "):
+        Settling(taken).feed(line)  # type: ignore[arg-type]
+    assert taken.settled == []

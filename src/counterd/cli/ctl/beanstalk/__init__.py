@@ -86,9 +86,9 @@ JOB_COLUMNS = [
     Column("time-left", Kind.SPAN, title="left"),
     *(Column(name, Kind.NUMBER) for name in ("reserves", "timeouts", "releases", "buries", "kicks")),
     Column("key"),
-    Column("counter", detail=True),
+    Column("counter"),
     Column("maximum", Kind.NUMBER, detail=True),
-    Column("blocked", detail=True),
+    Column("blocked"),
 ]
 # The columns of a list of tubes, by their names in the reply to inspect-tube.
 TUBE_COLUMNS = {
@@ -98,7 +98,7 @@ TUBE_COLUMNS = {
     "total-jobs": Column("total", Kind.NUMBER),
     "age-of-oldest-ready": Column("oldest", Kind.SPAN),
     "pause-time-left": Column("paused", Kind.SPAN),
-    "current-jobs-blocked": Column("blocked", Kind.NUMBER, detail=True),
+    "current-jobs-blocked": Column("blocked", Kind.NUMBER),
 }
 
 
@@ -180,7 +180,7 @@ def tubes(target: BeanstalkTarget, match: str | None, sort: str, limit: int | No
     """Shows the tubes, and how many jobs each tube has.
 
     waiting: the number of connections that wait for a job. oldest: how long the oldest ready job has been ready.
-    paused: how long the tube will still be paused.
+    paused: how long the tube will still be paused. blocked: the number of ready jobs that wait for a permit.
     """
     like = glob(match)
     with target.connect() as client:
