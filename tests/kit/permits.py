@@ -35,6 +35,7 @@ class Permits:
         self.waiting: list[Waiting] = []
         self.room = 1 << 20
         self.draining = False
+        self.asked = 0  # calls of acquire() and enqueue()
         self._places = 0
         store.borrow(self)
 
@@ -42,6 +43,7 @@ class Permits:
 
     def acquire(self, name: bytes, maximum: int, _now_ns: int) -> bool:
         assert maximum >= 1
+        self.asked += 1
         if self.draining or self.held[name] >= maximum or any(each.name == name for each in self.waiting):
             return False
         return self.retake(name, maximum, _now_ns)
@@ -58,6 +60,7 @@ class Permits:
 
     def enqueue(self, name: bytes, maximum: int, ticket: int, _now_ns: int) -> int:
         assert all(each.ticket != ticket for each in self.waiting), f"gate {ticket} waits twice"
+        self.asked += 1
         if self.draining or len(self.waiting) >= self.room:
             return 0
         self._places += 1

@@ -28,6 +28,8 @@ cdef enum:
     GATE_COST = 120         # bytes of a gate besides its name's blocks: the record and two slots of the index
     CLAIM_COST = 8          # bytes
     GATE_HEAD = 4           # bytes of a gate's name before that of the permits: the number of the tube
+    RETRY_NS = 100000000    # until a gate tries again that found no room to wait, at least
+    RETRY_APART_NS = 1562500    # between two such gates: 64 in RETRY_NS, however many there are
 
 
 cdef struct Claim:          # beside its Job
@@ -57,6 +59,7 @@ cdef struct GatesState:     # in the region
     uint64_t bytes          # of gates and claims, without the blocks of names
     uint64_t reserved       # jobs with claims that are reserved
     uint64_t granted        # permits that came after a wait, in total
+    int64_t retry_ns        # when the last gate that found no room to wait tries again
 
 
 cdef struct Gates:          # this process's view
@@ -89,6 +92,17 @@ cdef inline Gate* gate_at(const Gates* gates, uint32_t number) noexcept nogil:
 cdef inline Gate* gate_of(const Gates* gates, uint32_t job) noexcept nogil:
     """Returns the gate of a job with a claim."""
     return gate_at(gates, gates.claims[job].gate)
+
+
+cdef inline int64_t gates_retry_ns(Gates* gates, int64_t now_ns) noexcept nogil:
+    """Returns when a gate that found no room to wait is to try again: after all others of these.
+
+    But not later than if all gates were such, as those that have gone meanwhile had their times too.
+    """
+    cdef int64_t first_ns = now_ns + RETRY_NS
+    cdef int64_t last_ns = first_ns + <int64_t>gates.table.pool.used * RETRY_APART_NS
+    gates.state.retry_ns = min(max(gates.state.retry_ns + RETRY_APART_NS, first_ns), last_ns)
+    return gates.state.retry_ns
 
 
 cdef inline uint32_t gate_word(uint8_t* target, uint32_t tube, const uint8_t* name, uint32_t size) noexcept nogil:

@@ -23,7 +23,7 @@ from counterd.engine.wheel cimport timers_arm, timers_next_ns, timers_take
 from counterd.protocols.beanstalk._audits cimport audit_queues
 from counterd.protocols.beanstalk._gates cimport (
     CLAIM_COST, GATE_COST, GATE_HEAD, Claim, Gate, Gates, gate_at, gate_find, gate_join, gate_make, gate_of,
-    gates_begin, gates_reserve, permits_name,
+    gates_begin, gates_reserve, gates_retry_ns, permits_name,
 )
 from counterd.protocols.beanstalk._jobs cimport (
     BLOCKED, BURIED, DELAYED, JOB_COST, READY, RESERVED, Job, JobsState, job_at, jobs_begin, jobs_reserve,
@@ -55,7 +55,6 @@ cdef enum:
     WATCH_SHIFT = 4         # a step for each 16 watches of a connection whose wait ends
     PERMIT_STEPS = 2        # of a slice, for a call of the lender: some 1 us
     PERMIT_BUDGET = 25      # likewise, of a turn's steps
-    RETRY_NS = 100000000    # until a gate tries again that found no room to wait
 
 assert JOB_COST == sizeof(Job) + 2 * sizeof(IndexEntry), sizeof(Job)
 assert KEY_COST == sizeof(Key) + 2 * sizeof(IndexEntry), sizeof(Key)
@@ -321,7 +320,7 @@ cdef class BeanstalkStore(Store):
             gate.place = 0
             gate.has_permit = granted
             self.queues.gates.state.granted += granted
-            self.expect_gate(ticket, 0 if granted else self.now_ns + RETRY_NS)
+            self.expect_gate(ticket, 0 if granted else gates_retry_ns(&self.queues.gates, self.now_ns))
 
     cdef void expect_gate(self, uint32_t number, int64_t due_ns) noexcept:
         """Serves a gate at due_ns. 0 means immediately, not at the next tick of the wheel."""
@@ -393,7 +392,7 @@ cdef class BeanstalkStore(Store):
         """Makes a shut gate wait for a permit for its first job, unless it already waits."""
         self.charge_permit()
         if not permit_await(&self.queues, self.lender, number, self.now_ns):
-            self.expect_gate(number, self.now_ns + RETRY_NS)
+            self.expect_gate(number, gates_retry_ns(&self.queues.gates, self.now_ns))
         return 0
 
     cdef void charge_permit(self) noexcept:

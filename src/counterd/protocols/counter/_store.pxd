@@ -46,6 +46,7 @@ cdef class CounterStore(Store):
     cdef int grant(self, uint32_t number, const Ask* asks) except -1
     cdef int refuse(self, uint32_t number, uint8_t status, const Verdict* verdict, const Ask* asks) except -1
     cdef int limit_waiter(self, uint32_t number) except -1
+    cdef bint is_lent(self, uint32_t number) noexcept
     cdef int refuse_by(self, uint32_t number, const Verdict* verdict, const Ask* asks) except -1
     cdef uint32_t write_shortage(
         self, uint8_t* target, uint32_t opaque, const Verdict* verdict, const Ask* asks

@@ -409,9 +409,9 @@ cdef class CounterStore(Store):
             verdict = take_try(&self.takes, first, asks, self.now_ns)
             if verdict.outcome == GRANTED:
                 self.grant(first, asks)
-            elif verdict.outcome != REFUSED or verdict.is_over:
+            elif verdict.outcome != REFUSED or verdict.is_over and not self.is_lent(first):
                 self.refuse_by(first, &verdict, asks)
-            elif verdict.queue != number:
+            elif verdict.queue != number and not verdict.is_over:
                 take_move(&self.takes, first, &verdict, asks)
             else:
                 if verdict.due_ns != INT64_MAX:
@@ -446,7 +446,8 @@ cdef class CounterStore(Store):
     cdef int limit_waiter(self, uint32_t number) except -1:
         """Refuses a waiting Take that new limits make impossible.
 
-        Otherwise lets its queue be served, because the limits may be higher now.
+        Otherwise lets its queue be served, because the limits may be higher now. A wait of another store goes on: it is
+        for one permit, so the limit is 0 then, and nobody behind it could be granted anything.
         """
         cdef Verdict verdict = Verdict(REFUSED, 0, False, 0, INT64_MAX)
         cdef Ask[ITEMS_MAX] asks
@@ -454,7 +455,11 @@ cdef class CounterStore(Store):
         if asks_limit(&self.counters, asks, self.takes.waiting[number].items, &verdict):
             queue_wake(&self.counters.fair, self.counters.fair.waiters[number].queue)
             return 0
-        return self.refuse_by(number, &verdict, asks)
+        return 0 if self.is_lent(number) else self.refuse_by(number, &verdict, asks)
+
+    cdef bint is_lent(self, uint32_t number) noexcept:
+        """Returns True if it is another store that waits, see _lending.pyx."""
+        return self.counters.permits.holders[self.counters.fair.waiters[number].connection].is_exempt
 
     cdef int refuse_by(self, uint32_t number, const Verdict* verdict, const Ask* asks) except -1:
         """Answers a Take that is refused for this reason, and ends its wait."""

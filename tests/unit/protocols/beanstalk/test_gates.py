@@ -369,6 +369,45 @@ def test_without_room_to_wait_it_is_tried_again(lent: LentPump) -> None:
     assert said(peer) == b"RESERVED 1 1\r\nx\r\n"
 
 
+@pytest.mark.parametrize("gates", [10, 64, 2_000])
+def test_however_many_find_no_room_only_so_many_try_again(lent: LentPump, gates: int) -> None:
+    """Each in its turn: 64 in a tenth of a second. When there is room, each gets its permit."""
+    peer, worker = lent.connect(), lent.connect()
+    lent.permits.room = 0
+    for number in range(gates):
+        lent.permits.take(b"n%d" % number)
+    ask(peer, b"".join(put(b"n%d" % number, ttr=600) for number in range(gates)))
+    ask(worker, wire.reserve())
+    lent.advance(RETRY)
+    lent.permits.asked = 0
+    for _ in range(20):
+        lent.advance(RETRY // 2)
+    tries = min(gates * 10, 64 * 10)
+    assert tries * 0.8 <= lent.permits.asked / 2 <= tries * 1.1 + 64, "each asks for a permit, then for a place"
+    for number in range(gates):
+        lent.permits.give(b"n%d" % number)
+    for _ in range(2 + gates // 64):
+        lent.advance(RETRY)
+    assert said(worker).startswith(b"RESERVED ")
+    for number in range(1, gates):
+        assert ask(worker, wire.reserve(0)).startswith(b"RESERVED "), number
+
+
+def test_who_comes_and_goes_does_not_put_off_the_others(lent: LentPump) -> None:
+    peer, worker, other = lent.connect(), lent.connect(), lent.connect()
+    lent.permits.room = 0
+    lent.permits.take(b"n")
+    lent.permits.take(b"m")
+    ask(worker, wire.watch(b"other"), wire.reserve())
+    for number in range(1_000):
+        told = ask(peer, put(b"m"), wire.reserve(0), wire.delete(number + 1))
+        assert told.endswith(b"TIMED_OUT\r\nDELETED\r\n")
+    ask(other, wire.use(b"other"), put(b"n"))
+    lent.permits.give(b"n")
+    lent.advance(2 * RETRY + TICK)
+    assert said(worker).startswith(b"RESERVED 1001 ")
+
+
 def test_a_wait_that_is_refused_is_begun_again(lent: LentPump) -> None:
     peer = lent.connect()
     lent.permits.take(b"n")

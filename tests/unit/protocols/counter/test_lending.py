@@ -8,6 +8,7 @@ import pytest
 
 from counterd.protocols import counter
 from counterd.protocols.counter import _tables, wire
+from counterd.protocols.counter.limits import parse_limits
 from counterd.protocols.counter.wire import Permit, Status
 from kit.takes import Desk
 
@@ -175,6 +176,27 @@ def test_no_room_to_hold_or_wait() -> None:
     assert other.enqueue(1, b"b")
     assert other.enqueue(2, b"b") == 0
     assert other.outcomes() == [(1, False)], "there is a permit, and no room to hold it"
+
+
+def test_while_a_limit_is_0_it_waits(desk: Desk, other: Borrowing) -> None:
+    """It is not refused, so that it need not ask again. It is in nobody's way, as nobody can be granted anything."""
+    client, holder = desk.some(2)
+    assert holder.acquire(b"p", 1, 5) == Status.NO_ERROR
+    desk.store.load_limits(parse_limits(b'{"permits": [{"name": "*", "maximum": 0}]}'))
+    assert not other.acquire(maximum=5)
+    for ticket, name in enumerate((b"p", b"q")):
+        assert other.enqueue(ticket, name, maximum=5)
+    assert other.outcomes() == []
+    assert client.of(client.take(Permit(b"p", 1, 5), wait_ms=1000)).most == 0
+    desk.store.load_limits(parse_limits(b'{"permits": [{"name": "p", "maximum": 2}]}'))
+    assert sorted(other.outcomes()) == [(0, True), (1, True)]
+    waiting = client.take(Permit(b"p", 1, 5), wait_ms=1000)
+    assert other.enqueue(2, maximum=5)
+    desk.store.load_limits(parse_limits(b'{"permits": [{"name": "*", "maximum": 0}]}'))
+    assert (other.outcomes(), client.of(waiting).most) == ([], 0), "the client is refused, the other waits on"
+    desk.store.load_limits(parse_limits(b'{"permits": [{"name": "*", "maximum": 3}]}'))
+    assert other.outcomes() == [(2, True)]
+    desk.store.audit()
 
 
 def test_it_leaves_half_of_the_queue_to_others() -> None:
