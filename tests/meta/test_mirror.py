@@ -65,7 +65,6 @@ ELSEWHERE = {
     "client/smockron/_aiogatekeeper.py": "the second shape of tests/unit/client/smockron/test_smockron.py",
     "client/smockron/_delays.py": "part of the core: tests/unit/client/smockron/test_gatekeeping.py",
     "client/smockron/_identify.py": "of both middlewares: tests/unit/client/test_smockron_asgi.py",
-    "client/smockron/_line.py": "part of the core: tests/unit/client/smockron/test_gatekeeping.py",
     "client/smockron/_masters.py": "part of the core: tests/unit/client/smockron/test_gatekeeping.py",
     "client/smockron/_tender.py": "a thread of a gatekeeper: tests/unit/client/smockron/test_smockron.py",
     "client/smockron/_told.py": "part of the core: tests/unit/client/smockron/test_gatekeeping.py",

@@ -5,9 +5,10 @@ clock, and never waits, locks or logs. Callers pass the times of two clocks: the
 (`now_ns`) or seconds (`now`), for decisions; and Unix time (`wall_ns`), for messages. A time in a message is converted
 when the message arrives. So a later change of the wall clock does not change how long anybody waits.
 
-An accounting message is kept in the Gate of its domain until the domain's master has subscribed to the domain, but at
-most for HELD_NS. A master counts a late message as if the request arrived now, so an old message would limit clients
-unfairly.
+An accounting message is kept in the Gate of its domain until the domain's master has subscribed to the domain, and has
+taken the subscription of the gatekeeper to the domain's control messages, so that the effect of the message is not
+missed; but at most for HELD_NS. A master counts a late message as if the request arrived now, so an old message would
+limit clients unfairly.
 """
 
 from __future__ import annotations
@@ -142,7 +143,7 @@ class Options:
 class Flow(Enum):
     """What happens to the accounting messages of a domain."""
 
-    HELD = 0  # kept: the master has not subscribed to it yet
+    HELD = 0  # kept: the master has not subscribed to it yet, or has not taken the subscription to it
     OPEN = 1  # sent
     UNWANTED = 2  # discarded: the master has unsubscribed
 
@@ -163,10 +164,16 @@ class Master:
         self.lines = (self.control, self.accounting)
         self.gates: list[Gate] = []
         self.filled: list[Gate] = []
+        self.directed = 0  # joined, when the flows of the gates were set
         self.is_stirred = False
         self.stir: Callable[[], object] = _nothing
         self.away = ""  # why it cannot be reached
         self.away_since = 0.0
+
+    @property
+    def joined(self) -> int:
+        """How many gates, in their order, receive control messages. All, if there is no connection to wait for."""
+        return self.control.joined if self.control.is_ready else len(self.gates)
 
     @property
     def is_ready(self) -> bool:
@@ -363,12 +370,17 @@ class Core:
         return gate
 
     def _direct(self, master: Master) -> None:
-        """Sets, for each gate, what happens to its messages, according to the subscriptions of the master."""
+        """Sets, for each gate, what happens to its messages, according to the subscriptions of both sides."""
         prefixes = tuple(master.accounting.prefixes)
-        for gate in master.gates:
-            if gate.topic.startswith(prefixes):
+        master.directed = master.joined
+        for number, gate in enumerate(master.gates, 1):
+            is_wanted = gate.topic.startswith(prefixes)
+            if is_wanted and number <= master.directed:
                 gate.flow = OPEN
-            elif not master.accounting.is_ready:
+                if gate.queue and not master.is_stirred:
+                    master.is_stirred = True
+                    master.stir()
+            elif is_wanted or not master.accounting.is_ready:
                 gate.flow = HELD
             elif gate.flow is OPEN:
                 gate.flow = UNWANTED
@@ -381,7 +393,7 @@ class Core:
         """Takes bytes that have arrived. After a ProtocolError the caller has to close the connection."""
         now = now_ns / 1e9
         messages = line.feed(data, now)
-        if line is master.accounting:
+        if line is master.accounting or master.joined != master.directed:
             self._direct(master)
         for parts in messages:
             control = wire.control(parts)
@@ -403,6 +415,8 @@ class Core:
 
     def take(self, master: Master, line: Line, now_ns: int) -> bytes:
         """Returns the bytes to send now. The caller sets master.is_stirred if it will call this again by itself."""
+        if master.joined != master.directed:  # time has passed
+            self._direct(master)
         found = bytes(line.out)
         line.out.clear()
         return found + self._collect(master, now_ns) if line is master.accounting and line.is_ready else found

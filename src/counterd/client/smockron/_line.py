@@ -7,7 +7,7 @@ it. The owner of the socket takes the bytes to send from `out`. Section names ar
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from typing import TYPE_CHECKING
 
 from counterd.client._backoff import CONNECT_FIRST_S, CONNECT_LONGEST_S, Backoff
@@ -26,6 +26,10 @@ OUT_MAX = 1 << 20  # bytes: if more are unsent when a PING comes, the peer does 
 # In heartbeats: after PATIENCE a master that does not answer is given up; after TTL the master may give up this end.
 PATIENCE = 2
 TTL = 3
+# After so many seconds a subscription counts as taken even if no PONG has said so: half of the time for which
+# accounting messages are kept, and less for a peer that may not answer PINGs.
+JOIN_S, JOIN_BLIND_S = 1.0, 0.1
+CONTEXT_SIZE = 4  # bytes
 BEGIN, END = b"\x01", b"\x00"  # the first byte of a message that subscribes or unsubscribes
 
 
@@ -33,6 +37,10 @@ class Line:
     """kind: the socket type of this end.
 
     address: the peer's. prefixes: the peer's subscriptions, and how often it has subscribed to each.
+
+    joined: how many of its own subscriptions, in their order, the peer has taken. A PING follows each subscription, and
+    its context says how many were sent before. As the peer handles what it receives in order, it has taken these when
+    it answers with the same context.
     """
 
     def __init__(self, kind: SocketType, address: Address, heartbeat: float, timeout: float) -> None:
@@ -41,7 +49,7 @@ class Line:
         self.address = address
         self.out = bytearray()
         self.is_connecting = self.is_open = self.is_ready = False
-        self.is_settled = False  # the peer has received the first subscriptions
+        self.joined = 0
         self.has_failed = False  # the last attempt failed, or the last connection was lost
         self.prefixes: Counter[bytes] = Counter()
         self.retry_at = 0.0
@@ -49,6 +57,8 @@ class Line:
         self._heartbeat = heartbeat
         self._timeout = timeout
         self._topics: list[bytes] = []  # what a SUB subscribes to
+        self._asked = 0  # how many subscriptions there were at the last PING with a context
+        self._asks: deque[tuple[int, float]] = deque()  # such PINGs without an answer: of how many, and when
         self._backoff = Backoff(CONNECT_FIRST_S, CONNECT_LONGEST_S)
         self._parser = Parser()
         self._has_introduced = False  # READY was sent
@@ -75,10 +85,17 @@ class Line:
 
     def reset(self) -> None:
         """Forgets the connection, but does not count that as a failure."""
-        self.is_connecting = self.is_open = self.is_ready = self.is_settled = self.has_failed = False
+        self.is_connecting = self.is_open = self.is_ready = self.has_failed = False
+        self.joined = self._asked = 0
+        self._asks.clear()
         self.retry_at = 0.0
         self.out.clear()
         self.prefixes.clear()
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether the peer has taken all subscriptions."""
+        return self.is_ready and self.joined == len(self._topics)
 
     def subscribe(self, topic: bytes) -> None:
         """Subscribes a SUB socket to a topic, on this connection and all later connections."""
@@ -114,12 +131,22 @@ class Line:
         silent_since = self._unanswered_since
         if silent_since is not None and self._answers and now - silent_since >= PATIENCE * self._heartbeat:
             raise Timeout(f"{self.address} did not answer a PING within {PATIENCE * self._heartbeat:g} s")
-        if now - self._pinged_at >= self._heartbeat:
+        if now - self._pinged_at >= self._heartbeat or self._asked < len(self._topics):
             self._ping(now)
+        patience = JOIN_S if self._answers else JOIN_BLIND_S
+        while self._asks and now >= self._asks[0][1] + patience:
+            self.joined = self._asks.popleft()[0]
         self.due = self._pinged_at + self._heartbeat
+        if self._asks:
+            self.due = min(self.due, self._asks[0][1] + patience)
 
     def _ping(self, now: float) -> None:
-        self.out += wire.ping(TTL * self._heartbeat)
+        context = b""
+        if self._asked < len(self._topics):
+            self._asked = len(self._topics)
+            self._asks.append((self._asked, now))
+            context = self._asked.to_bytes(CONTEXT_SIZE, "big")
+        self.out += wire.ping(TTL * self._heartbeat, context)
         self._pinged_at = now
         if self._unanswered_since is None:
             self._unanswered_since = now
@@ -141,7 +168,6 @@ class Line:
         self.has_failed = False
         self._ready_at = now
         self._answers = bool(self._parser.minor)
-        self.is_settled = not self._answers
         for topic in self._topics:
             self._send_subscription(topic)
         self._ping(now)
@@ -153,11 +179,18 @@ class Line:
                 raise ProtocolError(f"{self.address} sends PINGs, but does not read the answers")
             self.out += wire.pong(command.data)
         elif command.name == b"PONG":
-            self._answers = self.is_settled = True
+            self._answers = True
+            self._take_context(command.data)
         elif command.name == b"ERROR":
             raise ProtocolError(f"{self.address} ends the connection: {wire.error_reason(command.data)}")
         elif self.kind is SocketType.PUB and command.name in (b"SUBSCRIBE", b"CANCEL"):
             self._take_subscription(command.data, command.name == b"SUBSCRIBE")
+
+    def _take_context(self, context: bytes) -> None:
+        """Handles the context of a PONG: these subscriptions were taken."""
+        count = int.from_bytes(context, "big")
+        while self._asks and self._asks[0][0] <= count:
+            self.joined = self._asks.popleft()[0]
 
     def _take_subscription(self, prefix: bytes, begins: bool) -> None:
         """Handles a subscription (section "Subscriptions"). Repeated subscriptions are counted."""

@@ -21,12 +21,12 @@ from counterd.client.smockron._gatekeeping import (
     Stats,
     Verdict,
 )
-from counterd.client.smockron._line import OUT_MAX, PREFIXES_MAX, Line
+from counterd.client.smockron._line import JOIN_S, Line
 from counterd.client.smockron._masters import Pair, read_masters
 from counterd.client.smockron._told import STALE_MAX, Told
-from counterd.errors import ProtocolError, Timeout
 from counterd.protocols.smockron import wire
 from counterd.protocols.smockron.wire import Command, Parser, SocketType
+from unit.client.smockron.test_line import OLD, items, ready
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -35,8 +35,6 @@ NOW = 1_800_000_000_000  # ms of Unix time
 MS = 1_000_000  # ns
 STARTED_NS = NOW * MS - 100 * 1000 * MS  # when the machine started: 100 s ago
 PASS, DELAY, REJECT = Verdict.PASS, Verdict.DELAY, Verdict.REJECT
-OLD = bytearray(wire.greeting())
-OLD[11] = 0  # of ZMTP 3.0
 
 
 # ---- what was told ---------------------------------------------------------------------------------------------------
@@ -165,171 +163,6 @@ def test_what_is_no_master(where: Any, wrong: str) -> None:
         read_masters(where, False)
 
 
-# ---- one connection --------------------------------------------------------------------------------------------------
-
-
-def line_of(kind: SocketType, *, heartbeat: float = 5.0, timeout: float = 3.0) -> Line:
-    line = Line(kind, Address("h", 1), heartbeat, timeout)
-    line.opened(100.0)
-    return line
-
-
-def sent(line: Line) -> bytes:
-    data = bytes(line.out)
-    line.out.clear()
-    return data
-
-
-def items(data: bytes) -> list[Any]:
-    """What a master finds in what comes after the greeting."""
-    parser = Parser()
-    parser.feed(wire.greeting())
-    return parser.feed(data)
-
-
-def ready(line: Line, greeting: bytes = wire.greeting(), more: bytes = b"", now: float = 100.0) -> list[Any]:
-    """The handshake. Returns the messages in what the master said more."""
-    kind = SocketType.SUB if line.kind is SocketType.PUB else SocketType.PUB
-    return line.feed(greeting + wire.ready(kind) + more, now)
-
-
-def test_the_handshake_goes_on_when_the_peer_has_greeted() -> None:
-    line = line_of(SocketType.SUB)
-    line.subscribe(b"d\0")
-    assert sent(line) == wire.greeting()
-    assert line.feed(wire.greeting()[:63], 100.0) == []
-    assert sent(line) == b""
-    line.feed(wire.greeting()[63:], 100.0)
-    assert sent(line) == wire.ready(SocketType.SUB)
-    assert not line.is_ready
-    assert line.feed(wire.ready(SocketType.PUB) + wire.message(b"d\0", b"x"), 100.0) == [(b"d\0", b"x")]
-    assert sent(line) == wire.subscribe(b"d\0") + wire.ping(15)
-    line.subscribe(b"e\0")
-    assert sent(line) == wire.subscribe(b"e\0")
-
-
-def test_to_zmtp_3_0_a_subscription_is_a_message() -> None:
-    line = line_of(SocketType.SUB)
-    line.subscribe(b"d\0")
-    sent(line)
-    ready(line, bytes(OLD))
-    assert sent(line) == wire.ready(SocketType.SUB) + wire.message(b"\1d\0") + wire.ping(15)
-
-
-def test_a_master_subscribes_by_commands_or_messages() -> None:
-    line = line_of(SocketType.PUB)
-    ready(line, more=wire.subscribe(b"a") + wire.message(b"\1b") + wire.subscribe(b"a") + wire.message(b"\2c"))
-    assert line.prefixes == {b"a": 2, b"b": 1}
-    line.feed(wire.cancel(b"a") + wire.message(b"\0b") + wire.cancel(b"never"), 100.0)
-    assert line.prefixes == {b"a": 1}
-    line.feed(wire.cancel(b"a") + wire.message(b"\1", b"two frames") + wire.message(b""), 100.0)
-    assert line.prefixes == {}
-
-
-def test_a_master_cannot_subscribe_without_end() -> None:
-    line = line_of(SocketType.PUB)
-    ready(line, more=b"".join(wire.subscribe(b"%d" % number) for number in range(PREFIXES_MAX)))
-    with pytest.raises(ProtocolError, match="subscribes to more than"):
-        line.feed(wire.subscribe(b"one more"), 100.0)
-    line = line_of(SocketType.PUB)
-    with pytest.raises(ProtocolError, match="1025 bytes"):
-        ready(line, more=wire.subscribe(bytes(1025)))
-
-
-@pytest.mark.parametrize(
-    ("said", "wrong"),
-    [
-        (wire.greeting() + wire.ready(SocketType.PUB), "is of type 'PUB', expected SUB or XSUB"),
-        (wire.greeting() + wire.command(b"READY"), "is of type '', expected"),
-        (wire.greeting() + wire.command(b"ERROR", b"\4full"), "refused the handshake: full"),
-        (wire.greeting() + wire.subscribe(b""), "did not begin with READY"),
-        (wire.greeting() + wire.message(b"x"), "did not begin with READY"),
-        (wire.greeting() + wire.ready(SocketType.SUB) + wire.command(b"ERROR", b"\3bye"), "ends the connection: bye"),
-        (b"HTTP/1.1 400", "not ZMTP"),
-    ],
-)
-def test_what_is_no_master_is_left(said: bytes, wrong: str) -> None:
-    with pytest.raises(ProtocolError, match=wrong):
-        line_of(SocketType.PUB).feed(said, 100.0)
-
-
-def test_pings_are_answered_and_sent() -> None:
-    line = line_of(SocketType.PUB)
-    ready(line)
-    sent(line)
-    line.feed(wire.ping(1, b"context"), 100.0)
-    assert sent(line) == wire.command(b"PONG", b"context")
-    line.look(104.9)
-    assert (sent(line), line.due) == (b"", 105.0)
-    line.look(105.0)
-    assert (sent(line), line.due) == (wire.ping(15), 110.0)
-
-
-def test_a_master_that_sends_pings_and_does_not_read_is_given_up() -> None:
-    line = line_of(SocketType.SUB)
-    ready(line)
-    many = 1000 * wire.ping(0, b"context")
-    pongs = 1000 * len(wire.command(b"PONG", b"context"))
-    for _ in range(OUT_MAX // pongs):
-        line.feed(many, 100.0)
-    with pytest.raises(ProtocolError, match="h:1 sends PINGs, but does not read the answers"):
-        line.feed(many, 100.0)
-    assert OUT_MAX < len(line.out) < OUT_MAX + 100
-
-
-def test_a_master_that_does_not_answer_is_given_up() -> None:
-    line = line_of(SocketType.PUB)
-    ready(line)
-    line.look(105.0)
-    line.look(109.9)
-    with pytest.raises(Timeout, match="h:1 did not answer a PING within 10 s"):
-        line.look(110.0)
-    line.feed(wire.command(b"PONG"), 110.0)
-    line.look(115.0)
-    line.feed(wire.message(b"whatever comes is good"), 124.9)
-    line.look(125.0)
-
-
-def test_one_that_may_not_know_pings_is_not_given_up_before_it_has_answered_one() -> None:
-    line = line_of(SocketType.PUB)
-    ready(line, bytes(OLD))
-    line.look(200.0)
-    line.feed(wire.command(b"PONG"), 200.0)
-    line.look(205.0)
-    with pytest.raises(Timeout):
-        line.look(215.0)
-    line.closed(215.0)
-    line.opened(220.0)
-    ready(line, bytes(OLD), now=220.0)
-    line.look(300.0)
-
-
-def test_a_handshake_has_its_time() -> None:
-    line = line_of(SocketType.PUB)
-    assert line.due == 103.0
-    line.look(102.9)
-    with pytest.raises(Timeout, match="did not finish ZMTP's handshake within 3 s"):
-        line.look(103.0)
-
-
-def test_a_connection_that_is_lost_at_once_is_made_more_and_more_slowly() -> None:
-    line = line_of(SocketType.PUB)
-    now, pauses = 100.0, []
-    for _ in range(8):
-        line.opened(now)
-        ready(line, now=now)
-        line.closed(now)
-        assert (line.is_open, line.is_ready, line.out, line.prefixes) == (False, False, b"", {})
-        pauses.append(line.retry_at - now)
-        now = line.retry_at
-    assert 0.025 <= pauses[0] <= 0.05
-    assert 1 <= pauses[-1] <= 2
-    line.opened(now)
-    ready(line, now=now)
-    line.closed(now + 2)
-    assert 0.025 <= line.retry_at - now - 2 <= 0.05
-
-
 # ---- deciding --------------------------------------------------------------------------------------------------------
 
 
@@ -356,10 +189,15 @@ def stats(core: Core, now: int) -> Stats:
     return core.stats(now * MS - STARTED_NS)
 
 
+def pong(master: Master) -> bytes:
+    """The answer of a master that has taken all subscriptions."""
+    return wire.command(b"PONG", len(master.gates).to_bytes(4, "big"))
+
+
 def connect(core: Core, says: bytes = wire.subscribe(b""), master: Master | None = None) -> Master:
     """The handshakes with a master, which then says so on its accounting port."""
     master = master or core.masters[0]
-    for line, more in ((master.control, wire.command(b"PONG")), (master.accounting, says)):
+    for line, more in ((master.control, pong(master)), (master.accounting, says)):
         line.opened(100.0)
         kind = SocketType.SUB if line.kind is SocketType.PUB else SocketType.PUB
         feed(core, master, line, wire.greeting() + wire.ready(kind) + more)
@@ -675,17 +513,17 @@ def test_domains_have_their_masters() -> None:
     assert core.where == "h:1, i:1"
 
 
-@pytest.mark.parametrize(("greeting", "said"), [(wire.greeting(), wire.command(b"PONG")), (bytes(OLD), b"")])
-def test_a_master_is_ready_once_it_has_taken_the_subscriptions(greeting: bytes, said: bytes) -> None:
-    """A PONG says so; one of ZMTP 3.0 may not know that."""
+@pytest.mark.parametrize("greeting", [wire.greeting(), bytes(OLD)])
+def test_a_master_is_ready_once_it_has_taken_the_subscriptions(greeting: bytes) -> None:
+    """A PONG says so."""
     core = core_of()
     master = core.masters[0]
     master.control.opened(100.0)
     feed(core, master, master.control, greeting + wire.ready(SocketType.PUB))
     master.accounting.opened(100.0)
     feed(core, master, master.accounting, wire.greeting() + wire.ready(SocketType.SUB) + wire.subscribe(b""))
-    assert master.is_ready is not bool(said)
-    feed(core, master, master.control, said)
+    assert not master.is_ready
+    feed(core, master, master.control, pong(master))
     assert master.is_ready
     core.lost(master, master.control, "it ended", 101.0)
     assert not master.is_ready
@@ -699,7 +537,43 @@ def test_a_new_domain_is_subscribed_to_at_once() -> None:
     decide(core, "a", "e", b"", NOW)
     assert stirred
     assert items(take(core, master, master.control, NOW)) == [Command(b"SUBSCRIBE", b"e\0")]
+
+
+@pytest.mark.parametrize("answers", [True, False])
+def test_a_new_domain_waits_until_its_control_messages_arrive(answers: bool) -> None:
+    """Else the effect of its first messages would be missed. Others do not wait for it, and it does not for ever."""
+    core = core_of()
+    master = connect(core)
+    decide(core, "a", "e", b"", NOW)
+    decide(core, "a", None, b"", NOW)
+    assert [message[0] for message in accounted(core)] == [b"d\0"]
+    master.control.look(100.0)
+    assert [item.name for item in items(take(core, master, master.control, NOW))] == [b"SUBSCRIBE", b"PING"]
+    stirred: list[int] = []
+    master.stir, master.is_stirred = lambda: stirred.append(1), False
+    if answers:
+        feed(core, master, master.control, pong(master))
+    else:
+        assert master.due(100.0) == JOIN_S
+        master.control.look(100.0 + JOIN_S)
+        take(core, master, master.control, NOW)
+    assert stirred
     assert [message[0] for message in accounted(core)] == [b"e\0"]
+
+
+def test_without_control_messages_nothing_waits_for_them() -> None:
+    core = core_of()
+    master = connect(core)
+    core.lost(master, master.control, "it ended", 100.0)
+    decide(core, "a", None, b"", NOW)
+    decide(core, "a", "e", b"", NOW)
+    assert [message[0] for message in accounted(core)] == [b"d\0", b"e\0"]
+    master.control.opened(101.0)
+    feed(core, master, master.control, wire.greeting() + wire.ready(SocketType.PUB))
+    decide(core, "a", None, b"", NOW)
+    assert accounted(core) == [], "it is back, and has not taken the subscriptions"
+    feed(core, master, master.control, pong(master))
+    assert [message[0] for message in accounted(core)] == [b"d\0"]
 
 
 def test_accounting_is_connected_after_control_unless_that_fails() -> None:

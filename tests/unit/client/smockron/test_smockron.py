@@ -68,6 +68,38 @@ async def elsewhere(function: Callable[..., Any], *arguments: Any) -> Any:
 # ---- both ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("shape", ["threads", *loops.NEW_LOOP])
+def test_a_new_domain_is_accounted_for_once_its_control_messages_arrive(
+    master: Master, shape: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the master could tell what the first messages cause before it has read the subscription."""
+    monkeypatch.setattr("counterd.client.smockron._line.JOIN_S", LONG_S)
+
+    def uses(made: Any) -> None:
+        master.control.answers = False
+        for domain in ("late", None):
+            assert made.decide("a", domain).verdict is Verdict.PASS
+
+    def check() -> None:
+        assert [message[0] for message in master.wait_for(1)] == [b"default\0"], "the first one waits"
+        wait_until(lambda: b"late\0" in master.control.commands(b"SUBSCRIBE"), "it is subscribed to")
+        wait_until(lambda: len(master.control.commands(b"PING")) == 2, "the master is asked")
+        master.control.tell(wire.pong(master.control.commands(b"PING")[-1]))
+        assert [message[0] for message in master.wait_for(2)] == [b"default\0", b"late\0"]
+
+    async def main() -> None:
+        async with async_gatekeeper(master) as made:
+            uses(made)
+            await elsewhere(check)
+
+    if shape == "threads":
+        with gatekeeper(master) as made:
+            uses(made)
+            check()
+    else:
+        loops.run(main(), shape)
+
+
 def test_what_is_decided_is_accounted_and_what_is_told_is_heeded(master: Master) -> None:
     with gatekeeper(master, rejected="all") as made:
         assert master.control.commands(b"SUBSCRIBE") == [b"default\0"]
