@@ -3,58 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
 from counterd.client.aio import Client, Hold, Permit, Rate
 from counterd.errors import ConnectionLost
-from kit.cuts import HOST, Relay
-from kit.daemon import PATIENCE
+from kit.cuts import CUTS, GRACE_S, HOST
+from kit.loops import run, until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterator
-
     from counterd.client import Client as Blocking
     from kit import daemon
-
-CUTS = 20
-LONG_S = 60
-
-
-@pytest.fixture
-def counterd(start: Callable[..., daemon.Daemon]) -> daemon.Daemon:
-    return start()
-
-
-@pytest.fixture
-def relay(counterd: daemon.Daemon) -> Iterator[Relay]:
-    made = Relay(counterd.address)
-    yield made
-    made.close()
-
-
-@pytest.fixture
-def other(counterd: daemon.Daemon) -> Iterator[Blocking]:
-    with counterd.client() as made:
-        yield made
-
-
-async def until(condition: Callable[[], Any], what: str) -> None:
-    for _ in range(int(PATIENCE / 0.02)):
-        if condition():
-            return
-        await asyncio.sleep(0.02)
-    raise AssertionError(what)
-
-
-def run(work: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(asyncio.wait_for(work, PATIENCE))
+    from kit.cuts import Relay
 
 
 def test_nothing_is_lost(counterd: daemon.Daemon, relay: Relay, other: Blocking) -> None:
     async def work() -> None:
-        async with Client(HOST, relay.port, resume=LONG_S, name="billing-3") as client:
+        async with Client(HOST, relay.port, resume=GRACE_S, name="billing-3") as client:
             taken = client.take(Permit("b"), Rate("r", 5, 10, 3600))
             async with client.hold("a", 2, maximum=3) as hold, taken:
                 assert await client.acquire("c", maximum=1) == 1
@@ -80,7 +46,7 @@ def test_nothing_is_lost(counterd: daemon.Daemon, relay: Relay, other: Blocking)
 
 def test_a_block_that_is_left_without_a_connection(counterd: daemon.Daemon, relay: Relay, other: Blocking) -> None:
     async def work() -> None:
-        async with Client(HOST, relay.port, resume=LONG_S) as client:
+        async with Client(HOST, relay.port, resume=GRACE_S) as client:
             async with client.hold("a", maximum=1) as hold, client.take(Permit("b"), timeout=None):
                 relay.is_open = False
                 await asyncio.to_thread(relay.cut)
@@ -117,7 +83,7 @@ def test_replies_that_are_lost(counterd: daemon.Daemon, relay: Relay, other: Blo
     """What was asked for before the cut is done exactly once."""
 
     async def work() -> None:
-        async with Client(HOST, relay.port, resume=LONG_S) as client:
+        async with Client(HOST, relay.port, resume=GRACE_S) as client:
 
             async def mute() -> None:
                 await client.noop()  # it has resumed
@@ -152,11 +118,11 @@ def test_tasks_and_cancellations_while_it_is_cut(counterd: daemon.Daemon, relay:
     """Whatever is cancelled at whatever moment leaves nothing behind."""
 
     async def one(client: Client, number: int) -> None:
-        async with client.hold("a", maximum=3), client.take(Permit("b", maximum=2), timeout=LONG_S):
+        async with client.hold("a", maximum=3), client.take(Permit("b", maximum=2), timeout=GRACE_S):
             await asyncio.sleep(0.001 * (number % 5))
 
     async def work() -> None:
-        async with Client(HOST, relay.port, resume=LONG_S) as client:
+        async with Client(HOST, relay.port, resume=GRACE_S) as client:
             tasks = [asyncio.ensure_future(one(client, number)) for number in range(60)]
             for number, task in enumerate(tasks):
                 await asyncio.sleep(0.003)

@@ -11,39 +11,19 @@ import pytest
 
 from counterd.client import Client, Hold, Permit, Rate
 from counterd.errors import ConnectionLost, NotAvailable
-from kit.cuts import HOST, Relay
+from kit.cuts import CUTS, GRACE_S, HOST
 from kit.daemon import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from kit import daemon
-
-CUTS = 20
-LONG_S = 60
-
-
-@pytest.fixture
-def counterd(start: Callable[..., daemon.Daemon]) -> daemon.Daemon:
-    return start()
-
-
-@pytest.fixture
-def relay(counterd: daemon.Daemon) -> Iterator[Relay]:
-    made = Relay(counterd.address)
-    yield made
-    made.close()
+    from kit.cuts import Relay
 
 
 @pytest.fixture
 def client(relay: Relay) -> Iterator[Client]:
-    with Client(HOST, relay.port, resume=LONG_S, name="billing-3") as made:
-        yield made
-
-
-@pytest.fixture
-def other(counterd: daemon.Daemon) -> Iterator[Client]:
-    with counterd.client() as made:
+    with Client(HOST, relay.port, resume=GRACE_S, name="billing-3") as made:
         yield made
 
 
@@ -117,7 +97,7 @@ def test_a_grace_time_that_is_over(counterd: daemon.Daemon, relay: Relay, other:
 def test_a_server_that_has_started_again(start: Callable[..., daemon.Daemon]) -> None:
     """It knows no token: what was held is lost."""
     one = start()
-    with Client(HOST, one.address.port, resume=LONG_S) as client:
+    with Client(HOST, one.address.port, resume=GRACE_S) as client:
         hold = client.hold("a", maximum=1).__enter__()
         assert one.stop() == 0
         start({"counter.port": one.address.port})
@@ -169,7 +149,7 @@ def test_takes_that_wait_go_on_waiting(relay: Relay, client: Client, other: Clie
     assert other.acquire("a", maximum=1) == 1
     with client.hold("b", maximum=1):
         got: list[Any] = []
-        waiting = threading.Thread(target=lambda: got.append(client.take(Permit("a"), timeout=LONG_S).acquire()))
+        waiting = threading.Thread(target=lambda: got.append(client.take(Permit("a"), timeout=GRACE_S).acquire()))
         waiting.start()
         wait_until(lambda: other.stats()["waiters"] == "1", "it waits")
         relay.cut()
@@ -182,7 +162,7 @@ def test_takes_that_wait_go_on_waiting(relay: Relay, client: Client, other: Clie
 
 
 def test_close_gives_everything_back(counterd: daemon.Daemon, relay: Relay, other: Client) -> None:
-    client = Client(HOST, relay.port, resume=LONG_S)
+    client = Client(HOST, relay.port, resume=GRACE_S)
     hold = client.hold("a", maximum=1).__enter__()
     client.close()
     assert other.get("a") == 0

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from kit.daemon import Address
 
 HOST = "127.0.0.1"
+CUTS = 20  # of a test
+GRACE_S = 60  # for which a server keeps what was held: no test takes so long
 
 
 class Relay:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -11,9 +10,10 @@ import pytest
 from counterd.client import Client, Permit, Rate, aio
 from counterd.errors import ConnectionLost, NotAvailable, Timeout
 from kit import loops
-from kit.daemon import wait_until
 from kit.machine import PATIENCE
-from kit.shapes import BLOCKING, begins, entered, got, left, opened
+from kit.shapes import BLOCKING, begins, entered, got, opened
+from scenarios import holds
+from scenarios.holds import Rival, block, closed, fails_within, gives_up, held_on_a_new_connection, waited_for
 from scenarios.thing import Thing, Visit, cut
 
 if TYPE_CHECKING:
@@ -91,27 +91,31 @@ class Acquired(Permits):
         return bool(link.closed or not link.calls.held)
 
 
-class Blocks(Permits):
+class Blocks(holds.Blocks, Permits):
     """What those have in common that a block has."""
 
-    async def give(self, client: Any, taken: Any) -> None:
-        await left(taken)
+    REFUSED = (NotAvailable, r"3 in use, waited 0\.01 s")
 
-    async def in_child(self, client: Any, taken: Any) -> None:
-        assert taken.lost
-        await self.give(client, taken)
+    @contextlib.contextmanager
+    def occupied(self, client: Client) -> Iterator[None]:
+        client.acquire(self.ONE, MAXIMUM, maximum=MAXIMUM)
+        yield
+        client.release(self.ONE, MAXIMUM)
+
+    def is_waited_for(self, visit: Visit, client: Client) -> bool:
+        return super().is_waited_for(visit, client) or int(client.stats().get("waiters", 0)) > 0
 
     async def when_gone(self, client: Any, taken: Any) -> None:
         await loops.until(lambda: taken.lost, "it is known to be lost")
         with pytest.raises(ConnectionLost, match=r"^lost 1 of one [0-9]+ with the connection to "):
             await self.give(client, taken)
 
-    def is_lost(self, client: Any, taken: Any) -> bool:
-        return bool(taken.lost)
-
 
 class Held(Blocks):
     NAME = "counter hold"
+
+    def block(self, client: Any, **options: Any) -> Any:
+        return client.hold(self.ONE, maximum=MAXIMUM, **options)
 
     async def take(self, client: Any, name: bytes) -> Any:
         return await entered(client.hold(name, maximum=MAXIMUM))
@@ -122,6 +126,9 @@ class Held(Blocks):
 
 class Taken(Blocks):
     NAME = "counter take"
+
+    def block(self, client: Any, **options: Any) -> Any:
+        return client.take(Permit(self.ONE, maximum=MAXIMUM), **{"timeout": None, **options})
 
     async def take(self, client: Any, name: bytes) -> Any:
         return await entered(client.take(Permit(name, maximum=MAXIMUM), timeout=None))
@@ -160,62 +167,10 @@ async def held(visit: Visit) -> None:
         assert await got(visit.client.get(visit.name)) == 2
 
 
-async def held_on_a_new_connection(visit: Visit) -> None:
-    await got(visit.client.noop())
-    cut(visit.client)
-    async with opened(visit.client.hold(visit.name, maximum=MAXIMUM)):
-        await got(visit.client.get(visit.name))
-
-
-async def fails_within(visit: Visit) -> None:
-    with pytest.raises(ZeroDivisionError):
-        async with opened(visit.client.hold(visit.name, 2, maximum=MAXIMUM)):
-            _ = 1 // 0
-
-
 async def semaphore(visit: Visit) -> None:
     permits = visit.client.semaphore(visit.name, 2)
     async with opened(permits), opened(permits):
         assert await got(visit.client.get(visit.name)) == 2
-
-
-class Rival:
-    """Another client, which has all permits of a name, and gives them back when somebody waits for them."""
-
-    def __init__(self, visit: Visit) -> None:
-        self._visit = visit
-        self._over = threading.Event()
-        self._has = threading.Event()
-        self._thread = threading.Thread(target=self._run)  # where no point is
-
-    def __enter__(self) -> None:
-        self._thread.start()
-        assert self._has.wait(PATIENCE)
-
-    def __exit__(self, *_: object) -> None:
-        self._over.set()
-        self._thread.join(PATIENCE)
-
-    def _run(self) -> None:
-        with self._visit.thing.client(BLOCKING) as client:
-            client.acquire(self._visit.name, MAXIMUM, maximum=MAXIMUM)
-            self._has.set()
-            wait_until(lambda: self._over.is_set() or self._is_waited_for(client), "somebody waits")
-
-    def _is_waited_for(self, client: Client) -> bool:
-        return bool(self._visit.client._turns._queues) or int(client.stats().get("waiters", 0)) > 0
-
-
-async def waited_for(visit: Visit) -> None:
-    with Rival(visit):
-        async with opened(visit.client.hold(visit.name, maximum=MAXIMUM)):
-            pass
-
-
-async def taken_after_waiting(visit: Visit) -> None:
-    with Rival(visit):
-        async with opened(visit.client.take(Permit(visit.name, maximum=MAXIMUM), timeout=None)):
-            pass
 
 
 async def taken(visit: Visit) -> None:
@@ -224,21 +179,9 @@ async def taken(visit: Visit) -> None:
         await got(it.settle(b"rate", 0))
 
 
-class Hard(Rival):
-    """One that gives nothing back before the block ends."""
-
-    def _is_waited_for(self, client: Client) -> bool:
-        return False
-
-
-async def gives_up(visit: Visit) -> None:
-    with Hard(visit), pytest.raises(NotAvailable, match=r"3 in use, waited 0\.01 s"):
-        await entered(visit.client.hold(visit.name, maximum=MAXIMUM, timeout=0.01))
-
-
 async def refused(visit: Visit) -> None:
-    with Hard(visit), pytest.raises(NotAvailable):
-        await entered(visit.client.hold(visit.name, maximum=MAXIMUM, timeout=0))
+    with Rival(visit, is_hard=True), pytest.raises(NotAvailable):
+        await entered(block(visit, timeout=0))
 
 
 async def acquired_again(visit: Visit) -> None:
@@ -256,12 +199,9 @@ async def left_unreachable(visit: Visit) -> None:
             cut(visit.client)
 
 
-async def closed(visit: Visit) -> None:
-    """With permits that were acquired, and with a hold."""
-    client = visit.another
-    await got(client.acquire(visit.name, maximum=MAXIMUM))
-    async with opened(client.hold(visit.name, maximum=MAXIMUM)):
-        await got(client.close())
+async def closed_with_permits(visit: Visit) -> None:
+    await got(visit.another.acquire(visit.name, maximum=MAXIMUM))
+    await got(visit.another.close())
 
 
 async def decorated(visit: Visit) -> None:
@@ -289,12 +229,12 @@ async def decorated(visit: Visit) -> None:
         assert await both() == [2, 2]
 
 
-Acquired.USES = (acquire, calls, pipeline, closed)
+Acquired.USES = (acquire, calls, pipeline, closed_with_permits)
 Held.USES = (
     held, held_on_a_new_connection, fails_within, waited_for, gives_up, refused, acquired_again, left_unreachable,
-    decorated,
+    decorated, closed,
 )  # fmt: skip
 # With threads its permits belong to no block, so an interrupted release() may have released nothing.
 Held.ASYNC_USES = (semaphore,)
-Taken.USES = (taken, taken_after_waiting)
+Taken.USES = (taken, waited_for)
 THINGS = [Acquired, Held, Taken]

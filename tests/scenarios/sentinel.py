@@ -5,20 +5,21 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-import threading
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import pytest
 
 from counterd.client.sentinel import AsyncClient, Blocked, Client, TokenLost
 from kit import loops
-from kit.daemon import wait_until
 from kit.machine import PATIENCE
 from kit.sentinels import flow, param
-from kit.shapes import BLOCKING, begins, entered, got, left, opened
-from scenarios.thing import FORKED, RESTARTED, VANISHED, Thing, Visit, cut
+from kit.shapes import BLOCKING, begins, entered, got, opened
+from scenarios import holds
+from scenarios.holds import closed, fails_within, gives_up, held, held_on_a_new_connection, waited_for
+from scenarios.thing import FORKED, RESTARTED, VANISHED, Thing, Visit
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 ONE, OTHER, SHORT, RATE, VALUES = 1000, 2000, 103, 104, 201
@@ -110,7 +111,22 @@ class Acquired(Tokens):
         return False
 
 
-class Held(Tokens):
+class Blocks(holds.Blocks, Tokens):
+    """What those have in common that a block has."""
+
+    REFUSED = (Blocked, r"waited 0\.01 s")
+
+    def block(self, client: Any, **options: Any) -> Any:
+        return client.hold(self.ONE, **options)
+
+    @contextlib.contextmanager
+    def occupied(self, client: Client) -> Iterator[None]:
+        token = client.acquire(self.ONE)
+        yield
+        client.release(token)
+
+
+class Held(Blocks):
     NAME = "sentinel hold"
 
     def client(self, shape: str, **options: Any) -> Any:
@@ -120,18 +136,8 @@ class Held(Tokens):
     async def take(self, client: Any, name: int) -> Any:
         return await entered(client.hold(name))
 
-    async def give(self, client: Any, taken: Any) -> None:
-        await left(taken)
-
-    def is_lost(self, client: Any, taken: Any) -> bool:
-        return bool(taken.lost)
-
     def waiting(self, client: Any) -> Any:
         return begins(client.hold(self.OTHER))
-
-    async def in_child(self, client: Any, taken: Any) -> None:
-        assert taken.lost
-        await self.give(client, taken)
 
     async def lasts(self, client: Any, taken: Any) -> None:
         lease = taken._lease
@@ -153,7 +159,7 @@ class Held(Tokens):
                 await got(client.acquire(self.OTHER))
 
 
-class Fallback(Tokens):
+class Fallback(Blocks):
     """Tokens of the client's own limits, where no server can be reached."""
 
     NAME = "sentinel fallback"
@@ -174,9 +180,6 @@ class Fallback(Tokens):
         hold = await entered(client.hold(name))
         assert hold.fallback
         return hold
-
-    async def give(self, client: Any, taken: Any) -> None:
-        await left(taken)
 
     def is_lost(self, client: Any, taken: Any) -> bool:
         return False
@@ -207,70 +210,6 @@ async def calls(visit: Visit) -> None:
         await got(visit.client.acquire(ONE))
 
 
-async def held(visit: Visit) -> None:
-    async with opened(visit.client.hold(ONE)):
-        pass
-
-
-async def held_on_a_new_connection(visit: Visit) -> None:
-    await got(visit.client.ping())
-    cut(visit.client)
-    async with opened(visit.client.hold(ONE)):
-        await got(visit.client.flow(RATE))
-
-
-async def fails_within(visit: Visit) -> None:
-    with pytest.raises(ZeroDivisionError):
-        async with opened(visit.client.hold(ONE)):
-            _ = 1 // 0
-
-
-class Rival:
-    """Another client, which has the only token of ONE, and gives it back when somebody waits for it."""
-
-    def __init__(self, visit: Visit) -> None:
-        self._visit = visit
-        self._over = threading.Event()
-        self._has = threading.Event()
-        self._thread = threading.Thread(target=self._run)  # where no point is
-
-    def __enter__(self) -> None:
-        self._thread.start()
-        assert self._has.wait(PATIENCE)
-
-    def __exit__(self, *_: object) -> None:
-        self._over.set()
-        self._thread.join(PATIENCE)
-
-    def _run(self) -> None:
-        with self._visit.thing.client(BLOCKING) as client:
-            token = client.acquire(ONE)
-            self._has.set()
-            wait_until(lambda: self._over.is_set() or self._is_waited_for(), "somebody waits")
-            client.release(token)
-
-    def _is_waited_for(self) -> bool:
-        return bool(self._visit.client._turns._queues)
-
-
-class Hard(Rival):
-    """One that gives nothing back before the block ends."""
-
-    def _is_waited_for(self) -> bool:
-        return False
-
-
-async def waited_for(visit: Visit) -> None:
-    with Rival(visit):
-        async with opened(visit.client.hold(ONE)):
-            pass
-
-
-async def gives_up(visit: Visit) -> None:
-    with Hard(visit), pytest.raises(Blocked):
-        await entered(visit.client.hold(ONE, timeout=0.01))
-
-
 async def renewed(visit: Visit) -> None:
     visit.client._leases.usual[ONE] = 0.02  # so that it is renewed at once
     async with opened(visit.client.hold(ONE)) as hold:
@@ -282,11 +221,6 @@ async def lost(visit: Visit) -> None:
     with contextlib.suppress(TokenLost):
         async with opened(visit.client.hold(SHORT)) as hold:
             await visit.until(lambda: hold.lost, "it is lost")
-
-
-async def closed(visit: Visit) -> None:
-    async with opened(visit.another.hold(ONE)):
-        await got(visit.another.close())
 
 
 Acquired.USES = (acquire, calls)

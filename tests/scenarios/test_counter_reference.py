@@ -8,7 +8,7 @@ import pytest
 
 from kit import reference
 from kit.interrupting import WAYS
-from scenarios import counter
+from scenarios import counter, holds
 from scenarios.test_interrupted import UNCLOSED, check, name
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from scenarios.test_interrupted import Use
 
 # Not those that end a connection: yrmcdsd takes up to 3 s to see that, or does not at all.
-USES = (counter.held, counter.fails_within, counter.semaphore, counter.waited_for, counter.gives_up, counter.refused)
+USES = (counter.held, holds.fails_within, counter.semaphore, holds.waited_for, holds.gives_up, counter.refused)
 CASES = [
     pytest.param(use, way, id=name(counter.Held, use, False, way))
     for use in (*USES, counter.decorated)
