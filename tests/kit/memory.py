@@ -13,12 +13,14 @@ from collections import Counter, deque
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from counterd.protocols.counter import wire
-from counterd.protocols.counter.wire import HEADER_SIZE, Opcode, Status
+from counterd.protocols.counter.wire import Opcode, Status
+from kit.scripted.counter import Counters, cut, responded
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
-_HEADER = struct.Struct(">BBBBII")
+    from kit.scripted.counter import Request
+
 _TAKE, _PERMIT = struct.Struct(">BBHIH"), struct.Struct(">BBHII")
 
 
@@ -111,20 +113,14 @@ class Pipe(asyncio.Transport):
 
     def _arrived(self) -> None:
         server = self._server
-        data = self._requests.popleft()
-        if self.closed:
-            server.in_flight -= 1
-            return
-        replies, count = b"", 0
-        while data:
-            _, opcode, _, _, length, opaque = _HEADER.unpack_from(data)
-            body, data = data[HEADER_SIZE : HEADER_SIZE + length], data[HEADER_SIZE + length :]
-            self.sent.append((opcode, body))
-            count += 1
-            replies += server.reply(self, opcode, opaque, body)
-        self.pieces.append(count)
+        requests, rest = cut(0, self._requests.popleft())
+        assert not rest
         server.in_flight -= 1
-        self.post(replies)
+        if self.closed:
+            return
+        self.sent += [(each.opcode, each.body) for each in requests]
+        self.pieces.append(len(requests))
+        self.post(b"".join(server.reply(self, each) for each in requests))
 
     def post(self, replies: bytes) -> None:
         """Sends replies, now or when a Take need not wait any more."""
@@ -166,8 +162,8 @@ class Server:
         self.waiting: list[Waiting] = []
         self.grants = 0
         self.loop = loop
-        self.used: Counter[bytes] = Counter()
-        self.refused = 0  # acquires
+        self.counters = Counters()
+        self.used = self.counters.used
         self.not_acquired = 0  # releases of more than was held
         self.pipes: list[Pipe] = []
         self.in_flight = 0  # pieces of requests and their replies
@@ -189,44 +185,23 @@ class Server:
     def gone(self, pipe: Pipe) -> None:
         for take in [each for each in self.waiting if each.pipe is pipe]:
             self.end(take)
-        self.used -= pipe.held
-        pipe.held.clear()
+        self.counters.give_back(pipe.held)
         self.serve()
 
-    def reply(self, pipe: Pipe, opcode: int, opaque: int, body: bytes) -> bytes:
-        reply = self.execute(pipe, opcode, opaque, body)
-        return reply if self.answers(opcode) else b""
+    def reply(self, pipe: Pipe, request: Request) -> bytes:
+        reply = self.execute(pipe, request)
+        return reply if self.answers(request.opcode) else b""
 
-    def execute(self, pipe: Pipe, opcode: int, opaque: int, body: bytes) -> bytes:
-        answer, status = b"", Status.NO_ERROR
-        if opcode in (Opcode.TAKE, Opcode.CANCEL):
-            if self.has_takes:
-                return self.take(pipe, opaque, body) if opcode == Opcode.TAKE else self.cancel(pipe, opaque, body)
-            status = Status.UNKNOWN_COMMAND
-        elif opcode == Opcode.GET:
-            answer = struct.pack(">I", self.used[body[2:]])
-        elif opcode == Opcode.ACQUIRE:
-            resources, maximum = struct.unpack_from(">II", body)
-            if self.used[body[10:]] + resources > maximum or self.is_waited_for(body[10:]):
-                status = Status.RESOURCE_NOT_AVAILABLE
-                self.refused += 1
-            else:
-                self.used[body[10:]] += resources
-                pipe.held[body[10:]] += resources
-                answer = struct.pack(">I", resources)
-        elif opcode == Opcode.RELEASE:
-            resources, name = struct.unpack_from(">I", body)[0], body[6:]
-            if pipe.held[name] < resources:
-                status = Status.NOT_ACQUIRED
-                self.not_acquired += 1
-            else:
-                self.used[name] -= resources
-                pipe.held[name] -= resources
-                self.serve()
-        elif opcode == Opcode.STATS:
-            name, value = b"refused:not_available", b"%d" % self.refused
-            answer = struct.pack(">HH", len(name), len(value)) + name + value
-        return response(opcode, opaque, answer, status)
+    def execute(self, pipe: Pipe, request: Request) -> bytes:
+        if self.has_takes and request.opcode == Opcode.TAKE:
+            return self.take(pipe, request.opaque, request.body)
+        if self.has_takes and request.opcode == Opcode.CANCEL:
+            return self.cancel(pipe, request.opaque, request.body)
+        reply = self.counters.execute(pipe.held, request, 0 if self.is_waited_for(request.name) else request.maximum)
+        if request.opcode == Opcode.RELEASE:
+            self.not_acquired += reply[2] == Status.NOT_ACQUIRED
+            self.serve()
+        return reply
 
     # ---- Takes ----
 
@@ -240,7 +215,7 @@ class Server:
         if not wait_ms:
             return self.shortage(opaque, name, maximum)
         if len(self.waiting) >= self.room:
-            return response(Opcode.TAKE, opaque, status=Status.OUT_OF_MEMORY)
+            return responded(Opcode.TAKE, opaque, status=Status.OUT_OF_MEMORY)
         timer = self.loop.call_later(wait_ms / 1000, lambda: self.expire(take))
         take = Waiting(pipe, opaque, name, amount, maximum, timer)
         self.waiting.append(take)
@@ -251,9 +226,9 @@ class Server:
             if take.pipe is pipe and take.opaque == int.from_bytes(body, "big"):
                 self.end(take)
                 self.serve()
-                ended = response(Opcode.TAKE, take.opaque, status=Status.CANCELLED)
-                return ended + response(Opcode.CANCEL, opaque)
-        return response(Opcode.CANCEL, opaque, status=Status.NOT_FOUND)
+                ended = responded(Opcode.TAKE, take.opaque, status=Status.CANCELLED)
+                return ended + responded(Opcode.CANCEL, opaque)
+        return responded(Opcode.CANCEL, opaque, status=Status.NOT_FOUND)
 
     def is_waited_for(self, name: bytes) -> bool:
         return any(take.name == name for take in self.waiting)
@@ -262,11 +237,11 @@ class Server:
         self.used[name] += amount
         pipe.held[name] += amount
         self.grants += 1
-        return response(Opcode.TAKE, opaque, struct.pack(">QI", self.grants, maximum - self.used[name]))
+        return responded(Opcode.TAKE, opaque, struct.pack(">QI", self.grants, maximum - self.used[name]))
 
     def shortage(self, opaque: int, name: bytes, maximum: int) -> bytes:
         left = struct.pack(">BIII", 0, max(maximum - self.used[name], 0), maximum, wire.U32_MAX)
-        return response(Opcode.TAKE, opaque, left, Status.RESOURCE_NOT_AVAILABLE)
+        return responded(Opcode.TAKE, opaque, left, Status.RESOURCE_NOT_AVAILABLE)
 
     def expire(self, take: Waiting) -> None:
         self.end(take)
@@ -286,7 +261,3 @@ class Server:
             else:
                 self.end(take)
                 take.pipe.post(self.grant(take.pipe, take.opaque, take.name, take.amount, take.maximum))
-
-
-def response(opcode: int, opaque: int, body: bytes = b"", status: int = 0) -> bytes:
-    return wire.frame(opcode, opaque, body, magic=wire.RESPONSE_MAGIC, flags=status)
