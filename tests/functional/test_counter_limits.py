@@ -14,6 +14,7 @@ from counterd.client import Permit, Rate
 from counterd.errors import NotAvailable, NotFound
 from counterd.protocols.counter import wire
 from functional.test_client_queue import made
+from functional.test_counterctl import ctl
 from functional.test_counterctl_admin import Place
 from kit import daemon, peers
 from kit.shapes import SHAPES, entered, got, opened, run
@@ -89,6 +90,25 @@ def test_a_hold_of_more_than_the_limit_fails_at_once(start: Callable[..., Daemon
     run(shape, scenario())
 
 
+def test_counterctl_says_what_the_limit_is(start: Callable[..., Daemon], file: Path) -> None:
+    """And does not wait. A rate that the server knows needs no numbers."""
+    port = start({"counter.limits": file}).address.port
+    over = "counterctl: 4 of db:main not available: the server's limit is 3\n"
+    done = ctl(port, "hold", "db:main", "4", "9", "--wait", "60m")
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", over)
+    done = ctl(port, "run", "db:main", "-n", "4", "--max", "9", "true")
+    assert (done.returncode, done.stdout, done.stderr) == (124, "", over)
+    done = ctl(port, "take", "db:main=4/9", "--wait", "60m")
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", over)
+    done = ctl(port, "take", "--rate", "calls:a=7")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("took 7 of calls:a (grant ")
+    done = ctl(port, "take", "--rate", "calls:a=7")
+    assert "7 of calls:a not available: 7 of 10 are in use; " in done.stderr
+    done = ctl(port, "take", "--rate", "others=7")
+    assert (done.returncode, "No limit for the rate of item 0: send one, " in done.stderr) == (1, True)
+
+
 def test_a_reload_changes_them_at_once_and_serves_or_refuses_who_waits(
     start: Callable[..., Daemon], file: Path
 ) -> None:
@@ -148,4 +168,4 @@ def test_counterctl_limit(start: Callable[..., Daemon], file: Path, short_path: 
     write(file, {})
     again(counterd)
     done = place.ctl("limit")
-    assert (done.returncode, done.stderr) == (1, "counterctl: no limits\n")
+    assert (done.returncode, done.stderr) == (1, "counterctl: the server has no limits\n")
