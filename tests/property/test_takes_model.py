@@ -125,3 +125,57 @@ def test_processes_that_ask_again_at_once_get_equal_shares(hold_ms: int) -> None
             asked[taker] = taker.take(Permit(b"p", 1, 2), wait_ms=1 << 30)
     assert set(grants.values()) == {turns}
     assert longest <= 2 * hold_ms * MS
+
+
+def test_a_key_whose_takes_give_up_gets_its_share() -> None:
+    """Whoever waits for too short and asks again does not pay for what it did not get, and so is not starved.
+
+    One permit, held for 10 ms. Forty clients of one key wait for 200 ms each, and ask again; four of another key wait
+    on. When each Take that timed out was counted, the forty got 11 of the first 400 grants, and no other.
+    """
+    desk = Desk(waiters=64)
+    waits = {b"hasty": 200, b"patient": 1 << 30}
+    clients = [(taker, b"hasty") for taker in desk.some(40)] + [(taker, b"patient") for taker in desk.some(4)]
+
+    def ask(taker: Taker, key: bytes) -> int:
+        return taker.take(Permit(b"p", 1, 1), wait_ms=waits[key], key=key)
+
+    asked = {taker: ask(taker, key) for taker, key in clients}
+    got = dict.fromkeys(waits, 0)
+    for _ in range(400):
+        holders = []
+        for taker, key in clients:
+            if taker.has(asked[taker]):
+                holders.append((taker, key))
+            elif taker.of(asked[taker]) is not None:
+                asked[taker] = ask(taker, key)
+        desk.wait(10)
+        for taker, key in holders:
+            got[key] += 1
+            taker.release(b"p")
+            asked[taker] = ask(taker, key)
+    assert sum(got.values()) == 400
+    assert abs(got[b"hasty"] - got[b"patient"]) <= 2
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_cancelled_take_is_not_counted(seed: int) -> None:
+    """Of two keys that wait, one cancels some in between: the other does not get more than its share for that."""
+    draw = random.Random(seed)
+    desk = Desk(waiters=256)
+    holder, one, other = desk.some(3)
+    holder.acquire(b"p")
+    waiting = {
+        taker: [taker.take(Permit(b"p", 1, 1), wait_ms=1 << 30, key=key) for _ in range(60)]
+        for taker, key in ((one, b"one"), (other, b"other"))
+    }
+    for opaque in draw.sample(waiting[one], 30):
+        assert one.cancel(opaque) == Status.NO_ERROR
+        waiting[one].remove(opaque)
+    turns = []
+    for _ in range(60):
+        holder.release(b"p")
+        holder = one if waiting[one] and one.has(waiting[one][0]) else other
+        assert holder.has(waiting[holder].pop(0))
+        turns.append(holder)
+    assert abs(turns.count(one) - turns.count(other)) <= 1

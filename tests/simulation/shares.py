@@ -426,7 +426,6 @@ class Shares:
 
     def __init__(self) -> None:
         self.pairs: dict[tuple[Any, ...], Pair] = {}
-        self.spoiled: set[Any] = set()
         self.closest = Fraction(0)  # how near anybody came to the bound
 
     @staticmethod
@@ -479,8 +478,6 @@ class Shares:
         names = list(keys)
         for at, one in enumerate(names):
             for other in names[at + 1 :]:
-                if one[1] in self.spoiled or other[1] in self.spoiled:
-                    continue
                 if one[0] != other[0] or not keys[one] or not keys[other] or one[0] < top:
                     continue
                 ends = (one, other) if (thing, one, other) in self.pairs else (other, one)
@@ -502,9 +499,3 @@ class Shares:
         self.closest = max(self.closest, (pair.high - pair.low) / bound)
         if pair.high - pair.low > bound + slack:
             raise Violation("shares", f"{one} and {other} got {float(pair.high - pair.low)} apart, of {float(bound)}")
-
-    def forget(self, key: tuple[int, Any]) -> None:
-        """A key whose Take has ended without a grant."""
-        for name in [name for name in self.pairs if key in name[1:]]:
-            del self.pairs[name]
-        self.spoiled.add(key[1])

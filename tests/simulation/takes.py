@@ -253,7 +253,6 @@ class TakesWorld(World):
         self.books.end_wait(wait)
         if wait.link is not None:
             wait.link.books.waits.pop(wait.opaque, None)
-        self.books.shares.forget((wait.priority, wait.key))
 
     # ---- replies to requests ----
 

@@ -4,14 +4,19 @@
 # queue from the first waiter on until nothing refers to the queue. A waiter is in one queue.
 #
 # Each queue has a virtual time. A waiter of cost c and weight w starts at the later of the queue's virtual time and the
-# end of the last waiter with the same key, and ends c / w later. The waiter that starts first is served first, and the
-# virtual time becomes its start. So while keys compete, each is served in proportion to its weight, and a key that was
-# away has no claim to what others got meanwhile. (Goyal, Vin and Cheng, "Start-time Fair Queueing", 1996.) A higher
-# priority goes before all weights. The waiter that is first stays first until it is served: smaller ones behind it do
-# not pass.
+# end of the last served waiter with the same key, and ends c / w later. The waiter that starts first is served first,
+# and the virtual time becomes its start. So while keys compete, each is served in proportion to its weight, and a key
+# that was away has no claim to what others got meanwhile. (Goyal, Vin and Cheng, "Start-time Fair Queueing", 1996.) A
+# higher priority goes before all weights. The waiter that is first stays first until it is served: smaller ones behind
+# it do not pass.
+#
+# Only the first waiter of a key, its head, has a start and is in the heap of the queue. The others are in a heap of
+# their key. If a head ends without being served, the next one gets its start: a key does not pay for what it did not
+# get.
 #
 # Invariants (audit_fair checks each):
-# - exactly the waiters in use are in the heap of their queue and in the list of their connection;
+# - exactly the waiters in use are in the heap of their queue or of their flow, and in the list of their connection;
+# - a flow with waiters has a head, which is before its other waiters;
 # - a queue exists while it has waiters, pins or flows; a flow exists while it has waiters, or may count later;
 # - a flow without waiters is in the idle list of its queue, and so may be one that has waiters again.
 
@@ -45,7 +50,7 @@ cdef extern from *:
 
 
 cdef struct Waiter:         # 64 bytes
-    Node node               # key: priority and start
+    Node node               # key: priority and start; of those behind a head, see waiter_rank()
     uint32_t connection     # 0: free
     uint32_t queue
     uint32_t flow
@@ -59,7 +64,7 @@ cdef struct Waiter:         # 64 bytes
 
 cdef struct Queue:          # 64 bytes
     uint64_t virtual        # start of the last waiter that was served
-    uint64_t ends           # the last end of all its flows
+    uint64_t ends           # the last end of a head, or of a waiter without a flow
     uint32_t record         # 0: free; then idle_first links the free list
     uint32_t tag
     uint32_t first          # of the heap
@@ -73,11 +78,13 @@ cdef struct Queue:          # 64 bytes
     uint8_t spare[11]
 
 
-cdef struct Flow:           # 32 bytes: a key in a queue
+cdef struct Flow:           # 40 bytes: a key in a queue
     uint64_t key
-    uint64_t ends           # the end of its last waiter
+    uint64_t start          # of its head, or at least of its next one if it has none
     uint32_t queue          # 0: free
     uint32_t waiters
+    uint32_t head           # the waiter in the heap of the queue
+    uint32_t first          # of the heap of its other waiters
     uint32_t next_idle      # also links the free list
     uint8_t is_listed       # in the idle list: also with waiters, until that is looked at
     uint8_t spare[3]
@@ -143,7 +150,7 @@ cdef inline int fair_reserve(Fair* fair, Region* region, uint32_t capacity) exce
 
 cdef inline void fair_begin(Fair* fair, int64_t now_ns) noexcept nogil:
     """Call this once, after the region was mapped."""
-    debug_check(sizeof(Waiter) == 64 and sizeof(Queue) == 64 and sizeof(Flow) == 32)
+    debug_check(sizeof(Waiter) == 64 and sizeof(Queue) == 64 and sizeof(Flow) == 40)
     fair.state.waiters.capacity = fair.capacity
     fair.state.queues.capacity = fair.state.flows.capacity = fair_others(fair.capacity)
     fair.heap.base = <uint8_t*>&fair.waiters.node
@@ -291,7 +298,7 @@ cdef inline void flows_tidy(Fair* fair, uint32_t number, int looks) noexcept nog
         flow.is_listed = False
         if flow.waiters:
             continue
-        if flow.ends <= queue.virtual:
+        if flow.start <= queue.virtual:
             index_remove(&fair.by_key, flow_tag(number, flow.key), idle)
             flow.queue = 0
             queue.flows -= 1
@@ -303,7 +310,7 @@ cdef inline void flows_tidy(Fair* fair, uint32_t number, int looks) noexcept nog
 cdef inline uint32_t flow_join(Fair* fair, uint32_t queue, uint64_t key) noexcept nogil:
     """Returns the flow of a key, with one more waiter. Makes a new flow if the key has none.
 
-    Returns 0 if there is no room for a new flow; then the waiter starts after all other waiters.
+    Returns 0 if there is no room for a new flow; then the waiter starts after all heads.
     """
     cdef uint32_t number = flow_find(fair, queue, key)
     if number == 0:
@@ -341,32 +348,60 @@ cdef inline uint64_t waiter_span(const Waiter* waiter) noexcept nogil:
     return (<uint64_t>min(waiter.cost, <uint32_t>COST_MAX) << COST_SHIFT) // waiter.weight
 
 
-cdef inline uint64_t waiter_start(Fair* fair, const Waiter* waiter) noexcept nogil:
-    """Returns the start of a waiter of a flow, in virtual time. The end of the flow moves accordingly."""
-    cdef Queue* queue = fair.queues + waiter.queue
-    cdef Flow* flow = fair.flows + waiter.flow
-    cdef uint64_t start
-    if waiter.flow == 0:
-        start = max(queue.virtual, queue.ends)
-        queue.ends = start + waiter_span(waiter)
-        return start
-    start = max(queue.virtual, flow.ends)
-    flow.ends = start + waiter_span(waiter)
-    queue.ends = max(queue.ends, flow.ends)
-    return start
-
-
 cdef inline uint64_t waiter_key(const Waiter* waiter, uint64_t start) noexcept nogil:
     return <uint64_t>(255 - waiter.priority) << START_BITS | min(start, START_MAX)
 
 
-cdef inline void waiter_insert(Fair* fair, uint32_t number, uint64_t start) noexcept nogil:
-    """Puts a waiter into its queue."""
+cdef inline uint64_t waiter_rank(const Waiter* waiter) noexcept nogil:
+    """Returns the place of a waiter among those with the same key, of which the earlier goes first."""
+    return <uint64_t>(255 - waiter.priority) << START_BITS | (waiter.moves < MOVES_MAX)
+
+
+cdef inline bint waiter_goes_before(const Waiter* waiter, const Waiter* other) noexcept nogil:
+    """Returns True if a waiter goes before another one with the same key."""
+    cdef uint64_t rank = waiter_rank(waiter), least = waiter_rank(other)
+    return rank < least or rank == least and waiter.node.serial < other.node.serial
+
+
+cdef inline void waiter_lead(Fair* fair, uint32_t number, uint64_t start) noexcept nogil:
+    """Puts a waiter into the heap of its queue, at its start or, if it was moved often enough, at the front."""
     cdef Waiter* waiter = fair.waiters + number
     cdef Queue* queue = fair.queues + waiter.queue
-    waiter.node.key = waiter_key(waiter, start)
+    queue.ends = max(queue.ends, start + waiter_span(waiter))
+    waiter.node.key = waiter_key(waiter, start if waiter.moves < MOVES_MAX else queue.virtual)
     heap_insert(&fair.heap, &queue.first, number)
+
+
+cdef inline void flow_lead(Fair* fair, uint32_t flow_number, uint32_t number) noexcept nogil:
+    """Makes a waiter the head of its flow, which has none."""
+    cdef Flow* flow = fair.flows + flow_number
+    flow.head = number
+    flow.start = max(flow.start, fair.queues[flow.queue].virtual)
+    waiter_lead(fair, number, flow.start)
+
+
+cdef inline void flow_push(Fair* fair, uint32_t flow_number, uint32_t number) noexcept nogil:
+    """Puts a waiter behind the head of its flow."""
+    fair.waiters[number].node.key = waiter_rank(fair.waiters + number)
+    heap_insert(&fair.heap, &fair.flows[flow_number].first, number)
+
+
+cdef inline void waiter_insert(Fair* fair, uint32_t number) noexcept nogil:
+    """Puts a waiter into its queue. Its flow has counted it already."""
+    cdef Waiter* waiter = fair.waiters + number
+    cdef Queue* queue = fair.queues + waiter.queue
+    cdef Flow* flow = fair.flows + waiter.flow
+    cdef uint32_t head = flow.head
     queue.waiters += 1
+    if waiter.flow == 0:
+        waiter_lead(fair, number, max(queue.virtual, queue.ends))
+    elif head and not waiter_goes_before(waiter, fair.waiters + head):
+        flow_push(fair, waiter.flow, number)
+    else:
+        if head:
+            heap_remove(&fair.heap, &queue.first, head)
+            flow_push(fair, waiter.flow, head)
+        flow_lead(fair, waiter.flow, number)
 
 
 cdef inline void waiter_extract(Fair* fair, uint32_t number) noexcept nogil:
@@ -374,16 +409,24 @@ cdef inline void waiter_extract(Fair* fair, uint32_t number) noexcept nogil:
     cdef Waiter* waiter = fair.waiters + number
     cdef Queue* queue = fair.queues + waiter.queue
     cdef Flow* flow = fair.flows + waiter.flow
-    cdef bint was_first = queue.first == number
-    heap_remove(&fair.heap, &queue.first, number)
+    cdef uint32_t first = queue.first, head
+    if waiter.flow and flow.head != number:
+        heap_remove(&fair.heap, &flow.first, number)
+    else:
+        heap_remove(&fair.heap, &queue.first, number)
+    if waiter.flow and flow.head == number:
+        flow.head = 0
+        if waiter.moves == SERVED:
+            flow.start += waiter_span(waiter)
+        head = flow.first
+        if head:
+            heap_remove(&fair.heap, &flow.first, head)
+            flow_lead(fair, waiter.flow, head)
     queue.waiters -= 1
-    if waiter.flow and waiter.moves != SERVED:
-        if flow.ends == (waiter.node.key & START_MAX) + waiter_span(waiter):
-            flow.ends -= waiter_span(waiter)    # a key does not pay for what it did not get
     flow_leave(fair, waiter.flow)
     if queue.waiters == 0:
         queue.virtual = queue.ends  # nobody competes: all flows begin anew
-    if was_first or queue.waiters == 0:
+    if queue.first != first or queue.waiters == 0:
         queue_wake(fair, waiter.queue)
 
 
@@ -415,7 +458,7 @@ cdef inline uint32_t fair_enter(
         fair.waiters[asker.first].prev_of_connection = number
     asker.first = number
     asker.waiters += 1
-    waiter_insert(fair, number, waiter_start(fair, waiter))
+    waiter_insert(fair, number)
     return number
 
 
@@ -435,35 +478,32 @@ cdef inline bint fair_is_behind(const Fair* fair, uint32_t number, uint32_t queu
     cdef const Waiter* waiter = fair.waiters + number
     cdef const Queue* other = fair.queues + queue
     cdef const Waiter* first = fair.waiters + other.first
+    cdef const Flow* flow
     cdef uint64_t key
-    cdef uint32_t flow
     if other.first == 0 or waiter.queue == queue or waiter.moves >= MOVES_MAX:
         return False
-    flow = flow_find(fair, queue, waiter_flow_key(fair, waiter))
-    key = waiter_key(waiter, max(other.virtual, fair.flows[flow].ends))     # the end of flow 0 is 0
+    flow = fair.flows + flow_find(fair, queue, waiter_flow_key(fair, waiter))
+    if flow.head and not waiter_goes_before(waiter, fair.waiters + flow.head):
+        return True
+    key = waiter_key(waiter, max(other.virtual, flow.start))    # the start of flow 0 is 0
     return first.node.key < key or first.node.key == key and first.node.serial < waiter.node.serial
 
 
 cdef inline void fair_move(Fair* fair, uint32_t number, uint32_t queue, uint32_t cost) noexcept nogil:
-    """Moves a waiter into another queue: behind the other waiters of its key there.
+    """Moves a waiter into another queue: to its place in the order of its key there.
 
     A waiter that was moved often enough goes to the front.
     """
     cdef Waiter* waiter = fair.waiters + number
     cdef uint64_t key = waiter_flow_key(fair, waiter)
     cdef Label label = fair.labels[waiter.flow]
-    cdef uint64_t start
     waiter_extract(fair, number)
     waiter.queue = queue
     waiter.cost = cost
     waiter.flow = flow_join(fair, queue, key)
     fair.labels[waiter.flow] = label
-    start = waiter_start(fair, waiter)
-    if waiter.moves < MOVES_MAX:
-        waiter.moves += 1
-    else:
-        start = fair.queues[queue].virtual
-    waiter_insert(fair, number, start)
+    waiter.moves = min(<uint8_t>(waiter.moves + 1), <uint8_t>MOVES_MAX)
+    waiter_insert(fair, number)
 
 
 cdef inline void fair_serve(Fair* fair, uint32_t number) noexcept nogil:

@@ -5,7 +5,7 @@
 from libc.stdint cimport uint32_t, uint64_t
 
 from counterd.engine.audit cimport audit_heap, audit_index, audit_pool, audit_timers
-from counterd.engine.fair cimport Fair, Flow, Queue, Waiter
+from counterd.engine.fair cimport Fair, Flow, Queue, Waiter, waiter_goes_before
 from counterd.engine.permits cimport Permit, permit_at
 from counterd.engine.table cimport RECORD_USED
 from counterd.engine.wheel cimport timer_at, timer_is_armed
@@ -14,12 +14,21 @@ from counterd.protocols.counter._stays cimport TITLE_MAX, Stay, Stays
 from counterd.protocols.counter._takes cimport Charge, Item, Takes
 
 
+cdef inline uint32_t audit_flow(const Fair* fair, uint32_t number) except? 0xffffffff:
+    """Checks the head of a flow. Returns how many waiters are behind it."""
+    cdef const Flow* flow = fair.flows + number
+    if (flow.head != 0) != (flow.waiters != 0) or flow.head and fair.waiters[flow.head].flow != number:
+        raise AssertionError(f"flow {number}: {flow.waiters} waiters, the head is {flow.head}")
+    if flow.first and not waiter_goes_before(fair.waiters + flow.head, fair.waiters + flow.first):
+        raise AssertionError(f"flow {number}: {flow.first} goes before its head {flow.head}")
+    return audit_heap(&fair.heap, flow.first, fair.state.waiters.fresh)
+
+
 cdef inline int audit_queue(const Fair* fair, uint32_t number) except -1:
-    """Checks a queue: its heap, and that its flows without waiters are in its idle list."""
+    """Checks a queue: its heaps, and that its flows without waiters are in its idle list."""
     cdef const Queue* queue = fair.queues + number
     cdef uint32_t idle = queue.idle_first, listed = 0, flow, flows = 0, unused = 0
-    if audit_heap(&fair.heap, queue.first, fair.state.waiters.fresh) != queue.waiters:
-        raise AssertionError(f"queue {number}: {queue.waiters} waiters counted")
+    cdef uint32_t waiters = audit_heap(&fair.heap, queue.first, fair.state.waiters.fresh)
     while idle:
         if fair.flows[idle].queue != number or not fair.flows[idle].is_listed:
             raise AssertionError(f"queue {number}: flow {idle} is in its idle list")
@@ -31,8 +40,11 @@ cdef inline int audit_queue(const Fair* fair, uint32_t number) except -1:
             unused += fair.flows[flow].is_listed
             if fair.flows[flow].waiters == 0 and not fair.flows[flow].is_listed:
                 raise AssertionError(f"queue {number}: flow {flow} has no waiters, but is not in the idle list")
-            if fair.flows[flow].ends > queue.ends:
-                raise AssertionError(f"queue {number}: flow {flow} ends later")
+            if fair.flows[flow].start > queue.ends:
+                raise AssertionError(f"queue {number}: flow {flow} starts after the last end")
+            waiters += audit_flow(fair, flow)
+    if waiters != queue.waiters:
+        raise AssertionError(f"queue {number}: {waiters} in its heaps, {queue.waiters} waiters counted")
     if flows != queue.flows or listed != unused:
         raise AssertionError(f"queue {number}: {flows} flows, {unused} of them listed; {queue.flows}, {listed} counted")
     return 0

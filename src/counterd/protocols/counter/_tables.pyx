@@ -10,8 +10,7 @@ from cpython.mem cimport PyMem_RawFree, PyMem_RawMalloc
 from libc.stdint cimport INT64_MAX, int64_t, uint8_t, uint32_t, uint64_t
 
 from counterd.engine.connections cimport CONNECTIONS_MAX
-from counterd.engine.fair cimport Fair, Label, Waiter, queue_find
-from counterd.engine.heap cimport node_is_before
+from counterd.engine.fair cimport START_MAX, Fair, Label, Waiter, queue_find, waiter_key, waiter_span
 from counterd.engine.permits cimport Holding, Permits, permit_at, walk_begin
 from counterd.engine.table cimport Record, Table as NameTable, name_bytes, name_tag, table_find
 from counterd.engine.walk cimport BLOCK_WORK, NAMES_MAX, ROW_WORK, HoldingsWalk, RankedWalk
@@ -39,6 +38,8 @@ cdef enum Order:
     PEAK
     LIMIT
     WAITERS
+
+cdef uint64_t START_HEAD = START_MAX + 1
 
 cdef dict ORDERS = {"consumption": CONSUMPTION, "usage": USAGE, "peak": PEAK, "limit": LIMIT, "waiters": WAITERS}
 cdef dict RATE_ORDERS = {"usage": USAGE, "limit": LIMIT, "waiters": WAITERS}
@@ -366,47 +367,59 @@ cdef class NotedWalk:
         return self.found
 
 
+cdef struct Place:          # where a waiter is in the order in which a queue is served
+    uint64_t key
+    uint64_t serial
+    uint32_t number
+
+
+cdef inline bint place_is_before(const Place* one, const Place* other) noexcept nogil:
+    return one.key < other.key or one.key == other.key and one.serial < other.serial
+
+
 cdef class QueueWalk(NotedWalk):
-    """Lists Takes that wait for a name, in the order in which they are served: first for the counter, then for the
-    rate."""
+    """Lists Takes that wait for a name, in the order in which they are served: the counter's, then the rate's."""
 
     cdef bytes name
-    cdef uint32_t* frontier     # a heap of waiters: those noted so far are above it in the heap of the queue
+    cdef Place* frontier        # a heap: those noted so far are above it in the heaps of the queue and its flows
     cdef uint32_t size
 
     def __cinit__(self, CounterStore store not None, bytes name not None, uint32_t limit):
         self.store = store
         self.limit = limit
         self.name = name
-        self.frontier = <uint32_t*>PyMem_RawMalloc((<size_t>limit + 1) * sizeof(uint32_t))
+        # Each waiter leaves, and at most its two children and the first one behind a head enter.
+        self.frontier = <Place*>PyMem_RawMalloc((2 * <size_t>limit + 3) * sizeof(Place))
         if self.frontier == NULL:
             raise MemoryError("no room for a walk")
 
     def __dealloc__(self):
         PyMem_RawFree(self.frontier)
 
-    cdef bint is_before(self, uint32_t one, uint32_t other) noexcept:
-        cdef const Waiter* waiters = self.store.counters.fair.waiters
-        return node_is_before(&waiters[one].node, &waiters[other].node)
-
-    cdef void push(self, uint32_t number) noexcept:
+    cdef void push(self, uint32_t number, uint64_t start) noexcept:
+        """Adds a waiter to the frontier, at a start; START_HEAD: a head, which has a start."""
+        cdef const Waiter* waiter = self.store.counters.fair.waiters + number
+        cdef Place place = Place(waiter.node.key, waiter.node.serial, number)
         cdef uint32_t hole = self.size
         if number == 0:
             return
+        if start != START_HEAD:
+            place.key = waiter_key(waiter, start)
         self.size += 1
-        while hole and self.is_before(number, self.frontier[(hole - 1) // 2]):
+        while hole and place_is_before(&place, &self.frontier[(hole - 1) // 2]):
             self.frontier[hole] = self.frontier[(hole - 1) // 2]
             hole = (hole - 1) // 2
-        self.frontier[hole] = number
+        self.frontier[hole] = place
 
-    cdef uint32_t pop(self) noexcept:
-        cdef uint32_t first = self.frontier[0], last, hole = 0, child = 1
+    cdef Place pop(self) noexcept:
+        cdef Place first = self.frontier[0], last
+        cdef uint32_t hole = 0, child = 1
         self.size -= 1
         last = self.frontier[self.size]
         while child < self.size:
-            if child + 1 < self.size and self.is_before(self.frontier[child + 1], self.frontier[child]):
+            if child + 1 < self.size and place_is_before(&self.frontier[child + 1], &self.frontier[child]):
                 child += 1
-            if not self.is_before(self.frontier[child], last):
+            if not place_is_before(&self.frontier[child], &last):
                 break
             self.frontier[hole] = self.frontier[child]
             hole = child
@@ -427,18 +440,35 @@ cdef class QueueWalk(NotedWalk):
     cdef int note_queue(self, uint32_t record, uint32_t tag) except -1:
         cdef const Fair* fair = &self.store.counters.fair
         cdef uint32_t queue = queue_find(fair, record, tag) if record else 0
-        cdef uint32_t number
         cdef size_t start = len(self.entries)
+        cdef dict ends = {}     # by flow: where its last waiter that was noted ends
+        cdef const Waiter* waiter
+        cdef uint64_t begun, virtual
+        cdef bint is_head
+        cdef Place place
         self.size = 0
         if queue == 0:
             return 0
         self.total += fair.queues[queue].waiters
-        self.push(fair.queues[queue].first)
+        virtual = fair.queues[queue].virtual
+        self.push(fair.queues[queue].first, START_HEAD)
         while self.size and <size_t>len(self.entries) < self.limit:
-            number = self.pop()
-            self.entries.append((number, fair.waiters[number].node.serial, len(self.entries) + 1 - start))
-            self.push(fair.waiters[number].node.left)
-            self.push(fair.waiters[number].node.right)
+            place = self.pop()
+            waiter = fair.waiters + place.number
+            begun = place.key & START_MAX
+            if waiter.flow in ends and ends[waiter.flow] > begun:
+                self.push(place.number, ends[waiter.flow])
+                continue
+            self.entries.append((place.number, waiter.node.serial, len(self.entries) + 1 - start))
+            virtual = max(virtual, begun)
+            begun = max(begun + waiter_span(waiter), virtual)
+            is_head = waiter.flow == 0 or fair.flows[waiter.flow].head == place.number
+            self.push(waiter.node.left, START_HEAD if is_head else begun)
+            self.push(waiter.node.right, START_HEAD if is_head else begun)
+            if waiter.flow:
+                ends[waiter.flow] = begun
+                if is_head:
+                    self.push(fair.flows[waiter.flow].first, begun)
         return 0
 
     cdef tuple row(self, uint32_t number, uint32_t place):
