@@ -290,12 +290,18 @@ class Asker:
 
     # ---- the server's limits ----
 
-    def limits(self, avoided: bytes) -> dict[str, list[dict[str, Any]]]:
-        """A document: some names, some beginnings, and beginnings of beginnings. avoided: a name that has no rate."""
+    def limits(self, awaited: list[Item]) -> dict[str, list[dict[str, Any]]]:
+        """A document: some names, some beginnings, and beginnings of beginnings. Often something that is waited for
+        cannot be had any more."""
         draw = self.draw
+        hurt = draw.choice(awaited) if awaited and draw.random() < 0.7 else None
         names = [name.decode() for name in [*self.plain, *self.mixed] if len(name) < 256]
-        permits = [name for name in [*names, "m*", "p*", "m1*", "*"] if draw.random() < 0.3]
-        rates = [name for name in self.paces if len(name) < 256 and name != avoided and draw.random() < 0.5]
+        permits = {name: draw.randint(0, 8) for name in [*names, "m*", "p*", "m1*", "*"] if draw.random() < 0.3}
+        rates = [name for name in self.paces if len(name) < 256 and draw.random() < 0.5]
+        if hurt is not None and hurt.is_rate:
+            rates = [name for name in rates if name != hurt.name]
+        elif hurt is not None and len(hurt.name) < 256:
+            permits[hurt.name.decode()] = hurt.amount - 1
         numbers = []
         self.told = set(rates)
         for name in rates:
@@ -304,4 +310,4 @@ class Asker:
             numbers.append(
                 {"name": name.decode(), "limit": limit * times, "period": period_us / 1_000_000, "burst": burst * times}
             )
-        return {"permits": [{"name": name, "maximum": draw.randint(0, 8)} for name in permits], "rates": numbers}
+        return {"permits": [{"name": name, "maximum": most} for name, most in permits.items()], "rates": numbers}

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from simulation.beanstalk import BeanstalkWorld
 from simulation.counter import CounterWorld
+from simulation.lent import LentWorld
 from simulation.sentinel import SentinelWorld
 from simulation.smockron import SmockronWorld
 from simulation.takes import TakesWorld
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 ROOMS: dict[str, type[World]] = {
     "beanstalk": BeanstalkWorld,
     "counter": CounterWorld,
+    "lent": LentWorld,
     "sentinel": SentinelWorld,
     "smockron": SmockronWorld,
     "takes": TakesWorld,

@@ -610,14 +610,15 @@ class TakesWorld(World):
 
     def meddle(self) -> None:
         draw = self.random.random()
-        if draw < 0.55:
+        if draw < 0.5:
             self.reload()
+        elif draw < 0.6 and self.tight:
+            self.sizes.per_connection = self.random.choice((0, 1, 1, 3))
+            self.store.limit_holdings(self.sizes.per_connection)
+            self.step("settings", None, self.sizes.per_connection)
         elif draw < 0.62:
             self.sizes.resume_s = self.random.choice((0, 1, 5, 5))
             self.store.limit_stays(self.sizes.resume_s)
-            if self.tight:
-                self.sizes.per_connection = self.random.choice((0, 1, 1, 3))
-                self.store.limit_holdings(self.sizes.per_connection)
             self.step("settings", None, self.sizes.resume_s)
         elif draw < 0.70:
             self.evict()
@@ -635,10 +636,9 @@ class TakesWorld(World):
 
     def reload(self) -> None:
         """The server's limits change."""
-        named = [
-            item.name for wait in self.books.waits.values() for item in wait.items if item.is_rate and not item.pace
-        ]
-        document = self.asker.limits(self.random.choice(named) if named else b"")
+        document = self.asker.limits(
+            [item for wait in self.books.waits.values() for item in wait.items if not item.pace]
+        )
         caps = {entry["name"].encode(): entry["maximum"] for entry in document["permits"]}
         paces = {
             entry["name"].encode(): Pace(entry["limit"], round(entry["period"] * 1_000_000), entry["burst"])
