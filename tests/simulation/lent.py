@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 MAXIMUMS = {b"one": 1, b"two": 2, b"n" * 60: 3}
 TUBES = (b"default", b"a")
+RETRY_NS = 105 * MS  # after which jobs try again: 0.1 s, and a tick of the engine's wheel that is late
 JOBS_ENOUGH = 60
 COMPARED_EVERY = 8
 OK = permits.Status.NO_ERROR
@@ -47,7 +48,7 @@ class Loans:
         self.world = world
         self.lent: Tally[bytes] = Tally()
         self.waits: dict[int, tuple[bytes, int]] = {}
-        self.failed = 0  # waits for which there was no room
+        self.retries_at = 0  # until then jobs may be blocked that were refused, or found no room to wait
         self.inner = counter.lend(world.counters, self.settled, lambda: None)
         self.number = self.inner.number
 
@@ -77,7 +78,8 @@ class Loans:
         place = self.inner.enqueue(name, maximum, ticket, now_ns)
         if place:
             self.waits[place] = name, ticket
-        self.failed += place == 0
+        if not place:
+            self.retries_at = self.world.now + RETRY_NS
         self.world.seen["waits", place != 0] += 1
         return place
 
@@ -97,6 +99,8 @@ class Loans:
             raise Violation("lent", f"ticket {ticket} is settled, and {len(places)} wait with it")
         name, _ = self.waits.pop(places[0])
         self.lent[name] += granted
+        if not granted:
+            self.retries_at = self.world.now + RETRY_NS
         self.world.seen["settled", granted] += 1
         self.world.jobs.settled(ticket, granted)
 
@@ -435,7 +439,7 @@ class LentWorld(World):
         over = [name for name in MAXIMUMS if reserved[name] > self.loans.lent[name]]
         if over:
             raise Violation("lent", f"more jobs of {over} are reserved than permits lent")
-        if idle and not self.draining and not self.loans.failed:
+        if idle and not self.draining and self.now > self.loans.retries_at:
             self.claim_workers(jobs)
 
     def claim_workers(self, jobs: list[dict[str, str]]) -> None:

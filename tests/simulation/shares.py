@@ -6,6 +6,7 @@ anybody's in the order of the engine's. `Books` says what each request has to be
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -356,6 +357,8 @@ class Books:
     def end_wait(self, wait: Wait) -> None:
         del self.waits[wait.serial]
         self.see(wait.items)
+        if not any(other.key == wait.key and other.queue == wait.queue for other in self.waits.values()):
+            self.shares.end(wait.queue, wait.key)
 
     def find(self, token: bytes, attempt: int) -> Party | None:
         """Whose token it is."""
@@ -420,12 +423,15 @@ class Pair:
 class Shares:
     """That turns are kept, and that keys get their shares, in queues in which nobody has moved.
 
-    In any interval in which two keys of one priority wait, and no higher one is served, what they got, each divided by
-    its weight, differs by at most the largest request of each, divided likewise.
+    In any interval in which two keys wait, if all have the same priority, what they got, each divided by
+    its weight, differs by at most the largest request of each, divided likewise. Of the requests of a key, the last one
+    that was served before counts too.
     """
 
     def __init__(self) -> None:
         self.pairs: dict[tuple[Any, ...], Pair] = {}
+        self.last: dict[tuple[Any, Any], int] = {}  # of each key in each queue: the last request that was served
+        self.priorities: dict[tuple[bytes, bool], set[int]] = {}  # with which somebody has waited
         self.closest = Fraction(0)  # how near anybody came to the bound
 
     @staticmethod
@@ -459,34 +465,28 @@ class Shares:
             self.settle_queue(thing, before, granted, still)
 
     def settle_queue(self, thing: tuple[bytes, bool], before: list[Wait], granted: list[Wait], still: set[int]) -> None:
-        got: dict[tuple[int, Any], int] = {}
-        largest: dict[tuple[int, Any], int] = {}
-        weights: dict[tuple[int, Any], int] = {}
-        keys: dict[tuple[int, Any], bool] = {}
-        for wait in before:
-            if wait.queue == thing:
-                key = wait.priority, wait.key
-                largest[key] = max(largest.get(key, 0), wait.wanted.amount)
-                weights[key] = wait.weight
-                keys[key] = keys.get(key, False) or wait.serial in still
+        here = [wait for wait in before if wait.queue == thing]
+        self.priorities.setdefault(thing, set()).update(wait.priority for wait in here)
+        largest: dict[Any, int] = {}  # of each key that waits on
+        weights = {wait.key: wait.weight for wait in here}
+        got: dict[Any, list[int]] = {}
         for wait in granted:
             if wait.queue == thing:
-                key = wait.priority, wait.key
-                got[key] = got.get(key, 0) + wait.wanted.amount
-        top = max((priority for priority, _ in got), default=-1)
+                got.setdefault(wait.key, []).append(wait.wanted.amount)
+        for key in {wait.key: None for wait in here if wait.serial in still}:
+            # If it comes again shortly after it was served, it is behind by what it got then.
+            asked = [wait.wanted.amount for wait in here if wait.key == key]
+            largest[key] = max(*asked, self.last.get((thing, key), 0))
         pairs = {}
-        names = list(keys)
-        for at, one in enumerate(names):
-            for other in names[at + 1 :]:
-                if one[0] != other[0] or not keys[one] or not keys[other] or one[0] < top:
-                    continue
-                ends = (one, other) if (thing, one, other) in self.pairs else (other, one)
-                name = (thing, *ends)
-                pairs[name] = pair = self.pairs.get(name) or Pair((weights[ends[0]], weights[ends[1]]))
-                self.settle_pair(pair, ends, got, largest)
+        for one, other in itertools.combinations(largest if len(self.priorities[thing]) == 1 else (), 2):
+            ends = (one, other) if (thing, one, other) in self.pairs else (other, one)
+            name = (thing, *ends)
+            pairs[name] = pair = self.pairs.get(name) or Pair((weights[ends[0]], weights[ends[1]]))
+            self.settle_pair(pair, ends, {key: sum(amounts) for key, amounts in got.items()}, largest)
         for name in [name for name in self.pairs if name[0] == thing]:
             del self.pairs[name]
         self.pairs.update(pairs)
+        self.last.update({(thing, key): max(amounts) for key, amounts in got.items()})
 
     def settle_pair(self, pair: Pair, ends: Any, got: dict[Any, int], largest: dict[Any, int]) -> None:
         one, other = ends
@@ -499,3 +499,8 @@ class Shares:
         self.closest = max(self.closest, (pair.high - pair.low) / bound)
         if pair.high - pair.low > bound + slack:
             raise Violation("shares", f"{one} and {other} got {float(pair.high - pair.low)} apart, of {float(bound)}")
+
+    def end(self, thing: tuple[bytes, bool], key: Any) -> None:
+        """A key does not wait any more, and begins anew."""
+        for name in [name for name in self.pairs if name[0] == thing and key in name[1:]]:
+            del self.pairs[name]
