@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 MODELS = Path(__file__).parents[1] / "docs" / "model"
-ENGINE, TAKES = "engine.pml", "takes.pml"
+ENGINE, TAKES, STAYS = "engine.pml", "takes.pml", "stays.pml"
 DEPTHS = {True: 100_000, False: 2_500_000}  # more than the search reaches: with a defect, and without one
 TABLES = {True: 16, False: 22}  # bits of the hash table, at first
 SECONDS = 600
@@ -61,6 +61,7 @@ EVENTUALLY = "CONNECTIONS=2 RECORDS=2 LIMIT=1"
 ASSERTED, CYCLE = "assertion violated", "acceptance cycle"
 ONE_PERMIT = "FIRST=1 MOST=1"
 TWO_PERMITS = "CONNECTIONS=2 MOST=2"
+FEW_TOKENS = "SECRETS=3"
 TWO_SINGLE = "CONNECTIONS=2 FIRST=1 MOST=5"
 
 RUNS = [
@@ -89,12 +90,22 @@ RUNS = [
     Run("a release wakes nobody", f"{TWO_PERMITS} SLEEPS_AFTER_RELEASE", ASSERTED, model=TAKES),
     Run("the end of a wait wakes nobody behind it", f"{TWO_PERMITS} SLEEPS_AFTER_CANCEL", ASSERTED, model=TAKES),
     Run("the death of who waits wakes nobody behind it", f"{TWO_PERMITS} SLEEPS_AFTER_DEATH", ASSERTED, model=TAKES),
+    Run("a connection that is resumed, up to 5 tokens", "SECRETS=5", model=STAYS),
+    Run("likewise: what a dead client had comes back", FEW_TOKENS, is_eventual=True, model=STAYS),
+    Run("a request that was overtaken takes everything over", f"{FEW_TOKENS} STEALS", ASSERTED, model=STAYS),
+    Run("a token is valid once, although its reply was lost", f"{FEW_TOKENS} FORGETS", ASSERTED, model=STAYS),
+    Run("the old connection keeps its number", f"{FEW_TOKENS} SHARES", ASSERTED, model=STAYS),
+    Run("what is handed over counts for both", f"{FEW_TOKENS} COPIES", ASSERTED, model=STAYS),
+    Run("nothing stays after the end of a connection", f"{FEW_TOKENS} DROPS", ASSERTED, model=STAYS),
+    Run("grace times never end", f"{FEW_TOKENS} NEVER_OVER", CYCLE, is_eventual=True, model=STAYS),
 ]
 SHORT = [
     Run("2 clients, 2 counters, a table of 1", TINY),
     *(run for run in RUNS if run.defined.endswith("_HELD")),
     Run("2 clients wait for one permit", f"{TINY} {ONE_PERMIT}", model=TAKES),
     *(run for run in RUNS if run.defined.endswith("AFTER_RELEASE")),
+    Run("a connection that is resumed, up to 3 tokens", FEW_TOKENS, model=STAYS),
+    *(run for run in RUNS if run.defined.endswith("STEALS")),
 ]
 
 
