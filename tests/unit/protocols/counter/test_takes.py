@@ -7,8 +7,10 @@ import pytest
 from counterd.protocols.counter import wire
 from counterd.protocols.counter.wire import Grant, OnDeath, Permit, Rate, Shortage, Status
 from kit.takes import MS, Desk, Taker
+from property.model import holders_of
 
 SECOND = 1_000_000  # us
+MOVES = 5  # one more than there are before a Take goes to the front
 
 
 def permit(name: bytes = b"p", amount: int = 1, maximum: int = 1) -> Permit:
@@ -53,6 +55,13 @@ def test_permits_are_those_of_acquire(desk: Desk) -> None:
     one.close()
     other.close()
     assert desk.store.snapshot()["busy"] == 0
+
+
+def test_since_when_it_is_held(desk: Desk) -> None:
+    one, other = desk.some(2)
+    assert one.has(one.take(permit(b"a", 1, 2)))
+    assert other.acquire(b"a", 1, 2) == Status.NO_ERROR
+    assert {since for _, _, since in holders_of(desk.store, b"a")} == {desk.pump.now_ns // (100 * MS)}
 
 
 @pytest.mark.parametrize(
@@ -290,6 +299,27 @@ def test_weights(desk: Desk) -> None:
     assert sum(taker is three for taker, _ in order[:8]) == 6
 
 
+def test_weights_of_keys_that_have_one_take_each(desk: Desk) -> None:
+    """Each asks again when it is served, before it gives its permit back."""
+    weights = {b"a": 1, b"b": 3}
+    holder, *others = desk.some(3)
+    takers = dict(zip(weights, others, strict=True))
+    holder.acquire(b"p")
+
+    def asks(key: bytes) -> int:
+        return takers[key].take(permit(), wait_ms=60_000, key=key, weight=weights[key])
+
+    waiting = {key: asks(key) for key in weights}
+    holder.release(b"p")
+    served = []
+    for _ in range(40):
+        (key,) = (key for key in weights if takers[key].has(waiting[key]))
+        served.append(key)
+        waiting[key] = asks(key)
+        assert takers[key].release(b"p") == Status.NO_ERROR
+    assert [served.count(key) for key in weights] == [10, 30]
+
+
 def test_priorities_go_first(desk: Desk) -> None:
     holder, low, high = desk.some(3)
     holder.acquire(b"p")
@@ -352,6 +382,24 @@ def test_moves_to_the_queue_of_the_item_that_is_short(desk: Desk) -> None:
     assert not both.has(waiting)
     late.release(b"a")
     assert both.has(waiting)
+
+
+def test_after_some_moves_it_goes_before_others_of_its_key(desk: Desk) -> None:
+    one, other, holder = desk.some(3)
+    here, there = b"p", b"q"
+    assert holder.acquire(here) == Status.NO_ERROR
+    take = one.take(permit(here), permit(there), wait_ms=60_000, key=b"k")
+    behind = 0
+    for number in range(MOVES):
+        assert holder.acquire(there) == Status.NO_ERROR
+        if number == MOVES - 1:
+            behind = other.take(permit(there), wait_ms=60_000, key=b"k")
+        assert holder.release(here) == Status.NO_ERROR
+        here, there = there, here
+    assert (one.of(take), other.of(behind)) == (None, None)
+    assert holder.release(here) == Status.NO_ERROR
+    assert one.has(take)
+    assert other.of(behind) is None
 
 
 def test_whoever_came_first_is_not_passed_in_another_queue(desk: Desk) -> None:
@@ -472,6 +520,18 @@ def test_bounds() -> None:
     assert third.of(third.take(permit(), wait_ms=1000)) == Status.OUT_OF_MEMORY
     one.close()
     assert third.of(third.take(permit(), permit(b"a"), permit(b"b"), wait_ms=1000)) is None
+
+
+def test_each_take_that_waits_may_wait_for_names_of_its_own() -> None:
+    waiters = 100
+    desk = Desk(waiters=waiters, buckets=2 * waiters, holdings=2 * waiters)
+    desk.store.limit_takes(waiters, 60)
+    holder, one = desk.some(2)
+    for number in range(waiters):
+        name, another = b"%d" % number, b"another %d" % number
+        assert holder.acquire(name) == Status.NO_ERROR
+        assert one.of(one.take(permit(name), permit(another), wait_ms=1000)) is None
+    assert desk.store.snapshot()["waiters"] == waiters
 
 
 # ---- settling -------------------------------------------------------------------------------------------------------
