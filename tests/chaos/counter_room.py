@@ -42,7 +42,7 @@ DUMPS = 300  # of who reads slowly
 
 
 class Estate(NamedTuple):
-    """What another connection can go on with.
+    """What another connection can go on with. tries: how often that was asked for.
 
     book, charges: as the one knew them that had the token: without what was not answered, and may have been done.
     """
@@ -51,6 +51,7 @@ class Estate(NamedTuple):
     token: bytes
     book: collections.Counter[bytes]
     charges: collections.deque[tuple[int, bytes]]
+    tries: int = 0
 
 
 class CounterRoom:
@@ -125,9 +126,12 @@ class CounterRoom:
 
     def _resume(self) -> Asked:
         """Asks for a token, or presents one."""
-        old, token = (self.presents.client, self.presents.token) if self.presents else (0, b"")
-        call = stays.Resume(self.chance.choice(GRACES_MS), old)
-        return call, takers.request(self._opaque(), call, token)
+        call = stays.Resume(self.chance.choice(GRACES_MS))
+        if self.presents is None:
+            return call, takers.request(self._opaque(), call)
+        self.presents = self.presents._replace(tries=self.presents.tries + 1)
+        call = call._replace(old=self.presents.client)
+        return call, takers.request(self._opaque(), call, self.presents.token, self.presents.tries)
 
     def _sign(self) -> Asked:
         return self._acquire(sign_of_life(self.client), 1, 1)

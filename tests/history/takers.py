@@ -538,7 +538,8 @@ class TakeEngine:
         if client not in self.sessions:
             self.sessions[client] = self.store.session(now_ns)
             self.parsers[client] = wire.ResponseParser()
-        data = request(token, call, self.tokens.get(call.old, b"") if isinstance(call, Resume) else b"")
+        presented = self.tokens.get(call.old, b"") if isinstance(call, Resume) else b""
+        data = request(token, call, presented, client)  # whoever asks later has a higher number
         self._read(client, self.sessions[client].receive(data, now_ns))
         self._go_on(now_ns)
 
@@ -571,10 +572,10 @@ class TakeEngine:
             self.replies.append((client, response.opaque, told(response)))
 
 
-def request(opaque: int, call: Any, token: bytes = b"") -> bytes:
-    """A call as it goes over the wire. token: that a Resume presents."""
+def request(opaque: int, call: Any, token: bytes = b"", attempt: int = 0) -> bytes:
+    """A call as it goes over the wire. token, attempt: that a Resume presents."""
     if isinstance(call, Resume):
-        return wire.resume(opaque, call.grace_ms, token, call.old % (1 << 32))
+        return wire.resume(opaque, call.grace_ms, token, attempt)
     if isinstance(call, Goodbye):
         return wire.goodbye(opaque)
     if isinstance(call, Take):

@@ -166,7 +166,8 @@ class Asker:
     def leave(self, client: Client) -> None:
         """It goes, and may come back; more than once if it does not know what became of an attempt."""
         if client.presented is not None:
-            self.heirs.append(client.presented)
+            token, attempt = client.presented
+            self.heirs.append((token, attempt + 1))
         elif client.token:
             self.heirs.append((client.token, self.draw.randrange(4)))
         client.token = b""
@@ -266,7 +267,7 @@ class Asker:
             at = draw.randrange(len(self.heirs))
             request.token, request.attempt = self.heirs[at]
             if draw.random() < 0.1:
-                request.attempt += 1
+                request.attempt = draw.choice((0, request.attempt + (1 << 16)))
             elif draw.random() < 0.8:
                 self.heirs.pop(at)
             client.presented = request.token, request.attempt

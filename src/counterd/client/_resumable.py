@@ -28,6 +28,13 @@ class Resumable:
         """Returns whether this connection was lost, but another connection can still resume it."""
         return bool(self.closed and self.token is not None and time.monotonic() < self._resumable_until)
 
+    def next_token(self) -> Any:
+        """Returns the token, with the number of the next attempt to present it; None if it cannot be resumed."""
+        if not self.may_resume():
+            return None
+        self.token = self.token.again()
+        return self.token
+
     def _ended(self, why: str) -> None:
         """Called when the connection ends.
 

@@ -239,7 +239,7 @@ class Client(Shared):
     async def _greet(self, link: Link) -> None:
         """Sends the client's name to the server, and resumes the last connection or asks for a token."""
         greeting, ended = self._greeting, self._link
-        token = ended.token if ended is not None and ended.may_resume() else None
+        token = None if ended is None else ended.next_token()
         requests = greeting.states_name()
         if greeting.resumes:
             requests.append(greeting.asks(token))

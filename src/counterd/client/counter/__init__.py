@@ -305,7 +305,7 @@ class Client(Shared):
     def _greet(self, link: Link) -> None:
         """Sends the client's name to the server, and resumes the last connection or asks for a token."""
         greeting, ended = self._greeting, self._link
-        token = ended.token if ended.may_resume() else None
+        token = ended.next_token()
         requests = greeting.states_name()
         if greeting.resumes:
             requests.append(greeting.asks(token))

@@ -16,14 +16,18 @@ if TYPE_CHECKING:
 
 
 class Token(NamedTuple):
-    """The token of a connection.
+    """The token of a connection. attempt: the number of the last attempt to present it.
 
-    attempt: the number that was presented with it, so that both can be presented again if no reply arrives.
+    Each attempt has a higher number, so a request that arrives late takes nothing away from a later one.
     """
 
     token: bytes
     grace_s: float
     attempt: int
+
+    def again(self) -> Token:
+        """Returns the token with the number of the next attempt."""
+        return self._replace(attempt=self.attempt + 1)
 
 
 class Greeting:
@@ -57,4 +61,4 @@ class Greeting:
         return wire.resume, self._grace_ms, token.token, token.attempt
 
     def token(self, stay: wire.Stay) -> Token:
-        return Token(stay.token, stay.grace_ms / 1000, random.getrandbits(32))
+        return Token(stay.token, stay.grace_ms / 1000, random.getrandbits(16) << 16)

@@ -6,7 +6,7 @@
 # number of the one that presented the token, under which nothing is held.
 #
 # A token is the number and a keyed hash of a counter. A Resume whose reply was lost can be repeated: the token that was
-# presented last, `former`, is accepted again with the same number of the attempt.
+# presented last, `former`, is accepted again with a later number of the attempt: not from a request that was overtaken.
 #
 # Invariants (audit_stays checks each):
 # - exactly the connections that are kept have an armed timer; they have a token, and no session;
@@ -26,6 +26,7 @@ from counterd.engine.wheel cimport Timer, Timers, timers_arm, timers_begin, time
 
 cdef enum:
     TOKEN_SIZE = 12         # bytes: the number, 4, and the secret, 8
+    ATTEMPTS = 65536        # numbers of one client's attempts: they differ in their low 16 bits only
     TITLE_MAX = 64          # bytes of the name that a connection states
     KEPT_MAX = 524288       # connections, half of CONNECTIONS_MAX: the other numbers are for those that are open
 
@@ -109,10 +110,15 @@ cdef inline uint64_t token_secret(const uint8_t* token) noexcept nogil:
     return load_be64(token + 4)
 
 
+cdef inline bint attempt_follows(uint32_t attempt, uint32_t last) noexcept nogil:
+    """Returns True if the same client made the attempt after the last one."""
+    return attempt > last and attempt // ATTEMPTS == last // ATTEMPTS
+
+
 cdef inline uint32_t stay_find(const Stays* stays, const uint8_t* token, uint32_t attempt) noexcept nogil:
     """Returns the connection of a token.
 
-    Returns 0 if the token is unknown, over, or was presented before with another number.
+    Returns 0 if the token is unknown, over, or was presented by another client or in a later attempt.
     """
     cdef uint32_t connection = load_be32(token)
     cdef uint64_t secret = token_secret(token)
@@ -120,7 +126,9 @@ cdef inline uint32_t stay_find(const Stays* stays, const uint8_t* token, uint32_
     if secret == 0 or not 0 < connection <= stays.permits.connections.pool.fresh:
         return 0
     stay = stays.stays + connection
-    if stay.secret == 0 or secret != stay.secret and (secret != stay.former or attempt != stay.attempt):
+    if stay.secret == 0 or secret != stay.secret and (
+        secret != stay.former or not attempt_follows(attempt, stay.attempt)
+    ):
         return 0
     return connection
 

@@ -378,8 +378,8 @@ def resume(opaque: int, grace_ms: int, token: bytes = b"", attempt: int = 0) -> 
     """Encodes a request for a token, with which another connection can resume this one, or a request that presents a
     token (section "Resume").
 
-    grace_ms: how long the token will be valid after the end of the connection, 1 to 2^32-1. attempt: any number. If the
-    reply to a Resume is lost, the same token can be presented again with the same number.
+    grace_ms: how long the token will be valid after the end of the connection, 1 to 2^32-1. attempt: if the reply to a
+    Resume is lost, the same token can be presented again with a higher number that differs in the low 16 bits only.
     """
     _check_u32(grace_ms=grace_ms, attempt=attempt, opaque=opaque)
     if grace_ms == 0:

@@ -27,12 +27,14 @@ def test_what_is_said_first() -> None:
     assert frames(Greeting(0.0001, "").asks()) == [wire.resume(1, 1)]
 
 
-def test_a_token_is_presented_with_the_same_attempt_each_time() -> None:
+def test_a_token_is_presented_with_a_higher_number_each_time() -> None:
     greeting = Greeting(2, "")
     token = greeting.token(wire.Stay(b"t" * wire.TOKEN_SIZE, 1000))
     assert token.grace_s == 1
     assert frames(greeting.asks(token)) == [wire.resume(1, 2000, token.token, token.attempt)]
-    assert frames(greeting.asks(token)) == frames(greeting.asks(token))
+    again = token.again()
+    assert again == (token.token, token.grace_s, token.attempt + 1)
+    assert token.attempt % 65536 == 0
 
 
 def booked() -> PermitCalls:

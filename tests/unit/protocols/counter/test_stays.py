@@ -105,15 +105,15 @@ def test_it_is_kept_for_what_may_be_settled(desk: Desk) -> None:
     assert present(desk.taker(), again) == Status.NOT_FOUND
 
 
-def test_a_token_is_good_for_one_attempt(desk: Desk) -> None:
+def test_a_token_is_good_for_one_client(desk: Desk) -> None:
     one, other, third, fourth = desk.some(4)
     first = ask(one)
     assert one.acquire(b"p") == Status.NO_ERROR
     one.close()
     second = present(other, first, 7)
     assert isinstance(second, Stay)
-    assert present(third, first, 8) == Status.NOT_FOUND
-    third_stay = present(third, first, 7)
+    assert present(third, first, 8 + 65536) == Status.NOT_FOUND
+    third_stay = present(third, first, 8)
     assert isinstance(third_stay, Stay), "the reply may have been lost"
     assert (held(third, b"p"), held(other, b"p")) == (1, 0)
     assert present(fourth, second, 7) == Status.NOT_FOUND
@@ -121,6 +121,21 @@ def test_a_token_is_good_for_one_attempt(desk: Desk) -> None:
     assert isinstance(present(fourth, third_stay, 9), Stay)
     assert present(other, first, 7) == Status.NOT_FOUND
     assert fourth.release(b"p") == Status.NO_ERROR
+
+
+@pytest.mark.parametrize("attempt", [6, 7])
+def test_a_late_request_takes_nothing_away(desk: Desk, attempt: int) -> None:
+    """The client has given up the connection on which it presented its token first."""
+    one, late, heir = desk.some(3)
+    first = ask(one)
+    assert one.acquire(b"p") == Status.NO_ERROR
+    one.close()
+    second = present(heir, first, 7)
+    assert isinstance(second, Stay)
+    assert present(late, first, attempt) == Status.NOT_FOUND
+    assert held(heir, b"p") == 1
+    heir.close()
+    assert isinstance(present(late, second), Stay)
 
 
 def test_a_lost_reply_of_a_connection_that_has_ended_too(desk: Desk) -> None:
@@ -131,7 +146,7 @@ def test_a_lost_reply_of_a_connection_that_has_ended_too(desk: Desk) -> None:
     assert isinstance(present(other, first, 7), Stay)
     other.close()
     desk.wait(GRACE_MS - 1)
-    assert isinstance(present(third, first, 7), Stay)
+    assert isinstance(present(third, first, 8), Stay)
     assert held(third, b"p") == 1
 
 
