@@ -10,7 +10,7 @@ from typing import Any
 from counterd.client._connection import as_bytes
 from counterd.client._holding import Wanted, printed
 from counterd.client._tenure import Seen
-from counterd.client.counter._taking import check, request
+from counterd.client.counter._taking import Request
 from counterd.errors import ConnectionLost, NotAvailable
 from counterd.protocols.counter import wire
 from counterd.protocols.counter.wire import ERROR_TEXTS, Status
@@ -35,15 +35,14 @@ class Asked(Wanted):
         wire.acquire(0, self.name, resources, maximum)  # raises for arguments that do not fit the protocol
         self.resources = resources
         self.maximum = maximum
-        self._where = where
-        check(*self.request(timeout))
+        self._request = Request([wire.Permit(self.name, resources, maximum)], where)
 
     def __str__(self) -> str:
         return f"{self.resources} of {printed(self.name)}"
 
     def request(self, seconds: float | None) -> tuple[Any, ...]:
         """Returns the request that waits in the server for this many seconds. None means for ever."""
-        return request([wire.Permit(self.name, self.resources, self.maximum)], self._where, seconds)
+        return self._request.waiting(seconds)
 
     def not_available(self, consumption: int | None) -> NotAvailable:
         """Returns the error for a hold whose timeout is over."""

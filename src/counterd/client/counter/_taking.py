@@ -5,7 +5,6 @@ Floor: side (ARCHITECTURE.md); shared by the blocking client and the client for 
 
 from __future__ import annotations
 
-import functools
 import math
 import threading
 from dataclasses import dataclass
@@ -81,22 +80,20 @@ def place(key: str | bytes, weight: int, priority: int) -> dict[str, Any]:
     return {"key": as_bytes(key), "weight": weight, "priority": priority}
 
 
-def request(items: Sequence[wire.Permit | wire.Rate], where: dict[str, Any], seconds: float | None) -> tuple[Any, ...]:
-    """Returns the request that waits in the server for this many seconds.
+class Request:
+    """A Take that is encoded once and can be sent again and again. ValueError or TypeError if it does not fit."""
 
-    None means as long as a request can ask for.
-    """
-    wait_ms = wire.U32_MAX if seconds is None else math.ceil(min(seconds * 1000, wire.U32_MAX))
-    return functools.partial(_take, where), items, wait_ms
+    def __init__(self, items: Sequence[wire.Permit | wire.Rate], where: dict[str, Any]) -> None:
+        self._items = items
+        self._encoded = wire.take(0, items, **where)
 
+    def waiting(self, seconds: float | None) -> tuple[Any, ...]:
+        """Returns the request that waits in the server for so many seconds; None: as long as a request can say."""
+        wait_ms = wire.U32_MAX if seconds is None else math.ceil(min(seconds * 1000, wire.U32_MAX))
+        return self._encode, self._items, wait_ms
 
-def check(encode: Any, *arguments: Any) -> None:
-    """Raises ValueError or TypeError for a request that does not fit the protocol."""
-    encode(0, *arguments)
-
-
-def _take(where: dict[str, Any], opaque: int, items: Sequence[wire.Permit | wire.Rate], wait_ms: int) -> bytes:
-    return wire.take(opaque, items, wait_ms, **where)
+    def _encode(self, opaque: int, _items: object, wait_ms: int) -> bytes:
+        return wire.take_again(opaque, self._encoded, wait_ms)
 
 
 class AskedItems(Wanted):
@@ -105,11 +102,10 @@ class AskedItems(Wanted):
     def __init__(self, items: Sequence[Permit | Rate], timeout: float | None, where: dict[str, Any]) -> None:
         super().__init__(b"", timeout, "raise")
         self.items = [item._item() for item in items]
-        self._where = where
         names = [(type(item), item.name) for item in self.items]
         if len({*names}) < len(names):
             raise ValueError("a Take must not contain the same counter, or the same rate, twice")
-        check(*self.request(timeout))
+        self._request = Request(self.items, where)
 
     def __str__(self) -> str:
         return ", ".join(f"{item.amount} of {printed(item.name)}" for item in self.items)
@@ -119,7 +115,7 @@ class AskedItems(Wanted):
         return [item for item in self.items if isinstance(item, wire.Permit)]
 
     def request(self, seconds: float | None) -> tuple[Any, ...]:
-        return request(self.items, self._where, seconds)
+        return self._request.waiting(seconds)
 
     def rate(self, name: str | bytes) -> bytes:
         """Returns the name of a rate that can be settled. Raises ValueError for any other name."""

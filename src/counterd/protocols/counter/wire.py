@@ -55,8 +55,10 @@ _ACQUIRE, _ACQUIRE_FIXED = struct.Struct(">4sIIIIH"), 10
 _RELEASE, _RELEASE_FIXED = struct.Struct(">4sIIIH"), 6
 _STAT = struct.Struct(">HH")
 _DUMP_ENTRY = struct.Struct(">IIH")
-# Of a Take: its head, the head of each item up to the name, and its replies.
+# Of a Take: its header, the head of its body, that of each item up to the name, and its replies.
+_TAKE_HEADER = struct.Struct(">4sII")
 _TAKE, _PERMIT, _RATE = struct.Struct(">BBHIH"), struct.Struct(">BBHII"), struct.Struct(">BBHIIIQ")
+_TAKE_AGAIN = struct.Struct(">8sI4sI")  # of a whole frame: the opaque and the time to wait, with what is before each
 _GRANT, _SHORTAGE, _SETTLE = struct.Struct(">Q"), struct.Struct(">BIII"), struct.Struct(">QIH")
 # Of a Resume that presents a token, and of the reply to a Resume.
 _PRESENT, _STAY = struct.Struct(f">I{TOKEN_SIZE}sI"), struct.Struct(f">{TOKEN_SIZE}sI")
@@ -80,8 +82,8 @@ class Opcode(IntEnum):
     HELD = 0x26
 
 
-_GET_HEAD, _ACQUIRE_HEAD, _RELEASE_HEAD = (
-    bytes((REQUEST_MAGIC, opcode, 0, 0)) for opcode in (Opcode.GET, Opcode.ACQUIRE, Opcode.RELEASE)
+_GET_HEAD, _ACQUIRE_HEAD, _RELEASE_HEAD, _TAKE_HEAD = (
+    bytes((REQUEST_MAGIC, opcode, 0, 0)) for opcode in (Opcode.GET, Opcode.ACQUIRE, Opcode.RELEASE, Opcode.TAKE)
 )
 
 
@@ -334,22 +336,38 @@ def take(
             raise ValueError(f"{what} must be {least} to {most}, not {value}")
     if len(key) > KEY_MAX:
         raise ValueError(f"key must have 0 to {KEY_MAX} bytes, not {len(key)}")
-    _check_u32(wait_ms=wait_ms, opaque=opaque)
-    pieces = [_TAKE.pack(len(items), priority, weight, wait_ms, len(key)), key]
+    try:
+        pieces = [_TAKE.pack(len(items), priority, weight, wait_ms, len(key)), key]
+    except struct.error:
+        _check_u32(wait_ms=wait_ms)
+        raise
     for item in items:
         pieces += (_item(item), item.name)
     body = b"".join(pieces)
     if len(body) > TAKE_MAX:
         raise ValueError(f"a Take can have at most {TAKE_MAX} bytes, not {len(body)}: its names are too long")
-    return frame(Opcode.TAKE, opaque, body)
+    try:
+        return _TAKE_HEADER.pack(_TAKE_HEAD, len(body), opaque) + body
+    except struct.error:
+        _check_u32(opaque=opaque)
+        raise
+
+
+def take_again(opaque: int, taken: bytes, wait_ms: int) -> bytes:
+    """Asks for the same as `taken`, which take() has encoded, with another opaque and time to wait."""
+    head, _, order, _ = _TAKE_AGAIN.unpack_from(taken)
+    return _TAKE_AGAIN.pack(head, opaque, order, wait_ms) + taken[_TAKE_AGAIN.size :]
 
 
 def _item(item: Permit | Rate) -> bytes:
     """Encodes an item of a Take, without its name."""
     size = _name_length(item.name)
     if isinstance(item, Permit):
-        _check_u32(amount=item.amount, maximum=item.maximum)
-        return _PERMIT.pack(1, 0, size, item.amount, item.maximum)
+        try:
+            return _PERMIT.pack(1, 0, size, item.amount, item.maximum)
+        except struct.error:
+            _check_u32(amount=item.amount, maximum=item.maximum)
+            raise
     _check_u32(amount=item.amount, burst=item.burst)
     if (item.limit, item.period_us, item.burst) == (0, 0, 0):
         return _PERMIT.pack(3, item.on_death, size, item.amount, 0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -270,3 +271,36 @@ def test_server_error_picks_the_class(status: int, expected: type[errors.ServerE
     error = wire.server_error(status, "some text")
     assert type(error) is expected
     assert (error.status, error.text) == (status, "some text")
+
+
+ITEMS = [wire.Permit(b"p", 1, 2), wire.Rate(b"r", 3, 4, 5, 6)]
+
+
+@pytest.mark.parametrize("opaque", [0, 1, 0x01020304, wire.U32_MAX])
+@pytest.mark.parametrize("wait_ms", [0, 1000, wire.U32_MAX])
+@pytest.mark.parametrize("where", [{}, {"key": b"k" * 255, "weight": 1000, "priority": 255}])
+def test_a_take_that_is_sent_again(opaque: int, wait_ms: int, where: dict[str, Any]) -> None:
+    first = wire.take(7, ITEMS, 8, **where)
+    assert wire.take_again(opaque, first, wait_ms) == wire.take(opaque, ITEMS, wait_ms, **where)
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"opaque": -1}, "opaque must be 0 to 4294967295, not -1"),
+        ({"wait_ms": 1 << 32}, "wait_ms must be 0 to 4294967295"),
+        ({"items": [wire.Permit(b"p", -1, 2)]}, "amount must be 0 to 4294967295"),
+        ({"items": [wire.Permit(b"p", 1, 1 << 32)]}, "maximum must be 0 to 4294967295"),
+        ({"items": []}, "a Take has 1 to 16 items, not 0"),
+        ({"weight": 0}, "weight must be 1 to 1000"),
+        ({"priority": 256}, "priority must be 0 to 255"),
+    ],
+)
+def test_a_number_of_a_take_that_does_not_fit_is_named(changes: dict[str, Any], text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        wire.take(**{"opaque": 1, "items": ITEMS, **changes})
+
+
+def test_a_number_of_a_take_that_is_none_is_named() -> None:
+    with pytest.raises(TypeError, match="amount must be a whole number, not 'x'"):
+        wire.take(1, [wire.Permit(b"p", "x", 2)])  # type: ignore[arg-type]
