@@ -109,7 +109,7 @@ cdef class Store:
         self.posted_max = posted_max
 
     cpdef Session session(self, int64_t now_ns=0, int port=0):
-        """Makes the session of a new connection to `port`. Raises MemoryError if there is no room for it."""
+        """Makes the session of a new connection to `port`. Raises MemoryError if there is no room for the session."""
         self.begin_call(max(now_ns, self.now_ns))
         try:
             return self.make_session(self) if port == 0 else self.make_session(self, port)

@@ -232,7 +232,7 @@ class Lender(Protocol):
     number: int  # of that connection in the lending store
 
     def acquire(self, name: bytes, maximum: int, now_ns: int) -> bool:
-        """Takes a permit, unless `maximum` permits of that name are held, or somebody already waits for one."""
+        """Takes a permit, unless `maximum` permits of that name are held, or somebody already waits for a permit."""
 
     def retake(self, name: bytes, maximum: int, now_ns: int) -> bool:
         """Takes a permit that the borrower had before a restart, even above the maximum.

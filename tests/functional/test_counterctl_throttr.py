@@ -74,7 +74,10 @@ def test_a_quota_from_its_beginning_to_its_end(address: Address) -> None:
     assert (found["key"], found["quota"]) == ("user:7", 71)
     assert 800 < found["ttl"] < 900
     status, _, stderr = ask(address, "decr", "user:7", "72")
-    assert (status, stderr) == (1, "counterctl: user:7: the quota does not exist, or its new value would be out of range\n")
+    assert (status, stderr) == (
+        1,
+        "counterctl: user:7: the quota does not exist, or its new value would be out of range\n",
+    )
     assert ask(address, "update", "user:7", "5") == DONE
     assert ask(address, "update", "user:7", "--ttl", "2m") == DONE
     status, stdout, _ = ask(address, "query", "user:7", "none")

@@ -187,7 +187,7 @@ class Peer(web.RequestHandler):
     def end(self) -> None:
         """Called when the answer is ready.
 
-        The client has as much time to read the rest of the answer as it has to send its next request.
+        The time limit for reading the rest of the answer is the same as the time limit for sending the next request.
         """
         if self in self._peers.busy:
             self._wait()

@@ -2,6 +2,6 @@
 it.
 
 plan.py describes a run, _load.pyx executes it, and run.py supervises it. result.py has the result of a run, which
-report.py, page.py and chart.py show. The load.py of each protocol makes the requests; dialects/ does so for other
-servers. The dependencies of counterbench are in the extra `bench`.
+report.py, page.py and chart.py show. The load.py of each protocol makes the requests; dialects/ makes the requests for
+other servers. The dependencies of counterbench are in the extra `bench`.
 """

@@ -55,7 +55,7 @@ cdef class Board:
         PyMem_Free(self.taken)
 
     def begin(self, int64_t start_ns, int64_t measure_ns, int64_t end_ns):
-        """Lets the processes begin. Call it when all are ready."""
+        """Lets the processes begin. Call it when all processes are ready."""
         self.orders.measure_ns = measure_ns
         self.orders.end_ns = end_ns
         self.orders.start_ns = start_ns
@@ -66,7 +66,7 @@ cdef class Board:
             self.orders.stop = monotonic_ns()
 
     def stopped_ns(self):
-        """Returns when the run was ended early, or 0 if it was not."""
+        """Returns when the run was ended early, or 0 if nobody ended it early."""
         return self.orders.stop
 
     def leave(self):

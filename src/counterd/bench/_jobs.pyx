@@ -165,7 +165,7 @@ cdef class Jobs(Work):
         return 0
 
     cdef int64_t intended_ns(self, const Request* request, const Reply* reply) noexcept:
-        """Returns when a job of a fan was meant to be put, after it was delivered."""
+        """Returns when a job of a fan was meant to be put. Called after the job was delivered."""
         if self.fans and reply.outcome == RESERVED:
             return <int64_t>name_read(reply.body + STAMP_AT, STAMP_END - STAMP_AT)
         return request.intended_ns

@@ -75,7 +75,7 @@ cdef inline Permit held_pop(Link* link) noexcept:
 
 
 cdef inline void request_pull(Link* link, int64_t number) noexcept:
-    """Makes the request with this number the oldest request in flight, if it is in flight."""
+    """Makes the request with this number the oldest request in flight. Does nothing if the request is not in flight."""
     cdef Request found
     cdef uint32_t at
     for at in range(link.count - link.unwritten):

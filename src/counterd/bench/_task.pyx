@@ -74,6 +74,6 @@ cdef class Task:
         return name
 
     cdef int64_t link_of(self, int64_t told) noexcept:
-        """Returns the connection of this process that has sent this name, or -1 if none has."""
+        """Returns the connection of this process that has sent this name, or -1 if no connection has."""
         cdef int64_t link = told % self.everywhere - self.first
         return link if told >= 0 and 0 <= link < self.connections else -1

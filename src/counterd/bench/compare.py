@@ -102,10 +102,9 @@ def compared_rows(reports: list[tuple[str, Report]]) -> Iterator[tuple[Row, Row 
 
 
 def base_of(report: Report, first: list[Row], run: Run) -> Row | None:
-    """Returns the row of the first report with which a run is compared: the only row of that report, or the row of the
-    same load.
+    """Returns the row of the first report with which a run is compared: its only row, or the row of the same load.
 
-    For a search, this is the row at the same rate, even if the loads differ, because searches compare rates.
+    For a search, the row at the same rate is returned, even if the loads differ, because searches compare rates.
     """
     if len(first) == 1:
         return first[0]
@@ -155,10 +154,10 @@ def _figure(run: Run, name: str) -> float | None:
 
 
 def variation(runs: Sequence[Run], name: str) -> float:
-    """Returns by what fraction a figure varies. Returns 0 if this is not known.
+    """Returns by what fraction a figure varies. Returns 0 if the variation is not known.
 
-    For several runs, this is half of the distance between the smallest and the largest figure. For a single run, this
-    is twice the standard error of its seconds.
+    For several runs, the result is half of the distance between the smallest and the largest figure. For a single run,
+    the result is twice the standard error of its seconds.
     """
     if len(runs) > 1:
         values = [value for run in runs if (value := _figure(run, name)) is not None]

@@ -69,7 +69,7 @@ class Hold:
 
 @dataclass(frozen=True)
 class Work:
-    """The kinds of requests that are sent: acquire and release in turn, or any mix of requests."""
+    """The kinds of requests that are sent: alternately acquire and release, or any mix of requests."""
 
     text: str = PAIRS
     weights: dict[str, int] = field(default_factory=dict)  # empty: acquire and release in turn

@@ -225,8 +225,8 @@ class Told(click.Group):
     default=1_000_000,
     show_default=True,
     help=(
-        "How many permits of each name can be in use; the server refuses additional acquires. For flows, this is "
-        "the count in the server's rules."
+        "How many permits of each name can be in use; the server refuses additional acquires. For flows, the "
+        "maximum is the count in the server's rules."
     ),
 )
 @click.option(
@@ -242,16 +242,20 @@ class Told(click.Group):
 @click.option(
     "--items",
     type=Reads("items", Items.read),
-    help="What each acquire takes at once, such as permits=2,rates=2: permits of so many counters, and a unit of so "
-    "many rates.  [default: permits=1]",
+    help=(
+        "What each acquire takes in one request, such as permits=2,rates=2: a number of permits of one counter "
+        "each, and a unit of each of several rates.  [default: permits=1]"
+    ),
 )
 @click.option("--limit", type=NUMBER, help="How many units of a rate can be taken a second.  [default: 1m]")
 @click.option("--burst", type=NUMBER, help="How many can be taken at once after a pause.  [default: --limit]")
 @click.option(
     "--weights",
     type=Reads("weights", read_numbers),
-    help="The weight of each fairness key, such as 1,1,2. The connections have the keys in turn.  [default: each "
-    "connection has its own key]",
+    help=(
+        "The weight of each fairness key, such as 1,1,2. The connections get the keys one after the other.  "
+        "[default: each connection has its own key]"
+    ),
 )
 @click.option(
     "--priorities",

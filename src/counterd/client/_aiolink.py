@@ -209,9 +209,10 @@ class Link(asyncio.Protocol, Resumable):
             del self._waiting[call]
 
     def last(self) -> Link:
-        """Returns the connection that has resumed this one, or has resumed that one, and so on.
+        """Returns the connection that has resumed this one. If that connection was resumed too, returns the connection
+        that has resumed it, and so on.
 
-        Returns this connection if none has.
+        Returns this connection if no other connection has resumed it.
         """
         link = self
         while link.heir is not None:

@@ -42,7 +42,7 @@ Self = TypeVar("Self", bound="Shared")
 
 
 class Turn:
-    """An event with a timeout. A task waits for it until its turn has come, and between two requests."""
+    """An event with a timeout. A task waits for the event until its turn has come, and between two requests."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -289,7 +289,10 @@ class Shared:
     # ---- waiting ----
 
     async def _take(self, hold: Any, asked: Wanted, tenure: Tenure | None = None) -> Any:
-        """Waits until it is the hold's turn and it gets what it wants. Returns the result of _ask(). See waiting()."""
+        """Waits until it is the hold's turn and the hold gets what it wants.
+
+        Returns the result of _ask(). See waiting().
+        """
         loop = self._own_loop()
         turn = Turn(loop)
         patience = Patience(asked.timeout, loop.time)

@@ -133,7 +133,7 @@ class Pending:
 class Ordered(Pending):
     """The calls of one connection whose replies come in the order of the requests.
 
-    The requests are those of _command.
+    The requests are instances of Request in _command.
     """
 
     MASK = (1 << 63) - 1

@@ -57,7 +57,7 @@ class Awaiting(Shape):
 
 
 class Recording(Shape):
-    """A class whose commands add their request to it, and return it."""
+    """A class whose commands collect their requests, and return the collecting object."""
 
 
 class Command(Generic[P, T]):

@@ -250,7 +250,7 @@ class Link(Resumable):
             raise
 
     def release(self, *held: tuple[object, bytes]) -> None:
-        """Gives back the permits that the holds have on this connection, with the exceptions of call(). If this is
+        """Gives back the permits that the holds have on this connection, with the exceptions of call(). If the call is
         interrupted, disown() gives back the rest.
 
         If the connection was lost and can be resumed, the permits are given back later.
@@ -320,7 +320,8 @@ class Link(Resumable):
     def after_fork(self) -> None:
         """Called in the child of a fork.
 
-        Closes the child's copy of the socket. A thread of the parent may hold the old lock, so this makes a new lock.
+        Closes the child's copy of the socket. A thread of the parent may hold the old lock, so after_fork() makes a new
+        lock.
         """
         self.closed = self.closed or FORKED
         self.unheard, self.token = False, None  # it was lost by the parent
@@ -435,7 +436,10 @@ class Link(Resumable):
                     return
 
     def _receive(self) -> None:
-        """Takes the bytes that have arrived. If this is interrupted, bytes may be missing, so the connection ends."""
+        """Takes the bytes that have arrived.
+
+        If reading is interrupted, bytes may be missing, so the connection ends.
+        """
         try:
             data = self._socket.recv(RECEIVE_SIZE)
             if not data:

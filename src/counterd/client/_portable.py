@@ -84,7 +84,8 @@ def has_ended(connected: HasDescriptor) -> bool:
 
 
 def is_mine(lock: Any) -> bool:
-    """Returns whether this thread holds an RLock. A signal handler or the garbage collector may run while it does.
+    """Returns whether this thread holds an RLock. A signal handler or the garbage collector may run while a thread
+    holds the lock.
 
     Only a private method of CPython's RLock reports this. No other code calls this private method.
     """

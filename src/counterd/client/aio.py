@@ -290,7 +290,7 @@ class Client(Shared):
     async def _give_back(self, link: Link, returns: list[Request]) -> None:
         """Gives back everything that was held through a connection.
 
-        If the connection was lost and can be resumed, this happens later.
+        If the connection was lost and can be resumed, the permits are given back later.
         """
         if link.may_resume():
             link.calls.give_back += returns
@@ -374,7 +374,7 @@ class Client(Shared):
     async def _server(self) -> Link:
         """Returns the connection.
 
-        A server that does not accept a connection in time counts as a server that cannot be reached: this waits for it.
+        If the server does not accept a connection in time, waits as for a server that cannot be reached.
         """
         try:
             return await self._connected(hears=False)
@@ -577,7 +577,7 @@ class Hold:
         return on_lost == REACQUIRE
 
     async def _acquire_again(self) -> bool:
-        """Acquires lost permits again. Returns False if this has to be called again."""
+        """Acquires lost permits again. Returns False if the method has to be called again."""
         async with self._client._reacquiring:
             before = self._link
             if before is None or before.is_alive():  # it was left, and maybe entered again

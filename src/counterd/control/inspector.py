@@ -373,7 +373,7 @@ class Ended:
         return f"{self.number}-0"
 
     def origin(self) -> str:
-        """The address of the client, which is not known any more."""
+        """The address of the client, which is no longer known."""
         return ""
 
 

@@ -103,7 +103,7 @@ class Keeper:
     async def finish(self, timeout: float) -> None:
         """Waits until all changes are on disk and the journal process has closed its file.
 
-        timeout: after how many seconds without a write this gives up.
+        timeout: after how many seconds without a write finish() gives up.
         """
         if not self._begun.done():
             return

@@ -122,7 +122,7 @@ cdef class Table:
     def idle_among(self, uint32_t first, uint32_t count, int64_t before_ns):
         """Returns the idle connections among `count` numbers from `first` on, and whether there are higher numbers.
 
-        A connection is idle if it has sent nothing since before_ns, and was not kept from sending.
+        A connection is idle if it has sent nothing since before_ns, and the server was reading from it.
         """
         cdef Connection connection
         cdef int64_t number

@@ -12,7 +12,7 @@ A peer can do the following, at these costs:
 - Never answer this side's close_notify: this side does not wait for the answer.
 - Ask for new keys, or send empty records or records of one byte: OpenSSL limits a part of this. A read takes at most
   the rest of a record and READ_BEYOND bytes, so the work of a read is bounded. New keys take about 15 us.
-- Renegotiate: this is refused (see Server.context).
+- Renegotiate: the server refuses renegotiation (see Server.context).
 - Stop reading: OpenSSL's output is queued, and queued output stops the reading of input.
 - Begin many handshakes: a read during a handshake counts as a costly read in the poller. A batch contains a few costly
   reads. The other reads wait, in order, while other connections are served.

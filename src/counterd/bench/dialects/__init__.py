@@ -36,7 +36,7 @@ PROTOCOL_HELP = " ".join(
 )
 OPS_HELP = " ".join(
     (
-        "acquire-release (in turn), acquire, release, get, noop, or mix:acquire=5,release=5,get=1.",
+        "acquire-release (alternately), acquire, release, get, noop, or mix:acquire=5,release=5,get=1.",
         *(f"With {name}: {each.ops_help}." for name, each in DIALECTS.items() if each.ops_help),
         f"[default: {Dialect.work};",
         "; ".join(f"{each.work} with {name}" for name, each in DIALECTS.items() if each.work != Dialect.work) + "]",

@@ -239,7 +239,7 @@ class Monitor:
 def told(endpoint: Endpoint, page: str, name: bytes, tables: Sequence[Table]) -> Told | None:
     """Asks the admin endpoint for the data of a page. tables: the tables that can be pages.
 
-    Returns None if the page is not known any more.
+    Returns None if the page no longer exists.
     """
     if page == CONNECTIONS:
         answer = endpoint.ask("GET", "/connections", limit=PAGE)

@@ -48,7 +48,7 @@ IGNORED_BY_PYTHON = {signal.SIGPIPE, signal.SIGXFSZ}  # the command must not inh
 
 
 class Mistake(click.UsageError):
-    """A usage error with a special exit status, because the usual status 2 could be that of the command."""
+    """A usage error with a special exit status, because the usual status 2 could be the status of the command."""
 
     exit_code = EXIT_FAILED
 

@@ -59,14 +59,11 @@ class Client(ClientCommands["Job"], Commanded):
     as Worker does. After a fork the connection belongs to the parent; the child connects with its first call.
 
     host: a host, beanstalk://HOST[:PORT], beanstalks://HOST[:PORT] (with TLS) or beanstalk+unix:///PATH, or several of
-    these, which are tried in order. All of them must lead to the same server.
-    port: the port for hosts without a port.
-    path: the path of a Unix socket, in place of host and port.
-    tls: True or an ssl.SSLContext, as for counterd.client.Client, which also describes URLs.
-    use: the tube that put() adds jobs to.
-    watch: the tube, or tubes, that jobs are reserved from.
-    timeout: how many seconds each call may take, in addition to the seconds that a reserve() waits; then the call
-    raises Timeout. A job that arrives after that is released again.
+    these, which are tried in order. All of them must lead to the same server. port: the port for hosts without a port.
+    path: the path of a Unix socket, in place of host and port. tls: True or an ssl.SSLContext, as for
+    counterd.client.Client, which also describes URLs. use: the tube that put() adds jobs to. watch: the tube, or tubes,
+    that jobs are reserved from. timeout: how many seconds each call may take, in addition to the seconds that a
+    reserve() waits; then the call raises Timeout. A job that arrives after the timeout is released again.
     connect_timeout: how many seconds connecting to one address may take, and the TLS handshake. None means the same as
     timeout.
 

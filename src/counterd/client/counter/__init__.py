@@ -125,8 +125,8 @@ class Client(Shared):
     def fileno(self) -> int:
         """Returns the descriptor of the connection's socket, to pass it to another process. Connects if necessary.
 
-        The permits are held as long as any process has this descriptor open. With TLS another process can do no more
-        with it.
+        The permits are held as long as any process has this descriptor open. With TLS another process cannot use the
+        descriptor, only keep it open.
         """
         return self._connected().fileno()
 
@@ -518,7 +518,7 @@ class Hold:
 
     @property
     def lost(self) -> bool:
-        """Whether the connection and the permits were lost while the block runs. Reading the property checks the socket."""
+        """Whether the connection and the permits were lost while the block runs. The property checks the socket."""
         link = self._link
         return link is not None and not link.is_alive()
 

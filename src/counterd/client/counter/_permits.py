@@ -213,12 +213,12 @@ def check_takes(calls: Any) -> None:
 
 
 def _released(frame: bytes) -> int:
-    """Returns how many permits a request gives back. Returns 0 if it is not a release."""
+    """Returns how many permits a request gives back. Returns 0 if the request is not a release."""
     return int.from_bytes(frame[HEADER_SIZE : HEADER_SIZE + 4], "big") if frame[1] == _RELEASE else 0
 
 
 def returns(grant: Grant, items: Sequence[Permit | Rate]) -> list[Request]:
-    """Returns the requests that give back what a Take was granted, as if none of it had been used."""
+    """Returns the requests that give back everything that a Take was granted."""
     requests: list[Request] = []
     for item in items:
         if isinstance(item, Permit):

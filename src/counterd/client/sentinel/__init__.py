@@ -102,21 +102,17 @@ class Client(Commands[Hold], Shared, Blocking):
     time. After a fork the connection belongs to the parent; the child connects with its first call.
 
     host: a host, sentinel://HOST[:PORT], sentinels://HOST[:PORT] (with TLS) or sentinel+unix:///PATH, or several of
-    these, which are tried in order. All of them must lead to the same server.
-    port: the port for hosts without a port.
-    path: the path of a Unix socket, in place of host and port.
-    tls: True or an ssl.SSLContext, as for counterd.client.Client, which also describes URLs.
-    namespace: the namespace in which each connection is registered. The connection then counts if a threshold applies
-    to each connection.
-    timeout: how many seconds each call may take in all. A token that is granted after that is given back immediately.
-    If extensions of the server decide, they need a part of this time.
-    connect_timeout: how many seconds connecting to one address may take, and the TLS handshake. After a failed attempt
-    only the client's own thread connects, and no call waits for it.
-    fallback: what decides while the server does not. "local": limits of this client alone. "open": everything passes.
-    "closed": nothing passes.
-    limits: the limits for "local", by flow: how many calls flow() lets pass in a second, how many param() lets pass for
-    each value, and how many acquire() and hold() allow at the same time. For a flow without a limit, calls raise the
-    error of the server.
+    these, which are tried in order. All of them must lead to the same server. port: the port for hosts without a port.
+    path: the path of a Unix socket, in place of host and port. tls: True or an ssl.SSLContext, as for
+    counterd.client.Client, which also describes URLs. namespace: the namespace in which each connection is registered.
+    The connection then counts if a threshold applies to each connection. timeout: how many seconds each call may take
+    in all. A token that is granted after the timeout is given back immediately. If extensions of the server decide,
+    they need a part of this time. connect_timeout: how many seconds connecting to one address may take, and the TLS
+    handshake. After a failed attempt only the client's own thread connects, and no call waits for it. fallback: what
+    decides while the server does not. "local": limits of this client alone. "open": everything passes. "closed":
+    nothing passes. limits: the limits for "local", by flow: how many calls flow() lets pass in a second, how many
+    param() lets pass for each value, and how many acquire() and hold() allow at the same time. For a flow without a
+    limit, calls raise the error of the server.
 
     The server does not decide while it cannot be reached or does not answer. The server also does not decide about a
     flow if it answers bad request, too many requests, failed, no such rule or not available. The logger

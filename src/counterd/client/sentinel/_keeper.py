@@ -120,7 +120,7 @@ class Keeper:
         self._stopped = False
 
     def stir(self, due: float = 0.0, *, connects: bool = False) -> None:
-        """Makes the thread check for work, no later than at `due`, and connect if that is asked for.
+        """Makes the thread check for work, no later than at `due`, and makes it connect if `connects` is true.
 
         Does nothing when the program ends, because no new thread can be started then.
         """

@@ -1,7 +1,7 @@
 """The asyncio gatekeeper of counterd.client.smockron, for any event loop.
 
 Floor: side (ARCHITECTURE.md). An AioTender serves the connections to one master, as a Tender does. The event loop runs
-it when bytes have arrived, when there is something to send, and when it is time to connect or to send a PING.
+an AioTender when bytes have arrived, when there is something to send, and when it is time to connect or to send a PING.
 """
 
 from __future__ import annotations

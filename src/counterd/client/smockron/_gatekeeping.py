@@ -414,7 +414,7 @@ class Core:
         return logging.INFO, "the master at %s is back after %.1f s", master.accounting.address, away_s
 
     def take(self, master: Master, line: Line, now_ns: int) -> bytes:
-        """Returns the bytes to send now. The caller sets master.is_stirred if it will call this again by itself."""
+        """Returns the bytes to send now. The caller sets master.is_stirred if it will call take() again by itself."""
         if master.joined != master.directed:  # time has passed
             self._direct(master)
         found = bytes(line.out)

@@ -84,7 +84,7 @@ def _quoted(part: str | bytes | None) -> bytes:
 
 
 def _fitting(identifier: str | bytes | None) -> bytes | None:
-    """Returns the identifier that is sent. If an identifier is too long, this is its SHA-256 in hex."""
+    """Returns the identifier that is sent. If an identifier is too long, the result is its SHA-256 in hex."""
     if identifier is None:
         return None
     found = identifier.encode("utf-8", "surrogateescape") if isinstance(identifier, str) else as_bytes(identifier)

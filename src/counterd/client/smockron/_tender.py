@@ -150,7 +150,7 @@ class Tender:
             self._lose(line, str(error))
 
     def _connect(self) -> bool:
-        """Connects if it is time to.
+        """Connects if it is time to connect.
 
         Returns whether it was. Connecting may take some time, so the thread reads before it gives up a line.
         """

@@ -185,7 +185,7 @@ class Commands(Shape):
     def set_ttl(self, key: str | bytes, ttl: int) -> Made[bool]:
         """Lets a key expire ttl units from now (UPDATE).
 
-        The unit is that of the key. Returns False if the key does not exist.
+        The unit is the unit of the key. Returns False if the key does not exist.
         """
         return asked(self.encoder.update(as_bytes(key), Attribute.TTL, Change.PATCH, ttl))
 

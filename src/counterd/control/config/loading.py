@@ -470,7 +470,7 @@ class Places(NamedTuple):
     def beside(self, key: str, name: str) -> str:
         """Returns another key of the same listener.
 
-        If `key` was set for all listeners, this key is also one for all listeners.
+        If `key` was set for all listeners, the returned key is also a key for all listeners.
         """
         return f"{self.name(key).partition('.')[0]}.{name}"
 

@@ -152,7 +152,7 @@ cdef inline uint32_t claim_maximum(const uint8_t* claim) noexcept:
 
 
 cdef inline uint8_t* write_key(const Keys* keys, Key* key, uint8_t* target) noexcept:
-    """Writes a key, or nothing if it is NULL. Returns the end of the key."""
+    """Writes a key. Writes nothing if the key is NULL. Returns the end of the key."""
     if key == NULL:
         return target
     name_read(&keys.table, &key.record, target)
@@ -481,7 +481,7 @@ def rows(bytes piece not None, uint32_t inline_max):
 
 
 cdef bint is_name(bytes name):
-    """Returns whether this is a valid name of a tube or key."""
+    """Returns whether the bytes are a valid name of a tube or key."""
     cdef const uint8_t* start = <const uint8_t*>PyBytes_AS_STRING(name)
     cdef const uint8_t* end = start + PyBytes_GET_SIZE(name)
     return read_name(start, end) == end

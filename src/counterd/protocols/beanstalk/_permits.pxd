@@ -44,7 +44,10 @@ cdef inline int permit_await(Queues* queues, lender, uint32_t number, int64_t no
 
 
 cdef inline int claim_end(Queues* queues, lender, uint32_t job, int64_t now_ns) except -1:
-    """Ends the claim of a job that has no permit and is not in a queue. Also ends the gate if this was its last job."""
+    """Ends the claim of a job that has no permit and is not in a queue.
+
+    Also ends the gate if the job was the last job of the gate.
+    """
     cdef uint32_t number = queues.gates.claims[job].gate
     cdef Gate* gate = gate_at(&queues.gates, number)
     queues.jobs.records[job].is_gated = False

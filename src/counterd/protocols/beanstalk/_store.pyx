@@ -202,7 +202,7 @@ cdef class BeanstalkStore(Store):
         self.expect(self.journal_due_ns())
 
     cdef int64_t journal_due_ns(self) noexcept:
-        """Returns when the next piece for the journal is due. INT64_MAX means that none is due."""
+        """Returns when the next piece for the journal is due. INT64_MAX means that no piece is due."""
         if self.queues.jobs.state.changed_first == 0 and not self.limits or self.durable < self.state.changes_taken:
             return INT64_MAX
         if self.queues.jobs.state.id_limit - self.queues.jobs.state.last_id < ID_BLOCK // 2:
@@ -240,7 +240,7 @@ cdef class BeanstalkStore(Store):
         return 0
 
     cdef int make_ready(self, uint32_t number) except -1:
-        """Makes a job that is not in a queue ready. The connection that has waited the longest gets it."""
+        """Makes a job ready. The job must not be in a queue. The connection that has waited the longest gets it."""
         cdef const Tube* tube = tube_at(&self.queues.tubes, job_at(&self.queues.jobs, number).tube)
         job_ready(&self.queues, number, self.now_ns)  # it stays ready if there is no memory for the reply
         if job_is_blocked(&self.queues, number):
@@ -503,7 +503,7 @@ cdef class BeanstalkStore(Store):
         return 0
 
     cdef int give_back(self) except -1:
-        """Makes jobs whose worker is gone ready."""
+        """Makes a job ready when its worker is gone."""
         cdef uint32_t number
         while self.steps > 0:
             number = workers_next_left(&self.queues.workers)
@@ -630,7 +630,7 @@ cdef class BeanstalkStore(Store):
         return 0
 
     cdef int serve_tube(self, uint32_t number) except -1:
-        """Makes jobs whose delay is over ready. After a pause, gives ready jobs to waiting connections."""
+        """Makes a job ready when its delay is over. After a pause, gives ready jobs to waiting connections."""
         cdef Tube* tube = tube_at(&self.queues.tubes, number)
         cdef int64_t due_ns = INT64_MAX
         while tube.delayed:

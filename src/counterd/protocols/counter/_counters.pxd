@@ -93,7 +93,7 @@ cdef inline Counter* counter_at(const Counters* counters, uint32_t number) noexc
 cdef inline bint counter_exists(const Counters* counters, const Counter* counter) noexcept nogil:
     """Returns whether a counter exists.
 
-    A counter at zero that was last used in an earlier window does not, even if it is not freed yet.
+    A counter at zero that was last used in an earlier window counts as not existing, even if it is not freed yet.
     """
     return counter.permit.consumption != 0 or counter.window == counters.state.window
 

@@ -1,8 +1,8 @@
 """The counter protocol's requests and replies, as counterbench writes and reads them. See docs/protocols/counter.md and
 its source, "Counter support".
 
-Floor: side (ARCHITECTURE.md). A Take has its own template for each fairness key. To release what a Take has got, the
-load sends one Release for each counter of the Take, with the same opaque.
+Floor: side (ARCHITECTURE.md). A Take has its own template for each fairness key. To release a Take, the load sends one
+Release for each counter of the Take, with the same opaque.
 """
 
 import functools

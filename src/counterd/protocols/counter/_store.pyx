@@ -254,7 +254,7 @@ cdef class CounterStore(Store):
     cdef int end_stays(self, int steps) except -1:
         """Gives back the holdings of connections whose grace time is over.
 
-        In a drain, gives back all of them, because nobody can reconnect.
+        In a drain, gives back the holdings of all ended connections, because nobody can reconnect.
         """
         cdef int64_t until_ns = INT64_MAX if self.draining else self.now_ns
         cdef uint32_t connection
@@ -523,7 +523,7 @@ cdef class CounterStore(Store):
     cdef bint give_back(self, Session session) except -1:
         """Gives back everything that a connection holds, and cancels its waits.
 
-        Returns False if it has to continue later.
+        Returns False if the work has to continue later.
         """
         cdef uint32_t connection = session.connection, number
         cdef uint32_t* holding = &self.counters.permits.holders[connection].first

@@ -684,7 +684,7 @@ WHO = (
     Column("client", "text", "the name that the connection has stated"),
 )
 PLACE = (
-    Column("key", "name", "the first 31 bytes of the Take's key; if it is empty, the connection is the key"),
+    Column("key", "name", "the first 31 bytes of the Take's key; if the key is empty, the connection is the key"),
     Column("priority", "integer", "Takes with a higher priority are served first"),
     Column("weight", "integer", "the share of the Take's key"),
     Column("kind", "text", "permits or rate"),

@@ -198,7 +198,7 @@ cdef inline uint32_t rate_create(Takes* takes, const Ask* ask, int64_t now_ns, i
 
 
 cdef inline void rate_end(Takes* takes, uint32_t number) noexcept nogil:
-    """Frees a rate that is full. If somebody waits for it, it is freed later, see record_unpin()."""
+    """Frees a rate that is full. If somebody waits for the rate, it is freed later, see record_unpin()."""
     cdef Counters* counters = takes.counters
     debug_check(permit_at(&counters.permits, number).record.flags & FLAG_RATE)
     if permit_at(&counters.permits, number).record.flags & FLAG_PINNED:

@@ -468,7 +468,7 @@ cdef class ThrottrSession(Session):
         return self.list_all(opcode, 0)
 
     cdef bint enter_channel(self, uint32_t tag, const uint8_t* name, uint32_t size) noexcept:
-        """Subscribes to a channel once more. Returns False if that is not possible."""
+        """Subscribes to a channel once more. Returns False if the subscription is not possible."""
         cdef ThrottrStore store = <ThrottrStore>self.store
         cdef uint32_t times = channel_enter(
             &store.channels, self.connection, tag, name, size, store.now_ns + store.wall_ns,

@@ -541,7 +541,7 @@ _OPCODES = frozenset(map(int, Opcode))
 def _members(kind: type[IntEnum]) -> tuple[int, ...]:
     """Makes a table from byte to enum member, or to the byte itself if it is unknown.
 
-    For listings this is faster than the enum.
+    The table is faster than the enum for listings.
     """
     known = {int(member): member for member in kind}
     return tuple(known.get(value, value) for value in range(256))

@@ -91,7 +91,7 @@ class Tail:
 
 
 def id_of(job: Figures) -> int:
-    """Returns the id of a job. Raises ProtocolError if it is not a number."""
+    """Returns the id of a job. Raises ProtocolError if the id is not a number."""
     if not job["id"].isdecimal():
         raise ProtocolError(f"a job whose id is {job['id']!r}")
     return int(job["id"])

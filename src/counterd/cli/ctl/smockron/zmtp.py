@@ -101,7 +101,7 @@ class Subscriber(Link):
         self._say(b"".join(wire.subscribe(wire.topic(domain)) for domain in domains) or wire.subscribe(b""))
 
     def next_control(self) -> Control:
-        """Returns the next control message. Waits for it without a time limit."""
+        """Returns the next control message. Waits for the message without a time limit."""
         with self._exchange():
             while True:
                 answer = self._next(math.inf)
