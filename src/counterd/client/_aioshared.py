@@ -198,7 +198,7 @@ class Shared:
     def _connecting_now(self, loop: asyncio.AbstractEventLoop) -> asyncio.Task[None]:
         """Returns the task that connects.
 
-        If there is none, starts one. Raises ConnectionLost if the next attempt is not due yet.
+        If no task connects, starts a task. Raises ConnectionLost if the next attempt is not due yet.
         """
         link = self._link
         if self._connecting is None or self._connecting.done():

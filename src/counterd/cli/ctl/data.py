@@ -187,7 +187,7 @@ place_options = with_options(
     ),
     click.option("--weight", type=click.IntRange(1, WEIGHT_MAX), default=1, help="The share of KEY.  [default: 1]"),
     click.option(
-        "--priority", type=click.IntRange(0, 255), default=0, help="The highest one is served first.  [default: 0]"
+        "--priority", type=click.IntRange(0, 255), default=0, help="The highest priority is served first.  [default: 0]"
     ),
 )
 
