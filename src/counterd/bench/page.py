@@ -164,7 +164,7 @@ def _short_name(reports: Reports, name: str, report: Report, run: Run) -> str:
 def _picked(reports: Reports) -> list[Curve]:
     """Returns all runs, if they are few.
 
-    If there are too many runs, returns of each report the first run, the last run, and the run on its card.
+    If there are too many runs, returns only three runs of each report.
     """
     curves = _curves(reports)
     if len(curves) <= CURVES_MAX:

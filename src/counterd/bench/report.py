@@ -170,7 +170,7 @@ def answer(search: dict[str, Any]) -> tuple[str, bool]:
         return f"{objective} holds up to {rate(found)}{doubt}{early}", not ended
     if ended:
         return f"{objective}: no such rate was found{early}", False
-    return f"{objective} holds at none of these rates", False
+    return f"{objective} holds at none of the tried rates", False
 
 
 def representative(report: Report) -> Run:

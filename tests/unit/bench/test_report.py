@@ -207,7 +207,7 @@ def test_no_runs() -> None:
     ("search", "text", "found"),
     [
         ({"objective": "p99<1ms", "rate": 120000.0}, "p99<1ms holds up to 120,000/s", True),
-        ({"objective": "p99<1ms", "rate": None}, "p99<1ms holds at none of these rates", False),
+        ({"objective": "p99<1ms", "rate": None}, "p99<1ms holds at none of the tried rates", False),
         ({"scan": "10k..100k"}, "scan: 10k..100k", True),
         ({}, "scan: ", True),
         ({"scan": "10k..100k", "ended": "interrupted"}, "scan: 10k..100k; not finished: interrupted", False),

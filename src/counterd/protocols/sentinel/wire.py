@@ -178,7 +178,7 @@ def flow(xid: int, flow_id: int, count: int, priority: bool = False) -> bytes:
     """Encodes a FLOW, which asks whether count calls may pass now. priority: whether the server may also tell the calls
     to wait for the next window.
 
-    The server refuses a flow_id or a count that is not positive. The encoders do not check this.
+    The server refuses a flow_id or a count that is not positive. The encoders do not check the signs.
     """
     return _ask(MessageType.FLOW, xid, flow_id, count, priority)
 
