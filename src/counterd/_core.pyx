@@ -122,7 +122,7 @@ cdef class Store:
         connections_put(&self.connections, connection)
 
     cpdef int64_t next_deadline(self):
-        """Returns when tick() or take_dirty() is due, in ns on the caller's clock. 0: now. -1: no work waits."""
+        """Returns when tick() or take_dirty() is due, in ns on the caller's clock, or 0 for now, or -1 for never."""
         cdef int64_t due_ns = 0
         if not self.dirty and not self.orphans:
             self.begin_call(self.now_ns)

@@ -374,7 +374,7 @@ class Client(Shared):
     async def _server(self) -> Link:
         """Returns the connection.
 
-        If the server does not accept a connection in time, waits as for a server that cannot be reached.
+        If the server does not accept a connection in time, waits until the server can be reached.
         """
         try:
             return await self._connected(hears=False)

@@ -387,9 +387,9 @@ class Commands(Shape, Generic[JobT]):
 
     @command
     def kick(self, count: int) -> Request[int]:
-        """Makes up to `count` buried jobs of the used tube ready, or delayed jobs if none is buried (section "kick").
+        """Kicks up to `count` buried jobs of the used tube, so that they are ready (section "kick").
 
-        Returns how many jobs it made ready.
+        If no job is buried, kicks delayed jobs. Returns how many jobs it has made ready.
         """
         return asked(wire.kick(count), {Status.KICKED: _number})
 

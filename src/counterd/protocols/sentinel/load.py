@@ -83,8 +83,8 @@ def mistakes_of(plan: Plan) -> Mistakes:
 def rules_of(names: int, maximum: int, **semaphore: int) -> str:
     """Returns JSON for sentinel.rules, with a number of semaphores, a number of rates, and one flow for values.
 
-    maximum: the limit of each semaphore, and for a second of each rate and each value. semaphore: further members of
-    the semaphores' clusterConfig. Raises ValueError if there are too many names.
+    maximum: the limit of each semaphore, and of each rate and value in a second. semaphore: further members of the
+    semaphores' clusterConfig. Raises ValueError if there are too many names.
     """
     if names > FLOWS_MAX:
         raise ValueError(f"there can be at most {FLOWS_MAX} flows of a kind, not {names}")

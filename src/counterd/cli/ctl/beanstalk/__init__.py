@@ -388,7 +388,7 @@ def read_body(file: BinaryIO | None) -> bytes:
 @output_option
 @pass_target
 def kick(target: BeanstalkTarget, bound: int | None, tube: bytes | None, job: int | None, output: Output) -> None:
-    """Makes up to BOUND buried jobs of a tube ready. If no job is buried, makes delayed jobs ready.
+    """Kicks up to BOUND buried jobs of a tube, so that they are ready. If no job is buried, kicks delayed jobs.
 
     With --job, makes the job with this ID ready. The exit status is 1 if this job is neither buried nor delayed.
     """
