@@ -298,7 +298,7 @@ def cpu(run: Run) -> str:
 def server_use(run: Run) -> str:
     """Formats the CPU and memory of the server, if they are known."""
     if run.server.unknown:
-        return f"CPU and memory of the server are not known: {printable(run.server.unknown)}"
+        return f"CPU and memory are not known: {printable(run.server.unknown)}"
     return f"{digits(run.server.cores)} cores, {run.server.memory / 2**20:,.1f} MiB of memory"
 
 

@@ -309,8 +309,7 @@ def test_what_the_server_took() -> None:
     assert row(shown(summary(report(known))), "server ") == "0.93 cores, 45.1 MiB of memory"
     away = run(server=ServerUse(unknown="the server is on another machine"))
     assert (
-        row(shown(summary(report(away))), "server ")
-        == "CPU and memory of the server are not known: the server is on another machine"
+        row(shown(summary(report(away))), "server ") == "CPU and memory are not known: the server is on another machine"
     )
 
 

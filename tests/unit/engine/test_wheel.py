@@ -290,11 +290,11 @@ DAMAGE = [
     (5, "prev", 1, "5 timers are armed, 4 listed, 4 counted"),
     (4, "due_ns", SECOND // 2, "timer 4 of tick"),
     (8, "armed", 5, "5 counted"),
-    (8, "armed", 0, "more than the 0"),
+    (8, "armed", 0, "more timers than the 0"),
     (8, "elapsed", 1000, "is in use, but the time has passed it"),
     (8, "cascading", 3, "slot 3 cannot cascade"),
     (8, "cascading", 512, "slot 512 cannot cascade"),
-    (8, "cascading", 65, "slot 65 cascades, and does not begin"),
+    (8, "cascading", 65, "slot 65 cascades, but does not begin"),
     (8, "occupied", 0, "slot 0: its bit"),
     (8, "occupied", 7, "slot 448: its bit"),
 ]

@@ -140,7 +140,7 @@ def test_replies_however_they_are_cut(replies: list[tuple[bytes, Reply]], data: 
         (b"INSERTED 18446744073709551616\r\n", "more than 64 bits"),
         (b"DELETED 1\r\n", "invalid arguments of DELETED"),
         (b"USING\r\n", "expected the name of a tube"),
-        (b"RESERVED 1 11\r\n", "a body of 11 bytes, more than 10"),
+        (b"RESERVED 1 11\r\n", "a body of 11 bytes is longer than 10"),
         (b"RESERVED 1 2\r\nabcd", "RESERVED, 2 bytes, does not end with CRLF"),
         (b"x" * 256, "has no end of line"),
     ],

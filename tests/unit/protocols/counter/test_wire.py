@@ -142,7 +142,7 @@ def test_a_response_is_there_with_its_last_byte() -> None:
 
 
 def test_a_wrong_magic_is_seen_at_its_first_byte() -> None:
-    with pytest.raises(ProtocolError, match=r"^not the start of a response: 90$"):
+    with pytest.raises(ProtocolError, match=r"^this is not the start of a response: 90$"):
         ResponseParser().feed(b"\x90")
     parser = ResponseParser()
     parser.feed(encoded(Response(0, 0, 1, b"")))

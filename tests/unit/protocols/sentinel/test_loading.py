@@ -39,7 +39,7 @@ def ask(client: Connection, *asked: wire.Value, flow_id: int = 1, count: int = 1
     ("rules", "message"),
     [
         (Rules(tuple(calls(number) for number in range(1, 16386)), ()), "16385 flow rules"),
-        (Rules((), tuple(values(number) for number in range(1, 16386))), "16385 of parameters"),
+        (Rules((), tuple(values(number) for number in range(1, 16386))), "16385 parameter rules"),
         (Rules(tuple(rate(n, namespace=f"n{n}") for n in range(1, 1026)), ()), "1024 namespaces"),
         (Rules((), (values(1, 1, dict.fromkeys(range(65537), 1)),)), "65536 paramFlowItemList entries"),
     ],
@@ -67,7 +67,7 @@ def test_as_many_rules_as_there_may_be(make_room: MakeRoom) -> None:
         assert room.request(number)[0] == Status.OK
     room.load(*(calls(number) for number in range(20_001, 20_001 + 16384)))
     assert room.request(20_001)[0] == Status.OK
-    with pytest.raises(ValueError, match="beside 16385 flows"):
+    with pytest.raises(ValueError, match="and 16385 flows that have tokens"):
         room.load(*(calls(number) for number in range(40_001, 40_001 + 16384)))
     assert room.request(1) == (Status.NO_RULE, 0)
 
@@ -182,9 +182,9 @@ def test_namespaces_of_any_length(make_room: MakeRoom, name: str) -> None:
         (Rules((replace(rate(1), window_ms=0),), ()), "at least 10 ns, not 0"),
         (Rules((rate(1, namespace="n" * 1014),), ()), "1 to 1013 bytes, not 1014"),
         (Rules((rate(1, namespace=""),), ()), "1 to 1013 bytes, not 0"),
-        (Rules((), (replace(values(1), items={b"\7\0\0\4\0" + bytes(1024): 1}),)), "these are 1029"),
-        (Rules((), (replace(values(1), items={b"": 1}),)), "these are 0"),
-        (Rules((), (replace(values(1), items={b"\1\0": 1}),)), "these are 2"),
+        (Rules((), (replace(values(1), items={b"\7\0\0\4\0" + bytes(1024): 1}),)), "a value of 1029 bytes is invalid"),
+        (Rules((), (replace(values(1), items={b"": 1}),)), "a value of 0 bytes is invalid"),
+        (Rules((), (replace(values(1), items={b"\1\0": 1}),)), "a value of 2 bytes is invalid"),
         (Rules((replace(rate(1), resource="r" * 60 * (4 * 2 * 16384 + 1)),), ()), "131074 blocks of memory"),
     ],
     ids=["samples", "no samples", "samples of values", "no window", "namespace", "no namespace", "item", "no item",

@@ -430,7 +430,7 @@ def test_as_many_as_there_can_be(kind: str) -> None:
     assert len(found.flows) + len(found.params) == most == 16384
     what = "flow rules" if kind == "flowRules" else "parameter flow rules"
     many.append(many[0] | {"clusterConfig": {"flowId": 20000}})
-    assert problems({"a": {kind: many}}) == [f"the document: 16385 {what}, at most 16384 are possible"]
+    assert problems({"a": {kind: many}}) == [f"the document: 16385 {what}, but at most 16384 are possible"]
 
 
 def test_too_many_namespaces() -> None:

@@ -75,8 +75,8 @@ def test_a_wrong_greeting_is_told_as_soon_as_it_shows(data: bytes, text: str) ->
 @pytest.mark.parametrize(
     ("data", "text"),
     [
-        (b"\x08\0", "not the beginning of a frame: 08 00"),
-        (b"\x05\0", "not the beginning of a frame: 05 00"),
+        (b"\x08\0", "this is not the beginning of a frame: 08 00"),
+        (b"\x05\0", "this is not the beginning of a frame: 05 00"),
         (b"\x02" + b"\xff" * 8, "a message of 18446744073709551615 bytes or more; the limit is 65536"),
         (b"\x03" + bytes(6) + b"\x80\0" + bytes(1 << 15) + b"\x02" + bytes(6) + b"\x80\x01",
          "a message of 65537 bytes or more; the limit is 65536"),

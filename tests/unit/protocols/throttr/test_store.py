@@ -123,7 +123,7 @@ def test_the_region_has_a_place_for_each_key_channel_and_subscription() -> None:
     [
         ({"max_message": (1 << 26) + 1, "reply_max": 1 << 27}, "max_message must be at most 67108864 bytes"),
         ({"reply_max": (1 << 16) - 1}, "reply_max of 65535 is too small"),
-        ({"max_message": 1 << 16}, "with a max_message of 65536, reply_max of 65536 is too small"),
+        ({"max_message": 1 << 16}, "with a max_message of 65536, the reply_max of 65536 is too small"),
         ({"expiry_grace_ns": 3600 * SECOND + 1}, "the grace must be 0 to 3600000000000 ns, not 3600000000001"),
         ({"expiry_grace_ns": -1}, "the grace must be 0 to"),
         ({"keys": (1 << 30) + 1}, "at most 1073741824 keys"),
@@ -151,7 +151,7 @@ def test_no_more_connections_than_channels_for_them() -> None:
     sessions.append(store.session(0))
     assert sessions[-1].receive(b"\x12\1*", 0) == b"\1"
     for _ in range(2):
-        with pytest.raises(MemoryError, match="no room for another connection: 4 can have a channel"):
+        with pytest.raises(MemoryError, match="no room for another connection: 4 connections can have a channel"):
             store.session(0)
         store.audit()
     assert store.snapshot()["curr_connections"] == 4

@@ -271,10 +271,10 @@ def test_value_sizes_by_name() -> None:
     ],
 )
 def test_an_event_that_is_no_request(payload: bytes, shown: str) -> None:
-    with pytest.raises(ValueError, match=f"^not a request: {shown}"):
+    with pytest.raises(ValueError, match=f"^this is not a request: {shown}"):
         ENCODER.event(b"c", wire.Request(payload))
     for request in (payload, ENCODER.message(Opcode.EVENT, b"ch", payload)):
-        with pytest.raises(ValueError, match=f"^not a request: {shown}"):
+        with pytest.raises(ValueError, match=f"^this is not a request: {shown}"):
             Parser(U16).expect(request)
 
 
@@ -363,9 +363,9 @@ def test_an_event_within_what_an_event_asked() -> None:
         (b"", b"\1", "a reply without a request: 01"),
         (b"", b"\0\7", r"a reply without a request: 00 07"),
         (ENCODER.purge(b""), b"\1\1", "a reply without a request: 01"),
-        (ENCODER.purge(b""), b"\2", "not the start of a reply or an event: 02"),
-        (ENCODER.purge(b""), b"HTTP/1.1 400 B", r"not the start .*: 48 54 .* 34 30 30 \.\.\. \(14 bytes\)"),
-        (ENCODER.event(b"", ENCODER.purge(b"")), b"\1\2", "not the start of the reply inside a reply to EVENT: 02"),
+        (ENCODER.purge(b""), b"\2", "this is not the start of a reply or an event: 02"),
+        (ENCODER.purge(b""), b"HTTP/1.1 400 B", r"this is not the start .*: 48 54 .* 34 30 30 \.\.\. \(14 bytes\)"),
+        (ENCODER.event(b"", ENCODER.purge(b"")), b"\1\2", "this is not the start of the reply inside a reply to EVENT"),
         (ENCODER.event(b"", ENCODER.list()), b"\1\0", "a refused LIST: 00"),
         *((request, b"\0", f"a refused {Opcode(request[0]).name}: 00") for request in (
             ENCODER.list(), ENCODER.info(), ENCODER.stats(), ENCODER.connections(), ENCODER.channels(), ENCODER.whoami()
@@ -407,7 +407,7 @@ def test_a_value_at_the_limit_and_above(head: bytes) -> None:
         return made
 
     assert len(parser().feed(head + u64(5) + b"12345")) == 1
-    with pytest.raises(ProtocolError, match=r"^a value of 6 bytes, more than 5: "):
+    with pytest.raises(ProtocolError, match=r"^a value of 6 bytes is longer than 5: "):
         parser().feed(head + u64(6))
 
 
