@@ -293,7 +293,7 @@ def test_a_file_that_is_no_result(tmp_path: Path) -> None:
 def test_a_dependency_that_is_missing_is_named() -> None:
     found = counterbench(code="import sys; sys.modules['rich'] = None; import counterd.cli.bench")
     assert found.returncode == 1
-    expected = "counterbench needs rich: in the source tree, `make setup` or pip install '.[bench]'"
+    expected = "counterbench needs rich: in the source tree, run `make setup` or pip install '.[bench]'"
     assert found.stderr.strip() == expected
 
 

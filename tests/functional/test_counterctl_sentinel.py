@@ -119,7 +119,9 @@ def test_a_token_from_its_beginning_to_its_end(place: Place) -> None:
             assert [listed[key] for key in ("limits", "threshold", "now", "passed", "blocked", "expired")] == [
                 *("concurrency", 5, 3, 3, 3, 0)
             ]
-            assert place.ask("tokens", "--sort", "count", "--limit", "1", "--output", "csv")[2].endswith("1 of 2\n")
+            assert place.ask("tokens", "--sort", "count", "--limit", "1", "--output", "csv")[2].endswith(
+                "1 of 2 rows\n"
+            )
             assert place.ask("release", taken["token"]) == DONE
         finally:
             process.terminate()
@@ -138,7 +140,11 @@ def test_a_token_whose_connection_has_gone(place: Place) -> None:
     with connected(place.daemon) as another:
         assert another.acquire(1, LARGEST).token_id
         status, stdout, _ = place.ask("keep", token)
-        assert (status, stdout.startswith(f"token {token} has "), stdout.endswith(" min left\n")) == (0, True, True)
+        assert (status, stdout.startswith(f"token {token} is leased for "), stdout.endswith(" min more\n")) == (
+            0,
+            True,
+            True,
+        )
 
         def owners() -> dict[str, str | None]:
             return {row["token"]: row["connection"] for row in place.rows("tokens")}
