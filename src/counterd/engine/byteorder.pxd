@@ -1,4 +1,4 @@
-# Byte order and hints for the compiler.
+# Byte order and memory hints.
 #
 # Floor 0, header only. Loads and stores use memcpy, so addresses need no alignment. Compilers make one instruction of
 # each.
@@ -11,13 +11,11 @@ cdef extern from *:
     #if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
     #error "counterd is built for little-endian machines"
     #endif
-    #define counterd_rarely(condition) __builtin_expect(!!(condition), 0)
     """
     uint16_t bswap16 "__builtin_bswap16"(uint16_t value) noexcept nogil
     uint32_t bswap32 "__builtin_bswap32"(uint32_t value) noexcept nogil
     uint64_t bswap64 "__builtin_bswap64"(uint64_t value) noexcept nogil
     void prefetch "__builtin_prefetch"(const void* address) noexcept nogil
-    bint rarely "counterd_rarely"(bint condition) noexcept nogil    # keeps code out of the way of the usual case
 
 
 cdef inline uint16_t load_be16(const uint8_t* source) noexcept nogil:

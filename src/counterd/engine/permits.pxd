@@ -124,18 +124,21 @@ cdef inline uint32_t ledger_find(
 ) noexcept nogil:
     """Returns the connection's holding of a permit, or 0 if there is none."""
     cdef const Index* index = &permits.ledger
-    cdef uint32_t own = ledger_tag(connection, tag)
-    cdef uint32_t slot = index_home(index, own)
-    cdef uint32_t _step
+    cdef uint32_t first = permit_at(permits, record).holders
+    cdef uint32_t own, slot
     cdef Holding* holding
-    for _step in range(index.mask + 1):
-        if index.entries[slot].number == 0:
-            return 0
+    if first == 0 or permits.holdings[first].connection == connection:
+        return first    # as a rule, unless many connections hold some
+    own = ledger_tag(connection, tag)
+    slot = index_home(index, own)
+    while index.entries[slot].number:
         if index.entries[slot].tag == own:
             holding = permits.holdings + index.entries[slot].number
             if holding.record == record and holding.connection == connection:
                 return index.entries[slot].number
         slot = (slot + index.step) & index.mask
+        if slot == index_home(index, own):
+            break
     return 0
 
 

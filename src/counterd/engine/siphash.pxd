@@ -31,35 +31,46 @@ cdef inline void sip_round(SipState* s) noexcept nogil:
     s.v2 = rotate_left(s.v2, 32)
 
 
-cdef inline uint64_t siphash13(const uint64_t* key, const uint8_t* data, size_t size) noexcept nogil:
-    """Returns the 64-bit hash of `size` bytes. key: two 64-bit words."""
+cdef inline SipState sip_begin(const uint64_t* key) noexcept nogil:
+    """Returns the state before the first byte. key: two 64-bit words."""
     cdef SipState s
-    cdef const uint8_t* end = data + (size & ~<size_t>7)
-    cdef uint64_t word
-    cdef int bits = 8 * <int>(size & 7)
-    cdef int i
     s.v0 = key[0] ^ <uint64_t>0x736f6d6570736575
     s.v1 = key[1] ^ <uint64_t>0x646f72616e646f6d
     s.v2 = key[0] ^ <uint64_t>0x6c7967656e657261
     s.v3 = key[1] ^ <uint64_t>0x7465646279746573
-    while data != end:
+    return s
+
+
+cdef inline uint64_t sip_hash(const SipState* begin, const uint8_t* data, size_t size) noexcept nogil:
+    """Returns the 64-bit hash of `size` bytes. begin: of the key."""
+    cdef SipState s = begin[0]
+    cdef const uint8_t* end = data + size
+    cdef uint64_t word
+    cdef uint64_t last = <uint64_t>size << 56
+    cdef int i
+    while end - data >= 8:
         word = load_le64(data)
         s.v3 ^= word
         sip_round(&s)
         s.v0 ^= word
         data += 8
-    word = <uint64_t>size << 56
-    if bits:
-        if size > 8:            # the last eight bytes, without those of the word before
-            word |= load_le64(data + (bits >> 3) - 8) >> (64 - bits)
+    if data != end:
+        if size >= 8:           # the last eight bytes, without those of the word before
+            last |= load_le64(end - 8) >> (-8 * <int>size & 63)
         else:
             for i in range(<int>size):
-                word |= <uint64_t>data[i] << (8 * i)
-    s.v3 ^= word
+                last |= <uint64_t>data[i] << (8 * i)
+    s.v3 ^= last
     sip_round(&s)
-    s.v0 ^= word
+    s.v0 ^= last
     s.v2 ^= 0xff
     sip_round(&s)
     sip_round(&s)
     sip_round(&s)
     return s.v0 ^ s.v1 ^ s.v2 ^ s.v3
+
+
+cdef inline uint64_t siphash13(const uint64_t* key, const uint8_t* data, size_t size) noexcept nogil:
+    """Returns the 64-bit hash of `size` bytes. key: two 64-bit words."""
+    cdef SipState begin = sip_begin(key)
+    return sip_hash(&begin, data, size)

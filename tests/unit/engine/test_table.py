@@ -40,17 +40,21 @@ def names_at(slot: int, slots: int, count: int) -> list[bytes]:
 def twins() -> list[tuple[bytes, bytes]]:
     """Pairs of names with the same 32-bit tag: the index cannot tell them apart.
 
-    They differ in short names, and in the prefix, in a middle block and in the last of long ones.
+    They differ in names of less than eight bytes; in the first eight bytes, the middle and the last bytes of names
+    that are in their record; in the prefix, in a middle block and in the last of longer ones.
     """
     pairs = []
-    for template in (b"%d", b"%06d" + b"x" * 90, b"x" * 100 + b"%06d" + b"x" * 60, b"x" * 160 + b"%06d"):
+    for template in (
+        b"%d", b"%06d" + b"x" * 14, b"x" * 9 + b"%06d" + b"x" * 15, b"x" * 10 + b"%06d", b"x" * 13 + b"%06d",
+        b"%06d" + b"x" * 90, b"x" * 100 + b"%06d" + b"x" * 60, b"x" * 160 + b"%06d",
+    ):  # fmt: skip
         tags: dict[int, bytes] = {}
         for number in range(200_000):
             name = template % number
             other = tags.setdefault(siphash(KEY, name) >> 32, name)
             if other is not name:
                 pairs.append((other, name))
-        assert any(len(found) == len(name) for found, _ in pairs)
+        assert any(len(found) == len(other) == len(template % 100_000) for found, other in pairs)
     return pairs
 
 

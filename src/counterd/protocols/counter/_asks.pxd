@@ -2,7 +2,7 @@
 #
 # Floor 2, header only.
 
-from libc.stdint cimport int64_t, uint8_t, uint32_t
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memcmp
 
 from counterd.engine.gcra cimport Span
@@ -24,9 +24,11 @@ cdef struct Ask:            # an item of a request
     uint32_t maximum        # of permits
     Pace pace               # of a rate; period_us is 0 for permits
     uint8_t on_death
-    bint is_named           # a rate whose numbers are the server's, see asks_limit()
+    uint8_t is_named        # a rate whose numbers are the server's, see asks_limit()
+    uint8_t is_full         # of a rate, before it is granted
     uint32_t record         # 0: not found yet
-    uint32_t holding        # of permits: what the connection holds already, see takes_have_room()
+    uint32_t holding        # of permits: what the connection holds already, see ask_needs()
+    uint32_t left           # after a grant
     Span after              # of a rate: `next` if it is granted
 
 
@@ -46,12 +48,15 @@ cdef inline uint32_t ask_tag(const Permits* permits, const Ask* ask) noexcept no
 
 cdef inline bint asks_repeat(const Ask* asks, int count) noexcept nogil:
     """Returns whether two items are the same counter, or the same rate."""
+    cdef uint64_t seen = 0      # a bit for the tag of each item before: most repeated items are told from others by it
     cdef int i, j
-    for i in range(1, count):
-        for j in range(i):
-            if asks[i].tag == asks[j].tag and asks[i].name_size == asks[j].name_size:
-                if memcmp(asks[i].name, asks[j].name, asks[i].name_size) == 0:
-                    return True
+    for i in range(count):
+        if seen >> (asks[i].tag & 63) & 1:
+            for j in range(i):
+                if asks[i].tag == asks[j].tag and asks[i].name_size == asks[j].name_size:
+                    if memcmp(asks[i].name, asks[j].name, asks[i].name_size) == 0:
+                        return True
+        seen |= <uint64_t>1 << (asks[i].tag & 63)
     return False
 
 

@@ -9,7 +9,6 @@
 
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 
-from counterd.engine.byteorder cimport rarely
 from counterd.engine.chains cimport Chains, chains_begin, chains_reserve
 from counterd.engine.connections cimport Connections
 from counterd.engine.debug cimport debug_check
@@ -27,6 +26,7 @@ from counterd.protocols.counter._limits cimport Limits, Rule, limits_find, limit
 from counterd.protocols.counter._rates cimport FLAG_AWAITED, FLAG_PINNED, RateRecord, RateState
 
 cdef enum:
+    NS_PER_TENTH = 100000000
     RECLAIM_STEPS = 64      # ring entries that one request may check
 
 
@@ -237,7 +237,7 @@ cdef inline void counter_restore(Counters* counters, uint32_t number, uint32_t r
         state.busy -= 1
         state.idle += 1
         ring_push(&counters.ring, number, &counter.permit.record)
-    if rarely(counter.permit.record.flags & FLAG_AWAITED):
+    if counter.permit.record.flags & FLAG_AWAITED:
         queue_wake(&counters.fair, queue_find(&counters.fair, number, counter.permit.record.tag))
 
 
@@ -301,6 +301,26 @@ cdef inline Outcome counter_acquire(
     counter_consume(counters, counter, resources)
     left[0] = maximum - counter.permit.consumption
     return GRANTED
+
+
+cdef inline uint32_t counter_grant(
+    Counters* counters, uint32_t connection, uint32_t number, uint32_t entry, uint32_t amount, uint32_t maximum,
+    int64_t now_ns
+) noexcept nogil:
+    """Grants `amount` of a counter, and returns how much is left. entry: the holding that the connection has, or 0.
+
+    The caller must have checked the maximum, and that there is room for a holding.
+    """
+    cdef Counter* counter = counter_at(counters, number)
+    counter.limit = maximum
+    if entry:
+        counters.permits.holdings[entry].amount += amount
+    else:
+        ledger_add(&counters.permits, connection, number, amount, <uint32_t>(now_ns // NS_PER_TENTH))
+    if not counter_exists(counters, counter):
+        counters.state.created += counter.window != counters.state.window - 1
+    counter_consume(counters, counter, amount)
+    return maximum - counter.permit.consumption
 
 
 cdef inline Outcome counter_release(

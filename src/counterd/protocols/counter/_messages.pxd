@@ -235,13 +235,10 @@ cdef inline uint8_t take_peek(const uint8_t* body, uint32_t size, Frame* frame) 
     return body[item]
 
 
-cdef inline bint take_decode(const uint8_t* body, uint32_t size, TakeHead* head, Ask* asks) noexcept nogil:
-    """Decodes a Take, except for the tags of its items. Returns False if the Take is invalid."""
-    cdef const uint8_t* end = body + size
-    cdef Ask* ask
-    cdef int i
+cdef inline const uint8_t* head_decode(const uint8_t* body, uint32_t size, TakeHead* head) noexcept nogil:
+    """Decodes a Take up to its first item. Returns where the item begins, or NULL if the Take is invalid."""
     if size < TAKE_HEAD:
-        return False
+        return NULL
     head.count = body[0]
     head.has_rates = False
     head.has_named = False
@@ -251,46 +248,49 @@ cdef inline bint take_decode(const uint8_t* body, uint32_t size, TakeHead* head,
     head.key_size = load_be16(body + 8)
     head.key = body + TAKE_HEAD
     if not 1 <= head.count <= ITEMS_MAX or head.weight > WEIGHT_MAX or head.key_size > KEY_MAX:
-        return False
-    body = head.key + head.key_size
-    for i in range(head.count):
-        ask = asks + i
-        if end - body < PERMIT_HEAD:
-            return False
-        ask.on_death = body[1]
-        ask.name_size = load_be16(body + 2)
-        ask.amount = load_be32(body + 4)
-        ask.is_named = body[0] == NAMED_RATE
-        if body[0] == PERMIT:
-            ask.maximum = load_be32(body + 8)
-            ask.pace.period_us = ask.pace.limit = ask.pace.burst = 0
-            if ask.amount > ask.maximum or ask.on_death:
-                return False
-            body += PERMIT_HEAD
-        elif body[0] == RATE and end - body >= RATE_HEAD:
-            head.has_rates = True
-            ask.pace.limit = load_be32(body + 8)
-            ask.pace.burst = load_be32(body + 12)
-            ask.pace.period_us = load_be64(body + 16)
-            if not (
-                0 < ask.pace.limit <= LIMIT_MAX and 0 < ask.pace.period_us <= PERIOD_MAX_US
-                and ask.amount <= ask.pace.burst and ask.on_death <= REFUNDED
-            ):
-                return False
-            body += RATE_HEAD
-        elif body[0] == NAMED_RATE:
-            head.has_rates = head.has_named = True
-            ask.pace = Pace(1, 1, 0)    # until asks_limit()
-            if load_be32(body + 8) or ask.on_death > REFUNDED:
-                return False
-            body += PERMIT_HEAD
-        else:
-            return False
-        if ask.name_size == 0 or ask.amount == 0 or end - body < <Py_ssize_t>ask.name_size:
-            return False
-        ask.name = body
-        body += ask.name_size
-    return body == end
+        return NULL
+    return head.key + head.key_size
+
+
+cdef inline const uint8_t* ask_decode(
+    const uint8_t* item, const uint8_t* end, TakeHead* head, Ask* ask
+) noexcept nogil:
+    """Decodes an item of a Take, except for its tag. Returns where the item ends, or NULL if it is invalid."""
+    if end - item < PERMIT_HEAD:
+        return NULL
+    ask.name_size = load_be16(item + 2)
+    ask.amount = load_be32(item + 4)
+    ask.on_death = item[1]
+    ask.is_named = item[0] == NAMED_RATE
+    if item[0] == PERMIT:
+        ask.maximum = load_be32(item + 8)
+        ask.pace.period_us = 0
+        if ask.amount > ask.maximum or ask.on_death:
+            return NULL
+        item += PERMIT_HEAD
+    elif item[0] == RATE and end - item >= RATE_HEAD:
+        head.has_rates = True
+        ask.pace.limit = load_be32(item + 8)
+        ask.pace.burst = load_be32(item + 12)
+        ask.pace.period_us = load_be64(item + 16)
+        if not (
+            0 < ask.pace.limit <= LIMIT_MAX and 0 < ask.pace.period_us <= PERIOD_MAX_US
+            and ask.amount <= ask.pace.burst and ask.on_death <= REFUNDED
+        ):
+            return NULL
+        item += RATE_HEAD
+    elif item[0] == NAMED_RATE:
+        head.has_rates = head.has_named = True
+        ask.pace = Pace(1, 1, 0)    # until asks_limit()
+        if load_be32(item + 8) or ask.on_death > REFUNDED:
+            return NULL
+        item += PERMIT_HEAD
+    else:
+        return NULL
+    if ask.name_size == 0 or ask.amount == 0 or end - item < <Py_ssize_t>ask.name_size:
+        return NULL
+    ask.name = item
+    return item + ask.name_size
 
 
 cdef inline uint32_t retry_ms(int64_t due_ns, int64_t now_ns) noexcept nogil:
@@ -302,16 +302,11 @@ cdef inline uint32_t retry_ms(int64_t due_ns, int64_t now_ns) noexcept nogil:
     return NO_TIME if due_ns == INT64_MAX or left >= NO_TIME else <uint32_t>left
 
 
-cdef inline uint32_t grant_encode(
-    uint8_t* target, uint32_t opaque, uint64_t grant, const uint32_t* left, int count
-) noexcept nogil:
-    """Writes the reply to a Take that was granted. Returns the size of the reply."""
+cdef inline uint8_t* grant_encode(uint8_t* target, uint32_t opaque, uint64_t grant, int count) noexcept nogil:
+    """Writes the reply to a Take that was granted, except for the amounts that are left. Returns where these go."""
     cdef uint8_t* body = header_encode(target, TAKE, NO_ERROR, opaque, 8 + 4 * <uint32_t>count)
-    cdef int i
     store_be64(body, grant)
-    for i in range(count):
-        store_be32(body + 8 + 4 * i, left[i])
-    return HEADER_SIZE + 8 + 4 * <uint32_t>count
+    return body + 8
 
 
 cdef inline uint32_t absence_encode(uint8_t* target, uint32_t opaque, uint8_t item) noexcept nogil:

@@ -58,6 +58,9 @@ cdef struct Pace:           # the numbers of a request
 cdef inline Span pace_span(const Pace* pace, uint64_t units) noexcept nogil:
     """Returns in which time a number of units comes back, at most ten years."""
     cdef wide parts = <wide>units * (pace.period_us * NS_PER_US)
+    cdef uint64_t few = <uint64_t>parts
+    if few == parts and few // pace.limit < <uint64_t>SPAN_MAX_NS:  # as a rule: divisions of 128 bits take long
+        return Span(<int64_t>(few // pace.limit), <uint32_t>(few % pace.limit))
     if parts // pace.limit >= <wide>SPAN_MAX_NS:
         return Span(SPAN_MAX_NS, 0)
     return Span(<int64_t>(parts // pace.limit), <uint32_t>(parts % pace.limit))
@@ -104,16 +107,23 @@ cdef inline int64_t span_ceil(Span span) noexcept nogil:
     return span.ns + (span.part != 0)
 
 
-cdef inline uint32_t rate_left(const Rate* rate, const Pace* pace, int64_t now_ns) noexcept nogil:
-    """Returns how many units are available."""
+cdef inline uint32_t span_left(Span next, const Pace* pace, int64_t now_ns) noexcept nogil:
+    """Returns how many units are available, if `next` is at most the burst behind now."""
+    cdef uint64_t period_ns = pace.period_us * NS_PER_US
     cdef Span ahead
-    cdef Span next = rate_next(rate, pace, now_ns)
+    cdef wide parts
     if span_is_before(Span(now_ns, 0), next):
         return 0
     ahead = span_minus(Span(now_ns, 0), next, pace.limit)
-    return <uint32_t>min(
-        <wide>pace.burst, (<wide>ahead.ns * pace.limit + ahead.part) // (pace.period_us * NS_PER_US)
-    )
+    parts = <wide>ahead.ns * pace.limit + ahead.part
+    if <uint64_t>parts == parts:
+        return <uint32_t>min(<uint64_t>pace.burst, <uint64_t>parts // period_ns)
+    return <uint32_t>min(<wide>pace.burst, parts // period_ns)
+
+
+cdef inline uint32_t rate_left(const Rate* rate, const Pace* pace, int64_t now_ns) noexcept nogil:
+    """Returns how many units are available."""
+    return span_left(rate_next(rate, pace, now_ns), pace, now_ns)
 
 
 cdef inline void rate_adjust(

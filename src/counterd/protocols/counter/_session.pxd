@@ -3,7 +3,8 @@
 from libc.stdint cimport uint8_t, uint32_t
 
 from counterd._core cimport Frame, Session
-from counterd.protocols.counter._messages cimport Answer
+from counterd.protocols.counter._asks cimport Ask
+from counterd.protocols.counter._messages cimport Answer, TakeHead
 
 
 cdef class CounterSession(Session):
@@ -15,10 +16,8 @@ cdef class CounterSession(Session):
     cdef int execute_stay(self, const Frame* frame) except -1
     cdef Answer resume_decide(self, const Frame* frame) except *
     cdef uint32_t amount_held(self, const Frame* frame) noexcept
+    cdef bint grant_permits(self, const Frame* frame) noexcept
+    cdef bint asks_read(self, const Frame* frame, TakeHead* head, Ask* asks) noexcept
     cdef int take(self, const Frame* frame) except -1
-    cdef void reply_granted(self, const Frame* frame, const uint32_t* left, int count) noexcept
     cdef int refuse(self, const Frame* frame, uint8_t status) noexcept
     cdef int reply_at_length(self, const Frame* frame) except -1
-    cdef void parse_named(
-        self, const uint8_t* body, uint32_t size, uint8_t opcode, uint8_t fixed, Frame* frame
-    ) noexcept

@@ -22,24 +22,24 @@ from counterd.engine.permits cimport (
 from counterd.engine.table cimport RECORD_USED, index_peek, index_prefetch, name_read, name_tag, table_find
 from counterd.protocols.counter._asks cimport ITEMS_MAX, Ask, Verdict, ask_tag, asks_limit, asks_repeat
 from counterd.protocols.counter._counters cimport (
-    Counter, Counters, counter_acquire, counter_at, counter_exists, counter_get, counter_release,
+    NS_PER_TENTH, Counter, Counters, counter_acquire, counter_at, counter_exists, counter_get, counter_release,
 )
 from counterd.protocols.counter._messages cimport (
     ACQUIRE, BODY_MAX, CANCEL, DUMP, GET, GOODBYE, HEADER_SIZE, HELD, INVALID_ARGUMENTS, LIMITS, NOOP, NOT_ACQUIRED,
     NOT_FOUND, NO_ERROR, OPCODES, OUT_OF_MEMORY, PERMIT, PRESENT_SIZE, RELEASE, REPLY_MAX, REQUEST_MAGIC,
-    RESOURCE_NOT_AVAILABLE, RESUME, RESUME_SIZE, SETTLE, STATS, STAY_SIZE, TAKE, TAKE_MAX, UNKNOWN_COMMAND, WHO, Answer,
-    Request, TakeHead, absence_encode, frame_opaque, grant_encode, header_encode, reply_encode, request_decode,
-    request_kind, take_decode, take_peek,
+    RESOURCE_NOT_AVAILABLE, RESUME, RESUME_SIZE, SETTLE, STATS, STAY_SIZE, TAKE, TAKE_HEAD, TAKE_MAX, UNKNOWN_COMMAND,
+    WHO, Answer, Request, TakeHead, absence_encode, ask_decode, frame_opaque, grant_encode, head_decode, header_encode,
+    reply_encode, request_decode, request_kind, take_peek,
 )
+from counterd.protocols.counter._permits cimport Want, wants_are_there, wants_grant, wants_read
 from counterd.protocols.counter._rates cimport FLAG_RATE, RATE_TAG
 from counterd.protocols.counter._stays cimport (
     TITLE_MAX, TOKEN_SIZE, stay_ask, stay_find, token_secret, token_write,
 )
 from counterd.protocols.counter._store cimport CounterStore
-from counterd.protocols.counter._takes cimport Takes, ask_left, asks_find, take_settle, takes_decide
+from counterd.protocols.counter._takes cimport Takes, asks_find, take_settle, takes_decide
 
 cdef enum:
-    NS_PER_TENTH = 100000000
     UNKNOWN = 255           # in BODY_FIXED
     PENDING = 255           # in place of a Status: the request is executed later
     OTHER = 254             # likewise: the body has another form
@@ -72,6 +72,36 @@ cdef inline uint8_t* reply(Store store, uint8_t opcode, uint32_t opaque, uint32_
     debug_check(store.out_size + HEADER_SIZE + size <= OUTPUT_MAX + REPLY_MAX)
     store.out_size += HEADER_SIZE + size
     return header_encode(target, opcode, NO_ERROR, opaque, size)
+
+
+cdef inline void named_parse(
+    CounterSession session, const uint8_t* body, uint32_t size, uint8_t opcode, uint8_t fixed, Frame* frame
+) noexcept:
+    """Parses a body that consists of numbers, the length of the name, and the name.
+
+    See sections "Get", "Acquire" and "Release".
+    """
+    cdef uint16_t name_size = load_be16(body + fixed - 2)
+    cdef Permits* permits = &(<CounterStore>session.store).counters.permits
+    if name_size == 0 or fixed + <uint32_t>name_size != size:
+        return
+    if opcode == ACQUIRE and (load_be32(body) == 0 or load_be32(body + 4) < load_be32(body)):
+        return
+    frame.verdict = NO_ERROR
+    frame.key = body + fixed
+    frame.key_size = name_size
+    frame.tag = name_tag(&permits.table, frame.key, name_size)
+    index_prefetch(&permits.table.index, frame.tag)
+    if opcode != GET:
+        index_prefetch(&permits.ledger, ledger_tag(session.connection, frame.tag))
+
+
+cdef inline void granted(CounterStore store, const Frame* frame, uint32_t left) noexcept:
+    """Replies to a Take of one permit, which was granted as an Acquire."""
+    cdef uint8_t* target = store.out + store.out_size
+    store.takes.state.grant += 1
+    store_be32(grant_encode(target, frame_opaque(frame), store.takes.state.grant, 1), left)
+    store.out_size += HEADER_SIZE + 8 + 4
 
 
 cdef inline Answer decide(CounterSession session, const Frame* frame, const Request* request) noexcept:
@@ -137,34 +167,13 @@ cdef class CounterSession(Session):
         if fixed == 0 and body == 0:
             frame.verdict = NO_ERROR
         elif 0 < fixed < body and fixed < OTHER:
-            self.parse_named(data + HEADER_SIZE, body, opcode, fixed, frame)
+            named_parse(self, data + HEADER_SIZE, body, opcode, fixed, frame)
         elif fixed == OTHER:
             self.parse_other(data + HEADER_SIZE, body, opcode, frame)
         return frame.size
 
-    cdef void parse_named(
-        self, const uint8_t* body, uint32_t size, uint8_t opcode, uint8_t fixed, Frame* frame
-    ) noexcept:
-        """Parses a body that consists of numbers, the length of the name, and the name.
-
-        See sections "Get", "Acquire" and "Release".
-        """
-        cdef uint16_t name_size = load_be16(body + fixed - 2)
-        cdef Permits* permits = &(<CounterStore>self.store).counters.permits
-        if name_size == 0 or fixed + <uint32_t>name_size != size:
-            return
-        if opcode == ACQUIRE and (load_be32(body) == 0 or load_be32(body + 4) < load_be32(body)):
-            return
-        frame.verdict = NO_ERROR
-        frame.key = body + fixed
-        frame.key_size = name_size
-        frame.tag = name_tag(&permits.table, frame.key, name_size)
-        index_prefetch(&permits.table.index, frame.tag)
-        if opcode != GET:
-            index_prefetch(&permits.ledger, ledger_tag(self.connection, frame.tag))
-
     cdef void parse_other(self, const uint8_t* body, uint32_t size, uint8_t opcode, Frame* frame) noexcept:
-        """Parses Cancel, Settle, Resume and Who. For a Take, finds only the first name; take() decodes the rest."""
+        """Parses Cancel, Settle, Resume and Who. For a Take, finds only the name of a single item."""
         cdef uint8_t kind
         cdef Permits* permits = &(<CounterStore>self.store).counters.permits
         if opcode == CANCEL:
@@ -172,7 +181,7 @@ cdef class CounterSession(Session):
             return
         if opcode == SETTLE:
             if size > SETTLE_FIXED:
-                self.parse_named(body, size, opcode, SETTLE_FIXED, frame)
+                named_parse(self, body, size, opcode, SETTLE_FIXED, frame)
                 frame.tag ^= RATE_TAG
             return
         if opcode != TAKE:
@@ -180,6 +189,9 @@ cdef class CounterSession(Session):
                 frame.verdict = NO_ERROR
             elif opcode == RESUME and (size == RESUME_SIZE or size == PRESENT_SIZE) and load_be32(body):
                 frame.verdict = NO_ERROR
+            return
+        if size >= TAKE_HEAD and body[0] > 1:
+            frame.verdict = NO_ERROR
             return
         kind = take_peek(body, size, frame)
         if kind == 0:
@@ -213,6 +225,8 @@ cdef class CounterSession(Session):
         if frame.verdict != NO_ERROR:
             answer = Answer(frame.verdict, 0, NULL)
         else:
+            if request.opcode == TAKE:
+                return DONE if self.grant_permits(frame) else self.take(frame)
             if request.opcode >= STATS:
                 return self.execute_other(frame)
             answer = decide(self, frame, &request)
@@ -222,8 +236,7 @@ cdef class CounterSession(Session):
         if answer.status != NO_ERROR:
             refusals[request_kind(frame)][answer.status] += 1
         elif request.sent == TAKE:
-            (<CounterStore>self.store).takes.state.grant += 1
-            self.reply_granted(frame, &answer.number, 1)
+            granted(<CounterStore>self.store, frame, answer.number)
             return DONE
         self.store.out_size += reply_encode(self.store.out + self.store.out_size, frame, &answer)
         return DONE
@@ -240,8 +253,6 @@ cdef class CounterSession(Session):
             return self.execute_stay(frame)
         if opcode <= DUMP and store.budget <= 0:
             return LATER
-        if opcode == TAKE:
-            return self.take(frame)
         store.requests[opcode] += 1
         if opcode <= DUMP:
             return self.reply_at_length(frame)
@@ -326,23 +337,53 @@ cdef class CounterSession(Session):
         cdef uint32_t entry = ledger_find(permits, self.connection, number, frame.tag) if number else 0
         return permits.holdings[entry].amount if entry else 0
 
+    cdef bint grant_permits(self, const Frame* frame) noexcept:
+        """Grants a Take of several permits if all are available. Otherwise it does nothing, and returns False."""
+        cdef Takes* takes = &(<CounterStore>self.store).takes
+        cdef uint8_t* target = self.store.out + self.store.out_size
+        cdef Want[ITEMS_MAX] wants
+        cdef int count
+        if (<CounterStore>self.store).draining or takes.counters.limits.generation:
+            return False
+        count = wants_read(&takes.counters.permits.table, frame, wants)
+        if count == 0 or not wants_are_there(takes, self.connection, wants, count):
+            return False
+        (<CounterStore>self.store).requests[<int>TAKE] += 1
+        target = grant_encode(target, frame_opaque(frame), takes.state.grant + 1, count)
+        wants_grant(takes, self.connection, wants, count, self.store.now_ns, target)
+        self.store.out_size += HEADER_SIZE + 8 + 4 * <uint32_t>count
+        return True
+
+    cdef bint asks_read(self, const Frame* frame, TakeHead* head, Ask* asks) noexcept:
+        """Decodes a Take, and hashes the names of its items. Returns False if the Take is invalid."""
+        cdef Permits* permits = &(<CounterStore>self.store).counters.permits
+        cdef const uint8_t* end = frame.data + frame.size
+        cdef const uint8_t* item = head_decode(frame.data + HEADER_SIZE, frame.size - HEADER_SIZE, head)
+        cdef int i = 0
+        if item == NULL:
+            return False
+        for i in range(head.count):
+            item = ask_decode(item, end, head, &asks[i])
+            if item == NULL:
+                return False
+        if item != end:
+            return False
+        for i in range(head.count):
+            asks[i].tag = frame.tag if head.count == 1 else ask_tag(permits, &asks[i])
+        return not asks_repeat(asks, head.count)
+
     cdef int take(self, const Frame* frame) except -1:
         """Executes a Take: replies, or lets the Take wait. See section "Take"."""
         cdef CounterStore store = <CounterStore>self.store
         cdef Takes* takes = &store.takes
         cdef TakeHead head
         cdef Ask[ITEMS_MAX] asks
-        cdef uint32_t[ITEMS_MAX] left
         cdef Verdict verdict = Verdict(REFUSED, 0, False, 0, INT64_MAX)
+        cdef uint8_t* target
         cdef uint8_t status
         cdef bint is_limited
         cdef int i
-        if not take_decode(frame.data + HEADER_SIZE, frame.size - HEADER_SIZE, &head, asks):
-            return self.refuse(frame, INVALID_ARGUMENTS)
-        asks[0].tag = frame.tag
-        for i in range(1, head.count):
-            asks[i].tag = ask_tag(&store.counters.permits, &asks[i])
-        if head.count > 1 and asks_repeat(asks, head.count):
+        if not self.asks_read(frame, &head, asks):
             return self.refuse(frame, INVALID_ARGUMENTS)
         store.requests[<int>TAKE] += 1
         is_limited = head.has_named or store.counters.limits.generation != 0
@@ -363,9 +404,10 @@ cdef class CounterSession(Session):
         if head.has_rates or store.counters.ring.state.sweep_left:
             store.look_again()
         if status == NO_ERROR:
+            target = grant_encode(store.out + store.out_size, frame_opaque(frame), takes.state.grant, head.count)
             for i in range(head.count):
-                left[i] = ask_left(takes, &asks[i], store.now_ns)
-            self.reply_granted(frame, left, head.count)
+                store_be32(target + 4 * i, asks[i].left)
+            store.out_size = target + 4 * head.count - store.out
             return DONE
         if status != RESOURCE_NOT_AVAILABLE and status != NOT_FOUND:
             return self.refuse(frame, status)
@@ -375,13 +417,6 @@ cdef class CounterSession(Session):
             return DONE
         store.out_size += store.write_shortage(store.out + store.out_size, frame_opaque(frame), &verdict, asks)
         return DONE
-
-    cdef inline void reply_granted(self, const Frame* frame, const uint32_t* left, int count) noexcept:
-        """Replies to a Take that was granted immediately."""
-        self.store.out_size += grant_encode(
-            self.store.out + self.store.out_size, frame_opaque(frame), (<CounterStore>self.store).takes.state.grant,
-            left, count
-        )
 
     cdef int refuse(self, const Frame* frame, uint8_t status) noexcept:
         """Replies to a request that is refused."""

@@ -13,6 +13,7 @@ from libc.string cimport memcpy
 
 from counterd._core cimport OUTPUT_MAX, SLICE_STEPS, Frame, Session, Store
 from counterd.engine.audit cimport audit_chains, audit_permits, audit_ring
+from counterd.engine.byteorder cimport store_be32
 from counterd.engine.chains cimport BLOCK_SIZE
 from counterd.engine.connections cimport CONNECTIONS_MAX, connections_put
 from counterd.engine.fair cimport (
@@ -29,22 +30,22 @@ from counterd.engine.wheel cimport timers_arm, timers_next_ns, timers_take
 from counterd.protocols.counter._asks cimport ITEMS_MAX, Ask, Verdict, asks_limit
 from counterd.protocols.counter._audits cimport audit_stays, audit_takes
 from counterd.protocols.counter._counters cimport (
-    Counter, Counters, CountersState, counter_at, counter_exists, counters_begin, counters_give_back, counters_reserve,
-    holding_give_back, sweep, sweep_begin,
+    NS_PER_TENTH, Counter, Counters, CountersState, counter_at, counter_exists, counters_begin, counters_give_back,
+    counters_reserve, holding_give_back, sweep, sweep_begin,
 )
 from counterd.protocols.counter._limits cimport Limits, Rule
 from counterd.protocols.counter._messages cimport (
     ACQUIRE, CANCEL, CANCELLED, DUMP, GET, GOODBYE, HEADER_SIZE, HELD, INVALID_ARGUMENTS, NOOP, NOT_ACQUIRED, NOT_FOUND,
     NO_TIME, OPCODES, OUT_OF_MEMORY, RELEASE, RESOURCE_NOT_AVAILABLE, RESUME, SETTLE, STATS, TAKE, TAKE_REPLY_MAX,
-    UNKNOWN_COMMAND, WHO, TakeHead, absence_encode, error_text, frame_opaque, grant_encode, refusal_encode, retry_ms,
-    shortage_encode, take_decode,
+    UNKNOWN_COMMAND, WHO, TakeHead, absence_encode, ask_decode, error_text, frame_opaque, grant_encode, head_decode,
+    refusal_encode, retry_ms, shortage_encode,
 )
 from counterd.protocols.counter._rates cimport FLAG_PINNED, FLAG_RATE
 from counterd.protocols.counter._stays cimport (
     Stay, stay_about, stay_discard, stay_end, stay_forget, stay_keep, stays_begin, stays_reserve, title_copy,
 )
 from counterd.protocols.counter._takes cimport (
-    NS_PER_TENTH, TakesState, ask_left, charge_leave, charges_expire, rate_end, rates_max, take_asks, take_end,
+    TakesState, ask_left, charge_leave, charges_expire, rate_end, rates_max, take_asks, take_end,
     take_find, take_look, take_move, take_try, take_wait, takes_begin, takes_epoch, takes_leave, takes_left,
     takes_reserve,
 )
@@ -341,12 +342,14 @@ cdef class CounterStore(Store):
         cdef uint32_t number
         cdef TakeHead again
         cdef Ask[ITEMS_MAX] stated
+        cdef const uint8_t* item
         cdef int i
         if head.key_size:
             key = siphash13(self.header.key, head.key, head.key_size)
         if self.counters.limits.generation:     # it remembers its own numbers, as the limits may change
-            take_decode(frame.data + HEADER_SIZE, frame.size - HEADER_SIZE, &again, stated)
+            item = head_decode(frame.data + HEADER_SIZE, frame.size - HEADER_SIZE, &again)
             for i in range(head.count):
+                item = ask_decode(item, frame.data + frame.size, &again, &stated[i])
                 stated[i].record = asks[i].record
                 stated[i].tag = asks[i].tag
             asks = stated
@@ -430,18 +433,15 @@ cdef class CounterStore(Store):
 
     cdef int grant(self, uint32_t number, const Ask* asks) except -1:
         """Answers a Take that was granted, and ends its wait."""
-        cdef uint32_t[ITEMS_MAX] left
         cdef uint8_t[TAKE_REPLY_MAX] reply
         cdef int i, count = self.takes.waiting[number].items
+        cdef uint8_t* left = grant_encode(reply, self.takes.waiting[number].opaque, self.takes.state.grant, count)
         for i in range(count):
-            left[i] = ask_left(&self.takes, &asks[i], self.now_ns)
+            store_be32(left + 4 * i, asks[i].left)
         self.granted_later += 1
         self.waited_us += <uint64_t>(self.now_ns - self.takes.waiting[number].since_ns) // 1000
         fair_serve(&self.counters.fair, number)
-        return self.post_to(
-            number, reply,
-            grant_encode(reply, self.takes.waiting[number].opaque, self.takes.state.grant, left, count),
-        )
+        return self.post_to(number, reply, <uint32_t>(left + 4 * count - reply))
 
     cdef int limit_waiter(self, uint32_t number) except -1:
         """Refuses a waiting Take that new limits make impossible.

@@ -14,7 +14,7 @@ from counterd.engine.fair cimport START_MAX, Fair, Label, Waiter, queue_find, wa
 from counterd.engine.permits cimport Holding, Permits, permit_at, walk_begin
 from counterd.engine.table cimport Record, Table as NameTable, name_bytes, name_tag, table_find
 from counterd.engine.walk cimport BLOCK_WORK, NAMES_MAX, ROW_WORK, HoldingsWalk, RankedWalk
-from counterd.protocols.counter._counters cimport Counter, Counters, counter_at, counter_exists
+from counterd.protocols.counter._counters cimport NS_PER_TENTH, Counter, Counters, counter_at, counter_exists
 from counterd.protocols.counter._limits cimport Limits, Rule, limits_find
 from counterd.protocols.counter._messages cimport NO_TIME
 from counterd.protocols.counter._rates cimport (
@@ -22,7 +22,7 @@ from counterd.protocols.counter._rates cimport (
 )
 from counterd.protocols.counter._stays cimport stay_about
 from counterd.protocols.counter._store cimport CounterStore
-from counterd.protocols.counter._takes cimport NS_PER_TENTH, Take, rate_at
+from counterd.protocols.counter._takes cimport Take, rate_at
 
 from counterd.listing import CONNECTION, ROWS_MAX, Column, Table, name_of_bytes, ranked_parameters, read_parameters
 from counterd.settings import integer

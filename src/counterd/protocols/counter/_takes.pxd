@@ -22,7 +22,7 @@ from counterd.engine.fair cimport (
 from counterd.engine.gcra cimport Span, span_is_before
 from counterd.engine.idle_ring cimport ring_push
 from counterd.engine.permits cimport (
-    ABSENT, FULL, GRANTED, REFUSED, Outcome, Permit, Permits, ledger_add, ledger_find, permit_at,
+    ABSENT, FULL, GRANTED, REFUSED, Outcome, Permit, Permits, ledger_find, permit_at,
 )
 from counterd.engine.pool cimport Pool, pool_left, pool_put, pool_take
 from counterd.engine.region cimport Region, region_reserve
@@ -32,17 +32,16 @@ from counterd.engine.wheel cimport (
 )
 from counterd.protocols.counter._asks cimport ITEMS_MAX, Ask, Verdict, asks_limit
 from counterd.protocols.counter._counters cimport (
-    Counter, Counters, counter_at, counter_consume, counter_create, counter_exists, make_room,
+    NS_PER_TENTH, Counter, Counters, counter_at, counter_create, counter_grant, make_room,
 )
 from counterd.protocols.counter._limits cimport limits_forget
 from counterd.protocols.counter._rates cimport (
     FLAG_AWAITED, FLAG_PINNED, FLAG_RATE, Pace, Rate, RateRecord, pace_first, rate_adjust, rate_after,
-    rate_full_ns, rate_is_full, rate_left, rate_set, span_ceil,
+    rate_full_ns, rate_is_full, rate_left, rate_set, span_ceil, span_left,
 )
 
 cdef enum:
     CHARGES_MAX = 1024      # of a connection: older ones cannot be settled any more. A Settle looks at each of them
-    NS_PER_TENTH = 100000000
 
 cdef enum OnDeath:          # what becomes of a rate's charge if its holder dies before it is settled
     FINAL = 0               # there is no charge: what was taken stays taken, and cannot be settled
@@ -292,6 +291,7 @@ cdef inline bint ask_is_there(Takes* takes, Ask* ask, int64_t now_ns, int64_t* d
         counter = counter_at(takes.counters, ask.record)
         return counter.permit.consumption <= ask.maximum - ask.amount
     rate = rate_at(takes.counters, ask.record)
+    ask.is_full = rate_is_full(&rate, &ask.pace, now_ns)
     ask.after = rate_after(&rate, &ask.pace, ask.amount, now_ns)
     if span_is_before(Span(now_ns, 0), ask.after):
         due_ns[0] = span_ceil(ask.after)
@@ -343,17 +343,20 @@ cdef inline bint charges_fit(Takes* takes, uint32_t connection, uint32_t count) 
     return True
 
 
-cdef inline bint takes_have_room(Takes* takes, uint32_t connection, Ask* asks, int count) noexcept nogil:
-    """Finds the holding of each item. Returns False if there is no room for the holdings and charges of a grant."""
+cdef inline void ask_needs(
+    const Permits* permits, uint32_t connection, Ask* ask, uint32_t* holdings, uint32_t* charges
+) noexcept nogil:
+    """Finds the holding of an item. Adds to the numbers of new holdings and charges if a grant needs one."""
+    if ask.pace.period_us:
+        charges[0] += ask.on_death != FINAL
+        return
+    ask.holding = ledger_find(permits, connection, ask.record, ask.tag)
+    holdings[0] += ask.holding == 0
+
+
+cdef inline bint takes_fit(Takes* takes, uint32_t connection, uint32_t holdings, uint32_t charges) noexcept nogil:
+    """Returns False if there is no room for so many new holdings and charges."""
     cdef Permits* permits = &takes.counters.permits
-    cdef uint32_t holdings = 0, charges = 0
-    cdef int i
-    for i in range(count):
-        if asks[i].pace.period_us:
-            charges += asks[i].on_death != FINAL
-        else:
-            asks[i].holding = ledger_find(permits, connection, asks[i].record, asks[i].tag)
-            holdings += asks[i].holding == 0
     if holdings and (
         pool_left(&permits.state.holdings) < holdings
         or permits.holders[connection].holdings + holdings > permits.state.holdings_per_connection
@@ -361,6 +364,15 @@ cdef inline bint takes_have_room(Takes* takes, uint32_t connection, Ask* asks, i
     ):
         return False
     return charges == 0 or charges_fit(takes, connection, charges)
+
+
+cdef inline bint takes_have_room(Takes* takes, uint32_t connection, Ask* asks, int count) noexcept nogil:
+    """Finds the holding of each item. Returns False if there is no room for the holdings and charges of a grant."""
+    cdef uint32_t holdings = 0, charges = 0
+    cdef int i
+    for i in range(count):
+        ask_needs(&takes.counters.permits, connection, &asks[i], &holdings, &charges)
+    return takes_fit(takes, connection, holdings, charges)
 
 
 cdef inline void take_charge(Takes* takes, uint32_t connection, const Ask* ask, int64_t now_ns) noexcept nogil:
@@ -397,35 +409,33 @@ cdef inline void take_charge(Takes* takes, uint32_t connection, const Ask* ask, 
     state.charge_last = number
 
 
-cdef inline void takes_grant(
-    Takes* takes, uint32_t connection, const Ask* asks, int count, int64_t now_ns
-) noexcept nogil:
-    """Grants all items. The caller must have checked that enough of each is available, and called takes_have_room()."""
-    cdef Counters* counters = takes.counters
-    cdef Permits* permits = &counters.permits
-    cdef Counter* counter
-    cdef Rate rate
+cdef inline void rate_grant(Takes* takes, uint32_t connection, Ask* ask, int64_t now_ns) noexcept nogil:
+    cdef Rate rate = rate_at(takes.counters, ask.record)
+    if ask.is_full:
+        rate.state.full_since = takes.state.grant - 1
+    rate_set(&rate, &ask.pace, ask.after)
+    rate_expect(takes.counters, ask.record, &ask.pace)
+    if ask.on_death != FINAL:
+        take_charge(takes, connection, ask, now_ns)
+    ask.left = span_left(ask.after, &ask.pace, now_ns)
+
+
+cdef inline void takes_grant(Takes* takes, uint32_t connection, Ask* asks, int count, int64_t now_ns) noexcept nogil:
+    """Grants all items, and notes how much is left of each.
+
+    The caller must have checked that enough of each is available, and that there is room for the grant.
+    """
+    cdef Ask* ask
     cdef int i
     takes.state.grant += 1
     for i in range(count):
-        if asks[i].pace.period_us:
-            rate = rate_at(counters, asks[i].record)
-            if rate_is_full(&rate, &asks[i].pace, now_ns):
-                rate.state.full_since = takes.state.grant - 1
-            rate_set(&rate, &asks[i].pace, asks[i].after)
-            rate_expect(counters, asks[i].record, &asks[i].pace)
-            if asks[i].on_death != FINAL:
-                take_charge(takes, connection, &asks[i], now_ns)
-            continue
-        counter = counter_at(counters, asks[i].record)
-        counter.limit = asks[i].maximum
-        if asks[i].holding:
-            permits.holdings[asks[i].holding].amount += asks[i].amount
+        ask = asks + i
+        if ask.pace.period_us:
+            rate_grant(takes, connection, ask, now_ns)
         else:
-            ledger_add(permits, connection, asks[i].record, asks[i].amount, <uint32_t>(now_ns // NS_PER_TENTH))
-        if not counter_exists(counters, counter):
-            counters.state.created += counter.window != counters.state.window - 1
-        counter_consume(counters, counter, asks[i].amount)
+            ask.left = counter_grant(
+                takes.counters, connection, ask.record, ask.holding, ask.amount, ask.maximum, now_ns
+            )
 
 
 cdef inline uint32_t ask_left(Takes* takes, const Ask* ask, int64_t now_ns) noexcept nogil:
@@ -446,8 +456,10 @@ cdef inline Verdict takes_decide(
 
     is_limited: whether limits of the server may apply.
     """
+    cdef const Permits* permits = &takes.counters.permits
     cdef Verdict verdict = Verdict(FULL, 0, False, 0, INT64_MAX)
     cdef bint found = asks_find(takes, asks, count)
+    cdef uint32_t holdings = 0, charges = 0
     cdef int i
     if is_limited and not asks_limit(takes.counters, asks, count, &verdict):
         return verdict
@@ -456,12 +468,13 @@ cdef inline Verdict takes_decide(
     for i in range(count):
         if (
             not ask_is_there(takes, &asks[i], now_ns, &verdict.due_ns)
-            or permit_at(&takes.counters.permits, asks[i].record).record.flags & FLAG_AWAITED
+            or permit_at(permits, asks[i].record).record.flags & FLAG_AWAITED
         ):
             verdict.outcome = REFUSED
             verdict.item = <uint8_t>i
             return verdict
-    if takes_have_room(takes, connection, asks, count):
+        ask_needs(permits, connection, &asks[i], &holdings, &charges)
+    if takes_fit(takes, connection, holdings, charges):
         takes_grant(takes, connection, asks, count, now_ns)
         verdict.outcome = GRANTED
     return verdict
@@ -498,7 +511,7 @@ cdef inline bint item_pin(Takes* takes, Item* item, const Ask* ask) noexcept nog
     item.period_us = ask.pace.period_us
     item.amount = ask.amount
     item.most = ask.pace.limit if ask.pace.period_us else ask.maximum
-    item.burst = ask.pace.burst
+    item.burst = ask.pace.burst if ask.pace.period_us else 0
     item.on_death = ask.on_death
     item.is_named = ask.is_named
     item.next = 0
