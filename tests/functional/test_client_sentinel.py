@@ -509,7 +509,7 @@ def test_a_server_that_is_started_anew_has_forgotten_all(tmp_path: Path, shape: 
         again = sentinels.running(tmp_path / "again", rules, port=str(address.port))
         made: Any = Client if shape == BLOCKING else AsyncClient
         async with opened(made(*address, timeout=PATIENCE, limits={101: 1})) as client:
-            with pytest.raises(TokenLost, match="the server does not know it"):
+            with pytest.raises(TokenLost, match="the server no longer knows the token"):
                 await hold(client, first, lambda: stack.enter_context(again))
             token = await until(lambda: granted(client), "the server grants")
             assert await got(client.release(token))
