@@ -243,8 +243,8 @@ class Told(click.Group):
     "--items",
     type=Reads("items", Items.read),
     help=(
-        "What each acquire takes in one request, such as permits=2,rates=2: a number of permits of one counter "
-        "each, and a unit of each of several rates.  [default: permits=1]"
+        "What each acquire takes in one request. With permits=2,rates=2 it takes permits of two names and a unit of "
+        "each of two rates.  [default: permits=1]"
     ),
 )
 @click.option("--limit", type=NUMBER, help="How many units of a rate can be taken a second.  [default: 1m]")

@@ -36,3 +36,10 @@ cdef inline uint32_t connections_take(Connections* connections) noexcept nogil:
 
 cdef inline void connections_put(Connections* connections, uint32_t number) noexcept nogil:
     pool_put(connections.pool, connections.links, sizeof(uint32_t), number)
+
+
+cdef inline int connection_check(uint32_t connection) except -1:
+    """Raises ValueError for a number that no connection can have."""
+    if connection > CONNECTIONS_MAX:
+        raise ValueError(f"connection must be the number of a connection, at most {CONNECTIONS_MAX}, not {connection}")
+    return 0

@@ -15,7 +15,7 @@ from cpython.mem cimport PyMem_RawFree, PyMem_RawMalloc
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
 from counterd._core cimport Store
-from counterd.engine.connections cimport CONNECTIONS_MAX
+from counterd.engine.connections cimport connection_check
 from counterd.engine.debug cimport debug_check
 from counterd.engine.permits cimport Holding, permit_at
 from counterd.engine.table cimport RECORD_USED, Record, name_blocks, name_bytes, name_read, record_at, record_name
@@ -218,9 +218,7 @@ cdef class HoldingsWalk:
     """
 
     def __cinit__(self, Store store not None, uint32_t connection, uint32_t limit):
-        if connection > CONNECTIONS_MAX:
-            raise ValueError(
-                f"connection must be the number of a connection, at most {CONNECTIONS_MAX}, not {connection}")
+        connection_check(connection)
         self.store = store
         self.connection = connection
         self.limit = limit

@@ -5,7 +5,7 @@ Floor 2 (ARCHITECTURE.md). The tables are walks in slices, see engine/walk.pyx.
 
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
-from counterd.engine.connections cimport CONNECTIONS_MAX
+from counterd.engine.connections cimport connection_check
 from counterd.engine.heap cimport heap_after
 from counterd.engine.table cimport Record, name_bytes
 from counterd.engine.walk cimport BLOCK_WORK, RankedWalk
@@ -75,9 +75,7 @@ cdef class ReservedWalk:
     cdef list found
 
     def __cinit__(self, BeanstalkStore store not None, uint32_t connection, uint32_t limit):
-        if connection > CONNECTIONS_MAX:
-            raise ValueError(
-                f"connection must be the number of a connection, at most {CONNECTIONS_MAX}, not {connection}")
+        connection_check(connection)
         self.store = store
         self.connection = connection
         self.limit = limit

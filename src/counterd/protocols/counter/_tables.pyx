@@ -9,7 +9,7 @@ from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from cpython.mem cimport PyMem_RawFree, PyMem_RawMalloc
 from libc.stdint cimport INT64_MAX, int64_t, uint8_t, uint32_t, uint64_t
 
-from counterd.engine.connections cimport CONNECTIONS_MAX
+from counterd.engine.connections cimport connection_check
 from counterd.engine.fair cimport START_MAX, Fair, Label, Waiter, queue_find, waiter_key, waiter_span
 from counterd.engine.permits cimport Holding, Permits, permit_at, walk_begin
 from counterd.engine.table cimport Record, Table as NameTable, name_bytes, name_tag, table_find
@@ -443,14 +443,13 @@ cdef class QueueWalk(NotedWalk):
         cdef size_t start = len(self.entries)
         cdef dict ends = {}     # by flow: where its last waiter that was noted ends
         cdef const Waiter* waiter
-        cdef uint64_t begun, virtual
+        cdef uint64_t begun, virtual = fair.queues[queue].virtual
         cdef bint is_head
         cdef Place place
         self.size = 0
         if queue == 0:
             return 0
         self.total += fair.queues[queue].waiters
-        virtual = fair.queues[queue].virtual
         self.push(fair.queues[queue].first, START_HEAD)
         while self.size and <size_t>len(self.entries) < self.limit:
             place = self.pop()
@@ -481,9 +480,7 @@ cdef class WaitsWalk(NotedWalk):
     cdef uint32_t connection
 
     def __cinit__(self, CounterStore store not None, uint32_t connection, uint32_t limit):
-        if connection > CONNECTIONS_MAX:
-            raise ValueError(
-                f"connection must be the number of a connection, at most {CONNECTIONS_MAX}, not {connection}")
+        connection_check(connection)
         self.store = store
         self.limit = limit
         self.connection = connection

@@ -196,7 +196,7 @@ cdef inline uint32_t value_enter(
 cdef inline int value_check(const uint8_t* data, size_t size) except -1:
     """Raises ValueError if the bytes are not a valid value in the form of the wire."""
     if not 0 < size <= VALUE_SIZE_MAX or size != value_size(data, <uint32_t>size):
-        raise ValueError(f"a value of {size} bytes is invalid: the size depends on the tag, and is 1 to {VALUE_SIZE_MAX}")
+        raise ValueError(f"a value of {size} bytes is invalid: its tag tells the size, 1 to {VALUE_SIZE_MAX}")
     return 0
 
 
