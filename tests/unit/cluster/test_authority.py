@@ -1,0 +1,411 @@
+"""The authority for shared limits, in a real Redis, beside books of what the applications of random sidecars hold.
+
+Answers are lost, leases end, and the server forgets what it did last. No time passes: a lease takes an hour, and the
+tests end leases, and the server's learning, by hand.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from dataclasses import dataclass, field
+from random import Random
+from typing import TYPE_CHECKING
+
+import pytest
+import redis
+
+from counterd.cluster import authority
+from counterd.cluster.authority import Answer, LeaseLost, Mode, Right, StaleCall, Wish
+from kit.loading import other_server
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+pytestmark = pytest.mark.needs("redis-server")
+
+HOUR_MS = 3_600_000
+PARTITION = 3
+EXTRA = 3  # rights that a sidecar wants beyond what it needs
+MAXIMA = (1, 4, 9)  # of the counters, by name
+NAMES = tuple(b"%d" % maximum for maximum in MAXIMA)
+OTHER = 0.1  # of the requests have another maximum,
+LARGEST = 12  # up to this
+KEYS = authority.keys(PARTITION, "")
+
+
+@pytest.fixture
+def server(short_path: Path) -> Iterator[redis.Redis]:
+    with other_server("redis", short_path) as place, redis.Redis(unix_socket_path=place.path) as connected:
+        connected.function_load(authority.library())
+        yield connected
+
+
+class Authority:
+    """The server, as sidecars reach it. run: of the process that answers."""
+
+    def __init__(self, server: redis.Redis, *, functions: bool = True) -> None:
+        self.server = server
+        self.run = "run-0"
+        self._script = None if functions else server.register_script(authority.script().decode())
+        self._forgotten: dict[bytes, bytes] = {}
+
+    def call(self, sidecar: str, call: int, *wishes: Wish, run: str = "") -> Answer:
+        keys = authority.keys(PARTITION, sidecar)
+        arguments = authority.arguments(sidecar, call, run or self.run, HOUR_MS, wishes)
+        if self._script is not None:
+            return authority.answer(self._script(keys, arguments))
+        return authority.answer(self.server.fcall(authority.LIBRARY, len(keys), *keys, *arguments))
+
+    def learn_no_more(self) -> None:
+        self.server.hset(KEYS[1], "learns", 0)
+
+    def end_lease(self, sidecar: str) -> None:
+        self.server.zadd(KEYS[0], {sidecar: 1})
+
+    def remember(self) -> None:
+        """The state that a replica has when it becomes the master."""
+        self._forgotten = {key: self.server.dump(key) for key in self.server.scan_iter()}
+
+    def fail_over(self) -> None:
+        """What was done since remember() is forgotten, and another process answers."""
+        self.server.flushall()
+        for key, value in self._forgotten.items():
+            self.server.restore(key, 0, value)
+        self.run = f"run-{int(self.run[4:]) + 1}"
+
+    def totals(self) -> dict[bytes, list[int]]:
+        return {name: [int(each) for each in text.split()] for name, text in self.server.hgetall(KEYS[2]).items()}
+
+    def blocks(self) -> Iterator[tuple[bytes, list[int]]]:
+        for key in self.server.scan_iter(authority.keys(PARTITION, "*")[3].replace("{", "[{]")):
+            for name, text in self.server.hgetall(key).items():
+                yield name, [int(each) for each in text.split()]
+
+
+@dataclass
+class Share:
+    """What a sidecar knows of a counter. asked: permits and maximum of the first request that waits here."""
+
+    rights: int = 0
+    used: int = 0
+    mode: Mode = Mode.PLENTY
+    maximum: int = 0
+    waited_for: bool = False
+    asked: tuple[int, int] | None = None
+
+
+@dataclass
+class Sidecar:
+    name: str
+    calls: int = 0
+    shares: dict[bytes, Share] = field(default_factory=lambda: {name: Share() for name in NAMES})
+    told: bool = True  # it has said everything since the run began
+
+
+class World:
+    """Sidecars, and the books of what their applications hold. grants: here; asked: at the authority."""
+
+    def __init__(self, authority: Authority, rng: Random, sidecars: int) -> None:
+        self.authority = authority
+        self.rng = rng
+        self._numbers = itertools.count(1)
+        self.sidecars = [self.new() for _ in range(sidecars)]
+        self.seen: Counter[str] = Counter()
+
+    def new(self) -> Sidecar:
+        return Sidecar(f"s{next(self._numbers)}")
+
+    # ---- applications ----
+
+    def used(self, name: bytes) -> int:
+        return sum(sidecar.shares[name].used for sidecar in self.sidecars)
+
+    def grant(self, sidecar: Sidecar, name: bytes, permits: int, maximum: int, how: str) -> None:
+        share = sidecar.shares[name]
+        share.used += permits
+        self.seen[how] += 1
+        assert share.used <= share.rights
+        assert self.used(name) <= maximum, (name, how)
+
+    def acquire(self, sidecar: Sidecar, name: bytes) -> None:
+        share = sidecar.shares[name]
+        if share.asked is not None:
+            return
+        maximum = int(name) if self.rng.random() > OTHER else self.rng.randint(1, LARGEST)
+        permits = self.rng.randint(1, min(maximum, 3))
+        if share.mode == Mode.PLENTY and maximum == share.maximum and share.used + permits <= share.rights:
+            self.grant(sidecar, name, permits, maximum, "here")
+        else:
+            share.asked = permits, maximum
+
+    def release(self, sidecar: Sidecar, name: bytes) -> None:
+        share = sidecar.shares[name]
+        if share.used:
+            share.used -= self.rng.randint(1, share.used)
+
+    # ---- calls ----
+
+    def wish(self, name: bytes, share: Share) -> Wish:
+        permits, maximum = share.asked or (0, share.maximum or int(name))
+        if maximum == int(name):
+            mode, extra = Mode.PLENTY, self.rng.randint(0, EXTRA)
+        else:
+            mode, extra = Mode.EXACT, 0
+        least = share.used + permits
+        want = least + extra
+        if mode == Mode.EXACT or maximum != share.maximum:
+            share.mode, share.maximum = Mode.EXACT, maximum
+        # What it grants from until it is answered.
+        grants = share.asked is None and share.mode == Mode.PLENTY and not share.waited_for
+        share.rights = min(share.rights, want) if grants else share.used
+        return Wish(name, maximum, least, want, share.rights, share.used, mode)
+
+    def call(self, sidecar: Sidecar, *, may_fail: bool = True) -> None:
+        wishes = [self.wish(name, share) for name, share in sidecar.shares.items()]
+        self.rng.shuffle(wishes)
+        sidecar.calls += 1
+        number = sidecar.calls
+        fate = self.rng.random() if may_fail else 1
+        if fate < 0.1:
+            self.seen["never came"] += 1
+            return
+        try:
+            answer = self.authority.call(sidecar.name, number, *wishes)
+        except LeaseLost:
+            self.seen["lost"] += 1
+            self.lose(sidecar)
+            return
+        sidecar.told = True
+        if fate < 0.2:
+            self.seen["not answered"] += 1
+            return
+        if fate < 0.3:
+            with pytest.raises(StaleCall):
+                self.authority.call(sidecar.name, self.rng.randint(1, number), *wishes)
+        for wish, right in zip(wishes, answer.rights, strict=True):
+            self.told(sidecar, wish, right)
+
+    def told(self, sidecar: Sidecar, wish: Wish, right: Right) -> None:
+        share = sidecar.shares[wish.name]
+        assert share.used <= right.rights <= max(wish.want, share.used)
+        share.rights, share.mode, share.maximum = right.rights, right.mode, wish.maximum
+        share.waited_for = right.waited_for
+        if right.waited_for:
+            self.seen["waited for"] += 1
+        if share.asked is not None and wish.least <= right.rights:
+            self.grant(sidecar, wish.name, *share.asked, "asked")
+            share.asked = None
+
+    # ---- what goes wrong ----
+
+    def lose(self, sidecar: Sidecar) -> None:
+        """Its lease is over, as it knows itself before the server does: it ends what its applications hold."""
+        self.authority.end_lease(sidecar.name)
+        self.sidecars[self.sidecars.index(sidecar)] = self.new()
+
+    def fail_over(self) -> None:
+        self.authority.fail_over()
+        for sidecar in self.sidecars:
+            sidecar.told = False
+        self.seen["failover"] += 1
+
+    def learn(self) -> None:
+        """One lease is over since the run began: those that said nothing since have lost theirs."""
+        for sidecar in [*self.sidecars]:
+            if not sidecar.told:
+                self.lose(sidecar)
+        alive = {sidecar.name for sidecar in self.sidecars}
+        for name in self.authority.server.zrange(KEYS[0], 0, -1):
+            if name.decode() not in alive:
+                self.authority.end_lease(name.decode())
+        self.authority.learn_no_more()
+
+    # ---- what has to be true ----
+
+    def audit(self) -> None:
+        sums: dict[bytes, list[int]] = {}
+        for name, (rights, used, mode, _) in self.authority.blocks():
+            of = sums.setdefault(name, [0, 0, 0])
+            of[0] += rights
+            of[1] += rights if mode == Mode.PLENTY else 0
+            of[2] += used
+        totals = {name: total[:3] for name, total in self.authority.totals().items()}
+        assert {name: total for name, total in sums.items() if any(total)} == totals
+
+
+def play(authority: Authority, seed: int, steps: int) -> World:
+    rng = Random(seed)
+    world = World(authority, rng, rng.randint(2, 6))
+    world.call(world.sidecars[0])
+    world.learn()
+    authority.remember()
+    for _ in range(steps):
+        sidecar, name = rng.choice(world.sidecars), rng.choice(NAMES)
+        dice = rng.random()
+        if dice < 0.3:
+            world.acquire(sidecar, name)
+        elif dice < 0.5:
+            world.release(sidecar, name)
+        elif dice < 0.96:
+            world.call(sidecar)
+        elif dice < 0.97:
+            world.lose(sidecar)
+        elif dice < 0.98:
+            authority.remember()
+        elif dice < 0.985:
+            world.fail_over()
+        else:
+            world.learn()
+        if dice > 0.9:
+            world.audit()
+    return world
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_no_grant_is_above_its_maximum(server: redis.Redis, seed: int) -> None:
+    seen = Counter[str]()
+    for part in range(4):
+        server.flushdb()
+        seen += play(Authority(server, functions=part % 2 == 0), seed * 4 + part, 400).seen
+    assert {"here", "asked", "never came", "not answered", "waited for", "failover"} <= set(seen)
+
+
+def test_whoever_waits_is_served(server: redis.Redis) -> None:
+    """Whatever has happened: once the others hold nothing, each request that can be granted is."""
+    for seed in range(8):
+        server.flushdb()
+        world = play(Authority(server), seed, 200)
+        for _ in range(2 * len(world.sidecars) + 2):  # of those that wait, one is served, and gives back in the next
+            world.learn()
+            for sidecar in [*world.sidecars]:
+                for share in sidecar.shares.values():
+                    share.used = 0
+                world.call(sidecar, may_fail=False)
+        shares = [share for sidecar in world.sidecars for share in sidecar.shares.values()]
+        assert [share for share in shares if share.asked is not None] == []
+
+
+# ---- one thing at a time -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def ready(server: redis.Redis) -> Authority:
+    """It has learnt what there was to learn."""
+    made = Authority(server)
+    made.call("first", 1)
+    made.learn_no_more()
+    return made
+
+
+def plenty(maximum: int, least: int, want: int, keep: int = 0, used: int = 0) -> Wish:
+    return Wish(b"n", maximum, least, want, keep, used, Mode.PLENTY)
+
+
+def exact(maximum: int, least: int, used: int = 0) -> Wish:
+    return Wish(b"n", maximum, least, least, used, used, Mode.EXACT)
+
+
+def rights(answer: Answer) -> list[tuple[int, Mode]]:
+    return [(right.rights, right.mode) for right in answer.rights]
+
+
+def test_rights_never_add_up_to_more_than_the_maximum(ready: Authority) -> None:
+    assert rights(ready.call("a", 1, plenty(10, 1, 6))) == [(6, Mode.PLENTY)]
+    assert ready.call("b", 1, plenty(10, 1, 6)) == Answer(0, [Right(4, Mode.PLENTY, 10, 0, False)])
+    assert ready.call("a", 2, plenty(10, 2, 3, 3, 2)) == Answer(0, [Right(3, Mode.PLENTY, 7, 2, False)])
+    assert ready.call("b", 2, plenty(10, 1, 9, 4, 1)) == Answer(0, [Right(7, Mode.PLENTY, 10, 3, False)])
+
+
+def test_another_maximum_gives_no_more_than_the_smaller_one_allows(ready: Authority) -> None:
+    """While others may grant for the first maximum; whatever is above it would break their promise."""
+    ready.call("a", 1, plenty(10, 1, 6))
+    assert rights(ready.call("b", 1, plenty(20, 5, 9))) == [(0, Mode.EXACT)]
+    assert rights(ready.call("b", 2, plenty(20, 4, 9))) == [(4, Mode.EXACT)]
+    assert rights(ready.call("c", 1, exact(3, 1))) == [(0, Mode.EXACT)]
+    assert rights(ready.call("a", 2, exact(10, 1))) == [(1, Mode.EXACT)]
+    assert rights(ready.call("c", 2, exact(3, 0))) == [(0, Mode.EXACT)]
+    assert rights(ready.call("b", 3, plenty(20, 5, 9, 4, 4))) == [(9, Mode.PLENTY)]
+    assert rights(ready.call("a", 3, exact(10, 2, 1))) == [(1, Mode.EXACT)], "1 and 9 are there, and 10 is the maximum"
+
+
+def test_small_requests_do_not_starve_a_large_one(ready: Authority) -> None:
+    ready.call("a", 1, plenty(10, 9, 9))
+    assert ready.call("b", 1, plenty(10, 5, 5)).rights == [Right(0, Mode.PLENTY, 9, 0, True)]
+    ready.call("a", 2, plenty(10, 6, 6, 6, 6))
+    assert rights(ready.call("c", 1, plenty(10, 1, 3))) == [(0, Mode.PLENTY)], "4 are free, and the first needs 5"
+    ready.call("a", 3, plenty(10, 4, 4, 4, 4))
+    assert rights(ready.call("c", 2, plenty(10, 1, 3))) == [(1, Mode.PLENTY)], "no more than it needs, as another waits"
+    assert ready.call("b", 2, plenty(10, 5, 5)).rights == [Right(5, Mode.PLENTY, 10, 4, False)]
+
+
+def test_who_gives_up_waits_no_more(ready: Authority) -> None:
+    ready.call("a", 1, plenty(2, 2, 2))
+    assert ready.call("b", 1, plenty(2, 1, 1)).rights[0].waited_for
+    assert not ready.call("b", 2, plenty(2, 0, 0)).rights[0].waited_for
+
+
+def test_a_lease_that_is_over(ready: Authority) -> None:
+    ready.call("a", 1, plenty(10, 6, 6))
+    ready.call("b", 1, plenty(10, 9, 9))
+    for sidecar in "ab":
+        ready.end_lease(sidecar)
+    with pytest.raises(LeaseLost):  # although only that of the other one was taken back
+        ready.call("b", 2, plenty(10, 9, 9))
+    assert ready.call("c", 1, plenty(10, 10, 10)).rights == [Right(10, Mode.PLENTY, 10, 0, False)]
+    for sidecar in "ab":
+        with pytest.raises(LeaseLost):
+            ready.call(sidecar, 3, plenty(10, 1, 1))
+    assert sorted(ready.server.scan_iter()) == [key.encode() for key in sorted(authority.keys(PARTITION, "c"))]
+
+
+def test_what_an_expired_sidecar_has_comes_back_in_parts(ready: Authority) -> None:
+    many = [Wish(b"n%d" % number, 2, 1, 1, 0, 1, Mode.PLENTY) for number in range(2000)]
+    ready.call("a", 1, *many)
+    ready.end_lease("a")
+    calls = 0
+    while ready.totals():
+        calls += 1
+        ready.call("b", calls)
+    assert 2 <= calls <= 8
+
+
+def test_a_server_that_forgot_what_it_granted_learns_it(ready: Authority) -> None:
+    ready.remember()
+    ready.call("a", 1, plenty(10, 4, 6))
+    ready.fail_over()
+    assert ready.call("b", 1, plenty(10, 1, 9)).rights == [Right(0, Mode.PLENTY, 0, 0, True)]
+    answer = ready.call("a", 2, plenty(10, 5, 9, 6, 5))
+    assert (answer.learning_ms > 0, rights(answer)) == (True, [(6, Mode.PLENTY)])
+    ready.learn_no_more()
+    assert rights(ready.call("b", 2, plenty(10, 1, 9))) == [(4, Mode.PLENTY)]
+
+
+def test_what_a_server_remembers_wrongly_is_not_believed(ready: Authority) -> None:
+    """It is from before the sidecar gave it back, and others may have had it since."""
+    ready.call("a", 1, plenty(10, 4, 9))
+    ready.remember()
+    ready.call("a", 2, plenty(10, 1, 1, 1, 1))
+    ready.fail_over()
+    assert rights(ready.call("a", 3, plenty(10, 1, 9, 1, 1))) == [(1, Mode.PLENTY)]
+
+
+def test_the_script_does_what_the_function_does(server: redis.Redis) -> None:
+    """For servers that have no Functions."""
+    made = [Authority(server, functions=functions) for functions in (True, False)]
+    answers = []
+    for each in made:
+        server.flushdb()
+        each.call("first", 1)
+        each.learn_no_more()
+        answers.append([each.call("a", 1, plenty(10, 1, 6)), each.call("b", 1, plenty(10, 1, 6))])
+    assert answers[0] == answers[1]
+
+
+def test_each_name_has_one_partition() -> None:
+    found = Counter(authority.partition_of(b"%d" % number) for number in range(16_000))
+    assert len(found) == authority.PARTITIONS
+    assert min(found.values()) > 800
+    slots = {key[key.index("{") : key.index("}")] for key in authority.keys(7, "a")}
+    assert slots == {"{7"}
