@@ -419,7 +419,7 @@ class LentWorld(World):
         while not walk.step():
             pass
         rows = walk.rows()
-        jobs = sum(row[4] == self.loans.number for row in rows)
+        jobs = sum(row[5] == self.loans.number for row in rows)  # the column of the connection
         if jobs != len(self.loans.waits):
             raise Violation("lent", f"{jobs} places are in the queues, and {len(self.loans.waits)} tickets wait")
         for row in rows:

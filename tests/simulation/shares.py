@@ -240,7 +240,7 @@ class Books:
         return due is not None and due <= self.now
 
     def left(self, limited: Limited) -> int:
-        if self.draining:
+        if not limited.is_known:
             return 0
         if limited.pace is not None:
             return self.bucket(limited.item.name).left(limited.pace, self.now)

@@ -43,6 +43,7 @@ from simulation.verdicts import (
     decide_take,
     short_body,
     short_items,
+    short_text,
     why_impossible,
 )  # fmt: skip
 from simulation.world import MS, SECOND, US, Violation, World
@@ -308,7 +309,7 @@ class TakesWorld(World):
     def judge_late(self, link: Link, opaque: int, status: int, body: bytes) -> Any:
         """The reply to a Take that has waited."""
         outcome: Outcome = link.books.owed.pop(opaque)
-        self.seen["late", (status, body[9:]) if status == NOT_AVAILABLE else status] += 1
+        self.seen["late", (status, short_text(body)) if status == NOT_AVAILABLE else status] += 1
         if status != outcome.status or (status != OK and body != outcome.body):
             raise Violation("late", f"the Take {opaque} of connection {link.number} was told {status:#x} {body!r}, and "
                             f"not {outcome.status:#x} {outcome.body!r}")  # fmt: skip
@@ -451,14 +452,14 @@ class TakesWorld(World):
             if wait.serial in gone:
                 continue
             limited = [books.limited(item) for item in wait.items]
-            impossible = why_impossible(books, limited)
+            at = wait.items.index(wait.wanted)
+            impossible = why_impossible(books, limited, at)
             if impossible is not None:
                 found[wait.serial] = impossible
             elif wait.until <= self.now:
-                at = wait.items.index(wait.wanted)
                 short = limited[at]
                 ms = NO_TIME if books.is_there(short) else books.retry_ms(short)
-                found[wait.serial] = NOT_AVAILABLE, short_body(at, books.left(short), ms) + TEXTS[NOT_AVAILABLE]
+                found[wait.serial] = NOT_AVAILABLE, short_body(books, limited, at, ms) + TEXTS[NOT_AVAILABLE]
         return found
 
     def rows(self) -> dict[int, Any]:
@@ -536,7 +537,7 @@ class TakesWorld(World):
 
     def place(self, wait: Wait, row: tuple[Any, ...]) -> None:
         """Where it waits now, which has to be the queue of one of its items."""
-        _, name, kind, amount, number, key, priority, weight, count, *_ = row
+        _, name, amount, _, _, number, _, key, priority, weight, kind, count = row
         queue = (name, kind == "rate")
         wait.queue = queue
         told = (number, key, priority, weight, count)

@@ -31,10 +31,10 @@ ANSWERING = {"lent": 8, "takes": 16}
 DIGESTS = {
     "beanstalk": "9621d433",
     "counter": "25725028",
-    "lent": "63442abe",
+    "lent": "5465d04c",
     "sentinel": "d19d1fae",
-    "smockron": "242405de",
-    "takes": "0f687d24",
+    "smockron": "50923b36",
+    "takes": "647d25cd",
     "throttr": "b812e208",
 }
 WAITS = {"DEADLINE_SOON", "TIMED_OUT"}

@@ -25,7 +25,15 @@ TEXTS = {
 DRAINING, OVER = b"Draining", b"More than the limit of the server"
 NO_TIME = 0xFFFFFFFF
 
-short_body = struct.Struct(">BII").pack  # the item that is short, what is left of it, and when it will be there
+_SHORT = struct.Struct(">BIII")  # the item that is short, what is left of it, its maximum, and when it will be there
+
+
+def short_body(books: Books, limited: list[Limited], at: int, ms: int) -> bytes:
+    return _SHORT.pack(at, books.left(limited[at]), limited[at].most, ms)
+
+
+def short_text(body: bytes) -> bytes:
+    return body[_SHORT.size :]
 
 
 def decide(books: Books, party: Party, request: Request, status: int) -> tuple[int, bytes]:
@@ -67,10 +75,10 @@ def decide_acquire(books: Books, party: Party, request: Request, status: int) ->
     limited = books.limited(item)
     if books.draining:
         return NOT_AVAILABLE, DRAINING
-    verdict = OK
     if not limited.is_possible:
-        verdict = NOT_AVAILABLE
-    elif status == FULL and (
+        return NOT_AVAILABLE, OVER + b": %d" % limited.most
+    verdict = OK
+    if status == FULL and (
         not books.has_holdings(party, [name]) or books.records_may_lack([(name, False)])
     ):  # fmt: skip
         verdict = FULL
@@ -121,7 +129,7 @@ def decide_take(
     if short and (is_over or not request.wait_ms):
         at = limited.index(short[0])
         ms = NO_TIME if books.is_there(short[0]) else books.retry_ms(short[0])
-        return NOT_AVAILABLE, short_body(at, books.left(short[0]), ms) + TEXTS[NOT_AVAILABLE], limited
+        return NOT_AVAILABLE, short_body(books, limited, at, ms) + TEXTS[NOT_AVAILABLE], limited
     charges = sum(each.item.on_death > 0 for each in limited)
     names = [each.item.name for each in limited if not each.item.is_rate]
     if lacks or short or not books.has_holdings(party, names) or not books.has_charges(charges):
@@ -129,13 +137,13 @@ def decide_take(
     return OK, b"", limited
 
 
-def why_impossible(books: Books, limited: list[Limited]) -> tuple[int, bytes] | None:
-    """How a Take is refused that cannot be granted whatever is given back, or None."""
+def why_impossible(books: Books, limited: list[Limited], wanted: int = 0) -> tuple[int, bytes] | None:
+    """How a Take is refused that cannot be granted whatever is given back, or None. wanted: the item it waited for."""
     if books.draining:
-        return NOT_AVAILABLE, short_body(0, 0, NO_TIME) + DRAINING
+        return NOT_AVAILABLE, short_body(books, limited, wanted, NO_TIME) + DRAINING
     for at, each in enumerate(limited):
         if not each.is_known:
-            return NOT_FOUND, b"Not found: item %d" % at
+            return NOT_FOUND, b"No limit for the rate of item %d: send one, or add it to counter.limits" % at
         if not each.is_possible:
-            return NOT_AVAILABLE, short_body(at, books.left(each), NO_TIME) + OVER
+            return NOT_AVAILABLE, short_body(books, limited, at, NO_TIME) + OVER
     return None

@@ -390,8 +390,9 @@ cdef class CounterSession(Session):
         if store.draining:
             status = RESOURCE_NOT_AVAILABLE
             asks_find(takes, asks, head.count)
-            if is_limited and asks_limit(&store.counters, asks, head.count, &verdict):
-                verdict.item = 0
+            if is_limited:
+                asks_limit(&store.counters, asks, head.count, &verdict)
+                verdict.item = 0    # the reply is about the first, whatever is short
         else:
             verdict = takes_decide(
                 takes, self.connection, asks, head.count, is_limited, store.now_ns, &store.budget
