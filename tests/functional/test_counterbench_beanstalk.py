@@ -255,7 +255,7 @@ def test_a_job_that_is_lost() -> None:
             return found
 
     with Losing() as queue:
-        text = "2 jobs: lost, 0.1 s after the last connection was closed"
+        text = "2 jobs: were lost, 0.1 s after the last connection was closed"
         assert judged(queue, work="put").violations == [text]
 
 
