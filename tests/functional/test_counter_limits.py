@@ -80,8 +80,12 @@ def test_a_hold_of_more_than_the_limit_fails_at_once(start: Callable[..., Daemon
                 with pytest.raises(NotAvailable, match=r"More than the limit of the server.*, maximum 3") as over:
                     await entered(client.hold("db:main", 4, maximum=100, timeout=timeout))
                 assert (over.value.limit, over.value.maximum, over.value.consumption) == (3, 3, 2)
-            with pytest.raises(NotAvailable, match="More than the limit of the server: 3"):
+            with pytest.raises(NotAvailable, match=r"More than the limit of the server: 3.*, maximum 3$") as over:
                 await got(client.acquire("db:main", 4, maximum=100))
+            assert (over.value.limit, over.value.maximum) == (3, 3)
+            with pytest.raises(NotAvailable) as short:
+                await got(client.acquire("db:main", 2, maximum=100))
+            assert (short.value.limit, short.value.maximum) == (None, 100)
             for timeout in (0, 0.01):
                 with pytest.raises(NotAvailable) as short:
                     await entered(client.hold("db:main", 2, maximum=100, timeout=timeout))

@@ -236,6 +236,8 @@ def _refusal(call: Call, status: int, body: bytes) -> ServerError:
     if frame[1] == _ACQUIRE:
         error.resources, error.maximum = _NUMBERS.unpack_from(frame, HEADER_SIZE)
         error.name = frame[_ACQUIRE_NAME:]
+        if isinstance(error, NotAvailable) and (limit := wire.limit_of(error.text)) is not None:
+            error.limit = error.maximum = limit
     elif frame[1] == _RELEASE:
         error.resources, error.name = _released(frame), frame[_RELEASE_NAME:]
     elif frame[1] == _GET:

@@ -8,6 +8,7 @@ ProtocolError.
 
 from __future__ import annotations
 
+import re
 import struct
 from enum import IntEnum, IntFlag
 from typing import TYPE_CHECKING, NamedTuple
@@ -129,6 +130,15 @@ ERRORS: dict[int, type[ServerError]] = {
     Status.UNKNOWN_COMMAND: UnknownCommand,
     Status.OUT_OF_MEMORY: OutOfMemory,
 }
+
+
+_OVER_LIMIT = re.compile(r"More than the limit of the server: ([0-9]{1,10})")
+
+
+def limit_of(text: str) -> int | None:
+    """Returns the server's limit in the text of a refused Acquire (section "Limits"), or None."""
+    found = _OVER_LIMIT.fullmatch(text)
+    return int(found[1]) if found else None
 
 
 def server_error(status: int, text: str) -> ServerError:

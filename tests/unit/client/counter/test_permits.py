@@ -92,6 +92,12 @@ def test_a_refusal_tells_what_was_asked_for() -> None:
     error = call.ends[0][1]
     assert isinstance(error, NotAvailable)
     assert (error.name, error.resources, error.maximum, error.text) == (b"a\xff", 5, 9, "no")
+    assert error.limit is None
+    call = asked(calls, wire.acquire, b"a", 5, 9)
+    calls.feed(answer(call, b"More than the limit of the server: 4", 0x21))
+    error = call.ends[0][1]
+    assert isinstance(error, NotAvailable)
+    assert (error.resources, error.maximum, error.limit) == (5, 4, 4)
     for request, shown in (
         ((wire.get, b"a"), "no (status 0x01): a"),
         ((wire.release, b"a", 2), "no (status 0x01): asked for 2 of a"),

@@ -273,6 +273,21 @@ def test_server_error_picks_the_class(status: int, expected: type[errors.ServerE
     assert (error.status, error.text) == (status, "some text")
 
 
+@pytest.mark.parametrize(
+    ("text", "limit"),
+    [
+        ("More than the limit of the server: 5", 5),
+        ("More than the limit of the server: 4294967295", wire.U32_MAX),
+        ("More than the limit of the server", None),
+        ("More than the limit of the server: %", None),
+        ("Resource not available", None),
+        ("", None),
+    ],
+)
+def test_the_limit_in_the_text_of_a_refusal(text: str, limit: int | None) -> None:
+    assert wire.limit_of(text) == limit
+
+
 ITEMS = [wire.Permit(b"p", 1, 2), wire.Rate(b"r", 3, 4, 5, 6)]
 
 
