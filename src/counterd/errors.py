@@ -96,7 +96,8 @@ class NotAvailable(ServerError):
     """The request was refused, because to grant it would exceed the maximum.
 
     maximum: the smaller one of the request's and the server's, where the server says it.
-    consumption: how much was in use when the request was refused, or None.
+    consumption: at least how much was in use when the request was refused, or None. The server does not say how much
+    more than the maximum was in use.
     waited: how many seconds a hold has waited, or None.
     retry_after: after how many seconds the request may succeed, or None if the server does not know.
     limit: the server's limit, if the request was for more than that: then it can never succeed. Otherwise None.

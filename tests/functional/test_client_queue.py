@@ -15,7 +15,7 @@ from counterd.client import Client, Permit, Rate, aio
 from counterd.errors import ConnectionLost, NotAvailable, NotFound, OutOfMemory, UnknownCommand
 from kit import daemon, loops, servers
 from kit.daemon import PATIENCE, wait_until
-from kit.shapes import BLOCKING, SHAPES, begun, got, opened, run
+from kit.shapes import BLOCKING, SHAPES, begun, entered, got, opened, run
 from ports import free_ports
 
 if TYPE_CHECKING:
@@ -344,6 +344,21 @@ def test_takes_all_or_nothing(counterd, shape: str) -> None:
             assert (await got(other.get(b"a")), await got(other.get(b"b"))) == (0, 0)
             async with opened(other.take(Permit(b"b"))) as later:
                 assert later.number > number
+
+    run(shape, scenario())
+
+
+@SHAPES
+def test_more_is_in_use_than_the_maximum_of_a_hold(counterd, shape: str) -> None:
+    """The error says that all of its maximum is in use, which is not all that is."""
+
+    async def scenario() -> None:
+        async with opened(made(shape, counterd)) as client:
+            await got(client.acquire("a", 7, maximum=10))
+            for timeout in (0, 0.01):
+                with pytest.raises(NotAvailable, match="maximum 5, 5 in use") as caught:
+                    await entered(client.hold("a", maximum=5, timeout=timeout))
+                assert (caught.value.consumption, caught.value.maximum, caught.value.limit) == (5, 5, None)
 
     run(shape, scenario())
 
