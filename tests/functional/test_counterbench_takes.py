@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import socket
 import struct
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from counterd.bench.dialects import redis_lua
+from counterd.bench.dialects.redis import resp
 from counterd.bench.plan import Plan
 from counterd.bench.run import jain, shares
 from counterd.bench.takes import Items, Take
@@ -199,6 +202,33 @@ def test_what_scripts_refuse(items: Items, short_path: Path) -> None:
         assert (run.errors, set(run.outcomes)) == ({}, {"granted", "refused"})
         assert run.outcomes["granted"] == 5 or items.rates, "a rate has more units after a second"
         assert run.outcomes["granted"] >= 5
+
+
+@pytest.mark.needs("redis-server")
+@pytest.mark.parametrize("limit", [1, 7, 600_000, 1_000_000, 2_000_000, redis_lua.LIMIT_MAX])
+@pytest.mark.parametrize("items", [Items(0, 1), Items(1, 1)])
+def test_scripts_reckon_exactly(items: Items, limit: int, short_path: Path) -> None:
+    """In ticks, of which a second has as many as the limit: a unit is one, and a burst is that many."""
+
+    def ask(*words: bytes) -> bytes:
+        connection.sendall(resp(*words))
+        return connection.recv(1000)
+
+    with other_server("redis", short_path) as server:
+        burst = 100 * limit
+        take = Take(items=items, limit=limit, burst=burst)
+        plan = {"connections": 1, "work": "acquire", "protocol": "redis-lua", "maximum": 1000, "take": take}
+        run = load(server, requests=10, **plan)
+        assert (run.errors, run.outcomes) == ({}, {"granted": 10})
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.connect(server.path)
+            key = b"rate:nnnnnnnn00000000:r0"
+            now = int(ask(b"TIME").split(b"\r\n")[2])
+            for ahead_s, granted in ((50, 20), (200, 0)):  # of 100 that the burst has
+                assert ask(b"SET", key, b"%d" % ((now + ahead_s) * limit)) == b"+OK\r\n"
+                run = load(server, requests=20, **plan)
+                assert (run.errors, run.outcomes) == ({}, {"granted": 20} if granted else {"refused": 20})
+                assert float(ask(b"GET", key).split(b"\r\n")[1]) == (now + ahead_s) * limit + granted
 
 
 # ---- how fair it was ----

@@ -119,6 +119,10 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({**RATES}, "rates are not released: use -t acquire"),
     ({**RATES, "work": Work.read("acquire"), "verify": True}, "rates are not released"),
     ({"take": Take(burst=2)}, "--burst is for rates"),
+    (
+        {"take": Take(items=Items(1, 1), limit=(1 << 22) + 1), "protocol": "redis-lua"},
+        "with redis-lua the limit of a rate must be 1 to 4194304",
+    ),
     ({"take": Take(wait=1.0), "keep_alive": False}, "--wait needs --keep-alive 1"),
     ({"take": Take(weights=(0,))}, "a weight must be"),
     ({"take": Take(wait=0.0005)}, "whole milliseconds, at least one"),

@@ -7,7 +7,8 @@ A permit is given back with a plain ZREM.
 acquire  a leased semaphore: a sorted set of those that hold a permit (ARGV[3]), by when their lease ends
 flow     a sliding window: a sorted set of all requests that passed, by their time
 counts   the same, estimated from the counts of this window and the last one: costs less, and is sometimes wrong
-gcra     a rate by the theoretical arrival time of its next unit; all times are in microseconds
+gcra     a rate by the theoretical arrival time of its next unit. ARGV[1] is the limit a second, ARGV[2] the burst. A
+         second is as many ticks as the limit: so a unit lasts exactly one tick, whatever the limit is
 take     several items at once, or none of them: ARGV[1] counters without holders, and rates as in gcra
 give     the counters of a take are given back
 
@@ -25,13 +26,15 @@ from counterd.bench.dialects.redis import resp
 
 if TYPE_CHECKING:
     from counterd.bench.asking import Place
+    from counterd.bench.dialect import Mistakes
     from counterd.bench.plan import Plan
     from counterd.bench.takes import Take
 
 TOKEN = b"t" * 16  # stands for a token, in hexadecimal
 LEASE_MS = 4000  # the default of a lease in counterd
 WINDOW_MS = 1000
-SECOND_US = 1_000_000
+# Lua's numbers are exact up to 2^53, and the ticks since 1970 are 2^31 seconds in the year 2038.
+LIMIT_MAX = (1 << 53) // (1 << 31)
 LINE_MAX = 1000
 
 SCRIPTS = {
@@ -74,18 +77,20 @@ return 1
 """,
     "gcra": b"""\
 local time = redis.call('TIME')
-local now = time[1] * 1000000 + time[2]
-local arrival = math.max(tonumber(redis.call('GET', KEYS[1]) or 0), now) + ARGV[1]
+local limit = tonumber(ARGV[1])
+local now = time[1] * limit + time[2] * limit / 1000000
+local arrival = math.max(tonumber(redis.call('GET', KEYS[1]) or 0), now) + 1
 if arrival - now > tonumber(ARGV[2]) then
   return 0
 end
-redis.call('SET', KEYS[1], arrival, 'PX', math.ceil((arrival - now) / 1000))
+redis.call('SET', KEYS[1], arrival, 'PX', math.ceil((arrival - now) * 1000 / limit))
 return 1
 """,
     "take": b"""\
 local time = redis.call('TIME')
-local now = time[1] * 1000000 + time[2]
 local counters = tonumber(ARGV[1])
+local limit = tonumber(ARGV[4])
+local now = time[1] * limit + time[2] * limit / 1000000
 local arrivals = {}
 for i = 1, counters do
   if (redis.call('GET', KEYS[i]) or 0) + ARGV[2] > tonumber(ARGV[3]) then
@@ -93,7 +98,7 @@ for i = 1, counters do
   end
 end
 for i = counters + 1, #KEYS do
-  arrivals[i] = math.max(tonumber(redis.call('GET', KEYS[i]) or 0), now) + ARGV[4]
+  arrivals[i] = math.max(tonumber(redis.call('GET', KEYS[i]) or 0), now) + 1
   if arrivals[i] - now > tonumber(ARGV[5]) then
     return 0
   end
@@ -102,7 +107,7 @@ for i = 1, counters do
   redis.call('INCRBY', KEYS[i], ARGV[2])
 end
 for i = counters + 1, #KEYS do
-  redis.call('SET', KEYS[i], arrivals[i], 'PX', math.ceil((arrivals[i] - now) / 1000))
+  redis.call('SET', KEYS[i], arrivals[i], 'PX', math.ceil((arrivals[i] - now) * 1000 / limit))
 end
 return 1
 """,
@@ -138,13 +143,24 @@ def takes_of(plan: Plan, take: Take, name: bytes) -> dict[str, bytes]:
     """Returns the requests that acquire and release several items. A plan that has only rates has no release."""
     counters, rates = take.items.names(name)
     keys = [*(b"used:" + each for each in counters), *(b"rate:" + each for each in rates)]
-    each_us, burst_us = (b"%d" % (units * SECOND_US // take.limit) for units in (1, take.units_max))
+    limit, burst = b"%d" % take.limit, b"%d" % take.units_max
     if len(keys) == len(rates) == 1:
-        return {"acquire": resp(b"EVALSHA", digest("gcra"), b"1", *keys, each_us, burst_us)}
+        return {"acquire": resp(b"EVALSHA", digest("gcra"), b"1", *keys, limit, burst)}
     permits, maximum, count = b"%d" % plan.resources, b"%d" % plan.maximum, b"%d" % len(counters)
-    taken = [digest("take"), b"%d" % len(keys), *keys, count, permits, maximum, each_us, burst_us]
+    taken = [digest("take"), b"%d" % len(keys), *keys, count, permits, maximum, limit, burst]
     given = [digest("give"), count, *keys[: len(counters)], permits]
     return {"acquire": resp(b"EVALSHA", *taken), "release": resp(b"EVALSHA", *given)}
+
+
+def mistakes_of(plan: Plan) -> Mistakes:
+    """Returns a mistake if a script cannot reckon exactly with the limit of a rate."""
+    take = plan.take
+    return [
+        (
+            take is not None and take.items.rates > 0 and take.limit > LIMIT_MAX,
+            f"with redis-lua the limit of a rate must be 1 to {LIMIT_MAX} a second",
+        )
+    ]
 
 
 def install(place: Place) -> None:
@@ -172,6 +188,7 @@ DIALECT = Dialect(
     requests=requests_of,
     name_size_max=65535,
     options=NAMED | {"items"},
+    mistakes=mistakes_of,
     tokens="chosen",
     prepare=install,
 )

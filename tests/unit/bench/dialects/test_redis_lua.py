@@ -63,9 +63,9 @@ def test_requests_of_several_items() -> None:
     plan = Plan(protocol="redis-lua", resources=2, maximum=12, take=Take(items=Items(2, 1), limit=4, burst=3))
     keys = (b"used:jobs", b"used:jobs:1", b"rate:jobs:r0")
     requests = redis_lua.requests_of(plan, b"jobs")
-    taken = (redis_lua.digest("take"), b"3", *keys, b"2", b"2", b"12", b"250000", b"750000")
+    taken = (redis_lua.digest("take"), b"3", *keys, b"2", b"2", b"12", b"4", b"3")
     assert requests["acquire"] == resp(b"EVALSHA", *taken)
     assert requests["release"] == resp(b"EVALSHA", redis_lua.digest("give"), b"2", *keys[:2], b"2")
     rate = Plan(protocol="redis-lua", take=Take(items=Items(0, 1), limit=4), work=Work.read("acquire"))
-    expected = resp(b"EVALSHA", redis_lua.digest("gcra"), b"1", b"rate:jobs:r0", b"250000", b"1000000")
+    expected = resp(b"EVALSHA", redis_lua.digest("gcra"), b"1", b"rate:jobs:r0", b"4", b"4")
     assert redis_lua.requests_of(rate, b"jobs")["acquire"] == expected
