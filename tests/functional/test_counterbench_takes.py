@@ -197,7 +197,7 @@ def test_scripts_that_take_several_items(short_path: Path) -> None:
 @pytest.mark.parametrize("items", [Items(2, 0), Items(0, 1), Items(1, 2)])
 def test_what_scripts_refuse(items: Items, short_path: Path) -> None:
     with other_server("redis", short_path) as server:
-        take = Take(items=items, limit=1, burst=5 if items.rates else None)
+        take = Take(items=items, **({"limit": 1, "burst": 5} if items.rates else {}))
         run = load(server, requests=1000, depth=50, work="acquire", protocol="redis-lua", maximum=5, take=take)
         assert (run.errors, set(run.outcomes)) == ({}, {"granted", "refused"})
         assert run.outcomes["granted"] == 5 or items.rates, "a rate has more units after a second"

@@ -313,7 +313,11 @@ class Plan:
                 "rates are not released: use -t acquire, without --hold and --verify",
             ),
             (
-                bool(self.take.burst is not None and not self.take.items.rates),
+                self.take.limit is not None and not self.take.items.rates,
+                "--limit is for rates: see --items",
+            ),
+            (
+                self.take.burst is not None and not self.take.items.rates,
                 "--burst is for rates: see --items",
             ),
             (self.waits() and not self.keep_alive, "--wait needs --keep-alive 1"),

@@ -16,7 +16,8 @@ KEYS_MAX = 1000  # load processes have a request in memory for each
 WEIGHT_MAX = 1000
 PRIORITY_MAX = 255
 WAIT_MAX = 1e6  # seconds: the server reads milliseconds, less than 2^32
-RATE_LIMIT_MAX = (1 << 31) - 1  # units a second
+RATE_LIMIT = 1_000_000  # units a second, by default
+RATE_LIMIT_MAX = (1 << 31) - 1
 BURST_MAX = (1 << 32) - 1
 
 Mistakes = list[tuple[bool, str]]
@@ -59,7 +60,7 @@ def read_numbers(text: str) -> tuple[int, ...]:
 @dataclass(frozen=True)
 class Take:
     """The options of Takes. wait: how many seconds they wait; 0 means that they do not wait. limit: units a second of
-    each rate. burst: units at once; None means limit.
+    each rate; None means RATE_LIMIT. burst: units at once; None means the limit.
 
     weights, priorities: the values of each fairness key. The connections get the keys one after the other. If both are
     empty, each connection has its own key, with the same weight and priority.
@@ -67,7 +68,7 @@ class Take:
 
     wait: float = 0.0
     items: Items = Items()
-    limit: int = 1_000_000
+    limit: int | None = None
     burst: int | None = None
     weights: tuple[int, ...] = ()
     priorities: tuple[int, ...] = ()
@@ -78,9 +79,14 @@ class Take:
         return max(len(self.weights), len(self.priorities))
 
     @property
+    def per_second(self) -> int:
+        """Returns how many units of a rate can be taken a second."""
+        return RATE_LIMIT if self.limit is None else self.limit
+
+    @property
     def units_max(self) -> int:
         """Returns how many units of a rate can be taken at once after a pause."""
-        return self.limit if self.burst is None else self.burst
+        return self.per_second if self.burst is None else self.burst
 
     def weight(self, key: int) -> int:
         return self.weights[key] if self.weights else 1
@@ -101,7 +107,7 @@ class Take:
         weights, priorities = len(self.weights), len(self.priorities)
         return [
             (not 0 <= self.wait <= WAIT_MAX, f"a Take can wait 0 to {WAIT_MAX:g} seconds"),
-            (not 1 <= self.limit <= RATE_LIMIT_MAX, f"the limit of a rate must be 1 to {RATE_LIMIT_MAX} a second"),
+            (not 1 <= self.per_second <= RATE_LIMIT_MAX, f"the limit of a rate must be 1 to {RATE_LIMIT_MAX} a second"),
             (not 1 <= self.units_max <= BURST_MAX, f"the burst of a rate must be 1 to {BURST_MAX}"),
             (self.keys > KEYS_MAX, f"there can be {KEYS_MAX} fairness keys, not {self.keys}"),
             (
@@ -123,7 +129,7 @@ class Take:
         has_rates = self.items.rates > 0
         return {
             "items": self.items.text,
-            "limit": self.limit if has_rates else None,
+            "limit": self.per_second if has_rates else None,
             "burst": self.units_max if has_rates else None,
             "weights": ",".join(map(str, self.weights)) or None,
             "priorities": ",".join(map(str, self.priorities)) or None,

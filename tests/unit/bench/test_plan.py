@@ -118,6 +118,7 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"take": Take(), "work": Work.read("get")}, "no acquire that could be a Take"),
     ({**RATES}, "rates are not released: use -t acquire"),
     ({**RATES, "work": Work.read("acquire"), "verify": True}, "rates are not released"),
+    ({"take": Take(limit=2)}, "--limit is for rates"),
     ({"take": Take(burst=2)}, "--burst is for rates"),
     (
         {"take": Take(items=Items(1, 1), limit=(1 << 22) + 1), "protocol": "redis-lua"},

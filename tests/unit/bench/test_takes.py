@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from counterd.bench.takes import Items, Take, read_numbers
+from counterd.bench.takes import RATE_LIMIT, Items, Take, read_numbers
 
 
 @pytest.mark.parametrize(
@@ -45,6 +45,7 @@ def test_keys_with_weights_and_priorities() -> None:
 
 
 def test_the_burst_is_the_limit_unless_it_is_said() -> None:
+    assert (Take().per_second, Take().units_max) == (RATE_LIMIT, RATE_LIMIT)
     assert (Take(limit=7).units_max, Take(limit=7, burst=3).units_max) == (7, 3)
 
 

@@ -143,7 +143,7 @@ def takes_of(plan: Plan, take: Take, name: bytes) -> dict[str, bytes]:
     """Returns the requests that acquire and release several items. A plan that has only rates has no release."""
     counters, rates = take.items.names(name)
     keys = [*(b"used:" + each for each in counters), *(b"rate:" + each for each in rates)]
-    limit, burst = b"%d" % take.limit, b"%d" % take.units_max
+    limit, burst = b"%d" % take.per_second, b"%d" % take.units_max
     if len(keys) == len(rates) == 1:
         return {"acquire": resp(b"EVALSHA", digest("gcra"), b"1", *keys, limit, burst)}
     permits, maximum, count = b"%d" % plan.resources, b"%d" % plan.maximum, b"%d" % len(counters)
@@ -157,7 +157,7 @@ def mistakes_of(plan: Plan) -> Mistakes:
     take = plan.take
     return [
         (
-            take is not None and take.items.rates > 0 and take.limit > LIMIT_MAX,
+            take is not None and take.items.rates > 0 and take.per_second > LIMIT_MAX,
             f"with redis-lua the limit of a rate must be 1 to {LIMIT_MAX} a second",
         )
     ]

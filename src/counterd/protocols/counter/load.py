@@ -48,7 +48,7 @@ def take_of(plan: Plan, key: int, name: bytes) -> bytes:
     assert plan.take is not None
     counters, rates = plan.take.items.names(name)
     items: list[wire.Permit | wire.Rate] = [wire.Permit(each, plan.resources, plan.maximum) for each in counters]
-    items += [wire.Rate(each, 1, plan.take.limit, SECOND_US, plan.take.units_max) for each in rates]
+    items += [wire.Rate(each, 1, plan.take.per_second, SECOND_US, plan.take.units_max) for each in rates]
     return wire.take(
         0,
         items,
