@@ -127,7 +127,8 @@ class Cursor:
     """The selected row of a list that changes.
 
     After the user has moved the cursor, the cursor stays on the same item. If the cursor is on the first row, it stays
-    on the first row.
+    on the first row. Among rows with the same name or id, such as the waits of one connection, the cursor keeps its
+    position.
     """
 
     index: int = 0
@@ -156,8 +157,10 @@ class Cursor:
 
         room: the rows of the window.
         """
-        if self.follows and self.on in rows:
-            self.index = rows.index(self.on)
+        same = [at for at, row in enumerate(rows) if row == self.on] if self.follows else []
+        if same:
+            before = self.rows[: self.index].count(self.on)
+            self.index = same[min(before, len(same) - 1)]
         self.index = max(min(self.index, len(rows) - 1), 0)
         self.rows = rows
         self.room = max(room, 1)

@@ -184,6 +184,27 @@ def test_a_cursor_stays_with_what_it_is_on_once_it_was_moved() -> None:
     assert (cursor.on, cursor.index) == (None, 0)
 
 
+def test_a_cursor_moves_among_rows_with_the_same_id() -> None:
+    """As the waits of one connection are. Its place is counted among them."""
+    cursor = Cursor()
+    rows = ["x", *("a" for _ in range(50)), "b"]
+    cursor.settle(rows, 10)
+    for index in range(1, 52):
+        cursor.press("down")
+        cursor.settle(rows, 10)
+        assert cursor.index == index
+    for _ in range(3):
+        cursor.press("up")
+        cursor.settle(rows, 10)
+    assert (cursor.on, cursor.index) == ("a", 48)
+    cursor.settle(["y", *rows], 10)
+    assert cursor.index == 49
+    cursor.settle(["a", "b", "a", "b"], 10)
+    assert cursor.index == 2, "47 with its id were before it, and now there is only one other"
+    cursor.settle(["b"], 10)
+    assert cursor.index == 0
+
+
 def test_a_cursor_moves_by_pages_and_to_the_ends() -> None:
     rows = [b"%d" % number for number in range(100)]
     cursor = Cursor()
