@@ -396,7 +396,7 @@ def test_settles_what_was_used(counterd, shape: str, after: bool) -> None:
                 await got(taken.settle(name.encode(), 2))
             async with opened(client.take(Rate(name, 8, limit=10, per=86_400))):
                 pass
-            with pytest.raises(ValueError, match="calls is no rate"):
+            with pytest.raises(ValueError, match="calls is not a rate of this Take"):
                 await got(taken.settle("calls", 1))
 
     run(shape, scenario())
