@@ -190,12 +190,13 @@ class SmockronWorld(World):
         if link.gone or link.dead or (not self.open and self.now > self.quiet_at):
             return
         if link.reading:
+            keeper = link.books.keeper
             try:
-                line.look(self.now_s)
+                keeper.core.look(keeper.master, line, self.now_s)
             except Timeout:
                 self.depart(link)
                 return
-            self.flush(link.books.keeper)
+            self.flush(keeper)
         self.push(max(int(line.due * SECOND) - self.now, MS), self.watch, argument)
 
     def drain(self, bound: int) -> None:

@@ -32,11 +32,13 @@ class Port(scripted.Server):
         self.kind = kind
         self.says = says
         self.answers = True  # PINGs
+        self.echoes = True  # the context of PINGs
         self.greets = True
+        self.greeting = wire.greeting()
 
     def serve(self, peer: Peer) -> None:
         if self.greets:
-            peer.socket.sendall(wire.greeting())
+            peer.socket.sendall(self.greeting)
         parser = Parser()
         while data := peer.socket.recv(scripted.RECEIVE_SIZE):
             for item in parser.feed(data):
@@ -48,7 +50,9 @@ class Port(scripted.Server):
             return wire.ready(self.kind) + self.says
         self.seen.append(item)
         is_ping = isinstance(item, Command) and item.name == b"PING"
-        return wire.pong(item.data) if is_ping and self.answers else b""
+        if not is_ping or not self.answers:
+            return b""
+        return wire.pong(item.data) if self.echoes else wire.command(b"PONG")
 
     def tell(self, data: bytes) -> None:
         """Sends data through the last connection."""

@@ -79,7 +79,7 @@ class Wire(asyncio.Protocol):
 
 
 class AioTender:
-    """Serves the connections to one master. news: set when something was sent or received, or a connection was lost."""
+    """Serves the connections to one master. news: set in each turn, and when a connection was lost."""
 
     def __init__(self, core: Core, master: Master, loop: asyncio.AbstractEventLoop, timeout: float) -> None:
         self.loop = loop
@@ -110,12 +110,13 @@ class AioTender:
             return
         for line, wire in list(self._wires.items()):
             try:
-                line.look(monotonic())
+                report(self._core.look(self._master, line, monotonic()))
             except CounterdError as error:
                 self.lose(line, wire, str(error))
                 continue
             if not wire.is_paused:
                 self._send(line, wire)
+        self.news.set()
         now = monotonic()
         for line in self._master.lines:
             if self._master.wants(line, now):
@@ -137,7 +138,6 @@ class AioTender:
         if data:
             assert wire.transport is not None
             wire.transport.write(data)
-            self.news.set()
 
     async def _connect(self, line: Line) -> None:
         wire = Wire(self, line)
@@ -178,7 +178,6 @@ class AioTender:
         except CounterdError as error:
             self.lose(line, wire, str(error))
         else:
-            self.news.set()
             self.turn()
 
     def lose(self, line: Line, wire: Wire, why: str) -> None:

@@ -407,6 +407,17 @@ class Core:
             else:
                 until_ns = now_ns + control.time_ms * MS - wall_ns
                 self.told.remember(gate.times, control.identifier, until_ns, now_ns)
+        return self._back(master, now)
+
+    def look(self, master: Master, line: Line, now: float) -> News:
+        """Does what is due on an open connection. After a Timeout the caller has to close the connection."""
+        line.look(now)
+        if master.joined != master.directed:  # without a PONG
+            self._direct(master)
+        return self._back(master, now)
+
+    def _back(self, master: Master, now: float) -> News:
+        """Notes that the master can be reached again, if that is so."""
         if not master.away or not master.is_ready:
             return None
         master.away = ""
@@ -415,8 +426,6 @@ class Core:
 
     def take(self, master: Master, line: Line, now_ns: int) -> bytes:
         """Returns the bytes to send now. The caller sets master.is_stirred if it will call take() again by itself."""
-        if master.joined != master.directed:  # time has passed
-            self._direct(master)
         found = bytes(line.out)
         line.out.clear()
         return found + self._collect(master, now_ns) if line is master.accounting and line.is_ready else found

@@ -26,9 +26,9 @@ OUT_MAX = 1 << 20  # bytes: if more are unsent when a PING comes, the peer does 
 # In heartbeats: after PATIENCE a master that does not answer is given up; after TTL the master may give up this end.
 PATIENCE = 2
 TTL = 3
-# After so many seconds a subscription counts as taken even if no PONG has said so: half of the time for which
-# accounting messages are kept, and less for a peer that may not answer PINGs.
-JOIN_S, JOIN_BLIND_S = 1.0, 0.1
+# After so many seconds a subscription counts as taken even if no PONG has said so: half of the time for which close()
+# waits, so that accounting messages can be sent in the other half, and less for a peer that may not answer PINGs.
+JOIN_S, JOIN_BLIND_S = 0.5, 0.1
 CONTEXT_SIZE = 4  # bytes
 BEGIN, END = b"\x01", b"\x00"  # the first byte of a message that subscribes or unsubscribes
 
@@ -123,7 +123,10 @@ class Line:
         return messages
 
     def look(self, now: float) -> None:
-        """Sends a PING if it is time for one. Raises Timeout if the peer has to be given up."""
+        """Sends a PING if it is time for one, and counts subscriptions as taken after JOIN_S or JOIN_BLIND_S.
+
+        Raises Timeout if the peer has to be given up.
+        """
         if not self.is_ready:
             if now >= self.due:
                 raise Timeout(f"{self.address} did not finish ZMTP's handshake within {self._timeout:g} s")

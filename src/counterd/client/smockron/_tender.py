@@ -175,9 +175,11 @@ class Tender:
         for line, channel in list(self._channels.items()):
             try:
                 with self._changed:
-                    line.look(time.monotonic())
+                    news = self._core.look(self._master, line, time.monotonic())
+                    self._changed.notify_all()
                     if not channel.unsent:
                         self._take(line, channel)
+                report(news)
                 if channel.unsent:
                     channel.unsent = channel.unsent[channel.socket.send(channel.unsent) :]
             except BlockingIOError:

@@ -547,7 +547,7 @@ def test_a_new_domain_waits_until_its_control_messages_arrive(answers: bool) -> 
     decide(core, "a", "e", b"", NOW)
     decide(core, "a", None, b"", NOW)
     assert [message[0] for message in accounted(core)] == [b"d\0"]
-    master.control.look(100.0)
+    core.look(master, master.control, 100.0)
     assert [item.name for item in items(take(core, master, master.control, NOW))] == [b"SUBSCRIBE", b"PING"]
     stirred: list[int] = []
     master.stir, master.is_stirred = lambda: stirred.append(1), False
@@ -555,8 +555,7 @@ def test_a_new_domain_waits_until_its_control_messages_arrive(answers: bool) -> 
         feed(core, master, master.control, pong(master))
     else:
         assert master.due(100.0) == JOIN_S
-        master.control.look(100.0 + JOIN_S)
-        take(core, master, master.control, NOW)
+        core.look(master, master.control, 100.0 + JOIN_S)
     assert stirred
     assert [message[0] for message in accounted(core)] == [b"e\0"]
 
@@ -616,6 +615,25 @@ def test_an_outage_is_news_once_and_requests_pass() -> None:
     assert decide(core, "a", None, b"", NOW).verdict is DELAY
     assert decide(core, "b", None, b"", NOW).verdict is PASS
     assert stats(core, NOW)[9:] == (2, 0, 0, 3, {"h:10004": "it ended"})
+
+
+def test_an_outage_also_ends_when_a_subscription_counts_as_taken_without_a_pong() -> None:
+    core = core_of()
+    master = core.masters[0]
+    core.lost(master, master.control, "refused", 50.0)
+    decide(core, "a", None, b"", NOW)
+    for line in master.lines:
+        line.opened(100.0)
+    feed(core, master, master.control, wire.greeting() + wire.ready(SocketType.PUB))
+    feed(core, master, master.accounting, wire.greeting() + wire.ready(SocketType.SUB) + wire.subscribe(b""))
+    assert core.look(master, master.control, 100.0) is None
+    assert not core.has_left(master)
+    back = logging.INFO, "the master at %s is back after %.1f s", master.accounting.address, 50.0 + JOIN_S
+    assert core.look(master, master.control, 100.0 + JOIN_S) == back
+    assert core.look(master, master.control, 100.0 + JOIN_S) is None
+    assert core.has_left(master)
+    assert stats(core, NOW).away == {}
+    assert b"ACCEPTED" in take(core, master, master.accounting, NOW)
 
 
 def test_after_a_fork_nothing_is_connected_and_what_was_told_is_known() -> None:

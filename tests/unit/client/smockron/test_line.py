@@ -8,6 +8,7 @@ import pytest
 
 from counterd.client._addresses import Address
 from counterd.client.smockron._line import JOIN_BLIND_S, JOIN_S, OUT_MAX, PREFIXES_MAX, Line
+from counterd.client.smockron._tender import LINGER_S
 from counterd.errors import ProtocolError, Timeout
 from counterd.protocols.smockron import wire
 from counterd.protocols.smockron.wire import Parser, SocketType
@@ -93,6 +94,7 @@ def test_without_a_pong_a_subscription_counts_as_taken_after_some_time(greeting:
     assert (line.joined, line.due) == (1, 100.0 + seconds / 2 + seconds)
     line.look(100.0 + 2 * seconds)
     assert (line.joined, line.is_settled) == (2, True)
+    assert seconds <= LINGER_S / 2, "close() can still send what waited for it"
 
 
 def test_to_zmtp_3_0_a_subscription_is_a_message() -> None:

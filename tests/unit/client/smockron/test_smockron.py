@@ -23,6 +23,7 @@ from kit.certificates import client_context, server_context
 from kit.daemon import wait_until
 from kit.machine import LONG_S, PATIENCE, is_open
 from kit.scripted.smockron import Master, unix_ms
+from unit.client.smockron.test_line import OLD
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -98,6 +99,46 @@ def test_a_new_domain_is_accounted_for_once_its_control_messages_arrive(
             check()
     else:
         loops.run(main(), shape)
+
+
+@pytest.fixture(params=["ZMTP 3.0 without PONG", "PONG without context"])
+def terse(master: Master, request: pytest.FixtureRequest) -> Master:
+    """A master that never says which subscriptions it has taken."""
+    for port in (master.accounting, master.control):
+        if request.param == "PONG without context":
+            port.echoes = False
+        else:
+            port.answers, port.greeting = False, bytes(OLD)
+    return master
+
+
+def test_where_no_pong_says_so_time_connects(terse: Master) -> None:
+    with Gatekeeper(terse.where, timeout=PATIENCE, heartbeat=LONG_S) as made:
+        connecting = threading.Thread(target=made.connect, args=(2 * LONG_S,))
+        connecting.start()
+        connecting.join(PATIENCE)
+        assert not connecting.is_alive()
+        terse.control.hang_up()
+        wait_until(lambda: made.stats().lost, "it saw that")
+        wait_until(lambda: not made.stats().away, "it is back")
+    with Gatekeeper(terse.where, timeout=PATIENCE, heartbeat=LONG_S) as made:
+        made.decide("a")
+    assert len(terse.wait_for(1)) == 1
+
+
+@LOOPS
+def test_so_does_time_with_asyncio(terse: Master, loop_name: str) -> None:
+    async def main() -> None:
+        async with AsyncGatekeeper(terse.where, timeout=PATIENCE, heartbeat=LONG_S) as made:
+            assert await made.connect(PATIENCE)
+            terse.control.hang_up()
+            await loops.until(lambda: made.stats().lost, "it saw that")
+            await loops.until(lambda: not made.stats().away, "it is back")
+        async with AsyncGatekeeper(terse.where, timeout=PATIENCE, heartbeat=LONG_S) as made:
+            made.decide("a")
+
+    loops.run(main(), loop_name)
+    assert len(terse.wait_for(1)) == 1
 
 
 def test_what_is_decided_is_accounted_and_what_is_told_is_heeded(master: Master) -> None:
