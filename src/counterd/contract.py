@@ -356,7 +356,7 @@ class Ledger(Protocol):
         """Yields the records as JSON objects, for people."""
 
     def rescue(self, database: sqlite3.Connection, damaged: type[Exception]) -> Iterator[bytes]:
-        """Yields the readable, valid records in pieces, and b"" for each place that is unreadable or invalid.
+        """Yields the valid records, many in each value, and b"" for each place where a record is unreadable or invalid.
 
         damaged: the exception that reading an unreadable place raises.
         """

@@ -279,7 +279,7 @@ cdef inline int64_t audit_heap(const Heap* heap, uint32_t first, uint32_t last) 
             if child > last or node_at(heap, child).parent != number:
                 raise AssertionError(f"heap {first}: {child} is not a child of {number}")
             if node_is_before(node_at(heap, child), node):
-                raise AssertionError(f"heap {first}: {child} is before its parent {number}")
+                raise AssertionError(f"heap of {first}: the order says {child} before {number}, its parent")
         if node.left == node.right and node.left:
             raise AssertionError(f"heap {first}: {number} has the same child twice")
         if node_spine(heap, node.left) < node_spine(heap, node.right):

@@ -143,7 +143,7 @@ class Settling:
     is_flag=True,
     help=(
         "Read lines NAME=USED from standard input until it ends. Each line replaces UNITS of the rate NAME by the USED "
-        "units that were really used. A rate can be settled once."
+        "units that were really used. Each rate of a take can be corrected only once."
     ),
 )
 @click.option(
