@@ -373,11 +373,9 @@ cdef inline void waiter_lead(Fair* fair, uint32_t number, uint64_t start) noexce
 
 
 cdef inline void flow_lead(Fair* fair, uint32_t flow_number, uint32_t number) noexcept nogil:
-    """Makes a waiter the head of its flow, which has none."""
-    cdef Flow* flow = fair.flows + flow_number
-    flow.head = number
-    flow.start = max(flow.start, fair.queues[flow.queue].virtual)
-    waiter_lead(fair, number, flow.start)
+    """Makes a waiter the head of its flow, which has none, at the start of the flow."""
+    fair.flows[flow_number].head = number
+    waiter_lead(fair, number, fair.flows[flow_number].start)
 
 
 cdef inline void flow_push(Fair* fair, uint32_t flow_number, uint32_t number) noexcept nogil:
@@ -398,9 +396,11 @@ cdef inline void waiter_insert(Fair* fair, uint32_t number) noexcept nogil:
     elif head and not waiter_goes_before(waiter, fair.waiters + head):
         flow_push(fair, waiter.flow, number)
     else:
-        if head:
+        if head:    # its start is now that of the new one, and again its own if the new one ends without being served
             heap_remove(&fair.heap, &queue.first, head)
             flow_push(fair, waiter.flow, head)
+        else:
+            flow.start = max(flow.start, queue.virtual)
         flow_lead(fair, waiter.flow, number)
 
 
@@ -417,7 +417,7 @@ cdef inline void waiter_extract(Fair* fair, uint32_t number) noexcept nogil:
     if waiter.flow and flow.head == number:
         flow.head = 0
         if waiter.moves == SERVED:
-            flow.start += waiter_span(waiter)
+            flow.start = max(flow.start + waiter_span(waiter), queue.virtual)
         head = flow.first
         if head:
             heap_remove(&fair.heap, &flow.first, head)
@@ -485,7 +485,7 @@ cdef inline bint fair_is_behind(const Fair* fair, uint32_t number, uint32_t queu
     flow = fair.flows + flow_find(fair, queue, waiter_flow_key(fair, waiter))
     if flow.head and not waiter_goes_before(waiter, fair.waiters + flow.head):
         return True
-    key = waiter_key(waiter, max(other.virtual, flow.start))    # the start of flow 0 is 0
+    key = waiter_key(waiter, flow.start if flow.head else max(other.virtual, flow.start))   # the start of flow 0 is 0
     return first.node.key < key or first.node.key == key and first.node.serial < waiter.node.serial
 
 

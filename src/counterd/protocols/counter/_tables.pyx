@@ -10,7 +10,8 @@ from cpython.mem cimport PyMem_RawFree, PyMem_RawMalloc
 from libc.stdint cimport INT64_MAX, int64_t, uint8_t, uint32_t, uint64_t
 
 from counterd.engine.connections cimport connection_check
-from counterd.engine.fair cimport START_MAX, Fair, Label, Waiter, queue_find, waiter_key, waiter_span
+from counterd.engine.fair cimport MOVES_MAX, START_MAX, Fair, Label, Waiter, queue_find, waiter_key, waiter_span
+from counterd.engine.heap cimport Heap, Node, heap_insert, heap_remove
 from counterd.engine.permits cimport Holding, Permits, permit_at, walk_begin
 from counterd.engine.table cimport Record, Table as NameTable, name_bytes, name_tag, table_find
 from counterd.engine.walk cimport BLOCK_WORK, NAMES_MAX, ROW_WORK, HoldingsWalk, RankedWalk
@@ -38,8 +39,6 @@ cdef enum Order:
     PEAK
     LIMIT
     WAITERS
-
-cdef uint64_t START_HEAD = START_MAX + 1
 
 cdef dict ORDERS = {"consumption": CONSUMPTION, "usage": USAGE, "peak": PEAK, "limit": LIMIT, "waiters": WAITERS}
 cdef dict RATE_ORDERS = {"usage": USAGE, "limit": LIMIT, "waiters": WAITERS}
@@ -367,65 +366,46 @@ cdef class NotedWalk:
         return self.found
 
 
-cdef struct Place:          # where a waiter is in the order in which a queue is served
-    uint64_t key
-    uint64_t serial
+cdef struct Place:          # of a waiter in the order in which a queue is served
+    Node node
     uint32_t number
-
-
-cdef inline bint place_is_before(const Place* one, const Place* other) noexcept nogil:
-    return one.key < other.key or one.key == other.key and one.serial < other.serial
 
 
 cdef class QueueWalk(NotedWalk):
     """Lists Takes that wait for a name, in the order in which they are served: the counter's, then the rate's."""
 
     cdef bytes name
-    cdef Place* frontier        # a heap: those noted so far are above it in the heaps of the queue and its flows
-    cdef uint32_t size
+    cdef Place* places          # from 1 on
+    cdef uint32_t used
+    cdef Heap heap              # heaps of places: of those that may be next, and of those behind the one of a flow
 
     def __cinit__(self, CounterStore store not None, bytes name not None, uint32_t limit):
         self.store = store
         self.limit = limit
         self.name = name
-        # Each waiter leaves, and at most its two children and the first one behind a head enter.
-        self.frontier = <Place*>PyMem_RawMalloc((2 * <size_t>limit + 3) * sizeof(Place))
-        if self.frontier == NULL:
+        # Each waiter that is noted brings in its two children, the first one behind it, and that one's two children.
+        self.places = <Place*>PyMem_RawMalloc((5 * <size_t>limit + 2) * sizeof(Place))
+        if self.places == NULL:
             raise MemoryError("no room for a walk")
+        self.heap.base, self.heap.stride = <uint8_t*>self.places, sizeof(Place)
 
     def __dealloc__(self):
-        PyMem_RawFree(self.frontier)
+        PyMem_RawFree(self.places)
 
-    cdef void push(self, uint32_t number, uint64_t start) noexcept:
-        """Adds a waiter to the frontier, at a start; START_HEAD: a head, which has a start."""
+    cdef void push(self, uint32_t* first, uint32_t number) noexcept:
+        """Adds a waiter, if there is one, to the heap of places that begins at *first."""
         cdef const Waiter* waiter = self.store.counters.fair.waiters + number
-        cdef Place place = Place(waiter.node.key, waiter.node.serial, number)
-        cdef uint32_t hole = self.size
-        if number == 0:
-            return
-        if start != START_HEAD:
-            place.key = waiter_key(waiter, start)
-        self.size += 1
-        while hole and place_is_before(&place, &self.frontier[(hole - 1) // 2]):
-            self.frontier[hole] = self.frontier[(hole - 1) // 2]
-            hole = (hole - 1) // 2
-        self.frontier[hole] = place
+        if number:
+            self.used += 1
+            self.places[self.used].number = number
+            self.places[self.used].node.key, self.places[self.used].node.serial = waiter.node.key, waiter.node.serial
+            heap_insert(&self.heap, first, self.used)
 
-    cdef Place pop(self) noexcept:
-        cdef Place first = self.frontier[0], last
-        cdef uint32_t hole = 0, child = 1
-        self.size -= 1
-        last = self.frontier[self.size]
-        while child < self.size:
-            if child + 1 < self.size and place_is_before(&self.frontier[child + 1], &self.frontier[child]):
-                child += 1
-            if not place_is_before(&self.frontier[child], &last):
-                break
-            self.frontier[hole] = self.frontier[child]
-            hole = child
-            child = 2 * hole + 1
-        self.frontier[hole] = last
-        return first
+    cdef uint32_t pop(self, uint32_t* first) noexcept:
+        """Takes the first place out of a heap."""
+        cdef uint32_t place = first[0]
+        heap_remove(&self.heap, first, place)
+        return place
 
     cdef int note(self) except -1:
         """Notes the waiting Takes. A thousand of them take 0.3 ms."""
@@ -441,33 +421,38 @@ cdef class QueueWalk(NotedWalk):
         cdef const Fair* fair = &self.store.counters.fair
         cdef uint32_t queue = queue_find(fair, record, tag) if record else 0
         cdef size_t start = len(self.entries)
-        cdef dict ends = {}     # by flow: where its last waiter that was noted ends
+        cdef dict behind = {}   # by flow: the first place of the heap of those behind its one that may be next
         cdef const Waiter* waiter
-        cdef uint64_t begun, virtual = fair.queues[queue].virtual
-        cdef bint is_head
-        cdef Place place
-        self.size = 0
+        cdef uint64_t begun, ends, virtual = fair.queues[queue].virtual
+        cdef uint32_t first = 0, others, number, place
         if queue == 0:
             return 0
+        self.used = 0
         self.total += fair.queues[queue].waiters
-        self.push(fair.queues[queue].first, START_HEAD)
-        while self.size and <size_t>len(self.entries) < self.limit:
-            place = self.pop()
-            waiter = fair.waiters + place.number
-            begun = place.key & START_MAX
-            if waiter.flow in ends and ends[waiter.flow] > begun:
-                self.push(place.number, ends[waiter.flow])
-                continue
-            self.entries.append((place.number, waiter.node.serial, len(self.entries) + 1 - start))
+        self.push(&first, fair.queues[queue].first)
+        while first and <size_t>len(self.entries) < self.limit:
+            place = self.pop(&first)
+            number, begun = self.places[place].number, self.places[place].node.key & START_MAX
+            waiter = fair.waiters + number
+            self.entries.append((number, waiter.node.serial, len(self.entries) + 1 - start))
             virtual = max(virtual, begun)
-            begun = max(begun + waiter_span(waiter), virtual)
-            is_head = waiter.flow == 0 or fair.flows[waiter.flow].head == place.number
-            self.push(waiter.node.left, START_HEAD if is_head else begun)
-            self.push(waiter.node.right, START_HEAD if is_head else begun)
-            if waiter.flow:
-                ends[waiter.flow] = begun
-                if is_head:
-                    self.push(fair.flows[waiter.flow].first, begun)
+            if waiter.flow and fair.flows[waiter.flow].head != number:
+                others = behind[waiter.flow]
+            else:
+                others = 0
+                self.push(&first, waiter.node.left)
+                self.push(&first, waiter.node.right)
+                if waiter.flow:
+                    self.push(&others, fair.flows[waiter.flow].first)
+            if others:  # the first of them has its place when this one is served
+                ends = max(begun + waiter_span(waiter), virtual)
+                place = self.pop(&others)
+                waiter = fair.waiters + self.places[place].number
+                self.push(&others, waiter.node.left)
+                self.push(&others, waiter.node.right)
+                behind[waiter.flow] = others
+                self.places[place].node.key = waiter_key(waiter, ends if waiter.moves < MOVES_MAX else virtual)
+                heap_insert(&self.heap, &first, place)
         return 0
 
     cdef tuple row(self, uint32_t number, uint32_t place):

@@ -239,7 +239,7 @@ def test_a_refusal_has_the_maximum_that_applies() -> None:
     assert other.of(other.take(Permit(b"a", 1, 9))) == Shortage(0, 1, 3, None, "Draining")
     assert other.of(other.take(Permit(b"b", 1, 9), Rate(b"r", 1))) == Shortage(0, 9, 9, None, "Draining")
     assert other.of(other.take(Rate(b"r", 1))) == Shortage(0, 10, 10, None, "Draining")
-    assert other.of(other.take(Permit(b"b", 1, 1), Permit(b"a", 4, 9))) == Shortage(1, 1, 3, None, "Draining")
+    assert other.of(other.take(Permit(b"b", 1, 1), Permit(b"a", 4, 9))) == Shortage(0, 1, 1, None, "Draining")
 
 
 def test_the_text_of_an_acquire_of_more_than_the_limit_has_it() -> None:

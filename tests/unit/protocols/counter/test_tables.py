@@ -295,7 +295,8 @@ def test_waiters_the_longest_wait_first() -> None:
     assert listed(desk.store, "waiters", limit="1") == (rows[:1], 2)
 
 
-def test_a_queue_in_the_order_in_which_it_is_served() -> None:
+@pytest.mark.parametrize("keys", [1, 3, 10])
+def test_a_queue_in_the_order_in_which_it_is_served(keys: int) -> None:
     """With priorities, weights and keys in a random order, and some that left: the grants come in the order told."""
     chance = random.Random(5)
     desk = Desk(waiters=300)
@@ -306,7 +307,7 @@ def test_a_queue_in_the_order_in_which_it_is_served() -> None:
         taker.take(
             wire.Permit(b"a", chance.randint(1, 4), 4),
             wait_ms=60_000,
-            key=b"%d" % chance.randint(0, 9),
+            key=b"%d" % chance.randrange(keys),
             weight=chance.randint(1, 9),
             priority=chance.choice([0, 0, 0, 1, 2]),
         )

@@ -328,6 +328,20 @@ def test_priorities_go_first(desk: Desk) -> None:
     assert [taker is high for taker, _ in served(desk, holder, waiting)] == [True] * 3 + [False] * 3
 
 
+def test_a_place_is_not_lost_by_a_take_that_goes_before_and_ends_without_a_grant(desk: Desk) -> None:
+    holder, large, small, urgent = desk.some(4)
+    holder.acquire(b"p", 10, 10)
+    wanted = large.take(permit(amount=10, maximum=10), wait_ms=10_000, key=b"large")
+    others = small.take(permit(maximum=10), wait_ms=10_000, key=b"small")
+    takes = [urgent.take(permit(amount=10, maximum=10), wait_ms=10_000, key=b"urgent", priority=1) for _ in range(2)]
+    holder.release(b"p", 10)
+    urgent.release(b"p", 10)
+    assert urgent.has(takes[1])
+    assert large.cancel(large.take(permit(amount=10, maximum=10), wait_ms=10_000, key=b"large", priority=1)) == 0
+    urgent.release(b"p", 10)
+    assert (large.has(wanted), small.of(others)) == (True, None)
+
+
 def test_a_key_that_was_away_has_no_claim(desk: Desk) -> None:
     """And none that was served just before comes back as if it were new."""
     holder, one, other = desk.some(3)
