@@ -116,7 +116,7 @@ def test_the_server_ends_while_permits_are_held(server, caplog) -> None:
             with pytest.raises(KeyError):
                 await lose(client, KeyError)
         assert told == []
-        assert [record.message for record in caplog.records] == ["on_lost of 1 of told failed"] * 2
+        assert [record.message for record in caplog.records] == ["the function on_lost of 1 of told failed"] * 2
 
     with caplog.at_level(logging.WARNING):
         run(main())

@@ -203,7 +203,7 @@ def test_a_connection_that_does_not_read_is_cut_off(
         began = time.monotonic()
         assert counterd.stop() == 0
         assert time.monotonic() - began >= 2.99
-    assert counterd.lines(r"drain\.timeout expired: cut off 1 connection$")
+    assert counterd.lines(r"drain\.timeout is over: closed 1 connection at once$")
 
 
 def test_no_time_at_all(start: Callable[..., daemon.Daemon]) -> None:
@@ -212,7 +212,7 @@ def test_no_time_at_all(start: Callable[..., daemon.Daemon]) -> None:
         assert peers.ask(connection, wire.noop(1)).status == 0
         assert counterd.stop() == 0
         assert peers.ends(connection)
-    assert counterd.lines(r"drain\.timeout expired: cut off 1 connection$")
+    assert counterd.lines(r"drain\.timeout is over: closed 1 connection at once$")
 
 
 def test_no_time_at_all_is_enough_for_no_connection(start: Callable[..., daemon.Daemon]) -> None:

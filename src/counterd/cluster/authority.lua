@@ -10,10 +10,13 @@
 --
 -- KEYS: leases, meta, counters, and the caller's block. All keys of a partition are in one slot.
 --   leases         a sorted set: when each sidecar's lease ends
---   meta           a hash: the run of the server that made the last call, the end of its learning, each sidecar's last call
---   counters       a hash by name: all rights, those that are plenty, all use, and the maximum for which plenty was given
---   block:SIDECAR  a hash by name: the sidecar's rights, its use, its mode, and how many rights it needs if it waits
---   line:NAME      a sorted set: sidecars that wait for rights of a counter, by the time of their first refusal
+--   meta           a hash: the run of the server that made the last call, the end of its learning, refusals so far, and
+--                  each sidecar's last call
+--   counters       a hash by name: all rights, those that are plenty, all use, and the maximum for which plenty was
+--                  given
+--   block:SIDECAR  a hash by name: the sidecar's rights, its use and its mode; if it waits, the rights it needs, and of
+--                  which maximum
+--   line:NAME      a sorted set: sidecars that wait for rights of a counter, in the order of their first refusals
 --
 -- A server that has just become the master, or was started, may not know what was granted before. Its run is another
 -- one. It then learns for one lease: sidecars may keep what they say they have, and nobody is given more. What no
@@ -36,13 +39,17 @@ local function load(key, name, count)
 end
 
 local function store(key, name, ...)
-  redis.call('HSET', key, name, string.format('%d %d %d %d', ...))
+  local numbers = {...}
+  for index, each in ipairs(numbers) do
+    numbers[index] = string.format('%d', each)
+  end
+  redis.call('HSET', key, name, table.concat(numbers, ' '))
 end
 
 -- Takes back what an expired sidecar has, a part in each call. Returns whether it has nothing left.
 local function take_back(prefix, leases, meta, counters, sidecar)
   local block = prefix .. 'block:' .. sidecar
-  local found = redis.call('HSCAN', block, 0, 'COUNT', REAPED_MAX)[2]
+  local found = redis.call('HRANDFIELD', block, REAPED_MAX, 'WITHVALUES')
   for index = 1, #found, 2 do
     local name = found[index]
     local rights, used, mode = load(block, name, 4)
@@ -63,37 +70,40 @@ local function take_back(prefix, leases, meta, counters, sidecar)
   return true
 end
 
--- Decides about one counter. maximum: of the request, or of the rights. least: what the sidecar uses and what its first
--- request needs. want: what it would like to have, at least `least`. keep: what it may be using when this is answered, as
--- it goes on granting from so much; at most `want`. used: what it uses. mode: the one it asks for. Returns its rights, its
--- mode, all rights, all use, and 1 if any sidecar waits.
-local function decide(prefix, counters, block, sidecar, now, learns, name, maximum, least, want, keep, used, mode)
+-- Decides about one counter. maximum: of the request, or of the rights. least: what the sidecar uses and what its
+-- first request needs. want: what it would like to have, at least `least`. keep: what it may be using when this is
+-- answered, as it goes on granting from so much; at most `want`. used: what it uses. mode: the one it asks for.
+-- Returns its rights, its mode, all rights, all use, and 1 if any sidecar waits.
+local function decide(prefix, meta, counters, block, sidecar, learns, name, maximum, least, want, keep, used, mode)
   local line = prefix .. 'line:' .. name
   local rights, used_before, mode_before = load(block, name, 4)
   local all, plenty, use, plenty_maximum = load(counters, name, 4)
   local others, others_plenty = all - rights, plenty - (mode_before == PLENTY and rights or 0)
-  local stands = learns and keep or rights
+  local first = redis.call('ZRANGE', line, 0, 0)[1]
+  local is_first = not first or first == sidecar
+  local stands = rights   -- what it can go on to have
+  if learns or not is_first then
+    stands = learns and keep or math.min(rights, keep)
+  end
   local limit = maximum
   if others_plenty > 0 and plenty_maximum ~= maximum then
     limit, mode = math.min(maximum, plenty_maximum), EXACT
   end
-  local first = redis.call('ZRANGE', line, 0, 0)[1]
-  local is_first = not first or first == sidecar
   if mode == EXACT or not is_first then
     want = math.max(least, keep)
   end
 
   local room = learns and 0 or limit - others
-  if not is_first then
-    local their_rights, _, _, need = load(prefix .. 'block:' .. first, name, 4)
-    room = room - math.max(need - their_rights, 0)
+  if not is_first then    -- the first one's request has to fit afterwards
+    local their_rights, _, _, need, their_maximum = load(prefix .. 'block:' .. first, name, 5)
+    room = math.min(room, their_maximum - others) - math.max(need - their_rights, 0)
   end
   local most = math.max(limit - others, keep)  -- of rights for this maximum
   local granted = math.min(want, math.max(stands, room), most)
   local waits = granted < least
   if waits then
     granted = math.min(stands, is_first and least or keep, most)
-    redis.call('ZADD', line, 'NX', now, sidecar)
+    redis.call('ZADD', line, 'NX', redis.call('HINCRBY', meta, 'refusals', 1), sidecar)
   else
     redis.call('ZREM', line, sidecar)
   end
@@ -101,7 +111,7 @@ local function decide(prefix, counters, block, sidecar, now, learns, name, maxim
   if granted == 0 and used == 0 and not waits then
     redis.call('HDEL', block, name)
   else
-    store(block, name, granted, used, mode, waits and least or 0)
+    store(block, name, granted, used, mode, waits and least or 0, waits and maximum or 0)
   end
   all, use = others + granted, use - used_before + used
   plenty = others_plenty + (mode == PLENTY and granted or 0)
@@ -132,7 +142,7 @@ local function tick(KEYS, ARGV)
   end
   local learning = math.max(tonumber(redis.call('HGET', meta, 'learns')) - now, 0)
   local expired = redis.call('ZRANGEBYSCORE', leases, '-inf', now, 'LIMIT', 0, 1)[1]
-  if expired then
+  if expired and learning == 0 then    -- while it learns, the server may only have forgotten that leases were renewed
     take_back(prefix, leases, meta, counters, expired)
   end
 
@@ -140,7 +150,7 @@ local function tick(KEYS, ARGV)
     return {STALE}
   end
   local ends = redis.call('ZSCORE', leases, sidecar)
-  if ends and tonumber(ends) <= now or not ends and call > 1 and learning == 0 then
+  if learning == 0 and (ends and tonumber(ends) <= now or not ends and call > 1) then
     return {LOST}
   end
   redis.call('ZADD', leases, now + lease, sidecar)
@@ -151,7 +161,7 @@ local function tick(KEYS, ARGV)
     for at = 1, ENTRY - 1 do
       arguments[at] = tonumber(ARGV[index + at])
     end
-    local decided = {decide(prefix, counters, block, sidecar, now, learning > 0, ARGV[index], unpack(arguments))}
+    local decided = {decide(prefix, meta, counters, block, sidecar, learning > 0, ARGV[index], unpack(arguments))}
     for _, each in ipairs(decided) do
       answer[#answer + 1] = each
     end
