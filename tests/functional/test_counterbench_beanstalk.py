@@ -255,7 +255,7 @@ def test_a_job_that_is_lost() -> None:
             return found
 
     with Losing() as queue:
-        text = "2 jobs: were lost, 0.1 s after the last connection was closed"
+        text = "2 jobs: lost, 0.1 s after the last connection was closed"
         assert judged(queue, work="put").violations == [text]
 
 
@@ -293,7 +293,7 @@ def test_a_job_that_has_ended_and_is_there_in_the_end() -> None:
             return self.right_answer(asked)
 
     with Keeping() as queue:
-        text = "2 jobs: still exist, although they had ended or were never put"
+        text = "2 jobs: still there, although they had ended or were never put"
         assert judged(queue, connections=1).violations == [text], "with one, the first job put is the first to end"
 
 
@@ -306,7 +306,7 @@ def test_a_job_that_is_there_twice() -> None:
             return self.right_answer(asked)
 
     with Doubling() as queue:
-        assert judged(queue, work="put").violations == ["1 job: exist more than once"]
+        assert judged(queue, work="put").violations == ["1 job: there more than once"]
 
 
 @pytest.mark.parametrize("work", ["cycle", "fan"])

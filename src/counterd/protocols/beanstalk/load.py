@@ -103,9 +103,9 @@ def when_gone(plan: Plan, board: Board) -> list[str]:
         time.sleep(PAUSE_S)
         found += take(plan)
     findings = {
-        f"were lost, {GIVE_BACK_S:g} s after the last connection was closed": len(stored - _numbers(found)),
-        "still exist, although they had ended or were never put": len(_numbers(found) - stored - perhaps),
-        "exist more than once": sum(times > 1 for times in found.values()),
+        f"lost, {GIVE_BACK_S:g} s after the last connection was closed": len(stored - _numbers(found)),
+        "still there, although they had ended or were never put": len(_numbers(found) - stored - perhaps),
+        "there more than once": sum(times > 1 for times in found.values()),
     }
     return [f"{several(count, 'job')}: {what}" for what, count in findings.items() if count]
 

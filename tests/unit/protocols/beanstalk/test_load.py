@@ -79,9 +79,9 @@ def test_what_is_there_is_right(queue: Queue) -> None:
 def test_what_is_wrong_is_found(queue: Queue) -> None:
     fill(queue, 0, *numbered(1, 2, 2, 5), b"another", b"nothing hexadecimal")
     assert judged(queue, {1, 2, 3}, {9}) == [
-        "1 job: were lost, 0.05 s after the last connection was closed",
-        "2 jobs: still exist, although they had ended or were never put",
-        "1 job: exist more than once",
+        "1 job: lost, 0.05 s after the last connection was closed",
+        "2 jobs: still there, although they had ended or were never put",
+        "1 job: there more than once",
     ]
 
 
