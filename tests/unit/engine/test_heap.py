@@ -82,7 +82,7 @@ def test_any_node_can_be_removed():
     [
         (1, "parent", 2, "has a parent"),
         (2, "parent", 0, "is not a child"),
-        (2, "key", 0, "before its parent"),
+        (2, "key", 0, "its parent"),
         (1, "spine", 9, "spine of 9"),
         (1, "left", 0, "leans"),
         (1, "left", 99, "is not a child"),
