@@ -46,7 +46,7 @@ local function store(key, name, ...)
   redis.call('HSET', key, name, table.concat(numbers, ' '))
 end
 
--- Takes back what an expired sidecar has, a part in each call. Returns whether it has nothing left.
+-- Takes back what an expired sidecar has, a part in each call. Forgets the sidecar when it has nothing left.
 local function take_back(prefix, leases, meta, counters, sidecar)
   local block = prefix .. 'block:' .. sidecar
   local found = redis.call('HRANDFIELD', block, REAPED_MAX, 'WITHVALUES')
@@ -62,12 +62,10 @@ local function take_back(prefix, leases, meta, counters, sidecar)
     redis.call('HDEL', block, name)
     redis.call('ZREM', prefix .. 'line:' .. name, sidecar)
   end
-  if redis.call('EXISTS', block) == 1 then
-    return false
+  if redis.call('EXISTS', block) == 0 then
+    redis.call('ZREM', leases, sidecar)
+    redis.call('HDEL', meta, 'call:' .. sidecar)
   end
-  redis.call('ZREM', leases, sidecar)
-  redis.call('HDEL', meta, 'call:' .. sidecar)
-  return true
 end
 
 -- Decides about one counter. maximum: of the request, or of the rights. least: what the sidecar uses and what its
@@ -82,8 +80,10 @@ local function decide(prefix, meta, counters, block, sidecar, learns, name, maxi
   local first = redis.call('ZRANGE', line, 0, 0)[1]
   local is_first = not first or first == sidecar
   local stands = rights   -- what it can go on to have
-  if learns or not is_first then
-    stands = learns and keep or math.min(rights, keep)
+  if learns then
+    stands = keep
+  elseif not is_first then
+    stands = math.min(rights, keep)
   end
   local limit = maximum
   if others_plenty > 0 and plenty_maximum ~= maximum then

@@ -363,6 +363,8 @@ def test_a_server_with_an_old_state_ends_no_lease(ready: Authority) -> None:
     ready.remember()
     ready.fail_over()
     assert rights(ready.call("b", 1, plenty(10, 1, 9))) == [(0, Mode.PLENTY)]
+    with pytest.raises(StaleCall):  # it knows which calls it has had
+        ready.call("a", 1, plenty(10, 1, 1))
     assert rights(ready.call("a", 2, plenty(10, 4, 6, 6, 4))) == [(6, Mode.PLENTY)]
 
 
