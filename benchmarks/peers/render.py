@@ -40,7 +40,8 @@ none; its counters have no holders (`src/counterd/bench/dialects/redis_lua.py`).
 connections wait for a permit, the peer has a list, BLPOP and RPUSH; p50 and p99 are from a release until the next one
 has the permit, while another client sends half of the peak rate, or, for *quiet*, nothing. *grant CPU* is what a Take
 that waits and its grant cost the server, and *acquire CPU* the cost of an acquire, or an INCR, that does not wait; both
-at that pace, and while nothing else goes on.
+at that pace, and while nothing else goes on. *load* is how much of its rate the other client sent: below 95 %, the
+times say little.
 
 What begins with *throttr* is of that protocol, beside redis with its counterparts of the same requests: quotas go one
 up and one down (INCRBY, DECRBY), buffers have 100 bytes, and what is inserted has a new name each time and expires

@@ -23,6 +23,8 @@ from peers.edges import connected
 from peers.servers import THROTTLED
 
 if TYPE_CHECKING:
+    from multiprocessing.sharedctypes import Synchronized
+
     from peers.servers import Server
 
 BATCH = 1000
@@ -31,7 +33,6 @@ PEAK_S = 1.0  # time to measure the peak rate; the others send half of it
 WARMUP_S = 0.5
 BEGIN_S = 1.0  # time for the others to begin
 PAUSE_S = 0.0005  # between two messages
-ENOUGH = 0.95  # part of the half that must be reached
 GATEKEEPERS, DEPTH, NAMES = 10, 64, 100_000
 
 
@@ -59,16 +60,22 @@ def tell(server: Server, count: int) -> dict[str, float]:
         _greet(gatekeeper)
         listener.sendall(wire.greeting() + wire.ready(SocketType.SUB) + wire.subscribe(wire.topic(THROTTLED.encode())))
         parser = _settled(listener)
-        others = multiprocessing.Process(target=_pour, args=(server, peak / 2, count / 1000))
+        reached = multiprocessing.Value("d")
+        others = multiprocessing.Process(target=_pour, args=(server, peak / 2, count / 1000, reached))
         others.start()
         time.sleep(BEGIN_S)
         took = []
         while others.is_alive():
             took.append(_tell(gatekeeper, listener, parser, len(took)))
     if others.exitcode:
-        raise RuntimeError(f"{server.name}: half of the peak rate was not reached (exit status {others.exitcode})")
+        raise RuntimeError(f"{server.name}: there was no load (exit status {others.exitcode})")
     took.sort()
-    return {"p50 ms": took[len(took) // 2] * 1e3, "p99 ms": took[len(took) * 99 // 100] * 1e3, "max ms": took[-1] * 1e3}
+    return {
+        "p50 ms": took[len(took) // 2] * 1e3,
+        "p99 ms": took[len(took) * 99 // 100] * 1e3,
+        "max ms": took[-1] * 1e3,
+        "load %": reached.value,
+    }
 
 
 def _tell(gatekeeper: socket.socket, listener: socket.socket, parser: wire.Parser, number: int) -> float:
@@ -82,8 +89,8 @@ def _tell(gatekeeper: socket.socket, listener: socket.socket, parser: wire.Parse
     return time.perf_counter() - start
 
 
-def _pour(server: Server, rate: float, seconds: float) -> None:
-    """Sends accounting messages at that rate. Raises RuntimeError if it does not reach the rate."""
+def _pour(server: Server, rate: float, seconds: float, reached: Synchronized[float]) -> None:
+    """Sends accounting messages at that rate, and writes down how much of it was reached, in percent."""
     identifiers = frames.make_names(NAMES)
     batches = [
         b"".join(wire.accounting(DOMAIN, Status.ACCEPTED, each, 0) for each in identifiers[first : first + DEPTH])
@@ -100,8 +107,7 @@ def _pour(server: Server, rate: float, seconds: float) -> None:
                 number += 1
             else:
                 time.sleep(PAUSE_S / 10)
-    if number * DEPTH < ENOUGH * rate * seconds:
-        raise RuntimeError(f"{number * DEPTH / seconds:,.0f} messages a second instead of {rate:,.0f}")
+    reached.value = 100 * number * DEPTH / (rate * seconds)
 
 
 def _settled(connection: socket.socket) -> wire.Parser:
