@@ -134,7 +134,9 @@ def test_a_wait_that_is_over(server: Daemon) -> None:
     with server.client() as client:
         client.acquire("nnnnnnnn00000000", maximum=1)
         run = load(server, requests=33, connections=3, maximum=1, take=Take(wait=0.005))
-        assert (run.outcomes, run.errors) == ({"refused": 30}, {}), "the last three are cancelled"
+        refused = run.outcomes["refused"]
+        assert (run.outcomes, run.errors) == ({"refused": refused}, {})
+        assert 30 <= refused <= 33, "the last three are cancelled, unless their time is over first"
         assert run.queue is not None
         assert run.queue.get_min_value() >= 4.99e6
 
