@@ -8,59 +8,67 @@
 -- requests with the counter's maximum. EXACT: it has what it uses, and asks here for each request. While any sidecar
 -- has plenty, nothing is granted above the maximum for which that was given.
 --
--- KEYS: leases, meta, counters, and the caller's block. All keys of a partition are in one slot.
+-- A sidecar whose request is refused, and stays, has a place in a line. The first one's request has to fit after
+-- everything that others are given. A place is kept by asking again. A request that does not stay gets no place, but
+-- the others know for a while that it was refused, so that they give back what they can.
+--
+-- A rate has no rights: the units that are granted are used up. What a sidecar did not use it may give back.
+--
+-- KEYS: leases, meta, totals, waited, and the caller's block. All keys of a partition are in one slot.
 --   leases         a sorted set: when each sidecar's lease ends
---   meta           a hash: the run of the server that made the last call, the end of its learning, refusals so far, and
---                  each sidecar's last call
---   counters       a hash by name: all rights, those that are plenty, all use, and the maximum for which plenty was
---                  given
---   block:SIDECAR  a hash by name: the sidecar's rights, its use and its mode; if it waits, the rights it needs, and of
---                  which maximum
+--   meta           a hash: the run of the server that made the last call, the end of its learning, the longest lease so
+--                  far, refusals so far, and each sidecar's last call
+--   totals         a hash by name: a TOTAL of a counter
+--   waited         a sorted set: names of counters, and when requests for them were last refused
+--   block:SIDECAR  a hash by name: a SHARE
 --   line:NAME      a sorted set: sidecars that wait for rights of a counter, in the order of their first refusals
+--   rate:NAME      a FILL
 --
 -- A server that has just become the master, or was started, may not know what was granted before. Its run is another
 -- one. It then learns for one lease: sidecars may keep what they say they have, and nobody is given more. What no
 -- sidecar has said by then, no sidecar grants from any more.
 
+-- All numbers are doubles, as Lua's are: they are exact up to 2^53.
+local TOTAL = '<ddddddd'   -- all rights, those that are plenty, all use, the maximum for which plenty was given, sidecars
+                           -- in line, last refusal without a place, last one of another sidecar
+local SHARE = '<dddddd'    -- rights, use, mode, what it needs, of which maximum, last refusal
+local WISH = '<ddddddd'    -- see decide()
+local RIGHT = '<ddddd'     -- likewise
+local FILL = '<ddd'        -- see pour()
 local PLENTY, EXACT = 0, 1
 local STALE, LOST, DONE = 0, 1, 2
-local ENTRY = 7            -- arguments of a counter
 local REAPED_MAX = 500     -- counters that are taken back in one call
+local WAITED_MAX = 32      -- names that are told in one answer
+local AGAIN_MS = 0.5       -- for each sidecar: so all together ask at most 2,000 times a second again
+local AGAIN_LEAST_MS = 5
+local PLACE_MS = 200       -- and twice the above: a sidecar that did not ask again for so long has lost its place
 
-local function load(key, name, count)
-  local found = {}
-  for each in string.gmatch(redis.call('HGET', key, name) or '', '%S+') do
-    found[#found + 1] = tonumber(each)
+local function read(format, packed)
+  if packed then
+    return struct.unpack(format, packed)
   end
-  for index = #found + 1, count do
-    found[index] = 0
-  end
-  return unpack(found)
-end
-
-local function store(key, name, ...)
-  local numbers = {...}
-  for index, each in ipairs(numbers) do
-    numbers[index] = string.format('%d', each)
-  end
-  redis.call('HSET', key, name, table.concat(numbers, ' '))
+  return 0, 0, 0, 0, 0, 0, 0
 end
 
 -- Takes back what an expired sidecar has, a part in each call. Forgets the sidecar when it has nothing left.
-local function take_back(prefix, leases, meta, counters, sidecar)
+local function take_back(prefix, leases, meta, totals, sidecar)
   local block = prefix .. 'block:' .. sidecar
   local found = redis.call('HRANDFIELD', block, REAPED_MAX, 'WITHVALUES')
   for index = 1, #found, 2 do
     local name = found[index]
-    local rights, used, mode = load(block, name, 4)
-    local all, plenty, use, maximum = load(counters, name, 4)
-    if all == rights and use == used then
-      redis.call('HDEL', counters, name)
+    local rights, used, mode, need = read(SHARE, found[index + 1])
+    local all, plenty, use, maximum, waiting, refused, other = read(TOTAL, redis.call('HGET', totals, name))
+    if need > 0 then
+      waiting = waiting - redis.call('ZREM', prefix .. 'line:' .. name, sidecar)
+    end
+    all, use = all - rights, use - used
+    if all == 0 and use == 0 and waiting == 0 then
+      redis.call('HDEL', totals, name)
     else
-      store(counters, name, all - rights, plenty - (mode == PLENTY and rights or 0), use - used, maximum)
+      plenty = plenty - (mode == PLENTY and rights or 0)
+      redis.call('HSET', totals, name, struct.pack(TOTAL, all, plenty, use, maximum, waiting, refused, other))
     end
     redis.call('HDEL', block, name)
-    redis.call('ZREM', prefix .. 'line:' .. name, sidecar)
   end
   if redis.call('EXISTS', block) == 0 then
     redis.call('ZREM', leases, sidecar)
@@ -68,19 +76,46 @@ local function take_back(prefix, leases, meta, counters, sidecar)
   end
 end
 
--- Decides about one counter. maximum: of the request, or of the rights. least: what the sidecar uses and what its
--- first request needs. want: what it would like to have, at least `least`. keep: what it may be using when this is
--- answered, as it goes on granting from so much; at most `want`. used: what it uses. mode: the one it asks for.
--- Returns its rights, its mode, all rights, all use, and 1 if any sidecar waits.
-local function decide(prefix, meta, counters, block, sidecar, learns, name, maximum, least, want, keep, used, mode)
-  local line = prefix .. 'line:' .. name
-  local rights, used_before, mode_before = load(block, name, 4)
-  local all, plenty, use, plenty_maximum = load(counters, name, 4)
+-- Returns the first sidecar in a line, its rights, what it needs and of which maximum, and how many have lost their
+-- places meanwhile.
+local function first_in(call, line)
+  local gone = 0
+  while true do
+    local first = redis.call('ZRANGE', line, 0, 0)[1]
+    if not first or first == call.sidecar then
+      return first, 0, 0, 0, gone
+    end
+    local block = call.prefix .. 'block:' .. first
+    local rights, used, mode, need, maximum, refused = read(SHARE, redis.call('HGET', block, call.name))
+    if call.now - refused <= call.place then
+      return first, rights, need, maximum, gone
+    end
+    redis.call('ZREM', line, first)
+    redis.call('HSET', block, call.name, struct.pack(SHARE, rights, used, mode, 0, 0, refused))
+    gone = gone + 1
+  end
+end
+
+-- Decides about one counter, call.name. share, total: what is known of it, packed, or false. The wish has: maximum: of
+-- the request, or of the rights. least: what the sidecar uses and what its first request needs. want: what it would
+-- like to have, at least `least`. keep: what it may be using when this is answered, as it goes on granting from so
+-- much; at most `want`. used: what it uses. mode: the one it asks for. stays: 1 if the request waits on when it is
+-- refused. Returns a RIGHT: the sidecar's rights, its mode, all rights, all use, and 1 if other sidecars wait; and the
+-- new share and total, or false.
+local function decide(call, share, total, wish)
+  local maximum, least, want, keep, used, mode, stays = struct.unpack(WISH, wish)
+  local rights, used_before, mode_before, need_before, _, refused_before = read(SHARE, share)
+  local all, plenty, use, plenty_maximum, waiting, refused, other = read(TOTAL, total)
   local others, others_plenty = all - rights, plenty - (mode_before == PLENTY and rights or 0)
-  local first = redis.call('ZRANGE', line, 0, 0)[1]
-  local is_first = not first or first == sidecar
+  local line = call.prefix .. 'line:' .. call.name
+  local first, their_rights, need, their_maximum, gone
+  if waiting > 0 then
+    first, their_rights, need, their_maximum, gone = first_in(call, line)
+    waiting = waiting - gone
+  end
+  local is_first = not first or first == call.sidecar
   local stands = rights   -- what it can go on to have
-  if learns then
+  if call.learns then
     stands = keep
   elseif not is_first then
     stands = math.min(rights, keep)
@@ -93,9 +128,8 @@ local function decide(prefix, meta, counters, block, sidecar, learns, name, maxi
     want = math.max(least, keep)
   end
 
-  local room = learns and 0 or limit - others
+  local room = call.learns and 0 or limit - others
   if not is_first then    -- the first one's request has to fit afterwards
-    local their_rights, _, _, need, their_maximum = load(prefix .. 'block:' .. first, name, 5)
     room = math.min(room, their_maximum - others) - math.max(need - their_rights, 0)
   end
   local most = math.max(limit - others, keep)  -- of rights for this maximum
@@ -103,68 +137,219 @@ local function decide(prefix, meta, counters, block, sidecar, learns, name, maxi
   local waits = granted < least
   if waits then
     granted = math.min(stands, is_first and least or keep, most)
-    redis.call('ZADD', line, 'NX', redis.call('HINCRBY', meta, 'refusals', 1), sidecar)
-  else
-    redis.call('ZREM', line, sidecar)
+  end
+  local has_place = waits and stays == 1
+  if has_place and need_before == 0 then
+    redis.call('ZADD', line, redis.call('HINCRBY', call.meta, 'refusals', 1), call.sidecar)
+    waiting = waiting + 1
+  elseif need_before > 0 and not has_place then
+    redis.call('ZREM', line, call.sidecar)
+    waiting = waiting - 1
+  end
+  if waits then
+    call.refused[#call.refused + 1] = math.floor(call.now)
+    call.refused[#call.refused + 1] = call.name
+    if not has_place then
+      if refused ~= refused_before then
+        other = refused
+      end
+      refused = call.now
+    end
+    refused_before = call.now
   end
 
-  if granted == 0 and used == 0 and not waits then
-    redis.call('HDEL', block, name)
-  else
-    store(block, name, granted, used, mode, waits and least or 0, waits and maximum or 0)
-  end
   all, use = others + granted, use - used_before + used
   plenty = others_plenty + (mode == PLENTY and granted or 0)
   if mode == PLENTY then
     plenty_maximum = maximum
   end
-  if all == 0 and use == 0 then
-    redis.call('HDEL', counters, name)
-  else
-    store(counters, name, all, plenty, use, plenty_maximum)
-  end
-  return granted, mode, all, use, redis.call('EXISTS', line)
+  local last = refused == refused_before and other or refused
+  local others_wait = waiting > (has_place and 1 or 0) or call.now - last <= call.place
+  local right = struct.pack(RIGHT, granted, mode, all, use, others_wait and 1 or 0)
+  share = (granted > 0 or used > 0 or has_place)
+    and struct.pack(SHARE, granted, used, mode, has_place and least or 0, has_place and maximum or 0, refused_before)
+  total = (all > 0 or use > 0 or waiting > 0)
+    and struct.pack(TOTAL, all, plenty, use, plenty_maximum, waiting, refused, other)
+  return right, share, total
 end
 
--- One call of a sidecar. ARGV: the sidecar; the number of its call; the run of this server; the lease in milliseconds;
--- and the arguments of decide() for each counter, whose last, the mode, is 0 or 1. Returns {STALE} if a later call was
--- made, {LOST} if its lease was over, so that it has nothing any more, or
--- {DONE, milliseconds that this server still learns, and for each counter what decide() returns}.
+-- Writes what has changed of a hash. Both tables are packed numbers by the index of the name, or false.
+local function write(key, names, before, after)
+  local changed, gone = {}, {}
+  for index, name in ipairs(names) do
+    if after[index] and after[index] ~= before[index] then
+      changed[#changed + 1] = name
+      changed[#changed + 1] = after[index]
+    elseif before[index] and not after[index] then
+      gone[#gone + 1] = name
+    end
+  end
+  if #changed > 0 then
+    redis.call('HSET', key, unpack(changed))
+  end
+  if #gone > 0 then
+    redis.call('HDEL', key, unpack(gone))
+  end
+end
+
+-- Decides about counters. Returns a RIGHT for each, in one string.
+local function grant(call, names, wishes, totals, block)
+  local shares, known = redis.call('HMGET', block, unpack(names)), redis.call('HMGET', totals, unpack(names))
+  local rights, new_shares, new_totals = {}, {}, {}
+  for index, name in ipairs(names) do
+    call.name = name
+    rights[index], new_shares[index], new_totals[index] = decide(call, shares[index], known[index], wishes[index])
+  end
+  write(block, names, shares, new_shares)
+  write(totals, names, known, new_totals)
+  return table.concat(rights)
+end
+
+-- What `units` units of a rate take: microseconds, and a part of one in 1/limit. No product is above 2^53 for less than
+-- 2^32 units, a limit below 2^31, and a span of a century.
+local function span_of(units, limit, period)
+  local rest = period % limit
+  local high, low = math.floor(units / 65536), units % 65536
+  local product = high * rest
+  local parts = product % limit * 65536 + low * rest
+  local us = units * ((period - rest) / limit) + (product - product % limit) / limit * 65536
+  return us + (parts - parts % limit) / limit, parts % limit
+end
+
+-- Decides about one rate. Its FILL is the moment from which on all units are there, in microseconds and in parts of
+-- one, and the limit that says what a part is. The wish has: limit: units in a period. period: in microseconds. burst:
+-- units that are there after long idleness. least: what the first request needs, at most the burst. want: at least
+-- `least`. give: what the sidecar gives back; negative: what it used beyond that. Returns the units that are granted,
+-- none or at least `least`, and the microseconds until `least` are there, or 0.
+local function pour(key, now, wish)
+  local limit, period, burst, least, want, give = struct.unpack('<dddddd', wish)
+  local us, part, of = read(FILL, redis.call('GET', key))
+  if of ~= limit then
+    us, part = us + math.ceil(part / limit), 0
+  end
+  local function move(units)    -- of what is in use
+    local more_us, more_part = span_of(math.abs(units), limit, period)
+    local sign = units < 0 and -1 or 1
+    us, part = us + sign * more_us, part + sign * more_part
+    if part < 0 or part >= limit then
+      us, part = us + sign, part - sign * limit
+    end
+  end
+  local function fill()    -- there is never more than the burst
+    if us < now then
+      us, part = now, 0
+    end
+  end
+  fill()
+  move(-give)
+  fill()
+  local all_us, all_part = span_of(burst, limit, period)
+  local function wait(units)    -- until so many are there
+    local more_us, more_part = span_of(units, limit, period)
+    return us + more_us - now - all_us + (part + more_part - all_part) / limit
+  end
+  local granted = want
+  if wait(want) > 0 then    -- as many as are there: about, and then exactly
+    granted = math.max(math.min(math.floor(-wait(0) / period * limit), want), 0)
+    while granted > 0 and wait(granted) > 0 do
+      granted = granted - 1
+    end
+    while wait(granted + 1) <= 0 do
+      granted = granted + 1
+    end
+  end
+  local wait_us = 0
+  if granted < least then
+    granted, wait_us = 0, math.ceil(wait(least))
+  end
+  move(granted)
+  if us > now or part > 0 then
+    redis.call('SET', key, struct.pack(FILL, us, part, limit), 'PX', string.format('%d', (us - now) / 1000 + 1))
+  else
+    redis.call('DEL', key)
+  end
+  return struct.pack('<dd', granted, wait_us)
+end
+
+-- Returns how long this server still learns. known: of meta: the run, the end of its learning, and the longest lease.
+local function begin(meta, leases, known, run, now, lease)
+  local longest = tonumber(known[3] or 0)
+  if lease > longest then
+    longest = lease
+    redis.call('HSET', meta, 'longest', longest)
+  end
+  local learns = tonumber(known[2] or 0)
+  if known[1] ~= run then
+    learns = now + longest
+    redis.call('HSET', meta, 'run', run, 'learns', learns)
+    -- Its clock may be another one. No lease goes on without being renewed meanwhile.
+    for _, sidecar in ipairs(redis.call('ZRANGEBYSCORE', leases, '(' .. string.format('%.17g', learns), '+inf')) do
+      redis.call('ZADD', leases, learns, sidecar)
+    end
+  end
+  return math.max(learns - now, 0)
+end
+
+-- Says that requests were refused. Returns counters of which others wait for rights.
+local function tell_waited(call, waited, now)
+  if #call.refused > 0 then
+    redis.call('ZADD', waited, unpack(call.refused))
+    redis.call('ZREMRANGEBYSCORE', waited, '-inf', now - call.place)
+    redis.call('PEXPIRE', waited, call.place)
+  end
+  return redis.call('ZREVRANGEBYSCORE', waited, '+inf', now - call.place, 'LIMIT', 0, WAITED_MAX)
+end
+
+-- One call of a sidecar. ARGV: the sidecar; the number of its call; the run of this server; the lease in milliseconds,
+-- 0 to end it; how many counters follow; a name and a wish for each; and the same for rates. A name is there once.
+-- Returns {STALE} if a later call was made, {LOST} if its lease was over, so that it has nothing any more, or
+-- {DONE, milliseconds that this server still learns, sidecars with a lease or its rests, milliseconds after which to ask again for
+-- what was refused, counters of which somebody waits for rights, what decide() returns, what pour() returns}.
 local function tick(KEYS, ARGV)
-  local leases, meta, counters, block = unpack(KEYS)
+  local leases, meta, totals, waited, block = unpack(KEYS)
   local prefix = string.sub(leases, 1, -#'leases' - 1)
-  local sidecar, call, run, lease = ARGV[1], tonumber(ARGV[2]), ARGV[3], tonumber(ARGV[4])
+  local sidecar, number, run, lease = ARGV[1], tonumber(ARGV[2]), ARGV[3], tonumber(ARGV[4])
   local time = redis.call('TIME')
   local now = time[1] * 1000 + math.floor(time[2] / 1000)
 
-  if redis.call('HGET', meta, 'run') ~= run then
-    redis.call('HSET', meta, 'run', run, 'learns', string.format('%d', now + lease))
-  end
-  local learning = math.max(tonumber(redis.call('HGET', meta, 'learns')) - now, 0)
-  local expired = redis.call('ZRANGEBYSCORE', leases, '-inf', now, 'LIMIT', 0, 1)[1]
-  if expired and learning == 0 then    -- while it learns, the server may only have forgotten that leases were renewed
-    take_back(prefix, leases, meta, counters, expired)
-  end
-
-  if call <= tonumber(redis.call('HGET', meta, 'call:' .. sidecar) or 0) then
+  local known = redis.call('HMGET', meta, 'run', 'learns', 'longest', 'call:' .. sidecar)
+  if number <= tonumber(known[4] or 0) then
     return {STALE}
   end
-  local ends = redis.call('ZSCORE', leases, sidecar)
-  if learning == 0 and (ends and tonumber(ends) <= now or not ends and call > 1) then
-    return {LOST}
+  if lease == 0 then
+    redis.call('ZADD', leases, 'XX', now, sidecar)
+    return {DONE, 0, 0, 0, {}, '', ''}
+  end
+  local learning = begin(meta, leases, known, run, now, lease)
+  if learning == 0 then    -- else the server may only have forgotten that leases were renewed
+    local expired = redis.call('ZRANGEBYSCORE', leases, '-inf', now, 'LIMIT', 0, 1)[1]
+    if expired then
+      take_back(prefix, leases, meta, totals, expired)
+    end
+    local ends = redis.call('ZSCORE', leases, sidecar)
+    if ends and tonumber(ends) <= now or not ends and number > 1 then
+      return {LOST}
+    end
   end
   redis.call('ZADD', leases, now + lease, sidecar)
-  redis.call('HSET', meta, 'call:' .. sidecar, call)
-  local answer = {DONE, learning}
-  for index = 5, #ARGV, ENTRY do
-    local arguments = {}
-    for at = 1, ENTRY - 1 do
-      arguments[at] = tonumber(ARGV[index + at])
-    end
-    local decided = {decide(prefix, meta, counters, block, sidecar, learning > 0, ARGV[index], unpack(arguments))}
-    for _, each in ipairs(decided) do
-      answer[#answer + 1] = each
-    end
+  redis.call('HSET', meta, 'call:' .. sidecar, number)
+
+  local sidecars = redis.call('ZCARD', leases)
+  local again = math.max(math.ceil(sidecars * AGAIN_MS), AGAIN_LEAST_MS)
+  local call = {
+    sidecar = sidecar, prefix = prefix, meta = meta, learns = learning > 0, place = PLACE_MS + 2 * again, refused = {},
+    now = now + time[2] % 1000 / 1000,    -- so exactly that it is the time of no other call
+  }
+  local names, wishes = {}, {}
+  local rates = 6 + 2 * tonumber(ARGV[5])
+  for index = 6, rates - 1, 2 do
+    names[#names + 1], wishes[#wishes + 1] = ARGV[index], ARGV[index + 1]
   end
-  return answer
+  local rights = #names > 0 and grant(call, names, wishes, totals, block) or ''
+  local units = {}
+  for index = rates, #ARGV, 2 do
+    local us = time[1] * 1000000 + time[2]
+    units[#units + 1] = pour(prefix .. 'rate:' .. ARGV[index], us, ARGV[index + 1])
+  end
+  return {DONE, math.ceil(learning), sidecars, again, tell_waited(call, waited, now), rights, table.concat(units)}
 end

@@ -8,18 +8,23 @@ from __future__ import annotations
 
 import enum
 import functools
-import zlib
+import struct
 from importlib import resources
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
 VERSION = 1  # of keys, arguments and answers: sidecars with different versions share nothing
 PARTITIONS = 16  # a call for each with news, in each tick of each sidecar; a cluster rarely has more masters
+LIMITS_MAX = 1000  # in one call: a Lua function takes fewer than 8,000 arguments
 LIBRARY = f"counterd_{VERSION}"  # of Functions; its function has the same name
-KEYS = 4
 _STALE, _LOST = 0, 1
+_WISH = struct.Struct("<7d")  # all numbers are doubles, as Lua's are
+_RATE_WISH = struct.Struct("<6d")
+_RIGHT = struct.Struct("<5d")
+_UNITS = struct.Struct("<2d")
+_FNV_BASIS, _FNV_PRIME = 2166136261, 16777619  # of FNV-1a with 32 bits
 
 
 class Mode(enum.IntEnum):
@@ -30,12 +35,12 @@ class Mode(enum.IntEnum):
 
 
 class Wish(NamedTuple):
-    """A sidecar's request for rights of one limit. All numbers are permits.
+    """A sidecar's request for rights of one name. All numbers are permits.
 
     maximum: of the client's request, or of the rights that the sidecar wants. least: what is in use, plus what the
     first waiting request needs. want: what the sidecar would like to have, at least `least`. keep: the sidecar goes on
-    granting from so many rights until the answer comes; at most `want`, and `used` if a request waits. used: what is in
-    use.
+    granting from so many rights until the answer comes; at most `want`, and at most `least` if a request waits. used:
+    what is in use. stays: whether the request waits on if it is refused; only then it has a place in the line.
     """
 
     name: bytes
@@ -45,12 +50,31 @@ class Wish(NamedTuple):
     keep: int
     used: int
     mode: Mode
+    stays: bool = True
+
+
+class RateWish(NamedTuple):
+    """A sidecar's request for units of a rate.
+
+    limit: units in each `period_us` microseconds. burst: the most units at once. least: what the first waiting request
+    needs, 1 to burst, or 0. want: at least `least`. give: units that the sidecar gives back; negative: units that it
+    used without having been granted them.
+    """
+
+    name: bytes
+    limit: int
+    period_us: int
+    burst: int
+    least: int
+    want: int
+    give: int = 0
 
 
 class Right(NamedTuple):
-    """The rights of a sidecar to one limit, as the authority has decided.
+    """The rights of a sidecar to one name, as the authority has decided.
 
-    all_rights, all_used: the sums of all sidecars. waited_for: whether a sidecar waits for rights of this limit.
+    all_rights, all_used: the sums of all sidecars. waited_for: whether other sidecars wait for rights of this name,
+    or had a request refused a moment ago.
     """
 
     rights: int
@@ -60,11 +84,25 @@ class Right(NamedTuple):
     waited_for: bool
 
 
+class Units(NamedTuple):
+    """units: of a rate that were granted: 0, or `least` to `want`. wait_us: if 0, the time until `least` are there."""
+
+    units: int
+    wait_us: int
+
+
 class Answer(NamedTuple):
-    """An answer. learning_ms: for so long the authority gives nobody more. rights: in the order of the wishes."""
+    """An answer. learning_ms: for so long the authority gives nobody more. sidecars: that have a lease in this
+    partition. again_ms: after so long a sidecar asks again for what was refused. waited: names of which a sidecar
+    waits for rights, which may be the asking one; not all of them if they are many. rights, units: in the order of the
+    wishes."""
 
     learning_ms: int
+    sidecars: int
+    again_ms: int
+    waited: list[bytes]
     rights: list[Right]
+    units: list[Units]
 
 
 class StaleCall(Exception):
@@ -95,36 +133,50 @@ def _source() -> bytes:
 
 def partition_of(name: bytes) -> int:
     """Returns the partition of a name: the same in each sidecar."""
-    return zlib.crc32(name) % PARTITIONS
+    hashed = _FNV_BASIS
+    for byte in name:
+        hashed = (hashed ^ byte) * _FNV_PRIME & 0xFFFFFFFF
+    return hashed % PARTITIONS
 
 
 def keys(partition: int, sidecar: str) -> list[str]:
     """Returns the keys of a call."""
     prefix = f"counterd:{VERSION}:{{{partition}}}:"
-    return [prefix + "leases", prefix + "meta", prefix + "counters", prefix + "block:" + sidecar]
+    return [prefix + name for name in ("leases", "meta", "totals", "waited", "block:" + sidecar)]
 
 
-def arguments(sidecar: str, call: int, run: str, lease_ms: int, wishes: Iterable[Wish]) -> list[bytes | str | int]:
+def arguments(  # noqa: PLR0917 - as the script has them
+    sidecar: str, call: int, run: str, lease_ms: int, wishes: Iterable[Wish], rates: Iterable[RateWish] = ()
+) -> list[bytes | str | int]:
     """Returns the arguments of a call.
 
     sidecar: its name, without spaces; nobody has used that name before, and the sidecar itself takes a new one after
     each lost lease. call: the number of the call in this partition, from 1. run: the run ID of the called server.
+    lease_ms: the lease from now on; 0: the sidecar gives everything back, and says nothing more under this name.
+    wishes, rates: together at most LIMITS_MAX, and each name once.
     """
-    found: list[bytes | str | int] = [sidecar, call, run, lease_ms]
+    found: list[bytes | str | int] = [sidecar, call, run, lease_ms, 0]
     for wish in wishes:
-        found += (*wish[:-1], int(wish.mode))  # hiredis writes no enums
+        found += (wish.name, _WISH.pack(*wish[1:]))
+    found[4] = len(found) // 2 - 2
+    for rate in rates:
+        found += (rate.name, _RATE_WISH.pack(*rate[1:]))
     return found
 
 
-def answer(found: list[int]) -> Answer:
-    """Returns the answer that a server has sent. Raises StaleCall or LeaseLost."""
+def answer(found: list[Any]) -> Answer:
+    """Returns the answer that a server has sent. Raises StaleCall or LeaseLost, or ValueError if it makes no sense."""
     if found[0] == _STALE:
         raise StaleCall
     if found[0] == _LOST:
         raise LeaseLost
-    width = len(Right._fields)
-    rights = [
-        Right(rights, Mode(mode), every, used, bool(waits))
-        for rights, mode, every, used, waits in (found[at : at + width] for at in range(2, len(found), width))
-    ]
-    return Answer(found[1], rights)
+    try:
+        _, learning_ms, sidecars, again_ms, waited, packed_rights, packed_units = found
+        rights = [
+            Right(int(rights), Mode(mode), int(every), int(used), bool(waits))
+            for rights, mode, every, used, waits in _RIGHT.iter_unpack(packed_rights)
+        ]
+        units = [Units(int(granted), int(wait_us)) for granted, wait_us in _UNITS.iter_unpack(packed_units)]
+    except (struct.error, TypeError) as error:
+        raise ValueError(f"the authority answered {found!r:.200}") from error
+    return Answer(learning_ms, sidecars, again_ms, waited, rights, units)

@@ -7,6 +7,7 @@ tests end leases, and the server's learning, by hand.
 from __future__ import annotations
 
 import itertools
+import struct
 from collections import Counter
 from dataclasses import dataclass, field
 from random import Random
@@ -16,11 +17,11 @@ import pytest
 import redis
 
 from counterd.cluster import authority
-from counterd.cluster.authority import Answer, LeaseLost, Mode, Right, StaleCall, Wish
+from counterd.cluster.authority import Answer, LeaseLost, Mode, RateWish, Right, StaleCall, Units, Wish
 from kit.loading import other_server
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
 pytestmark = pytest.mark.needs("redis-server")
@@ -32,14 +33,23 @@ MAXIMA = (1, 4, 9)  # of the counters, by name
 NAMES = tuple(b"%d" % maximum for maximum in MAXIMA)
 OTHER = 0.1  # of the requests have another maximum,
 LARGEST = 12  # up to this
+STAYS = 0.7  # of the requests wait on if they are refused
 KEYS = authority.keys(PARTITION, "")
+PREFIX = KEYS[0].removesuffix("leases")
 
 
 @pytest.fixture
 def server(short_path: Path) -> Iterator[redis.Redis]:
     with other_server("redis", short_path) as place, redis.Redis(unix_socket_path=place.path) as connected:
-        connected.function_load(authority.library())
+        connected.function_load(patient(authority.library()))
         yield connected
+
+
+def patient(source: bytes) -> bytes:
+    """The script, but a sidecar keeps its place until a test takes it."""
+    changed = source.replace(b"local PLACE_MS = 200 ", b"local PLACE_MS = 1e9 ")
+    assert changed != source
+    return changed
 
 
 class Authority:
@@ -48,12 +58,14 @@ class Authority:
     def __init__(self, server: redis.Redis, *, functions: bool = True) -> None:
         self.server = server
         self.run = "run-0"
-        self._script = None if functions else server.register_script(authority.script().decode())
+        self._script = None if functions else server.register_script(patient(authority.script()).decode())
         self._forgotten: dict[bytes, bytes] = {}
 
-    def call(self, sidecar: str, call: int, *wishes: Wish, run: str = "") -> Answer:
+    def call(
+        self, sidecar: str, call: int, *wishes: Wish, rates: Sequence[RateWish] = (), lease_ms: int = HOUR_MS
+    ) -> Answer:
         keys = authority.keys(PARTITION, sidecar)
-        arguments = authority.arguments(sidecar, call, run or self.run, HOUR_MS, wishes)
+        arguments = authority.arguments(sidecar, call, self.run, lease_ms, wishes, rates)
         if self._script is not None:
             return authority.answer(self._script(keys, arguments))
         return authority.answer(self.server.fcall(authority.LIBRARY, len(keys), *keys, *arguments))
@@ -63,6 +75,12 @@ class Authority:
 
     def end_lease(self, sidecar: str) -> None:
         self.server.zadd(KEYS[0], {sidecar: 1})
+
+    def end_place(self, sidecar: str) -> None:
+        """It has asked for nothing in vain for long."""
+        key = authority.keys(PARTITION, sidecar)[-1]
+        for name, packed in self.server.hgetall(key).items():
+            self.server.hset(key, name, packed[:40] + bytes(8))
 
     def remember(self) -> None:
         """The state that a replica has when it becomes the master."""
@@ -76,12 +94,16 @@ class Authority:
         self.run = f"run-{int(self.run[4:]) + 1}"
 
     def totals(self) -> dict[bytes, list[int]]:
-        return {name: [int(each) for each in text.split()] for name, text in self.server.hgetall(KEYS[2]).items()}
+        return {name: numbers(packed) for name, packed in self.server.hgetall(KEYS[2]).items()}
 
     def blocks(self) -> Iterator[tuple[bytes, list[int]]]:
-        for key in self.server.scan_iter(authority.keys(PARTITION, "*")[3].replace("{", "[{]")):
-            for name, text in self.server.hgetall(key).items():
-                yield name, [int(each) for each in text.split()]
+        for key in self.server.scan_iter(authority.keys(PARTITION, "*")[-1].replace("{", "[{]")):
+            for name, packed in self.server.hgetall(key).items():
+                yield name, numbers(packed)
+
+
+def numbers(packed: bytes) -> list[int]:
+    return [int(each) for (each,) in struct.iter_unpack("<d", packed)]
 
 
 @dataclass
@@ -94,6 +116,7 @@ class Share:
     maximum: int = 0
     waited_for: bool = False
     asked: tuple[int, int] | None = None
+    stays: bool = True
 
 
 @dataclass
@@ -139,6 +162,7 @@ class World:
             self.grant(sidecar, name, permits, maximum, "here")
         else:
             share.asked = permits, maximum
+            share.stays = self.rng.random() < STAYS
 
     def release(self, sidecar: Sidecar, name: bytes) -> None:
         share = sidecar.shares[name]
@@ -160,7 +184,7 @@ class World:
         # What it grants from until it is answered.
         grants = share.asked is None and share.mode == Mode.PLENTY and not share.waited_for
         share.rights = min(share.rights, want) if grants else share.used
-        return Wish(name, maximum, least, want, share.rights, share.used, mode)
+        return Wish(name, maximum, least, want, share.rights, share.used, mode, share.stays)
 
     def call(self, sidecar: Sidecar, *, may_fail: bool = True) -> None:
         wishes = [self.wish(name, share) for name, share in sidecar.shares.items()]
@@ -197,6 +221,9 @@ class World:
         if share.asked is not None and wish.least <= right.rights:
             self.grant(sidecar, wish.name, *share.asked, "asked")
             share.asked = None
+        elif share.asked is not None and not share.stays:
+            self.seen["refused"] += 1
+            share.asked = None
 
     # ---- what goes wrong ----
 
@@ -226,12 +253,15 @@ class World:
 
     def audit(self) -> None:
         sums: dict[bytes, list[int]] = {}
-        for name, (rights, used, mode, *_) in self.authority.blocks():
-            of = sums.setdefault(name, [0, 0, 0])
+        for name, (rights, used, mode, need, *_) in self.authority.blocks():
+            of = sums.setdefault(name, [0, 0, 0, 0])
             of[0] += rights
             of[1] += rights if mode == Mode.PLENTY else 0
             of[2] += used
-        totals = {name: total[:3] for name, total in self.authority.totals().items()}
+            of[3] += need > 0
+        lines = {name: self.authority.server.zcard(PREFIX + "line:" + name.decode()) for name in sums}
+        assert lines == {name: of[3] for name, of in sums.items()}
+        totals = {name: [*total[:3], total[4]] for name, total in self.authority.totals().items()}
         assert {name: total for name, total in sums.items() if any(total)} == totals
 
 
@@ -250,8 +280,10 @@ def play(authority: Authority, seed: int, steps: int) -> World:
             world.release(sidecar, name)
         elif dice < 0.96:
             world.call(sidecar)
-        elif dice < 0.97:
+        elif dice < 0.965:
             world.lose(sidecar)
+        elif dice < 0.97:
+            authority.end_place(sidecar.name)
         elif dice < 0.98:
             authority.remember()
         elif dice < 0.985:
@@ -269,7 +301,7 @@ def test_no_grant_is_above_its_maximum(server: redis.Redis, seed: int) -> None:
     for part in range(4):
         server.flushdb()
         seen += play(Authority(server, functions=part % 2 == 0), seed * 4 + part, 400).seen
-    assert {"here", "asked", "never came", "not answered", "waited for", "failover"} <= set(seen)
+    assert {"here", "asked", "never came", "not answered", "refused", "waited for", "failover"} <= set(seen)
 
 
 def test_whoever_waits_is_served(server: redis.Redis) -> None:
@@ -313,9 +345,9 @@ def rights(answer: Answer) -> list[tuple[int, Mode]]:
 
 def test_rights_never_add_up_to_more_than_the_maximum(ready: Authority) -> None:
     assert rights(ready.call("a", 1, plenty(10, 1, 6))) == [(6, Mode.PLENTY)]
-    assert ready.call("b", 1, plenty(10, 1, 6)) == Answer(0, [Right(4, Mode.PLENTY, 10, 0, False)])
-    assert ready.call("a", 2, plenty(10, 2, 3, 3, 2)) == Answer(0, [Right(3, Mode.PLENTY, 7, 2, False)])
-    assert ready.call("b", 2, plenty(10, 1, 9, 4, 1)) == Answer(0, [Right(7, Mode.PLENTY, 10, 3, False)])
+    assert ready.call("b", 1, plenty(10, 1, 6)).rights == [Right(4, Mode.PLENTY, 10, 0, False)]
+    assert ready.call("a", 2, plenty(10, 2, 3, 3, 2)).rights == [Right(3, Mode.PLENTY, 7, 2, False)]
+    assert ready.call("b", 2, plenty(10, 1, 9, 4, 1)).rights == [Right(7, Mode.PLENTY, 10, 3, False)]
 
 
 def test_another_maximum_gives_no_more_than_the_smaller_one_allows(ready: Authority) -> None:
@@ -332,7 +364,7 @@ def test_another_maximum_gives_no_more_than_the_smaller_one_allows(ready: Author
 
 def test_small_requests_do_not_starve_a_large_one(ready: Authority) -> None:
     ready.call("a", 1, plenty(10, 9, 9))
-    assert ready.call("b", 1, plenty(10, 5, 5)).rights == [Right(0, Mode.PLENTY, 9, 0, True)]
+    assert ready.call("b", 1, plenty(10, 5, 5)).rights == [Right(0, Mode.PLENTY, 9, 0, False)]
     ready.call("a", 2, plenty(10, 6, 6, 6, 6))
     assert rights(ready.call("c", 1, plenty(10, 1, 3))) == [(0, Mode.PLENTY)], "4 are free, and the first needs 5"
     ready.call("a", 3, plenty(10, 4, 4, 4, 4))
@@ -370,8 +402,92 @@ def test_a_server_with_an_old_state_ends_no_lease(ready: Authority) -> None:
 
 def test_who_gives_up_waits_no_more(ready: Authority) -> None:
     ready.call("a", 1, plenty(2, 2, 2))
-    assert ready.call("b", 1, plenty(2, 1, 1)).rights[0].waited_for
-    assert not ready.call("b", 2, plenty(2, 0, 0)).rights[0].waited_for
+    ready.call("b", 1, plenty(2, 1, 1))
+    assert ready.call("a", 2, plenty(2, 2, 2)).rights[0].waited_for
+    ready.call("b", 2, plenty(2, 0, 0))
+    assert not ready.call("a", 3, plenty(2, 2, 2)).rights[0].waited_for
+
+
+def test_who_does_not_ask_again_loses_its_place(ready: Authority) -> None:
+    """As a process that was killed. The others need not wait for its lease to end."""
+    ready.call("a", 1, plenty(10, 10, 10))
+    ready.call("b", 1, plenty(10, 9, 9))
+    ready.call("c", 1, plenty(10, 8, 8))
+    ready.end_place("b")
+    assert rights(ready.call("a", 2, plenty(10, 0, 0))) == [(0, Mode.PLENTY)]
+    assert rights(ready.call("c", 2, plenty(10, 8, 9))) == [(9, Mode.PLENTY)]
+    assert ready.call("b", 2, plenty(10, 9, 9)).rights == [Right(0, Mode.PLENTY, 9, 0, False)]
+    ready.call("c", 3, plenty(10, 0, 0))
+    assert rights(ready.call("b", 3, plenty(10, 9, 10))) == [(10, Mode.PLENTY)]
+
+
+def test_a_request_that_does_not_stay_has_no_place(ready: Authority) -> None:
+    """But the others hear of it, and its own sidecar hears only of the others."""
+    ready.call("a", 1, plenty(10, 10, 10))
+    assert not ready.call("b", 1, plenty(10, 9, 9)._replace(stays=False)).rights[0].waited_for
+    assert ready.call("a", 2, plenty(10, 5, 5)).rights[0].waited_for
+    assert rights(ready.call("c", 1, plenty(10, 5, 5))) == [(5, Mode.PLENTY)]
+    for sidecar, call in (("b", 2), ("c", 2)):
+        ready.call(sidecar, call, plenty(10, 6, 6)._replace(stays=False))
+    assert ready.call("b", 3, plenty(10, 6, 6)._replace(stays=False)).rights[0].waited_for, "by c"
+
+
+def test_counters_that_are_waited_for_are_told(ready: Authority) -> None:
+    """To sidecars that said nothing about them."""
+    ready.call("a", 1, plenty(10, 10, 10))
+    assert ready.call("b", 1).waited == []
+    ready.call("c", 1, plenty(10, 1, 1))
+    assert ready.call("b", 2).waited == [b"n"]
+    ready.call("c", 2, *[Wish(b"%d" % number, 1, 2, 2, 0, 0, Mode.PLENTY) for number in range(99)])
+    assert len(ready.call("b", 3).waited) == 32
+
+
+def test_the_answer_says_how_many_share(ready: Authority) -> None:
+    """And how long to wait before the next question: the more sidecars there are, the longer."""
+    assert [ready.call(f"s{number}", 1).sidecars for number in range(3)] == [2, 3, 4]
+    assert ready.call("a", 1).again_ms == 5
+    for number in range(3, 98):
+        ready.call(f"s{number}", 1)
+    assert ready.call("a", 2).again_ms == 50
+
+
+def test_a_farewell_ends_the_lease(ready: Authority) -> None:
+    ready.call("a", 1, plenty(10, 6, 6))
+    assert ready.call("a", 2, lease_ms=0).rights == []
+    assert rights(ready.call("b", 1, plenty(10, 10, 10))) == [(10, Mode.PLENTY)]
+    with pytest.raises(LeaseLost):
+        ready.call("a", 3, plenty(10, 1, 1))
+    ready.call("stranger", 1, lease_ms=0)
+    assert ready.call("b", 2).sidecars == 2
+
+
+def test_a_server_learns_for_the_longest_lease(ready: Authority) -> None:
+    """Even if the first call comes from a sidecar with a shorter one."""
+    ready.run = "another"
+    assert ready.call("a", 1, lease_ms=1000).learning_ms == HOUR_MS
+
+
+def test_a_lease_from_another_clock_does_not_go_on(ready: Authority) -> None:
+    ready.server.zadd(KEYS[0], {"ghost": 1e15})
+    ready.run = "another"
+    ready.call("a", 1)
+    assert ready.server.zscore(KEYS[0], "ghost") == float(ready.server.hget(KEYS[1], "learns"))
+
+
+def test_units_of_a_rate_are_granted_once(ready: Authority) -> None:
+    """In ten years there are ten; none comes while the test runs."""
+
+    def ask(sidecar: str, call: int, least: int, want: int, give: int = 0) -> Units:
+        wish = RateWish(b"n", 10, 316_224_000_000_000, 10, least, want, give)
+        return ready.call(sidecar, call, rates=[wish]).units[0]
+
+    assert ask("a", 1, 1, 6) == Units(6, 0)
+    assert ask("b", 1, 1, 6) == Units(4, 0)
+    refused = ask("a", 2, 1, 1)
+    assert refused.units == 0
+    assert 0 < refused.wait_us <= 31_622_400_000_000
+    assert ask("b", 2, 0, 0, give=3) == Units(0, 0)
+    assert ask("a", 3, 2, 9, give=-1) == Units(2, 0)
 
 
 def test_a_lease_that_is_over(ready: Authority) -> None:
@@ -404,7 +520,7 @@ def test_a_server_that_forgot_what_it_granted_learns_it(ready: Authority) -> Non
     ready.remember()
     ready.call("a", 1, plenty(10, 4, 6))
     ready.fail_over()
-    assert ready.call("b", 1, plenty(10, 1, 9)).rights == [Right(0, Mode.PLENTY, 0, 0, True)]
+    assert ready.call("b", 1, plenty(10, 1, 9)).rights == [Right(0, Mode.PLENTY, 0, 0, False)]
     answer = ready.call("a", 2, plenty(10, 5, 9, 6, 5))
     assert (answer.learning_ms > 0, rights(answer)) == (True, [(6, Mode.PLENTY)])
     ready.learn_no_more()
@@ -436,5 +552,6 @@ def test_each_name_has_one_partition() -> None:
     found = Counter(authority.partition_of(b"%d" % number) for number in range(16_000))
     assert len(found) == authority.PARTITIONS
     assert min(found.values()) > 800
+    assert authority.partition_of(b"foobar") == 0xBF9CF968 % authority.PARTITIONS, "as the authors of FNV-1a have it"
     slots = {key[key.index("{") : key.index("}")] for key in authority.keys(7, "a")}
     assert slots == {"{7"}

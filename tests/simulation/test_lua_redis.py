@@ -1,0 +1,139 @@
+"""The authority in tests/kit/lua_redis.py beside a real Redis, and its rates beside exact arithmetic."""
+
+from __future__ import annotations
+
+import random
+from fractions import Fraction
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import redis
+
+from counterd.cluster import authority
+from counterd.cluster.authority import RateWish, Wish
+from kit.loading import other_server
+from kit.lua_redis import LuaRedis
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+PARTITION = 3
+LEASE_MS = 10_000
+PREFIX = authority.keys(PARTITION, "")[0].removesuffix("leases").encode()
+# The real server reads the time from a key, and keys live for long in its own time.
+CHANGES = {
+    b"redis.call('TIME')": b"redis.call('HMGET', 'clock', 's', 'us')",
+    b"(us - now) / 1000 + 1": b"1e9",
+    b"redis.call('PEXPIRE', waited, call.place)": b"redis.call('PEXPIRE', waited, 1e9)",
+}
+
+
+def with_clock(source: bytes) -> str:
+    for before, after in CHANGES.items():
+        assert source.count(before) == 1
+        source = source.replace(before, after)
+    return source.decode()
+
+
+def state(server: redis.Redis) -> dict[bytes, Any]:
+    found: dict[bytes, Any] = {}
+    for key in server.scan_iter(PREFIX.replace(b"{", b"[{]") + b"*"):
+        kind = server.type(key)
+        if kind == b"hash":
+            found[key] = server.hgetall(key)
+        else:
+            found[key] = dict(server.zrange(key, 0, -1, withscores=True)) if kind == b"zset" else server.get(key)
+    return found
+
+
+@pytest.mark.needs("redis-server")
+@pytest.mark.parametrize("seed", range(3))
+def test_it_does_what_a_real_redis_does(short_path: Path, seed: int) -> None:
+    """Answers and data are the same, for wishes that make sense and for others."""
+    draw = random.Random(seed)
+    model = LuaRedis()
+    calls: dict[str, int] = {}
+    with other_server("redis", short_path) as place, redis.Redis(unix_socket_path=place.path) as server:
+        script = server.register_script(with_clock(authority.script()))
+        for _ in range(400):
+            model.now_us += int(draw.choice((0.1, 5, 100, 3000)) * draw.random() * 1000)
+            server.hset("clock", mapping={"s": model.now_us // 1_000_000, "us": model.now_us % 1_000_000})
+            sidecar = f"s{draw.randrange(5)}"
+            if draw.random() < 0.05:
+                calls[sidecar] = 0
+            calls[sidecar] = calls.get(sidecar, 0) + draw.choice((0, 1, 1, 1, 1, 1))
+            keys = authority.keys(PARTITION, sidecar)
+            names = [b"n%d" % number for number in range(4) if draw.random() < 0.5]
+            given = authority.arguments(
+                sidecar,
+                calls[sidecar],
+                "run" if draw.random() < 0.98 else "another",
+                LEASE_MS if draw.random() < 0.95 else 0,
+                [Wish(name, *(draw.randint(0, 9) for _ in range(5)), draw.randint(0, 1), True) for name in names],
+                [RateWish(name, 7, 1_000_000, 9, 1, draw.randint(1, 12), draw.randint(-2, 2)) for name in names[:2]],
+            )
+            assert model.tick(keys, given) == script(keys, given)
+            model.expire()
+            for key in state(server).keys() - model.data.keys():
+                assert key.startswith((PREFIX + b"waited", PREFIX + b"rate:")), "only these expire"
+                server.delete(key)
+            assert state(server) == model.data
+
+
+class Rate:
+    """What a rate is: the moment from which on all units are there."""
+
+    def __init__(self, limit: int, period_us: int, burst: int) -> None:
+        self.limit, self.period_us, self.burst = limit, period_us, burst
+        self.one_us = Fraction(period_us, limit)
+        self.full_us = Fraction(0)
+
+    def pour(self, now_us: int, wish: RateWish) -> tuple[int, int]:
+        self.full_us = max(max(self.full_us, now_us) - wish.give * self.one_us, Fraction(now_us))
+        there = (now_us - self.full_us) / self.one_us + self.burst
+        granted = max(min(int(there // 1), wish.want), 0)
+        if granted >= wish.least:
+            self.full_us += granted * self.one_us
+            return granted, 0
+        return 0, -int(-(wish.least - there) * self.one_us // 1)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_rates_are_exact(seed: int) -> None:
+    """For the largest numbers as well."""
+    draw = random.Random(seed)
+    largest = (1 << draw.choice((3, 12, 31))) - 1
+    for _ in range(30):
+        server = LuaRedis()
+        limit = draw.randint(1, largest)
+        period_us = draw.choice((1, 997, 1_000_000, 86_400_000_000, 31_622_400_000_000))
+        burst = draw.randint(1, max(min((1 << 31) - 1, 316_224_000_000_000 * limit // period_us), 1))
+        rate = Rate(limit, period_us, burst)
+        for call in range(1, 30):
+            server.now_us += int(draw.random() ** 4 * period_us * burst // limit)
+            least = draw.randint(0, burst) if draw.random() < 0.5 else draw.randint(0, min(burst, 3))
+            want = draw.randint(least, burst)
+            give = draw.choice((0, 0, 0, 1, -1, draw.randint(-burst, burst)))
+            wish = RateWish(b"n", limit, period_us, burst, least, want, give)
+            answered = server.tick(
+                authority.keys(PARTITION, "a"), authority.arguments("a", call, "run", LEASE_MS, (), [wish])
+            )
+            if answered[0] == 1:
+                break
+            assert tuple(authority.answer(answered).units[0]) == rate.pour(server.now_us, wish), (wish, call)
+
+
+def test_another_limit_grants_nothing_twice() -> None:
+    server = LuaRedis()
+
+    def ask(call: int, limit: int) -> int:
+        wish = RateWish(b"n", limit, 1_000_000, 10, 0, 20)
+        arguments = authority.arguments("a", call, "run", LEASE_MS, (), [wish])
+        return authority.answer(server.tick(authority.keys(PARTITION, "a"), arguments)).units[0].units
+
+    assert ask(1, 7) == 10
+    assert ask(2, 11) == 0
+    server.now_us += 1_000_000 * 10 // 7
+    assert ask(3, 7) == 9, "the rest of a microsecond was rounded up"
+    server.now_us += 1
+    assert ask(4, 7) == 1
