@@ -139,6 +139,7 @@ cdef class Session:
     cdef void settle(self) noexcept
     cdef bint can_post(self, size_t size) noexcept
     cdef int post(self, bytes message) except -1
+    cdef int drop(self) except -1
     cdef int drop_overdue(self) except -1
     cdef int tell_dirty(self) except -1
     cdef bytes take_posted(self)

@@ -307,9 +307,8 @@ cdef class Session:
         if store is None or not self.open:
             return
         if not store.entered:
-            store.begin_call(store.now_ns)
-            self.detach()
-            store.end_call()
+            with store:
+                self.detach()
             return
         if self.connection:  # collected during another session's call, which must not be disturbed
             store.orphans.append(self.connection)
@@ -514,20 +513,21 @@ cdef class Session:
         Without pending output the session stays unblocked, and the next post() marks it dirty.
         """
         self.blocked = is_streaming(self)
-        self.store.begin_call(self.store.now_ns)
-        try:
+        with self.store:
             self.drop_overdue()
-        finally:
-            self.store.end_call()
+
+    cdef int drop(self) except -1:
+        """Ends the session at once. The caller closes the connection and discards pending output."""
+        if self.waiting:
+            self.end_wait(GONE)
+        self.dropped = True
+        self.detach()
+        return self.tell_dirty()
 
     cdef int drop_overdue(self) except -1:
         if self.posted_size > self.store.posted_max and len(self.posted) > 1:
-            if self.waiting:
-                self.end_wait(GONE)
-            self.dropped = True
-            self.detach()
             self.store.sessions_dropped += 1
-            self.tell_dirty()
+            self.drop()
         return 0
 
     cdef int tell_dirty(self) except -1:

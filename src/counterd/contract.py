@@ -257,6 +257,69 @@ class Lender(Protocol):
         """Ends a wait. settled() is not called for this wait."""
 
 
+class Escrow(Protocol):
+    """The rights of a store to things whose limit holds for several daemons together (`counterd.cluster`).
+
+    The store grants from its rights without asking. The caller makes calls to the authority, one at a time for each
+    partition: take_news(), keep_rights(), then settle_rights() or forget_call(). All amounts are permits.
+    """
+
+    def take_news(
+        self, partition: int, urgent_max: int, calm_max: int, every: bool = False
+    ) -> list[tuple[int, bytes, int, int, int, int, int, int]]:
+        """Returns the shares that the next call has to be about: at most urgent_max that lack rights, or have rights
+        that others wait for, and at most calm_max of the others, in turn.
+
+        A share is (number, name, maximum, first, waiting, used, peak, rights). number: for the following calls.
+        maximum: of the first request that waits, or of the last one. first: what that request needs; 0 if none waits.
+        waiting: what all that wait need, roughly. used: what is in use. peak: the most since the last call. rights:
+        what may be in use. every: also returns the others if the authority knows this already.
+        """
+
+    def keep_rights(self, kept: list[tuple[int, int]]) -> None:
+        """Reduces rights to what the call says that they are at least. kept: (number, rights)."""
+
+    def settle_rights(self, settled: list[tuple[int, int, int, int, int, bool, bool]], now_ns: int) -> None:
+        """Applies the answer to a call.
+
+        settled: (number, rights, maximum, all_rights, all_used, yields, was_refused) for each share. maximum: of all
+        rights. all_rights, all_used: of all daemons. yields: permits that become free are not granted again here, but
+        become news. was_refused: the request that waits still lacks rights.
+        """
+
+    def forget_call(self, numbers: list[int]) -> None:
+        """Called if a call gets no answer."""
+
+    def wanted_elsewhere(self, partition: int, names: list[bytes], now_ns: int) -> None:
+        """Called with names for which other daemons wait. Rights that are not in use become news."""
+
+    def set_lease(self, partition: int, until_ns: int) -> None:
+        """Sets when the rights of a partition end."""
+
+    def lose(self, partition: int, now_ns: int) -> None:
+        """Ends all rights of a partition."""
+
+    def set_policy(self, unreachable: str, drops: bool) -> None:
+        """Sets what is granted without rights while the authority cannot be reached, and whether connections that hold
+        permits are dropped when a lease ends.
+
+        unreachable: "closed" (nothing), "share" (the maximum divided by the number of daemons) or "open" (the maximum).
+        """
+
+    def set_sidecars(self, count: int) -> None:
+        """Sets how many daemons share the limits."""
+
+    def set_reachable(self, partition: int, is_reachable: bool, now_ns: int) -> None:
+        """Sets whether the authority can be reached. If not, requests are decided as set_policy() says."""
+
+    def urgency(self, partition: int) -> int:
+        """Returns whether a call should be made soon: 0 no; 1 only because of requests that were refused before and
+        still wait; 2 yes."""
+
+    def figures(self) -> Mapping[str, float]:
+        """Returns the current figures by name."""
+
+
 # ---- how a protocol registers itself ---------------------------------------------------------------------------------
 
 
@@ -464,6 +527,7 @@ class Room:
         with the ticket and the outcome of each wait, and a function that is called when the lending store has work to
         do.
     borrows: whether its store is a BorrowingStore.
+    escrow: lets names of its store that begin with a prefix share their limits with other daemons.
     ports: the names of its ports after the first port, in order. `NAME_port` and `NAME_socket` are settings of the
         protocol. All other settings of such a port are the settings of the first port.
     """
@@ -484,4 +548,5 @@ class Room:
     drain_mode: Callable[[Any, bool], None] | None = None
     lend: Callable[[Any, Callable[[int, bool], None], Callable[[], None]], Lender] | None = None
     borrows: bool = False
+    escrow: Callable[[Any, bytes], Escrow] | None = None
     ports: tuple[str, ...] = ()

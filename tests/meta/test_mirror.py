@@ -22,6 +22,8 @@ ELSEWHERE = {
     "engine/audit.pxd": "part of every store: tests/unit/protocols/counter/test_counters.py calls it after every step",
     "protocols/counter/_audits.pxd": "tests/property/test_takes_model.py calls it after every step",
     "protocols/counter/_rates.pxd": "inlined in _store.pyx: tests/unit/protocols/counter/test_takes.py",
+    "protocols/counter/_shares.pxd": "inlined: tests/unit/protocols/counter/test_escrow.py",
+    "protocols/counter/_leases.pxd": "inlined: tests/unit/protocols/counter/test_escrow.py",
     "protocols/counter/_asks.pxd": "inlined: tests/unit/protocols/counter/test_takes.py, test_limits.py",
     "engine/fair.pxd": "inlined in protocols/counter/_store: tests/property/test_takes_model.py, with audits",
     "client/counter/_taking.py": "of both shapes: tests/functional/test_client_queue.py",

@@ -9,7 +9,7 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from counterd.contract import Figures, Files, Lender, Room, Windows
+from counterd.contract import Escrow, Figures, Files, Lender, Room, Windows
 from counterd.listing import Figure
 from counterd.protocols.counter.wire import PORT
 from counterd.settings import absolute_path, integer, setting, size
@@ -101,6 +101,13 @@ def lend(store: CounterStore, settled: Callable[[int, bool], None], wake: Callab
     return Lending.of(store, settled, wake)
 
 
+def escrow(store: CounterStore, prefix: bytes) -> Escrow:
+    """Lets the limits of names that begin with `prefix` hold for several daemons. Raises ValueError."""
+    from counterd.protocols.counter._escrow import Escrow  # noqa: PLC0415 - as above
+
+    return Escrow.of(store, prefix)
+
+
 def tables() -> tuple[Table, ...]:
     """Returns the tables that people can ask for."""
     from counterd.protocols.counter._tables import TABLES  # noqa: PLC0415 - as above
@@ -187,4 +194,5 @@ ROOM = Room(
     files=Files({"counter.limits": read_limits}, load),
     tables=tables,
     lend=lend,
+    escrow=escrow,
 )

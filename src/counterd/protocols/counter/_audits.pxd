@@ -2,14 +2,17 @@
 #
 # Floor 2, header only; see engine/audit.pxd.
 
-from libc.stdint cimport uint32_t, uint64_t
+from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
 from counterd.engine.audit cimport audit_heap, audit_index, audit_pool, audit_timers
 from counterd.engine.fair cimport Fair, Flow, Queue, Waiter, waiter_goes_before
-from counterd.engine.permits cimport Permit, permit_at
+from counterd.engine.permits cimport Permit, Permits, permit_at
 from counterd.engine.table cimport RECORD_USED
 from counterd.engine.wheel cimport timer_at, timer_is_armed
 from counterd.protocols.counter._rates cimport FLAG_AWAITED, FLAG_PINNED, FLAG_RATE
+from counterd.protocols.counter._shares cimport (
+    FLAG_KEPT, FLAG_SHARED, PARTITIONS, Ends, Link, Share, Shares, share_rights,
+)
 from counterd.protocols.counter._stays cimport TITLE_MAX, Stay, Stays
 from counterd.protocols.counter._takes cimport Charge, Item, Takes
 
@@ -206,4 +209,64 @@ cdef inline int audit_stays(const Stays* stays, void** sessions) except -1:
             raise AssertionError(f"connection {number} is free, but has data about a grace time")
         number = stays.permits.connections.links[number]
     audit_timers(&stays.timers, last)
+    return 0
+
+
+cdef inline int audit_list(const Shares* shares, const Permits* permits, const Link* links, const Ends* ends) except -1:
+    """Checks a list of shares of one partition. Returns how many it has."""
+    cdef uint32_t number = ends.first, previous = 0, count = 0
+    cdef uint8_t flags
+    while number:
+        flags = permit_at(permits, number).record.flags
+        if not links[number].is_listed or links[number].prev != previous:
+            raise AssertionError(f"share {number} is linked wrongly")
+        if flags & (RECORD_USED | FLAG_SHARED | FLAG_KEPT) != RECORD_USED | FLAG_SHARED | FLAG_KEPT:
+            raise AssertionError(f"share {number} is listed, but its record has flags {flags}")
+        if shares.records[number].partition != shares.records[ends.first].partition:
+            raise AssertionError(f"share {number} is in the list of another partition")
+        count += 1
+        previous = number
+        number = links[number].next
+    if previous != ends.last:
+        raise AssertionError(f"a list of shares ends with {previous}, not {ends.last}")
+    return count
+
+
+cdef inline int audit_parked(const Shares* shares, uint32_t number) except -1:
+    """Checks the connections that are parked for a share."""
+    cdef uint32_t connection = shares.records[number].parked_first, previous = 0
+    cdef uint64_t amount = 0
+    while connection:
+        if shares.parked[connection].record != number or shares.parked[connection].prev != previous:
+            raise AssertionError(f"connection {connection} is in the list of share {number}")
+        amount += shares.parked[connection].amount
+        previous = connection
+        connection = shares.parked[connection].next
+    if amount != shares.records[number].parked or previous != shares.records[number].parked_last:
+        raise AssertionError(f"share {number}: {amount} permits asked for, {shares.records[number].parked} counted")
+    return 0
+
+
+cdef inline int audit_shares(const Shares* shares, const Permits* permits) except -1:
+    cdef uint32_t number, listed = 0, found = 0
+    cdef const Permit* permit
+    cdef const Share* share
+    cdef int i
+    for i in range(PARTITIONS):
+        listed += audit_list(shares, permits, shares.urgent, &shares.state.parts[i].urgent)
+        listed += audit_list(shares, permits, shares.calm, &shares.state.parts[i].calm)
+    for number in range(1, permits.table.pool.fresh + 1):
+        permit = permit_at(permits, number)
+        share = shares.records + number
+        found += (shares.urgent[number].is_listed != 0) + (shares.calm[number].is_listed != 0)
+        if not permit.record.flags & RECORD_USED or not permit.record.flags & FLAG_SHARED:
+            continue
+        audit_parked(shares, number)
+        if permit.consumption or share_rights(shares, share):
+            if not shares.calm[number].is_listed and not share.is_asked:
+                raise AssertionError(f"share {number}: {share.rights} rights, {permit.consumption} in use, no list")
+        if (share.parked_first or share.is_asked) and not permit.record.flags & FLAG_KEPT:
+            raise AssertionError(f"share {number} is needed, but its record is not kept")
+    if found != listed:
+        raise AssertionError(f"{found} shares are listed, {listed} are in the lists")
     return 0

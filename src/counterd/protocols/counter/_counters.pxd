@@ -4,7 +4,7 @@
 # in engine/permits.pxd. This file has the windows, the peaks, and the reclaim of counters that nobody holds.
 #
 # Invariants (CounterStore.audit checks each):
-# - a counter with consumption 0 is in the ring of idle counters, unless it is pinned;
+# - a counter with consumption 0 is in the ring of idle counters, unless it is pinned or its share is kept;
 # - limits subtract, they never add: `consumption > maximum - resources`, because sums wrap.
 
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
@@ -24,6 +24,9 @@ from counterd.engine.table cimport name_blocks, table_find, table_insert, table_
 from counterd.engine.wheel cimport Timers, timers_begin, timers_reserve
 from counterd.protocols.counter._limits cimport Limits, Rule, limits_find, limits_forget, limits_reserve, limits_rule
 from counterd.protocols.counter._rates cimport FLAG_AWAITED, FLAG_PINNED, RateRecord, RateState
+from counterd.protocols.counter._shares cimport (
+    FLAG_KEPT, FLAG_SHARED, Shares, share_allows, share_begin, share_can_go, share_end, share_restored, shares_reserve,
+)
 
 cdef enum:
     NS_PER_TENTH = 100000000
@@ -59,6 +62,7 @@ cdef struct Counters:       # this process's view
     RateState* rates        # by record
     Timers fulls            # of the rates
     Limits limits           # that the server sets
+    Shares shares           # of counters whose limit holds for several daemons
 
 
 cdef inline int counters_reserve(
@@ -73,6 +77,7 @@ cdef inline int counters_reserve(
     region_reserve(region, b"rates", (<size_t>buckets + 1) * sizeof(RateState), <void**>&counters.rates)
     timers_reserve(&counters.fulls, region, b"rates")
     limits_reserve(&counters.limits, region, buckets)
+    shares_reserve(&counters.shares, region, buckets)
     return 0
 
 
@@ -112,7 +117,17 @@ cdef inline void counter_free(Counters* counters, uint32_t number) noexcept nogi
     debug_check(counter_at(counters, number).permit.consumption == 0)
     debug_check(counter_at(counters, number).permit.holders == 0)
     debug_check(not counter_at(counters, number).permit.record.flags & FLAG_IN_RING)
+    if counter_at(counters, number).permit.record.flags & FLAG_KEPT:
+        share_end(&counters.shares, number)
     table_remove(&counters.permits.table, number)
+
+
+cdef inline bint counter_can_go(const Counters* counters, uint32_t number) noexcept nogil:
+    """Returns whether a counter's record may be freed. If not, the record enters the ring again later."""
+    cdef const Counter* counter = counter_at(counters, number)
+    if counter.permit.consumption != 0 or counter.permit.record.flags & FLAG_PINNED:
+        return False
+    return not counter.permit.record.flags & FLAG_KEPT or share_can_go(&counters.shares, number)
 
 
 cdef inline void sweep_begin(Counters* counters) noexcept nogil:
@@ -145,10 +160,8 @@ cdef inline bint make_room(Counters* counters, uint32_t blocks, int64_t* budget)
         budget[0] -= 1
         number = counter_pop(counters)
         counter = counter_at(counters, number)
-        if counter.permit.consumption != 0:
+        if not counter_can_go(counters, number):
             continue
-        if counter.permit.record.flags & FLAG_PINNED:
-            continue    # it enters again when it is unpinned
         if blocks_short and counter.permit.record.name_size <= NAME_INLINE:
             ring_push(&counters.ring, number, &counter.permit.record)
             continue
@@ -178,6 +191,7 @@ cdef inline uint32_t counter_create(
     counter.permit.holders = 0
     counter.peak = 0
     counter.window = counters.state.window - 1  # it exists from its first consumption on
+    counter.permit.record.flags |= share_begin(&counters.shares, number, name, size)
     counters.state.created += 1
     return number
 
@@ -194,7 +208,7 @@ cdef inline int sweep(Counters* counters, int steps) noexcept nogil:
         counters.ring.state.sweep_left -= 1
         number = counter_pop(counters)
         counter = counter_at(counters, number)
-        if counter.permit.consumption != 0 or counter.permit.record.flags & FLAG_PINNED:
+        if not counter_can_go(counters, number):
             continue
         if counter_exists(counters, counter):
             ring_push(&counters.ring, number, &counter.permit.record)
@@ -237,6 +251,8 @@ cdef inline void counter_restore(Counters* counters, uint32_t number, uint32_t r
         state.busy -= 1
         state.idle += 1
         ring_push(&counters.ring, number, &counter.permit.record)
+    if counter.permit.record.flags & FLAG_SHARED:
+        share_restored(&counters.shares, number, &counter.permit.record.flags, counter.permit.consumption)
     if counter.permit.record.flags & FLAG_AWAITED:
         queue_wake(&counters.fair, queue_find(&counters.fair, number, counter.permit.record.tag))
 
@@ -252,6 +268,30 @@ cdef inline uint32_t counter_maximum(
         number = limits_find(&counters.limits, False, name, size)
         rule = counters.limits.rules + number if number else NULL
     return maximum if rule == NULL else min(maximum, rule.most)
+
+
+cdef inline bint counter_has(Counters* counters, uint32_t number, uint32_t amount, uint32_t maximum) noexcept nogil:
+    """Returns whether so much of a counter is available, no matter who waits for it. amount: at most `maximum`.
+
+    Of a shared counter, there may be more than this daemon has a right to. Then it is asked for, see _shares.pxd.
+    """
+    cdef Counter* counter = counter_at(counters, number)
+    if counter.permit.consumption > maximum - amount:
+        return False
+    if not counter.permit.record.flags & FLAG_SHARED:
+        return True
+    return share_allows(
+        &counters.shares, number, &counter.permit.record.flags, counter.permit.consumption + amount, maximum
+    )
+
+
+cdef inline uint32_t counter_left(const Counters* counters, uint32_t number, uint32_t maximum) noexcept nogil:
+    """Returns how much of a counter is available, at most. Of other daemons' use, the last answer is known."""
+    cdef const Counter* counter = counter_at(counters, number)
+    cdef uint32_t left = maximum - min(maximum, counter.permit.consumption)
+    if counter.permit.record.flags & FLAG_SHARED:
+        left -= min(left, counters.shares.records[number].others)
+    return left
 
 
 cdef inline Outcome counter_acquire(
@@ -279,15 +319,18 @@ cdef inline Outcome counter_acquire(
         number = counter_create(counters, tag, name, size, budget)
         if number == 0:
             return FULL
-        ledger_add(permits, connection, number, resources, since_tenths)
         counter = counter_at(counters, number)
         counter.limit = maximum
+        if counter.permit.record.flags & FLAG_SHARED and not counter_has(counters, number, resources, maximum):
+            ring_push(&counters.ring, number, &counter.permit.record)
+            return REFUSED
+        ledger_add(permits, connection, number, resources, since_tenths)
         counter_consume(counters, counter, resources)
         left[0] = maximum - resources
         return GRANTED
     counter = counter_at(counters, number)
     counter.limit = maximum
-    if counter.permit.consumption > maximum - resources or counter.permit.record.flags & FLAG_AWAITED:
+    if counter.permit.record.flags & FLAG_AWAITED or not counter_has(counters, number, resources, maximum):
         return REFUSED
     entry = ledger_find(permits, connection, number, tag)
     if entry:
@@ -299,7 +342,7 @@ cdef inline Outcome counter_acquire(
     if not counter_exists(counters, counter):
         counters.state.created += 1
     counter_consume(counters, counter, resources)
-    left[0] = maximum - counter.permit.consumption
+    left[0] = counter_left(counters, number, maximum)
     return GRANTED
 
 
@@ -320,7 +363,7 @@ cdef inline uint32_t counter_grant(
     if not counter_exists(counters, counter):
         counters.state.created += counter.window != counters.state.window - 1
     counter_consume(counters, counter, amount)
-    return maximum - counter.permit.consumption
+    return counter_left(counters, number, maximum)
 
 
 cdef inline Outcome counter_release(

@@ -16,12 +16,14 @@ from counterd._core cimport Session
 from counterd.engine.byteorder cimport load_le32
 from counterd.engine.debug cimport debug_check
 from counterd.engine.fair cimport queue_wake
-from counterd.engine.permits cimport GRANTED, REFUSED, Outcome
+from counterd.engine.permits cimport GRANTED, REFUSED, Outcome, permit_at
+from counterd.engine.table cimport Record
 from counterd.protocols.counter._asks cimport Ask, Verdict, ask_tag
 from counterd.protocols.counter._counters cimport counter_release
 from counterd.protocols.counter._messages cimport NO_ERROR
 from counterd.protocols.counter._store cimport CounterStore
 from counterd.protocols.counter._rates cimport Pace
+from counterd.protocols.counter._shares cimport FLAG_SHARED, share_calm
 from counterd.protocols.counter._takes cimport (
     asks_resolve, take_end, take_wait, takes_decide, takes_grant, takes_have_room,
 )
@@ -77,6 +79,8 @@ cdef class Lending(Session):
         """Ends a call. Wakes the store if it now has something to do."""
         cdef CounterStore store = <CounterStore>self.store
         cdef bint is_due = store.counters.fair.state.ready_first != 0 or store.counters.ring.state.sweep_left != 0
+        is_due |= store.counters.shares.lacking != 0
+        store.counters.shares.lacking = 0   # the borrower waits in the queue
         store.end_call()
         if is_due:
             self.wake()
@@ -101,12 +105,16 @@ cdef class Lending(Session):
         """Implements contract.Lender.retake."""
         cdef CounterStore store = self.enter(now_ns)
         cdef Ask ask = self.ask(name, maximum)
+        cdef Record* record
         try:
             if not asks_resolve(&store.takes, &ask, 1, store.now_ns, &store.budget):
                 return False
             if not takes_have_room(&store.takes, self.connection, &ask, 1):
                 return False
             takes_grant(&store.takes, self.connection, &ask, 1, store.now_ns)
+            record = &permit_at(&store.counters.permits, ask.record).record
+            if record.flags & FLAG_SHARED:
+                share_calm(&store.counters.shares, ask.record, &record.flags)
             return True
         finally:
             self.leave_call()

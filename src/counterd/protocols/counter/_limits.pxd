@@ -6,8 +6,10 @@
 # The rules of a kind are sorted by name. If a beginning B applies to a name, all names between B and it in this order
 # begin with B. So the search begins at the last rule that is not after the name, and goes on with its parents.
 
+from cpython.bytes cimport PyBytes_AS_STRING
+from cpython.mem cimport PyMem_RawCalloc, PyMem_RawFree
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
-from libc.string cimport memcmp
+from libc.string cimport memcmp, memcpy
 
 from counterd.engine.permits cimport Permits, permit_at
 from counterd.engine.region cimport Region, region_reserve
@@ -100,3 +102,33 @@ cdef inline const Rule* limits_rule(
         limited.rule = limits_find(limits, is_rate, name, record.name_size)
         limited.generation = limits.generation
     return limits.rules + limited.rule if limited.rule else NULL
+
+
+cdef inline void limits_free(Limits* limits) noexcept:
+    PyMem_RawFree(limits.rules)
+    PyMem_RawFree(limits.texts)
+
+
+cdef inline int limits_make(Limits* limits, permits, rates) except -1:
+    """Allocates the rules and fills them in. If it raises MemoryError, nothing is allocated."""
+    cdef size_t size = sum([len(read.name) for read in (*permits, *rates)])
+    cdef size_t count = len(permits) + len(rates)
+    cdef uint32_t number = 0, text = 0, above
+    cdef Rule* rule
+    limits.rules = <Rule*>PyMem_RawCalloc(count + 1, sizeof(Rule))
+    limits.texts = <uint8_t*>PyMem_RawCalloc(size + 1, 1)
+    if limits.rules == NULL or limits.texts == NULL:
+        limits_free(limits)
+        raise MemoryError(f"no room for {count} limits")
+    limits.permits = <uint32_t>len(permits)
+    limits.count = <uint32_t>count
+    for read in (*permits, *rates):
+        number += 1
+        above = 0 if number <= limits.permits else limits.permits
+        rule = limits.rules + number
+        rule.text, rule.size, rule.is_prefix = text, <uint16_t>len(read.name), read.is_prefix
+        rule.parent = read.parent + above if read.parent else 0
+        rule.most, rule.period_us, rule.burst = read.most, read.period_us, read.burst
+        memcpy(limits.texts + text, PyBytes_AS_STRING(read.name), rule.size)
+        text += rule.size
+    return 0

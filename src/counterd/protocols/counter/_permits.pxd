@@ -14,7 +14,7 @@ from counterd.engine.fair cimport WEIGHT_MAX
 from counterd.engine.permits cimport Permits, ledger_find
 from counterd.engine.table cimport Table, index_home, name_tag, table_find
 from counterd.protocols.counter._asks cimport ITEMS_MAX
-from counterd.protocols.counter._counters cimport Counter, Counters, counter_at, counter_grant
+from counterd.protocols.counter._counters cimport Counters, counter_at, counter_grant, counter_has
 from counterd.protocols.counter._messages cimport HEADER_SIZE, KEY_MAX, PERMIT, PERMIT_HEAD, TAKE_HEAD
 from counterd.protocols.counter._rates cimport FLAG_AWAITED
 from counterd.protocols.counter._takes cimport Takes, takes_fit
@@ -62,17 +62,15 @@ cdef inline int wants_read(const Table* table, const Frame* frame, Want* wants) 
 cdef inline bint wants_are_there(Takes* takes, uint32_t connection, Want* wants, int count) noexcept nogil:
     """Finds records and holdings. Returns False if an item is new, short or repeated, or if there is no room."""
     cdef const Permits* permits = &takes.counters.permits
-    cdef const Counter* counter
     cdef uint32_t number, holdings = 0
     cdef int i, j
     for i in range(count):
         number = table_find(&permits.table, wants[i].tag, wants[i].name, wants[i].name_size)
         if number == 0:
             return False
-        counter = counter_at(takes.counters, number)
-        if counter.permit.consumption > wants[i].maximum - wants[i].amount:
+        if counter_at(takes.counters, number).permit.record.flags & FLAG_AWAITED:
             return False
-        if counter.permit.record.flags & FLAG_AWAITED:
+        if not counter_has(takes.counters, number, wants[i].amount, wants[i].maximum):
             return False
         for j in range(i):
             if wants[j].record == number:

@@ -10,6 +10,7 @@ from counterd.protocols.counter._messages cimport Answer, TakeHead
 cdef class CounterSession(Session):
     cdef uint32_t dump_opaque   # of the Dump under way
     cdef uint8_t dump_flags     # likewise
+    cdef uint8_t asked          # how often the authority was asked about the current request
 
     cdef void parse_other(self, const uint8_t* body, uint32_t size, uint8_t opcode, Frame* frame) noexcept
     cdef int execute_other(self, const Frame* frame) except -1
@@ -19,5 +20,6 @@ cdef class CounterSession(Session):
     cdef bint grant_permits(self, const Frame* frame) noexcept
     cdef bint asks_read(self, const Frame* frame, TakeHead* head, Ask* asks) noexcept
     cdef int take(self, const Frame* frame) except -1
+    cdef bint ask(self, uint32_t amount, uint32_t maximum, int items) noexcept
     cdef int refuse(self, const Frame* frame, uint8_t status) noexcept
     cdef int reply_at_length(self, const Frame* frame) except -1

@@ -11,7 +11,7 @@ from cpython.bytes cimport PyBytes_AS_STRING
 from libc.stdint cimport INT64_MAX, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.string cimport memcpy
 
-from counterd._core cimport DONE, LATER, OUTPUT_MAX, REPLY_ROOM, Frame, Session, Store
+from counterd._core cimport DONE, HALF_CLOSED, LATER, OUTPUT_MAX, REPLY_ROOM, Frame, Session, Store, Why
 from counterd.engine.byteorder cimport (
     load_be16, load_be32, load_be64, load_le32, prefetch, store_be16, store_be32,
 )
@@ -24,6 +24,7 @@ from counterd.protocols.counter._asks cimport ITEMS_MAX, Ask, Verdict, ask_tag, 
 from counterd.protocols.counter._counters cimport (
     NS_PER_TENTH, Counter, Counters, counter_acquire, counter_at, counter_exists, counter_get, counter_release,
 )
+from counterd.protocols.counter._leases cimport session_unpark
 from counterd.protocols.counter._messages cimport (
     ACQUIRE, BODY_MAX, CANCEL, DUMP, GET, GOODBYE, HEADER_SIZE, HELD, INVALID_ARGUMENTS, LIMITS, NOOP, NOT_ACQUIRED,
     NOT_FOUND, NO_ERROR, OPCODES, OUT_OF_MEMORY, PERMIT, PRESENT_SIZE, RELEASE, REPLY_MAX, REQUEST_MAGIC,
@@ -32,7 +33,8 @@ from counterd.protocols.counter._messages cimport (
     reply_encode, request_decode, request_kind, take_peek,
 )
 from counterd.protocols.counter._permits cimport Want, wants_are_there, wants_grant, wants_read
-from counterd.protocols.counter._rates cimport FLAG_RATE, RATE_TAG
+from counterd.protocols.counter._rates cimport FLAG_AWAITED, FLAG_RATE, RATE_TAG
+from counterd.protocols.counter._shares cimport parked_add, parked_remove
 from counterd.protocols.counter._stays cimport (
     TITLE_MAX, TOKEN_SIZE, stay_ask, stay_find, token_secret, token_write,
 )
@@ -230,8 +232,12 @@ cdef class CounterSession(Session):
             if request.opcode >= STATS:
                 return self.execute_other(frame)
             answer = decide(self, frame, &request)
-            if request.sent == TAKE and answer.status != NO_ERROR:
-                return self.take(frame)
+            if answer.status != NO_ERROR:
+                if request.sent == TAKE:
+                    return self.take(frame)
+                if answer.status == RESOURCE_NOT_AVAILABLE and self.ask(request.resources, request.maximum, 1):
+                    return LATER
+            self.asked = 0
             requests[request.sent] += 1
         if answer.status != NO_ERROR:
             refusals[request_kind(frame)][answer.status] += 1
@@ -348,6 +354,7 @@ cdef class CounterSession(Session):
         count = wants_read(&takes.counters.permits.table, frame, wants)
         if count == 0 or not wants_are_there(takes, self.connection, wants, count):
             return False
+        self.asked = 0
         (<CounterStore>self.store).requests[<int>TAKE] += 1
         target = grant_encode(target, frame_opaque(frame), takes.state.grant + 1, count)
         wants_grant(takes, self.connection, wants, count, self.store.now_ns, target)
@@ -385,6 +392,7 @@ cdef class CounterSession(Session):
         cdef int i
         if not self.asks_read(frame, &head, asks):
             return self.refuse(frame, INVALID_ARGUMENTS)
+        store.counters.shares.lacking = 0
         store.requests[<int>TAKE] += 1
         is_limited = head.has_named or store.counters.limits.generation != 0
         if store.draining:
@@ -398,9 +406,16 @@ cdef class CounterSession(Session):
                 takes, self.connection, asks, head.count, is_limited, store.now_ns, &store.budget
             )
             if verdict.outcome == REFUSED and head.wait_ms and not self.hung_up and not verdict.is_over:
+                store.counters.shares.lacking = 0
                 if store.wait_for(self, frame, &head, asks, &verdict):
                     return DONE
                 verdict.outcome = FULL
+            elif verdict.outcome == REFUSED and self.ask(
+                asks[verdict.item].amount, asks[verdict.item].maximum, head.count
+            ):
+                store.requests[<int>TAKE] -= 1
+                return LATER
+            self.asked = 0
             status = STATUS_OF_OUTCOME[<int>verdict.outcome]
         if head.has_rates or store.counters.ring.state.sweep_left:
             store.look_again()
@@ -425,6 +440,36 @@ cdef class CounterSession(Session):
         (<CounterStore>self.store).refusals[frame.data[1]][status] += 1
         self.store.out_size += reply_encode(self.store.out + self.store.out_size, frame, &answer)
         return DONE
+
+    # ---- shared counters ----
+
+    cdef bint ask(self, uint32_t amount, uint32_t maximum, int items) noexcept:
+        """Parks the connection if the request lacks rights of a shared counter, for which the authority is asked.
+
+        The request is then executed once more. Returns False if the request has to be refused. items: of the request;
+        each is asked for once at most.
+        """
+        cdef CounterStore store = <CounterStore>self.store
+        cdef uint32_t number = store.counters.shares.lacking
+        cdef uint8_t* flags
+        store.counters.shares.lacking = 0
+        if number:
+            flags = &permit_at(&store.counters.permits, number).record.flags
+            if self.asked < items and not self.hung_up and not flags[0] & FLAG_AWAITED:
+                self.asked += 1
+                parked_add(&store.counters.shares, self.connection, number, flags, amount, maximum)
+                store.stirred = self.waiting = True
+                return True
+        self.asked = 0
+        return False
+
+    cdef int end_wait(self, Why why) except -1:
+        """Implements Session.end_wait: the request is refused, unless it can be granted without asking."""
+        cdef CounterStore store = <CounterStore>self.store
+        if why == HALF_CLOSED:
+            return session_unpark(&store.counters.shares, store.sessions, self.connection)
+        parked_remove(&store.counters.shares, self.connection)
+        return 0
 
     cpdef bytes eof(self, int64_t now_ns):
         """Implements Session.eof.

@@ -6,7 +6,7 @@ process.
 
 from collections import Counter as Tally
 
-from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
+from cpython.bytes cimport PyBytes_FromStringAndSize
 from cpython.mem cimport PyMem_RawCalloc, PyMem_RawFree
 from libc.stdint cimport INT64_MAX, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.string cimport memcpy
@@ -28,12 +28,13 @@ from counterd.engine.siphash cimport siphash13
 from counterd.engine.table cimport RECORD_USED, name_bytes
 from counterd.engine.wheel cimport timers_arm, timers_next_ns, timers_take
 from counterd.protocols.counter._asks cimport ITEMS_MAX, Ask, Verdict, asks_limit
-from counterd.protocols.counter._audits cimport audit_stays, audit_takes
+from counterd.protocols.counter._audits cimport audit_shares, audit_stays, audit_takes
 from counterd.protocols.counter._counters cimport (
     NS_PER_TENTH, Counter, Counters, CountersState, counter_at, counter_exists, counters_begin, counters_give_back,
     counters_reserve, holding_give_back, sweep, sweep_begin,
 )
-from counterd.protocols.counter._limits cimport Limits, Rule
+from counterd.protocols.counter._leases cimport leases_end, session_unpark
+from counterd.protocols.counter._limits cimport Limits, limits_free, limits_make
 from counterd.protocols.counter._messages cimport (
     ACQUIRE, CANCEL, CANCELLED, DUMP, GET, GOODBYE, HEADER_SIZE, HELD, INVALID_ARGUMENTS, NOOP, NOT_ACQUIRED, NOT_FOUND,
     NO_TIME, OPCODES, OUT_OF_MEMORY, RELEASE, RESOURCE_NOT_AVAILABLE, RESUME, SETTLE, STATS, TAKE, TAKE_REPLY_MAX,
@@ -41,6 +42,7 @@ from counterd.protocols.counter._messages cimport (
     refusal_encode, retry_ms, shortage_encode,
 )
 from counterd.protocols.counter._rates cimport FLAG_PINNED, FLAG_RATE
+from counterd.protocols.counter._shares cimport FLAG_KEPT, shares_due_ns
 from counterd.protocols.counter._stays cimport (
     Stay, stay_about, stay_discard, stay_end, stay_forget, stay_keep, stays_begin, stays_reserve, title_copy,
 )
@@ -86,36 +88,6 @@ cdef inline int64_t earlier(int64_t one, int64_t other) noexcept:
     return min(one, other)
 
 
-cdef inline void limits_free(Limits* limits) noexcept:
-    PyMem_RawFree(limits.rules)
-    PyMem_RawFree(limits.texts)
-
-
-cdef int limits_make(Limits* limits, permits, rates) except -1:
-    """Allocates the rules and fills them in. If it raises MemoryError, nothing is allocated."""
-    cdef size_t size = sum([len(read.name) for read in (*permits, *rates)])
-    cdef size_t count = len(permits) + len(rates)
-    cdef uint32_t number = 0, text = 0, above
-    cdef Rule* rule
-    limits.rules = <Rule*>PyMem_RawCalloc(count + 1, sizeof(Rule))
-    limits.texts = <uint8_t*>PyMem_RawCalloc(size + 1, 1)
-    if limits.rules == NULL or limits.texts == NULL:
-        limits_free(limits)
-        raise MemoryError(f"no room for {count} limits")
-    limits.permits = <uint32_t>len(permits)
-    limits.count = <uint32_t>count
-    for read in (*permits, *rates):
-        number += 1
-        above = 0 if number <= limits.permits else limits.permits
-        rule = limits.rules + number
-        rule.text, rule.size, rule.is_prefix = text, <uint16_t>len(read.name), read.is_prefix
-        rule.parent = read.parent + above if read.parent else 0
-        rule.most, rule.period_us, rule.burst = read.most, read.period_us, read.burst
-        memcpy(limits.texts + text, PyBytes_AS_STRING(read.name), rule.size)
-        text += rule.size
-    return 0
-
-
 cdef class CounterStore(Store):
     """The store of the protocol. open_store() in _session.pyx makes it.
 
@@ -142,6 +114,7 @@ cdef class CounterStore(Store):
         counters_begin(&self.counters, self.header.key, now_ns)
         takes_begin(&self.takes, now_ns)
         stays_begin(&self.stays, self.header.key, now_ns)
+        self.counters.shares.now_ns = &self.now_ns
         self.takes.state.waiters_per_connection = waiters
         self.takes.state.settle_ns = <int64_t>3600 * NS_PER_S
         self.others = figures
@@ -222,6 +195,8 @@ cdef class CounterStore(Store):
         due = earlier(timers_next_ns(&self.takes.deadlines), timers_next_ns(&counters.fair.timers))
         due = earlier(due, timers_next_ns(&counters.fulls))
         due = earlier(due, timers_next_ns(&self.stays.timers))
+        if counters.shares.is_on:
+            due = earlier(due, shares_due_ns(&counters.shares))
         if takes.charge_first:
             since = self.takes.charges[takes.charge_first].since_tenths
             due = earlier(due, <int64_t>(since + 1) * NS_PER_TENTH + takes.settle_ns)
@@ -236,10 +211,14 @@ cdef class CounterStore(Store):
     cdef int run_due(self) except -1:
         """Ends what is over, gives back holdings, serves waiting Takes, and sweeps idle counters."""
         cdef CountersState* state = self.counters.state
-        cdef int steps = self.leave(self.end_stays(SLICE_STEPS))
+        cdef int steps = SLICE_STEPS
+        if self.counters.shares.is_on:
+            steps = leases_end(&self.counters, &self.stays, self.sessions, self.now_ns, steps)
+        steps = self.leave(self.end_stays(steps))
         steps = counters_give_back(&self.counters, steps)
         steps = self.expire(steps)
         steps = self.serve(steps)
+        self.counters.shares.lacking = 0    # what waits in a queue is asked for without it
         if self.counters.ring.state.sweep_left == 0 or steps <= 0:
             return 0
         if state.sweep_started_ns == 0:
@@ -571,6 +550,9 @@ cdef class CounterStore(Store):
         cdef uint32_t number = self.counters.fair.askers[connection].first
         if self.sessions[connection] == NULL and (stay.is_leaving or not stay.is_kept):
             return False
+        if self.counters.shares.parked[connection].record:
+            # Its request is then executed under its new number.
+            session_unpark(&self.counters.shares, self.sessions, connection)
         if number == 0:
             return True
         while number and self.budget > 0 and self.sessions[connection] != NULL:  # a reply can drop the session
@@ -686,6 +668,7 @@ cdef class CounterStore(Store):
         audit_chains(&counters.chains, audit_permits(&counters.permits))
         audit_ring(&counters.ring, &counters.permits.table)
         audit_takes(&self.takes)
+        audit_shares(&counters.shares, &counters.permits)
         audit_stays(&self.stays, self.sessions)
         for number in range(1, counters.permits.table.pool.fresh + 1):
             counter = counter_at(counters, number)
@@ -693,7 +676,9 @@ cdef class CounterStore(Store):
                 continue
             busy += counter.permit.consumption != 0
             idle += counter.permit.consumption == 0 and counter_exists(counters, counter)
-            if counter.permit.consumption == 0 and not counter.permit.record.flags & (FLAG_IN_RING | FLAG_PINNED):
+            if counter.permit.consumption == 0 and not counter.permit.record.flags & (
+                FLAG_IN_RING | FLAG_PINNED | FLAG_KEPT
+            ):
                 raise AssertionError(f"record {number} is idle, but not in the ring")
         if busy != counters.state.busy or idle != counters.state.idle:
             raise AssertionError(

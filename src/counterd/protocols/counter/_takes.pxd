@@ -32,13 +32,14 @@ from counterd.engine.wheel cimport (
 )
 from counterd.protocols.counter._asks cimport ITEMS_MAX, Ask, Verdict, asks_limit
 from counterd.protocols.counter._counters cimport (
-    NS_PER_TENTH, Counter, Counters, counter_at, counter_create, counter_grant, make_room,
+    NS_PER_TENTH, Counters, counter_at, counter_create, counter_grant, counter_has, counter_left, make_room,
 )
 from counterd.protocols.counter._limits cimport limits_forget
 from counterd.protocols.counter._rates cimport (
     FLAG_AWAITED, FLAG_PINNED, FLAG_RATE, Pace, Rate, RateRecord, pace_first, rate_adjust, rate_after,
     rate_full_ns, rate_is_full, rate_left, rate_set, span_ceil, span_left,
 )
+from counterd.protocols.counter._shares cimport FLAG_SHARED, share_hurry
 
 cdef enum:
     CHARGES_MAX = 1024      # of a connection: older ones cannot be settled any more. A Settle looks at each of them
@@ -284,12 +285,10 @@ cdef inline bint ask_is_there(Takes* takes, Ask* ask, int64_t now_ns, int64_t* d
 
     If too little is available, also tells when enough will be.
     """
-    cdef Counter* counter
     cdef Rate rate
     due_ns[0] = INT64_MAX
     if ask.pace.period_us == 0:
-        counter = counter_at(takes.counters, ask.record)
-        return counter.permit.consumption <= ask.maximum - ask.amount
+        return counter_has(takes.counters, ask.record, ask.amount, ask.maximum)
     rate = rate_at(takes.counters, ask.record)
     ask.is_full = rate_is_full(&rate, &ask.pace, now_ns)
     ask.after = rate_after(&rate, &ask.pace, ask.amount, now_ns)
@@ -440,13 +439,11 @@ cdef inline void takes_grant(Takes* takes, uint32_t connection, Ask* asks, int c
 
 cdef inline uint32_t ask_left(Takes* takes, const Ask* ask, int64_t now_ns) noexcept nogil:
     """Returns how much of an item is left."""
-    cdef Counter* counter
     cdef Rate rate
     if ask.pace.period_us:
         rate = rate_at(takes.counters, ask.record)
         return rate_left(&rate, &ask.pace, now_ns)
-    counter = counter_at(takes.counters, ask.record)
-    return ask.maximum - min(ask.maximum, counter.permit.consumption)
+    return counter_left(takes.counters, ask.record, ask.maximum)
 
 
 cdef inline Verdict takes_decide(
@@ -491,6 +488,8 @@ cdef inline void awaited_set(Takes* takes, uint32_t queue) noexcept nogil:
     flags = &permit_at(&takes.counters.permits, found.record).record.flags
     if found.waiters:
         flags[0] |= FLAG_AWAITED
+        if flags[0] & FLAG_SHARED:
+            share_hurry(&takes.counters.shares, found.record, flags, False)
     else:
         flags[0] &= <uint8_t>~FLAG_AWAITED
 

@@ -114,8 +114,9 @@ def test_an_empty_store() -> None:
     store.tick(0)
     store.audit()
     connections = (1 << 20) + 1  # as there is none with number 0
-    pages = [-(-size * connections // 4096) for size in (4, 16, 8, 16, 112)]  # links, holders, askers, takers, stays
-    assert store.snapshot()["region"] <= 4096 * (sum(pages) + 31)  # 20 of these for the timers
+    sizes_each = (4, 16, 8, 16, 112, 24)  # links, holders, askers, takers, stays, parked
+    pages = [-(-size * connections // 4096) for size in sizes_each]
+    assert store.snapshot()["region"] <= 4096 * (sum(pages) + 35)  # 20 of these for the timers
     sizes = ("region", "buckets", "holdings_max", "rates_max", "charges_max")
     assert {value for name, value in store.snapshot().items() if name not in sizes} == {0}
 

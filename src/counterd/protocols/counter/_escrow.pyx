@@ -1,0 +1,252 @@
+"""The rights of a store to counters whose limit holds for several daemons.
+
+Floor 2 (ARCHITECTURE.md). The policy (counterd.cluster.sidecar) asks an Escrow what the store needs and uses, and tells
+it what the store may use. _shares.pxd has the rights, and grants from them.
+"""
+
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
+from libc.stdint cimport int64_t, uint32_t, uint64_t
+from libc.string cimport memcpy
+
+from counterd.engine.fair cimport queue_find
+from counterd.engine.idle_ring cimport ring_push
+from counterd.engine.permits cimport permit_at
+from counterd.engine.table cimport Record, name_bytes, name_tag, table_find
+from counterd.protocols.counter._counters cimport Counter, Counters, counter_at
+from counterd.protocols.counter._leases cimport lease_lose, session_unpark, share_wake
+from counterd.protocols.counter._rates cimport FLAG_AWAITED
+from counterd.protocols.counter._shares cimport (
+    FLAG_KEPT, PARTITIONS, PREFIX_MAX, Part, Share, Shares, link_remove, share_calm, share_can_go, share_end,
+    share_hurry, share_part, share_rights, urgent_pop,
+)
+from counterd.protocols.counter._store cimport CounterStore
+from counterd.protocols.counter._takes cimport Item
+
+UNREACHABLE = ("closed", "share", "open")   # by Unreachable
+
+
+cdef class Escrow:
+    """Implements contract.Escrow. Escrow.of() makes it, before the store has any counters."""
+
+    cdef CounterStore store
+    cdef Shares* shares
+
+    @staticmethod
+    def of(CounterStore store not None, bytes prefix not None):
+        """Lets the limits of names that begin with `prefix` hold for several daemons. Raises ValueError."""
+        cdef Escrow escrow = Escrow.__new__(Escrow)
+        escrow.store = store
+        escrow.shares = &store.counters.shares
+        if len(prefix) > PREFIX_MAX:
+            raise ValueError(f"the prefix of shared names has {len(prefix)} bytes, which is more than {PREFIX_MAX}")
+        with store:
+            escrow.shares.prefix_size = <uint32_t>len(prefix)
+            memcpy(escrow.shares.prefix, PyBytes_AS_STRING(prefix), len(prefix))
+            escrow.shares.state.sidecars = 1
+            escrow.shares.is_on = True
+        return escrow
+
+    def set_policy(self, str unreachable not None, bint drops):
+        """Implements contract.Escrow.set_policy."""
+        with self.store:
+            self.shares.state.unreachable = <int>UNREACHABLE.index(unreachable)
+            self.shares.state.drops = drops
+
+    def set_sidecars(self, uint32_t count):
+        """Implements contract.Escrow.set_sidecars."""
+        with self.store:
+            self.shares.state.sidecars = max(1, count)
+
+    def set_lease(self, int partition, int64_t until_ns):
+        """Implements contract.Escrow.set_lease."""
+        with self.store:
+            self.part(partition).until_ns = until_ns
+            self.store.stirred = True
+
+    def lose(self, int partition, int64_t now_ns):
+        """Implements contract.Escrow.lose."""
+        with self.store.at(now_ns):
+            self.part(partition)
+            lease_lose(&self.store.counters, partition)
+            self.store.stirred = True
+
+    def set_reachable(self, int partition, bint is_reachable, int64_t now_ns):
+        """Implements contract.Escrow.set_reachable."""
+        cdef Part* part
+        with self.store.at(now_ns):
+            part = self.part(partition)
+            part.is_away = not is_reachable
+            part.cursor = 0 if is_reachable else part.urgent.first
+            part.is_fresh = part.urgent.first != 0
+            self.store.stirred = True
+
+    def urgency(self, int partition):
+        """Implements contract.Escrow.urgency."""
+        with self.store:
+            if self.part(partition).urgent.first == 0:
+                return 0
+            return 2 if self.part(partition).is_fresh else 1
+
+    def take_news(self, int partition, int urgent_max, int calm_max, bint every=False):
+        """Implements contract.Escrow.take_news."""
+        cdef list news = []
+        cdef uint32_t number, last
+        cdef Part* part
+        cdef int looks = calm_max
+        with self.store:
+            part = self.part(partition)
+            part.is_fresh = False
+            last = part.calm.last
+            while len(news) < urgent_max:
+                number = urgent_pop(self.shares, part)
+                if number == 0:
+                    break
+                news.append(self.tell(part, number))
+            while part.calm.first and looks > 0:
+                looks -= 1
+                number = part.calm.first
+                link_remove(self.shares.calm, &part.calm, number)
+                if every or self.has_news(number):
+                    news.append(self.tell(part, number))
+                else:
+                    self.put_away(number)
+                if number == last:
+                    break
+        return news
+
+    def keep_rights(self, list kept not None):
+        """Implements contract.Escrow.keep_rights."""
+        cdef Share* share
+        with self.store:
+            for number, keep in kept:
+                share = self.asked(number)
+                share.rights = min(share_rights(self.shares, share), <uint32_t>keep)
+
+    def settle_rights(self, list settled not None, int64_t now_ns):
+        """Implements contract.Escrow.settle_rights."""
+        cdef uint32_t number
+        cdef Share* share
+        with self.store.at(now_ns):
+            for number, rights, maximum, all_rights, all_used, yields, was_refused in settled:
+                share = self.asked(number)
+                share.is_asked = False
+                share.epoch = share_part(self.shares, share).epoch
+                share.rights, share.maximum, share.all_rights = rights, maximum, all_rights
+                share.others = max(<int64_t>0, <int64_t>all_used - share.told)
+                share.yields, share.was_refused = yields, was_refused
+                self.wake(number)
+                self.put_away(number)
+            self.store.stirred = True
+
+    def forget_call(self, list numbers not None):
+        """Implements contract.Escrow.forget_call."""
+        cdef uint32_t number
+        cdef Share* share
+        with self.store:
+            for number in numbers:
+                share = self.asked(number)
+                share.is_asked = False
+                if share.parked_first or self.record(number).flags & FLAG_AWAITED:
+                    share_hurry(self.shares, number, &self.record(number).flags, True)
+                self.put_away(number)
+
+    def wanted_elsewhere(self, int partition, list names not None, int64_t now_ns):
+        """Implements contract.Escrow.wanted_elsewhere."""
+        cdef Counters* counters = &self.store.counters
+        cdef uint32_t number
+        cdef bytes name
+        cdef Share* share
+        with self.store.at(now_ns):
+            self.part(partition)
+            for name in names:
+                number = table_find(
+                    &counters.permits.table,
+                    name_tag(&counters.permits.table, <const unsigned char*>PyBytes_AS_STRING(name), len(name)),
+                    <const unsigned char*>PyBytes_AS_STRING(name), <uint32_t>PyBytes_GET_SIZE(name)
+                )
+                if number == 0 or not self.record(number).flags & FLAG_KEPT:
+                    continue
+                share = self.shares.records + number
+                if share_rights(self.shares, share):
+                    share.yields = True
+                    if share.rights > counter_at(counters, number).permit.consumption:
+                        share.rights = counter_at(counters, number).permit.consumption
+                        share_hurry(self.shares, number, &self.record(number).flags, True)
+            self.store.stirred = True
+
+    def figures(self):
+        """Implements contract.Escrow.figures."""
+        with self.store:
+            return {"dropped": self.shares.state.dropped}
+
+    # ---- inside ----
+
+    cdef Part* part(self, int partition) except NULL:
+        if not 0 <= partition < PARTITIONS:
+            raise ValueError(f"there is no partition {partition}")
+        return self.shares.state.parts + partition
+
+    cdef Share* asked(self, uint32_t number) except NULL:
+        """Returns the share of a counter about which a call is under way."""
+        if not 0 < number <= self.store.counters.permits.table.pool.fresh or not self.shares.records[number].is_asked:
+            raise ValueError(f"no call is under way about counter {number}")
+        return self.shares.records + number
+
+    cdef Record* record(self, uint32_t number) noexcept:
+        return &permit_at(&self.store.counters.permits, number).record
+
+    cdef bint has_news(self, uint32_t number) noexcept:
+        """Returns whether the authority should know something new about a share."""
+        cdef Share* share = self.shares.records + number
+        cdef uint32_t used = counter_at(&self.store.counters, number).permit.consumption
+        return used != share.told or share_rights(self.shares, share) != used
+
+    cdef tuple tell(self, Part* part, uint32_t number):
+        """Returns the news of a share, and notes that it is asked for."""
+        cdef Counters* counters = &self.store.counters
+        cdef Share* share = self.shares.records + number
+        cdef Counter* counter = counter_at(counters, number)
+        cdef uint32_t used = counter.permit.consumption, peak = max(share.peak, used)
+        cdef uint32_t maximum = share.maximum or counter.limit, first = 0, queue = 0
+        cdef uint64_t waiting = share.parked
+        cdef const Item* item
+        if counter.permit.record.flags & FLAG_AWAITED:
+            queue = queue_find(&counters.fair, number, counter.permit.record.tag)
+            item = &self.store.takes.waiting[counters.fair.queues[queue].first].first
+            while item.queue != queue:
+                item = self.store.takes.items + item.next
+            first, maximum = item.amount, item.most
+            waiting += <uint64_t>item.amount * counters.fair.queues[queue].waiters
+        elif share.parked_first:
+            first = self.shares.parked[share.parked_first].amount
+            maximum = self.shares.parked[share.parked_first].maximum
+        share.is_asked = True
+        share.calls += 1
+        share.told, share.peak = used, used
+        link_remove(self.shares.calm, &part.calm, number)
+        return (
+            number, name_bytes(&counters.permits.table, &counter.permit.record), maximum, first, waiting, used, peak,
+            share_rights(self.shares, share)
+        )
+
+    cdef int wake(self, uint32_t number) except -1:
+        """Lets the requests that waited before the call was made be decided once more."""
+        cdef Share* share = self.shares.records + number
+        cdef uint32_t connection = share.parked_first, following
+        while connection and self.shares.parked[connection].calls != share.calls:
+            following = self.shares.parked[connection].next
+            session_unpark(self.shares, self.store.sessions, connection)
+            connection = following
+        return share_wake(&self.store.counters, self.store.sessions, number) if share.parked_first == 0 else 0
+
+    cdef void put_away(self, uint32_t number) noexcept:
+        """Lists a share about which no call is under way, or lets its record be freed if it is of no use."""
+        cdef Counters* counters = &self.store.counters
+        cdef Counter* counter = counter_at(counters, number)
+        if counter.permit.consumption or not share_can_go(self.shares, number):
+            share_calm(self.shares, number, &counter.permit.record.flags)
+        elif not self.shares.urgent[number].is_listed:
+            share_end(self.shares, number)
+            counter.permit.record.flags &= <unsigned char>~FLAG_KEPT
+        if counter.permit.consumption == 0:
+            ring_push(&counters.ring, number, &counter.permit.record)

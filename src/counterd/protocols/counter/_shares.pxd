@@ -1,0 +1,315 @@
+# Shared counters: their limit holds for several daemons together. Each daemon has rights, a part of the maximum.
+#
+# Floor 2, header only. The policy in counterd.cluster decides who gets how many rights. Here requests are granted from
+# rights, which are valid until the lease of their partition ends, and for requests whose maximum is at least that for
+# which the rights were given. If a request lacks rights, the authority is asked; meanwhile the request waits in its
+# queue, or its connection is parked.
+#
+# Invariants (audit_shares checks each):
+# - a share that is in a list, or asked for, or for which a connection is parked, belongs to a record with FLAG_KEPT;
+#   a counter with rights or use is in the calm list, unless it is asked for;
+# - each parked connection is in the list of its share, and `parked` is the sum of the permits for which they ask.
+
+from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+from libc.string cimport memcmp, memset
+
+from counterd.engine.connections cimport CONNECTIONS_MAX
+from counterd.engine.debug cimport debug_check
+from counterd.engine.region cimport Region, region_reserve
+
+cdef enum:
+    PARTITIONS = 16         # as in cluster/authority.py
+    PREFIX_MAX = 255        # bytes
+    FLAG_SHARED = 16        # in Record.flags: the counter is shared
+    FLAG_KEPT = 32          # its share is in use, so the record is not freed
+
+cdef extern from *:
+    """
+    #define COUNTERD_FNV_BASIS 2166136261u
+    #define COUNTERD_FNV_PRIME 16777619u
+    """
+    const uint32_t FNV_BASIS "COUNTERD_FNV_BASIS"
+    const uint32_t FNV_PRIME "COUNTERD_FNV_PRIME"
+
+cdef enum Unreachable:      # what is granted without rights while the authority cannot be reached
+    CLOSED = 0              # nothing
+    SHARE = 1               # the maximum divided by the number of daemons
+    OPEN = 2                # the maximum
+
+
+cdef struct Share:          # 48 bytes, of each record, in an array of its own
+    uint64_t parked         # permits for which connections are parked
+    uint32_t epoch          # of its partition, when the rights were given
+    uint32_t rights         # permits that may be in use here
+    uint32_t maximum        # of all daemons' rights, when these were given
+    uint32_t peak           # most use since the last call
+    uint32_t told           # use, in the last call
+    uint32_t all_rights     # of all daemons, as of the last answer
+    uint32_t others         # use of the other daemons, likewise
+    uint32_t parked_first   # connection
+    uint32_t parked_last
+    uint16_t calls          # so far; wraps
+    uint8_t partition
+    uint8_t is_asked        # a call is under way
+    uint8_t yields          # others wait: what becomes free here is theirs
+    uint8_t was_refused     # by the last answer
+    uint8_t spare[2]
+
+
+cdef struct Link:           # 12 bytes, of each record in each list
+    uint32_t next
+    uint32_t prev
+    uint32_t is_listed
+
+
+cdef struct Ends:           # of a list
+    uint32_t first
+    uint32_t last
+
+
+cdef struct Parked:         # 20 bytes, of each connection
+    uint32_t record         # 0: it is not parked
+    uint32_t amount
+    uint32_t maximum
+    uint32_t next
+    uint32_t prev
+    uint16_t calls          # of the share, when it was parked
+
+
+cdef struct Part:           # a partition
+    int64_t until_ns        # end of the lease; 0: there is none
+    Ends urgent             # shares that lack rights, or have some that others wait for
+    Ends calm               # shares with rights or use; some may have none any more
+    uint32_t epoch          # leases that have ended
+    uint32_t cursor         # next urgent share to be woken, as the authority cannot be reached any more
+    uint8_t is_fresh        # an urgent share is not only one whose request was refused before
+    uint8_t is_away         # the authority cannot be reached
+
+
+cdef struct SharesState:    # in the region
+    Part[PARTITIONS] parts
+    uint32_t sidecars       # daemons that share; at least 1
+    uint32_t to_drop        # connections up to this number are still to be dropped, as their permits may be others' now
+    uint64_t dropped        # such connections, in total
+    uint8_t unreachable     # Unreachable
+    uint8_t drops           # whether connections are dropped
+
+
+cdef struct Shares:         # this process's view
+    SharesState* state
+    Share* records          # by record
+    Link* urgent            # likewise
+    Link* calm              # likewise
+    Parked* parked          # by connection
+    const int64_t* now_ns   # of the current call
+    uint32_t lacking        # the record of which the current request lacks rights, or 0
+    bint is_on
+    uint32_t prefix_size
+    uint8_t[PREFIX_MAX] prefix
+
+
+# ---- region --------------------------------------------------------------------------------------------------------
+
+cdef inline int shares_reserve(Shares* shares, Region* region, uint32_t buckets) except -1:
+    region_reserve(region, b"shares", sizeof(SharesState), <void**>&shares.state)
+    region_reserve(region, b"shares", (<size_t>buckets + 1) * sizeof(Share), <void**>&shares.records)
+    region_reserve(region, b"shares", (<size_t>buckets + 1) * sizeof(Link), <void**>&shares.urgent)
+    region_reserve(region, b"shares", (<size_t>buckets + 1) * sizeof(Link), <void**>&shares.calm)
+    region_reserve(region, b"parked", (CONNECTIONS_MAX + 1) * sizeof(Parked), <void**>&shares.parked)
+    return 0
+
+
+cdef inline uint8_t share_begin(Shares* shares, uint32_t number, const uint8_t* name, uint32_t size) noexcept nogil:
+    """Called for a new record. Returns FLAG_SHARED if its name is shared, or else 0."""
+    cdef uint32_t hashed = FNV_BASIS, i
+    if not shares.is_on or size < shares.prefix_size or memcmp(name, shares.prefix, shares.prefix_size) != 0:
+        return 0
+    for i in range(size):
+        hashed = (hashed ^ name[i]) * FNV_PRIME
+    memset(shares.records + number, 0, sizeof(Share))
+    shares.records[number].partition = <uint8_t>(hashed % PARTITIONS)
+    return FLAG_SHARED
+
+
+# ---- lists ---------------------------------------------------------------------------------------------------------
+
+cdef inline void link_push(Link* links, Ends* ends, uint32_t number) noexcept nogil:
+    """Puts a record at the end of a list, unless the list already has it."""
+    cdef Link* link = links + number
+    if link.is_listed:
+        return
+    link.is_listed = True
+    link.next = 0
+    link.prev = ends.last
+    if ends.last:
+        links[ends.last].next = number
+    else:
+        ends.first = number
+    ends.last = number
+
+
+cdef inline void link_remove(Link* links, Ends* ends, uint32_t number) noexcept nogil:
+    """Removes a record from a list, if the list has it."""
+    cdef Link* link = links + number
+    if not link.is_listed:
+        return
+    link.is_listed = False
+    if link.prev:
+        links[link.prev].next = link.next
+    else:
+        ends.first = link.next
+    if link.next:
+        links[link.next].prev = link.prev
+    else:
+        ends.last = link.prev
+
+
+cdef inline Part* share_part(const Shares* shares, const Share* share) noexcept nogil:
+    return shares.state.parts + share.partition
+
+
+cdef inline void share_hurry(Shares* shares, uint32_t number, uint8_t* flags, bint is_fresh) noexcept nogil:
+    """Lets the next call be made soon, and be about this share too."""
+    cdef Part* part = share_part(shares, shares.records + number)
+    flags[0] |= FLAG_KEPT
+    part.is_fresh |= is_fresh
+    link_push(shares.urgent, &part.urgent, number)
+
+
+cdef inline void share_calm(Shares* shares, uint32_t number, uint8_t* flags) noexcept nogil:
+    """Lets one of the next calls be about this share too."""
+    flags[0] |= FLAG_KEPT
+    link_push(shares.calm, &share_part(shares, shares.records + number).calm, number)
+
+
+cdef inline uint32_t urgent_pop(Shares* shares, Part* part) noexcept nogil:
+    """Removes the first urgent share. Returns 0 if there is none."""
+    cdef uint32_t number = part.urgent.first
+    if number:
+        share_unlist(shares, part, number)
+    return number
+
+
+cdef inline void share_unlist(Shares* shares, Part* part, uint32_t number) noexcept nogil:
+    """Removes a share from the urgent list, if the list has it."""
+    if part.cursor == number:
+        part.cursor = shares.urgent[number].next
+    link_remove(shares.urgent, &part.urgent, number)
+
+
+cdef inline uint32_t share_rights(const Shares* shares, const Share* share) noexcept nogil:
+    """Returns how many permits may be in use here, if the lease has not ended meanwhile."""
+    return share.rights if share.epoch == share_part(shares, share).epoch else 0
+
+
+cdef inline bint share_can_go(const Shares* shares, uint32_t number) noexcept nogil:
+    """Returns whether an idle counter's record may be freed as far as its share is concerned."""
+    cdef const Share* share = shares.records + number
+    if share.is_asked or share.parked_first:
+        return False
+    return share.epoch != share_part(shares, share).epoch or share.rights == 0 and share.told == 0
+
+
+cdef inline void share_end(Shares* shares, uint32_t number) noexcept nogil:
+    """Called before a record with FLAG_KEPT is freed, or when nothing has to be said about its share any more."""
+    cdef Part* part = share_part(shares, shares.records + number)
+    share_unlist(shares, part, number)
+    link_remove(shares.calm, &part.calm, number)
+
+
+# ---- deciding ------------------------------------------------------------------------------------------------------
+
+cdef inline bint share_allows(
+    Shares* shares, uint32_t number, uint8_t* flags, uint32_t after, uint32_t maximum
+) noexcept nogil:
+    """Returns whether a request may be granted, after which `after` permits are in use here. `after` is at most
+    `maximum`.
+
+    If rights are lacking, asks for them.
+    """
+    cdef Share* share = shares.records + number
+    cdef Part* part = share_part(shares, share)
+    if (
+        after <= share.rights and maximum >= share.maximum and share.epoch == part.epoch
+        and shares.now_ns[0] < part.until_ns
+    ):
+        share.peak = max(share.peak, after)
+        return True
+    if not part.is_away:
+        share_hurry(shares, number, flags, not share.was_refused)
+        shares.lacking = number
+        return False
+    if shares.state.unreachable == CLOSED:
+        return False
+    if shares.state.unreachable == SHARE and after > maximum // shares.state.sidecars:
+        return False
+    share_calm(shares, number, flags)
+    return True
+
+
+cdef inline void share_restored(Shares* shares, uint32_t number, uint8_t* flags, uint32_t consumption) noexcept nogil:
+    """Called when permits were given back. If others wait for them, they are theirs."""
+    cdef Share* share = shares.records + number
+    if share.yields and share.rights > consumption:
+        share.rights = consumption
+        share_hurry(shares, number, flags, True)
+
+
+# ---- connections that are parked -----------------------------------------------------------------------------------
+
+cdef inline void parked_add(
+    Shares* shares, uint32_t connection, uint32_t number, uint8_t* flags, uint32_t amount, uint32_t maximum
+) noexcept nogil:
+    """Notes that a connection is parked until the authority was asked about a share after this moment."""
+    cdef Share* share = shares.records + number
+    cdef Parked* parked = shares.parked + connection
+    debug_check(parked.record == 0)
+    parked.record, parked.amount, parked.maximum, parked.calls = number, amount, maximum, share.calls
+    parked.next = 0
+    parked.prev = share.parked_last
+    if share.parked_last:
+        shares.parked[share.parked_last].next = connection
+    else:
+        share.parked_first = connection
+    share.parked_last = connection
+    share.parked += amount
+    share_hurry(shares, number, flags, True)
+
+
+cdef inline void parked_remove(Shares* shares, uint32_t connection) noexcept nogil:
+    cdef Parked* parked = shares.parked + connection
+    cdef Share* share = shares.records + parked.record
+    if parked.prev:
+        shares.parked[parked.prev].next = parked.next
+    else:
+        share.parked_first = parked.next
+    if parked.next:
+        shares.parked[parked.next].prev = parked.prev
+    else:
+        share.parked_last = parked.prev
+    share.parked -= parked.amount
+    parked.record = 0
+
+
+# ---- leases --------------------------------------------------------------------------------------------------------
+
+cdef inline int64_t shares_due_ns(const Shares* shares) noexcept nogil:
+    """Returns when leases_end() has work: at the end of the next lease, or 0 if it has some now, or -1."""
+    cdef int64_t due = -1, until
+    cdef int i
+    if shares.state.to_drop:
+        return 0
+    for i in range(PARTITIONS):
+        if shares.state.parts[i].cursor:
+            return 0
+        until = shares.state.parts[i].until_ns
+        if until and (due < 0 or until < due):
+            due = until
+    return due
+
+
+cdef inline void shares_lose(Shares* shares, int partition) noexcept nogil:
+    """Ends all rights of a partition. Permits in use stay in use, unless their connections are dropped."""
+    cdef Part* part = shares.state.parts + partition
+    part.until_ns = 0
+    part.epoch += 1

@@ -1,0 +1,443 @@
+"""Shared counters: a store grants from its rights, asks for what it lacks, and gives up what its lease had given it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from counterd.cluster.authority import PARTITIONS, partition_of
+from counterd.protocols.counter import escrow, wire
+from counterd.protocols.counter._lending import Lending
+from counterd.protocols.counter.wire import Permit, Status
+from kit.takes import Desk, Taker
+
+NAME = b"shared:a"
+PART = partition_of(NAME)
+OTHER = next(b"shared:%d" % i for i in range(100) if partition_of(b"shared:%d" % i) != PART)
+LEASE_MS = 10_000
+REFUSED = Status.RESOURCE_NOT_AVAILABLE
+
+
+class Shop(Desk):
+    """A store that shares names which begin with `shared:`, and what its sidecar does."""
+
+    def __init__(self, unreachable: str = "closed", *, drops: bool = False, **sizes: Any) -> None:
+        super().__init__(**sizes)
+        self.escrow = escrow(self.store, b"shared:")
+        self.escrow.set_policy(unreachable, drops)
+        self.lease(PART)
+
+    def lease(self, partition: int) -> None:
+        self.escrow.set_lease(partition, self.pump.now_ns + LEASE_MS * 1_000_000)
+
+    def news(self, partition: int = PART, *, every: bool = False) -> list[tuple[Any, ...]]:
+        return self.escrow.take_news(partition, 100, 100, every)
+
+    def answer(
+        self, news: tuple[Any, ...], rights: int, *, others: int = 0, yields: bool = False, refused: bool = False
+    ) -> None:
+        """Gives these rights. others: rights and use of other daemons."""
+        number, _, maximum, _, _, used, _, _ = news
+        settled = (number, rights, maximum, rights + others, used + others, yields, refused)
+        self.escrow.settle_rights([settled], self.pump.now_ns)
+        self.pump.settle()
+
+    def give(self, rights: int, **others: Any) -> None:
+        """Answers the only news."""
+        (news,) = self.news()
+        self.answer(news, rights, **others)
+
+    def urgency(self, partition: int = PART) -> int:
+        return self.escrow.urgency(partition)
+
+
+@pytest.fixture
+def shop() -> Shop:
+    return Shop()
+
+
+def ask(taker: Taker, amount: int = 1, maximum: int = 10, name: bytes = NAME) -> None:
+    """Sends an Acquire, which waits for an answer of the authority."""
+    taker.send(wire.acquire(0, name, amount, maximum))
+
+
+def statuses(taker: Taker) -> list[int]:
+    return [each.status for each in taker.answers.others]
+
+
+# ---- granting -------------------------------------------------------------------------------------------------------
+
+
+def test_a_request_without_rights_waits_for_the_answer(shop: Shop) -> None:
+    (one,) = shop.some(1)
+    ask(one, 2)
+    assert statuses(one) == []
+    assert one.session.state == 2, "parked"
+    assert shop.urgency() == 2
+    (news,) = shop.news()
+    assert news[1:] == (NAME, 10, 2, 2, 0, 0, 0)
+    assert shop.urgency() == 0
+    shop.answer(news, 5)
+    assert statuses(one) == [Status.NO_ERROR]
+    assert one.acquire(NAME, 3, 10) == Status.NO_ERROR, "from rights that are there"
+    ask(one)
+    assert len(statuses(one)) == 2, "there are no more rights"
+    (news,) = shop.news()
+    assert news[1:] == (NAME, 10, 1, 1, 5, 5, 5)
+
+
+def test_a_request_is_refused_after_the_answer(shop: Shop) -> None:
+    one, other = shop.some(2)
+    ask(one)
+    shop.give(0, others=10, refused=True)
+    assert statuses(one) == [REFUSED]
+    ask(other)
+    assert shop.urgency() == 2, "each request is asked for"
+    shop.give(1, others=9)
+    assert statuses(other) == [Status.NO_ERROR]
+
+
+def test_other_names_are_not_shared(shop: Shop) -> None:
+    (one,) = shop.some(1)
+    assert one.acquire(b"own", 1, 1) == Status.NO_ERROR
+    assert shop.news() == []
+
+
+def test_more_than_the_maximum_is_refused_without_asking(shop: Shop) -> None:
+    one, other = shop.some(2)
+    ask(one, 2, 2)
+    shop.give(2)
+    assert other.acquire(NAME, 1, 2) == REFUSED
+    assert shop.urgency() == 0
+
+
+def test_a_smaller_maximum_is_asked_for(shop: Shop) -> None:
+    """Others may use more than that."""
+    (one,) = shop.some(1)
+    ask(one, 1, 10)
+    shop.give(5)
+    ask(one, 1, 7)
+    (news,) = shop.news()
+    assert news[1:] == (NAME, 7, 1, 1, 1, 1, 5)
+    shop.answer(news, 1, others=6, refused=True)
+    assert statuses(one) == [Status.NO_ERROR, REFUSED]
+    assert one.acquire(NAME, 1, 1) == REFUSED
+
+
+def test_a_request_after_the_call_waits_for_the_next_call(shop: Shop) -> None:
+    one, other = shop.some(2)
+    ask(one)
+    (news,) = shop.news()
+    ask(other)
+    shop.answer(news, 0, others=10, refused=True)
+    assert (statuses(one), statuses(other)) == ([REFUSED], [])
+    shop.give(1)
+    assert statuses(other) == [Status.NO_ERROR]
+
+
+def test_requests_behind_it_keep_their_order(shop: Shop) -> None:
+    (one,) = shop.some(1)
+    one.send(wire.acquire(1, NAME, 1, 10) + wire.get(2, b"own") + wire.noop(3))
+    assert statuses(one) == []
+    shop.give(1)
+    assert [each.opaque for each in one.answers.others] == [1, 2, 3]
+
+
+def test_a_take_that_does_not_wait(shop: Shop) -> None:
+    one, other = shop.some(2)
+    take = one.take(Permit(NAME, 1, 10), Permit(b"own", 1, 1))
+    assert one.of(take) is None
+    shop.give(1)
+    assert one.has(take)
+    assert other.acquire(b"own", 1, 1) == REFUSED
+    take = one.take(Permit(NAME, 1, 10))
+    shop.give(1, others=9, refused=True)
+    shortage = one.of(take)
+    assert isinstance(shortage, wire.Shortage)
+    assert (shortage.item, shortage.left) == (0, 0)
+
+
+def test_each_item_of_a_take_is_asked_for(shop: Shop) -> None:
+    shop.lease(partition_of(OTHER))
+    (one,) = shop.some(1)
+    take = one.take(Permit(NAME, 1, 10), Permit(OTHER, 1, 10))
+    shop.give(1)
+    assert one.of(take) is None
+    (news,) = shop.news(partition_of(OTHER))
+    shop.answer(news, 1)
+    assert one.has(take)
+
+
+def test_a_take_that_waits_is_in_the_queue(shop: Shop) -> None:
+    one, other = shop.some(2)
+    take = one.take(Permit(NAME, 3, 10), wait_ms=60_000)
+    (news,) = shop.news()
+    assert news[1:] == (NAME, 10, 3, 3, 0, 0, 0)
+    shop.answer(news, 0, others=9, refused=True)
+    assert one.of(take) is None
+    assert shop.urgency() == 1, "it was refused before"
+    shop.give(3, others=7)
+    assert one.has(take)
+    assert other.acquire(NAME, 1, 3) == REFUSED
+    assert one.release(NAME, 3) == Status.NO_ERROR
+
+
+def test_while_a_take_waits_others_are_refused(shop: Shop) -> None:
+    one, other = shop.some(2)
+    one.take(Permit(NAME, 3, 10), wait_ms=60_000)
+    assert other.acquire(NAME, 1, 10) == REFUSED
+
+
+# ---- giving back ----------------------------------------------------------------------------------------------------
+
+
+def test_rights_that_are_not_used_are_news(shop: Shop) -> None:
+    (one,) = shop.some(1)
+    ask(one)
+    shop.give(8)
+    (news,) = shop.news()
+    assert news[1:] == (NAME, 10, 0, 0, 1, 1, 8)
+    shop.answer(news, 1)
+    assert shop.news() == [], "nothing is new"
+    (news,) = shop.news(every=True)
+    shop.answer(news, 1)
+    assert one.release(NAME) == Status.NO_ERROR
+    (news,) = shop.news()
+    assert news[1:] == (NAME, 10, 0, 0, 0, 1, 1)
+    shop.answer(news, 0)
+    assert shop.news(every=True) == [], "it is forgotten"
+
+
+def test_rights_are_kept_to_what_the_call_says(shop: Shop) -> None:
+    one, other = shop.some(2)
+    ask(one)
+    shop.give(8)
+    (news,) = shop.news()
+    shop.escrow.keep_rights([(news[0], 2)])
+    assert other.acquire(NAME, 1, 10) == Status.NO_ERROR
+    ask(other)
+    assert len(statuses(other)) == 1
+    shop.answer(news, 3)
+    assert len(statuses(other)) == 1, "it was asked after the call was made"
+    shop.give(3)
+    assert statuses(other) == [Status.NO_ERROR, Status.NO_ERROR]
+
+
+def test_what_becomes_free_is_given_up_when_others_wait(shop: Shop) -> None:
+    one, other = shop.some(2)
+    ask(one, 2)
+    shop.give(2, yields=True)
+    take = other.take(Permit(NAME, 1, 10), wait_ms=60_000)
+    shop.give(2, yields=True, refused=True)
+    assert one.release(NAME) == Status.NO_ERROR
+    assert other.of(take) is None
+    (news,) = shop.news()
+    assert news[1:] == (NAME, 10, 1, 1, 1, 2, 1)
+    shop.answer(news, 2)
+    assert other.has(take)
+
+
+def test_idle_rights_for_which_others_wait_are_news(shop: Shop) -> None:
+    (one,) = shop.some(1)
+    ask(one)
+    shop.give(8)
+    assert shop.urgency() == 0
+    shop.escrow.wanted_elsewhere(PART, [NAME, b"shared:unknown", b"own"], shop.pump.now_ns)
+    assert shop.urgency() == 2
+    (news,) = shop.news()
+    assert news[-1] == 1, "the others cannot be granted here any more"
+
+
+def test_a_counter_with_rights_is_not_freed() -> None:
+    shop = Shop(buckets=2)
+    one, other = shop.some(2)
+    ask(one)
+    shop.give(8)
+    assert one.release(NAME) == Status.NO_ERROR
+    assert other.acquire(b"own", 1, 1) == Status.NO_ERROR
+    assert other.acquire(b"more", 1, 1) == Status.OUT_OF_MEMORY
+    shop.give(0)
+    assert other.acquire(b"more", 1, 1) == Status.NO_ERROR
+
+
+# ---- leases ---------------------------------------------------------------------------------------------------------
+
+
+def test_rights_end_with_the_lease(shop: Shop) -> None:
+    (one,) = shop.some(1)
+    ask(one)
+    shop.give(8)
+    shop.pump.ticking = False  # the first thing after a long stop is a request
+    shop.wait(LEASE_MS)
+    ask(one)
+    assert len(statuses(one)) == 1
+    shop.pump.ticking = True
+    shop.pump.settle()
+    shop.lease(PART)
+    (news,) = shop.news()
+    assert (news[5], news[7]) == (1, 0)
+    shop.answer(news, 2)
+    assert statuses(one) == [Status.NO_ERROR, Status.NO_ERROR]
+
+
+@pytest.mark.parametrize("lose", [False, True])
+def test_connections_are_dropped_with_the_lease(lose: bool) -> None:
+    shop = Shop(drops=True)
+    one, other, idle = shop.some(3)
+    ask(one)
+    shop.give(8)
+    assert other.acquire(b"own") == Status.NO_ERROR
+    if lose:
+        shop.escrow.lose(PART, shop.pump.now_ns)
+    else:
+        shop.wait(LEASE_MS)
+    shop.pump.settle()
+    assert [each.session.dropped for each in (one, other, idle)] == [True, False, False]
+    assert shop.escrow.figures()["dropped"] == 1
+    shop.lease(PART)
+    ask(idle, 10)
+    (news,) = shop.news()
+    assert news[5] == 0, "the permit was given back"
+    shop.answer(news, 10)
+    assert statuses(idle) == [Status.NO_ERROR]
+
+
+def test_a_connection_in_its_grace_time_ends_with_the_lease() -> None:
+    shop = Shop(drops=True)
+    shop.store.limit_stays(3600)
+    (one,) = shop.some(1)
+    one.resume(3_600_000)
+    ask(one)
+    shop.give(8)
+    one.close()
+    assert shop.store.snapshot()["busy"] == 1
+    shop.escrow.lose(PART, shop.pump.now_ns)
+    shop.wait(100)
+    assert shop.store.snapshot()["busy"] == 0
+
+
+def test_permits_stay_in_use_if_connections_are_not_dropped(shop: Shop) -> None:
+    (one,) = shop.some(1)
+    ask(one)
+    shop.give(8)
+    shop.wait(LEASE_MS)
+    shop.lease(PART)
+    (news,) = shop.news(every=True)
+    assert (news[5], news[7]) == (1, 0)
+    shop.answer(news, 0, others=10)
+    assert one.release(NAME) == Status.NO_ERROR
+
+
+# ---- the authority cannot be reached --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("policy", "granted"), [("closed", 0), ("share", 3), ("open", 10)])
+def test_what_is_granted_alone(policy: str, granted: int) -> None:
+    shop = Shop(policy)
+    shop.escrow.set_sidecars(3)
+    one, other = shop.some(2)
+    ask(other)
+    shop.wait(LEASE_MS)
+    shop.escrow.set_reachable(PART, False, shop.pump.now_ns)
+    shop.pump.settle()
+    assert statuses(other) == [REFUSED if policy == "closed" else Status.NO_ERROR], "it waited for an answer"
+    other.close()
+    shop.pump.settle()
+    assert [one.acquire(NAME, 1, 10) for _ in range(11)] == [Status.NO_ERROR] * granted + [REFUSED] * (11 - granted)
+    shop.escrow.set_reachable(PART, True, shop.pump.now_ns)
+    shop.lease(PART)
+    used = sum(news[5] for news in shop.news(every=True))
+    assert used == granted, "the authority hears of it"
+
+
+def test_rights_are_used_while_the_authority_cannot_be_reached(shop: Shop) -> None:
+    (one,) = shop.some(1)
+    ask(one)
+    shop.give(2)
+    shop.escrow.set_reachable(PART, False, shop.pump.now_ns)
+    assert one.acquire(NAME, 1, 10) == Status.NO_ERROR
+    assert one.acquire(NAME, 1, 10) == REFUSED
+
+
+def test_names_that_are_refused_meanwhile_take_no_room() -> None:
+    shop = Shop(buckets=2)
+    (one,) = shop.some(1)
+    for partition in range(PARTITIONS):
+        shop.escrow.set_reachable(partition, False, shop.pump.now_ns)
+    assert {one.acquire(b"shared:%d" % number, 1, 10) for number in range(10)} == {REFUSED}
+
+
+def test_a_take_that_waits_meanwhile_is_asked_for_afterwards(shop: Shop) -> None:
+    (one,) = shop.some(1)
+    shop.escrow.set_reachable(PART, False, shop.pump.now_ns)
+    take = one.take(Permit(NAME, 1, 10), wait_ms=60_000)
+    assert one.of(take) is None
+    shop.escrow.set_reachable(PART, True, shop.pump.now_ns)
+    assert shop.urgency() == 2
+    shop.give(1)
+    assert one.has(take)
+
+
+def test_a_call_without_an_answer_is_made_again(shop: Shop) -> None:
+    (one,) = shop.some(1)
+    ask(one)
+    (news,) = shop.news()
+    shop.escrow.forget_call([news[0]])
+    assert shop.urgency() == 2
+    shop.give(1)
+    assert statuses(one) == [Status.NO_ERROR]
+
+
+# ---- connections that end meanwhile ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("half", [False, True])
+def test_a_connection_that_ends_while_it_is_parked(shop: Shop, half: bool) -> None:
+    one, other = shop.some(2)
+    ask(one)
+    ask(other)
+    if half:
+        one.peer.half_close()
+        assert statuses(one) == [REFUSED], "it cannot wait any more"
+    else:
+        one.close()
+    shop.give(10)
+    assert statuses(other) == [Status.NO_ERROR]
+    assert other.acquire(NAME, 9, 10) == Status.NO_ERROR
+
+
+def test_a_parked_connection_is_taken_over(shop: Shop) -> None:
+    shop.store.limit_stays(3600)
+    one, other = shop.some(2)
+    stay = one.resume(3_600_000)
+    assert isinstance(stay, wire.Stay)
+    ask(one)
+    assert isinstance(other.resume(3_600_000, stay.token, 1), wire.Stay)
+    assert statuses(one)[1:] == [REFUSED], "nothing was waited for"
+    shop.give(0)
+
+
+# ---- other parts ----------------------------------------------------------------------------------------------------
+
+
+def test_jobs_with_permits_share_too(shop: Shop) -> None:
+    settled: list[tuple[int, bool]] = []
+    lender = Lending.of(shop.store, lambda ticket, granted: settled.append((ticket, granted)), lambda: None)
+    now_ns = shop.pump.now_ns
+    assert not lender.acquire(NAME, 10, now_ns)
+    assert lender.enqueue(NAME, 10, 7, now_ns)
+    shop.give(1)
+    assert settled == [(7, True)]
+    assert lender.retake(NAME, 1, now_ns), "above the maximum"
+    (news,) = shop.news()
+    assert (news[5], news[7]) == (2, 1)
+
+
+def test_what_makes_no_sense(shop: Shop) -> None:
+    with pytest.raises(ValueError, match="partition 16"):
+        shop.escrow.urgency(PARTITIONS)
+    with pytest.raises(ValueError, match="no call is under way"):
+        shop.escrow.forget_call([1])
+    with pytest.raises(ValueError, match="256 bytes"):
+        escrow(Desk().store, bytes(256))
