@@ -138,6 +138,9 @@ local function decide(call, share, total, wish)
   if waits then
     granted = math.min(stands, is_first and least or keep, most)
   end
+  if not waits then
+    used = least    -- by its first request, when it has the answer
+  end
   local has_place = waits and stays == 1
   if has_place and need_before == 0 then
     redis.call('ZADD', line, redis.call('HINCRBY', call.meta, 'refusals', 1), call.sidecar)

@@ -166,9 +166,9 @@ def arguments(  # noqa: PLR0917 - as the script has them
 
 def answer(found: list[Any]) -> Answer:
     """Returns the answer that a server has sent. Raises StaleCall or LeaseLost, or ValueError if it makes no sense."""
-    if found[0] == _STALE:
+    if found == [_STALE]:
         raise StaleCall
-    if found[0] == _LOST:
+    if found == [_LOST]:
         raise LeaseLost
     try:
         _, learning_ms, sidecars, again_ms, waited, packed_rights, packed_units = found
@@ -177,6 +177,6 @@ def answer(found: list[Any]) -> Answer:
             for rights, mode, every, used, waits in _RIGHT.iter_unpack(packed_rights)
         ]
         units = [Units(int(granted), int(wait_us)) for granted, wait_us in _UNITS.iter_unpack(packed_units)]
-    except (struct.error, TypeError) as error:
+    except (struct.error, TypeError, ValueError) as error:
         raise ValueError(f"the authority answered {found!r:.200}") from error
     return Answer(learning_ms, sidecars, again_ms, waited, rights, units)

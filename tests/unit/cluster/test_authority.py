@@ -345,8 +345,8 @@ def rights(answer: Answer) -> list[tuple[int, Mode]]:
 
 def test_rights_never_add_up_to_more_than_the_maximum(ready: Authority) -> None:
     assert rights(ready.call("a", 1, plenty(10, 1, 6))) == [(6, Mode.PLENTY)]
-    assert ready.call("b", 1, plenty(10, 1, 6)).rights == [Right(4, Mode.PLENTY, 10, 0, False)]
-    assert ready.call("a", 2, plenty(10, 2, 3, 3, 2)).rights == [Right(3, Mode.PLENTY, 7, 2, False)]
+    assert ready.call("b", 1, plenty(10, 1, 6)).rights == [Right(4, Mode.PLENTY, 10, 2, False)]
+    assert ready.call("a", 2, plenty(10, 2, 3, 3, 2)).rights == [Right(3, Mode.PLENTY, 7, 3, False)]
     assert ready.call("b", 2, plenty(10, 1, 9, 4, 1)).rights == [Right(7, Mode.PLENTY, 10, 3, False)]
 
 
@@ -364,12 +364,12 @@ def test_another_maximum_gives_no_more_than_the_smaller_one_allows(ready: Author
 
 def test_small_requests_do_not_starve_a_large_one(ready: Authority) -> None:
     ready.call("a", 1, plenty(10, 9, 9))
-    assert ready.call("b", 1, plenty(10, 5, 5)).rights == [Right(0, Mode.PLENTY, 9, 0, False)]
+    assert ready.call("b", 1, plenty(10, 5, 5)).rights == [Right(0, Mode.PLENTY, 9, 9, False)]
     ready.call("a", 2, plenty(10, 6, 6, 6, 6))
     assert rights(ready.call("c", 1, plenty(10, 1, 3))) == [(0, Mode.PLENTY)], "4 are free, and the first needs 5"
     ready.call("a", 3, plenty(10, 4, 4, 4, 4))
     assert rights(ready.call("c", 2, plenty(10, 1, 3))) == [(1, Mode.PLENTY)], "no more than it needs, as another waits"
-    assert ready.call("b", 2, plenty(10, 5, 5)).rights == [Right(5, Mode.PLENTY, 10, 4, False)]
+    assert ready.call("b", 2, plenty(10, 5, 5)).rights == [Right(5, Mode.PLENTY, 10, 10, False)]
 
 
 def test_who_holds_much_does_not_go_on_with_what_it_gives_back(ready: Authority) -> None:
@@ -377,7 +377,7 @@ def test_who_holds_much_does_not_go_on_with_what_it_gives_back(ready: Authority)
     ready.call("a", 1, plenty(10, 10, 10))
     ready.call("b", 1, plenty(10, 1, 1))
     assert ready.call("a", 2, plenty(10, 10, 10, 9, 9)).rights == [Right(9, Mode.PLENTY, 9, 9, True)]
-    assert ready.call("b", 2, plenty(10, 1, 1)).rights == [Right(1, Mode.PLENTY, 10, 9, True)]
+    assert ready.call("b", 2, plenty(10, 1, 1)).rights == [Right(1, Mode.PLENTY, 10, 10, True)]
 
 
 def test_a_smaller_maximum_does_not_starve(ready: Authority) -> None:
@@ -416,7 +416,7 @@ def test_who_does_not_ask_again_loses_its_place(ready: Authority) -> None:
     ready.end_place("b")
     assert rights(ready.call("a", 2, plenty(10, 0, 0))) == [(0, Mode.PLENTY)]
     assert rights(ready.call("c", 2, plenty(10, 8, 9))) == [(9, Mode.PLENTY)]
-    assert ready.call("b", 2, plenty(10, 9, 9)).rights == [Right(0, Mode.PLENTY, 9, 0, False)]
+    assert ready.call("b", 2, plenty(10, 9, 9)).rights == [Right(0, Mode.PLENTY, 9, 8, False)]
     ready.call("c", 3, plenty(10, 0, 0))
     assert rights(ready.call("b", 3, plenty(10, 9, 10))) == [(10, Mode.PLENTY)]
 
@@ -497,7 +497,7 @@ def test_a_lease_that_is_over(ready: Authority) -> None:
         ready.end_lease(sidecar)
     with pytest.raises(LeaseLost):  # although only that of the other one was taken back
         ready.call("b", 2, plenty(10, 9, 9))
-    assert ready.call("c", 1, plenty(10, 10, 10)).rights == [Right(10, Mode.PLENTY, 10, 0, False)]
+    assert ready.call("c", 1, plenty(10, 10, 10)).rights == [Right(10, Mode.PLENTY, 10, 10, False)]
     for sidecar in "ab":
         with pytest.raises(LeaseLost):
             ready.call(sidecar, 3, plenty(10, 1, 1))

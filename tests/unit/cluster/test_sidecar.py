@@ -1,0 +1,499 @@
+"""The policy of a daemon that shares limits, with a store and a Redis in memory, and a clock that the tests set."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+
+from counterd.cluster import authority
+from counterd.cluster.sidecar import CALM_MAX, MS, SECOND, Sidecar
+from kit.lua_redis import LuaRedis
+from kit.shared_store import Request, SharedStore
+
+LEASE_MS = 10_000
+NAME = b"n"
+PART = authority.partition_of(NAME)
+START_NS = 100 * SECOND
+
+
+class Server(LuaRedis):
+    """It has learnt. The time is the test's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.run = "run-0"
+        self.now_ns = START_NS
+        self.numbers = itertools.count(1)
+        for partition in range(authority.PARTITIONS):
+            self.data[authority.keys(partition, "")[1].encode()] = {b"run": b"run-0", b"learns": b"0"}
+
+    def advance(self, duration_ns: int) -> None:
+        self.now_ns += duration_ns
+        self.now_us += duration_ns // 1000
+        self.expire()
+
+
+class Machine:
+    """A daemon. grants: what was granted, in order. refusals: likewise."""
+
+    def __init__(self, server: Server, *, drops: bool = True) -> None:
+        self.server = server
+        self.grants: list[Request] = []
+        self.refusals: list[Request] = []
+        self.dropped: list[bytes] = []
+        self.store = SharedStore(self.grants.append, self.refusals.append, self.drop if drops else None)
+        self.sidecar = Sidecar(self.store, lambda: f"s{next(server.numbers)}", LEASE_MS)
+
+    def drop(self, names: list[bytes]) -> None:
+        for name in names:
+            self.dropped.append(name)
+            self.store.share(name).used = 0
+
+    def ask(self, amount: int = 1, maximum: int = 100, *, name: bytes = NAME, stays: bool = False) -> Request:
+        request = Request(name, amount, maximum, stays)
+        self.store.ask(request, self.server.now_ns)
+        return request
+
+    def release(self, amount: int = 1, name: bytes = NAME) -> None:
+        self.store.release(name, amount, self.server.now_ns)
+
+    def send(self) -> tuple[list[str], list[Any]] | None:
+        return self.sidecar.call(PART, self.server.run, self.server.now_ns)
+
+    def turn(self) -> bool:
+        """Makes a call if there is something to say."""
+        call = self.send()
+        if call is not None:
+            self.sidecar.answered(PART, self.server.tick(*call), self.server.now_ns)
+        return call is not None
+
+    @property
+    def rights(self) -> int:
+        return self.store.share(NAME).rights
+
+    @property
+    def used(self) -> int:
+        return self.store.share(NAME).used
+
+
+@pytest.fixture
+def server() -> Server:
+    return Server()
+
+
+def pass_time(server: Server, duration_ns: int, *machines: Machine) -> int:
+    """Lets time pass, with calls when they are due. Returns how many there were."""
+    end_ns, calls = server.now_ns + duration_ns, 0
+    while server.now_ns < end_ns:
+        server.advance(MS)
+        for machine in machines:
+            if server.now_ns >= machine.sidecar.next_call_ns(PART):
+                calls += machine.turn()
+    return calls
+
+
+def pair(server: Server) -> tuple[Machine, Machine]:
+    """Two machines that the server knows."""
+    both = Machine(server), Machine(server)
+    for machine in both:
+        machine.ask(maximum=1000)
+        machine.turn()
+        machine.release()
+    pass_time(server, 2 * SECOND, *both)
+    assert [machine.used for machine in both] == [0, 0]
+    for machine in both:
+        machine.grants.clear()
+    return both
+
+
+# ---- sizes ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_first_request_is_asked_for_and_later_ones_are_not(server: Server) -> None:
+    machine = Machine(server)
+    machine.ask()
+    assert machine.grants == []
+    assert machine.turn()
+    machine.ask()
+    assert len(machine.grants) == 2
+    assert machine.rights == 2
+    assert not machine.turn(), "there is nothing to say, and it is too early"
+
+
+def test_nothing_is_said_while_nothing_is_shared(server: Server) -> None:
+    assert pass_time(server, 10 * SECOND, Machine(server)) == 0
+
+
+def test_a_sidecar_has_no_more_idle_rights_than_its_part_of_the_headroom(server: Server) -> None:
+    one, other = pair(server)
+    for _ in range(400):
+        one.ask(maximum=1000)
+        one.turn()
+        server.advance(3 * MS)
+    assert one.used == 400
+    assert 400 < one.rights <= 400 + 1000 // (8 * 2)
+    assert other.rights == 0
+
+
+def test_idle_rights_go_back(server: Server) -> None:
+    machine = Machine(server)
+    for _ in range(80):
+        machine.ask(maximum=1000)
+        machine.turn()
+        server.advance(3 * MS)
+    machine.release(79)
+    pass_time(server, 300 * MS, machine)
+    assert machine.used == 1
+    assert machine.rights < 40
+    pass_time(server, 2 * SECOND, machine)
+    assert machine.rights <= 3
+
+
+def test_with_few_permits_each_request_is_asked_for_and_what_is_free_goes_back_at_once(server: Server) -> None:
+    one, other = pair(server)
+    one.ask(maximum=3)
+    one.turn()
+    assert (one.used, one.rights) == (1, 1)
+    one.release()
+    server.advance(3 * MS)
+    assert one.turn()
+    other.ask(3, maximum=3)
+    other.turn()
+    assert other.used == 3
+
+
+def test_a_request_with_another_maximum_is_asked_for_alone(server: Server) -> None:
+    """What it was granted is for no other request, as others may have more by then."""
+    machine = Machine(server)
+    machine.ask(maximum=100)
+    machine.turn()
+    machine.ask(maximum=5)
+    server.advance(3 * MS)
+    machine.turn()
+    assert machine.used == 2
+    machine.release(2)
+    assert machine.rights == 0
+    machine.ask(maximum=5)
+    assert len(machine.grants) == 2
+    server.advance(3 * MS)
+    machine.turn()
+    assert len(machine.grants) == 3
+
+
+def test_what_is_not_granted_is_refused(server: Server) -> None:
+    one, other = pair(server)
+    one.ask(10, maximum=10)
+    one.turn()
+    request = other.ask(maximum=10)
+    other.turn()
+    assert other.refusals == [request]
+    assert other.sidecar.figures()["refused"] == 1
+    assert other.sidecar.figures()["refused_in_vain"] == 0
+
+
+def test_a_refusal_although_permits_were_free_is_counted(server: Server) -> None:
+    one, other = pair(server)
+    one.ask(1000, maximum=1000)
+    one.turn()
+    one.release(900)
+    server.advance(101 * MS)
+    one.turn()
+    assert one.rights == 100 + 1000 // (8 * 2)
+    other.ask(900, maximum=1000)
+    other.turn()
+    assert other.sidecar.figures()["refused_in_vain"] == 1
+
+
+# ---- turns ----------------------------------------------------------------------------------------------------------
+
+
+def test_what_becomes_free_goes_to_who_waits_elsewhere(server: Server) -> None:
+    one, other = pair(server)
+    one.ask(10, maximum=10)
+    one.turn()
+    waiting = other.ask(maximum=10, stays=True)
+    other.turn()
+    pass_time(server, 1200 * MS, one, other)  # by then each sidecar has heard of it
+    one.release()
+    assert one.rights == 9
+    pass_time(server, 20 * MS, one, other)
+    assert other.grants == [waiting]
+
+
+def test_idle_rights_go_to_who_waits_elsewhere(server: Server) -> None:
+    one, other = pair(server)
+    one.ask(999, maximum=1000)
+    one.turn()
+    assert one.rights == 1000
+    waiting = other.ask(maximum=1000, stays=True)
+    pass_time(server, 120 * MS, one, other)
+    assert other.grants == [waiting]
+
+
+def test_both_serve_those_that_wait_in_turns(server: Server) -> None:
+    """One permit, always wanted by three at each of two machines, and held for 5 ms."""
+    one, other = pair(server)
+    for _ in range(3):
+        one.ask(maximum=1, stays=True)
+        other.ask(maximum=1, stays=True)
+    held: list[tuple[int, str]] = []
+    for _ in range(400):
+        pass_time(server, 5 * MS, one, other)
+        assert one.used + other.used <= 1
+        for name, machine in (("one", one), ("other", other)):
+            if machine.used:
+                held.append((server.now_ns, name))
+                machine.release()
+                machine.ask(maximum=1, stays=True)
+    turns = [name for name, _ in itertools.groupby(name for _, name in held)]
+    assert len(held) > 300, "of 400 times it was in use"
+    assert 12 <= len(turns) <= 25, "a turn of about 100 ms each, in 2 s"
+
+
+def test_who_has_no_more_than_a_fair_share_has_longer_turns(server: Server) -> None:
+    one, other = pair(server)
+    for _ in range(9):
+        one.ask(maximum=4, stays=True)
+        other.ask(maximum=4, stays=True)
+    held: list[int] = []
+    for round_ in range(500):
+        pass_time(server, 5 * MS, one, other)
+        for machine in (one, other):
+            for _ in range(machine.used):
+                machine.release()
+                machine.ask(maximum=4, stays=True)
+        if round_ > 300:
+            held += one.used, other.used
+    assert sum(held) > 0.9 * 4 * 199
+    assert 0.8 < sum(held[::2]) / sum(held[1::2]) < 1.25
+
+
+# ---- leases ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_lease_ends_here_before_it_ends_at_the_authority(server: Server) -> None:
+    machine = Machine(server)
+    machine.ask()
+    machine.turn()
+    assert machine.store.until_ns[PART] == START_NS + 9 * SECOND
+    server.advance(9 * SECOND)
+    assert machine.ask() not in machine.grants
+    assert machine.turn()
+    assert machine.dropped == [NAME]
+    figures = machine.sidecar.figures()
+    assert figures["lost"] == 1
+    assert len(machine.grants) == 2, "with a new lease"
+
+
+def test_a_lease_is_renewed(server: Server) -> None:
+    machine = Machine(server)
+    machine.ask()
+    assert 10 <= pass_time(server, 20 * SECOND, machine) <= 40
+    assert machine.dropped == []
+    assert machine.sidecar.figures()["lease_age"] <= 1.1
+
+
+def test_a_sidecar_without_anything_lets_its_lease_end(server: Server) -> None:
+    machine = Machine(server)
+    machine.ask()
+    machine.turn()
+    machine.release()
+    pass_time(server, 20 * SECOND, machine)
+    assert machine.dropped == []
+    assert machine.sidecar.figures()["lost"] == machine.sidecar.figures()["leases"] == 0
+    machine.ask()
+    machine.turn()
+    assert len(machine.grants) == 2
+
+
+def test_a_lost_lease_means_a_new_name(server: Server) -> None:
+    machine = Machine(server, drops=False)
+    machine.ask(5, maximum=100)
+    machine.turn()
+    server.data[authority.keys(PART, "")[0].encode()][b"s1"] = 1.0
+    machine.ask(3, maximum=100)
+    server.advance(3 * MS)
+    machine.turn()
+    assert machine.rights == 0
+    server.advance(3 * MS)
+    keys, arguments = machine.send() or ([], [])
+    assert (keys[-1].rpartition(":")[2], *arguments[:2]) == ("s2", "s2", 1)
+    machine.sidecar.answered(PART, server.tick(keys, arguments), server.now_ns)
+    pass_time(server, 500 * MS, machine)
+    assert machine.used == 8
+    assert machine.rights >= 8, "also for what was kept"
+
+
+def test_a_farewell_gives_all_back(server: Server) -> None:
+    one, other = pair(server)
+    one.ask(100, maximum=100)
+    one.turn()
+    server.tick(*one.sidecar.farewell(PART))
+    other.ask(100, maximum=100)
+    other.turn()
+    assert other.used == 100
+
+
+# ---- calls that fail ------------------------------------------------------------------------------------------------
+
+
+def test_a_call_without_an_answer_is_made_again(server: Server) -> None:
+    machine = Machine(server)
+    machine.ask(stays=True)
+    waits = []
+    for _ in range(6):
+        assert machine.send() is not None
+        machine.sidecar.failed(PART, server.now_ns)
+        assert not machine.store.reachable[PART]
+        assert machine.send() is None
+        waits.append((machine.sidecar.next_call_ns(PART) - server.now_ns) // MS)
+        server.advance(waits[-1] * MS)
+    assert waits == [100, 200, 400, 800, 1000, 1000]
+    assert machine.turn()
+    assert machine.store.reachable[PART]
+    server.advance(3 * MS)
+    assert machine.turn(), "under another name, as the server does not know the first one"
+    assert len(machine.grants) == 1
+
+
+def test_an_answer_that_was_lost_gives_nothing_twice(server: Server) -> None:
+    machine = Machine(server)
+    machine.ask(60, maximum=100)
+    call = machine.send()
+    assert call is not None
+    server.tick(*call)
+    machine.sidecar.failed(PART, server.now_ns)
+    machine.ask(60, maximum=100)
+    server.advance(101 * MS)
+    assert machine.turn()
+    other = Machine(server)
+    other.ask(41, maximum=100)
+    other.turn()
+    assert (machine.used, other.used) in {(0, 41), (60, 0)}
+
+
+def test_a_call_that_was_repeated_is_forgotten(server: Server) -> None:
+    machine = Machine(server)
+    machine.ask(stays=True)
+    call = machine.send()
+    assert call is not None
+    server.tick(*call)
+    machine.sidecar.answered(PART, server.tick(*call), server.now_ns)
+    assert machine.grants == []
+    server.advance(3 * MS)
+    machine.turn()
+    assert len(machine.grants) == 1
+
+
+def test_an_answer_without_sense(server: Server) -> None:
+    machine = Machine(server)
+    for answer in ([2, 0, 1, 5, [], b"", b""], [2, 0, 1, 5, [], b"x", b""], [2, 0], []):
+        machine.ask(stays=True)
+        assert machine.send() is not None
+        with pytest.raises(ValueError, match="the authority answered"):
+            machine.sidecar.answered(PART, answer, server.now_ns)
+        assert not machine.store.reachable[PART]
+        server.advance(SECOND)
+
+
+def test_calls_keep_a_distance(server: Server) -> None:
+    machine = Machine(server)
+    machine.ask()
+    machine.turn()
+    machine.ask(50)
+    assert not machine.turn()
+    assert machine.sidecar.next_call_ns(PART) == server.now_ns + 2 * MS
+    server.advance(2 * MS)
+    assert machine.turn()
+
+
+# ---- servers that are new -------------------------------------------------------------------------------------------
+
+
+def fill(server: Server, names: int) -> tuple[Machine, list[bytes]]:
+    """A machine with a permit of each of many counters in one partition."""
+    machine = Machine(server)
+    numbers = (b"n%d" % number for number in itertools.count())
+    found = [*itertools.islice((name for name in numbers if authority.partition_of(name) == PART), names)]
+    for name in found:
+        machine.ask(name=name)
+    while len(machine.grants) < names:
+        server.advance(3 * MS)
+        machine.turn()
+    return machine, found
+
+
+def new_server(server: Server) -> None:
+    """Another process, which knows nothing."""
+    server.data.clear()
+    server.run = f"run-{next(server.numbers)}"
+
+
+def test_a_new_server_is_told_everything(server: Server) -> None:
+    names = CALM_MAX * 2 + 10
+    machine, found = fill(server, names)
+    new_server(server)
+    pass_time(server, 200 * MS, machine)
+    assert machine.sidecar.figures()["learning"] == 1
+    totals = server.data[authority.keys(PART, "")[2].encode()]
+    assert {*found} <= {*totals}
+    assert pass_time(server, 50 * MS, machine) <= 1, "once"
+    other = Machine(server)
+    other.ask(name=found[0])
+    other.turn()
+    assert other.grants == []
+    pass_time(server, 11 * SECOND, machine)
+    assert machine.dropped == []
+    assert machine.sidecar.figures()["learning"] == 0
+
+
+def test_a_lease_is_given_up_if_a_new_server_cannot_be_told_everything(server: Server) -> None:
+    """It would give to others what it does not know of."""
+    machine, _ = fill(server, CALM_MAX * 2)
+    new_server(server)
+    server.advance(3 * MS)
+    assert machine.turn()
+    for _ in range(11):
+        server.advance(SECOND)
+        if machine.send() is not None:
+            machine.sidecar.failed(PART, server.now_ns)
+    assert machine.dropped
+
+
+# ---- figures --------------------------------------------------------------------------------------------------------
+
+
+def test_figures(server: Server) -> None:
+    one, other = pair(server)
+    one.ask(500, maximum=1000)
+    one.turn()
+    other.ask(100, maximum=1000)
+    other.turn()
+    figures = one.sidecar.figures()
+    assert figures["rights"] == one.rights
+    assert figures["sidecars"] == 2
+    assert (figures["overshoot"], figures["overshoot_max"], figures["failed"]) == (0, 0, 0)
+    one.release(200)
+    server.advance(SECOND)
+    one.turn()
+    assert one.sidecar.figures()["stranded"] == one.rights - one.used > 0
+    assert one.sidecar.figures()["asked"] == 2
+
+
+def test_an_overshoot_is_told(server: Server) -> None:
+    """Two have more together, as a server's clock was set forward while one was stopped."""
+    one, other = Machine(server, drops=False), Machine(server)
+    one.ask(60, maximum=100)
+    one.turn()
+    server.advance(20 * SECOND)
+    other.ask(90, maximum=100)
+    other.turn()
+    pass_time(server, SECOND, one, other)
+    assert one.sidecar.figures()["overshoot"] == one.sidecar.figures()["overshoot_max"] == 50
+    other.release(60)
+    pass_time(server, 3 * SECOND, one, other)
+    assert one.sidecar.figures()["overshoot"] == 0
+    assert one.sidecar.figures()["overshoot_max"] == 50
+    assert 60 <= one.rights <= 60 + 100 // (8 * 2)
