@@ -261,19 +261,42 @@ class Escrow(Protocol):
     """The rights of a store to things whose limit holds for several daemons together (`counterd.cluster`).
 
     The store grants from its rights without asking. The caller makes calls to the authority, one at a time for each
-    partition: take_news(), keep_rights(), then settle_rights() or forget_call(). All amounts are permits.
+    partition: take_news() and take_rates(), keep_rights() and give_units(), then settle_rights() and settle_rates(), or
+    forget_call(). Amounts of counters are permits, those of rates are units.
     """
 
     def take_news(
         self, partition: int, urgent_max: int, calm_max: int, every: bool = False
-    ) -> list[tuple[int, bytes, int, int, int, int, int, int]]:
+    ) -> list[tuple[int, bytes, int, int, int, int, int, int, bool]]:
         """Returns the shares that the next call has to be about: at most urgent_max that lack rights, or have rights
         that others wait for, and at most calm_max of the others, in turn.
 
-        A share is (number, name, maximum, first, waiting, used, peak, rights). number: for the following calls.
+        A share is (number, name, maximum, first, waiting, used, peak, rights, stays). number: for the following calls.
         maximum: of the first request that waits, or of the last one. first: what that request needs; 0 if none waits.
         waiting: what all that wait need, roughly. used: what is in use. peak: the most since the last call. rights:
-        what may be in use. every: also returns the others if the authority knows this already.
+        what may be in use. stays: whether the first request waits on if it is refused. every: also returns the others
+        if the authority knows this already.
+        """
+
+    def take_rates(
+        self, partition: int, urgent_max: int, calm_max: int
+    ) -> list[tuple[int, bytes, int, int, int, int, int, int, int, bool]]:
+        """Returns the rates that the next call has to be about: at most urgent_max that lack units, and at most
+        calm_max that have units, in turn.
+
+        A rate is (number, name, limit, period_us, burst, first, waiting, units, taken, stays). limit, period_us, burst:
+        of the first request that waits, or of the last grant. units: those that may be taken; negative if more was used
+        than was taken. taken: since the last call.
+        """
+
+    def give_units(self, given: list[tuple[int, int]]) -> None:
+        """Removes the units that the call gives back. given: (number, units); negative units were used already."""
+
+    def settle_rates(self, settled: list[tuple[int, int, int, int]], now_ns: int) -> None:
+        """Applies the answer to a call.
+
+        settled: (number, units, least, wait_us) for each rate. units: those that were granted. least: what was asked
+        for. wait_us: the time until so many are there, or 0.
         """
 
     def keep_rights(self, kept: list[tuple[int, int]]) -> None:

@@ -22,6 +22,7 @@ ELSEWHERE = {
     "engine/audit.pxd": "part of every store: tests/unit/protocols/counter/test_counters.py calls it after every step",
     "protocols/counter/_audits.pxd": "tests/property/test_takes_model.py calls it after every step",
     "protocols/counter/_rates.pxd": "inlined in _store.pyx: tests/unit/protocols/counter/test_takes.py",
+    "protocols/counter/_charges.pxd": "inlined: tests/unit/protocols/counter/test_takes.py",
     "protocols/counter/_shares.pxd": "inlined: tests/unit/protocols/counter/test_escrow.py",
     "protocols/counter/_leases.pxd": "inlined: tests/unit/protocols/counter/test_escrow.py",
     "protocols/counter/_asks.pxd": "inlined: tests/unit/protocols/counter/test_takes.py, test_limits.py",

@@ -11,7 +11,7 @@ from counterd.engine.table cimport RECORD_USED
 from counterd.engine.wheel cimport timer_at, timer_is_armed
 from counterd.protocols.counter._rates cimport FLAG_AWAITED, FLAG_PINNED, FLAG_RATE
 from counterd.protocols.counter._shares cimport (
-    FLAG_KEPT, FLAG_SHARED, PARTITIONS, Ends, Link, Share, Shares, share_rights,
+    FLAG_KEPT, FLAG_SHARED, KINDS, PARTITIONS, Ends, Link, Share, Shares, share_rights,
 )
 from counterd.protocols.counter._stays cimport TITLE_MAX, Stay, Stays
 from counterd.protocols.counter._takes cimport Charge, Item, Takes
@@ -251,10 +251,11 @@ cdef inline int audit_shares(const Shares* shares, const Permits* permits) excep
     cdef uint32_t number, listed = 0, found = 0
     cdef const Permit* permit
     cdef const Share* share
-    cdef int i
+    cdef int i, kind
     for i in range(PARTITIONS):
-        listed += audit_list(shares, permits, shares.urgent, &shares.state.parts[i].urgent)
-        listed += audit_list(shares, permits, shares.calm, &shares.state.parts[i].calm)
+        for kind in range(KINDS):
+            listed += audit_list(shares, permits, shares.urgent, &shares.state.parts[i].urgent[kind])
+            listed += audit_list(shares, permits, shares.calm, &shares.state.parts[i].calm[kind])
     for number in range(1, permits.table.pool.fresh + 1):
         permit = permit_at(permits, number)
         share = shares.records + number
@@ -262,7 +263,7 @@ cdef inline int audit_shares(const Shares* shares, const Permits* permits) excep
         if not permit.record.flags & RECORD_USED or not permit.record.flags & FLAG_SHARED:
             continue
         audit_parked(shares, number)
-        if permit.consumption or share_rights(shares, share):
+        if permit.consumption or share_rights(shares, share) or share.units:
             if not shares.calm[number].is_listed and not share.is_asked:
                 raise AssertionError(f"share {number}: {share.rights} rights, {permit.consumption} in use, no list")
         if (share.parked_first or share.is_asked) and not permit.record.flags & FLAG_KEPT:

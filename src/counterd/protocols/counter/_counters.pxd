@@ -118,7 +118,7 @@ cdef inline void counter_free(Counters* counters, uint32_t number) noexcept nogi
     debug_check(counter_at(counters, number).permit.holders == 0)
     debug_check(not counter_at(counters, number).permit.record.flags & FLAG_IN_RING)
     if counter_at(counters, number).permit.record.flags & FLAG_KEPT:
-        share_end(&counters.shares, number)
+        share_end(&counters.shares, number, &counter_at(counters, number).permit.record.flags)
     table_remove(&counters.permits.table, number)
 
 

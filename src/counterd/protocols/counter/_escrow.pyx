@@ -1,4 +1,4 @@
-"""The rights of a store to counters whose limit holds for several daemons.
+"""The rights of a store to counters, and its units of rates, whose limit holds for several daemons.
 
 Floor 2 (ARCHITECTURE.md). The policy (counterd.cluster.sidecar) asks an Escrow what the store needs and uses, and tells
 it what the store may use. _shares.pxd has the rights, and grants from them.
@@ -14,15 +14,23 @@ from counterd.engine.permits cimport permit_at
 from counterd.engine.table cimport Record, name_bytes, name_tag, table_find
 from counterd.protocols.counter._counters cimport Counter, Counters, counter_at
 from counterd.protocols.counter._leases cimport lease_lose, session_unpark, share_wake
-from counterd.protocols.counter._rates cimport FLAG_AWAITED
+from counterd.protocols.counter._rates cimport FLAG_AWAITED, FLAG_RATE, NS_PER_US, RateState
 from counterd.protocols.counter._shares cimport (
-    FLAG_KEPT, PARTITIONS, PREFIX_MAX, Part, Share, Shares, link_remove, share_calm, share_can_go, share_end,
-    share_hurry, share_part, share_rights, urgent_pop,
+    FLAG_KEPT, KINDS, PARTITIONS, PREFIX_MAX, Parked, Part, Share, Shares, link_remove, share_calm, share_can_go,
+    share_end, share_hurry, share_part, share_rights, share_unlist,
 )
 from counterd.protocols.counter._store cimport CounterStore
 from counterd.protocols.counter._takes cimport Item
 
+cdef enum:
+    COUNTERS = 0            # kinds of shares
+    RATES = 1
+
 UNREACHABLE = ("closed", "share", "open")   # by Unreachable
+
+
+cdef bint has_urgent(const Part* part) noexcept:
+    return part.urgent[COUNTERS].first != 0 or part.urgent[RATES].first != 0
 
 
 cdef class Escrow:
@@ -73,46 +81,31 @@ cdef class Escrow:
     def set_reachable(self, int partition, bint is_reachable, int64_t now_ns):
         """Implements contract.Escrow.set_reachable."""
         cdef Part* part
+        cdef int kind
         with self.store.at(now_ns):
             part = self.part(partition)
             part.is_away = not is_reachable
-            part.cursor = 0 if is_reachable else part.urgent.first
-            part.is_fresh = part.urgent.first != 0
+            for kind in range(KINDS):
+                part.cursor[kind] = 0 if is_reachable else part.urgent[kind].first
+            part.is_fresh = has_urgent(part)
             self.store.stirred = True
 
     def urgency(self, int partition):
         """Implements contract.Escrow.urgency."""
         with self.store:
-            if self.part(partition).urgent.first == 0:
+            if not has_urgent(self.part(partition)):
                 return 0
             return 2 if self.part(partition).is_fresh else 1
 
     def take_news(self, int partition, int urgent_max, int calm_max, bint every=False):
         """Implements contract.Escrow.take_news."""
-        cdef list news = []
-        cdef uint32_t number, last
-        cdef Part* part
-        cdef int looks = calm_max
         with self.store:
-            part = self.part(partition)
-            part.is_fresh = False
-            last = part.calm.last
-            while len(news) < urgent_max:
-                number = urgent_pop(self.shares, part)
-                if number == 0:
-                    break
-                news.append(self.tell(part, number))
-            while part.calm.first and looks > 0:
-                looks -= 1
-                number = part.calm.first
-                link_remove(self.shares.calm, &part.calm, number)
-                if every or self.has_news(number):
-                    news.append(self.tell(part, number))
-                else:
-                    self.put_away(number)
-                if number == last:
-                    break
-        return news
+            return self.take(self.part(partition), COUNTERS, urgent_max, calm_max, every)
+
+    def take_rates(self, int partition, int urgent_max, int calm_max):
+        """Implements contract.Escrow.take_rates."""
+        with self.store:
+            return self.take(self.part(partition), RATES, urgent_max, calm_max, False)
 
     def keep_rights(self, list kept not None):
         """Implements contract.Escrow.keep_rights."""
@@ -134,6 +127,27 @@ cdef class Escrow:
                 share.rights, share.maximum, share.all_rights = rights, maximum, all_rights
                 share.others = max(<int64_t>0, <int64_t>all_used - share.told)
                 share.yields, share.was_refused = yields, was_refused
+                self.wake(number)
+                self.put_away(number)
+            self.store.stirred = True
+
+    def give_units(self, list given not None):
+        """Implements contract.Escrow.give_units."""
+        with self.store:
+            for number, units in given:
+                self.asked(number).units -= units
+
+    def settle_rates(self, list settled not None, int64_t now_ns):
+        """Implements contract.Escrow.settle_rates."""
+        cdef uint32_t number
+        cdef Share* share
+        with self.store.at(now_ns):
+            for number, units, least, wait_us in settled:
+                share = self.asked(number)
+                share.is_asked = False
+                share.units += units
+                share.maximum = least
+                share.due_ns = now_ns + wait_us * NS_PER_US
                 self.wake(number)
                 self.put_away(number)
             self.store.stirred = True
@@ -195,38 +209,70 @@ cdef class Escrow:
     cdef Record* record(self, uint32_t number) noexcept:
         return &permit_at(&self.store.counters.permits, number).record
 
-    cdef bint has_news(self, uint32_t number) noexcept:
+    cdef list take(self, Part* part, int kind, int urgent_max, int calm_max, bint every):
+        """Returns the news of counters or of rates."""
+        cdef list news = []
+        cdef uint32_t number, last = part.calm[kind].last
+        part.is_fresh = False
+        while part.urgent[kind].first and len(news) < urgent_max:
+            number = part.urgent[kind].first
+            news.append(self.tell(part, number, kind))
+        while part.calm[kind].first and calm_max > 0:
+            calm_max -= 1
+            number = part.calm[kind].first
+            link_remove(self.shares.calm, &part.calm[kind], number)
+            if every or self.has_news(number, kind):
+                news.append(self.tell(part, number, kind))
+            else:
+                self.put_away(number)
+            if number == last:
+                break
+        return news
+
+    cdef bint has_news(self, uint32_t number, int kind) noexcept:
         """Returns whether the authority should know something new about a share."""
         cdef Share* share = self.shares.records + number
         cdef uint32_t used = counter_at(&self.store.counters, number).permit.consumption
+        if kind == RATES:
+            return share.units != 0
         return used != share.told or share_rights(self.shares, share) != used
 
-    cdef tuple tell(self, Part* part, uint32_t number):
+    cdef tuple tell(self, Part* part, uint32_t number, int kind):
         """Returns the news of a share, and notes that it is asked for."""
         cdef Counters* counters = &self.store.counters
         cdef Share* share = self.shares.records + number
         cdef Counter* counter = counter_at(counters, number)
-        cdef uint32_t used = counter.permit.consumption, peak = max(share.peak, used)
-        cdef uint32_t maximum = share.maximum or counter.limit, first = 0, queue = 0
+        cdef uint32_t used = counter.permit.consumption, queue = 0
+        cdef const RateState* state = counters.rates + number
+        cdef Parked first = Parked(state.period_us, 0, 0, share.maximum or counter.limit, state.burst, 0, 0, 0)
         cdef uint64_t waiting = share.parked
         cdef const Item* item
+        if kind == RATES:
+            first.most = state.limit
         if counter.permit.record.flags & FLAG_AWAITED:
             queue = queue_find(&counters.fair, number, counter.permit.record.tag)
             item = &self.store.takes.waiting[counters.fair.queues[queue].first].first
             while item.queue != queue:
                 item = self.store.takes.items + item.next
-            first, maximum = item.amount, item.most
+            first = Parked(item.period_us, 0, item.amount, item.most, item.burst, 0, 0, 0)
             waiting += <uint64_t>item.amount * counters.fair.queues[queue].waiters
         elif share.parked_first:
-            first = self.shares.parked[share.parked_first].amount
-            maximum = self.shares.parked[share.parked_first].maximum
+            first = self.shares.parked[share.parked_first]
         share.is_asked = True
         share.calls += 1
-        share.told, share.peak = used, used
-        link_remove(self.shares.calm, &part.calm, number)
+        share_unlist(self.shares, part, number, kind)
+        link_remove(self.shares.calm, &part.calm[kind], number)
+        name = name_bytes(&counters.permits.table, &counter.permit.record)
+        if kind == RATES:
+            taken, share.peak = share.peak, 0
+            return (
+                number, name, first.most, first.period_us, first.burst, first.amount, waiting, share.units, taken,
+                queue != 0
+            )
+        peak = max(share.peak, used)
+        share.told = share.peak = used
         return (
-            number, name_bytes(&counters.permits.table, &counter.permit.record), maximum, first, waiting, used, peak,
-            share_rights(self.shares, share)
+            number, name, first.most, first.amount, waiting, used, peak, share_rights(self.shares, share), queue != 0
         )
 
     cdef int wake(self, uint32_t number) except -1:
@@ -246,7 +292,6 @@ cdef class Escrow:
         if counter.permit.consumption or not share_can_go(self.shares, number):
             share_calm(self.shares, number, &counter.permit.record.flags)
         elif not self.shares.urgent[number].is_listed:
-            share_end(self.shares, number)
-            counter.permit.record.flags &= <unsigned char>~FLAG_KEPT
-        if counter.permit.consumption == 0:
+            share_end(self.shares, number, &counter.permit.record.flags)
+        if counter.permit.consumption == 0 and not counter.permit.record.flags & FLAG_RATE:
             ring_push(&counters.ring, number, &counter.permit.record)

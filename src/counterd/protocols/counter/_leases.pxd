@@ -10,7 +10,9 @@ from counterd.engine.permits cimport Permit, Permits, permit_at
 from counterd.engine.wheel cimport timers_arm
 from counterd.protocols.counter._counters cimport Counters
 from counterd.protocols.counter._rates cimport FLAG_AWAITED
-from counterd.protocols.counter._shares cimport FLAG_SHARED, PARTITIONS, Part, Shares, parked_remove, shares_lose
+from counterd.protocols.counter._shares cimport (
+    FLAG_SHARED, KINDS, PARTITIONS, Part, Shares, parked_remove, shares_lose,
+)
 from counterd.protocols.counter._stays cimport Stays, stay_discard
 
 
@@ -21,7 +23,10 @@ cdef inline int session_unpark(Shares* shares, void** sessions, uint32_t connect
 
 
 cdef inline int share_wake(Counters* counters, void** sessions, uint32_t number) except -1:
-    """Lets all requests that lack rights of a counter be decided once more. Returns how many steps that took."""
+    """Lets all requests that lack rights of a counter, or units of a rate, be decided once more.
+
+    Returns how many steps that took.
+    """
     cdef Permit* permit = permit_at(&counters.permits, number)
     cdef uint32_t* first = &counters.shares.records[number].parked_first
     cdef int steps = 1
@@ -75,15 +80,16 @@ cdef inline int leases_end(Counters* counters, Stays* stays, void** sessions, in
     cdef Shares* shares = &counters.shares
     cdef Part* part
     cdef uint32_t number
-    cdef int partition
+    cdef int partition, kind
     for partition in range(PARTITIONS):
         part = shares.state.parts + partition
         if part.until_ns and part.until_ns <= now_ns:
             lease_lose(counters, partition)
-        while part.cursor and steps > 0:
-            number = part.cursor
-            part.cursor = shares.urgent[number].next
-            steps -= share_wake(counters, sessions, number)
+        for kind in range(KINDS):
+            while part.cursor[kind] and steps > 0:
+                number = part.cursor[kind]
+                part.cursor[kind] = shares.urgent[number].next
+                steps -= share_wake(counters, sessions, number)
     while shares.state.to_drop and steps > 0:
         steps -= 1
         number = shares.state.to_drop

@@ -5,6 +5,7 @@ from libc.stdint cimport uint8_t, uint32_t
 from counterd._core cimport Frame, Session
 from counterd.protocols.counter._asks cimport Ask
 from counterd.protocols.counter._messages cimport Answer, TakeHead
+from counterd.protocols.counter._rates cimport Pace
 
 
 cdef class CounterSession(Session):
@@ -20,6 +21,6 @@ cdef class CounterSession(Session):
     cdef bint grant_permits(self, const Frame* frame) noexcept
     cdef bint asks_read(self, const Frame* frame, TakeHead* head, Ask* asks) noexcept
     cdef int take(self, const Frame* frame) except -1
-    cdef bint ask(self, uint32_t amount, uint32_t maximum, int items) noexcept
+    cdef bint ask(self, uint32_t amount, uint32_t most, const Pace* pace, int items) noexcept
     cdef int refuse(self, const Frame* frame, uint8_t status) noexcept
     cdef int reply_at_length(self, const Frame* frame) except -1

@@ -21,6 +21,7 @@ from counterd.engine.permits cimport (
 )
 from counterd.engine.table cimport RECORD_USED, index_peek, index_prefetch, name_read, name_tag, table_find
 from counterd.protocols.counter._asks cimport ITEMS_MAX, Ask, Verdict, ask_tag, asks_limit, asks_repeat
+from counterd.protocols.counter._charges cimport take_settle
 from counterd.protocols.counter._counters cimport (
     NS_PER_TENTH, Counter, Counters, counter_acquire, counter_at, counter_exists, counter_get, counter_release,
 )
@@ -33,13 +34,13 @@ from counterd.protocols.counter._messages cimport (
     reply_encode, request_decode, request_kind, take_peek,
 )
 from counterd.protocols.counter._permits cimport Want, wants_are_there, wants_grant, wants_read
-from counterd.protocols.counter._rates cimport FLAG_AWAITED, FLAG_RATE, RATE_TAG
-from counterd.protocols.counter._shares cimport parked_add, parked_remove
+from counterd.protocols.counter._rates cimport FLAG_AWAITED, FLAG_RATE, RATE_TAG, Pace
+from counterd.protocols.counter._shares cimport Parked, parked_add, parked_remove
 from counterd.protocols.counter._stays cimport (
     TITLE_MAX, TOKEN_SIZE, stay_ask, stay_find, token_secret, token_write,
 )
 from counterd.protocols.counter._store cimport CounterStore
-from counterd.protocols.counter._takes cimport Takes, asks_find, take_settle, takes_decide
+from counterd.protocols.counter._takes cimport Takes, asks_find, takes_decide
 
 cdef enum:
     UNKNOWN = 255           # in BODY_FIXED
@@ -235,7 +236,7 @@ cdef class CounterSession(Session):
             if answer.status != NO_ERROR:
                 if request.sent == TAKE:
                     return self.take(frame)
-                if answer.status == RESOURCE_NOT_AVAILABLE and self.ask(request.resources, request.maximum, 1):
+                if answer.status == RESOURCE_NOT_AVAILABLE and self.ask(request.resources, request.maximum, NULL, 1):
                     return LATER
             self.asked = 0
             requests[request.sent] += 1
@@ -411,7 +412,8 @@ cdef class CounterSession(Session):
                     return DONE
                 verdict.outcome = FULL
             elif verdict.outcome == REFUSED and self.ask(
-                asks[verdict.item].amount, asks[verdict.item].maximum, head.count
+                asks[verdict.item].amount, asks[verdict.item].maximum,
+                &asks[verdict.item].pace if asks[verdict.item].pace.period_us else NULL, head.count
             ):
                 store.requests[<int>TAKE] -= 1
                 return LATER
@@ -443,21 +445,24 @@ cdef class CounterSession(Session):
 
     # ---- shared counters ----
 
-    cdef bint ask(self, uint32_t amount, uint32_t maximum, int items) noexcept:
-        """Parks the connection if the request lacks rights of a shared counter, for which the authority is asked.
+    cdef bint ask(self, uint32_t amount, uint32_t most, const Pace* pace, int items) noexcept:
+        """Parks the connection if the request lacks rights or units that are shared: the authority is asked for them.
 
-        The request is then executed once more. Returns False if the request has to be refused. items: of the request;
-        each is asked for once at most.
+        The request is then executed once more. Returns False if the request has to be refused. most: the maximum. pace:
+        of a rate, or NULL. items: of the request; each is asked for once at most.
         """
         cdef CounterStore store = <CounterStore>self.store
         cdef uint32_t number = store.counters.shares.lacking
+        cdef Parked asked = Parked(0, number, amount, most, 0, 0, 0, 0)
         cdef uint8_t* flags
         store.counters.shares.lacking = 0
         if number:
             flags = &permit_at(&store.counters.permits, number).record.flags
             if self.asked < items and not self.hung_up and not flags[0] & FLAG_AWAITED:
+                if pace != NULL:
+                    asked.period_us, asked.most, asked.burst = pace.period_us, pace.limit, pace.burst
                 self.asked += 1
-                parked_add(&store.counters.shares, self.connection, number, flags, amount, maximum)
+                parked_add(&store.counters.shares, self.connection, flags, &asked)
                 store.stirred = self.waiting = True
                 return True
         self.asked = 0

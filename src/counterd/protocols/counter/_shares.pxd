@@ -5,23 +5,28 @@
 # which the rights were given. If a request lacks rights, the authority is asked; meanwhile the request waits in its
 # queue, or its connection is parked.
 #
+# A rate can be shared too. Then each daemon has units, which the authority has taken from the rate for it. A request is
+# granted if the daemon has enough units, and if the rate would allow it without the other daemons.
+#
 # Invariants (audit_shares checks each):
 # - a share that is in a list, or asked for, or for which a connection is parked, belongs to a record with FLAG_KEPT;
 #   a counter with rights or use is in the calm list, unless it is asked for;
 # - each parked connection is in the list of its share, and `parked` is the sum of the permits for which they ask.
 
-from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+from libc.stdint cimport UINT32_MAX, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.string cimport memcmp, memset
 
 from counterd.engine.connections cimport CONNECTIONS_MAX
 from counterd.engine.debug cimport debug_check
 from counterd.engine.region cimport Region, region_reserve
+from counterd.protocols.counter._rates cimport FLAG_RATE
 
 cdef enum:
     PARTITIONS = 16         # as in cluster/authority.py
     PREFIX_MAX = 255        # bytes
     FLAG_SHARED = 16        # in Record.flags: the counter is shared
     FLAG_KEPT = 32          # its share is in use, so the record is not freed
+    KINDS = 2               # of shares: counters, and rates
 
 cdef extern from *:
     """
@@ -37,12 +42,14 @@ cdef enum Unreachable:      # what is granted without rights while the authority
     OPEN = 2                # the maximum
 
 
-cdef struct Share:          # 48 bytes, of each record, in an array of its own
-    uint64_t parked         # permits for which connections are parked
+cdef struct Share:          # 64 bytes, of each record, in an array of its own
+    uint64_t parked         # permits or units for which connections are parked
+    int64_t units           # of a rate: those that may be taken; negative: more was used than was taken
+    int64_t due_ns          # of a rate: before this, so many units cannot be had as were last refused
     uint32_t epoch          # of its partition, when the rights were given
     uint32_t rights         # permits that may be in use here
-    uint32_t maximum        # of all daemons' rights, when these were given
-    uint32_t peak           # most use since the last call
+    uint32_t maximum        # of all daemons' rights, when these were given; of a rate: the units that were last refused
+    uint32_t peak           # most use since the last call; of a rate: the units taken since then
     uint32_t told           # use, in the last call
     uint32_t all_rights     # of all daemons, as of the last answer
     uint32_t others         # use of the other daemons, likewise
@@ -67,21 +74,23 @@ cdef struct Ends:           # of a list
     uint32_t last
 
 
-cdef struct Parked:         # 20 bytes, of each connection
+cdef struct Parked:         # 40 bytes, of each connection
+    uint64_t period_us      # 0: it asks for permits
     uint32_t record         # 0: it is not parked
     uint32_t amount
-    uint32_t maximum
+    uint32_t most           # the maximum, or the limit
+    uint32_t burst
     uint32_t next
     uint32_t prev
     uint16_t calls          # of the share, when it was parked
 
 
-cdef struct Part:           # a partition
+cdef struct Part:           # a partition; of lists, one for counters and one for rates
     int64_t until_ns        # end of the lease; 0: there is none
-    Ends urgent             # shares that lack rights, or have some that others wait for
-    Ends calm               # shares with rights or use; some may have none any more
+    Ends[KINDS] urgent      # shares that lack rights or units, or have rights that others wait for
+    Ends[KINDS] calm        # shares with rights, units or use; some may have none any more
+    uint32_t[KINDS] cursor  # next urgent share to be woken, as the authority cannot be reached any more
     uint32_t epoch          # leases that have ended
-    uint32_t cursor         # next urgent share to be woken, as the authority cannot be reached any more
     uint8_t is_fresh        # an urgent share is not only one whose request was refused before
     uint8_t is_away         # the authority cannot be reached
 
@@ -168,33 +177,29 @@ cdef inline Part* share_part(const Shares* shares, const Share* share) noexcept 
     return shares.state.parts + share.partition
 
 
+cdef inline int share_kind(uint8_t flags) noexcept nogil:
+    return flags & FLAG_RATE != 0
+
+
 cdef inline void share_hurry(Shares* shares, uint32_t number, uint8_t* flags, bint is_fresh) noexcept nogil:
     """Lets the next call be made soon, and be about this share too."""
     cdef Part* part = share_part(shares, shares.records + number)
-    flags[0] |= FLAG_KEPT
     part.is_fresh |= is_fresh
-    link_push(shares.urgent, &part.urgent, number)
+    flags[0] |= FLAG_KEPT
+    link_push(shares.urgent, &part.urgent[share_kind(flags[0])], number)
 
 
 cdef inline void share_calm(Shares* shares, uint32_t number, uint8_t* flags) noexcept nogil:
     """Lets one of the next calls be about this share too."""
     flags[0] |= FLAG_KEPT
-    link_push(shares.calm, &share_part(shares, shares.records + number).calm, number)
+    link_push(shares.calm, &share_part(shares, shares.records + number).calm[share_kind(flags[0])], number)
 
 
-cdef inline uint32_t urgent_pop(Shares* shares, Part* part) noexcept nogil:
-    """Removes the first urgent share. Returns 0 if there is none."""
-    cdef uint32_t number = part.urgent.first
-    if number:
-        share_unlist(shares, part, number)
-    return number
-
-
-cdef inline void share_unlist(Shares* shares, Part* part, uint32_t number) noexcept nogil:
+cdef inline void share_unlist(Shares* shares, Part* part, uint32_t number, int kind) noexcept nogil:
     """Removes a share from the urgent list, if the list has it."""
-    if part.cursor == number:
-        part.cursor = shares.urgent[number].next
-    link_remove(shares.urgent, &part.urgent, number)
+    if part.cursor[kind] == number:
+        part.cursor[kind] = shares.urgent[number].next
+    link_remove(shares.urgent, &part.urgent[kind], number)
 
 
 cdef inline uint32_t share_rights(const Shares* shares, const Share* share) noexcept nogil:
@@ -203,18 +208,21 @@ cdef inline uint32_t share_rights(const Shares* shares, const Share* share) noex
 
 
 cdef inline bint share_can_go(const Shares* shares, uint32_t number) noexcept nogil:
-    """Returns whether an idle counter's record may be freed as far as its share is concerned."""
+    """Returns whether the record of an idle counter, or of a full rate, may be freed as far as its share is concerned.
+    """
     cdef const Share* share = shares.records + number
-    if share.is_asked or share.parked_first:
+    if share.is_asked or share.parked_first or share.units:
         return False
     return share.epoch != share_part(shares, share).epoch or share.rights == 0 and share.told == 0
 
 
-cdef inline void share_end(Shares* shares, uint32_t number) noexcept nogil:
+cdef inline void share_end(Shares* shares, uint32_t number, uint8_t* flags) noexcept nogil:
     """Called before a record with FLAG_KEPT is freed, or when nothing has to be said about its share any more."""
     cdef Part* part = share_part(shares, shares.records + number)
-    share_unlist(shares, part, number)
-    link_remove(shares.calm, &part.calm, number)
+    cdef int kind = share_kind(flags[0])
+    share_unlist(shares, part, number, kind)
+    link_remove(shares.calm, &part.calm[kind], number)
+    flags[0] &= <uint8_t>~FLAG_KEPT
 
 
 # ---- deciding ------------------------------------------------------------------------------------------------------
@@ -247,6 +255,48 @@ cdef inline bint share_allows(
     return True
 
 
+cdef inline bint share_has_units(
+    Shares* shares, uint32_t number, uint8_t* flags, uint32_t units, int64_t* due_ns
+) noexcept nogil:
+    """Returns whether so many units of a rate may be taken, as far as other daemons are concerned.
+
+    If units are lacking, asks for them, unless it is known that they are not there before due_ns.
+    """
+    cdef Share* share = shares.records + number
+    if share.units >= <int64_t>units:
+        return True
+    if share_part(shares, share).is_away:
+        return shares.state.unreachable != CLOSED
+    if units >= share.maximum and shares.now_ns[0] < share.due_ns:
+        due_ns[0] = share.due_ns
+        return False
+    share_hurry(shares, number, flags, True)
+    shares.lacking = number
+    return False
+
+
+cdef inline uint32_t share_units(const Shares* shares, uint32_t number, uint32_t units) noexcept nogil:
+    """Returns as how many units of a rate a request counts.
+
+    Normally as many as it is for; but while nobody can be asked, this daemon may have only its share of the rate.
+    """
+    cdef const Share* share = shares.records + number
+    if share_part(shares, share).is_away and shares.state.unreachable == SHARE and share.units < <int64_t>units:
+        return <uint32_t>min(<uint64_t>units * shares.state.sidecars, <uint64_t>UINT32_MAX)
+    return units
+
+
+cdef inline void share_take(Shares* shares, uint32_t number, uint8_t* flags, int64_t units, bint is_use) noexcept nogil:
+    """Takes units of a rate, or gives units back if there are fewer than 0. Units granted while nobody can be asked are
+    not taken from those of the authority. is_use: more will be needed soon."""
+    cdef Share* share = shares.records + number
+    if units <= share.units or not share_part(shares, share).is_away:
+        share.units -= units
+    if is_use:
+        share.peak = <uint32_t>min(<int64_t>share.peak + units, <int64_t>UINT32_MAX)
+    share_calm(shares, number, flags)
+
+
 cdef inline void share_restored(Shares* shares, uint32_t number, uint8_t* flags, uint32_t consumption) noexcept nogil:
     """Called when permits were given back. If others wait for them, they are theirs."""
     cdef Share* share = shares.records + number
@@ -257,14 +307,16 @@ cdef inline void share_restored(Shares* shares, uint32_t number, uint8_t* flags,
 
 # ---- connections that are parked -----------------------------------------------------------------------------------
 
-cdef inline void parked_add(
-    Shares* shares, uint32_t connection, uint32_t number, uint8_t* flags, uint32_t amount, uint32_t maximum
-) noexcept nogil:
-    """Notes that a connection is parked until the authority was asked about a share after this moment."""
-    cdef Share* share = shares.records + number
+cdef inline void parked_add(Shares* shares, uint32_t connection, uint8_t* flags, const Parked* asked) noexcept nogil:
+    """Parks a connection until the authority was asked about a share after this moment.
+
+    asked: its record and the request. flags: of the record.
+    """
+    cdef Share* share = shares.records + asked.record
     cdef Parked* parked = shares.parked + connection
     debug_check(parked.record == 0)
-    parked.record, parked.amount, parked.maximum, parked.calls = number, amount, maximum, share.calls
+    parked[0] = asked[0]
+    parked.calls = share.calls
     parked.next = 0
     parked.prev = share.parked_last
     if share.parked_last:
@@ -272,8 +324,8 @@ cdef inline void parked_add(
     else:
         share.parked_first = connection
     share.parked_last = connection
-    share.parked += amount
-    share_hurry(shares, number, flags, True)
+    share.parked += parked.amount
+    share_hurry(shares, parked.record, flags, True)
 
 
 cdef inline void parked_remove(Shares* shares, uint32_t connection) noexcept nogil:
@@ -296,12 +348,13 @@ cdef inline void parked_remove(Shares* shares, uint32_t connection) noexcept nog
 cdef inline int64_t shares_due_ns(const Shares* shares) noexcept nogil:
     """Returns when leases_end() has work: at the end of the next lease, or 0 if it has some now, or -1."""
     cdef int64_t due = -1, until
-    cdef int i
+    cdef int i, kind
     if shares.state.to_drop:
         return 0
     for i in range(PARTITIONS):
-        if shares.state.parts[i].cursor:
-            return 0
+        for kind in range(KINDS):
+            if shares.state.parts[i].cursor[kind]:
+                return 0
         until = shares.state.parts[i].until_ns
         if until and (due < 0 or until < due):
             due = until

@@ -29,6 +29,7 @@ from counterd.engine.table cimport RECORD_USED, name_bytes
 from counterd.engine.wheel cimport timers_arm, timers_next_ns, timers_take
 from counterd.protocols.counter._asks cimport ITEMS_MAX, Ask, Verdict, asks_limit
 from counterd.protocols.counter._audits cimport audit_shares, audit_stays, audit_takes
+from counterd.protocols.counter._charges cimport charge_leave, charges_expire, takes_leave, takes_left
 from counterd.protocols.counter._counters cimport (
     NS_PER_TENTH, Counter, Counters, CountersState, counter_at, counter_exists, counters_begin, counters_give_back,
     counters_reserve, holding_give_back, sweep, sweep_begin,
@@ -47,9 +48,8 @@ from counterd.protocols.counter._stays cimport (
     Stay, stay_about, stay_discard, stay_end, stay_forget, stay_keep, stays_begin, stays_reserve, title_copy,
 )
 from counterd.protocols.counter._takes cimport (
-    TakesState, ask_left, charge_leave, charges_expire, rate_end, rates_max, take_asks, take_end,
-    take_find, take_look, take_move, take_try, take_wait, takes_begin, takes_epoch, takes_leave, takes_left,
-    takes_reserve,
+    TakesState, ask_left, rate_end, rates_max, take_asks, take_end, take_find, take_look, take_move, take_try,
+    take_wait, takes_begin, takes_epoch, takes_reserve,
 )
 
 # Those of the reference implementation, in the order in which its Stats has them.
@@ -308,7 +308,7 @@ cdef class CounterStore(Store):
             number = timers_take(&counters.fulls, self.now_ns, &steps)
             if number == 0:
                 break
-            rate_end(&self.takes, number)
+            rate_end(&self.takes, number, self.now_ns)
         return charges_expire(&self.takes, self.now_ns, steps)
 
     # ---- Takes that wait ----

@@ -36,12 +36,15 @@ from counterd.protocols.counter._counters cimport (
 )
 from counterd.protocols.counter._limits cimport limits_forget
 from counterd.protocols.counter._rates cimport (
-    FLAG_AWAITED, FLAG_PINNED, FLAG_RATE, Pace, Rate, RateRecord, pace_first, rate_adjust, rate_after,
+    FLAG_AWAITED, FLAG_PINNED, FLAG_RATE, Pace, Rate, RateRecord, pace_first, rate_after,
     rate_full_ns, rate_is_full, rate_left, rate_set, span_ceil, span_left,
 )
-from counterd.protocols.counter._shares cimport FLAG_SHARED, share_hurry
+from counterd.protocols.counter._shares cimport (
+    FLAG_KEPT, FLAG_SHARED, share_begin, share_can_go, share_end, share_has_units, share_hurry, share_take, share_units,
+)
 
 cdef enum:
+    KEPT_NS = 1000000000    # after which it is seen whether a full rate's units have been given back
     CHARGES_MAX = 1024      # of a connection: older ones cannot be settled any more. A Settle looks at each of them
 
 cdef enum OnDeath:          # what becomes of a rate's charge if its holder dies before it is settled
@@ -188,7 +191,7 @@ cdef inline uint32_t rate_create(Takes* takes, const Ask* ask, int64_t now_ns, i
     number = table_insert(&counters.permits.table, ask.tag, ask.name, ask.name_size)
     limits_forget(&counters.limits, number)
     rate = rate_at(counters, number)
-    rate.record.permit.record.flags |= FLAG_RATE
+    rate.record.permit.record.flags |= FLAG_RATE | share_begin(&counters.shares, number, ask.name, ask.name_size)
     rate.record.permit.consumption = rate.record.permit.holders = 0
     rate_set(&rate, &ask.pace, pace_first(&ask.pace, now_ns))
     rate.state.full_since = takes.state.grant
@@ -197,12 +200,21 @@ cdef inline uint32_t rate_create(Takes* takes, const Ask* ask, int64_t now_ns, i
     return number
 
 
-cdef inline void rate_end(Takes* takes, uint32_t number) noexcept nogil:
-    """Frees a rate that is full. If somebody waits for the rate, it is freed later, see record_unpin()."""
+cdef inline void rate_end(Takes* takes, uint32_t number, int64_t now_ns) noexcept nogil:
+    """Frees a rate that is full.
+
+    If somebody waits for the rate, it is freed later, see record_unpin(). Likewise if its units have to be given back.
+    """
     cdef Counters* counters = takes.counters
-    debug_check(permit_at(&counters.permits, number).record.flags & FLAG_RATE)
-    if permit_at(&counters.permits, number).record.flags & FLAG_PINNED:
+    cdef uint8_t* flags = &permit_at(&counters.permits, number).record.flags
+    debug_check(flags[0] & FLAG_RATE)
+    if flags[0] & FLAG_PINNED:
         return
+    if flags[0] & FLAG_KEPT:
+        if not share_can_go(&counters.shares, number):
+            timers_arm(&counters.fulls, number, now_ns + KEPT_NS)
+            return
+        share_end(&counters.shares, number, flags)
     table_remove(&counters.permits.table, number)
     takes.state.rates -= 1
 
@@ -286,16 +298,21 @@ cdef inline bint ask_is_there(Takes* takes, Ask* ask, int64_t now_ns, int64_t* d
     If too little is available, also tells when enough will be.
     """
     cdef Rate rate
+    cdef uint32_t units = ask.amount
     due_ns[0] = INT64_MAX
     if ask.pace.period_us == 0:
         return counter_has(takes.counters, ask.record, ask.amount, ask.maximum)
     rate = rate_at(takes.counters, ask.record)
+    if rate.record.permit.record.flags & FLAG_SHARED:
+        units = share_units(&takes.counters.shares, ask.record, units)
     ask.is_full = rate_is_full(&rate, &ask.pace, now_ns)
-    ask.after = rate_after(&rate, &ask.pace, ask.amount, now_ns)
+    ask.after = rate_after(&rate, &ask.pace, units, now_ns)
     if span_is_before(Span(now_ns, 0), ask.after):
         due_ns[0] = span_ceil(ask.after)
         return False
-    return True
+    return not rate.record.permit.record.flags & FLAG_SHARED or share_has_units(
+        &takes.counters.shares, ask.record, &rate.record.permit.record.flags, ask.amount, due_ns
+    )
 
 
 cdef inline void charge_end(Takes* takes, uint32_t number) noexcept nogil:
@@ -414,6 +431,8 @@ cdef inline void rate_grant(Takes* takes, uint32_t connection, Ask* ask, int64_t
         rate.state.full_since = takes.state.grant - 1
     rate_set(&rate, &ask.pace, ask.after)
     rate_expect(takes.counters, ask.record, &ask.pace)
+    if rate.record.permit.record.flags & FLAG_SHARED:
+        share_take(&takes.counters.shares, ask.record, &rate.record.permit.record.flags, ask.amount, True)
     if ask.on_death != FINAL:
         take_charge(takes, connection, ask, now_ns)
     ask.left = span_left(ask.after, &ask.pace, now_ns)
@@ -666,131 +685,3 @@ cdef inline uint32_t take_find(
         budget[0] -= 1
         number = takes.counters.fair.waiters[number].next_of_connection
     return number
-
-
-# ---- charges -------------------------------------------------------------------------------------------------------
-
-cdef inline void charge_apply(Takes* takes, const Charge* charge, uint32_t used, int64_t now_ns) noexcept nogil:
-    """Replaces the units that were charged by the units that were used.
-
-    If the rate has been full since the charge, there is nothing to refund, because the units have come back with time.
-    Units that were used beyond the charge are taken in any case.
-    """
-    cdef Counters* counters = takes.counters
-    cdef Pace pace = Pace(charge.period_us, charge.limit, charge.burst)
-    cdef Rate rate = rate_at(counters, charge.record)
-    cdef uint8_t flags = rate.record.permit.record.flags
-    if not flags & FLAG_RATE or rate.record.permit.record.tag != charge.tag:
-        return
-    if rate_is_full(&rate, &pace, now_ns):
-        rate.state.full_since = takes.state.grant
-    if used < charge.amount and rate.state.full_since >= charge.grant:
-        return
-    rate_adjust(&rate, &pace, charge.amount, used, now_ns)
-    rate_expect(counters, charge.record, &pace)
-    if flags & FLAG_AWAITED:
-        queue_wake(&counters.fair, queue_find(&counters.fair, charge.record, charge.tag))
-
-
-cdef inline uint32_t charge_find(
-    const Takes* takes, uint32_t connection, uint64_t grant, uint32_t tag, int64_t* budget
-) noexcept nogil:
-    """Returns the charge of a connection, or 0 if there is none.
-
-    Charges a step to the budget for each charge that it checks.
-    """
-    cdef uint32_t number = takes.takers[connection].charge
-    while number and (takes.charges[number].grant != grant or takes.charges[number].tag != tag):
-        budget[0] -= 1
-        number = takes.charges[number].next_of_connection
-    return number
-
-
-cdef inline Outcome take_settle(
-    Takes* takes, uint32_t connection, uint64_t grant, Ask* ask, uint32_t used, int64_t now_ns, int64_t* budget
-) noexcept nogil:
-    """Ends a charge, and replaces it by the units that were used. The result ABSENT means that the charge does not
-    exist.
-
-    If the rate has been full since the charge, it is made again for the units that were used beyond the charge. The
-    result FULL means that there is no room for the rate.
-    """
-    cdef uint32_t number = charge_find(takes, connection, grant, ask.tag, budget)
-    cdef Charge* charge = takes.charges + number
-    if number == 0:
-        return ABSENT
-    charge.record = ask_find(takes, ask)
-    if charge.record == 0 and used > charge.amount:
-        ask.pace = Pace(charge.period_us, charge.limit, charge.burst)
-        charge.record = rate_create(takes, ask, now_ns, budget)
-        if charge.record == 0:
-            return FULL
-    if charge.record:
-        charge_apply(takes, charge, used, now_ns)
-    charge_end(takes, number)
-    return GRANTED
-
-
-cdef inline void charge_leave(Takes* takes, uint32_t number, int64_t now_ns) noexcept nogil:
-    """Ends a charge whose holder is gone."""
-    if takes.charges[number].refunds:
-        charge_apply(takes, takes.charges + number, 0, now_ns)
-    charge_end(takes, number)
-
-
-cdef inline int charges_expire(Takes* takes, int64_t now_ns, int steps) noexcept nogil:
-    """Ends charges that can no longer be settled. Returns how many of the steps remain."""
-    cdef uint32_t number = takes.state.charge_first
-    cdef uint32_t now_tenths = <uint32_t>(now_ns // NS_PER_TENTH)
-    cdef uint32_t tenths = <uint32_t>(takes.state.settle_ns // NS_PER_TENTH)
-    while steps > 0 and number and now_tenths - takes.charges[number].since_tenths > tenths:
-        steps -= 1
-        charge_end(takes, number)
-        number = takes.state.charge_first
-    return steps
-
-
-# ---- connections that have ended -----------------------------------------------------------------------------------
-
-cdef inline bint takes_leave(Takes* takes, uint32_t connection) noexcept nogil:
-    """Queues an ended connection's waiting Takes and charges, so that they are removed.
-
-    Returns False if the connection has none.
-    """
-    cdef TakesState* state = takes.state
-    cdef Taker* taker = takes.takers + connection
-    if taker.charges == 0 and takes.counters.fair.askers[connection].waiters == 0:
-        return False
-    taker.next_leaving = 0
-    if state.leaving_last:
-        takes.takers[state.leaving_last].next_leaving = connection
-    else:
-        state.leaving_first = connection
-    state.leaving_last = connection
-    return True
-
-
-cdef inline uint32_t takes_left(Takes* takes, bint charges_stay, int64_t now_ns, int* steps) noexcept nogil:
-    """Removes Takes and charges of the first connection in the queue. Returns the connection when none remain, or else
-    0.
-
-    charges_stay: whether only the Takes are removed.
-    """
-    cdef TakesState* state = takes.state
-    cdef uint32_t connection = state.leaving_first, number
-    if connection == 0:
-        return 0
-    while steps[0] > 0:
-        steps[0] -= 1
-        number = takes.counters.fair.askers[connection].first
-        if number:
-            take_end(takes, number)
-            continue
-        number = takes.takers[connection].charge
-        if number == 0 or charges_stay:
-            state.leaving_first = takes.takers[connection].next_leaving
-            if state.leaving_first == 0:
-                state.leaving_last = 0
-            return connection
-        charge_leave(takes, number, now_ns)
-    return 0

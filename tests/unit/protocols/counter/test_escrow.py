@@ -9,7 +9,7 @@ import pytest
 from counterd.cluster.authority import PARTITIONS, partition_of
 from counterd.protocols.counter import escrow, wire
 from counterd.protocols.counter._lending import Lending
-from counterd.protocols.counter.wire import Permit, Status
+from counterd.protocols.counter.wire import OnDeath, Permit, Rate, Status
 from kit.takes import Desk, Taker
 
 NAME = b"shared:a"
@@ -38,7 +38,7 @@ class Shop(Desk):
         self, news: tuple[Any, ...], rights: int, *, others: int = 0, yields: bool = False, refused: bool = False
     ) -> None:
         """Gives these rights. others: rights and use of other daemons."""
-        number, _, maximum, _, _, used, _, _ = news
+        number, _, maximum, _, _, used, *_ = news
         settled = (number, rights, maximum, rights + others, used + others, yields, refused)
         self.escrow.settle_rights([settled], self.pump.now_ns)
         self.pump.settle()
@@ -76,7 +76,7 @@ def test_a_request_without_rights_waits_for_the_answer(shop: Shop) -> None:
     assert one.session.state == 2, "parked"
     assert shop.urgency() == 2
     (news,) = shop.news()
-    assert news[1:] == (NAME, 10, 2, 2, 0, 0, 0)
+    assert news[1:] == (NAME, 10, 2, 2, 0, 0, 0, False)
     assert shop.urgency() == 0
     shop.answer(news, 5)
     assert statuses(one) == [Status.NO_ERROR]
@@ -84,7 +84,7 @@ def test_a_request_without_rights_waits_for_the_answer(shop: Shop) -> None:
     ask(one)
     assert len(statuses(one)) == 2, "there are no more rights"
     (news,) = shop.news()
-    assert news[1:] == (NAME, 10, 1, 1, 5, 5, 5)
+    assert news[1:-1] == (NAME, 10, 1, 1, 5, 5, 5)
 
 
 def test_a_request_is_refused_after_the_answer(shop: Shop) -> None:
@@ -119,7 +119,7 @@ def test_a_smaller_maximum_is_asked_for(shop: Shop) -> None:
     shop.give(5)
     ask(one, 1, 7)
     (news,) = shop.news()
-    assert news[1:] == (NAME, 7, 1, 1, 1, 1, 5)
+    assert news[1:-1] == (NAME, 7, 1, 1, 1, 1, 5)
     shop.answer(news, 1, others=6, refused=True)
     assert statuses(one) == [Status.NO_ERROR, REFUSED]
     assert one.acquire(NAME, 1, 1) == REFUSED
@@ -173,7 +173,7 @@ def test_a_take_that_waits_is_in_the_queue(shop: Shop) -> None:
     one, other = shop.some(2)
     take = one.take(Permit(NAME, 3, 10), wait_ms=60_000)
     (news,) = shop.news()
-    assert news[1:] == (NAME, 10, 3, 3, 0, 0, 0)
+    assert news[1:] == (NAME, 10, 3, 3, 0, 0, 0, True)
     shop.answer(news, 0, others=9, refused=True)
     assert one.of(take) is None
     assert shop.urgency() == 1, "it was refused before"
@@ -197,14 +197,14 @@ def test_rights_that_are_not_used_are_news(shop: Shop) -> None:
     ask(one)
     shop.give(8)
     (news,) = shop.news()
-    assert news[1:] == (NAME, 10, 0, 0, 1, 1, 8)
+    assert news[1:-1] == (NAME, 10, 0, 0, 1, 1, 8)
     shop.answer(news, 1)
     assert shop.news() == [], "nothing is new"
     (news,) = shop.news(every=True)
     shop.answer(news, 1)
     assert one.release(NAME) == Status.NO_ERROR
     (news,) = shop.news()
-    assert news[1:] == (NAME, 10, 0, 0, 0, 1, 1)
+    assert news[1:-1] == (NAME, 10, 0, 0, 0, 1, 1)
     shop.answer(news, 0)
     assert shop.news(every=True) == [], "it is forgotten"
 
@@ -233,7 +233,7 @@ def test_what_becomes_free_is_given_up_when_others_wait(shop: Shop) -> None:
     assert one.release(NAME) == Status.NO_ERROR
     assert other.of(take) is None
     (news,) = shop.news()
-    assert news[1:] == (NAME, 10, 1, 1, 1, 2, 1)
+    assert news[1:-1] == (NAME, 10, 1, 1, 1, 2, 1)
     shop.answer(news, 2)
     assert other.has(take)
 
@@ -246,7 +246,7 @@ def test_idle_rights_for_which_others_wait_are_news(shop: Shop) -> None:
     shop.escrow.wanted_elsewhere(PART, [NAME, b"shared:unknown", b"own"], shop.pump.now_ns)
     assert shop.urgency() == 2
     (news,) = shop.news()
-    assert news[-1] == 1, "the others cannot be granted here any more"
+    assert news[7] == 1, "the others cannot be granted here any more"
 
 
 def test_a_counter_with_rights_is_not_freed() -> None:
@@ -416,6 +416,111 @@ def test_a_parked_connection_is_taken_over(shop: Shop) -> None:
     assert isinstance(other.resume(3_600_000, stay.token, 1), wire.Stay)
     assert statuses(one)[1:] == [REFUSED], "nothing was waited for"
     shop.give(0)
+
+
+# ---- rates ----------------------------------------------------------------------------------------------------------
+
+SECOND = 1_000_000  # us
+
+
+def rate(amount: int = 1, limit: int = 100, burst: int = 100, on_death: OnDeath = OnDeath.FINAL) -> Rate:
+    return Rate(NAME, amount, limit, SECOND, burst, on_death)
+
+
+def of_rate(shop: Shop, calm_max: int = 100) -> tuple[Any, ...]:
+    (news,) = shop.escrow.take_rates(PART, 100, calm_max)
+    return news
+
+
+def pour(shop: Shop, news: tuple[Any, ...], units: int, wait_us: int = 0) -> None:
+    """Answers with these units."""
+    shop.escrow.settle_rates([(news[0], units, news[5], wait_us)], shop.pump.now_ns)
+    shop.pump.settle()
+
+
+def test_units_are_asked_for(shop: Shop) -> None:
+    (one,) = shop.some(1)
+    take = one.take(rate(2))
+    assert one.of(take) is None
+    assert shop.urgency() == 2
+    news = of_rate(shop)
+    assert news[1:] == (NAME, 100, SECOND, 100, 2, 2, 0, 0, False)
+    pour(shop, news, 5)
+    assert one.has(take)
+    assert one.has(one.take(rate(3)))
+    take = one.take(rate(1))
+    assert one.of(take) is None
+    news = of_rate(shop)
+    assert news[5:] == (1, 1, 0, 5, False)
+    pour(shop, news, 0, 250_000)
+    shortage = one.of(take)
+    assert isinstance(shortage, wire.Shortage)
+    assert shortage.retry_ms == 250
+    assert isinstance(one.of(one.take(rate(1))), wire.Shortage), "it is known that there is none"
+    shop.wait(250)
+    assert one.of(one.take(rate(1))) is None
+
+
+def test_a_take_that_waits_for_units_is_asked_for_when_they_are_there(shop: Shop) -> None:
+    (one,) = shop.some(1)
+    take = one.take(rate(2), wait_ms=60_000)
+    news = of_rate(shop)
+    assert news[5:] == (2, 2, 0, 0, True)
+    pour(shop, news, 0, 250_000)
+    assert shop.urgency() == 0
+    shop.wait(260)
+    assert shop.urgency() == 2
+    pour(shop, of_rate(shop), 2)
+    assert one.has(take)
+
+
+def test_units_that_are_not_needed_are_given_back(shop: Shop) -> None:
+    (one,) = shop.some(1)
+    one.take(rate(2))
+    pour(shop, of_rate(shop), 10)
+    news = of_rate(shop)
+    assert news[5:] == (0, 0, 8, 2, False)
+    shop.escrow.give_units([(news[0], 8)])
+    pour(shop, news, 0)
+    assert shop.escrow.take_rates(PART, 100, 100) == []
+    shop.wait(5000)
+    assert shop.store.snapshot()["rates"] == 0
+
+
+def test_a_rate_with_units_is_kept(shop: Shop) -> None:
+    (one,) = shop.some(1)
+    one.take(rate(2))
+    pour(shop, of_rate(shop), 10)
+    shop.wait(5000)
+    assert shop.store.snapshot()["rates"] == 1
+    news = of_rate(shop)
+    shop.escrow.give_units([(news[0], 8)])
+    pour(shop, news, 0)
+    shop.wait(5000)
+    assert shop.store.snapshot()["rates"] == 0
+
+
+@pytest.mark.parametrize(("used", "left"), [(0, 10), (2, 8), (12, -2)])
+def test_settling_changes_the_units(shop: Shop, used: int, left: int) -> None:
+    (one,) = shop.some(1)
+    take = one.take(rate(2, on_death=OnDeath.REFUNDED))
+    pour(shop, of_rate(shop), 10)
+    assert one.settle(take, NAME, used) == Status.NO_ERROR
+    news = of_rate(shop)
+    assert news[7] == left
+    shop.escrow.give_units([(news[0], left)])
+    pour(shop, news, 0)
+    assert shop.escrow.take_rates(PART, 100, 100) == []
+
+
+@pytest.mark.parametrize(("policy", "granted"), [("closed", 0), ("share", 3), ("open", 10)])
+def test_what_is_granted_of_a_rate_alone(policy: str, granted: int) -> None:
+    shop = Shop(policy)
+    shop.escrow.set_sidecars(3)
+    (one,) = shop.some(1)
+    shop.escrow.set_reachable(PART, False, shop.pump.now_ns)
+    grants = [one.has(one.take(rate(1, 10, 10))) for _ in range(11)]
+    assert grants == [True] * granted + [False] * (11 - granted)
 
 
 # ---- other parts ----------------------------------------------------------------------------------------------------
