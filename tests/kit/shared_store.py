@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from counterd.cluster import authority
 from counterd.cluster.sidecar import News
@@ -68,6 +68,9 @@ class SharedStore:
         self.reachable = [True] * authority.PARTITIONS
         self.sidecars = 1
         self.now_ns = 0
+        self.rates: list[Any] = []  # news of rates, which are a test's
+        self.given: list[Any] = []
+        self.settled: list[Any] = []
         self.calm: dict[Share, None] = {}  # with rights or use, the first ones longest ago
 
     # ---- requests ----
@@ -141,6 +144,15 @@ class SharedStore:
                 self.calm[share] = self.calm.pop(share)
         return news
 
+    def take_rates(self, _partition: int, _urgent_max: int, _calm_max: int) -> list[Any]:
+        return self.rates
+
+    def give_units(self, given: list[tuple[int, int]]) -> None:
+        self.given.append(given)
+
+    def settle_rates(self, settled: list[tuple[int, int, int, int]], _now_ns: int) -> None:
+        self.settled.append(settled)
+
     def _news(self, share: Share) -> News:
         self.urgent.pop(share, None)
         self.calm.pop(share, None)
@@ -184,7 +196,7 @@ class SharedStore:
                 self._hurry(share, bool(share.parked) or not was_refused)
 
     def forget_call(self, numbers: list[int]) -> None:
-        for number in numbers:
+        for number in {*numbers}.difference(rate[0] for rate in self.rates):
             share = self._by_number(number)
             share.is_asked = False
             self.calm[share] = None

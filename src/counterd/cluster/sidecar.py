@@ -20,13 +20,15 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from counterd.cluster import authority
-from counterd.cluster.authority import LeaseLost, Mode, StaleCall, Wish
+from counterd.cluster.authority import LeaseLost, Mode, RateWish, StaleCall, Wish
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
+
+    from counterd.contract import Escrow
 
 MS = 1_000_000
 SECOND = 1_000 * MS
@@ -39,12 +41,12 @@ RETRY_NS = 100 * MS  # after a call without an answer; twice as much after each 
 RETRY_MOST_NS = SECOND  # up to this
 MARGIN = 10  # of a lease, one part is not used: this machine's clock may be slower than the server's by so much
 RENEWALS = 3  # of a lease: two calls may be lost
-HEADROOM = 8  # of a limit, one part may be idle at all sidecars together
+HEADROOM = 8  # of a maximum, or of a burst, one part may be idle at all sidecars together
 FEW = 2  # permits per sidecar: with a smaller limit, each request is asked for
 URGENT = 2  # urgency(): there is more than requests that were refused before
-URGENT_MAX = 200  # news in a call: about 2 ms of the authority's time
+URGENT_MAX = 200  # news in a call, and as many of rates: about 2 ms of the authority's time
 CALM_MAX = 200
-assert URGENT_MAX + CALM_MAX <= authority.LIMITS_MAX
+assert 2 * (URGENT_MAX + CALM_MAX) <= authority.LIMITS_MAX
 
 
 class News(NamedTuple):
@@ -64,22 +66,26 @@ class News(NamedTuple):
     used: int
     peak: int
     rights: int
-    stays: bool = True
+    stays: bool
 
 
-class Store(Protocol):
-    """The store, as far as a sidecar calls it: contract.Escrow."""
+class RateNews(NamedTuple):
+    """What a store has to say about a rate. All numbers but limit and period_us are units.
 
-    def take_news(self, partition: int, urgent_max: int, calm_max: int, every: bool = False) -> Sequence[Any]: ...
-    def keep_rights(self, kept: list[tuple[int, int]]) -> None: ...
-    def settle_rights(self, settled: list[tuple[int, int, int, int, int, bool, bool]], now_ns: int) -> None: ...
-    def forget_call(self, numbers: list[int]) -> None: ...
-    def wanted_elsewhere(self, partition: int, names: list[bytes], now_ns: int) -> None: ...
-    def set_lease(self, partition: int, until_ns: int) -> None: ...
-    def lose(self, partition: int, now_ns: int) -> None: ...
-    def set_reachable(self, partition: int, is_reachable: bool, now_ns: int) -> None: ...
-    def set_sidecars(self, count: int) -> None: ...
-    def urgency(self, partition: int) -> int: ...
+    limit, period_us, burst: of the first request that waits here, or else of the last one. first, waiting, stays: as in
+    News. units: what the store may use; negative: what it used beyond that. taken: what was used since the last news.
+    """
+
+    number: int
+    name: bytes
+    limit: int
+    period_us: int
+    burst: int
+    first: int
+    waiting: int
+    units: int
+    taken: int
+    stays: bool
 
 
 @dataclass(slots=True)
@@ -103,10 +109,11 @@ class Part:
 
     name: of this sidecar, there; "" before its first call. calls: with this name. sent_ns: of the call under way, or
     the last one. renewed_ns: of the last one that was answered. until_ns: end of the lease here; 0: there is none.
-    wishes: of the call under way, with their news. next_ns: of the next call, unless something is urgent. calm_ns: when
-    calm news are taken again. retry_ns: before this nothing is sent. again_ns: after so long it asks again for what was
-    refused. tells_all: the server has yet to be told everything; told: names of which it was told meanwhile; all_told:
-    the call under way has the rest. learns_ns: until when it listens. contested: names for which others wait.
+    wishes, rates: of the call under way, with their news. next_ns: of the next call, unless something is urgent.
+    calm_ns: when calm news are taken again. retry_ns: before this nothing is sent. again_ns: after so long it asks
+    again for what was refused. tells_all: the server has yet to be told everything; told: names of which it was told
+    meanwhile; all_told: the call under way has the rest. learns_ns: until when it listens. contested: names for which
+    others wait.
     """
 
     name: str = ""
@@ -116,6 +123,7 @@ class Part:
     renewed_ns: int = 0
     until_ns: int = 0
     wishes: list[tuple[News, Wish]] = field(default_factory=list)
+    rates: list[tuple[RateNews, RateWish]] = field(default_factory=list)
     next_ns: int = 0
     calm_ns: int = 0
     retry_ns: int = 0
@@ -133,11 +141,11 @@ class Part:
 class Sidecar:
     """Decides what a daemon says to the authority, and when.
 
-    store: a store of permits (Store). new_name: returns a name that no sidecar has had. lease_ms: of each lease; the
+    store: what grants from the rights. new_name: returns a name that no sidecar has had. lease_ms: of each lease; the
     same for all sidecars, or a server that is new listens to some of them for too short a time.
     """
 
-    def __init__(self, store: Store, new_name: Callable[[], str], lease_ms: int) -> None:
+    def __init__(self, store: Escrow, new_name: Callable[[], str], lease_ms: int) -> None:
         self._store = store
         self._new_name = new_name
         self._lease_ms = lease_ms
@@ -170,17 +178,18 @@ class Sidecar:
         is_calm = part.tells_all or now_ns >= part.calm_ns
         if is_calm:
             part.calm_ns = now_ns + TICK_NS
-        news = [
-            News(*each)
-            for each in self._store.take_news(partition, URGENT_MAX, CALM_MAX if is_calm else 0, part.tells_all)
-        ]
-        news = self._without_old(part, news) if is_calm and not part.tells_all else news
+        calm_max = CALM_MAX if is_calm else 0
+        news = [News(*each) for each in self._store.take_news(partition, URGENT_MAX, calm_max, part.tells_all)]
+        rates = [RateNews(*each) for each in self._store.take_rates(partition, URGENT_MAX, calm_max)]
         part.all_told = part.tells_all and (len(news) < CALM_MAX or any(each.name in part.told for each in news))
-        if not news and not part.tells_all and not self._has_to_ask(part, now_ns):
-            part.next_ns = part.calm_ns if part.blocks else now_ns + HEARTBEAT_NS
-            return None
         part.wishes = [(each, self._wish(part, each)) for each in news]
+        part.rates = [(each, self._rate_wish(part, each)) for each in rates]
+        self._drop_old(part)
+        if not part.wishes and not part.rates and not part.tells_all and not self._has_to_ask(part, now_ns):
+            part.next_ns = part.calm_ns if news or rates or part.blocks else now_ns + HEARTBEAT_NS
+            return None
         self._store.keep_rights([(each.number, wish.keep) for each, wish in part.wishes])
+        self._store.give_units([(each.number, wish.give) for each, wish in part.rates if wish.give])
         return self._send(partition, part, self._lease_ms, now_ns)
 
     def answered(self, partition: int, found: list[Any], now_ns: int) -> None:
@@ -188,8 +197,8 @@ class Sidecar:
         part = self._parts[partition]
         try:
             answer = authority.answer(found)
-            if len(answer.rights) != len(part.wishes):
-                raise ValueError(f"the authority answered {len(answer.rights)} of {len(part.wishes)} wishes")
+            if (len(answer.rights), len(answer.units)) != (len(part.wishes), len(part.rates)):
+                raise ValueError("the authority answered other wishes")
         except StaleCall:  # a library has repeated the call, and the first answer was lost
             self._forget(part)
             self._store.set_reachable(partition, True, now_ns)
@@ -216,6 +225,14 @@ class Sidecar:
             for (news, wish), right in zip(wishes, answer.rights, strict=True)
         ]
         self._store.settle_rights(settled, now_ns)
+        rates, part.rates = part.rates, []
+        self._store.settle_rates(
+            [
+                (news.number, units.units, news.first, units.wait_us)
+                for (news, _), units in zip(rates, answer.units, strict=True)
+            ],
+            now_ns,
+        )
         self._yield(partition, part, {*answer.waited}.difference(news.name for news, _ in wishes), now_ns)
         part.again_ns = answer.again_ms * MS
         part.next_ns = now_ns if part.tells_all else part.calm_ns
@@ -244,7 +261,7 @@ class Sidecar:
         From then on nothing may be granted in this partition, and permits that are in use no longer count.
         """
         part = self._parts[partition]
-        part.wishes = []
+        part.wishes, part.rates = [], []
         return self._send(partition, part, 0, self._now_ns)
 
     def figures(self) -> dict[str, float]:
@@ -282,7 +299,7 @@ class Sidecar:
         wishes = [wish for _, wish in part.wishes]
         return (
             authority.keys(partition, part.name),
-            authority.arguments(part.name, part.calls, part.run, lease_ms, wishes),
+            authority.arguments(part.name, part.calls, part.run, lease_ms, wishes, [wish for _, wish in part.rates]),
         )
 
     def _has_to_ask(self, part: Part, now_ns: int) -> bool:
@@ -293,11 +310,11 @@ class Sidecar:
         return bool(part.blocks) and silent_ns >= self._lease_ns // RENEWALS
 
     def _forget(self, part: Part) -> None:
-        self._store.forget_call([news.number for news, _ in part.wishes])
+        self._store.forget_call([news.number for news, _ in part.wishes] + [news.number for news, _ in part.rates])
         for news, wish in part.wishes:
             if news.name in part.blocks:
                 part.blocks[news.name].rights = wish.keep
-        part.wishes = []
+        part.wishes, part.rates = [], []
         part.calm_ns = 0
 
     def _listen(self, part: Part, learning_ms: int) -> None:
@@ -310,16 +327,19 @@ class Sidecar:
         learning_ns = learning_ms * MS
         part.learns_ns = part.sent_ns + learning_ns - learning_ns // MARGIN if learning_ms else 0
 
-    def _without_old(self, part: Part, news: list[News]) -> list[News]:
-        """Returns news without those that the authority knows and that are to stay as they are."""
-        old = [each.number for each in news if not each.first and self._is_old(part, each)]
-        self._store.forget_call(old)
-        return [each for each in news if each.number not in old]
+    def _drop_old(self, part: Part) -> None:
+        """Drops wishes that change nothing."""
 
-    def _is_old(self, part: Part, news: News) -> bool:
-        block = part.blocks.get(news.name)
-        known = block is not None and (block.rights, block.used) == (news.rights, news.used)
-        return known and self._wish(part, news).want == news.rights
+        def is_old(news: News, wish: Wish) -> bool:
+            block = part.blocks.get(news.name)
+            known = block is not None and (block.rights, block.used) == (news.rights, news.used)
+            return known and not news.first and wish.want == news.rights and not part.tells_all
+
+        old = {news.number for news, wish in part.wishes if is_old(news, wish)}
+        old |= {news.number for news, wish in part.rates if not news.first and not wish.want and not wish.give}
+        self._store.forget_call([*old])
+        part.wishes = [each for each in part.wishes if each[0].number not in old]
+        part.rates = [each for each in part.rates if each[0].number not in old]
 
     # ---- inside: leases ----
 
@@ -360,6 +380,16 @@ class Sidecar:
         keep = news.used if block is not None and block.yields else min(news.rights, least if news.first else most)
         keep = max(keep, news.used)
         return Wish(news.name, maximum, least, max(most, keep), keep, news.used, Mode.PLENTY, news.stays)
+
+    @staticmethod
+    def _rate_wish(part: Part, news: RateNews) -> RateWish:
+        """A store has units in stock for about as long as between two news, so that few requests wait for a call."""
+        stock = min(news.burst // (HEADROOM * part.sidecars), news.taken)
+        there = max(news.units, 0)
+        give = news.units if news.units < 0 else 0 if news.first else max(news.units - stock, 0)
+        least = max(news.first - there, 0)
+        want = max(least, max(news.waiting, news.first) + stock - there, 0)
+        return RateWish(news.name, news.limit, news.period_us, news.burst, least, want, give)
 
     def _settle(
         self, part: Part, news: News, wish: Wish, right: authority.Right, now_ns: int

@@ -462,6 +462,43 @@ def test_a_lease_is_given_up_if_a_new_server_cannot_be_told_everything(server: S
     assert machine.dropped
 
 
+# ---- rates ----------------------------------------------------------------------------------------------------------
+
+YEARS_US = 316_224_000_000_000
+
+
+def ask_rate(machine: Machine, first: int, units: int, taken: int, waiting: int = 0) -> tuple[list[Any], list[Any]]:
+    """A call about a rate of which ten come in ten years. Returns what was given back, and what came."""
+    machine.store.rates = [(1, b"r", 160, YEARS_US, 160, first, waiting or first, units, taken, False)]
+    machine.store.given, machine.store.settled = [], []
+    machine.server.advance(101 * MS)
+    machine.turn()
+    return machine.store.given, machine.store.settled
+
+
+def test_units_of_a_rate_are_asked_for(server: Server) -> None:
+    machine = Machine(server)
+    assert ask_rate(machine, 5, 0, 0) == ([[]], [[(1, 5, 5, 0)]])
+    assert ask_rate(machine, 5, 2, 0, waiting=9) == ([[]], [[(1, 7, 5, 0)]])
+    assert ask_rate(machine, 3, 0, 7) == ([[]], [[(1, 10, 3, 0)]]), "and a stock, as so many were taken"
+    assert ask_rate(machine, 3, 0, 99) == ([[]], [[(1, 3 + 160 // 8, 3, 0)]]), "but no more than that"
+    ((_, units, least, wait_us),) = ask_rate(machine, 160, 0, 0)[1][0]
+    assert (units, least) == (0, 160)
+    assert wait_us > 0
+
+
+def test_units_of_a_rate_go_back(server: Server) -> None:
+    """If they are not taken. What was used without having been granted is told too."""
+    machine = Machine(server)
+    ask_rate(machine, 100, 0, 0)
+    assert ask_rate(machine, 0, 10, 4)[0] == [[(1, 6)]]
+    assert ask_rate(machine, 0, 4, 4) == ([], []), "there is nothing to say"
+    assert ask_rate(machine, 0, 4, 0)[0] == [[(1, 4)]]
+    assert ask_rate(machine, 0, -7, 0)[0] == [[(1, -7)]]
+    assert ask_rate(machine, 160, 0, 0)[1][0][0][1] == 0
+    assert ask_rate(machine, 160 - 100 + 6 + 4 - 7, 0, 0)[1][0][0][1] == 63
+
+
 # ---- figures --------------------------------------------------------------------------------------------------------
 
 
