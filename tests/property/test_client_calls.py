@@ -43,12 +43,16 @@ def stats(items: dict[str, str]) -> list[bytes]:
 
 def entries(found: list[wire.DumpEntry]) -> list[bytes]:
     heads = (struct.pack(">IIH", entry.consumption, entry.peak, len(entry.name)) for entry in found)
-    limits = (b"" if entry.limit is None else struct.pack(">I", entry.limit) for entry in found)
+    more = ([number for number in (entry.limit, entry.everywhere) if number is not None] for entry in found)
+    limits = (struct.pack(f">{len(numbers)}I", *numbers) for numbers in more)
     names = (entry.name for entry in found)
     return [*map(b"".join, zip(heads, names, limits, strict=True)), b""]
 
 
-ENTRY = st.builds(wire.DumpEntry, NAMES, U32, U32, st.none() | U32)
+ENTRY = st.one_of(
+    st.builds(wire.DumpEntry, NAMES, U32, U32, st.none() | U32, st.none()),
+    st.builds(wire.DumpEntry, NAMES, U32, U32, U32, U32),
+)
 # A request, the bodies of its answer, and what the caller is to get.
 SUCCESSES: st.SearchStrategy[tuple[tuple[Any, ...], list[bytes], Any]] = st.one_of(
     st.just(((wire.noop,), [b""], None)),

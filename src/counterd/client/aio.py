@@ -109,9 +109,11 @@ class Client(Shared):
         """Sends a request that does nothing, and waits for the reply (section "Noop")."""
         return self._call(wire.noop)
 
-    def get(self, name: str | bytes, default: int | None = None) -> Coroutine[Any, Any, int]:
+    def get(
+        self, name: str | bytes, default: int | None = None, *, everywhere: bool = False
+    ) -> Coroutine[Any, Any, int]:
         """Returns how many permits of a counter are in use, as Client.get() of counterd.client does."""
-        asked = self._call(wire.get, as_bytes(name))
+        asked = self._call(wire.get, as_bytes(name), everywhere)
         return asked if default is None else _found(asked, default)
 
     def acquire(self, name: str | bytes, resources: int = 1, *, maximum: int) -> Coroutine[Any, Any, int]:
@@ -141,7 +143,7 @@ class Client(Shared):
 
         The whole list is kept in memory.
         """
-        return self._call(wire.dump, True)
+        return self._call(wire.dump, True, True)
 
     def pipeline(self) -> Pipeline:
         """Collects requests and sends them together: `await client.pipeline().get("a").get("b").execute()`."""

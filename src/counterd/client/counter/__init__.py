@@ -145,15 +145,18 @@ class Client(Shared):
         """Sends a request that does nothing, and waits for the reply (section "Noop")."""
         self._call(wire.noop)
 
-    def get(self, name: str | bytes, default: int | None = None) -> int:
+    def get(self, name: str | bytes, default: int | None = None, *, everywhere: bool = False) -> int:
         """Returns how many permits of a counter are in use (section "Get").
+
+        With everywhere, returns how many are in use at all daemons that share the counter's limit, as far as this
+        daemon has heard.
 
         If the counter does not exist, returns default, or raises NotFound without a default. A program that only reads
         needs default=0: a counter does not exist before its first acquire, and no longer exists after a restart of the
         server.
         """
         try:
-            consumption: int = self._call(wire.get, as_bytes(name))
+            consumption: int = self._call(wire.get, as_bytes(name), everywhere)
         except NotFound:
             if default is None:
                 raise
@@ -188,7 +191,7 @@ class Client(Shared):
 
     def dump(self) -> list[DumpEntry]:
         """Returns all counters, in use or not, in no particular order (section "Dump"). Keeps the list in memory."""
-        entries: list[DumpEntry] = self._call(wire.dump, True)
+        entries: list[DumpEntry] = self._call(wire.dump, True, True)
         return entries
 
     def pipeline(self) -> Pipeline:

@@ -32,9 +32,9 @@ class Requests:
         """Adds a request whose result is None."""
         return self._add(wire.noop)
 
-    def get(self: Self, name: str | bytes) -> Self:
-        """Adds a request whose result is how many permits are in use."""
-        return self._add(wire.get, as_bytes(name))
+    def get(self: Self, name: str | bytes, *, everywhere: bool = False) -> Self:
+        """Adds a request whose result is the same as that of Client.get()."""
+        return self._add(wire.get, as_bytes(name), everywhere)
 
     def acquire(self: Self, name: str | bytes, resources: int = 1, *, maximum: int) -> Self:
         """Adds a request whose result is how many permits were granted."""
@@ -50,7 +50,7 @@ class Requests:
 
     def dump(self: Self) -> Self:
         """Adds a request whose result is the same as that of Client.dump()."""
-        return self._add(wire.dump, True)
+        return self._add(wire.dump, True, True)
 
     def _add(self: Self, *request: Any) -> Self:
         self._requests.append(request)

@@ -7,7 +7,7 @@
 # - a counter with consumption 0 is in the ring of idle counters, unless it is pinned or its share is kept;
 # - limits subtract, they never add: `consumption > maximum - resources`, because sums wrap.
 
-from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdint cimport UINT32_MAX, int64_t, uint8_t, uint32_t, uint64_t
 
 from counterd.engine.chains cimport Chains, chains_begin, chains_reserve
 from counterd.engine.connections cimport Connections
@@ -285,13 +285,19 @@ cdef inline bint counter_has(Counters* counters, uint32_t number, uint32_t amoun
     )
 
 
-cdef inline uint32_t counter_left(const Counters* counters, uint32_t number, uint32_t maximum) noexcept nogil:
-    """Returns how much of a counter is available, at most. Of other daemons' use, the last answer is known."""
+cdef inline uint32_t counter_everywhere(const Counters* counters, uint32_t number) noexcept nogil:
+    """Returns the consumption at all daemons that share a counter's limit. Of others, the last answer is known."""
     cdef const Counter* counter = counter_at(counters, number)
-    cdef uint32_t left = maximum - min(maximum, counter.permit.consumption)
-    if counter.permit.record.flags & FLAG_SHARED:
-        left -= min(left, counters.shares.records[number].others)
-    return left
+    cdef uint32_t others
+    if not counter.permit.record.flags & FLAG_SHARED:
+        return counter.permit.consumption
+    others = counters.shares.records[number].others
+    return counter.permit.consumption + min(others, UINT32_MAX - counter.permit.consumption)
+
+
+cdef inline uint32_t counter_left(const Counters* counters, uint32_t number, uint32_t maximum) noexcept nogil:
+    """Returns how much of a counter is available, at most."""
+    return maximum - min(maximum, counter_everywhere(counters, number))
 
 
 cdef inline Outcome counter_acquire(
@@ -395,12 +401,15 @@ cdef inline Outcome counter_release(
 
 
 cdef inline Outcome counter_get(
-    const Counters* counters, uint32_t tag, const uint8_t* name, uint32_t size, uint32_t* consumption
+    const Counters* counters, uint32_t tag, const uint8_t* name, uint32_t size, bint everywhere, uint32_t* consumption
 ) noexcept nogil:
+    """Finds the consumption of a counter, here or at all daemons that share its limit."""
     cdef uint32_t number = table_find(&counters.permits.table, tag, name, size)
     if number == 0 or not counter_exists(counters, counter_at(counters, number)):
         return ABSENT
     consumption[0] = counter_at(counters, number).permit.consumption
+    if everywhere:
+        consumption[0] = counter_everywhere(counters, number)
     return GRANTED
 
 

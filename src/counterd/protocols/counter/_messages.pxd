@@ -33,6 +33,7 @@ cdef enum Opcode:
 
 cdef enum Flag:
     LIMITS = 0x01           # of a Dump: entries end with the counter's limit
+    EVERYWHERE = 0x02       # of a Get or a Dump: what all daemons use of a shared counter
 
 cdef enum Status:
     NO_ERROR = 0x00

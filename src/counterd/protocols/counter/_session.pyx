@@ -23,19 +23,20 @@ from counterd.engine.table cimport RECORD_USED, index_peek, index_prefetch, name
 from counterd.protocols.counter._asks cimport ITEMS_MAX, Ask, Verdict, ask_tag, asks_limit, asks_repeat
 from counterd.protocols.counter._charges cimport take_settle
 from counterd.protocols.counter._counters cimport (
-    NS_PER_TENTH, Counter, Counters, counter_acquire, counter_at, counter_exists, counter_get, counter_release,
+    NS_PER_TENTH, Counter, Counters, counter_acquire, counter_at, counter_everywhere, counter_exists, counter_get,
+    counter_release,
 )
 from counterd.protocols.counter._leases cimport session_unpark
 from counterd.protocols.counter._messages cimport (
-    ACQUIRE, BODY_MAX, CANCEL, DUMP, GET, GOODBYE, HEADER_SIZE, HELD, INVALID_ARGUMENTS, LIMITS, NOOP, NOT_ACQUIRED,
-    NOT_FOUND, NO_ERROR, OPCODES, OUT_OF_MEMORY, PERMIT, PRESENT_SIZE, RELEASE, REPLY_MAX, REQUEST_MAGIC,
+    ACQUIRE, BODY_MAX, CANCEL, DUMP, EVERYWHERE, GET, GOODBYE, HEADER_SIZE, HELD, INVALID_ARGUMENTS, LIMITS, NOOP,
+    NOT_ACQUIRED, NOT_FOUND, NO_ERROR, OPCODES, OUT_OF_MEMORY, PERMIT, PRESENT_SIZE, RELEASE, REPLY_MAX, REQUEST_MAGIC,
     RESOURCE_NOT_AVAILABLE, RESUME, RESUME_SIZE, SETTLE, STATS, STAY_SIZE, TAKE, TAKE_HEAD, TAKE_MAX, UNKNOWN_COMMAND,
     WHO, Answer, Request, TakeHead, absence_encode, ask_decode, frame_opaque, grant_encode, head_decode, header_encode,
     reply_encode, request_decode, request_kind, take_peek,
 )
 from counterd.protocols.counter._permits cimport Want, wants_are_there, wants_grant, wants_read
 from counterd.protocols.counter._rates cimport FLAG_AWAITED, FLAG_RATE, RATE_TAG, Pace
-from counterd.protocols.counter._shares cimport Parked, parked_add, parked_remove
+from counterd.protocols.counter._shares cimport FLAG_SHARED, Parked, parked_add, parked_remove
 from counterd.protocols.counter._stays cimport (
     TITLE_MAX, TOKEN_SIZE, stay_ask, stay_find, token_secret, token_write,
 )
@@ -133,7 +134,9 @@ cdef inline Answer decide(CounterSession session, const Frame* frame, const Requ
         if counters.fair.state.ready_first:
             session.store.stirred = True
     elif request.opcode == GET:
-        outcome = counter_get(counters, frame.tag, frame.key, frame.key_size, &number)
+        outcome = counter_get(
+            counters, frame.tag, frame.key, frame.key_size, frame.data[2] & EVERYWHERE != 0, &number
+        )
     return Answer(STATUS_OF_OUTCOME[<int>outcome], number, NULL)
 
 
@@ -512,7 +515,7 @@ cdef class CounterSession(Session):
         cdef Counters* counters = &(<CounterStore>store).counters
         cdef size_t end = store.out_size + DUMP_PIECE
         cdef bint limits = self.dump_flags & LIMITS
-        cdef bint is_current
+        cdef bint is_current, tells_all
         cdef uint32_t fixed = 10 + LIMIT_SIZE if limits else 10
         cdef Counter* counter
         cdef uint8_t* body
@@ -526,14 +529,22 @@ cdef class CounterSession(Session):
                 continue
             if not counter_exists(counters, counter):
                 continue
-            body = reply(store, DUMP, self.dump_opaque, fixed + counter.permit.record.name_size)
+            tells_all = self.dump_flags & EVERYWHERE and counter.permit.record.flags & FLAG_SHARED
+            body = reply(
+                store, DUMP, self.dump_opaque,
+                fixed + counter.permit.record.name_size + (<uint32_t>LIMIT_SIZE if tells_all else 0)
+            )
             store_be32(body, counter.permit.consumption)
             is_current = counter.window == counters.state.window
             store_be32(body + 4, counter.peak if is_current else counter.permit.consumption)
             store_be16(body + 8, counter.permit.record.name_size)
             name_read(&counters.permits.table, &counter.permit.record, body + 10)
+            body += 10 + counter.permit.record.name_size
             if limits:
-                store_be32(body + 10 + counter.permit.record.name_size, counter.limit)
+                store_be32(body, counter.limit)
+                body += LIMIT_SIZE
+            if tells_all:
+                store_be32(body, counter_everywhere(counters, self.position - 1))
         reply(store, DUMP, self.dump_opaque, 0)
         self.position = 0
         return 0

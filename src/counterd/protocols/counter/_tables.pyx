@@ -15,12 +15,15 @@ from counterd.engine.heap cimport Heap, Node, heap_insert, heap_remove
 from counterd.engine.permits cimport Holding, Permits, permit_at, walk_begin
 from counterd.engine.table cimport Record, Table as NameTable, name_bytes, name_tag, table_find
 from counterd.engine.walk cimport BLOCK_WORK, NAMES_MAX, ROW_WORK, HoldingsWalk, RankedWalk
-from counterd.protocols.counter._counters cimport NS_PER_TENTH, Counter, Counters, counter_at, counter_exists
+from counterd.protocols.counter._counters cimport (
+    NS_PER_TENTH, Counter, Counters, counter_at, counter_everywhere, counter_exists,
+)
 from counterd.protocols.counter._limits cimport Limits, Rule, limits_find
 from counterd.protocols.counter._messages cimport NO_TIME
 from counterd.protocols.counter._rates cimport (
     FLAG_AWAITED, FLAG_RATE, RATE_TAG, Pace, Rate, RateRecord, rate_full_ns, rate_left,
 )
+from counterd.protocols.counter._shares cimport FLAG_SHARED
 from counterd.protocols.counter._stays cimport stay_about
 from counterd.protocols.counter._store cimport CounterStore
 from counterd.protocols.counter._takes cimport Take, rate_at
@@ -97,9 +100,11 @@ cdef class CountersWalk(RankedWalk):
 
     cdef tuple row(self, bytes name, const Record* record):
         cdef const Counter* counter = <const Counter*>record
+        cdef uint32_t number = number_of(self.counters, record)
         return (
             name, counter.permit.consumption, counter.limit, peak_of(self.counters, counter),
-            waiters_of(self.counters, number_of(self.counters, record), record),
+            waiters_of(self.counters, number, record),
+            counter_everywhere(self.counters, number) if record.flags & FLAG_SHARED else None,
         )
 
 
@@ -680,10 +685,15 @@ TABLES = (
         "contain this text.",
         (
             Column("name", "name", "the counter's name"),
-            Column("consumption", "integer", "permits that are in use now"),
+            Column("consumption", "integer", "permits that clients of this daemon have now"),
             Column("limit", "integer", "the maximum of the last Acquire"),
             Column("peak", "integer", "the most permits in use in the statistics window"),
             Column("waiters", "integer", "how many Takes wait for the counter"),
+            Column(
+                "everywhere",
+                "integer",
+                "of a shared counter: permits in use at all daemons, as of the authority's last answer",
+            ),
         ),
         tuple(ORDERS),
         open_counters,

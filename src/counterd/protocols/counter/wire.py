@@ -95,6 +95,7 @@ class Flag(IntFlag):
     """
 
     LIMITS = 0x01  # of a Dump: each entry includes the limit
+    EVERYWHERE = 0x02  # of a Get or a Dump: what is in use at all daemons that share a counter's limit
 
 
 class Status(IntEnum):
@@ -162,12 +163,15 @@ class DumpEntry(NamedTuple):
     consumption: how many permits are held now.
     peak: the most permits that were held at the same time in the current stats window.
     limit: the maximum of the last Acquire; None if it was not requested, or if the server does not support it.
+    everywhere: how many permits are held at all daemons that share the counter's limit, as far as this one knows; None
+    if the limit is not shared.
     """
 
     name: bytes
     consumption: int
     peak: int
     limit: int | None = None
+    everywhere: int | None = None
 
     @property
     def maximum(self) -> int:
@@ -274,12 +278,15 @@ def noop(opaque: int) -> bytes:
     return _request(Opcode.NOOP, opaque)
 
 
-def get(opaque: int, name: bytes) -> bytes:
+def get(opaque: int, name: bytes, everywhere: bool = False) -> bytes:
     """Encodes a request for the consumption of a counter (section "Get").
 
-    name: 1 to 65,535 bytes, as in all encoders.
+    name: 1 to 65,535 bytes, as in all encoders. everywhere: whether to ask for the consumption at all daemons that
+    share the counter's limit, which only counterd supports.
     """
     size = _name_length(name)
+    if everywhere:
+        return frame(Opcode.GET, opaque, size.to_bytes(2, "big") + name, flags=Flag.EVERYWHERE)
     try:
         return _GET.pack(_GET_HEAD, _GET_FIXED + size, opaque, size) + name
     except struct.error:
@@ -315,13 +322,14 @@ def stats(opaque: int) -> bytes:
     return _request(Opcode.STATS, opaque)
 
 
-def dump(opaque: int, limits: bool = False) -> bytes:
+def dump(opaque: int, limits: bool = False, everywhere: bool = False) -> bytes:
     """Encodes a request for all counters. Each counter has a response, and the last response has an empty body (section
     "Dump").
 
-    limits: whether to ask for each counter's limit too, which only counterd supports.
+    limits: whether to ask for each counter's limit too. everywhere: whether to ask, with the limits, for what all
+    daemons use of a counter whose limit they share. Only counterd supports these.
     """
-    return _request(Opcode.DUMP, opaque, flags=Flag.LIMITS if limits else 0)
+    return _request(Opcode.DUMP, opaque, flags=Flag.LIMITS * limits | Flag.EVERYWHERE * everywhere)
 
 
 def take(
@@ -562,7 +570,7 @@ def decode_stats(body: bytes) -> dict[str, str]:
 def decode_dump_entry(body: bytes) -> DumpEntry:
     """Decodes a counter from a response to Dump. The last response, which is empty, has no counter (section "Dump").
 
-    The length of the body shows whether the entry includes the limit.
+    The length of the body shows whether the entry includes the limit, and what is held everywhere.
     """
     if len(body) < _DUMP_ENTRY.size:
         raise ProtocolError(f"a dump entry of less than 10 bytes: {_shown(body)}")
@@ -571,7 +579,9 @@ def decode_dump_entry(body: bytes) -> DumpEntry:
     if len(rest) == name_length:
         return DumpEntry(rest, consumption, peak)
     if len(rest) == name_length + _U32.size:
-        return DumpEntry(rest[:name_length], consumption, peak, _U32.unpack_from(rest, name_length)[0])
+        return DumpEntry(rest[:name_length], consumption, peak, *_U32.unpack_from(rest, name_length))
+    if len(rest) == name_length + 2 * _U32.size:
+        return DumpEntry(rest[:name_length], consumption, peak, *struct.unpack_from(">II", rest, name_length))
     raise ProtocolError(f"a dump entry whose name has {len(rest)} bytes, not {name_length}: {_shown(body)}")
 
 

@@ -62,7 +62,7 @@ def test_entries_of_two_dumps() -> None:
     calls = PermitCalls()
     first, second = asked(calls, wire.dump), asked(calls, wire.dump)
     calls.feed(answer(first, ENTRY) + answer(second, ENTRY) + answer(first, ENTRY) + answer(second))
-    assert (first.ends, second.ends) == ([], [([(b"a", 1, 2, None)], None)])
+    assert (first.ends, second.ends) == ([], [([(b"a", 1, 2, None, None)], None)])
     calls.feed(answer(first))
     assert [len(result) for result, _ in first.ends] == [2]
 

@@ -23,7 +23,7 @@ def test_requests_in_order() -> None:
     ]
     assert [arguments for _, *arguments in taken[:6]] == [
         [],
-        [b"\xc3\xa9"],
+        [b"\xc3\xa9", False],
         [b"a", 1, 3],
         [b"b", 2, 4],
         [b"a", 1],

@@ -9,7 +9,7 @@ import pytest
 from counterd.cluster.authority import PARTITIONS, partition_of
 from counterd.protocols.counter import escrow, wire
 from counterd.protocols.counter._lending import Lending
-from counterd.protocols.counter.wire import OnDeath, Permit, Rate, Status
+from counterd.protocols.counter.wire import DumpEntry, OnDeath, Permit, Rate, Status
 from kit.takes import Desk, Taker
 
 NAME = b"shared:a"
@@ -187,6 +187,25 @@ def test_while_a_take_waits_others_are_refused(shop: Shop) -> None:
     one, other = shop.some(2)
     one.take(Permit(NAME, 3, 10), wait_ms=60_000)
     assert other.acquire(NAME, 1, 10) == REFUSED
+
+
+def test_what_is_used_here_and_everywhere(shop: Shop) -> None:
+    (one,) = shop.some(1)
+    ask(one, 2)
+    shop.give(5, others=4)
+    assert one.acquire(NAME, 1, 10) == Status.NO_ERROR
+    assert one.acquire(b"own", 1, 1) == Status.NO_ERROR
+    gets = [(NAME, False), (NAME, True), (b"own", True)]
+    for number, (name, everywhere) in enumerate(gets):
+        one.send(wire.get(number, name, everywhere))
+    assert [wire.decode_consumption(each.body) for each in one.answers.others[-3:]] == [3, 7, 1]
+    one.send(wire.dump(9, limits=True, everywhere=True))
+    dump = {wire.decode_dump_entry(each.body) for each in one.answers.others if each.opaque == 9 and each.body}
+    assert dump == {DumpEntry(NAME, 3, 3, 10, 7), DumpEntry(b"own", 1, 1, 1)}
+    take = one.take(Permit(NAME, 1, 10))
+    grant = one.of(take)
+    assert isinstance(grant, wire.Grant)
+    assert grant.left == (2,), "of all"
 
 
 # ---- giving back ----------------------------------------------------------------------------------------------------

@@ -63,7 +63,7 @@ def test_counters_tell_what_a_dump_tells(client: Client) -> None:
         assert {row["name"]: row["limit"] for row in rows} == client.limits()
         client.store.begin_window(1)
     assert {row["name"] for row in rows} == {b"a", b"b", b"d\xff"}
-    assert rows[-1] == {"name": b"a", "consumption": 1, "limit": 10, "peak": 1, "waiters": 0}
+    assert rows[-1] == {"name": b"a", "consumption": 1, "limit": 10, "peak": 1, "waiters": 0, "everywhere": None}
 
 
 def test_holders_who_came_last_first() -> None:

@@ -217,7 +217,7 @@ def test_stats_that_are_not_ascii() -> None:
 def test_dump_entry(name: bytes, consumption: int, maximum: int) -> None:
     body = consumption.to_bytes(4, "big") + maximum.to_bytes(4, "big") + len(name).to_bytes(2, "big") + name
     assert wire.decode_dump_entry(body) == DumpEntry(name, consumption, maximum)
-    assert wire.decode_dump_entry(body) == (name, consumption, maximum, None)
+    assert wire.decode_dump_entry(body) == (name, consumption, maximum, None, None)
 
 
 @given(names, u32, u32, u32)
@@ -225,12 +225,14 @@ def test_dump_entry_with_its_limit(name: bytes, consumption: int, maximum: int, 
     numbers = [number.to_bytes(4, "big") for number in (consumption, maximum, limit)]
     body = numbers[0] + numbers[1] + len(name).to_bytes(2, "big") + name + numbers[2]
     assert wire.decode_dump_entry(body) == DumpEntry(name, consumption, maximum, limit)
+    assert wire.decode_dump_entry(body + numbers[0]) == DumpEntry(name, consumption, maximum, limit, consumption)
 
 
 def test_a_dump_entry_with_another_length() -> None:
     body = bytes.fromhex("00000001 00000002 0002 6162 00000003")
     assert wire.decode_dump_entry(body) == DumpEntry(b"ab", 1, 2, 3)
-    for size in {*range(len(body)), *range(len(body) + 1, len(body) + 9)} - {len(body) - 4}:
+    assert wire.decode_dump_entry(body + body[:4]) == DumpEntry(b"ab", 1, 2, 3, 1)
+    for size in {*range(len(body) + 9)} - {len(body) - 4, len(body), len(body) + 4}:
         with pytest.raises(ProtocolError, match="a dump entry"):
             wire.decode_dump_entry((body + bytes(8))[:size])
 
