@@ -146,14 +146,11 @@ class Client(Shared):
         self._call(wire.noop)
 
     def get(self, name: str | bytes, default: int | None = None, *, everywhere: bool = False) -> int:
-        """Returns how many permits of a counter are in use (section "Get").
-
-        With everywhere, returns how many are in use at all daemons that share the counter's limit, as far as this
-        daemon has heard.
+        """Returns how many permits of a counter are in use (section "Get"), or with everywhere, how many are in use at
+        all daemons that share the counter's limit, as far as this daemon knows.
 
         If the counter does not exist, returns default, or raises NotFound without a default. A program that only reads
-        needs default=0: a counter does not exist before its first acquire, and no longer exists after a restart of the
-        server.
+        needs default=0: a counter does not exist before its first acquire, nor after a restart of the server.
         """
         try:
             consumption: int = self._call(wire.get, as_bytes(name), everywhere)
