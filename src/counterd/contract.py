@@ -282,7 +282,7 @@ class Escrow(Protocol):
         self, partition: int, urgent_max: int, calm_max: int
     ) -> list[tuple[int, bytes, int, int, int, int, int, int, int, bool]]:
         """Returns the rates that the next call has to be about: at most urgent_max that lack units, and at most
-        calm_max that have units, in turn.
+        calm_max that have units, in turn. Called after take_news().
 
         A rate is (number, name, limit, period_us, burst, first, waiting, units, taken, stays). limit, period_us, burst:
         of the first request that waits, or of the last grant. units: those that may be taken; negative if more was used
@@ -338,6 +338,9 @@ class Escrow(Protocol):
     def urgency(self, partition: int) -> int:
         """Returns whether a call should be made soon: 0 no; 1 only because of requests that were refused before and
         still wait; 2 yes."""
+
+    def hurries(self) -> int:
+        """Returns the partitions whose urgency is 2, as bits. The caller looks after each turn of the store."""
 
     def figures(self) -> Mapping[str, float]:
         """Returns the current figures by name."""

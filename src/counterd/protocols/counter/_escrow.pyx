@@ -97,6 +97,14 @@ cdef class Escrow:
                 return 0
             return 2 if self.part(partition).is_fresh else 1
 
+    def hurries(self):
+        """Implements contract.Escrow.hurries."""
+        cdef int partition, found = 0
+        with self.store:
+            for partition in range(PARTITIONS):
+                found |= (self.part(partition).is_fresh != 0) << partition
+        return found
+
     def take_news(self, int partition, int urgent_max, int calm_max, bint every=False):
         """Implements contract.Escrow.take_news."""
         with self.store:
@@ -213,10 +221,11 @@ cdef class Escrow:
         """Returns the news of counters or of rates."""
         cdef list news = []
         cdef uint32_t number, last = part.calm[kind].last
-        part.is_fresh = False
+        part.is_fresh &= kind != COUNTERS   # those are taken first
         while part.urgent[kind].first and len(news) < urgent_max:
             number = part.urgent[kind].first
             news.append(self.tell(part, number, kind))
+        part.is_fresh |= part.urgent[kind].first != 0
         while part.calm[kind].first and calm_max > 0:
             calm_max -= 1
             number = part.calm[kind].first

@@ -36,7 +36,7 @@ from counterd.protocols.counter._messages cimport (
 )
 from counterd.protocols.counter._permits cimport Want, wants_are_there, wants_grant, wants_read
 from counterd.protocols.counter._rates cimport FLAG_AWAITED, FLAG_RATE, RATE_TAG, Pace
-from counterd.protocols.counter._shares cimport FLAG_SHARED, Parked, parked_add, parked_remove
+from counterd.protocols.counter._shares cimport FLAG_SHARED, Parked, Shares, parked_add, parked_remove
 from counterd.protocols.counter._stays cimport (
     TITLE_MAX, TOKEN_SIZE, stay_ask, stay_find, token_secret, token_write,
 )
@@ -210,6 +210,7 @@ cdef class CounterSession(Session):
 
     cdef void prefetch_frames(self, const Frame* frames, int count) noexcept:
         cdef Permits* permits = &(<CounterStore>self.store).counters.permits
+        cdef Shares* shares = &(<CounterStore>self.store).counters.shares
         cdef uint32_t number
         cdef int i
         for i in range(count):
@@ -218,6 +219,8 @@ cdef class CounterSession(Session):
             number = index_peek(&permits.table.index, frames[i].tag)
             if number:
                 prefetch(permit_at(permits, number))
+                if shares.is_on:
+                    prefetch(shares.records + number)
             if frames[i].data[1] != GET:
                 number = index_peek(&permits.ledger, ledger_tag(self.connection, frames[i].tag))
                 if number:

@@ -74,10 +74,10 @@ def test_a_request_without_rights_waits_for_the_answer(shop: Shop) -> None:
     ask(one, 2)
     assert statuses(one) == []
     assert one.session.state == 2, "parked"
-    assert shop.urgency() == 2
+    assert (shop.urgency(), shop.escrow.hurries()) == (2, 1 << PART)
     (news,) = shop.news()
     assert news[1:] == (NAME, 10, 2, 2, 0, 0, 0, False)
-    assert shop.urgency() == 0
+    assert (shop.urgency(), shop.escrow.hurries()) == (0, 0)
     shop.answer(news, 5)
     assert statuses(one) == [Status.NO_ERROR]
     assert one.acquire(NAME, 3, 10) == Status.NO_ERROR, "from rights that are there"
@@ -435,6 +435,20 @@ def test_a_parked_connection_is_taken_over(shop: Shop) -> None:
     assert isinstance(other.resume(3_600_000, stay.token, 1), wire.Stay)
     assert statuses(one)[1:] == [REFUSED], "nothing was waited for"
     shop.give(0)
+
+
+def test_news_that_do_not_fit_into_a_call_follow_at_once(shop: Shop) -> None:
+    names = [name for name in (b"shared:%d" % i for i in range(100)) if partition_of(name) == PART]
+    one, other = shop.some(2)
+    ask(one, name=names[0])
+    ask(other, name=names[1])
+    (news,) = shop.escrow.take_news(PART, 1, 0)
+    assert shop.escrow.take_rates(PART, 1, 0) == []
+    assert shop.urgency() == 2
+    shop.answer(news, 1)
+    (news,) = shop.escrow.take_news(PART, 1, 0)
+    shop.answer(news, 1)
+    assert [statuses(each) for each in (one, other)] == [[Status.NO_ERROR], [Status.NO_ERROR]]
 
 
 # ---- rates ----------------------------------------------------------------------------------------------------------
