@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Checks the formal models of the engine, docs/model/, with spin: all their states, and that defects are found.
+"""Checks the formal models, docs/model/, with spin: all their states, and that defects are found.
 
     python tools/model.py [--short]
 
@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 MODELS = Path(__file__).parents[1] / "docs" / "model"
-ENGINE, TAKES, STAYS = "engine.pml", "takes.pml", "stays.pml"
+ENGINE, TAKES, STAYS, LEASES = "engine.pml", "takes.pml", "stays.pml", "leases.pml"
 DEPTHS = {True: 100_000, False: 2_500_000}  # more than the search reaches: with a defect, and without one
 TABLES = {True: 16, False: 22}  # bits of the hash table, at first
 SECONDS = 600
@@ -62,6 +62,9 @@ ASSERTED, CYCLE = "assertion violated", "acceptance cycle"
 ONE_PERMIT = "FIRST=1 MOST=1"
 TWO_PERMITS = "CONNECTIONS=2 MOST=2"
 FEW_TOKENS = "SECRETS=3"
+LATE_CALLS = "LEASE=1 MAXIMUM=1 FAILOVERS=0"
+NEW_SERVERS = "LEASE=1 MAXIMUM=1 LATE=0"
+ONE_DIES = "LEASE=3 MAXIMUM=1 LATE=0 FAILOVERS=1 DEATH=1"
 TWO_SINGLE = "CONNECTIONS=2 FIRST=1 MOST=5"
 
 RUNS = [
@@ -98,6 +101,21 @@ RUNS = [
     Run("what is handed over counts for both", f"{FEW_TOKENS} COPIES", ASSERTED, model=STAYS),
     Run("nothing stays after the end of a connection", f"{FEW_TOKENS} DROPS", ASSERTED, model=STAYS),
     Run("grace times never end", f"{FEW_TOKENS} NEVER_OVER", CYCLE, is_eventual=True, model=STAYS),
+    Run("2 sidecars with leases, calls that come late", LATE_CALLS, model=LEASES),
+    Run("2 sidecars with leases, servers that fail", "LEASE=2 MAXIMUM=1 LATE=0", model=LEASES),
+    Run("2 sidecars with leases, 2 permits, servers that fail", "LEASE=1 LATE=0", model=LEASES),
+    Run("likewise: what a dead sidecar had comes back", ONE_DIES, is_eventual=True, model=LEASES),
+    Run("a lease counts from its answer", f"{LATE_CALLS} COUNTS_FROM_ANSWER", ASSERTED, model=LEASES),
+    Run("a lease has no margin for a slow clock", f"{LATE_CALLS} NO_MARGIN", ASSERTED, model=LEASES),
+    Run("rights are used on after they were given back", f"{LATE_CALLS} GRANTS_ON", ASSERTED, model=LEASES),
+    Run("the same name after a lost lease", f"{LATE_CALLS} SAME_NAME", ASSERTED, model=LEASES),
+    Run("a call that was overtaken is executed", f"{LATE_CALLS} APPLIES_STALE", ASSERTED, model=LEASES),
+    Run("a new server does not learn", f"{NEW_SERVERS} NEVER_LEARNS", ASSERTED, model=LEASES),
+    Run("a server gives rights while it learns", f"{NEW_SERVERS} GIVES_WHILE_LEARNING", ASSERTED, model=LEASES),
+    Run("a server that learns believes what it remembers", f"{NEW_SERVERS} BELIEVES_MEMORY", ASSERTED, model=LEASES),
+    Run("a server ends leases while it learns", f"{NEW_SERVERS} ENDS_WHILE_LEARNING", ASSERTED, model=LEASES),
+    Run("a dead sidecar is never reaped", f"{ONE_DIES} NEVER_REAPS", CYCLE, is_eventual=True, model=LEASES),
+    Run("sidecars that are stopped still count (not promised)", f"{LATE_CALLS} UNFENCED", ASSERTED, model=LEASES),
 ]
 SHORT = [
     Run("2 clients, 2 counters, a table of 1", TINY),
@@ -106,6 +124,8 @@ SHORT = [
     *(run for run in RUNS if run.defined.endswith("AFTER_RELEASE")),
     Run("a connection that is resumed, up to 3 tokens", FEW_TOKENS, model=STAYS),
     *(run for run in RUNS if run.defined.endswith("STEALS")),
+    Run("2 sidecars with leases, no late calls", "LEASE=1 MAXIMUM=1 LATE=0 FAILOVERS=1", model=LEASES),
+    *(run for run in RUNS if run.defined.endswith("NEVER_LEARNS")),
 ]
 
 
