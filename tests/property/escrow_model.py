@@ -225,7 +225,7 @@ class History:
         for name in granted:
             used = self.used(name)
             assert used <= MAXIMUM
-            assert used <= self.rights[name] or self.was_away and self.policy != "closed", (name, used, self.rights)
+            assert used <= self.rights[name] or (self.was_away and self.policy != "closed"), (name, used, self.rights)
         if not self.was_away or self.policy == "closed":
             assert all(self.taken[name] <= self.units[name] for name in self.taken), (self.taken, self.units)
 
