@@ -424,7 +424,7 @@ cdef class Connection(Handler):
     cdef int wake_store(self) except -1:
         if self.store.stirred:
             self.store.stirred = False
-            self.common.driver.wake()
+            self.common.driver.stir()
         return 0
 
 

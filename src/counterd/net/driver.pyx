@@ -55,6 +55,16 @@ cdef class Driver:
             # Rounded up to the loop's milliseconds, because an early timer would find nothing due, again and again.
             self.handle = self.loop.call_later((wait_ns + MS - 1) // MS / 1e3, self.turn)
 
+    cpdef stir(self):
+        """Called when the store was stirred. As wake(), but if `looks` is set, `outside` gets a turn now."""
+        if not self.looks or (self.handle is not None and self.due_ns == 0):
+            self.wake()
+            return
+        if self.handle is not None:
+            self.handle.cancel()
+        self.due_ns = 0
+        self.handle = self.loop.call_soon(self.turn)
+
     def turn(self):
         cdef int64_t now_ns
         cdef Session session

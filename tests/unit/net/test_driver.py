@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -80,6 +81,23 @@ def test_a_store_that_is_not_due_costs_nothing(scene: Scene) -> None:
         scene.driver.wake()
     assert scene.loop.pending() == 0
     assert scene.loop.live_timers() == []
+
+
+@pytest.mark.parametrize("due", [False, True])
+def test_what_looks_after_a_store_gets_a_turn_when_the_store_was_stirred(scene: Scene, due: bool) -> None:
+    """Also if the store has nothing to do, or only later."""
+    turns: list[int] = []
+    scene.driver.outside = SimpleNamespace(turn=turns.append)
+    scene.store.due_ns = scene.clock.now_ns + MS if due else -1
+    scene.driver.stir()
+    assert scene.loop.pending() == 0, "it does not look"
+    scene.driver.looks = True
+    for _ in range(3):
+        scene.driver.stir()
+    assert scene.loop.pending() == 1
+    scene.loop.run()
+    assert turns == [scene.clock.now_ns]
+    assert len(scene.loop.live_timers()) == due
 
 
 def test_a_store_that_is_due_gets_a_turn_of_its_own(scene: Scene) -> None:

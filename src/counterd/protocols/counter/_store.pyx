@@ -179,6 +179,12 @@ cdef class CounterStore(Store):
         with self.at(now_ns):
             takes_epoch(&self.takes, unix_ns)
 
+    cdef void end_call(self) noexcept:
+        if self.counters.shares.is_stirred:
+            self.counters.shares.is_stirred = False
+            self.stirred = True
+        Store.end_call(self)
+
     # ---- work that is due ----
 
     cdef int64_t due_ns(self) except? -2:
