@@ -40,6 +40,7 @@ LONG_TURN_NS = SECOND  # with no more than its fair share
 RETRY_NS = 100 * MS  # after a call without an answer; twice as much after each further one,
 RETRY_MOST_NS = SECOND  # up to this
 MARGIN = 10  # of a lease, one part is not used: this machine's clock may be slower than the server's by so much
+PRESENCE = 0  # the partition in which each sidecar has a lease
 RENEWALS = 3  # of a lease: two calls may be lost
 HEADROOM = 8  # of a maximum, or of a burst, one part may be idle at all sidecars together
 FEW = 2  # permits per sidecar: with a smaller limit, each request is asked for
@@ -169,7 +170,7 @@ class Sidecar:
             return None
         if run != part.run:
             part.run = run
-            part.tells_all = part.tells_all or bool(part.blocks)
+            part.tells_all = True  # also with nothing to tell, so that a new server begins to learn
             part.told.clear()
         self._end_turns(partition, part, now_ns)
         if not part.tells_all and now_ns < self.next_call_ns(partition):
@@ -185,7 +186,7 @@ class Sidecar:
         part.wishes = [(each, self._wish(part, each)) for each in news]
         part.rates = [(each, self._rate_wish(part, each)) for each in rates]
         self._drop_old(part)
-        if not part.wishes and not part.rates and not part.tells_all and not self._has_to_ask(part, now_ns):
+        if not part.wishes and not part.rates and not part.tells_all and not self._has_to_ask(partition, part, now_ns):
             part.next_ns = part.calm_ns if news or rates or part.blocks else now_ns + HEARTBEAT_NS
             return None
         self._store.keep_rights([(each.number, wish.keep) for each, wish in part.wishes])
@@ -302,12 +303,15 @@ class Sidecar:
             authority.arguments(part.name, part.calls, part.run, lease_ms, wishes, [wish for _, wish in part.rates]),
         )
 
-    def _has_to_ask(self, part: Part, now_ns: int) -> bool:
-        """Whether a call without news is due, for the lease or because others may wait."""
+    def _has_to_ask(self, partition: int, part: Part, now_ns: int) -> bool:
+        """Whether a call without news is due, for the lease or because others may wait.
+
+        In one partition each sidecar always has a lease, so that all of them are counted.
+        """
         silent_ns = now_ns - part.renewed_ns
         if any(block.rights for block in part.blocks.values()):
             return silent_ns >= min(HEARTBEAT_NS, self._lease_ns // RENEWALS)
-        return bool(part.blocks) and silent_ns >= self._lease_ns // RENEWALS
+        return (bool(part.blocks) or partition == PRESENCE) and silent_ns >= self._lease_ns // RENEWALS
 
     def _forget(self, part: Part) -> None:
         self._store.forget_call([news.number for news, _ in part.wishes] + [news.number for news, _ in part.rates])

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from counterd.cluster import authority
-from counterd.cluster.sidecar import CALM_MAX, MS, SECOND, Sidecar
+from counterd.cluster.sidecar import CALM_MAX, MS, PRESENCE, SECOND, Sidecar
 from kit.lua_redis import LuaRedis
 from kit.shared_store import Request, SharedStore
 
@@ -122,8 +122,23 @@ def test_the_first_request_is_asked_for_and_later_ones_are_not(server: Server) -
     assert not machine.turn(), "there is nothing to say, and it is too early"
 
 
-def test_nothing_is_said_while_nothing_is_shared(server: Server) -> None:
-    assert pass_time(server, 10 * SECOND, Machine(server)) == 0
+def test_nothing_is_said_while_nothing_is_shared_but_to_a_new_server(server: Server) -> None:
+    """A server has to begin to learn before the first request."""
+    machine = Machine(server)
+    assert machine.turn()
+    assert pass_time(server, 10 * SECOND, machine) == 0
+    server.run = "run-1"
+    assert machine.turn()
+
+
+def test_each_sidecar_is_counted_in_one_partition(server: Server) -> None:
+    machine = Machine(server)
+    for partition, renews in ((PRESENCE, True), (PRESENCE + 1, False)):
+        call = machine.sidecar.call(partition, server.run, server.now_ns)
+        assert call is not None
+        machine.sidecar.answered(partition, server.tick(*call), server.now_ns)
+        server.advance(LEASE_MS * MS // 2)
+        assert (machine.sidecar.call(partition, server.run, server.now_ns) is not None) == renews
 
 
 def test_a_sidecar_has_no_more_idle_rights_than_its_part_of_the_headroom(server: Server) -> None:
