@@ -142,7 +142,7 @@ class Inspector:
     def _room(self, name: str, service: Service) -> dict[str, Any]:
         return {
             "addresses": self._addresses[name],
-            "figures": {**service.server.figures(), **service.store.snapshot()},
+            "figures": {**service.server.figures(), **service.snapshot()},
             "outcomes": service.store.outcomes(),
             "histograms": {key: asdict(counted) for key, counted in service.server.histograms().items()},
         }

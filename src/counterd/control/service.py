@@ -12,6 +12,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from counterd.control.authority import Authority
+from counterd.control.cluster import Cluster, read_login
 from counterd.control.config.keys import account_number, ports_of
 from counterd.control.config.loading import ConfigError
 from counterd.control.doors import Door, keepalive_of
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
     from counterd.contract import BorrowingStore, Figures, JournaledStore, Room, Store
     from counterd.control.config.loading import Config
+    from counterd.control.link import Login
 
     # Called with a cause (repeated lines are limited for each cause), a sentence, and fields of the line.
     Report = Callable[..., None]
@@ -85,12 +87,19 @@ def prepare(room: Room, config: Config) -> Ready:
 def check(room: Room, config: Config) -> None:
     """Checks the files and names that open() and extend() will use. Raises ConfigError."""
     problems = find_extensions(room, config)[1]
-    try:
-        prepare(room, config)
-    except ConfigError as error:
-        problems += error.problems
+    for check_files in (prepare, login_of):
+        try:
+            check_files(room, config)
+        except ConfigError as error:
+            problems += error.problems
     if problems:
         raise ConfigError(problems)
+
+
+def login_of(room: Room, config: Config) -> Login | None:
+    """Returns how the protocol connects to the cluster, or None if it shares nothing. Raises ConfigError."""
+    settings = config.process.cluster
+    return read_login(settings, config.place) if room.escrow is not None and settings.url else None
 
 
 class Service:
@@ -113,7 +122,9 @@ class Service:
         self.windows: Windows
         self.keeper: Keeper | None = None  # writes its journal
         self.authority: Authority | None = None  # calls the Redis that has its state
+        self.cluster: Cluster | None = None  # shares its limits with other daemons
         self.borrowers: dict[int, str] = {}
+        self._login: Login | None = None
         self._config = config
         self._settings = config.listener(room.name)
         self._descriptors = descriptors
@@ -128,6 +139,7 @@ class Service:
         missing: list[str] = []
         try:
             self.ready = prepare(self.room, self._config)
+            self._login = login_of(self.room, self._config)
         except ConfigError as error:
             problems += error.problems
         for door in self.doors:
@@ -175,6 +187,14 @@ class Service:
             self.authority = Authority(self.room, self._config.values, self.store, self.server.driver, self._told)
             self.server.driver.outside = self.authority
             self.authority.start()
+        if self._login is not None:
+            settings = self._config.process.cluster
+            assert self.room.escrow is not None
+            escrow = self.room.escrow(self.store, settings.prefix.encode())
+            self.cluster = Cluster(settings, self._login, escrow, self.server.driver, self._told)
+            self.server.driver.outside = self.cluster
+            self.server.driver.looks = True
+            self.cluster.start()
 
     def lend_to(self, other: Service) -> None:
         """Lets the store of another protocol take permits of this protocol's store."""
@@ -203,9 +223,15 @@ class Service:
         return self.keeper is not None and bool(self.keeper.failing)
 
     async def finish(self, timeout: float) -> None:
-        """Waits until all changes are in the journal. timeout: as for Keeper.finish()."""
+        """Waits until all changes are in the journal. timeout: as for Keeper.finish(). Gives shared rights back."""
         if self.keeper is not None:
             await self.keeper.finish(timeout)
+        if self.cluster is not None:
+            await self.cluster.farewell()
+
+    def snapshot(self) -> Mapping[str, float]:
+        """Returns the current figures of the store, and of its part in the cluster."""
+        return {**self.store.snapshot(), **(self.cluster.figures() if self.cluster is not None else {})}
 
     def listen(self) -> None:
         """Starts to accept connections."""
@@ -245,6 +271,8 @@ class Service:
         for door in self.doors:
             door.keep_alive(keepalive_of(self._settings))
         self.room.reload(self.store, config.own(self.room))
+        if self.cluster is not None:
+            self.cluster.apply(config.process.cluster)
         self.windows.set_interval(self._window())
 
     def addresses(self) -> dict[str, list[str]]:
@@ -267,6 +295,8 @@ class Service:
             self.keeper.stop()
         if self.authority is not None:
             self.authority.stop()
+        if self.cluster is not None:
+            self.cluster.close()
         for door in self.doors:
             door.close()
 

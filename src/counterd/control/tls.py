@@ -1,4 +1,4 @@
-"""Makes a protocol's TLS context from the files that the configuration names, and checks the files.
+"""Makes TLS contexts from the files that the configuration names, and checks the files.
 
 Floor 4 (ARCHITECTURE.md). The daemon never changes a TLS context. A reload makes a new context; existing connections
 keep the old context.
@@ -54,6 +54,14 @@ def make_context(cert: str, key: str = "", client_ca: str = "", require_client_c
         context.load_verify_locations(cadata=_check_certificates("client_ca", client_ca))
         context.verify_mode = ssl.CERT_REQUIRED if require_client_cert else ssl.CERT_OPTIONAL
     return context
+
+
+def make_client_context(ca_file: str) -> ssl.SSLContext:
+    """Makes the TLS context of a client, for TLS 1.2 and newer. Raises TLSError.
+
+    ca_file: the path of the authorities for servers' certificates, in PEM, or "" for those of the system.
+    """
+    return ssl.create_default_context(cadata=_check_certificates("ca_file", ca_file) if ca_file else None)
 
 
 def _read(name: str, path: str) -> bytes:

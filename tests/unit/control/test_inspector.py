@@ -118,6 +118,7 @@ def service(
         room=SimpleNamespace(name=name, tables=lambda: tables, drain_mode=drain_mode),
         server=Server(connections),
         store=store,
+        snapshot=store.snapshot,
         failing=False,
         borrowers={},
         addresses=lambda: {"one": ["127.0.0.1:1", "unix:/s"], "one-more": ["127.0.0.1:2"]},

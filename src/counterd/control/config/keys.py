@@ -15,6 +15,7 @@ import pwd
 import re
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
+from urllib.parse import unquote
 
 from counterd.settings import (
     Reader,
@@ -45,6 +46,10 @@ IDLE_TIMEOUT_MAX = 86400
 CONNECTIONS_MAX = (1 << 31) - 1
 REQUESTS_MAX = 1_000_000_000  # per second: more than any connection can send
 TOKEN_MAX = 1024  # characters: the token has to fit into an HTTP header
+PORT_MAX = 65535
+REDIS_PORT = 6379  # the port that Redis uses unless it is told another one
+PREFIX_MAX = 255  # bytes of cluster.prefix, which a store compares with each name
+LEASE_MAX = 3600  # seconds: so long the permits of a daemon that was killed are missing
 
 ACCOUNTS: dict[str, tuple[Callable[[str], int], Callable[[int], object]]] = {
     "user": (lambda name: pwd.getpwnam(name).pw_uid, pwd.getpwuid),
@@ -137,6 +142,48 @@ def _token(text: str) -> str:
     return text
 
 
+class Servers(NamedTuple):
+    """The parts of a value of cluster.url. user, password: "" if they are not in it."""
+
+    places: list[tuple[str, int]]
+    user: str
+    password: str
+    is_tls: bool
+
+
+_SERVER = r"(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9_.-]+)(?::[0-9]{1,5})?"
+_SERVERS = re.compile(f"redis(s?)://(?:([^:@/ ]*):([^@/ ]+)@)?({_SERVER}(?:,{_SERVER})*)/?")
+
+
+def split_servers(text: str) -> Servers:
+    """Splits a valid value of cluster.url that is not empty."""
+    match = _SERVERS.fullmatch(text)
+    assert match is not None
+    places = []
+    for each in match[4].split(","):
+        host, colon, port = each.rpartition(":") if not each.endswith("]") else (each, "", "")
+        places.append((host.strip("[]"), int(port)) if colon else (each.strip("[]"), REDIS_PORT))
+    return Servers(places, unquote(match[2] or ""), unquote(match[3] or ""), bool(match[1]))
+
+
+def _servers(text: str) -> str:
+    """Reads redis:// or rediss:// and the addresses of servers. Error messages do not contain the text, because it may
+    contain a password."""
+    if text:
+        if not _SERVERS.fullmatch(text):
+            raise ValueError("expected redis://HOST:PORT,HOST:PORT or rediss://USER:PASSWORD@HOST:PORT,HOST:PORT")
+        if any(not 0 < port <= PORT_MAX for _, port in split_servers(text).places):
+            raise ValueError(f"expected ports from 1 to {PORT_MAX}")
+    return text
+
+
+def _prefix(text: str) -> str:
+    """Reads the beginning of names."""
+    if len(text.encode()) > PREFIX_MAX:
+        raise ValueError(f"expected at most {PREFIX_MAX} bytes")
+    return text
+
+
 def _hosts(text: str) -> tuple[str, ...]:
     """Reads host names, and converts them to lower case."""
     words = text.replace(",", " ").lower().split()
@@ -172,6 +219,21 @@ class Handshake:
 
 
 @dataclass(frozen=True)
+class Cluster:
+    """The keys for limits that daemons share."""
+
+    url: str = setting(
+        _servers, "", "redis:// or rediss:// and addresses; empty means that nothing is shared", secret=True
+    )
+    credentials: str = setting(absolute_path, "", "absolute path; empty means that servers ask for no password")
+    ca_file: str = setting(absolute_path, "", "absolute path; empty means the authorities of the system")
+    prefix: str = setting(_prefix, "", "the beginning of names; empty means all names")
+    lease: int = setting(integer(1, LEASE_MAX), 10, "seconds")
+    on_loss: str = setting(choice("drop", "keep"), "drop", reload=True)
+    unreachable: str = setting(choice("closed", "share", "open"), "closed", reload=True)
+
+
+@dataclass(frozen=True)
 class Process:
     """The keys of the daemon."""
 
@@ -180,6 +242,7 @@ class Process:
     group: str = setting(_account("group"), "", "name or number")
     drain: Drain = field(default_factory=Drain)
     tls: Handshake = field(default_factory=Handshake)
+    cluster: Cluster = field(default_factory=Cluster)
 
 
 @dataclass(frozen=True)

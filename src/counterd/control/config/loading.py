@@ -33,6 +33,7 @@ from counterd.control.config.keys import (
     shared_settings,
     shown,
     split_bind,
+    split_servers,
 )
 from counterd.control.files import FileError, read_file
 from counterd.control.log import one_line
@@ -382,7 +383,9 @@ def _share(rooms: Sequence[Room], values: dict[str, Any], given: dict[str, Entry
 def _readable_secrets(path: Path, given: Mapping[str, Entry]) -> Iterator[str]:
     """Yields warnings about secrets in a file that every user can read."""
     for key in sorted(SECRETS & given.keys()):
-        if given[key].text and given[key].origin != OVERRIDE and path.stat().st_mode & stat.S_IROTH:
+        text = given[key].text
+        has_secret = "@" in text if key == "cluster.url" else bool(text)  # a URL may have no password
+        if has_secret and given[key].origin != OVERRIDE and path.stat().st_mode & stat.S_IROTH:
             yield f"{given[key].where}: {key}: every user of this machine can read the file; run chmod o= {path}"
 
 
@@ -497,11 +500,32 @@ def _contradictions(
             yield from _unheard(room, values, places, passed)
             yield from _listener_contradictions(room.name, values, places)
             key = room.shared.address if room.shared is not None else ""
-            if values.get(key) and importlib.util.find_spec(SHARED_NEEDS) is None:
-                yield f"{places.of(key)} needs the extra redis: in the source tree, run pip install '.[redis]'"
+            yield from _lacks_redis(key, values, places)
     yield from _collisions(rooms, values, places)
     if values.get("admin.enable"):
         yield from _admin_contradictions(values, places.where)
+    yield from _cluster_contradictions(rooms, values, places)
+
+
+def _lacks_redis(key: str, values: Mapping[str, Any], places: Places) -> Iterator[str]:
+    if values.get(key) and importlib.util.find_spec(SHARED_NEEDS) is None:
+        yield f"{places.of(key)} needs the extra redis: in the source tree, run pip install '.[redis]'"
+
+
+def _cluster_contradictions(rooms: Sequence[Room], values: Mapping[str, Any], places: Places) -> Iterator[str]:
+    yield from _lacks_redis("cluster.url", values, places)
+    for key in ("cluster.credentials", "cluster.ca_file"):
+        if values.get(key) and _is_off("cluster.url", values):
+            yield f"{places.of(key)} needs cluster.url"
+    if values.get("cluster.url"):
+        servers = split_servers(values["cluster.url"])
+        switches = [f"{room.name}.enable" for room in rooms if room.escrow is not None]
+        if all(_is_off(switch, values) for switch in switches):
+            yield f"{places.of('cluster.url')} needs {' or '.join(switches)} = true"
+        if values.get("cluster.ca_file") and not servers.is_tls:
+            yield f"{places.of('cluster.ca_file')} needs rediss:// in cluster.url"
+        if values.get("cluster.credentials") and servers.password:
+            yield f"{places.of('cluster.credentials')}: cluster.url has a password too"
 
 
 def _collisions(rooms: Sequence[Room], values: Mapping[str, Any], places: Places) -> Iterator[str]:

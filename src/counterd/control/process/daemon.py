@@ -151,7 +151,7 @@ class Daemon:
     def log_stats(self) -> None:
         """Writes the figures of every protocol to the log."""
         for service in self.services:
-            figures = {**self.view.figures(service), **service.store.snapshot()}
+            figures = {**self.view.figures(service), **service.snapshot()}
             log.info(f"stats of {service.room.name}", **figures)
 
     # ---- inside ----

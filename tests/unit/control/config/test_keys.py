@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from counterd.control.config.keys import TLS, Drain, Log, settings_for, shared_settings
+from counterd.control.config.keys import TLS, Drain, Log, Servers, settings_for, shared_settings, split_servers
 from counterd.control.config.loading import ConfigError, changed, load, merged
 from counterd.protocols.counter import ROOM as COUNTER
 from counterd.settings import integer, setting
@@ -194,6 +194,88 @@ def test_what_stays_until_a_restart_is_told_by_the_names_in_the_new_file(write):
 def test_a_file_of_yrmcds_may_say_where_all_listen(write):
     found = load(write(BOTH_ON + "workers = 8\nlistener.bind = ::1"), [], [COUNTER, GATE])
     assert found.values["counter.bind"] == ("::1",)
+
+
+# ---- cluster.KEY ----------------------------------------------------------------------------------------------------
+
+URL_EXPECTED = "expected redis://HOST:PORT,HOST:PORT or rediss://USER:PASSWORD@HOST:PORT,HOST:PORT"
+CLUSTER_MISTAKES = [
+    *(
+        (f"cluster.url = {url}", [f"F:2: cluster.url: {URL_EXPECTED}"])
+        for url in (
+            "a:6379",
+            "redis://",
+            "unix:///path",
+            "redis://a,",
+            "redis://a:x",
+            "redis://secret@a",
+            "redis://a/1",
+        )
+    ),
+    *(
+        (f"cluster.url = redis://a,b:{port}", ["F:2: cluster.url: expected ports from 1 to 65535"])
+        for port in (0, 65536)
+    ),
+    ("cluster.prefix = " + "ä" * 128, ["F:2: cluster.prefix: expected at most 255 bytes"]),
+    ("cluster.lease = 0", ["F:2: cluster.lease: 0 is out of range, expected 1 to 3600"]),
+    ("cluster.lease = 3601", ["F:2: cluster.lease: 3601 is out of range, expected 1 to 3600"]),
+    ("cluster.on_loss = hope", ["F:2: cluster.on_loss: expected one of drop, keep, not 'hope'"]),
+    ("cluster.unreachable = hope", ["F:2: cluster.unreachable: expected one of closed, share, open, not 'hope'"]),
+    ("cluster.credentials = /f", ["F:2: cluster.credentials needs cluster.url"]),
+    ("cluster.ca_file = /f", ["F:2: cluster.ca_file needs cluster.url"]),
+    ("cluster.url = redis://a\ncluster.ca_file = /f", ["F:3: cluster.ca_file needs rediss:// in cluster.url"]),
+    (
+        "cluster.url = redis://:secret@a\ncluster.credentials = /f",
+        ["F:3: cluster.credentials: cluster.url has a password too"],
+    ),
+]
+
+
+@pytest.mark.parametrize(("lines", "messages"), CLUSTER_MISTAKES)
+def test_a_mistake_in_a_cluster(problems, lines, messages):
+    assert problems(ON + lines) == messages
+
+
+def test_a_cluster_needs_a_protocol_that_shares_limits(problems):
+    lines = "gate.enable = true\ncluster.url = redis://a\n"
+    rooms = (replace(COUNTER, escrow=COUNTER.make_store), replace(GATE, escrow=None))
+    assert problems(lines, rooms=rooms) == ["F:2: cluster.url needs counter.enable = true"]
+
+
+def test_a_cluster_without_its_packages(problems, monkeypatch):
+    monkeypatch.setattr("counterd.control.config.loading.SHARED_NEEDS", "no_such_module")
+    assert problems(ON + "cluster.url = redis://a") == [
+        "F:2: cluster.url needs the extra redis: in the source tree, run pip install '.[redis]'"
+    ]
+
+
+def test_the_password_of_a_cluster_is_not_shown(problems):
+    assert problems(ON, "cluster.url=redis://:secret@a:0") == [
+        "--set cluster.url=...: cluster.url: expected ports from 1 to 65535"
+    ]
+    assert problems(ON + "cluster.url redis://:secret@a=\n") == ["F:2: expected key = value, not ..."]
+
+
+@pytest.mark.parametrize(("url", "warns"), [("redis://:secret@a", True), ("redis://a", False)])
+def test_a_url_that_everybody_can_read(write, url, warns):
+    path = write(f"{ON}cluster.url = {url}\n")
+    path.chmod(0o644)
+    assert bool(load(path, [], [COUNTER]).warnings) == warns
+
+
+@pytest.mark.parametrize(
+    ("url", "servers"),
+    [
+        ("redis://a", Servers([("a", 6379)], "", "", False)),
+        ("rediss://a:1,b-1.example:2/", Servers([("a", 1), ("b-1.example", 2)], "", "", True)),
+        ("redis://[::1],[::2]:7,10.0.0.1", Servers([("::1", 6379), ("::2", 7), ("10.0.0.1", 6379)], "", "", False)),
+        ("redis://me:s%40%3A@a", Servers([("a", 6379)], "me", "s@:", False)),
+        ("rediss://:secret@a:1", Servers([("a", 1)], "", "secret", True)),
+    ],
+)
+def test_the_servers_of_a_cluster(write, url, servers):
+    found = load(write(f"{ON}cluster.url = {url}\n"), [], [COUNTER]).process.cluster.url
+    assert split_servers(found) == servers
 
 
 # ---- the same, with types -------------------------------------------------------------------------------------------

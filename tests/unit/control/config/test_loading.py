@@ -79,6 +79,7 @@ def test_every_room_has_the_settings_of_a_listener_and_its_own():
     )
     assert list(keys) == [
         *("log.level", "log.format", "user", "group", "drain.mode", "drain.timeout", "tls.handshake_timeout"),
+        *(f"cluster.{name}" for name in ["url", "credentials", "ca_file", "prefix", "lease", "on_loss", "unreachable"]),
         *(f"admin.{name}" for name in ("enable", "bind", "token", "allow", "insecure", "hosts")),
         *(f"gate.{name}" for name in listener.split()),
         *("gate.width", "gate.height"),
@@ -96,6 +97,13 @@ def test_defaults(write):
         "drain.mode": "close",
         "drain.timeout": 10,
         "tls.handshake_timeout": 5,
+        "cluster.url": "",
+        "cluster.credentials": "",
+        "cluster.ca_file": "",
+        "cluster.prefix": "",
+        "cluster.lease": 10,
+        "cluster.on_loss": "drop",
+        "cluster.unreachable": "closed",
         "admin.enable": False,
         "admin.bind": "127.0.0.1:11216",
         "admin.token": "",
@@ -135,6 +143,7 @@ def test_what_can_change_while_running():
     fixed = [key for key, setting in settings_for([GATE]).items() if not setting.reload]
     assert fixed == [
         *("user", "group"),
+        *(f"cluster.{name}" for name in ("url", "credentials", "ca_file", "prefix", "lease")),
         *(f"admin.{name}" for name in ("enable", "bind", "insecure")),
         *(f"gate.{name}" for name in ("enable", "port", "bind", "insecure")),
         *(f"gate.{name}" for name in ("socket", "socket_mode", "socket_user", "socket_group", "height")),

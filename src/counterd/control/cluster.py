@@ -1,0 +1,241 @@
+"""Carries the calls of a sidecar to the servers through which sidecars share limits, and the answers back.
+
+Floor 4 (ARCHITECTURE.md). cluster/sidecar.py decides what a call says, and servers.py finds the server for it. This
+file decides when a call is made: one call of a partition is under way at a time, and calls of different partitions do
+not wait for each other. The store never waits for a server: it goes on with the rights that it has.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import os
+import re
+import secrets
+import socket
+import time
+from typing import TYPE_CHECKING, Any
+
+import structlog
+
+from counterd.cluster.authority import PARTITIONS
+from counterd.cluster.sidecar import Sidecar
+from counterd.control.config.keys import split_servers
+from counterd.control.config.loading import ConfigError
+from counterd.control.files import FileError, read_file
+from counterd.control.link import Login, Place
+from counterd.control.servers import Servers
+from counterd.control.tls import TLSError, make_client_context
+from counterd.units import several
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from counterd.contract import Escrow
+    from counterd.control.config.keys import Cluster as Settings
+    from counterd.net.driver import Driver
+
+log = structlog.get_logger()
+
+LEAST_WAIT_NS = 1_000_000  # before the sidecar is asked again
+FAREWELL_S = 1.0  # for giving everything back when the daemon stops
+CREDENTIALS_MAX = 4096  # bytes
+POLICIES = {
+    "closed": "requests beyond the rights that this daemon still has are refused",
+    "share": "this daemon grants its share of each limit",
+    "open": "this daemon grants up to the whole of each limit",
+}
+
+
+def read_login(settings: Settings, place: Callable[[str], str]) -> Login:
+    """Reads the files that the settings of the cluster name. Raises ConfigError with a line for each mistake.
+
+    place: returns where a key is set.
+    """
+    servers = split_servers(settings.url)
+    user, password, tls = servers.user, servers.password, None
+    problems = []
+    try:
+        if settings.credentials:
+            user, password = _credentials(read_file(settings.credentials, CREDENTIALS_MAX))
+    except FileError as error:
+        problems.append(f"{place('cluster.credentials')}: {error}")
+    except ValueError as error:
+        problems.append(f"{place('cluster.credentials')}: {settings.credentials}: {error}")
+    try:
+        tls = make_client_context(settings.ca_file) if servers.is_tls else None
+    except TLSError as error:
+        problems.append(f"{place('cluster.ca_file')}: {error}")
+    if problems:
+        raise ConfigError(problems)
+    return Login(user, password, tls)
+
+
+def _credentials(content: bytes) -> tuple[str, str]:
+    """Returns the user and the password in a file. Raises ValueError, without the password in it."""
+    try:
+        user, colon, password = content.decode().removesuffix("\n").partition(":")
+    except UnicodeDecodeError:
+        raise ValueError("is not UTF-8") from None
+    if not colon or not password or "\n" in password:
+        raise ValueError("expected one line, USER:PASSWORD, or :PASSWORD for the default user")
+    return user, password
+
+
+def new_name() -> str:
+    """Returns a name for a sidecar that nobody has used before, and that says to people where it runs."""
+    host = re.sub(r"[^\w.-]", "_", socket.gethostname())
+    return f"{host}-{os.getpid()}-{secrets.token_hex(4)}"
+
+
+class Cluster:
+    """Makes the calls of a sidecar. The order of calls is: start(), then turn() in each turn of the driver,
+    then farewell() and close().
+
+    login: the result of read_login(). report: called with a cause and a sentence, as in net.server.
+    escrow: the rights of the store. sidecar: decides what calls say. failing: why some partitions cannot be reached, or
+    "".
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        login: Login,
+        escrow: Escrow,
+        driver: Driver,
+        report: Callable[[str, str], None],
+    ) -> None:
+        self.failing = ""
+        self._was_reached = self._is_stopped = False
+        self._escrow = escrow
+        self._driver = driver
+        self._report = report
+        self._is_asked = [False] * PARTITIONS
+        self._has_failed = [False] * PARTITIONS
+        self._due_ns = [0] * PARTITIONS
+        self._timers: list[asyncio.TimerHandle | None] = [None] * PARTITIONS
+        seeds = [Place(*each) for each in split_servers(settings.url).places]
+        self._servers = Servers(seeds, login, self._call, self._tell)
+        self.sidecar = Sidecar(escrow, new_name, settings.lease * 1000)
+        self.apply(settings)
+
+    def apply(self, settings: Settings) -> None:
+        """Applies the settings that can change while the daemon runs."""
+        self._policy = settings.unreachable
+        self._escrow.set_policy(settings.unreachable, drops=settings.on_loss == "drop")
+
+    def start(self) -> None:
+        """Starts to look for the servers. Until the first answer the store has no rights."""
+        self._loop = asyncio.get_running_loop()
+        self._servers.start()
+
+    def turn(self, now_ns: int) -> None:
+        """Makes the calls that are urgent. The driver of the store calls this in each of its turns."""
+        hurries = self._escrow.hurries()
+        while hurries:
+            partition = hurries.bit_length() - 1
+            hurries ^= 1 << partition
+            self._call(partition)
+
+    async def farewell(self) -> None:
+        """Gives all rights back, because the daemon stops. Takes at most FAREWELL_S."""
+        self._stop()
+        asked = []
+        for partition, link in enumerate(self._servers.owners):
+            if link is not None:
+                keys, arguments = self.sidecar.farewell(partition)
+                asked.append(link.ask(*link.command, len(keys), *keys, *arguments))
+        answers: list[Any] = [asyncio.TimeoutError()]
+        with contextlib.suppress(asyncio.TimeoutError):
+            answers = await asyncio.wait_for(asyncio.gather(*asked, return_exceptions=True), FAREWELL_S)
+        if len(asked) < PARTITIONS or any(isinstance(each, Exception) for each in answers):
+            log.warning("could not give back all rights: other daemons get them when the lease of this one is over")
+
+    def close(self) -> None:
+        """Makes no more calls, and closes all connections."""
+        self._stop()
+        self._servers.close()
+
+    def figures(self) -> Mapping[str, float]:
+        """Returns the figures for the metrics."""
+        figures = {**self.sidecar.figures(), **self._escrow.figures(), "unreachable": self._servers.owners.count(None)}
+        return {f"cluster_{name}": value for name, value in figures.items()}
+
+    # ---- inside ----
+
+    def _call(self, partition: int) -> None:
+        """Makes a call if the sidecar has something to say. Comes back when it next may have."""
+        if self._is_stopped or self._is_asked[partition]:
+            return
+        link = self._servers.owners[partition]
+        if link is None:
+            return  # until a server is found
+        self._has_failed[partition] = False
+        now_ns = time.monotonic_ns()
+        call = self.sidecar.call(partition, link.run, now_ns)
+        if call is None:
+            self._come_back(partition, now_ns)
+            return
+        keys, arguments = call
+        self._is_asked[partition] = True
+        link.send(functools.partial(self._answered, partition), *link.command, len(keys), *keys, *arguments)
+
+    def _come_back(self, partition: int, now_ns: int) -> None:
+        """Sets the timer for the next call, unless it is set for the same time."""
+        due_ns = max(self.sidecar.next_call_ns(partition), now_ns + LEAST_WAIT_NS)
+        timer = self._timers[partition]
+        if due_ns != self._due_ns[partition]:
+            if timer is not None:
+                timer.cancel()
+            self._due_ns[partition] = due_ns
+            self._timers[partition] = self._loop.call_later((due_ns - now_ns) / 1e9, self._on_timer, partition)
+
+    def _on_timer(self, partition: int) -> None:
+        self._due_ns[partition] = 0
+        self._call(partition)
+
+    def _answered(self, partition: int, found: Any) -> None:
+        self._is_asked[partition] = False
+        if isinstance(found, Exception):
+            self._servers.leave(partition, str(found))
+            self._fail(partition)
+        else:
+            try:
+                self.sidecar.answered(partition, found, time.monotonic_ns())
+            except ValueError as error:
+                self._servers.leave(partition, f"an answer without sense: {error}")
+        self._call(partition)
+        self._driver.wake()
+
+    def _fail(self, partition: int) -> None:
+        """Tells the sidecar, once until there is a server again, that the last call failed or none can be made."""
+        if not self._has_failed[partition]:
+            self._has_failed[partition] = True
+            self.sidecar.failed(partition, time.monotonic_ns())
+
+    def _stop(self) -> None:
+        self._is_stopped = True
+        self._servers.stop()
+        for timer in filter(None, self._timers):
+            timer.cancel()
+
+    def _tell(self) -> None:
+        """Called after each search. Says in the log when servers become unreachable, and when all are reachable."""
+        owners = self._servers.owners
+        for partition in (number for number, owner in enumerate(owners) if owner is None):
+            self._fail(partition)
+        self._driver.wake()
+        lacking = owners.count(None)
+        if not lacking:
+            if self.failing or not self._was_reached:
+                log.info(f"the cluster is reachable: limits are shared through {several(len(set(owners)), 'server')}")
+            self.failing = ""
+            self._was_reached = True
+        elif not self.failing:
+            self.failing = self._servers.why
+            self._report(
+                "cluster",
+                f"cannot reach the cluster, for {lacking} of {PARTITIONS} partitions of the names: {self.failing};"
+                f" {POLICIES[self._policy]} (cluster.unreachable = {self._policy})",
+            )

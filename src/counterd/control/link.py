@@ -1,0 +1,155 @@
+"""A connection to one of the Redis servers through which daemons share limits.
+
+Floor 4 (ARCHITECTURE.md). hiredis writes and reads the protocol (docs/decisions/0018-cluster-client.md); the extra
+`redis` installs it. A connection sends each call at once, and does not wait for the answers to earlier calls. Servers
+answer in order. A connection that lacks an answer for PATIENCE_S, or whose bytes make no sense, is cut, and all its
+calls fail.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import re
+from collections import deque
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+
+from counterd.cluster.authority import LIBRARY, library, script
+
+if TYPE_CHECKING:
+    import ssl
+    from collections.abc import Callable
+
+PATIENCE_S = 1.0  # for an answer, and for a connection
+
+
+class Place(NamedTuple):
+    """The address of a server."""
+
+    host: str
+    port: int
+
+
+class Login(NamedTuple):
+    """How a connection is made. user: "" for the default user. password: "" if servers ask for none. tls: or None."""
+
+    user: str
+    password: str
+    tls: ssl.SSLContext | None
+
+
+class LinkFailed(Exception):
+    """A server cannot be reached or does not do what it is asked. str() says why, for people."""
+
+
+class Link(asyncio.Protocol):
+    """A connection to a server. connect() makes it.
+
+    lost: called with the link when it ends. run: the ID of the server's process. command: what calls of the authority
+    begin with; prepare() sets it. is_open: False once it has ended.
+    """
+
+    def __init__(self, place: Place, lost: Callable[[Link], None]) -> None:
+        import hiredis  # noqa: PLC0415 - only in an extra; the check of the configuration has found it installed
+
+        self.place = place
+        self.run = ""
+        self.command: tuple[str, str] = ("", "")
+        self.is_open = True
+        self.why = ""
+        self._lost = lost
+        self._pack: Callable[[tuple[Any, ...]], bytes] = hiredis.pack_command
+        self._reader = hiredis.Reader()
+        self._protocol_error = hiredis.ProtocolError
+        self._loop = asyncio.get_running_loop()
+        self._transport: asyncio.Transport
+        self._waiting: deque[tuple[Callable[[Any], None], float]] = deque()  # with the time when patience ends
+        self._timer: asyncio.TimerHandle | None = None
+
+    def send(self, then: Callable[[Any], None], *words: bytes | str | int) -> None:
+        """Sends a command. Calls then() with the answer: an exception if the server refuses it, or if none comes."""
+        self._waiting.append((then, self._loop.time() + PATIENCE_S))
+        self._transport.write(self._pack(words))
+        if self._timer is None:
+            self._timer = self._loop.call_later(PATIENCE_S, self._look)
+
+    async def ask(self, *words: bytes | str | int) -> Any:
+        """Sends a command and returns its answer. Raises LinkFailed."""
+        answer = self._loop.create_future()
+        self.send(lambda found: None if answer.done() else answer.set_result(found), *words)
+        found = await answer
+        if isinstance(found, Exception):
+            raise LinkFailed(str(found))
+        return found
+
+    async def prepare(self) -> None:
+        """Loads the authority into the server, which has to be a master. Raises LinkFailed."""
+        try:
+            await self.ask("FUNCTION", "LOAD", library())
+        except LinkFailed as error:
+            if "unknown command" in str(error).lower():  # before Redis 7
+                self.command = ("EVALSHA", (await self.ask("SCRIPT", "LOAD", script())).decode())
+                return
+            if "already exists" not in str(error):
+                raise
+        self.command = ("FCALL", LIBRARY)
+
+    def cut(self, why: str) -> None:
+        """Ends the connection at once. All its calls fail."""
+        if self.is_open:
+            self.is_open = False
+            self.why = why
+            self._transport.abort()
+            if self._timer is not None:
+                self._timer.cancel()
+            self._lost(self)
+            while self._waiting:
+                self._waiting.popleft()[0](LinkFailed(why))
+
+    # ---- called by the loop ----
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            self._reader.feed(data)
+            while self._waiting and (found := self._reader.gets()) is not False:
+                self._waiting.popleft()[0](found)
+        except self._protocol_error as error:
+            self.cut(f"sent what is no answer: {error}")
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.cut(str(error) if error else "closed the connection")
+
+    def _look(self) -> None:
+        self._timer = None
+        if self._waiting:
+            left = self._waiting[0][1] - self._loop.time()
+            if left > 0:
+                self._timer = self._loop.call_later(left, self._look)
+            else:
+                self.cut(f"no answer for {PATIENCE_S:g} s")
+
+
+async def connect(place: Place, login: Login, lost: Callable[[Link], None]) -> Link:
+    """Connects to a server and learns the ID of its process. Raises LinkFailed."""
+    loop = asyncio.get_running_loop()
+    making = loop.create_connection(functools.partial(Link, place, lost), *place, ssl=login.tls)
+    try:
+        link = (await asyncio.wait_for(making, PATIENCE_S))[1]
+    except asyncio.TimeoutError:
+        raise LinkFailed(f"no connection within {PATIENCE_S:g} s") from None
+    except OSError as error:  # also the errors of TLS
+        raise LinkFailed(error.strerror or str(error)) from None
+    try:
+        if login.password:
+            await link.ask("AUTH", *filter(None, (login.user, login.password)))
+        told = re.search(rb"^run_id:(\w+)", await link.ask("INFO", "server"), re.MULTILINE)
+        if told is None:
+            raise LinkFailed("does not tell its run_id")
+        link.run = told[1].decode()
+    except BaseException as error:
+        link.cut(str(error))
+        raise
+    return link

@@ -1,0 +1,199 @@
+"""Real Redis servers through which daemons share limits: one, a master with a replica, or a Redis Cluster.
+
+They listen on loopback, keep their files in a directory of the test, and are ended by pid. No timeout of theirs ends
+during a test: a test that wants a failover demands it (promote), so that nothing depends on how busy the machine is.
+"""
+
+from __future__ import annotations
+
+import binascii
+import bisect
+import contextlib
+import signal
+import subprocess
+from typing import TYPE_CHECKING
+
+import redis
+
+from counterd.cluster.authority import PARTITIONS, partition_of
+from kit import needs
+from kit.daemon import wait_until
+from kit.machine import PATIENCE
+from ports import free_ports
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+MASTERS = 3
+SLOTS = 16384
+FIRSTS = [SLOTS * index // MASTERS for index in range(MASTERS)]  # the first slot of each master
+# While a cluster is made, its servers talk often; then their timeout becomes longer than a test.
+FORMING_TIMEOUT_MS, TIMEOUT_MS = 1000, 600_000
+OPTIONS = ("--bind", "127.0.0.1", "--save", "", "--repl-diskless-sync-delay", "0")
+# A replica counts as one when its master has sent it something, at the latest with the first ping.
+PINGS = ("--repl-ping-replica-period", "1")
+CLUSTER = ("--cluster-enabled", "yes", "--cluster-node-timeout", str(FORMING_TIMEOUT_MS))
+
+
+class Server:
+    """A redis-server. client: to look into it, and to tell it what to do."""
+
+    def __init__(self, directory: Path, *options: str) -> None:
+        self.port, bus_port = free_ports(2)
+        directory.mkdir()
+        options = (*options, "--cluster-port", str(bus_port)) if "--cluster-enabled" in options else options
+        self._command = [
+            needs.path("redis-server"),
+            "--port",
+            str(self.port),
+            "--dir",
+            str(directory),
+            *OPTIONS,
+            *PINGS,
+        ]
+        self._command += options
+        self.client = redis.Redis(port=self.port, decode_responses=True)
+        self.start()
+
+    def start(self) -> None:
+        self.process = subprocess.Popen(self._command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        wait_until(self._answers, f"redis-server answers on port {self.port}")
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    def stop(self) -> None:
+        """Lets it answer no more, as if the network swallowed everything."""
+        self.process.send_signal(signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        self.process.send_signal(signal.SIGCONT)
+
+    def close(self) -> None:
+        self.client.close()
+        self.kill()
+
+    def role(self) -> str:
+        return self.client.role()[0]
+
+    def _answers(self) -> bool:
+        assert self.process.poll() is None, f"redis-server on port {self.port} has ended"
+        try:
+            return bool(self.client.ping())
+        except redis.ConnectionError:
+            return False
+
+
+class Servers:
+    """Masters, and a replica for each of them. all: in the order of their starts."""
+
+    def __init__(self, masters: Sequence[Server], replicas: Sequence[Server]) -> None:
+        self.masters = list(masters)
+        self.replicas = list(replicas)
+        self.all = [*masters, *replicas]
+
+    @property
+    def url(self) -> str:
+        """Names all of them, for cluster.url."""
+        return "redis://" + ",".join(f"127.0.0.1:{each.port}" for each in self.all)
+
+    def index_of(self, name: bytes) -> int:
+        """Returns which of the masters has a name."""
+        return self._index(partition_of(name))
+
+    def learn_no_more(self) -> int:
+        """Lets all masters believe that sidecars have told what they have. Returns how many partitions were called."""
+        keys = [(master.client, key) for master in self.masters for key in master.client.scan_iter("counterd:*:meta")]
+        for client, key in keys:
+            client.hset(key, "learns", 0)
+        return len(keys)
+
+    def synchronize(self) -> None:
+        """Waits until each replica has everything that its master has by now."""
+        for index, master in enumerate(self.masters):
+            partition = next(each for each in range(PARTITIONS) if self._index(each) == index)
+            master.client.set(f"{{{partition}}}", "")  # a write on this connection, for which WAIT waits
+            assert master.client.wait(1, int(PATIENCE * 1000)) == 1
+            master.client.delete(f"{{{partition}}}")
+
+    def promote(self, index: int) -> Server:
+        """Makes the replica of a master the master, whether or not the old one still answers. Returns the new one."""
+        replica = self.replicas[index]
+        if len(self.masters) == 1:
+            replica.client.replicaof("NO", "ONE")
+        else:
+            replica.client.execute_command("CLUSTER", "FAILOVER", "TAKEOVER")
+        wait_until(lambda: replica.role() == "master", "the replica is the master")
+        self.masters[index], self.replicas[index] = replica, self.masters[index]
+        return replica
+
+    def _index(self, partition: int) -> int:
+        slot = binascii.crc_hqx(b"%d" % partition, 0) % SLOTS
+        return bisect.bisect_right(FIRSTS, slot) - 1 if len(self.masters) > 1 else 0
+
+
+@contextlib.contextmanager
+def single(directory: Path, *options: str) -> Iterator[Servers]:
+    """Runs one server during the block. options: added to its command line."""
+    with _running(directory, 1, *options) as servers:
+        yield Servers(servers, [])
+
+
+@contextlib.contextmanager
+def replicated(directory: Path) -> Iterator[Servers]:
+    """Runs a master and a replica during the block."""
+    with _running(directory, 2) as (master, replica):
+        replica.client.replicaof("127.0.0.1", master.port)
+        wait_until(lambda: _is_synchronized(replica), "the replica follows")
+        yield Servers([master], [replica])
+
+
+@contextlib.contextmanager
+def cluster(directory: Path) -> Iterator[Servers]:
+    """Runs a Redis Cluster of three masters, each with a replica, during the block."""
+    with _running(directory, 2 * MASTERS, *CLUSTER) as servers:
+        masters, replicas = servers[:MASTERS], servers[MASTERS:]
+        for index, each in enumerate(masters):
+            last = (*FIRSTS, SLOTS)[index + 1] - 1
+            each.client.execute_command("CLUSTER", "ADDSLOTSRANGE", FIRSTS[index], last)
+            each.client.execute_command("CLUSTER", "SET-CONFIG-EPOCH", index + 1)
+        for each in servers[1:]:
+            bus_port = each.client.config_get("cluster-port")["cluster-port"]
+            servers[0].client.execute_command("CLUSTER", "MEET", "127.0.0.1", each.port, bus_port)
+        for each in servers:
+            wait_until(lambda each=each: _knows(each, len(servers)), "all know each other")  # type: ignore[misc]
+        for master, replica in zip(masters, replicas, strict=True):
+            replica.client.execute_command("CLUSTER", "REPLICATE", master.client.execute_command("CLUSTER", "MYID"))
+        for replica in replicas:
+            wait_until(lambda replica=replica: _is_synchronized(replica), "the replica follows")  # type: ignore[misc]
+        for each in servers:
+            wait_until(lambda each=each: _is_complete(each), "the cluster is complete")  # type: ignore[misc]
+            each.client.config_set("cluster-node-timeout", TIMEOUT_MS)
+        yield Servers(masters, replicas)
+
+
+def _knows(server: Server, count: int) -> bool:
+    nodes = server.client.execute_command("CLUSTER", "NODES").splitlines()
+    return len(nodes) == count and not any("handshake" in each for each in nodes)
+
+
+def _is_complete(server: Server) -> bool:
+    ranges = server.client.execute_command("CLUSTER", "SLOTS")
+    servers = [len(each) - 2 for each in ranges]  # after the first and the last slot
+    return "cluster_state:ok" in server.client.execute_command("CLUSTER", "INFO") and servers == [2] * MASTERS
+
+
+def _is_synchronized(replica: Server) -> bool:
+    return replica.client.info("replication").get("master_link_status") == "up"
+
+
+@contextlib.contextmanager
+def _running(directory: Path, count: int, *options: str) -> Iterator[list[Server]]:
+    with contextlib.ExitStack() as stack:
+        servers = []
+        for number in range(count):
+            servers.append(Server(directory / f"redis-{number}", *options))
+            stack.callback(servers[-1].close)
+        yield servers

@@ -1,0 +1,307 @@
+"""When calls of a sidecar are made, and to whom; and how the servers are found. The sidecar and the servers are
+stand-ins: tests/functional/test_cluster.py has the real ones."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from structlog.testing import capture_logs
+
+from counterd.cluster.authority import PARTITIONS
+from counterd.control import cluster as module
+from counterd.control.cluster import Cluster, new_name, read_login
+from counterd.control.config.keys import Cluster as Settings
+from counterd.control.config.loading import ConfigError, load
+from counterd.control.link import Login
+from counterd.protocols.counter import ROOM as COUNTER
+from kit.redises import END, INFO, RUN, SILENCE, Refusal, Server, fleet, until
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+    from pathlib import Path
+
+
+HOUR_NS = 3_600_000_000_000
+NO_CLUSTER = Refusal("ERR This instance has cluster support disabled")
+
+
+class Escrow:
+    """Notes what it is told."""
+
+    def __init__(self) -> None:
+        self.urgent: set[int] = set()
+        self.told: list[Any] = []
+
+    def set_policy(self, unreachable: str, drops: bool) -> None:
+        self.told.append((unreachable, drops))
+
+    def figures(self) -> dict[str, float]:
+        return {"dropped": 7}
+
+    def hurries(self) -> int:
+        return sum(1 << partition for partition in self.urgent)
+
+
+class Sidecar:
+    """Has something to say when `words` has something for a partition, and notes what happens."""
+
+    def __init__(self, _escrow: Escrow, name: Callable[[], str], lease_ms: int) -> None:
+        self.name = name()
+        self.lease_ms = lease_ms
+        self.words: dict[int, list[str]] = {}
+        self.runs: list[tuple[int, str]] = []
+        self.answers: list[tuple[int, Any]] = []
+        self.failures: list[int] = []
+        self.nonsense = False
+
+    def call(self, partition: int, run: str, _now_ns: int) -> tuple[list[str], list[str]] | None:
+        if not self.words.get(partition):
+            return None
+        self.runs.append((partition, run))
+        return [f"key-{partition}"], [self.words[partition].pop(0)]
+
+    def answered(self, partition: int, found: Any, _now_ns: int) -> None:
+        if self.nonsense:
+            raise ValueError("nonsense")
+        self.answers.append((partition, found))
+
+    def failed(self, partition: int, _now_ns: int) -> None:
+        self.failures.append(partition)
+
+    def next_call_ns(self, _partition: int) -> int:
+        return time.monotonic_ns() + HOUR_NS
+
+    def farewell(self, partition: int) -> tuple[list[str], list[str]]:
+        return [f"key-{partition}"], ["farewell"]
+
+    def figures(self) -> dict[str, float]:
+        return {"leases": 1}
+
+
+class Scene:
+    """A cluster with a sidecar, and a server."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(module, "Sidecar", Sidecar)
+        monkeypatch.setattr("counterd.control.servers.RETRY_S", 0.01)
+        self.server = Server("run0")
+        self.escrow = Escrow()
+        self.reports: list[str] = []
+        self.woken = 0
+        self.bugs: list[Any] = []
+        self.cluster: Cluster
+        self.sidecar: Any
+
+    def play(self, act: Callable[[], Awaitable[None]]) -> None:
+        asyncio.run(self._play(act))
+        assert self.bugs == []
+
+    async def _play(self, act: Callable[[], Awaitable[None]]) -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, what: self.bugs.append(what))
+        async with fleet(self.server):
+            settings = Settings(url=f"redis://127.0.0.1:{self.server.redis.place.port}")
+            driver: Any = SimpleNamespace(wake=self._wake)
+            escrow: Any = self.escrow
+            self.cluster = Cluster(settings, Login("", "", None), escrow, driver, self._report)
+            self.sidecar = self.cluster.sidecar
+            self.cluster.start()
+            try:
+                await act()
+            finally:
+                self.cluster.close()
+
+    def say(self, partition: int, word: str) -> None:
+        """Lets the sidecar have something urgent to say."""
+        self.sidecar.words.setdefault(partition, []).append(word)
+        self.escrow.urgent.add(partition)
+        self.cluster.turn(0)
+        self.escrow.urgent.clear()
+
+    async def reached(self) -> None:
+        await until(lambda: self.cluster.figures()["cluster_unreachable"] == 0)
+
+    def _wake(self) -> None:
+        self.woken += 1
+
+    def _report(self, cause: str, text: str) -> None:
+        assert cause == "cluster"
+        self.reports.append(text)
+
+
+def test_one_call_of_a_partition_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    scene = Scene(monkeypatch)
+
+    async def act() -> None:
+        await scene.reached()
+        for partition, word in ((3, "a"), (3, "b"), (4, "c")):
+            scene.say(partition, word)
+        assert scene.sidecar.runs == [(3, "run0"), (4, "run0")], "the second call of 3 waits"
+        await until(lambda: len(scene.sidecar.answers) == 3)
+
+    scene.play(act)
+    assert sorted(scene.sidecar.answers) == [(3, b"a"), (3, b"b"), (4, b"c")]
+    assert scene.server.calls == [[b"key-3", b"a"], [b"key-4", b"c"], [b"key-3", b"b"]]
+    assert scene.woken == 4, "after the search and each answer"
+    assert scene.escrow.told == [("closed", True)]
+
+
+def test_a_sidecar_is_asked_again_when_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    scene = Scene(monkeypatch)
+
+    async def act() -> None:
+        await scene.reached()
+        scene.sidecar.next_call_ns = lambda _: time.monotonic_ns() + 1_000_000
+        scene.say(3, "a")  # from now on it says when it is to be asked again
+        await until(lambda: scene.sidecar.answers)
+        scene.sidecar.words[3].append("b")
+        await until(lambda: len(scene.sidecar.answers) == 2)
+
+    scene.play(act)
+
+
+def test_a_call_that_fails_is_told_to_the_sidecar(monkeypatch: pytest.MonkeyPatch) -> None:
+    scene = Scene(monkeypatch)
+
+    async def act() -> None:
+        await scene.reached()
+        scene.server.answers |= {b"FCALL": Refusal("READONLY"), b"INFO": Refusal("LOADING Redis is loading")}
+        scene.say(3, "a")
+        await until(lambda: scene.reports)
+        del scene.server.answers[b"FCALL"]
+        scene.server.answers[b"INFO"] = INFO
+        await scene.reached()
+        assert sorted(scene.sidecar.failures) == list(range(PARTITIONS)), "each once"
+        scene.say(3, "b")
+        await until(lambda: scene.sidecar.answers)
+
+    with capture_logs() as logs:
+        scene.play(act)
+    assert scene.sidecar.answers == [(3, b"b")]
+    assert scene.sidecar.runs == [(3, "run0"), (3, RUN)]
+    (report,) = scene.reports
+    port = scene.server.redis.place.port
+    assert report == (
+        f"cannot reach the cluster, for 16 of 16 partitions of the names: 127.0.0.1:{port}: LOADING Redis is loading;"
+        " requests beyond the rights that this daemon still has are refused (cluster.unreachable = closed)"
+    )
+    reachable = [line["event"] for line in logs if "is reachable" in line["event"]]
+    assert reachable == ["the cluster is reachable: limits are shared through 1 server"] * 2
+
+
+def test_an_answer_without_sense(monkeypatch: pytest.MonkeyPatch) -> None:
+    scene = Scene(monkeypatch)
+
+    async def act() -> None:
+        await scene.reached()
+        scene.sidecar.nonsense = True
+        scene.say(3, "a")
+        await until(lambda: scene.server.redis.connections == 2)
+        await scene.reached()
+
+    scene.play(act)
+
+
+def test_the_farewell_gives_everything_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    scene = Scene(monkeypatch)
+
+    async def act() -> None:
+        await scene.reached()
+        await scene.cluster.farewell()
+
+    with capture_logs() as logs:
+        scene.play(act)
+    assert scene.server.calls == [[b"key-%d" % number, b"farewell"] for number in range(PARTITIONS)]
+    assert not [line for line in logs if "give back" in line["event"]]
+
+
+@pytest.mark.parametrize("answer", [SILENCE, END])
+def test_the_farewell_does_not_wait_for_long(monkeypatch: pytest.MonkeyPatch, answer: Any) -> None:
+    monkeypatch.setattr(module, "FAREWELL_S", 0.01)
+    scene = Scene(monkeypatch)
+
+    async def act() -> None:
+        await scene.reached()
+        scene.server.answers[b"FCALL"] = answer
+        await scene.cluster.farewell()
+
+    with capture_logs() as logs:
+        scene.play(act)
+    assert [line["event"] for line in logs if "could not give back all rights" in line["event"]]
+
+
+def test_settings_that_change_while_the_daemon_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    scene = Scene(monkeypatch)
+
+    async def act() -> None:
+        scene.cluster.apply(Settings(unreachable="open", on_loss="keep"))
+
+    scene.play(act)
+    assert scene.escrow.told == [("closed", True), ("open", False)]
+
+
+def test_names_of_sidecars_differ_and_have_no_spaces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("socket.gethostname", lambda: "a b/c")
+    first, second = new_name(), new_name()
+    assert first != second
+    assert first.startswith("a_b_c-")
+
+
+# ---- the files ----
+
+
+@pytest.fixture
+def login(tmp_path: Path) -> Callable[..., Login]:
+    """Reads the login for a URL, with these credentials and authorities in files."""
+
+    def login(url: str, **files: str) -> Login:
+        (tmp_path / "F").write_text(f"counter.enable = true\ncluster.url = {url}\n")
+        overrides = []
+        for name, content in files.items():
+            if content:
+                (tmp_path / name).write_text(content)
+            overrides.append(f"cluster.{name}={tmp_path / name}")
+        config = load(tmp_path / "F", overrides, [COUNTER])
+        return read_login(config.process.cluster, config.place)
+
+    return login
+
+
+def test_no_password(login: Callable[..., Login]) -> None:
+    assert login("redis://a") == Login("", "", None)
+
+
+def test_a_password_in_the_url(login: Callable[..., Login]) -> None:
+    assert login("redis://me:p%40ss@a:1,b") == Login("me", "p@ss", None)
+
+
+@pytest.mark.parametrize(
+    ("content", "user", "password"), [("me:a:b\n", "me", "a:b"), (":secret", "", "secret"), ("me: x\n", "me", " x")]
+)
+def test_a_password_in_a_file(login: Callable[..., Login], content: str, user: str, password: str) -> None:
+    assert login("redis://a", credentials=content) == Login(user, password, None)
+
+
+@pytest.mark.parametrize("content", ["secret\n", "me:\n", "me:a\nsecret\n"])
+def test_a_file_without_a_password(login: Callable[..., Login], content: str) -> None:
+    with pytest.raises(ConfigError, match=r"cluster\.credentials: .*expected one line, USER:PASSWORD") as caught:
+        login("redis://a", credentials=content)
+    assert "secret" not in str(caught.value)
+
+
+def test_files_that_cannot_be_read(login: Callable[..., Login]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        login("rediss://a", credentials="", ca_file="")
+    credentials, ca_file = caught.value.problems
+    assert "cluster.credentials: " in credentials
+    assert "cluster.ca_file: " in ca_file
+    assert all(each.endswith("cannot be read: No such file or directory") for each in caught.value.problems)
+
+
+def test_authorities_in_a_file(login: Callable[..., Login], tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no certificate in PEM"):
+        login("rediss://a", ca_file="none")
+    assert login("rediss://a").tls is not None, "those of the system"

@@ -1,0 +1,165 @@
+"""Connections to servers: answers in order, and failures that fail all calls."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from counterd.cluster.authority import LIBRARY, library, script
+from counterd.control import link as module
+from counterd.control.link import Link, LinkFailed, Login, connect
+from kit.redises import END, INFO, RUN, SILENCE, Refusal, serving
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+OPEN = Login("", "", None)
+UNKNOWN = Refusal("ERR unknown command 'FUNCTION', with args beginning with: 'LOAD'")
+GARBAGE = bytearray(b"?\r\n")
+
+
+class Scene:
+    """A server with these answers, by the first word of a command, and a connection to it.
+
+    asked: the commands so far. ended: why connections ended.
+    """
+
+    def __init__(self, answers: dict[bytes, Any], login: Login = OPEN) -> None:
+        self.answers = {b"INFO": INFO, **answers}
+        self.login = login
+        self.asked: list[list[bytes]] = []
+        self.ended: list[str] = []
+
+    def answer(self, words: list[bytes]) -> Any:
+        self.asked.append(words)
+        return self.answers[words[0]]
+
+    def play(self, act: Callable[[Link], Awaitable[Any]]) -> Any:
+        """Connects, and returns what act() returns."""
+
+        async def run() -> Any:
+            async with serving(self.answer) as server:
+                link = await connect(server.place, self.login, lambda link: self.ended.append(link.why))
+                try:
+                    return await act(link)
+                finally:
+                    link.cut("the end")
+
+        return asyncio.run(run())
+
+
+async def nothing(link: Link) -> str:
+    return link.run
+
+
+def test_a_connection_knows_the_run_of_the_server() -> None:
+    scene = Scene({})
+    assert scene.play(nothing) == RUN
+    assert scene.asked == [[b"INFO", b"server"]]
+    assert scene.ended == ["the end"]
+
+
+@pytest.mark.parametrize(
+    ("login", "words"),
+    [(Login("", "secret", None), [b"AUTH", b"secret"]), (Login("me", "secret", None), [b"AUTH", b"me", b"secret"])],
+)
+def test_it_says_the_password_first(login: Login, words: list[bytes]) -> None:
+    scene = Scene({b"AUTH": b"OK"}, login)
+    scene.play(nothing)
+    assert scene.asked == [words, [b"INFO", b"server"]]
+
+
+def test_a_password_that_is_refused() -> None:
+    scene = Scene({b"AUTH": Refusal("WRONGPASS invalid")}, Login("", "secret", None))
+    with pytest.raises(LinkFailed, match="WRONGPASS invalid"):
+        scene.play(nothing)
+    assert scene.ended == ["WRONGPASS invalid"]
+
+
+def test_a_server_that_does_not_tell_its_run() -> None:
+    with pytest.raises(LinkFailed, match="does not tell its run_id"):
+        Scene({b"INFO": b"# Server\r\n"}).play(nothing)
+
+
+def test_nobody_listens() -> None:
+    async def run() -> None:
+        async with serving(lambda _: SILENCE) as server:
+            place = server.place
+        await connect(place, OPEN, lambda _: None)
+
+    with pytest.raises(LinkFailed, match=r"refused|Connect call failed"):
+        asyncio.run(run())
+
+
+def test_calls_do_not_wait_for_answers_to_earlier_ones() -> None:
+    async def ask_many(link: Link) -> list[Any]:
+        return list(await asyncio.gather(*(link.ask("GET", number) for number in range(100))))
+
+    scene = Scene({b"GET": 7})
+    assert scene.play(ask_many) == [7] * 100
+    assert scene.asked[1:] == [[b"GET", b"%d" % number] for number in range(100)]
+
+
+@pytest.mark.parametrize(
+    ("answer", "says"),
+    [(END, "closed the connection"), (GARBAGE, "sent what is no answer: "), (SILENCE, "no answer for 0.2 s")],
+)
+def test_a_failure_fails_all_calls(monkeypatch: pytest.MonkeyPatch, answer: Any, says: str) -> None:
+    monkeypatch.setattr(module, "PATIENCE_S", 0.2)
+
+    async def ask_two(link: Link) -> list[Any]:
+        found = await asyncio.gather(link.ask("GET", 1), link.ask("GET", 2), return_exceptions=True)
+        assert not link.is_open
+        return found
+
+    scene = Scene({b"GET": answer})
+    found = scene.play(ask_two)
+    (why,) = scene.ended
+    assert [(type(each), str(each)) for each in found] == [(LinkFailed, why)] * 2
+    assert why.startswith(says)
+
+
+def test_a_server_that_answers_late_once_is_given_time_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Patience is for each answer: an answer in time leaves the next one all of it."""
+    monkeypatch.setattr(module, "PATIENCE_S", 3600)
+
+    async def look(link: Link) -> bool:
+        asked = asyncio.ensure_future(link.ask("GET", 1))
+        await asyncio.sleep(0)
+        link._look()
+        await asked
+        link._look()
+        return link.is_open
+
+    assert Scene({b"GET": 1}).play(look)
+
+
+@pytest.mark.parametrize("answer", [b"counterd_1", Refusal("ERR Library 'counterd_1' already exists")])
+def test_a_server_has_the_functions(answer: Any) -> None:
+    async def prepare(link: Link) -> tuple[str, str]:
+        await link.prepare()
+        return link.command
+
+    scene = Scene({b"FUNCTION": answer})
+    assert scene.play(prepare) == ("FCALL", LIBRARY)
+    assert scene.asked[1:] == [[b"FUNCTION", b"LOAD", library()]]
+
+
+def test_a_server_without_functions_gets_the_script() -> None:
+    digest = hashlib.sha1(script()).hexdigest()
+
+    async def prepare(link: Link) -> tuple[str, str]:
+        await link.prepare()
+        return link.command
+
+    scene = Scene({b"FUNCTION": UNKNOWN, b"SCRIPT": digest.encode()})
+    assert scene.play(prepare) == ("EVALSHA", digest)
+    assert scene.asked[2:] == [[b"SCRIPT", b"LOAD", script()]]
+
+
+def test_a_replica_cannot_be_prepared() -> None:
+    with pytest.raises(LinkFailed, match="READONLY"):
+        Scene({b"FUNCTION": Refusal("READONLY You can't write against a read only replica.")}).play(Link.prepare)
