@@ -25,7 +25,8 @@ CORPUS = Path(__file__).parent / "corpus"
 BUILD = ROOT / "build" / "fuzz"
 # Bytes of an input: what is long costs time, and finds little that is short does not.
 TARGETS = {
-    "counter": 512, "takes": 512, "throttr": 512, "sentinel": 512, "beanstalk": 512, "smockron": 512, "journal": 512,
+    "counter": 512, "takes": 512, "shares": 512, "throttr": 512, "sentinel": 512, "beanstalk": 512, "smockron": 512,
+    "journal": 512,
     "config": 2048, "rules": 2048, "limits": 2048, "replies": 512,
 }  # fmt: skip
 HANG_S = 30  # on a busy machine too; inputs take milliseconds

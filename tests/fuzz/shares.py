@@ -1,0 +1,25 @@
+"""A store never grants more of a shared limit than it has rights to, whatever is asked and answered, in any order.
+
+The input is what a random history is drawn from (property/escrow_model.py).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fuzz.takes import Drawn
+from property.escrow_model import History
+
+STEPS_MAX = 100
+TOKENS: list[bytes] = []  # an input has no words
+
+
+def one_input(data: bytes) -> None:
+    """Plays it; raises whatever is wrong."""
+    source: Any = Drawn(data)
+    history = History(source)
+    for _ in range(STEPS_MAX):
+        if not source:
+            break
+        history.step()
+    history.end()

@@ -1,0 +1,258 @@
+"""Random histories of a store that shares limits, with books of its own about what may be granted.
+
+The authority is played at random: it gives rights and units or refuses them, answers late or never, ends leases, and
+cannot be reached for a while. The store is audited at each turn.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from counterd.cluster.authority import PARTITIONS, partition_of
+from counterd.protocols.counter import escrow, wire
+from counterd.protocols.counter.wire import OnDeath, Permit, Rate, Status
+from kit.takes import MS, Desk, Taker
+
+if TYPE_CHECKING:
+    from random import Random
+
+NAMES = [b"a", b"b", b"c" * 50]
+MAXIMUM = 6
+LEASE_MS = 5000
+PERIOD_US = 1_000_000
+POLICIES = ("closed", "share", "open")
+SIDECARS = 2
+
+
+class Client:
+    """A connection, what it was granted, and the request of which it waits for the answer."""
+
+    def __init__(self, taker: Taker) -> None:
+        self.taker = taker
+        self.held: Counter[bytes] = Counter()
+        self.asked: tuple[str, Any, int] | None = None  # kind, what, and how many answers there were before
+        self.is_gone = False
+
+
+class Calls:
+    """A call of a partition that is under way: its counters and its rates."""
+
+    def __init__(self, counters: list[Any], rates: list[Any]) -> None:
+        self.counters, self.rates = counters, rates
+
+
+class History:
+    """draw: a source of chance, such as random.Random."""
+
+    def __init__(self, draw: Random) -> None:
+        self.draw = draw
+        self.desk = Desk(buckets=16, name_memory=4096)
+        self.desk.store.limit_stays(60)
+        self.escrow = escrow(self.desk.store, b"")
+        self.policy = draw.choice(POLICIES)
+        self.escrow.set_policy(self.policy, draw.random() < 0.5)
+        self.escrow.set_sidecars(SIDECARS)
+        self.rights: Counter[bytes] = Counter()
+        self.units: Counter[bytes] = Counter()
+        self.taken: Counter[bytes] = Counter()  # of rates: units that were granted to clients
+        self.was_away = False
+        self.calls: dict[int, Calls] = {}
+        self.clients = [Client(self.desk.taker()) for _ in range(4)]
+        for partition in range(PARTITIONS):
+            self.lease(partition)
+
+    # ---- one step ----
+
+    def step(self) -> None:
+        self.draw.choice(
+            [self.ask, self.ask, self.ask, self.take, self.release, self.release, self.call, self.call, self.answer,
+             self.answer, self.answer, self.leave, self.rest, self.end_lease, self.lose_answer, self.travel, self.want]
+        )()  # fmt: skip
+        self.read()
+
+    def ask(self) -> None:
+        """An Acquire."""
+        client, name = self.draw.choice(self.clients), self.draw.choice(NAMES)
+        if client.asked is None:
+            amount = self.draw.randint(1, 2)
+            client.asked = "acquire", (name, amount), len(client.taker.answers.others)
+            client.taker.send(wire.acquire(0, name, amount, MAXIMUM))
+
+    def take(self) -> None:
+        """A Take of a permit, of units, or of both."""
+        client = self.draw.choice(self.clients)
+        if client.asked is None:
+            items: list[Permit | Rate] = [Permit(self.draw.choice(NAMES), 1, MAXIMUM)]
+            if self.draw.random() < 0.5:
+                items.append(Rate(self.draw.choice(NAMES), 1, 10, PERIOD_US, 10, OnDeath.FINAL))
+            if self.draw.random() < 0.3:
+                items.pop(0)
+            items = items or [Permit(NAMES[0], 1, MAXIMUM)]
+            wait_ms = self.draw.choice([0, 0, 100, 10_000])
+            client.asked = "take", items, client.taker.take(*items, wait_ms=wait_ms)
+
+    def release(self) -> None:
+        client = self.draw.choice(self.clients)
+        if client.asked is None and client.held:
+            name = self.draw.choice(sorted(client.held))
+            client.taker.send(wire.release(0, name, 1))
+            client.held = +(client.held - Counter([name]))
+
+    def leave(self) -> None:
+        """A connection ends, in one way or another."""
+        place = self.draw.randint(0, len(self.clients) - 1)
+        if self.draw.random() < 0.5:
+            self.clients[place].taker.peer.half_close()
+        else:
+            self.clients[place].taker.close()
+        self.desk.wait(0)
+        self.clients[place] = Client(self.desk.taker())
+
+    def rest(self) -> None:
+        self.desk.wait(self.draw.choice([1, 50, 1000]))
+
+    def call(self) -> None:
+        """Makes a call about a partition, unless one is under way."""
+        partition = partition_of(self.draw.choice(NAMES))
+        if partition in self.calls:
+            return
+        every = self.draw.random() < 0.2
+        call = Calls(
+            self.escrow.take_news(partition, self.draw.randint(1, 3), 3, every), self.escrow.take_rates(partition, 3, 3)
+        )
+        kept = []
+        for number, name, _, _, _, used, _, rights, _ in call.counters:
+            keep = max(used, self.draw.randint(0, rights)) if rights else used
+            kept.append((number, keep))
+            self.rights[name] = min(self.rights[name], keep)
+        self.escrow.keep_rights(kept)
+        given = [
+            (number, units if self.draw.random() < 0.5 else min(units, 0)) for number, *_, units, _, _ in call.rates
+        ]
+        self.escrow.give_units(given)
+        for (_, units), (_, name, *_) in zip(given, call.rates, strict=True):
+            self.units[name] -= units
+        self.calls[partition] = call
+
+    def answer(self) -> None:
+        if not self.calls:
+            return
+        partition = self.draw.choice(sorted(self.calls))
+        call = self.calls.pop(partition)
+        self.reach(partition)
+        self.lease(partition)
+        settled, poured = [], []
+        for number, name, _, first, _, used, _, _, _ in call.counters:
+            rights = max(used, self.draw.randint(0, MAXIMUM))
+            self.rights[name] = rights
+            others = self.draw.randint(0, 3)
+            refused = rights < used + first
+            settled.append((number, rights, MAXIMUM, rights + others, used + others, self.draw.random() < 0.3, refused))
+        for number, name, _, _, _, first, *_ in call.rates:
+            units = self.draw.choice([0, first, first + 3])
+            self.units[name] += units
+            poured.append((number, units, first, 0 if units else self.draw.choice([0, 50_000])))
+        self.escrow.settle_rights(settled, self.desk.pump.now_ns)
+        self.escrow.settle_rates(poured, self.desk.pump.now_ns)
+        self.desk.pump.settle()
+
+    def lose_answer(self) -> None:
+        """A call has no answer; then the authority cannot be reached."""
+        if self.calls:
+            partition = self.draw.choice(sorted(self.calls))
+            call = self.calls.pop(partition)
+            self.escrow.forget_call([number for number, *_ in call.counters + call.rates])
+            self.was_away = True
+            self.escrow.set_reachable(partition, False, self.desk.pump.now_ns)
+            self.desk.pump.settle()
+
+    def travel(self) -> None:
+        self.reach(partition_of(self.draw.choice(NAMES)))
+
+    def end_lease(self) -> None:
+        partition = partition_of(self.draw.choice(NAMES))
+        for name in NAMES:
+            if partition_of(name) == partition:
+                self.rights[name] = 0
+        self.escrow.lose(partition, self.desk.pump.now_ns)
+        self.desk.pump.settle()
+
+    def want(self) -> None:
+        """Other daemons wait for rights."""
+        name = self.draw.choice(NAMES)
+        self.escrow.wanted_elsewhere(partition_of(name), [name, b"unknown"], self.desk.pump.now_ns)
+        self.desk.pump.settle()
+
+    def reach(self, partition: int) -> None:
+        self.escrow.set_reachable(partition, True, self.desk.pump.now_ns)
+
+    def lease(self, partition: int) -> None:
+        self.escrow.set_lease(partition, self.desk.pump.now_ns + LEASE_MS * MS)
+
+    # ---- what was answered ----
+
+    def read(self) -> None:
+        """Reads all answers, and compares each grant with the rights."""
+        for client in self.clients:
+            if client.taker.session.dropped:
+                client.asked, client.held = None, Counter()
+                client.is_gone = True
+            elif client.asked is not None:
+                self.hear(client)
+        self.clients = [Client(self.desk.taker()) if each.is_gone else each for each in self.clients]
+
+    def hear(self, client: Client) -> None:
+        assert client.asked is not None
+        kind, what, place = client.asked
+        granted: Counter[bytes] = Counter()
+        if kind == "acquire":
+            answers = client.taker.answers.others[place:]
+            if not answers:
+                return
+            assert len(answers) == 1, "one answer"
+            if answers[0].status == Status.NO_ERROR:
+                granted[what[0]] = what[1]
+        else:
+            answer = client.taker.of(place)
+            if answer is None:
+                return
+            if isinstance(answer, wire.Grant):
+                granted.update(item.name for item in what if isinstance(item, Permit))
+                self.taken.update(item.name for item in what if isinstance(item, Rate))
+        client.asked = None
+        client.held += granted
+        for name in granted:
+            used = self.used(name)
+            assert used <= MAXIMUM
+            assert used <= self.rights[name] or (self.was_away and self.policy != "closed"), (name, used, self.rights)
+        if not self.was_away or self.policy == "closed":
+            assert all(self.taken[name] <= self.units[name] for name in self.taken), (self.taken, self.units)
+
+    def used(self, name: bytes) -> int:
+        """What the store says that is in use."""
+        return sum(amount for _, held, amount, _ in self.desk.store.leases(1000) if held == name)
+
+    # ---- the end ----
+
+    def end(self) -> None:
+        """All leave, and the authority takes everything back: no record remains in use."""
+        for client in self.clients:
+            client.taker.close()
+        self.desk.wait(120_000)
+        for partition in {partition_of(name) for name in NAMES}:
+            self.reach(partition)
+            if partition in self.calls:
+                call = self.calls.pop(partition)
+                self.escrow.forget_call([number for number, *_ in call.counters + call.rates])
+            for _ in range(3):
+                news, rates = self.escrow.take_news(partition, 9, 9), self.escrow.take_rates(partition, 9, 9)
+                assert all(each[5] == 0 for each in news), "nothing is in use"
+                self.escrow.give_units([(number, units) for number, *_, units, _, _ in rates])
+                self.escrow.settle_rights([(each[0], 0, 0, 0, 0, False, False) for each in news], self.desk.pump.now_ns)
+                self.escrow.settle_rates([(each[0], 0, 0, 0) for each in rates], self.desk.pump.now_ns)
+            assert self.escrow.take_news(partition, 9, 9, True) == []
+            assert self.escrow.take_rates(partition, 9, 9) == []
+        self.desk.wait(120_000)
+        assert self.desk.store.held() == 0
+        assert self.desk.store.snapshot()["rates"] == 0
