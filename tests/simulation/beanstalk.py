@@ -87,7 +87,6 @@ class BeanstalkWorld(World):
         # Which of the jobs that retire in one tick is buried first is the engine's choice: there a kick takes all.
         self.retires = draw.random() < 0.4
         self.bounds = (0, 1000) if self.retires else (0, 1, 2, 1000)
-        self.life = 0
         self.puts = self.newest = self.crashes = 0
         self.ticked = 0
         self.sync = draw.choice(("", "always", "always", "always", "never", "20"))  # "": there is no journal
@@ -437,15 +436,6 @@ class BeanstalkWorld(World):
         return {int(row[0]) for row in walk.rows()}
 
     # ---- the journal, and its end ----
-
-    def tell_journal(self) -> None:
-        if self.disk is not None:
-            self.disk.turn()
-
-    def if_alive(self, argument: tuple[int, Callable[[], None]]) -> None:
-        life, action = argument
-        if life == self.life:
-            action()
 
     def on_take(self, size: int) -> None:
         """Records of jobs that have ended are free, those that were told of."""

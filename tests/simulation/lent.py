@@ -28,8 +28,6 @@ from simulation.disk import MOODS, UNIX_NS, Disk
 from simulation.world import MS, SECOND, US, Violation, World
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from simulation.world import Link
 
 MAXIMUMS = {b"one": 1, b"two": 2, b"n" * 60: 3}
@@ -203,10 +201,10 @@ class LentWorld(World):
         self.sync = draw.choice(("", "always", "always"))  # "": there is no journal
         self.waiters = draw.choice((1, 2, 64, 64, 64))
         self.caps: dict[bytes, int] = {}
-        self.life = self.newest = 0
+        self.newest = 0
         self.claims: dict[int, tuple[bytes, int] | None] = {}  # by id, of jobs whose puts were acknowledged
         self.drive = Drive(self)
-        self.disk: Any = Disk(self.drive) if self.sync else None  # type: ignore[arg-type]
+        self.disk = Disk(self.drive) if self.sync else None  # type: ignore[arg-type]
         self.begin()
         return self.store
 
@@ -478,15 +476,6 @@ class LentWorld(World):
             self.jobs.begin_drain()
             self.push(draw.randrange(3 * SECOND), self.if_alive, (self.life, lambda: self.crash(None)))
             self.step("drain", None)
-
-    def tell_journal(self) -> None:
-        if self.disk is not None:
-            self.disk.turn()
-
-    def if_alive(self, argument: tuple[int, Callable[[], None]]) -> None:
-        life, action = argument
-        if life == self.life:
-            action()
 
     def crash(self, _: None) -> None:
         """The daemon is killed, and another one is started."""

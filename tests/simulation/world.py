@@ -108,6 +108,8 @@ class World:
         self.waiting: deque[Link] = deque()  # for the driver
         self.turn_at = -1
         self.open = False  # for new clients, and for new requests
+        self.life = 0  # of the daemon: rises when it is killed and another one is started
+        self.disk: Any = None  # the journal's, in rooms that have one
         # made of: how many connect at once, how many there are at most, how long they
         # stay, how slow it all is
         self.crowd = self.random.choice((1, 2, 3, 4, 8, 8, 16, 16, 60, 300, 2000))
@@ -259,6 +261,14 @@ class World:
 
     def tell_journal(self) -> None:
         """Has a journal told of what has changed, where there is one."""
+        if self.disk is not None:
+            self.disk.turn()
+
+    def if_alive(self, argument: tuple[int, Callable[[], None]]) -> None:
+        """Does what an event of that life is for, unless the daemon is another one by now."""
+        life, action = argument
+        if life == self.life:
+            action()
 
     def tick(self) -> None:
         self.store.tick(self.now)
