@@ -16,6 +16,7 @@ cdef extern from *:
     uint32_t bswap32 "__builtin_bswap32"(uint32_t value) noexcept nogil
     uint64_t bswap64 "__builtin_bswap64"(uint64_t value) noexcept nogil
     void prefetch "__builtin_prefetch"(const void* address) noexcept nogil
+    long expected "__builtin_expect"(long value, long usual) noexcept nogil
 
 
 cdef inline uint16_t load_be16(const uint8_t* source) noexcept nogil:

@@ -44,19 +44,20 @@ cdef inline SipState sip_begin(const uint64_t* key) noexcept nogil:
 cdef inline uint64_t sip_hash(const SipState* begin, const uint8_t* data, size_t size) noexcept nogil:
     """Returns the 64-bit hash of `size` bytes. begin: of the key."""
     cdef SipState s = begin[0]
-    cdef const uint8_t* end = data + size
+    cdef size_t words = size >> 3
     cdef uint64_t word
     cdef uint64_t last = <uint64_t>size << 56
     cdef int i
-    while end - data >= 8:
+    while words:
         word = load_le64(data)
         s.v3 ^= word
         sip_round(&s)
         s.v0 ^= word
         data += 8
-    if data != end:
+        words -= 1
+    if size & 7:
         if size >= 8:           # the last eight bytes, without those of the word before
-            last |= load_le64(end - 8) >> (-8 * <int>size & 63)
+            last |= load_le64(data + (size & 7) - 8) >> (-8 * <int>size & 63)
         else:
             for i in range(<int>size):
                 last |= <uint64_t>data[i] << (8 * i)

@@ -12,7 +12,7 @@ from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 from libc.string cimport memcmp, memcpy
 
-from counterd.engine.byteorder cimport load_le64, prefetch
+from counterd.engine.byteorder cimport expected, load_le64, prefetch
 from counterd.engine.chains cimport (
     Chain, Chains, chain_blocks, chain_equals, chain_free, chain_read, chain_write,
 )
@@ -208,7 +208,7 @@ cdef inline bint name_equals(const Table* table, Record* record, const uint8_t* 
     cdef uint32_t prefix
     if record.name_size != size:
         return False
-    if size <= table.name_inline:
+    if expected(size <= table.name_inline, True):
         return bytes_equal(record_name(record), name, size)
     prefix = name_prefix(table, size)
     return memcmp(record_name(record), name, prefix) == 0 and chain_equals(

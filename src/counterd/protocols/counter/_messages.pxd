@@ -75,8 +75,7 @@ cdef enum:
 
 
 cdef struct Request:        # without the name, which is the frame's key
-    uint8_t opcode          # by which it is decided
-    uint8_t sent            # opcode, as it came
+    uint8_t opcode
     uint32_t resources      # ACQUIRE, RELEASE
     uint32_t maximum        # ACQUIRE
 
@@ -104,37 +103,29 @@ cdef inline const char* error_text(uint8_t status) noexcept nogil:
     return b"OutOfMemory"
 
 
-cdef inline void take_simplify(const Frame* frame, Request* request) noexcept nogil:
-    """Converts a valid Take of one permit to an Acquire, which is decided in the same way.
-
-    Other Takes do not change.
-    """
+cdef inline bint take_simplify(const Frame* frame, Request* request) noexcept nogil:
+    """Converts a valid Take of one permit to an Acquire, which is decided in the same way. Returns False for others."""
     cdef const uint8_t* body = frame.data + HEADER_SIZE
     cdef const uint8_t* item = body + TAKE_HEAD + load_be16(body + 8)
-    cdef uint32_t resources, maximum
     if body[0] != 1 or load_be16(body + 2) > WEIGHT_MAX or load_be16(body + 8) > KEY_MAX:
-        return
+        return False
     if item[0] != PERMIT or item[1] or frame.key_size == 0 or frame.key + frame.key_size != frame.data + frame.size:
-        return
-    resources = load_be32(item + 4)
-    maximum = load_be32(item + 8)
-    if 0 < resources <= maximum:
-        request.opcode = ACQUIRE
-        request.resources = resources
-        request.maximum = maximum
+        return False
+    request.opcode = ACQUIRE
+    request.resources = load_be32(item + 4)
+    request.maximum = load_be32(item + 8)
+    return 0 < request.resources <= request.maximum
 
 
 cdef inline Request request_decode(const Frame* frame) noexcept nogil:
-    """Decodes a request. The numbers are 0 if parsing has refused the frame. A Take of one permit is an Acquire."""
+    """Decodes a valid request for one counter, or a Noop."""
     cdef const uint8_t* body = frame.data + HEADER_SIZE
-    cdef Request request = Request(frame.data[1], frame.data[1], 0, 0)
-    if request.opcode == ACQUIRE and frame.verdict == NO_ERROR:
+    cdef Request request = Request(frame.data[1], 0, 0)
+    if request.opcode == ACQUIRE:
         request.resources = load_be32(body)
         request.maximum = load_be32(body + 4)
-    elif request.opcode == RELEASE and frame.verdict == NO_ERROR:
+    elif request.opcode == RELEASE:
         request.resources = load_be32(body)
-    elif request.opcode == TAKE and frame.verdict == NO_ERROR:
-        take_simplify(frame, &request)
     return request
 
 
@@ -190,20 +181,25 @@ cdef inline void text_write(char* target, const char* text, uint32_t number) noe
     target[0] = 0
 
 
-cdef inline uint32_t reply_encode(uint8_t* target, const Frame* frame, const Answer* answer) noexcept nogil:
-    """Writes the reply to a request for one counter, or a refusal. Returns the size of the reply."""
+cdef inline uint32_t success_encode(uint8_t* target, const Frame* frame, uint32_t number) noexcept nogil:
+    """Writes the reply to a request for one counter that was executed. Returns the size of the reply."""
     cdef uint8_t opcode = frame.data[1]
-    cdef char[TEXT_MAX] text
-    if answer.status != NO_ERROR and answer.text == NULL:
-        return refusal_encode(target, opcode, answer.status, frame_opaque(frame), error_text(answer.status))
-    if answer.status != NO_ERROR:
-        text_write(text, answer.text, answer.number)
-        return refusal_encode(target, opcode, answer.status, frame_opaque(frame), text)
     if opcode == ACQUIRE or opcode == GET:
-        store_be32(header_encode(target, opcode, NO_ERROR, frame_opaque(frame), 4), answer.number)
+        store_be32(header_encode(target, opcode, NO_ERROR, frame_opaque(frame), 4), number)
         return HEADER_SIZE + 4
     header_encode(target, opcode, NO_ERROR, frame_opaque(frame), 0)
     return HEADER_SIZE
+
+
+cdef inline uint32_t reply_encode(uint8_t* target, const Frame* frame, const Answer* answer) noexcept nogil:
+    """Writes the reply to a request for one counter, or a refusal. Returns the size of the reply."""
+    cdef char[TEXT_MAX] text
+    if answer.status == NO_ERROR:
+        return success_encode(target, frame, answer.number)
+    if answer.text == NULL:
+        return refusal_encode(target, frame.data[1], answer.status, frame_opaque(frame), error_text(answer.status))
+    text_write(text, answer.text, answer.number)
+    return refusal_encode(target, frame.data[1], answer.status, frame_opaque(frame), text)
 
 
 # ---- Take: docs/protocols/counter.md, section "Take" ---------------------------------------------------------------

@@ -1,4 +1,5 @@
-# Takes of several permits that are available. Three short loops decode, check and grant such a Take.
+# Takes of several permits that are available, and that this daemon need not share. Three short loops decode, check and
+# grant such a Take.
 #
 # Floor 2, header only. CounterSession.take executes all other Takes, and says what they lack.
 #
@@ -6,7 +7,7 @@
 # - nothing is changed before all items of a Take are known to be available;
 # - the decision is that of takes_decide().
 
-from libc.stdint cimport int64_t, uint8_t, uint32_t
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 
 from counterd._core cimport Frame
 from counterd.engine.byteorder cimport load_be16, load_be32, load_le16, prefetch, store_be32
@@ -14,9 +15,10 @@ from counterd.engine.fair cimport WEIGHT_MAX
 from counterd.engine.permits cimport Permits, ledger_find
 from counterd.engine.table cimport Table, index_home, name_tag, table_find
 from counterd.protocols.counter._asks cimport ITEMS_MAX
-from counterd.protocols.counter._counters cimport Counters, counter_at, counter_grant, counter_has
+from counterd.protocols.counter._counters cimport Counter, Counters, counter_at, counter_grant
 from counterd.protocols.counter._messages cimport HEADER_SIZE, KEY_MAX, PERMIT, PERMIT_HEAD, TAKE_HEAD
 from counterd.protocols.counter._rates cimport FLAG_AWAITED
+from counterd.protocols.counter._shares cimport FLAG_SHARED
 from counterd.protocols.counter._takes cimport Takes, takes_fit
 
 
@@ -36,45 +38,53 @@ cdef inline int wants_read(const Table* table, const Frame* frame, Want* wants) 
     The processor fetches the cache lines of the index while it hashes the next names.
     """
     cdef const uint8_t* item = frame.data + HEADER_SIZE
-    cdef const uint8_t* end = frame.data + frame.size
-    cdef int i, count = item[0]
+    cdef uint32_t rest = frame.size - HEADER_SIZE - TAKE_HEAD     # bytes that follow
     cdef uint32_t size = load_be16(item + 8)
-    if not 1 < count <= ITEMS_MAX or load_be16(item + 2) > WEIGHT_MAX or size > KEY_MAX:
+    cdef int i, count = item[0]
+    if not 1 < count <= ITEMS_MAX or load_be16(item + 2) > WEIGHT_MAX or size > min(<uint32_t>KEY_MAX, rest):
         return 0
     item += TAKE_HEAD + size
+    rest -= size
     for i in range(count):
-        if end - item < PERMIT_HEAD or load_le16(item) != PERMIT:    # with on_death 0
+        if rest < PERMIT_HEAD or load_le16(item) != PERMIT:     # with on_death 0
             return 0
         size = load_be16(item + 2)
         wants[i].amount = load_be32(item + 4)
         wants[i].maximum = load_be32(item + 8)
         item += PERMIT_HEAD
-        if size - 1 >= <uint32_t>(end - item) or wants[i].amount - 1 >= wants[i].maximum:    # nor is one of them 0
+        rest -= PERMIT_HEAD
+        if size - 1 >= rest or wants[i].amount - 1 >= wants[i].maximum:    # nor is one of them 0
             return 0
         wants[i].name = item
         wants[i].name_size = size
         wants[i].tag = name_tag(table, item, size)
         prefetch(table.index.entries + index_home(&table.index, wants[i].tag))
         item += size
-    return count if item == end else 0
+        rest -= size
+    return count if rest == 0 else 0
 
 
 cdef inline bint wants_are_there(Takes* takes, uint32_t connection, Want* wants, int count) noexcept nogil:
-    """Finds records and holdings. Returns False if an item is new, short or repeated, or if there is no room."""
+    """Finds records and holdings. Returns False if an item is new, short, shared or repeated, or there is no room."""
     cdef const Permits* permits = &takes.counters.permits
+    cdef const Counter* counter
     cdef uint32_t number, holdings = 0
+    cdef uint64_t seen = 0      # a bit for the record of each item before: only records with equal bits are compared
     cdef int i, j
     for i in range(count):
         number = table_find(&permits.table, wants[i].tag, wants[i].name, wants[i].name_size)
         if number == 0:
             return False
-        if counter_at(takes.counters, number).permit.record.flags & FLAG_AWAITED:
+        counter = counter_at(takes.counters, number)
+        if counter.permit.consumption > wants[i].maximum - wants[i].amount:
             return False
-        if not counter_has(takes.counters, number, wants[i].amount, wants[i].maximum):
+        if counter.permit.record.flags & (FLAG_AWAITED | FLAG_SHARED):
             return False
-        for j in range(i):
-            if wants[j].record == number:
-                return False
+        if seen >> (number & 63) & 1:
+            for j in range(i):
+                if wants[j].record == number:
+                    return False
+        seen |= <uint64_t>1 << (number & 63)
         wants[i].record = number
         wants[i].holding = ledger_find(permits, connection, number, wants[i].tag)
         holdings += wants[i].holding == 0
@@ -86,9 +96,12 @@ cdef inline void wants_grant(
 ) noexcept nogil:
     """Grants all items, and writes how much is left of each."""
     cdef Counters* counters = takes.counters
+    cdef uint32_t consumption
     cdef int i
     takes.state.grant += 1
     for i in range(count):
-        store_be32(left + 4 * i, counter_grant(
+        counter_grant(
             counters, connection, wants[i].record, wants[i].holding, wants[i].amount, wants[i].maximum, now_ns
-        ))
+        )
+        consumption = counter_at(counters, wants[i].record).permit.consumption
+        store_be32(left + 4 * i, wants[i].maximum - consumption)

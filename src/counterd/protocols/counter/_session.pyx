@@ -32,7 +32,7 @@ from counterd.protocols.counter._messages cimport (
     NOT_ACQUIRED, NOT_FOUND, NO_ERROR, OPCODES, OUT_OF_MEMORY, PERMIT, PRESENT_SIZE, RELEASE, REPLY_MAX, REQUEST_MAGIC,
     RESOURCE_NOT_AVAILABLE, RESUME, RESUME_SIZE, SETTLE, STATS, STAY_SIZE, TAKE, TAKE_HEAD, TAKE_MAX, UNKNOWN_COMMAND,
     WHO, Answer, Request, TakeHead, absence_encode, ask_decode, frame_opaque, grant_encode, head_decode, header_encode,
-    reply_encode, request_decode, request_kind, take_peek,
+    reply_encode, request_decode, request_kind, success_encode, take_peek, take_simplify,
 )
 from counterd.protocols.counter._permits cimport Want, wants_are_there, wants_grant, wants_read
 from counterd.protocols.counter._rates cimport FLAG_AWAITED, FLAG_RATE, RATE_TAG, Pace
@@ -78,55 +78,42 @@ cdef inline uint8_t* reply(Store store, uint8_t opcode, uint32_t opaque, uint32_
     return header_encode(target, opcode, NO_ERROR, opaque, size)
 
 
-cdef inline void named_parse(
-    CounterSession session, const uint8_t* body, uint32_t size, uint8_t opcode, uint8_t fixed, Frame* frame
+cdef inline uint8_t* grant_reply(CounterSession session, const Frame* frame, uint64_t grant, int count) noexcept:
+    """Counts a Take that was granted, and appends its reply. Returns where the amounts that are left go."""
+    cdef uint8_t* target = session.store.out + session.store.out_size
+    session.asked = 0
+    (<CounterStore>session.store).requests[<int>TAKE] += 1
+    session.store.out_size += HEADER_SIZE + 8 + 4 * <uint32_t>count
+    return grant_encode(target, frame_opaque(frame), grant, count)
+
+
+cdef inline Outcome acquire(
+    CounterSession session, const Frame* frame, const Request* request, uint32_t* left
 ) noexcept:
-    """Parses a body that consists of numbers, the length of the name, and the name.
-
-    See sections "Get", "Acquire" and "Release".
-    """
-    cdef uint16_t name_size = load_be16(body + fixed - 2)
-    cdef Permits* permits = &(<CounterStore>session.store).counters.permits
-    if name_size == 0 or fixed + <uint32_t>name_size != size:
-        return
-    if opcode == ACQUIRE and (load_be32(body) == 0 or load_be32(body + 4) < load_be32(body)):
-        return
-    frame.verdict = NO_ERROR
-    frame.key = body + fixed
-    frame.key_size = name_size
-    frame.tag = name_tag(&permits.table, frame.key, name_size)
-    index_prefetch(&permits.table.index, frame.tag)
-    if opcode != GET:
-        index_prefetch(&permits.ledger, ledger_tag(session.connection, frame.tag))
-
-
-cdef inline void granted(CounterStore store, const Frame* frame, uint32_t left) noexcept:
-    """Replies to a Take of one permit, which was granted as an Acquire."""
-    cdef uint8_t* target = store.out + store.out_size
-    store.takes.state.grant += 1
-    store_be32(grant_encode(target, frame_opaque(frame), store.takes.state.grant, 1), left)
-    store.out_size += HEADER_SIZE + 8 + 4
-
-
-cdef inline Answer decide(CounterSession session, const Frame* frame, const Request* request) noexcept:
-    """Decides about a request for one counter, or a Noop. A Take of one permit is decided as an Acquire."""
+    """Executes an Acquire. left: see counter_acquire()."""
     cdef Counters* counters = &(<CounterStore>session.store).counters
-    cdef uint32_t number = request.resources
-    cdef uint32_t left = request.maximum
+    cdef Outcome outcome = counter_acquire(
+        counters, session.connection, frame.tag, frame.key, frame.key_size, request.resources, request.maximum,
+        <uint32_t>(session.store.now_ns // NS_PER_TENTH), &session.store.budget, left
+    )
+    if counters.ring.state.sweep_left:
+        session.store.stirred = True
+    return outcome
+
+
+cdef inline Outcome decide(
+    CounterSession session, const Frame* frame, const Request* request, uint32_t* number
+) noexcept:
+    """Decides about a request for one counter, or a Noop. number: see Answer, or what is left after a refusal."""
+    cdef Counters* counters = &(<CounterStore>session.store).counters
     cdef Outcome outcome = GRANTED
+    number[0] = request.maximum
     if request.opcode == ACQUIRE:
         if (<CounterStore>session.store).draining:
-            return Answer(RESOURCE_NOT_AVAILABLE, 0, b"Draining")
-        outcome = counter_acquire(
-            counters, session.connection, frame.tag, frame.key, frame.key_size, request.resources, request.maximum,
-            <uint32_t>(session.store.now_ns // NS_PER_TENTH), &session.store.budget, &left
-        )
-        if counters.ring.state.sweep_left:
-            session.store.stirred = True
-        if outcome == REFUSED and left < request.resources:
-            return Answer(RESOURCE_NOT_AVAILABLE, left, b"More than the limit of the server: %")
-        if request.sent == TAKE:
-            number = left
+            return REFUSED
+        outcome = acquire(session, frame, request, number)
+        if outcome == GRANTED:
+            number[0] = request.resources
     elif request.opcode == RELEASE:
         outcome = counter_release(
             counters, session.connection, frame.tag, frame.key, frame.key_size, request.resources
@@ -135,9 +122,9 @@ cdef inline Answer decide(CounterSession session, const Frame* frame, const Requ
             session.store.stirred = True
     elif request.opcode == GET:
         outcome = counter_get(
-            counters, frame.tag, frame.key, frame.key_size, frame.data[2] & EVERYWHERE != 0, &number
+            counters, frame.tag, frame.key, frame.key_size, frame.data[2] & EVERYWHERE != 0, number
         )
-    return Answer(STATUS_OF_OUTCOME[<int>outcome], number, NULL)
+    return outcome
 
 
 cdef class CounterSession(Session):
@@ -173,40 +160,60 @@ cdef class CounterSession(Session):
         if fixed == 0 and body == 0:
             frame.verdict = NO_ERROR
         elif 0 < fixed < body and fixed < OTHER:
-            named_parse(self, data + HEADER_SIZE, body, opcode, fixed, frame)
+            return self.parse_named(data + HEADER_SIZE, body, opcode, fixed, frame)
+        elif opcode == TAKE and body >= TAKE_HEAD and data[HEADER_SIZE] > 1:
+            frame.verdict = NO_ERROR    # take_several() decodes its items
         elif fixed == OTHER:
-            self.parse_other(data + HEADER_SIZE, body, opcode, frame)
+            return self.parse_other(data + HEADER_SIZE, body, opcode, frame)
         return frame.size
 
-    cdef void parse_other(self, const uint8_t* body, uint32_t size, uint8_t opcode, Frame* frame) noexcept:
-        """Parses Cancel, Settle, Resume and Who. For a Take, finds only the name of a single item."""
+    cdef Py_ssize_t parse_named(
+        self, const uint8_t* body, uint32_t size, uint8_t opcode, uint8_t fixed, Frame* frame
+    ) noexcept:
+        """Parses a body that consists of numbers, the length of the name, and the name.
+
+        See sections "Get", "Acquire" and "Release". It is a method because the compiler would put a function into
+        parse_frame, which then would save registers for every Noop.
+        """
+        cdef uint16_t name_size = load_be16(body + fixed - 2)
+        cdef Permits* permits = &(<CounterStore>self.store).counters.permits
+        if name_size == 0 or fixed + <uint32_t>name_size != size:
+            return frame.size
+        if opcode == ACQUIRE and (load_be32(body) == 0 or load_be32(body + 4) < load_be32(body)):
+            return frame.size
+        frame.verdict = NO_ERROR
+        frame.key = body + fixed
+        frame.key_size = name_size
+        frame.tag = name_tag(&permits.table, frame.key, name_size)
+        index_prefetch(&permits.table.index, frame.tag)
+        if opcode != GET:
+            index_prefetch(&permits.ledger, ledger_tag(self.connection, frame.tag))
+        return frame.size
+
+    cdef Py_ssize_t parse_other(self, const uint8_t* body, uint32_t size, uint8_t opcode, Frame* frame) noexcept:
+        """Parses Cancel, Settle, Resume and Who. For a Take of one item, finds only the name."""
         cdef uint8_t kind
         cdef Permits* permits = &(<CounterStore>self.store).counters.permits
-        if opcode == CANCEL:
-            frame.verdict = NO_ERROR if size == CANCEL_SIZE else INVALID_ARGUMENTS
-            return
-        if opcode == SETTLE:
-            if size > SETTLE_FIXED:
-                named_parse(self, body, size, opcode, SETTLE_FIXED, frame)
-                frame.tag ^= RATE_TAG
-            return
-        if opcode != TAKE:
-            if opcode == WHO and 0 < size <= TITLE_MAX:
-                frame.verdict = NO_ERROR
-            elif opcode == RESUME and (size == RESUME_SIZE or size == PRESENT_SIZE) and load_be32(body):
-                frame.verdict = NO_ERROR
-            return
-        if size >= TAKE_HEAD and body[0] > 1:
+        if opcode == TAKE:
+            kind = take_peek(body, size, frame)
+            if kind == 0:
+                frame.key_size = 0
+                return frame.size
             frame.verdict = NO_ERROR
-            return
-        kind = take_peek(body, size, frame)
-        if kind == 0:
-            frame.key_size = 0
-            return
-        frame.verdict = NO_ERROR
-        frame.tag = name_tag(&permits.table, frame.key, frame.key_size) ^ (0 if kind == PERMIT else RATE_TAG)
-        index_prefetch(&permits.table.index, frame.tag)
-        index_prefetch(&permits.ledger, ledger_tag(self.connection, frame.tag))
+            frame.tag = name_tag(&permits.table, frame.key, frame.key_size) ^ (0 if kind == PERMIT else RATE_TAG)
+            index_prefetch(&permits.table.index, frame.tag)
+            index_prefetch(&permits.ledger, ledger_tag(self.connection, frame.tag))
+        elif opcode == SETTLE:
+            if size > SETTLE_FIXED:
+                self.parse_named(body, size, opcode, SETTLE_FIXED, frame)
+                frame.tag ^= RATE_TAG
+        elif opcode == CANCEL:
+            frame.verdict = NO_ERROR if size == CANCEL_SIZE else INVALID_ARGUMENTS
+        elif opcode == WHO and 0 < size <= TITLE_MAX:
+            frame.verdict = NO_ERROR
+        elif opcode == RESUME and (size == RESUME_SIZE or size == PRESENT_SIZE) and load_be32(body):
+            frame.verdict = NO_ERROR
+        return frame.size
 
     cdef void prefetch_frames(self, const Frame* frames, int count) noexcept:
         cdef Permits* permits = &(<CounterStore>self.store).counters.permits
@@ -227,31 +234,54 @@ cdef class CounterSession(Session):
                     prefetch(permits.holdings + number)
 
     cdef int execute_frame(self, const Frame* frame) except -1:
-        cdef uint64_t* requests = (<CounterStore>self.store).requests
-        cdef uint64_t[256]* refusals = (<CounterStore>self.store).refusals
-        cdef Request request = request_decode(frame)
-        cdef Answer answer
+        cdef CounterStore store = <CounterStore>self.store
+        cdef Request request
+        cdef Outcome outcome
+        cdef uint32_t number
         if frame.verdict != NO_ERROR:
-            answer = Answer(frame.verdict, 0, NULL)
-        else:
-            if request.opcode == TAKE:
-                return DONE if self.grant_permits(frame) else self.take(frame)
-            if request.opcode >= STATS:
+            return self.refuse(frame, frame.verdict)
+        if frame.data[1] >= STATS:
+            if frame.data[1] != TAKE:
                 return self.execute_other(frame)
-            answer = decide(self, frame, &request)
-            if answer.status != NO_ERROR:
-                if request.sent == TAKE:
-                    return self.take(frame)
-                if answer.status == RESOURCE_NOT_AVAILABLE and self.ask(request.resources, request.maximum, NULL, 1):
+            return self.take_several(frame) if frame.data[HEADER_SIZE] > 1 else self.take_one(frame)
+        request = request_decode(frame)
+        outcome = decide(self, frame, &request, &number)
+        if outcome != GRANTED:
+            return self.decline(frame, outcome, number)
+        self.asked = 0
+        store.requests[request.opcode] += 1
+        store.out_size += success_encode(store.out + store.out_size, frame, number)
+        return DONE
+
+    cdef int decline(self, const Frame* frame, Outcome outcome, uint32_t left) except -1:
+        """Refuses a request for one counter, unless it may lack nothing but rights of a shared counter."""
+        cdef Request request = request_decode(frame)
+        cdef Answer answer = Answer(STATUS_OF_OUTCOME[<int>outcome], left, NULL)
+        if outcome == REFUSED:
+            if (<CounterStore>self.store).draining:
+                answer.text = b"Draining"
+            elif left < request.resources:
+                answer.text = b"More than the limit of the server: %"
+            if (<CounterStore>self.store).counters.shares.lacking:
+                if self.ask(request.resources, request.maximum, NULL, 1):
                     return LATER
-            self.asked = 0
-            requests[request.sent] += 1
-        if answer.status != NO_ERROR:
-            refusals[request_kind(frame)][answer.status] += 1
-        elif request.sent == TAKE:
-            granted(<CounterStore>self.store, frame, answer.number)
-            return DONE
+        self.asked = 0
+        (<CounterStore>self.store).requests[request.opcode] += 1
+        (<CounterStore>self.store).refusals[request.opcode][answer.status] += 1
         self.store.out_size += reply_encode(self.store.out + self.store.out_size, frame, &answer)
+        return DONE
+
+    cdef int take_one(self, const Frame* frame) except -1:
+        """Executes a Take of one item. A permit that is available has a short way."""
+        cdef Takes* takes = &(<CounterStore>self.store).takes
+        cdef Request request
+        cdef uint32_t left
+        if (<CounterStore>self.store).draining or not take_simplify(frame, &request):
+            return self.take(frame)
+        if acquire(self, frame, &request, &left) != GRANTED:
+            return self.take(frame)
+        takes.state.grant += 1
+        store_be32(grant_reply(self, frame, takes.state.grant, 1), left)
         return DONE
 
     cdef int execute_other(self, const Frame* frame) except -1:
@@ -350,23 +380,20 @@ cdef class CounterSession(Session):
         cdef uint32_t entry = ledger_find(permits, self.connection, number, frame.tag) if number else 0
         return permits.holdings[entry].amount if entry else 0
 
-    cdef bint grant_permits(self, const Frame* frame) noexcept:
-        """Grants a Take of several permits if all are available. Otherwise it does nothing, and returns False."""
+    cdef int take_several(self, const Frame* frame) except -1:
+        """Executes a Take of several items. Permits that are available have a short way."""
         cdef Takes* takes = &(<CounterStore>self.store).takes
-        cdef uint8_t* target = self.store.out + self.store.out_size
         cdef Want[ITEMS_MAX] wants
+        cdef uint8_t* left
         cdef int count
         if (<CounterStore>self.store).draining or takes.counters.limits.generation:
-            return False
+            return self.take(frame)
         count = wants_read(&takes.counters.permits.table, frame, wants)
         if count == 0 or not wants_are_there(takes, self.connection, wants, count):
-            return False
-        self.asked = 0
-        (<CounterStore>self.store).requests[<int>TAKE] += 1
-        target = grant_encode(target, frame_opaque(frame), takes.state.grant + 1, count)
-        wants_grant(takes, self.connection, wants, count, self.store.now_ns, target)
-        self.store.out_size += HEADER_SIZE + 8 + 4 * <uint32_t>count
-        return True
+            return self.take(frame)
+        left = grant_reply(self, frame, takes.state.grant + 1, count)
+        wants_grant(takes, self.connection, wants, count, self.store.now_ns, left)
+        return DONE
 
     cdef bint asks_read(self, const Frame* frame, TakeHead* head, Ask* asks) noexcept:
         """Decodes a Take, and hashes the names of its items. Returns False if the Take is invalid."""
@@ -445,7 +472,7 @@ cdef class CounterSession(Session):
     cdef int refuse(self, const Frame* frame, uint8_t status) noexcept:
         """Replies to a request that is refused."""
         cdef Answer answer = Answer(status, 0, NULL)
-        (<CounterStore>self.store).refusals[frame.data[1]][status] += 1
+        (<CounterStore>self.store).refusals[request_kind(frame)][status] += 1
         self.store.out_size += reply_encode(self.store.out + self.store.out_size, frame, &answer)
         return DONE
 
