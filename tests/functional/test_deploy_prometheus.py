@@ -31,6 +31,8 @@ SETTINGS = {
     "smockron.bind": "127.0.0.1",
     "smockron.port": "0",
     "smockron.control_port": "0",
+    "cluster.url": "redis://127.0.0.1:1",  # where nobody listens
+    "cluster.prefix": "shared:",
     "admin.enable": "true",
     "admin.bind": "127.0.0.1:0",
 }

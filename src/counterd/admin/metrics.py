@@ -38,6 +38,7 @@ PREFIX = "counterd_"
 
 REJECTED = "Connections that were refused, by cause."
 CLOSED = "Connections that the server closed, by cause."
+POLICY = "1 for the policy that decides now, because a server of the cluster cannot be reached."
 HANDSHAKES_FAILED = "TLS handshakes that failed, by cause."
 
 # The figures of every room's listeners. The figures that a room registers follow them.
@@ -69,6 +70,40 @@ LISTENER_FIGURES = (
     Figure("stuck_outputs", "slow_readers", "gauge", "Connections whose client is not reading its replies."),
     Figure("bytes_in", "received_bytes_total", "counter", "Bytes read from connections."),
     Figure("bytes_out", "sent_bytes_total", "counter", "Bytes written to connections."),
+)
+
+# The figures of a room that shares its limits.
+CLUSTER_FIGURES = (
+    Figure("cluster_rights", "cluster_rights", "gauge", "Permits that this daemon may use, of shared counters."),
+    Figure("cluster_stranded", "cluster_rights_stranded", "gauge", "Such permits that are not in use."),
+    Figure("cluster_sidecars", "cluster_sidecars", "gauge", "Daemons that share limits, as far as this one knows."),
+    Figure("cluster_leases", "cluster_leases", "gauge", "Partitions in which this daemon has a lease."),
+    Figure("cluster_lease_age", "cluster_lease_age_seconds", "gauge", "Time since the oldest lease was renewed."),
+    Figure("cluster_learning", "cluster_learning", "gauge", "Partitions whose new master lends nothing more yet."),
+    Figure("cluster_unreachable", "cluster_unreachable", "gauge", "Partitions whose server cannot be reached."),
+    *(
+        Figure(f"cluster_policy:{policy}", "cluster_policy", "gauge", POLICY, {"policy": policy})
+        for policy in ("closed", "share", "open")
+    ),
+    Figure(
+        "cluster_overshoot",
+        "cluster_overshoot",
+        "gauge",
+        "Permits beyond the maximum that all daemons use, of counters that this daemon uses.",
+    ),
+    Figure("cluster_overshoot_max", "cluster_overshoot_max", "gauge", "The most such permits of one counter so far."),
+    Figure("cluster_calls", "cluster_calls_total", "counter", "Calls to servers of the cluster."),
+    Figure("cluster_failed", "cluster_calls_failed_total", "counter", "Calls that had no answer or could not be made."),
+    Figure("cluster_asked", "cluster_asked_total", "counter", "How often a server was asked for a waiting request."),
+    Figure("cluster_refused", "cluster_refused_total", "counter", "How often it refused."),
+    Figure(
+        "cluster_refused_in_vain",
+        "cluster_refused_in_vain_total",
+        "counter",
+        "How often it refused although permits were free at other daemons.",
+    ),
+    Figure("cluster_lost", "cluster_leases_lost_total", "counter", "Leases that ended while they were needed."),
+    Figure("cluster_dropped", "cluster_dropped_total", "counter", "Connections that were closed because of that."),
 )
 
 ROOM_HISTOGRAMS = {
@@ -142,7 +177,8 @@ class Scrape(Collector):
             yield histogram
         families: dict[str, Family] = {}
         for room, stats in rooms.items():
-            for figure in (*LISTENER_FIGURES, *self._rooms[room].figures):
+            shared = CLUSTER_FIGURES if "cluster_calls" in stats["figures"] else ()
+            for figure in (*LISTENER_FIGURES, *self._rooms[room].figures, *shared):
                 add_figure(families, figure, room, stats["figures"])
             for table in self._rooms[room].tables():
                 add_rows(families, table, room, self._rows.get(table.name, ()))

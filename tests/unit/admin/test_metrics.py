@@ -10,7 +10,9 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as text
 
 from counterd.admin import metrics
+from counterd.cluster.sidecar import Sidecar
 from counterd.protocols import find_rooms
+from kit.shared_store import SharedStore
 from unit.admin.serving import ROOM, STATS
 
 OPENMETRICS = "application/openmetrics-text;version=1.0.0;q=0.5,text/plain;q=0.4"
@@ -67,6 +69,16 @@ def test_everything_is_there(accept: str) -> None:
         assert value(found, f"counterd_{figure.name}", protocol="room", **figure.labels) == 100 + place
     assert value(found, "counterd_things", protocol="room", state="new") == 100 + len(KEYS)
     assert value(found, "counterd_things_made_total", protocol="room") == 101 + len(KEYS)
+
+
+def test_each_figure_of_a_sidecar_is_there() -> None:
+    sidecar = Sidecar(SharedStore(lambda _: None), lambda: "s", 10_000)
+    keys = [figure.key for figure in metrics.CLUSTER_FIGURES]
+    assert {f"cluster_{name}" for name in sidecar.figures()} <= set(keys)
+    found = samples(stats(room=of_room(100, [*KEYS, "things", "made", *keys])))
+    for place, figure in enumerate(metrics.CLUSTER_FIGURES):
+        labels = {"protocol": "room", **figure.labels}
+        assert value(found, f"counterd_{figure.name}", **labels) == 102 + len(KEYS) + place
 
 
 def test_rows_of_a_table_are_told_apart_by_their_name() -> None:
