@@ -10,6 +10,7 @@ import pytest
 from counterd.client.aio import Client, Hold, Permit, Rate
 from counterd.errors import ConnectionLost
 from kit.cuts import CUTS, GRACE_S, HOST
+from kit.daemon import wait_until
 from kit.loops import run, until
 
 if TYPE_CHECKING:
@@ -136,3 +137,49 @@ def test_tasks_and_cancellations_while_it_is_cut(counterd: daemon.Daemon, relay:
 
     run(work())
     assert counterd.stats()["internal_errors"] == 0
+
+
+@pytest.mark.parametrize("resume", [0, GRACE_S])
+def test_the_last_release_whose_reply_is_lost(relay: Relay, other: Blocking, resume: float) -> None:
+    async def work() -> None:
+        async with Client(HOST, relay.port, resume=resume) as client:
+
+            async def mute() -> None:
+                await client.noop()
+                relay.muted = True
+
+            async with client.hold("a", maximum=1):
+                await mute()
+            await until(lambda: other.get("a") == 0, "it is given back")
+            async with client.take(Permit("a"), Permit("b")):
+                await mute()
+            await until(lambda: other.get("a") == other.get("b") == 0, "they are given back")
+            await client.acquire("a", maximum=1)
+            await mute()
+            await client.release("a")
+            await until(lambda: other.get("a") == 0, "it is given back")
+            async with client.hold("a", maximum=1):
+                assert other.get("a") == 1
+
+    run(work())
+    relay.expect_loss(3)
+
+
+def test_a_release_after_the_connection_has_ended(relay: Relay, other: Blocking) -> None:
+    """Also if the event loop does not know that yet, because the block has not waited for anything since."""
+
+    async def work() -> None:
+        async with Client(HOST, relay.port) as client:
+            with pytest.raises(ConnectionLost, match="lost 1 of a"):
+                async with client.hold("a", maximum=1):
+                    relay.cut()
+            with pytest.raises(ConnectionLost, match="lost 1 of a"):
+                async with client.take(Permit("a")):
+                    relay.cut()
+            await client.acquire("a", maximum=1)
+            relay.cut()
+            with pytest.raises(ConnectionLost):
+                await client.release("a")
+
+    run(work())
+    wait_until(lambda: other.get("a") == 0, "all is given back")

@@ -134,6 +134,43 @@ def test_replies_that_are_lost(counterd: daemon.Daemon, relay: Relay, client: Cl
     assert counterd.stats()["resumed"] == 5
 
 
+@pytest.mark.parametrize("resume", [0, GRACE_S])
+def test_the_last_release_whose_reply_is_lost(relay: Relay, other: Client, resume: float) -> None:
+    """The permits were held until then, and are given back: leaving the block raises nothing."""
+    with Client(HOST, relay.port, resume=resume) as client:
+
+        def mute() -> None:
+            client.noop()
+            relay.muted = True
+
+        with client.hold("a", maximum=1):
+            mute()
+        wait_until(lambda: other.get("a") == 0, "it is given back")
+        with client.take(Permit("a"), Permit("b")):
+            mute()
+        wait_until(lambda: other.get("a") == other.get("b") == 0, "they are given back")
+        client.acquire("a", maximum=1)
+        mute()
+        client.release("a")
+        wait_until(lambda: other.get("a") == 0, "it is given back")
+        with client.hold("a", maximum=1):
+            assert other.get("a") == 1
+    relay.expect_loss(3)
+
+
+def test_a_release_after_the_connection_has_ended(relay: Relay, other: Client) -> None:
+    with Client(HOST, relay.port) as client:
+        with pytest.raises(ConnectionLost, match="lost 1 of a"), client.hold("a", maximum=1):
+            relay.cut()
+        with pytest.raises(ConnectionLost, match="lost 1 of a"), client.take(Permit("a")):
+            relay.cut()
+        client.acquire("a", maximum=1)
+        relay.cut()
+        with pytest.raises(ConnectionLost):
+            client.release("a")
+    wait_until(lambda: other.get("a") == 0, "all is given back")
+
+
 def test_a_reply_to_resume_that_is_lost(counterd: daemon.Daemon, relay: Relay, client: Client, other: Client) -> None:
     with client.hold("a", maximum=1) as hold:
         relay.muted = True

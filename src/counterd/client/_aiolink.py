@@ -14,7 +14,8 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, cast
 
 from counterd.client._calls import PROBE_S, UNANSWERED_MAX, Call, Pending
-from counterd.client._connection import CLOSED, FORKED, closed_by_server, lost, not_answered, set_options
+from counterd.client._connection import CLOSED, FORKED, PEER_CLOSED, closed_by_server, lost, not_answered, set_options
+from counterd.client._portable import has_ended
 from counterd.client._resumable import Resumable
 from counterd.errors import Cancelled, CounterdError, ProtocolError, Timeout
 
@@ -224,6 +225,12 @@ class Link(asyncio.Protocol, Resumable):
         link = self.last()
         return not link.closed or link.may_resume()
 
+    def is_open(self) -> bool:
+        """Checks the socket. Returns whether neither side has ended the connection, as far as this side can know."""
+        assert self._transport is not None
+        connected = self._transport.get_extra_info("socket")  # a transport need not have one
+        return not self.closed and (connected is None or not has_ended(connected))
+
     def inherit(self, ended: Link, take_over: Callable[[], object]) -> None:
         """Takes over the holdings of an ended connection. take_over: takes over the calls of that connection."""
         take_over()
@@ -315,7 +322,7 @@ class Link(asyncio.Protocol, Resumable):
         is_plain = isinstance(info("peername"), tuple) and info("ssl_object") is None
         is_new, doubt = not self.calls.answered, self.calls.doubt
         self.drop(
-            "the server closed the connection",
+            PEER_CLOSED,
             lambda: closed_by_server(self.where, doubt, plain_and_new=is_plain and is_new),
         )
 

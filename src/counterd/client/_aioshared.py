@@ -16,6 +16,7 @@ from counterd.client._backoff import Attempts
 from counterd.client._command import Awaiting, Request
 from counterd.client._connection import (
     CLOSED,
+    PEER_CLOSED,
     cannot_connect,
     check_timeouts,
     forked,
@@ -203,7 +204,7 @@ class Shared:
         link = self._link
         if self._connecting is None or self._connecting.done():
             was_good = link is not None and link.calls.answered
-            self._attempts.begin(loop.time(), link, was_good, lost(self.where, "the server closed the connection"))
+            self._attempts.begin(loop.time(), link, was_good, lost(self.where, PEER_CLOSED))
             self._connecting = self._started(self._connect(loop))
         return self._connecting
 

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 RECEIVE_SIZE = 65536  # bytes
 POLL_MAX = 2**31 - 1  # ms
 CLOSED = "close() was called"
+PEER_CLOSED = "the server closed the connection"
 NOT_YET = "the connection was not made yet"
 FORKED = "the process forked: the connection belongs to the parent"
 # A client gives up a host or network that has vanished after 10 to 12 s, the server after 25 s by default. So a client

@@ -22,6 +22,7 @@ from counterd.client._calls import PROBE_S, UNANSWERED_MAX, Call, Pending
 from counterd.client._connection import (
     CLOSED,
     FORKED,
+    PEER_CLOSED,
     POLL_MAX,
     RECEIVE_SIZE,
     DeadlinePassed,
@@ -255,12 +256,13 @@ class Link(Resumable):
 
         If the connection was lost and can be resumed, the permits are given back later.
         """
+        was_open = self.is_open()
         try:
             self._release(*held)
         except ConnectionLost:
             if self.heir is not None:
                 self.heir.release(*held)
-            elif not self.may_resume():
+            elif not self.may_resume() and not self.has_read_all(was_open):
                 raise
 
     def _release(self, *held: tuple[object, bytes]) -> None:
@@ -288,9 +290,14 @@ class Link(Resumable):
         """
         with self._lock:
             if not self.closed and _portable.has_ended(self._socket):
-                self._drop("the server closed the connection", self._closed_by_server)
+                self._drop(PEER_CLOSED, self._closed_by_server)
             heir = self.heir
         return not self.closed or (self.may_resume() if heir is None else bool(heir.is_alive()))
+
+    def is_open(self) -> bool:
+        """Checks the socket. Returns whether neither side has ended the connection, as far as this side can know."""
+        with self._lock:
+            return not self.closed and not _portable.has_ended(self._socket)
 
     def forget(self, calls: Sequence[ThreadCall]) -> None:
         """Gives back what these calls of run() were granted, because their caller does not get it."""
@@ -351,7 +358,7 @@ class Link(Resumable):
                 self._watched = False
                 self._pass_on()
         if ended:
-            self.close("the server closed the connection")
+            self.close(PEER_CLOSED)
 
     # ---- with the lock ----
 
@@ -443,7 +450,7 @@ class Link(Resumable):
         try:
             data = self._socket.recv(RECEIVE_SIZE)
             if not data:
-                self._drop("the server closed the connection", self._closed_by_server)
+                self._drop(PEER_CLOSED, self._closed_by_server)
                 return
             self.calls.feed(data)
         except BlockingIOError:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from counterd.client._connection import CLOSED
+from counterd.client._connection import CLOSED, PEER_CLOSED
 
 
 class Resumable:
@@ -27,6 +27,14 @@ class Resumable:
     def may_resume(self) -> bool:
         """Returns whether this connection was lost, but another connection can still resume it."""
         return bool(self.closed and self.token is not None and time.monotonic() < self._resumable_until)
+
+    def has_read_all(self, was_open: bool) -> bool:
+        """Returns whether the server has read all requests that were sent, although it did not answer each of them.
+
+        The server has ended the connection then, so it has released what a request releases, or takes it back. Nothing
+        was lost before. was_open: whether the connection was open when the request was sent.
+        """
+        return was_open and self.closed == PEER_CLOSED
 
     def next_token(self) -> Any:
         """Returns the token, with the number of the next attempt to present it; None if it cannot be resumed."""

@@ -191,9 +191,11 @@ class Client(Shared):
         link = self._link
         if link is None or link.closed or self._lost is not None or self._loop is not get_running_loop():
             link = await self._connected()
+        is_release = request[0] is wire.release
+        was_open = is_release and link.is_open()
         call = link.start(*request)
         assert call.future is not None
-        if request[0] is wire.release:
+        if is_release:
             self._turns.wake(request[1])  # a request that is made from here on is sent after the release
         try:
             return await call.future
@@ -202,12 +204,16 @@ class Client(Shared):
             if isinstance(error, (ConnectionLost, ProtocolError)):
                 if await self._has_resumed(link):
                     # A release that had been sent has been made up for.
-                    return None if request[0] is wire.release else await link.last().result(*request)
+                    return None if is_release else await link.last().result(*request)
                 self._heard(link)
             # If nothing was held, nothing is lost, and the server has taken back what this call was granted.
-            was_good, is_release = link.calls.answered, request[0] is wire.release
-            if not isinstance(error, ConnectionLost) or not was_good or link.calls.held or is_release:
+            was_good = link.calls.answered
+            if not isinstance(error, ConnectionLost) or not was_good or link.calls.held:
                 raise
+            if is_release:
+                if not link.has_read_all(was_open):
+                    raise
+                return None
         return await (await self._connected()).result(*request)
 
     async def _run(self, requests: list[Request]) -> list[Any]:
@@ -297,12 +303,13 @@ class Client(Shared):
         if link.may_resume():
             link.calls.give_back += returns
             return
+        was_open = link.is_open()
         try:
             for answer in await link.results(returns):
                 if isinstance(answer, BaseException):
                     raise answer
         except ConnectionLost:
-            if link.heir is None and not link.may_resume():
+            if link.heir is None and not link.may_resume() and not link.has_read_all(was_open):
                 raise
 
     def _on_release(self, request: Request) -> None:

@@ -175,7 +175,8 @@ class Client(Shared):
         """Gives back permits that acquire() has acquired (section "Release"). A hold gives back its own permits.
 
         Raises NotFound if the counter does not exist, NotAcquired if the connection holds fewer permits. After an error
-        nothing is released.
+        of the server nothing is released. If the server reads the release and then ends the connection without a reply,
+        ConnectionLost is only raised if more was held.
         """
         released = as_bytes(name)
         self._call(wire.release, released, resources)
@@ -227,8 +228,9 @@ class Client(Shared):
         to 0.375 s.
 
         on_lost: what to do when the connection and the permits are lost while the block runs.
-        "raise": the end of the block raises ConnectionLost, unless the block has raised another exception. A function:
-        it is called immediately with the hold, in another thread. "reacquire": the permits are acquired again, even if
+        "raise": the end of the block raises ConnectionLost, unless the block has raised another exception. If only the
+        reply to the release was lost, nothing is raised, because the permits were held until then. A function: it is
+        called immediately with the hold, in another thread. "reacquire": the permits are acquired again, even if
         that takes long. Until then hold.lost is true. A function and "reacquire" need a Client(watch=True).
         """
         if on_lost != RAISE and not self._watch:
@@ -259,18 +261,23 @@ class Client(Shared):
 
     def _call(self, *request: Any) -> Any:
         link = self._connected()
-        was_good = link.calls.answered
+        was_good, is_release = link.calls.answered, request[0] is wire.release
+        was_open = is_release and link.is_open()
         try:
             return link.call(*request)
         except (ConnectionLost, ProtocolError) as error:
             if self._has_resumed(link):
-                if request[0] is wire.release and not isinstance(error, NotSent):
+                if is_release and not isinstance(error, NotSent):
                     return None  # it has been made up for
                 return self._connected().call(*request)
             link.unheard = False
             # If nothing was held, nothing is lost, and the server has taken back what this call was granted.
-            if isinstance(error, ProtocolError) or not was_good or link.calls.held or request[0] is wire.release:
+            if isinstance(error, ProtocolError) or not was_good or link.calls.held:
                 raise
+            if is_release:
+                if not link.has_read_all(was_open):
+                    raise
+                return None
         return self._connected().call(*request)
 
     def _run(self, requests: list[Request]) -> list[Any]:
