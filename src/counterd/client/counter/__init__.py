@@ -26,7 +26,7 @@ from counterd.client._waiting import PAUSE, QUEUE, Patience, drive, holding, que
 from counterd.client.counter._asked import Asked
 from counterd.client.counter._permits import PermitCalls, check_takes
 from counterd.client.counter._pipeline import Requests, Result, released
-from counterd.client.counter._resuming import Greeting
+from counterd.client.counter._resuming import Greeting, answer
 from counterd.client.counter._taking import NOT_TAKEN, PROBE, AskedItems, Permit, Rate, TakenCore, place
 from counterd.errors import (
     ConnectionLost,
@@ -272,13 +272,10 @@ class Client(Shared):
                 return self._connected().call(*request)
             link.unheard = False
             # If nothing was held, nothing is lost, and the server has taken back what this call was granted.
-            if isinstance(error, ProtocolError) or not was_good or link.calls.held:
+            is_unread = is_release and not link.has_read_all(was_open)
+            if isinstance(error, ProtocolError) or not was_good or link.calls.held or is_unread:
                 raise
-            if is_release:
-                if not link.has_read_all(was_open):
-                    raise
-                return None
-        return self._connected().call(*request)
+        return None if is_release else self._connected().call(*request)
 
     def _run(self, requests: list[Request]) -> list[Any]:
         """Returns the results of all requests, including refusals."""
@@ -318,17 +315,17 @@ class Client(Shared):
             requests.append(greeting.asks(token))
         if not requests:
             return
-        stay = _answer(link.run(requests)[-1])
+        stay = answer(link.run(requests)[-1])
         if token is not None and stay is None:
             ended.token = None  # what was held is lost
-            stay = _answer(link.run([greeting.asks()])[0])
+            stay = answer(link.run([greeting.asks()])[0])
         if isinstance(stay, wire.Stay):
             link.token = greeting.token(stay)
             if token is not None and ended.token is not None:
                 calls, before = link.calls, ended.calls
                 assert isinstance(calls, PermitCalls)
                 assert isinstance(before, PermitCalls)
-                held = [_answer(call) or 0 for call in link.run(before.asks_held())] if before.doubtful else []
+                held = [answer(call) or 0 for call in link.run(before.asks_held())] if before.doubtful else []
                 doubtful = dict(zip(before.doubtful, held, strict=True))
                 link.inherit(ended, lambda: calls.inherit(before, doubtful))
 
@@ -453,13 +450,6 @@ class Client(Shared):
                     queue.consumption = self._connected(hears=False).call(wire.get, asked.name)
                 queue.counted_at = time.monotonic()
             return queue.consumption
-
-
-def _answer(call: ThreadCall) -> Any:
-    """Returns the result of a call, or None if the server refused it."""
-    if call.error is not None and not isinstance(call.error, ServerError):
-        raise call.error
-    return call.result
 
 
 class Hold:
