@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import redis
 
-from counterd.cluster.authority import PARTITIONS, partition_of
+from counterd.cluster.authority import PARTITIONS, TAGS, partition_of
 from kit import needs
 from kit.daemon import wait_until
 from kit.machine import PATIENCE
@@ -114,9 +114,9 @@ class Servers:
         """Waits until each replica has everything that its master has by now."""
         for index, master in enumerate(self.masters):
             partition = next(each for each in range(PARTITIONS) if self._index(each) == index)
-            master.client.set(f"{{{partition}}}", "")  # a write on this connection, for which WAIT waits
+            master.client.set(f"{{{TAGS[partition]}}}", "")  # a write on this connection, for which WAIT waits
             assert master.client.wait(1, int(PATIENCE * 1000)) == 1
-            master.client.delete(f"{{{partition}}}")
+            master.client.delete(f"{{{TAGS[partition]}}}")
 
     def promote(self, index: int) -> Server:
         """Makes the replica of a master the master, whether or not the old one still answers. Returns the new one."""
@@ -130,7 +130,7 @@ class Servers:
         return replica
 
     def _index(self, partition: int) -> int:
-        slot = binascii.crc_hqx(b"%d" % partition, 0) % SLOTS
+        slot = binascii.crc_hqx(b"%d" % TAGS[partition], 0) % SLOTS
         return bisect.bisect_right(FIRSTS, slot) - 1 if len(self.masters) > 1 else 0
 
 

@@ -17,6 +17,10 @@ if TYPE_CHECKING:
 
 VERSION = 1  # of keys, arguments and answers: sidecars with different versions share nothing
 PARTITIONS = 16  # a call for each with news, in each tick of each sidecar; a cluster rarely has more masters
+# In the names of a partition's keys, for the slot. The slots of these are 1,024 apart, within 60, so that masters
+# with equal parts of the slots have equal numbers of partitions, up to one.
+TAGS = (18, 3, 65, 223, 19, 2, 64, 222, 265, 23, 218, 49, 264, 22, 219, 48)
+assert len(TAGS) == PARTITIONS
 LIMITS_MAX = 1000  # in one call: a Lua function takes fewer than 8,000 arguments
 LIBRARY = f"counterd_{VERSION}"  # of Functions; its function has the same name
 _STALE, _LOST = 0, 1
@@ -141,7 +145,7 @@ def partition_of(name: bytes) -> int:
 
 def keys(partition: int, sidecar: str) -> list[str]:
     """Returns the keys of a call."""
-    prefix = f"counterd:{VERSION}:{{{partition}}}:"
+    prefix = f"counterd:{VERSION}:{{{TAGS[partition]}}}:"
     return [prefix + name for name in ("leases", "meta", "totals", "waited", "block:" + sidecar)]
 
 

@@ -12,7 +12,7 @@ import asyncio
 import binascii
 from typing import TYPE_CHECKING, NamedTuple
 
-from counterd.cluster.authority import PARTITIONS
+from counterd.cluster.authority import PARTITIONS, TAGS
 from counterd.control.link import Link, LinkFailed, Login, Place, connect
 
 if TYPE_CHECKING:
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 RETRY_S = 0.25  # before servers are asked again who has a partition; a failover of Redis takes seconds
 SLOTS = 16384  # of a Redis Cluster
 
-# Partitions by the slot of their keys, which have {NUMBER} in their names.
-PARTITION_OF_SLOT = {binascii.crc_hqx(b"%d" % number, 0) % SLOTS: number for number in range(PARTITIONS)}
+# Partitions by the slot of their keys, which have {TAG} in their names.
+PARTITION_OF_SLOT = {binascii.crc_hqx(b"%d" % tag, 0) % SLOTS: number for number, tag in enumerate(TAGS)}
 
 
 class Map(NamedTuple):

@@ -554,4 +554,4 @@ def test_each_name_has_one_partition() -> None:
     assert min(found.values()) > 800
     assert authority.partition_of(b"foobar") == 0xBF9CF968 % authority.PARTITIONS, "as the authors of FNV-1a have it"
     slots = {key[key.index("{") : key.index("}")] for key in authority.keys(7, "a")}
-    assert slots == {"{7"}
+    assert slots == {f"{{{authority.TAGS[7]}"}

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from redis.crc import key_slot
 
-from counterd.cluster.authority import LIBRARY, PARTITIONS
+from counterd.cluster.authority import LIBRARY, PARTITIONS, TAGS
 from counterd.control import servers as module
 from counterd.control.link import Link, LinkFailed, Login, Place, connect
 from counterd.control.servers import PARTITION_OF_SLOT, Map, Role, Servers, read_map, read_role
@@ -47,6 +48,14 @@ def test_what_a_server_says_about_the_cluster() -> None:
     assert list(found.places) == [first, Place("10.0.0.2", 6379), second]
     assert set(found.owners) == set(range(PARTITIONS))
     assert all(found.owners[number] == (first if slot < 8192 else second) for slot, number in PARTITION_OF_SLOT.items())
+
+
+@pytest.mark.parametrize("masters", [2, 3, 4, 6, 8, 12, 16])
+def test_masters_have_equal_numbers_of_partitions(masters: int) -> None:
+    """If they have equal parts of the slots."""
+    numbers = Counter(slot * masters // 16384 for slot in PARTITION_OF_SLOT)
+    assert len(numbers) == masters
+    assert max(numbers.values()) - min(numbers.values()) <= 1
 
 
 def test_partitions_whose_slots_nobody_has() -> None:
@@ -96,7 +105,7 @@ def test_a_real_server_agrees(tmp_path: Path) -> None:
         (found,) = server.client.function_list()
         assert found[1] == LIBRARY
     for slot, partition in PARTITION_OF_SLOT.items():
-        assert key_slot(b"{%d}" % partition) == slot
+        assert key_slot(b"{%d}" % TAGS[partition]) == slot
 
 
 # ---- the search ----
