@@ -37,7 +37,8 @@ BEHIND_NGINX = "docs/guides/throttle-behind-nginx.md"
 OLD_PORT = 11400  # of the beanstalkd in that page
 # Without examples that could be run here, but with links.
 LINKED = {
-    name: (ROOT / name).read_text("utf-8") for name in ("SECURITY.md", "docs/operations.md", "docs/counterbench.md")
+    name: (ROOT / name).read_text("utf-8")
+    for name in ("SECURITY.md", "docs/cluster.md", "docs/counterbench.md", "docs/operations.md", "docs/scale.md")
 }
 LINK = re.compile(r"\]\((?!https?:)([^)#\s]*)(?:#([^)\s]+))?\)")
 
