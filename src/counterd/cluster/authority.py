@@ -28,6 +28,7 @@ _WISH = struct.Struct("<7d")  # all numbers are doubles, as Lua's are
 _RATE_WISH = struct.Struct("<6d")
 _RIGHT = struct.Struct("<5d")
 _UNITS = struct.Struct("<2d")
+_SHARE = struct.Struct("<6d")
 _FNV_BASIS, _FNV_PRIME = 2166136261, 16777619  # of FNV-1a with 32 bits
 
 
@@ -88,6 +89,15 @@ class Right(NamedTuple):
     waited_for: bool
 
 
+class Share(NamedTuple):
+    """What a sidecar has of a name, as the authority keeps it. waits_for: rights that it waits for, or 0."""
+
+    rights: int
+    used: int
+    mode: Mode
+    waits_for: int
+
+
 class Units(NamedTuple):
     """units: of a rate that were granted: 0, or `least` to `want`. wait_us: if 0, the time until `least` are there."""
 
@@ -115,6 +125,12 @@ class StaleCall(Exception):
 
 class LeaseLost(Exception):
     """The sidecar's lease has ended, and all its rights with it. The sidecar has to come back under a new name."""
+
+
+def share(packed: bytes) -> Share:
+    """Returns a value of the hash whose key is the last one of keys()."""
+    rights, used, mode, waits_for, _, _ = _SHARE.unpack(packed)
+    return Share(int(rights), int(used), Mode(mode), int(waits_for))
 
 
 @functools.cache

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import itertools
 import os
 import re
 import secrets
@@ -30,7 +31,7 @@ from counterd.control.tls import TLSError, make_client_context
 from counterd.units import several
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from counterd.contract import Escrow
     from counterd.control.config.keys import Cluster as Settings
@@ -83,10 +84,16 @@ def _credentials(content: bytes) -> tuple[str, str]:
     return user, password
 
 
-def new_name() -> str:
-    """Returns a name for a sidecar that nobody has used before, and that says to people where it runs."""
-    host = re.sub(r"[^\w.-]", "_", socket.gethostname())
-    return f"{host}-{os.getpid()}-{secrets.token_hex(4)}"
+def sidecar_names() -> Iterator[str]:
+    """Yields names that no sidecar has used before. They say to people where this daemon runs."""
+    host = re.sub(r"[^\w-]", "_", socket.gethostname())
+    daemon = f"{host}-{os.getpid()}-{secrets.token_hex(4)}"
+    return (f"{daemon}.{number}" for number in itertools.count(1))
+
+
+def daemon_of(sidecar: str) -> str:
+    """Returns what all names of a daemon's sidecar begin with."""
+    return sidecar.rpartition(".")[0]
 
 
 class Cluster:
@@ -117,7 +124,7 @@ class Cluster:
         self._timers: list[asyncio.TimerHandle | None] = [None] * PARTITIONS
         seeds = [Place(*each) for each in split_servers(settings.url).places]
         self._servers = Servers(seeds, login, self._call, self._tell)
-        self.sidecar = Sidecar(escrow, new_name, settings.lease * 1000)
+        self.sidecar = Sidecar(escrow, sidecar_names().__next__, settings.lease * 1000)
         self.apply(settings)
 
     def apply(self, settings: Settings) -> None:

@@ -4,6 +4,8 @@ stand-ins: tests/functional/test_cluster.py has the real ones."""
 from __future__ import annotations
 
 import asyncio
+import os
+import re
 import time
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -13,7 +15,7 @@ from structlog.testing import capture_logs
 
 from counterd.cluster.authority import PARTITIONS
 from counterd.control import cluster as module
-from counterd.control.cluster import Cluster, new_name, read_login
+from counterd.control.cluster import Cluster, daemon_of, read_login, sidecar_names
 from counterd.control.config.keys import Cluster as Settings
 from counterd.control.config.loading import ConfigError, load
 from counterd.control.link import Login
@@ -244,10 +246,13 @@ def test_settings_that_change_while_the_daemon_runs(monkeypatch: pytest.MonkeyPa
 
 
 def test_names_of_sidecars_differ_and_have_no_spaces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("socket.gethostname", lambda: "a b/c")
-    first, second = new_name(), new_name()
-    assert first != second
-    assert first.startswith("a_b_c-")
+    monkeypatch.setattr("socket.gethostname", lambda: "a b.c")
+    one, other = sidecar_names(), sidecar_names()
+    names = [next(one), next(one), next(other)]
+    assert len(set(names)) == 3
+    assert all(re.fullmatch(rf"a_b_c-{os.getpid()}-[0-9a-f]{{8}}\.[12]", name) for name in names)
+    first, second, another = map(daemon_of, names)
+    assert first == second != another
 
 
 # ---- the files ----

@@ -48,6 +48,7 @@ MODULES = {
     "limit": "admin",
     "connections": "admin",
     "kill": "admin",
+    "cluster": "cluster",
     "top": "top",
     **{name: name for name in OF_PROTOCOLS},
     "bench": "data",

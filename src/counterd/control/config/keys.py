@@ -166,7 +166,7 @@ def split_servers(text: str) -> Servers:
     return Servers(places, unquote(match[2] or ""), unquote(match[3] or ""), bool(match[1]))
 
 
-def _servers(text: str) -> str:
+def read_servers(text: str) -> str:
     """Reads redis:// or rediss:// and the addresses of servers. Error messages do not contain the text, because it may
     contain a password."""
     if text:
@@ -223,7 +223,7 @@ class Cluster:
     """The keys for limits that daemons share."""
 
     url: str = setting(
-        _servers, "", "redis:// or rediss:// and addresses; empty means that nothing is shared", secret=True
+        read_servers, "", "redis:// or rediss:// and addresses; empty means that nothing is shared", secret=True
     )
     credentials: str = setting(absolute_path, "", "absolute path; empty means that servers ask for no password")
     ca_file: str = setting(absolute_path, "", "absolute path; empty means the authorities of the system")

@@ -1,0 +1,240 @@
+"""`counterctl cluster`, which asks the servers through which daemons share limits.
+
+Floor 5 (ARCHITECTURE.md). The command reads the address of the servers, and the password, where counterd reads them, so
+that no password is on the command line. It works as well while no daemon runs.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+import click
+
+from counterd.cli.ctl.common import EXIT_NOT_AVAILABLE, NAME, Server, say, shown
+from counterd.cli.ctl.output import Column, Kind, Output, output_option, shown_text
+from counterd.errors import ConnectionLost
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable
+
+    from counterd.control.config.keys import Cluster as Settings
+    from counterd.control.link import Link
+
+SCANNED = 1000  # counters of a sidecar that a server is asked for at a time: about a millisecond of its time
+
+DAEMONS = (
+    Column("daemon"),
+    Column("lease_seconds", Kind.SPAN, "lease"),
+    Column("partitions", Kind.NUMBER),
+    Column("counters", Kind.NUMBER),
+    Column("rights", Kind.NUMBER),
+    Column("used", Kind.NUMBER),
+)
+SHARES = (
+    Column("daemon", nothing="all"),
+    Column("rights", Kind.NUMBER),
+    Column("used", Kind.NUMBER),
+    Column("mode"),
+    Column("waits_for", Kind.NUMBER, "waits for"),
+)
+
+T = TypeVar("T")
+
+
+@click.command()
+@click.argument("name", type=NAME, required=False)
+@click.option("--evict", metavar="DAEMON", help="End the leases of a daemon, so that others get its permits.")
+@click.option(
+    "-c",
+    "--config",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="The configuration file of a daemon of the cluster.  [default: as for counterd]",
+)
+@click.option(
+    "--servers",
+    metavar="URL",
+    envvar="COUNTERD_CLUSTER",
+    show_envvar=True,
+    help="The servers, as in cluster.url, in place of those in the file.",
+)
+@output_option
+@click.pass_context
+def cluster(
+    context: click.Context,
+    /,
+    name: bytes | None,
+    evict: str | None,
+    config: Path | None,
+    servers: str | None,
+    output: Output,
+) -> None:
+    """Shows the daemons that share limits: when the lease of each ends, and which permits it may use (rights). With
+    NAME, the command shows the rights to one counter.
+
+    The figures are those of the last tick of each daemon. A daemon that is evicted although it is alive loses its
+    permits, and with cluster.on_loss = drop its clients lose their connections.
+
+    The exit status is 1 if there is no such daemon, or if no daemon has rights to the counter.
+    """
+    if name is not None and evict is not None:
+        raise click.UsageError("give either NAME or --evict")
+    if importlib.util.find_spec("hiredis") is None:
+        raise click.UsageError("this needs the extra redis: in the source tree, run pip install '.[redis]'")
+    server = context.find_object(Server)
+    assert server is not None  # the group has made it
+    settings, timeout = settings_of(config, servers), server.timeout
+    if evict is not None:
+        ended = asked(settings, timeout, lambda links: end_leases(links, evict))
+        if not ended:
+            say(f"no daemon {shown_text(evict)} has a lease")
+            context.exit(EXIT_NOT_AVAILABLE)
+        say(f"ended the leases of {shown_text(evict)} in {ended} partitions")
+        return
+    if name is None:
+        rows = asked(settings, timeout, read_daemons)
+        output.rows(DAEMONS, rows)
+    else:
+        rows = asked(settings, timeout, lambda links: read_shares(links, name))
+        output.rows(SHARES, rows)
+    if not rows:
+        say("no daemon has a lease" if name is None else f"no daemon has rights to {shown(name)}")
+        context.exit(EXIT_NOT_AVAILABLE)
+
+
+def settings_of(config: Path | None, servers: str | None) -> Settings:
+    """Returns the settings of the cluster. Raises UsageError."""
+    from counterd.control.config import loading
+    from counterd.control.config.keys import Cluster, read_servers
+    from counterd.protocols import find_rooms
+
+    try:
+        if servers:
+            return Cluster(url=read_servers(servers))
+        found = loading.load(loading.find_file(config), (), find_rooms())
+    except ValueError as error:
+        raise click.UsageError(f"--servers: {error}") from None
+    except loading.ConfigError as error:
+        raise click.UsageError(str(error)) from None
+    if not found.process.cluster.url:
+        raise click.UsageError(f"{found.path} has no cluster.url; name another file with -c, or --servers URL")
+    return found.process.cluster
+
+
+def asked(settings: Settings, timeout: float, ask: Callable[[list[Link]], Awaitable[T]]) -> T:
+    """Connects to the server of each partition, and returns what ask() returns. Raises UsageError or ConnectionLost."""
+    import asyncio
+
+    from counterd.control.cluster import read_login
+    from counterd.control.config.keys import split_servers
+    from counterd.control.config.loading import ConfigError
+    from counterd.control.link import LinkFailed, Place
+    from counterd.control.servers import Servers
+
+    async def run() -> T:
+        complete = asyncio.Event()
+
+        def look() -> None:
+            if None not in servers.owners:
+                complete.set()
+
+        seeds = [Place(*each) for each in split_servers(settings.url).places]
+        servers = Servers(seeds, login, lambda _: None, look)
+        servers.start()
+        try:
+            await asyncio.wait_for(complete.wait(), timeout)
+            return await ask([link for link in servers.owners if link is not None])
+        except asyncio.TimeoutError:
+            raise ConnectionLost(f"cannot reach the servers of the cluster: {servers.why}") from None
+        finally:
+            servers.close()
+
+    try:
+        login = read_login(settings, str)
+        return asyncio.run(run())
+    except ConfigError as error:
+        raise click.UsageError(str(error)) from None
+    except LinkFailed as error:
+        raise ConnectionLost(f"a server of the cluster cannot answer: {error}") from None
+
+
+# ---- what servers are asked ----
+
+
+class Lease(NamedTuple):
+    """A lease in a partition. sidecar: the daemon's name in this partition. left_s: until the lease ends."""
+
+    sidecar: str
+    daemon: str
+    left_s: float
+
+
+async def read_leases(link: Link, partition: int) -> list[Lease]:
+    """Returns the leases in a partition."""
+    from counterd.cluster import authority
+    from counterd.control.cluster import daemon_of
+
+    seconds, micros = map(int, await link.ask("TIME"))
+    found = await link.ask("ZRANGE", authority.keys(partition, "")[0], 0, -1, "WITHSCORES")
+    now_s = seconds + micros / 1e6
+    leases = {found[at].decode(): float(found[at + 1]) / 1e3 - now_s for at in range(0, len(found), 2)}
+    return [Lease(sidecar, daemon_of(sidecar), left_s) for sidecar, left_s in leases.items()]
+
+
+async def read_daemons(links: list[Link]) -> list[tuple[Any, ...]]:
+    """Returns the rows of DAEMONS. The lease of a daemon is the one that ends first."""
+    from counterd.cluster import authority
+
+    left: dict[str, float] = {}
+    sums: dict[str, Counter[str]] = {}
+    for partition, link in enumerate(links):
+        for sidecar, daemon, left_s in await read_leases(link, partition):
+            left[daemon] = min(left_s, left.get(daemon, left_s))
+            of_one = sums.setdefault(daemon, Counter())
+            of_one["partitions"] += 1
+            async for packed in scan(link, authority.keys(partition, sidecar)[-1]):
+                share = authority.share(packed)
+                of_one.update(counters=1, rights=share.rights, used=share.used)
+    names = ("partitions", "counters", "rights", "used")
+    return [(daemon, left[daemon], *(sums[daemon][name] for name in names)) for daemon in sorted(left)]
+
+
+async def scan(link: Link, key: str) -> AsyncIterator[bytes]:
+    """Yields the values of a hash."""
+    cursor = b"0"
+    while True:
+        cursor, found = await link.ask("HSCAN", key, cursor, "COUNT", SCANNED)
+        for value in found[1::2]:
+            yield value
+        if cursor == b"0":
+            return
+
+
+async def read_shares(links: list[Link], name: bytes) -> list[tuple[Any, ...]]:
+    """Returns the rows of SHARES: first the sums of all daemons."""
+    from counterd.cluster import authority
+
+    partition = authority.partition_of(name)
+    link = links[partition]
+    rows = []
+    for sidecar, daemon, _ in await read_leases(link, partition):
+        if packed := await link.ask("HGET", authority.keys(partition, sidecar)[-1], name):
+            share = authority.share(packed)
+            rows.append((daemon, share.rights, share.used, share.mode.name.lower(), share.waits_for))
+    sums = (sum(row[1] for row in rows), sum(row[2] for row in rows), None, sum(row[4] for row in rows))
+    return [(None, *sums), *sorted(rows)] if rows else []
+
+
+async def end_leases(links: list[Link], daemon: str) -> int:
+    """Ends all leases of a daemon. Returns how many there were. The next call of any daemon takes its rights back."""
+    from counterd.cluster import authority
+
+    ended = 0
+    for partition, link in enumerate(links):
+        for lease in await read_leases(link, partition):
+            if lease.daemon == daemon:
+                ended += await link.ask("ZADD", authority.keys(partition, "")[0], "XX", "CH", 1, lease.sidecar)
+    return ended

@@ -1,0 +1,96 @@
+"""counterctl cluster, with real servers and daemons."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from counterd.cluster.authority import PARTITIONS
+from functional.test_cluster import FAILOVER_LEASE_S, MAXIMUM, NAME, acquire_all, acquired, is_lost
+from functional.test_counterctl import ctl
+from kit import cluster
+from kit.daemon import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from kit.cluster import Servers
+    from kit.daemon import Daemon
+
+pytestmark = pytest.mark.needs("redis-server")
+
+
+@pytest.fixture(scope="module")
+def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
+    with cluster.cluster(tmp_path_factory.mktemp("servers")) as found:
+        yield found
+
+
+@pytest.fixture
+def share(start: Callable[..., Daemon], servers: Servers) -> Callable[[], Daemon]:
+    def share() -> Daemon:
+        daemon = start({"cluster.url": servers.url, "cluster.lease": FAILOVER_LEASE_S})
+        wait_until(lambda: servers.learn_no_more() >= PARTITIONS, "the daemon has called each partition")
+        return daemon
+
+    return share
+
+
+def listed(daemon: Daemon, *arguments: str) -> Any:
+    done = ctl(1, "--output", "json", "cluster", "-c", str(daemon.config), *arguments)
+    assert (done.returncode, done.stderr) == (0, "")
+    return json.loads(done.stdout)
+
+
+def test_the_daemons_and_one_limit_across_all_of_them(share: Callable[[], Daemon]) -> None:
+    one, other = share(), share()
+    with one.client() as first, other.client() as second:
+        acquire_all(first, 6)
+        acquire_all(second, 4)
+        rows = listed(one, NAME)
+        assert rows[0] == {"daemon": None, "rights": MAXIMUM, "used": MAXIMUM, "mode": None, "waits_for": 0}
+        assert sorted(row["used"] for row in rows[1:]) == [4, 6]
+        of_pid = {int(row["daemon"].rsplit("-", 2)[1]): row for row in listed(one)}
+        assert (of_pid[one.pid]["used"], of_pid[other.pid]["used"]) == (6, 4)
+        assert all(0 < row["lease_seconds"] <= FAILOVER_LEASE_S for row in of_pid.values())
+        table = ctl(1, "cluster", "--servers", "redis://" + one.config.read_text().split("redis://")[1].split("\n")[0])
+        assert table.returncode == 0
+        assert table.stdout.split()[:6] == ["daemon", "lease", "partitions", "counters", "rights", "used"]
+
+
+def test_a_daemon_that_is_evicted_loses_its_permits(share: Callable[[], Daemon]) -> None:
+    one, other = share(), share()
+    with one.client() as first, other.client() as second:
+        acquire_all(first)
+        (daemon,) = [row["daemon"] for row in listed(one, NAME) if row["daemon"]]
+        done = ctl(1, "cluster", "-c", str(one.config), "--evict", daemon)
+        assert done.returncode == 0
+        assert done.stderr.startswith(f"counterctl: ended the leases of {daemon} in ")
+        wait_until(lambda: is_lost(first), "its clients are dropped")
+        wait_until(lambda: acquired(second, amount=MAXIMUM), "others get its permits")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "says"),
+    [
+        (("nothing",), 1, "no daemon has rights to nothing"),
+        (("--evict", "nobody"), 1, "no daemon nobody has a lease"),
+        (("--evict", "nobody", "name"), 2, "give either NAME or --evict"),
+        (("--servers", "nowhere"), 2, "--servers: expected redis://HOST:PORT"),
+        (("--servers", "redis://127.0.0.1:1"), 3, "cannot reach the servers of the cluster: 127.0.0.1:1: "),
+    ],
+)
+def test_what_cannot_be_shown(share: Callable[[], Daemon], arguments: tuple[str, ...], status: int, says: str) -> None:
+    done = ctl(1, "--timeout", "2s", "cluster", "-c", str(share().config), *arguments)
+    assert done.returncode == status
+    assert says in done.stderr
+
+
+def test_a_configuration_without_a_cluster(tmp_path: Path) -> None:
+    (tmp_path / "F").write_text("counter.enable = true\n")
+    done = ctl(1, "cluster", "-c", str(tmp_path / "F"))
+    assert done.returncode == 2
+    assert "has no cluster.url; name another file with -c, or --servers URL" in done.stderr
