@@ -31,7 +31,7 @@ SANITIZE := -fsanitize=address,undefined -fno-sanitize-recover=undefined
 
 .PHONY: help setup run test test-deps test-uptime test-load lint docs clean
 .PHONY: bench bench-peers bench-regress bench-baseline bench-smoke
-.PHONY: chaos fuzz simulate soak model mutants asan
+.PHONY: chaos chaos-shared fuzz simulate soak model mutants asan
 
 help:
 	@echo 'make setup   build counterd into $(VENV)'
@@ -53,6 +53,7 @@ help:
 	@echo ''
 	@echo 'docs/reliability.md tells what these prove:'
 	@echo 'make chaos      a daemon, its clients, and everything that can happen to them; CHAOS_SECONDS=60 CHAOS_SEED=1'
+	@echo 'make chaos-shared   daemons that share limits through a Redis Cluster, while both fail; CHAOS_SECONDS CHAOS_SEED'
 	@echo 'make simulate   the engine in simulated worlds, audited at every step; SIMULATE_STEPS=2000000 SIMULATE_SEED=1'
 	@echo 'make fuzz       the rooms, what they are configured with, the clients, with sanitizers; FUZZ_SECONDS=60 of CPU each'
 	@echo 'make asan       the tests, with sanitizers'
@@ -130,6 +131,9 @@ bench-baseline: setup
 
 chaos: setup
 	$(BIN)/python tests/chaos --seconds $(CHAOS_SECONDS) --seed $(CHAOS_SEED) $(ARGS)
+
+chaos-shared: setup
+	$(BIN)/python tests/drills/shared.py --seconds $(CHAOS_SECONDS) --seed $(CHAOS_SEED) $(ARGS)
 
 simulate: setup
 	$(BIN)/python tests/simulation --steps $(SIMULATE_STEPS) --seed $(SIMULATE_SEED) $(ARGS)

@@ -60,6 +60,11 @@ class Server:
         self.process = subprocess.Popen(self._command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         wait_until(self._answers, f"redis-server answers on port {self.port}")
 
+    def configure(self, key: str, value: int) -> None:
+        """Sets an option, also for the next starts."""
+        self.client.config_set(key, value)
+        self._command += [f"--{key}", str(value)]
+
     def kill(self) -> None:
         self.process.kill()
         self.process.wait()
@@ -170,7 +175,7 @@ def cluster(directory: Path) -> Iterator[Servers]:
             wait_until(lambda replica=replica: _is_synchronized(replica), "the replica follows")  # type: ignore[misc]
         for each in servers:
             wait_until(lambda each=each: _is_complete(each), "the cluster is complete")  # type: ignore[misc]
-            each.client.config_set("cluster-node-timeout", TIMEOUT_MS)
+            each.configure("cluster-node-timeout", TIMEOUT_MS)
         yield Servers(masters, replicas)
 
 

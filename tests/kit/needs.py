@@ -103,6 +103,13 @@ def in_ci() -> bool:
     return os.environ.get("CI", "").lower() not in ("", "0", "false")
 
 
+def declare(name: str) -> None:
+    """Says that this program needs it, as a mark does for a test. Ends the program if it is missing."""
+    if is_missing(name):
+        raise SystemExit(remedy(name))
+    _said.add(name)
+
+
 def path(program: str) -> str:
     """Returns the path of a program that is among the running test's needs."""
     assert program in _said, f'a test uses {program} without @pytest.mark.needs("{program}")'
