@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from counterd.cli import bench
-from kit import needs, pages, proxies, reference
+from counterd.cluster.authority import PARTITIONS
+from kit import cluster, needs, pages, proxies, reference
+from kit.daemon import wait_until
 from kit.gates import SETTINGS
 
 if TYPE_CHECKING:
@@ -35,6 +37,8 @@ RULES, DOMAINS = (
 MIGRATION = "docs/guides/from-beanstalkd.md"
 BEHIND_NGINX = "docs/guides/throttle-behind-nginx.md"
 OLD_PORT = 11400  # of the beanstalkd in that page
+MANY_MACHINES = "docs/guides/many-machines.md"
+SECOND_PORT = 11225  # of the second daemon in that page
 # Without examples that could be run here, but with links.
 LINKED = {
     name: (ROOT / name).read_text("utf-8")
@@ -66,7 +70,7 @@ def run(start: Callable[..., Daemon], tmp_path: Path) -> Callable[..., None]:
     return run_text
 
 
-@pytest.mark.parametrize("name", [name for name in PAGES if name not in (MIGRATION, BEHIND_NGINX)])
+@pytest.mark.parametrize("name", [name for name in PAGES if name not in (MIGRATION, BEHIND_NGINX, MANY_MACHINES)])
 def test_what_a_page_says_is_what_happens(name: str, run: Callable[..., None]) -> None:
     run(PAGES[name], name)
 
@@ -89,6 +93,28 @@ def test_an_api_is_throttled_behind_nginx_as_its_page_says(start: Callable[..., 
         proxies.nginx(tmp_path, gate.served("listens on")[0], host="127.0.0.1") as where,
     ):
         pages.run(BEHIND_NGINX, PAGES[BEHIND_NGINX], tmp_path, {80: where.port})
+
+
+@pytest.mark.needs("redis-server")
+def test_machines_share_a_limit_as_their_page_says(start: Callable[..., Daemon], tmp_path: Path) -> None:
+    """With the two configurations of the page, but for the ports, and the user that it makes."""
+    page = pages.blocks(PAGES[MANY_MACHINES])
+    user = next(block.text for block in page if block.text.startswith("ACL SETUSER"))
+    credentials = tmp_path / "credentials"
+    credentials.write_text("counterd:SECRET\n")
+    directory = tmp_path / "servers"
+    directory.mkdir()
+    with cluster.single(directory, "--maxmemory-policy", "noeviction") as servers:
+        servers.masters[0].client.execute_command(*user.split())
+        daemons = []
+        for block in (block for block in page if block.info == "ini"):
+            settings = dict(line.split(" = ") for line in block.text.splitlines())
+            assert settings["cluster.url"] == "redis://127.0.0.1:6379"
+            assert settings.pop("counter.port") in ("11215", str(SECOND_PORT))
+            daemons.append(start(settings | {"cluster.url": servers.url, "cluster.credentials": credentials}))
+        wait_until(lambda: servers.learn_no_more() >= PARTITIONS, "the daemons have called each partition")
+        first, second = (daemon.address_of("counter").port for daemon in daemons)
+        pages.run(MANY_MACHINES, PAGES[MANY_MACHINES], tmp_path, {11215: first, SECOND_PORT: second})
 
 
 def test_there_are_examples() -> None:
