@@ -106,18 +106,21 @@ async def serving(answer: Callable[[list[bytes]], Any]) -> AsyncIterator[Redis]:
 
 
 class Server:
-    """Answers for a Redis: to calls of the authority with their last word. run: of its process.
+    """Answers for a Redis: to calls of the authority with their last word. run: of its process. state: of its cluster.
 
     calls: the keys and arguments of those calls. answers: by the first word of a command. redis: while it is served.
     """
 
     def __init__(self, run: str) -> None:
         self.run = run
+        self.state = b"cluster_state:ok\r\n"
         self.calls: list[list[bytes]] = []
         self.answers: dict[bytes, Any] = {b"FUNCTION": b"", b"INFO": INFO.replace(RUN.encode(), run.encode())}
         self.redis: Redis
 
     def answer(self, words: list[bytes]) -> Any:
+        if words == [b"CLUSTER", b"INFO"]:
+            return self.state
         if words[0] in self.answers:
             return self.answers[words[0]]
         assert words[:2] == [b"FCALL", LIBRARY.encode()]

@@ -26,10 +26,20 @@ PARTITION_OF_SLOT = {binascii.crc_hqx(b"%d" % tag, 0) % SLOTS: number for number
 
 
 class Map(NamedTuple):
-    """What a server knows about a cluster. owners: the master of each partition that has one. places: all servers."""
+    """What a server knows about a cluster.
+
+    owners: the master of each partition that has one. places: all servers. is_cluster: whether it is a Redis Cluster.
+    """
 
     owners: Mapping[int, Place]
     places: Iterable[Place]
+    is_cluster: bool = True
+
+
+async def check_state(link: Link) -> None:
+    """Raises LinkFailed if a server of a Redis Cluster answers no calls now. Its map does not say so."""
+    if b"cluster_state:ok" not in await link.ask("CLUSTER", "INFO"):
+        raise LinkFailed("CLUSTERDOWN The cluster is down")
 
 
 async def read_map(link: Link) -> Map | None:
@@ -151,13 +161,13 @@ class Servers:
             except LinkFailed as error:
                 self._note(place, str(error))
                 continue
-            owners, places = found or await self._find_master()
+            owners, places, is_cluster = found or await self._find_master()
             self._known = list(dict.fromkeys([place, *places, *self._seeds]))
             lacking: dict[Place, list[int]] = {}
             for partition, owner in owners.items():
                 if self.owners[partition] is None:
                     lacking.setdefault(owner, []).append(partition)
-            await asyncio.gather(*(self._take(owner, partitions) for owner, partitions in lacking.items()))
+            await asyncio.gather(*(self._take(*each, is_cluster) for each in lacking.items()))
             return
 
     async def _find_master(self) -> Map:
@@ -176,12 +186,14 @@ class Servers:
         roles = [each for each in await asyncio.gather(*map(ask, self._known)) if each is not None]
         places = [other for role, place in roles for other in (place, *role.places)]
         masters = [each for each in roles if each[0].is_master]
-        return Map(dict.fromkeys(range(PARTITIONS), max(masters)[1]) if masters else {}, places)
+        return Map(dict.fromkeys(range(PARTITIONS), max(masters)[1]) if masters else {}, places, is_cluster=False)
 
-    async def _take(self, place: Place, partitions: list[int]) -> None:
+    async def _take(self, place: Place, partitions: list[int], is_cluster: bool) -> None:
         """Makes a server the one of these partitions."""
         try:
             link = await self._reach(place)
+            if is_cluster:
+                await check_state(link)
             await link.prepare()
         except LinkFailed as error:
             self._note(place, str(error))

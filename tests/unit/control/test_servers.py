@@ -189,6 +189,7 @@ def test_a_failover(monkeypatch: pytest.MonkeyPatch, answer: Any) -> None:
     async def act() -> None:
         await scene.reached("run0")
         first.answers |= dict.fromkeys((b"FUNCTION", b"INFO", b"CLUSTER"), answer)
+        first.state = answer
         scene.servers.leave(3, "READONLY You can't write against a read only replica.")
         await until(lambda: any(scene.whys))
         second.knows(second)
@@ -200,6 +201,22 @@ def test_a_failover(monkeypatch: pytest.MonkeyPatch, answer: Any) -> None:
 
     scene.play(act, arrange)
     assert next(filter(None, scene.whys)).startswith("127.0.0.1:")
+
+
+def test_a_server_whose_cluster_is_down(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It says who has the slots, but answers no calls."""
+    scene = Scene(monkeypatch, 2)
+    second = scene.fleet[1]
+    second.state = b"cluster_state:fail\r\n"
+
+    async def act() -> None:
+        await until(lambda: any(scene.whys))
+        assert {each.run if each else "" for each in scene.servers.owners} == {"run0", ""}
+        second.state = b"cluster_state:ok\r\n"
+        await scene.reached("run0", "run1")
+
+    scene.play(act)
+    assert "CLUSTERDOWN" in next(filter(None, scene.whys))
 
 
 def test_a_replica_that_became_the_master_is_followed(monkeypatch: pytest.MonkeyPatch) -> None:
