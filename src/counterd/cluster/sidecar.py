@@ -43,6 +43,7 @@ MARGIN = 10  # of a lease, one part is not used: this machine's clock may be slo
 PRESENCE = 0  # the partition in which each sidecar has a lease
 RENEWALS = 3  # of a lease: two calls may be lost
 HEADROOM = 8  # of a maximum, or of a burst, one part may be idle at all sidecars together
+UINT32_MAX = 0xFFFFFFFF
 FEW = 2  # permits per sidecar: with a smaller limit, each request is asked for
 URGENT = 2  # urgency(): there is more than requests that were refused before
 URGENT_MAX = 200  # news in a call, and as many of rates: about 2 ms of the authority's time
@@ -428,7 +429,9 @@ class Sidecar:
             part.contested.discard(news.name)
             yields = False
         all_used = right.all_used if refused else right.all_used - news.first  # it counts what it grants as used
-        return news.number, right.rights, wish.maximum, right.all_rights, all_used, yields, refused
+        # Rights for single requests are for those that have them already, if this one was refused.
+        maximum = UINT32_MAX if right.mode == Mode.EXACT and refused else wish.maximum
+        return news.number, right.rights, maximum, right.all_rights, all_used, yields, refused
 
     # ---- inside: turns ----
 

@@ -1,0 +1,262 @@
+"""Sidecars that share limits: nothing is granted above a maximum, nobody starves, and little is left unused.
+
+Each promise is broken once, by the script, the policy or the store, and the world notices.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from counterd.cluster import authority, sidecar
+from counterd.cluster.authority import Mode
+from counterd.cluster.sidecar import HEARTBEAT_NS, LONG_TURN_NS, Sidecar
+from simulation.shared import MS, SECOND, Daemon, Demand, Host, Ideal, Load, Model, Sizes, Violation, World, trouble
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+STORES = {"daemon": Daemon, "model": Model}
+
+
+def troubled(seed: int, store: Callable[[Host], Any], *, splits: bool = False, seconds: int = 20) -> World:
+    """A small world in which much goes wrong."""
+    draw = Random(seed)
+    hosts = draw.choice((2, 4, 8))
+    maximum = draw.choice((1, 2, 5, 12))
+    load = Load(
+        maximum,
+        load=draw.choice((0.7, 1.5)),
+        waits=draw.random(),
+        hold_ms=draw.choice((300, 1000, 4000)),
+        wait_ms=5000,
+        amount=min(draw.choice((1, 3)), maximum),
+        names=draw.choice((1, 3)),
+        others=draw.choice((0, 0.2)),
+    )
+    sizes = Sizes(hosts, lease_ms=2000, drift=draw.choice((0, 0.045)), loss=draw.choice((0, 0.01, 0.1)))
+    world = World(seed, sizes, load.demands(seed, hosts, seconds * SECOND), store)
+    trouble(world, splits=splits)
+    world.run(seconds * SECOND)
+    return world
+
+
+@pytest.mark.parametrize("kind", STORES)
+def test_nothing_is_granted_above_its_maximum(kind: str) -> None:
+    """Although writes are lost in failovers, machines are cut off, clocks are wrong, and daemons are killed."""
+    seen = Counter[str]()
+    for seed in range(6):
+        world = troubled(seed, STORES[kind])
+        seen += world.seen
+        assert world.over_max == 0
+        assert world.granted > 0
+    assert {"refused", "no answer", "gave up", "cut", "failover", "dropped", "killed"} <= set(seen)
+
+
+@pytest.mark.parametrize(("split_ms", "most"), [(100, 0), (3000, 10)])
+def test_after_a_split_there_is_at_most_twice_the_maximum(split_ms: int, most: int) -> None:
+    """One host talks to the old master, and gets there what the new one gives to another host after learning."""
+
+    def want(at_ms: int, host: int, amount: int) -> Demand:
+        return Demand(at_ms * MS, host, b"n0", amount, 10, 60 * SECOND, 60 * SECOND)
+
+    world = World(1, Sizes(2, lease_ms=2000), [want(150, 0, 10), want(160, 1, 10)], Model)
+
+    def split() -> None:
+        world.fail_over(split_ms * MS)
+        assert world.old is not None
+        world.old[1].clear()
+        world.old[1].add(0)
+
+    world.later(100 * MS, split)
+    world.run(2 * SECOND)
+    assert world.used[b"n0"] == 10
+    world.run(8 * SECOND)
+    assert world.used[b"n0"] == 10, "the lease of the old master is over"
+    assert world.over_max == most
+
+
+def test_splits() -> None:
+    for seed in range(100, 103):
+        troubled(seed, Model, splits=True)  # the world itself checks how much may be in use
+
+
+def test_hundreds_of_sidecars() -> None:
+    hosts, seconds = 300, 2
+    demands = Load(60, load=1.5, waits=0.5, hold_ms=100).demands(1, hosts, seconds * SECOND)
+    world = World(1, Sizes(hosts, delay_ms=(0.2, 2)), demands, Model)
+    world.run(seconds * SECOND)
+    assert world.over_max == 0
+    assert world.granted > 0.8 * Ideal().run(demands, seconds * SECOND)
+    assert world.server.redis.calls / seconds < 2000 + 10 * hosts
+
+
+# ---- how much is used -----------------------------------------------------------------------------------------------
+
+
+def utilisation(maximum: int, seconds: int, store: Callable[[Host], Any] = Model, **others: Any) -> float:
+    """Grants as a part of those of an ideal counter, of all loads together."""
+    granted = ideal = 0
+    for load, waits in itertools.product((0.8, 1.2), (0.0, 0.5, 1.0)):
+        demands = Load(maximum, load=load, waits=waits, **others).demands(1, 20, seconds * SECOND)
+        world = World(1, Sizes(), demands, store)
+        world.run(seconds * SECOND)
+        granted += world.granted
+        ideal += Ideal().run(demands, seconds * SECOND)
+    return granted / ideal
+
+
+@pytest.mark.parametrize(
+    ("maximum", "seconds", "least"),
+    [(2, 12, 0.8), (5, 6, 0.8), (30, 3, 0.8), (99, 2, 0.8), (100, 2, 0.95), (300, 1, 0.95)],
+)
+def test_few_permits_are_left_unused(maximum: int, seconds: int, least: float) -> None:
+    assert utilisation(maximum, seconds) >= least
+
+
+def test_few_permits_are_left_unused_by_daemons() -> None:
+    assert utilisation(100, 1, Daemon) >= 0.95
+    assert utilisation(10, 3, Daemon) >= 0.8
+
+
+def test_calls_are_bounded_by_ticks() -> None:
+    """Not by requests: of these there are 10,000 a second."""
+    hosts, seconds = 4, 3
+    demands = Load(20_000, load=0.1, waits=0, hold_ms=200, shift_ms=1e6).demands(1, hosts, seconds * SECOND)
+    world = World(1, Sizes(hosts), demands, Model)
+    world.run(seconds * SECOND)
+    assert world.granted == len(demands) > 25_000
+    calls = sum(host.sidecar.figures()["calls"] for host in world.hosts)
+    assert calls < hosts * seconds * 40
+
+
+# ---- waiting --------------------------------------------------------------------------------------------------------
+
+
+class Patient(World):
+    """Each host has clients that want a permit at all times, and hold it for a while: some hosts one, others many."""
+
+    def __init__(self, hosts: int, maximum: int, hold_ns: int, greedy: int, store: Callable[[Host], Any]) -> None:
+        first = [
+            Demand(0, host, b"n0", maximum if host == 0 else 1, maximum, 3600 * SECOND, hold_ns)
+            for host in range(hosts)
+            for _ in range(greedy if host % 2 else 1)
+        ]
+        super().__init__(1, Sizes(hosts), first, store)
+        self.served = Counter[int]()
+
+    def on_grant(self, client: Any) -> None:
+        super().on_grant(client)
+        self.served[client.host.number] += 1
+        self.later(client.demand.hold_ns + MS, client.host.ask, client.demand)
+
+
+@pytest.mark.parametrize(("kind", "maximum"), [("model", 1), ("model", 3), ("model", 20), ("daemon", 3)])
+def test_nobody_starves(kind: str, maximum: int) -> None:
+    """The first sidecar wants the whole maximum at once, each other one has one client or eight."""
+    hosts, hold_ns, seconds = 8, 50 * MS, 17.5
+    world = Patient(hosts, maximum, hold_ns, 8, STORES[kind])
+    world.run(int(seconds * SECOND))
+    bound_ns = hosts * (HEARTBEAT_NS + LONG_TURN_NS + hold_ns + 100 * MS)
+    assert set(world.served) == set(range(hosts))
+    assert max(world.waits_ns) < bound_ns
+    waiting = [client for host in world.hosts for client in host.clients.values() if not client.holds]
+    assert max(world.now_ns - client.asked_ns for client in waiting) < bound_ns
+
+
+# ---- that the world notices -----------------------------------------------------------------------------------------
+
+
+def in_script(before: str, after: str) -> Callable[[pytest.MonkeyPatch], None]:
+    def plant(patch: pytest.MonkeyPatch) -> None:
+        source = authority.script()
+        assert source.count(before.encode()) == 1
+        patch.setattr(authority, "script", lambda: source.replace(before.encode(), after.encode()))
+
+    return plant
+
+
+def wishes(change: Callable[[authority.Wish], authority.Wish]) -> Callable[[pytest.MonkeyPatch], None]:
+    """What is said, but not what is done."""
+
+    def plant(patch: pytest.MonkeyPatch) -> None:
+        plain = authority.arguments
+        patch.setattr(
+            authority, "arguments",
+            lambda name, call, run, lease_ms, wishes, rates: plain(
+                name, call, run, lease_ms, [change(wish) for wish in wishes], rates
+            ),
+        )  # fmt: skip
+
+    return plant
+
+
+def the_lease_is_longer_here(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(sidecar, "MARGIN", -3)
+
+
+def a_new_server_is_not_told(patch: pytest.MonkeyPatch) -> None:
+    plain = Sidecar.call
+
+    def call(self: Sidecar, partition: int, run: str, now_ns: int) -> Any:
+        self._parts[partition].run = run
+        return plain(self, partition, run, now_ns)
+
+    patch.setattr(Sidecar, "call", call)
+
+
+def what_is_for_one_request_is_for_others(patch: pytest.MonkeyPatch) -> None:
+    """Rights for a request with another maximum stay when that has ended."""
+    plain = Model.settle_rights
+
+    def settle(self: Model, settled: list[Any], now_ns: int) -> None:
+        plain(self, [(*each[:5], False, each[6]) for each in settled], now_ns)
+
+    patch.setattr(Model, "settle_rights", settle)
+
+
+UNSAFE: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
+    "a new server does not learn": in_script("learns = now + longest", "learns = now"),
+    "old calls are done": in_script("if number <= tonumber(known[4] or 0) then", "if false then"),
+    "leases never end": in_script("if ends and tonumber(ends) <= now or not ends and number > 1 then", "if false then"),
+    "leases are short": in_script("('ZADD', leases, now + lease, sidecar)", "('ZADD', leases, now + 300, sidecar)"),
+    "only own rights count": in_script("local room = call.learns and 0 or limit - others", "local room = limit"),
+    "the lease is longer here": the_lease_is_longer_here,
+    "a new server is not told": a_new_server_is_not_told,
+    "less is kept than said": wishes(lambda wish: wish._replace(keep=0)),
+    "every request has the usual maximum": wishes(lambda wish: wish._replace(mode=Mode.PLENTY, maximum=12)),
+    "what is for one request is for others": what_is_for_one_request_is_for_others,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("defect", UNSAFE)
+def test_a_defect_is_noticed(monkeypatch: pytest.MonkeyPatch, defect: str) -> None:
+    UNSAFE[defect](monkeypatch)
+    with pytest.raises((Violation, AssertionError)):
+        many()
+
+
+def many() -> None:
+    """Worlds in which much goes wrong, and others in which half of the requests have another maximum."""
+    for seed in range(60):
+        troubled(seed, Model)
+        demands = Load(12, load=1.2, waits=0.3, hold_ms=200, others=0.5).demands(seed, 4, 5 * SECOND)
+        World(seed, Sizes(4), demands).run(5 * SECOND)
+
+
+def test_turns_that_never_end_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Sidecar, "_turn_is_over", staticmethod(lambda _part, _block, _now_ns: False))
+    with pytest.raises(AssertionError):
+        test_nobody_starves("model", 3)
+
+
+def test_rights_that_stay_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For two seconds, even if others wait."""
+    monkeypatch.setattr(sidecar, "TICK_NS", 2 * SECOND)
+    monkeypatch.setattr(sidecar, "FEW", 0)
+    monkeypatch.setattr(Sidecar, "_yield", lambda *_: None)
+    assert utilisation(5, 5) < 0.8
