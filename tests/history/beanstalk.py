@@ -54,7 +54,7 @@ Answer = tuple[str, "int | None", bytes]
 
 
 class Put(NamedTuple):
-    """job: its id, as jobs() finds it; a client does not know."""
+    """job: its id, as jobs() finds it; a client does not know. counter, maximum: of a job with a permit (loans.py)."""
 
     tube: bytes
     priority: int
@@ -62,6 +62,8 @@ class Put(NamedTuple):
     ttr: int
     body: bytes
     job: int = UNKNOWN
+    counter: bytes = b""
+    maximum: int = 0
 
 
 class Reserve(NamedTuple):
@@ -358,7 +360,9 @@ def answered(operation: Operation, status: str) -> bool:
 
 def certainly_ready(job: int, history: Sequence[Operation]) -> Iterator[Certain]:
     """From the end of what has made it ready, to the start of whatever else may have changed it."""
-    tube = next((one.call.tube for one in history if isinstance(one.call, Put)), b"")
+    put = next((one.call for one in history if isinstance(one.call, Put)), None)
+    if put is None or put.counter:  # then it may be blocked
+        return
     for made in history:
         call = made.call
         if not (isinstance(call, Put) and answered(made, "INSERTED")) and not (
@@ -368,7 +372,7 @@ def certainly_ready(job: int, history: Sequence[Operation]) -> Iterator[Certain]
         others = [one for one in history if one is not made and (one.ended is None or one.ended > made.started)]
         last = min((one.started for one in others), default=NEVER)
         if not call.delay and made.ended is not None and last > made.ended:
-            yield Certain(tube, (call.priority, job), made.ended, last)
+            yield Certain(put.tube, (call.priority, job), made.ended, last)
 
 
 def rank_of(operation: Operation, by_job: dict[int, list[Operation]]) -> tuple[int, int]:
@@ -390,6 +394,10 @@ def rank_of(operation: Operation, by_job: dict[int, list[Operation]]) -> tuple[i
 
 def request(call: Any) -> bytes:
     """What asks for it, of a client that uses and watches the tube."""
+    if isinstance(call, Put) and call.counter:
+        return wire.put_limited(
+            call.body, call.counter, call.maximum, priority=call.priority, delay=call.delay, ttr=call.ttr
+        )
     if isinstance(call, Put):
         return wire.put(call.body, call.priority, call.delay, call.ttr)
     if isinstance(call, Reserve):

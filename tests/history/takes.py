@@ -71,11 +71,12 @@ LONGEST_NS = 316_224_000 * 1_000_000_000  # that a burst or a debt can be: ten y
 FULL = Fraction(-(1 << 90))  # `next` of a rate of which nobody ever took anything
 NOTHING_SEEN: Mapping[int, int] = MappingProxyType({})
 UNKNOWN = 0  # the number of a grant that was never answered
-PERMITS, RATE, NUMBERS, MOVED = 1, 2, 0, 3
+PERMITS, RATE, NUMBERS, MOVED, LOANS = 1, 2, 0, 3, 4
 GRANTS = (NUMBERS, b"")  # the part that all grants share
 
 Item = tuple[Any, ...]  # the fields of a Permit or a Rate
-Part = tuple[int, Any]  # PERMITS or RATE, and the name; or MOVED, and the connection whose token it was
+# PERMITS, RATE or LOANS (loans.py), and the name; or MOVED, and the connection whose token it was.
+Part = tuple[int, Any]
 
 
 class Take(NamedTuple):
@@ -343,12 +344,12 @@ def may_be_left(level: Level, item: Rate, left: int, first: int, last: int) -> b
 
 # ---- the model ------------------------------------------------------------------------------------------------------
 
-AT_FIRST: dict[int, Any] = {PERMITS: (0, ()), RATE: Level(), NUMBERS: UNKNOWN, MOVED: 0}
+AT_FIRST: dict[int, Any] = {PERMITS: (0, ()), RATE: Level(), NUMBERS: UNKNOWN, MOVED: 0, LOANS: ()}
 Group = tuple[tuple[Part, Any], ...]  # parts that are not as at first, in order; what each is
 
 
 def value_of(state: Group, part: Part) -> Any:
-    """Of a counter its State, of a rate its Level, of GRANTS the number of the last, of MOVED who has it now."""
+    """Of a counter its State, of a rate its Level, of GRANTS the last number, of MOVED who has it, of LOANS all."""
     for other, value in state:
         if other == part:
             return value
