@@ -135,6 +135,7 @@ class SharedStore:
     def take_news(self, partition: int, urgent_max: int, calm_max: int, every: bool = False) -> list[News]:
         urgent = [share for share in self.urgent if share.partition == partition][:urgent_max]
         news = [self._news(share) for share in urgent]
+        self.urgent.update({share: False for share in self.urgent if share.partition == partition})
         for share in [share for share in self.calm if share.partition == partition][:calm_max]:
             if every or share.rights != share.used or share.used != share.told:
                 news.append(self._news(share))

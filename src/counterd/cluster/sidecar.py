@@ -113,9 +113,9 @@ class Part:
     the last one. renewed_ns: of the last one that was answered. until_ns: end of the lease here; 0: there is none.
     wishes, rates: of the call under way, with their news. next_ns: of the next call, unless something is urgent.
     calm_ns: when calm news are taken again. retry_ns: before this nothing is sent. again_ns: after so long it asks
-    again for what was refused. tells_all: the server has yet to be told everything; told: names of which it was told
-    meanwhile; all_told: the call under way has the rest. learns_ns: until when it listens. contested: names for which
-    others wait.
+    again for what was refused. has_more: the last call had no room for all urgent news. tells_all: the server has yet
+    to be told everything; told: names of which it was told meanwhile; all_told: the call under way has the rest.
+    learns_ns: until when it listens. contested: names for which others wait.
     """
 
     name: str = ""
@@ -130,6 +130,7 @@ class Part:
     calm_ns: int = 0
     retry_ns: int = 0
     again_ns: int = MIN_GAP_NS
+    has_more: bool = False
     failures: int = 0
     tells_all: bool = False
     told: set[bytes] = field(default_factory=set)
@@ -183,6 +184,7 @@ class Sidecar:
         calm_max = CALM_MAX if is_calm else 0
         news = [News(*each) for each in self._store.take_news(partition, URGENT_MAX, calm_max, part.tells_all)]
         rates = [RateNews(*each) for each in self._store.take_rates(partition, URGENT_MAX, calm_max)]
+        part.has_more = max(len(news), len(rates)) >= URGENT_MAX
         part.all_told = part.tells_all and (len(news) < CALM_MAX or any(each.name in part.told for each in news))
         part.wishes = [(each, self._wish(part, each)) for each in news]
         part.rates = [(each, self._rate_wish(part, each)) for each in rates]
@@ -254,7 +256,8 @@ class Sidecar:
         part = self._parts[partition]
         urgency = self._store.urgency(partition)
         if urgency:
-            return max(part.retry_ns, part.sent_ns + (MIN_GAP_NS if urgency == URGENT else part.again_ns))
+            is_new = urgency == URGENT or part.has_more
+            return max(part.retry_ns, part.sent_ns + (MIN_GAP_NS if is_new else part.again_ns))
         return min(part.next_ns, part.until_ns) if part.until_ns else part.next_ns
 
     def farewell(self, partition: int) -> tuple[list[str], list[bytes | str | int]]:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from counterd.cluster import authority
-from counterd.cluster.sidecar import CALM_MAX, MS, PRESENCE, SECOND, Sidecar
+from counterd.cluster.sidecar import CALM_MAX, MS, PRESENCE, SECOND, URGENT_MAX, Sidecar
 from kit.lua_redis import LuaRedis
 from kit.shared_store import Request, SharedStore
 
@@ -422,6 +422,12 @@ def test_calls_keep_a_distance(server: Server) -> None:
     assert machine.sidecar.next_call_ns(PART) == server.now_ns + 2 * MS
     server.advance(2 * MS)
     assert machine.turn()
+
+
+def test_many_requests_take_several_calls_one_soon_after_the_other(server: Server) -> None:
+    machine, _ = fill(server, URGENT_MAX * 3)
+    assert machine.sidecar.figures()["calls"] <= 5
+    assert server.now_ns - START_NS == 3 * 3 * MS, "the machine looks every 3 ms"
 
 
 # ---- servers that are new -------------------------------------------------------------------------------------------
