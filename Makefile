@@ -31,7 +31,7 @@ SANITIZE := -fsanitize=address,undefined -fno-sanitize-recover=undefined
 
 .PHONY: help setup run test test-deps test-uptime test-load lint docs clean
 .PHONY: bench bench-peers bench-regress bench-baseline bench-smoke
-.PHONY: chaos chaos-shared fuzz simulate soak model mutants asan
+.PHONY: chaos chaos-shared fuzz simulate soak model mutants asan cluster
 
 help:
 	@echo 'make setup   build counterd into $(VENV)'
@@ -41,6 +41,7 @@ help:
 	@echo 'make test-deps   install what some of the tests need (Debian, Ubuntu; as root)'
 	@echo 'make test-uptime   tests as if the machine had started UPTIME=5 seconds ago'
 	@echo 'make test-load     the tests RUNS=10 times, while a busy loop takes each core'
+	@echo 'make cluster a demonstration: three daemons share limits through a Redis Cluster, with a failover'
 	@echo 'make lint    ruff, mypy, cython-lint'
 	@echo 'make docs    write docs/api/ from the docstrings, man/ from --help and the configuration'
 	@echo 'make clean   remove what the above made'
@@ -137,6 +138,9 @@ chaos-shared: setup
 
 simulate: setup
 	$(BIN)/python tests/simulation --steps $(SIMULATE_STEPS) --seed $(SIMULATE_SEED) $(ARGS)
+
+cluster: setup
+	$(BIN)/python tests/drills/cluster.py $(ARGS)
 
 soak: setup
 	$(BIN)/python tests/drills/soak.py --seconds $(SOAK_SECONDS) $(ARGS)

@@ -33,3 +33,13 @@ def test_the_soak_runs_and_nothing_is_held_afterwards() -> None:
     assert (found.returncode, found.stderr) == (0, ""), found.stdout
     assert re.search(r"^soak: \d+ periods, steady: rss_mb", found.stdout, re.MULTILINE), found.stdout
     assert "all clients gone" in found.stdout
+
+
+@pytest.mark.needs("redis-server")
+def test_the_demonstration_of_a_cluster_keeps_all_limits() -> None:
+    found = subprocess.run(
+        [sys.executable, ROOT / "tests" / "drills" / "cluster.py", "--seconds", "2"],
+        stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert (found.returncode, found.stderr) == (0, ""), found.stdout
+    assert "No limit was exceeded." in found.stdout

@@ -156,8 +156,11 @@ def replicated(directory: Path) -> Iterator[Servers]:
 
 
 @contextlib.contextmanager
-def cluster(directory: Path) -> Iterator[Servers]:
-    """Runs a Redis Cluster of three masters, each with a replica, during the block."""
+def cluster(directory: Path, timeout_ms: int = TIMEOUT_MS) -> Iterator[Servers]:
+    """Runs a Redis Cluster of three masters, each with a replica, during the block.
+
+    timeout_ms: a master that does not answer for so long is replaced.
+    """
     with _running(directory, 2 * MASTERS, *CLUSTER) as servers:
         masters, replicas = servers[:MASTERS], servers[MASTERS:]
         for index, each in enumerate(masters):
@@ -175,7 +178,7 @@ def cluster(directory: Path) -> Iterator[Servers]:
             wait_until(lambda replica=replica: _is_synchronized(replica), "the replica follows")  # type: ignore[misc]
         for each in servers:
             wait_until(lambda each=each: _is_complete(each), "the cluster is complete")  # type: ignore[misc]
-            each.configure("cluster-node-timeout", TIMEOUT_MS)
+            each.configure("cluster-node-timeout", timeout_ms)
         yield Servers(masters, replicas)
 
 

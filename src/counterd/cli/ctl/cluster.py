@@ -185,18 +185,20 @@ async def read_leases(link: Link, partition: int) -> list[Lease]:
 
 
 async def read_daemons(links: list[Link]) -> list[tuple[Any, ...]]:
-    """Returns the rows of DAEMONS. The lease of a daemon is the one that ends first."""
+    """Returns the rows of DAEMONS. The lease of a daemon is the one that was renewed last."""
     from counterd.cluster import authority
 
     left: dict[str, float] = {}
     sums: dict[str, Counter[str]] = {}
     for partition, link in enumerate(links):
         for sidecar, daemon, left_s in await read_leases(link, partition):
-            left[daemon] = min(left_s, left.get(daemon, left_s))
+            shares = [authority.share(packed) async for packed in scan(link, authority.keys(partition, sidecar)[-1])]
+            if left_s <= 0 and not shares:
+                continue  # nothing has to be taken back from it
+            left[daemon] = max(left_s, left.get(daemon, left_s))
             of_one = sums.setdefault(daemon, Counter())
             of_one["partitions"] += 1
-            async for packed in scan(link, authority.keys(partition, sidecar)[-1]):
-                share = authority.share(packed)
+            for share in shares:
                 of_one.update(counters=1, rights=share.rights, used=share.used)
     names = ("partitions", "counters", "rights", "used")
     return [(daemon, left[daemon], *(sums[daemon][name] for name in names)) for daemon in sorted(left)]
