@@ -44,6 +44,7 @@ PRESENCE = 0  # the partition in which each sidecar has a lease
 RENEWALS = 3  # of a lease: two calls may be lost
 HEADROOM = 8  # of a maximum, or of a burst, one part may be idle at all sidecars together
 UINT32_MAX = 0xFFFFFFFF
+SPARE = 8  # permits beyond what was needed, so that few requests wait for a call
 FEW = 2  # permits per sidecar: with a smaller limit, each request is asked for
 URGENT = 2  # urgency(): there is more than requests that were refused before
 URGENT_MAX = 200  # news in a call, and as many of rates: about 2 ms of the authority's time
@@ -383,7 +384,7 @@ class Sidecar:
         if (block is None or not block.since_ns) and maximum >= FEW * part.sidecars:
             demand = max(most, news.peak)
             idle = max(news.rights - demand, 0)
-            more = max(demand // 4 + 1 if demand else 0, idle // 2)
+            more = max(demand + SPARE if demand else 0, idle // 2)
             most += min(maximum // (HEADROOM * part.sidecars), demand - most + more)
         keep = news.used if block is not None and block.yields else min(news.rights, least if news.first else most)
         keep = max(keep, news.used)
