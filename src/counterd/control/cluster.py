@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger()
 
+SERVE_NS = 20_000_000  # so long requests may take to be decided; afterwards the rights for them count as idle
 LEAST_WAIT_NS = 1_000_000  # before the sidecar is asked again
 FAREWELL_S = 1.0  # for giving everything back when the daemon stops
 CREDENTIALS_MAX = 4096  # bytes
@@ -120,6 +121,7 @@ class Cluster:
         self._report = report
         self._is_asked = [False] * PARTITIONS
         self._has_failed = [False] * PARTITIONS
+        self._fresh: dict[int, int] = {}  # when the last call was answered, until requests have been decided with it
         self._due_ns = [0] * PARTITIONS
         self._timers: list[asyncio.TimerHandle | None] = [None] * PARTITIONS
         seeds = [Place(*each) for each in split_servers(settings.url).places]
@@ -139,6 +141,10 @@ class Cluster:
 
     def turn(self, now_ns: int) -> None:
         """Makes the calls that are urgent. The driver of the store calls this in each of its turns."""
+        for partition in [*self._fresh]:
+            if not self._driver.is_busy or now_ns >= self._fresh[partition] + SERVE_NS:
+                del self._fresh[partition]
+                self._call(partition)
         hurries = self._escrow.hurries()
         while hurries:
             partition = hurries.bit_length() - 1
@@ -175,7 +181,7 @@ class Cluster:
 
     def _call(self, partition: int) -> None:
         """Makes a call if the sidecar has something to say. Comes back when it next may have."""
-        if self._is_stopped or self._is_asked[partition]:
+        if self._is_stopped or self._is_asked[partition] or partition in self._fresh:
             return
         link = self._servers.owners[partition]
         if link is None:
@@ -206,6 +212,7 @@ class Cluster:
 
     def _answered(self, partition: int, found: Any) -> None:
         self._is_asked[partition] = False
+        self._fresh[partition] = time.monotonic_ns()
         if isinstance(found, Exception):
             self._servers.leave(partition, str(found))
             self._fail(partition)
@@ -214,8 +221,7 @@ class Cluster:
                 self.sidecar.answered(partition, found, time.monotonic_ns())
             except ValueError as error:
                 self._servers.leave(partition, f"an answer without sense: {error}")
-        self._call(partition)
-        self._driver.wake()
+        self._driver.stir()
 
     def _fail(self, partition: int) -> None:
         """Tells the sidecar, once until there is a server again, that the last call failed or none can be made."""

@@ -13,7 +13,7 @@ cdef class Driver:
     cdef int64_t due_ns     # when the next turn is due; 0 = as soon as possible
     cdef int64_t rest_until_ns  # no tick before this time, because the last one failed
     cdef public object outside  # the journal or Redis link of the store, whose turn() is called in each turn; or None
-    cdef public bint looks      # whether `outside` gets a turn whenever the store was stirred
+    cdef public bint looks      # whether `outside` gets a turn whenever the store was stirred, after connections
     cdef object waiting     # connections to be pulled, in order
 
     cpdef enqueue(self, connection)

@@ -56,7 +56,7 @@ cdef class Driver:
             self.handle = self.loop.call_later((wait_ns + MS - 1) // MS / 1e3, self.turn)
 
     cpdef stir(self):
-        """Called when the store was stirred. As wake(), but if `looks` is set, `outside` gets a turn now."""
+        """Called when the store was stirred. As wake(), but if `looks` is set, `outside` gets a turn soon."""
         if not self.looks or (self.handle is not None and self.due_ns == 0):
             self.wake()
             return
@@ -64,6 +64,11 @@ cdef class Driver:
             self.handle.cancel()
         self.due_ns = 0
         self.handle = self.loop.call_soon(self.turn)
+
+    @property
+    def is_busy(self):
+        """Whether connections wait for a turn."""
+        return len(self.waiting) > 0
 
     def turn(self):
         cdef int64_t now_ns
@@ -76,7 +81,7 @@ cdef class Driver:
         except Exception as error:  # a bug in counterd; the work is still due, and would fail again at once
             self.rest_until_ns = now_ns + RETRY_NS
             self.loop.call_exception_handler({"message": "a tick of the store failed", "exception": error})
-        if self.outside is not None:
+        if self.outside is not None and not self.looks:
             self.outside.turn(now_ns)
         for session in self.store.take_dirty():
             if session.owner is not None:  # else its connection is gone
@@ -85,4 +90,6 @@ cdef class Driver:
             self.waiting.popleft().pull()
             if self.clock() - now_ns >= SLICE_NS:
                 break
+        if self.looks:
+            self.outside.turn(self.clock())
         self.wake()

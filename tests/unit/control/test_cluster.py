@@ -96,6 +96,7 @@ class Scene:
         self.woken = 0
         self.bugs: list[Any] = []
         self.cluster: Cluster
+        self.driver: Any
         self.sidecar: Any
 
     def play(self, act: Callable[[], Awaitable[None]]) -> None:
@@ -106,7 +107,8 @@ class Scene:
         asyncio.get_running_loop().set_exception_handler(lambda _, what: self.bugs.append(what))
         async with fleet(self.server):
             settings = Settings(url=f"redis://127.0.0.1:{self.server.redis.place.port}")
-            driver: Any = SimpleNamespace(wake=self._wake)
+            driver: Any = SimpleNamespace(wake=self._wake, stir=self._stir, is_busy=False)
+            self.driver = driver
             escrow: Any = self.escrow
             self.cluster = Cluster(settings, Login("", "", None), escrow, driver, self._report)
             self.sidecar = self.cluster.sidecar
@@ -120,7 +122,7 @@ class Scene:
         """Lets the sidecar have something urgent to say."""
         self.sidecar.words.setdefault(partition, []).append(word)
         self.escrow.urgent.add(partition)
-        self.cluster.turn(0)
+        self.cluster.turn(time.monotonic_ns())
         self.escrow.urgent.clear()
 
     async def reached(self) -> None:
@@ -128,6 +130,11 @@ class Scene:
 
     def _wake(self) -> None:
         self.woken += 1
+
+    def _stir(self) -> None:
+        """Gives it a turn soon, as the driver does."""
+        self.woken += 1
+        asyncio.get_running_loop().call_soon(lambda: self.cluster.turn(time.monotonic_ns()))
 
     def _report(self, cause: str, text: str) -> None:
         assert cause == "cluster"
@@ -149,6 +156,26 @@ def test_one_call_of_a_partition_after_the_other(monkeypatch: pytest.MonkeyPatch
     assert scene.server.calls == [[b"key-3", b"a"], [b"key-4", b"c"], [b"key-3", b"b"]]
     assert scene.woken == 4, "after the search and each answer"
     assert scene.escrow.told == [("closed", True)]
+
+
+@pytest.mark.parametrize("patience_ns", [0, HOUR_NS])
+def test_requests_are_decided_before_the_next_call(monkeypatch: pytest.MonkeyPatch, patience_ns: int) -> None:
+    """Otherwise the rights that they were given would count as idle. But a busy driver does not stop all calls."""
+    monkeypatch.setattr(module, "SERVE_NS", patience_ns)
+    scene = Scene(monkeypatch)
+
+    async def act() -> None:
+        await scene.reached()
+        scene.driver.is_busy = True
+        scene.say(3, "a")
+        await until(lambda: scene.sidecar.answers)
+        scene.say(3, "b")
+        assert len(scene.sidecar.runs) == (2 if patience_ns == 0 else 1)
+        scene.driver.is_busy = False
+        scene.cluster.turn(time.monotonic_ns())
+        await until(lambda: len(scene.sidecar.answers) == 2)
+
+    scene.play(act)
 
 
 def test_a_sidecar_is_asked_again_when_it_says(monkeypatch: pytest.MonkeyPatch) -> None:

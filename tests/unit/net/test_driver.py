@@ -100,6 +100,16 @@ def test_what_looks_after_a_store_gets_a_turn_when_the_store_was_stirred(scene: 
     assert len(scene.loop.live_timers()) == due
 
 
+def test_what_looks_after_a_store_gets_its_turn_after_connections(scene: Scene) -> None:
+    """It then finds what they have asked for."""
+    scene.driver.outside = SimpleNamespace(turn=lambda _: scene.pulled.append(f"busy: {scene.driver.is_busy}"))
+    scene.driver.looks = True
+    for name in ("a", "b"):
+        scene.driver.enqueue(scene.connection(name, takes_ns=SLICE_NS))
+    scene.loop.run()
+    assert scene.pulled == ["a", "busy: True", "b", "busy: False"]
+
+
 def test_a_store_that_is_due_gets_a_turn_of_its_own(scene: Scene) -> None:
     """However often it is woken: not at once, but with the loop's next turn."""
     scene.store.due_ns = 0
