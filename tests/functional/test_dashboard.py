@@ -121,7 +121,7 @@ def first(row: Any, count: int) -> Any:
 
 def test_it_is_one_page_that_loads_nothing_and_runs_nothing_but_its_script() -> None:
     text = PAGE.read_text("utf-8")
-    assert len(text.splitlines()) <= 850
+    assert len(text.splitlines()) <= 860
     body = text[text.index("</style>") : text.index("<script>")]
     assert not re.search(r"<[^>]*\s(?:on\w+|style|src)=", body)
     assert not re.search(r"https?://(?!www\.w3\.org/2000/svg)", text)
@@ -483,6 +483,13 @@ def test_a_queue_and_a_journal_that_cannot_be_written(
 def children(pid: int) -> list[int]:
     """Of the journal and of the admin endpoint."""
     return list(map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split()))
+
+
+def test_a_cluster_that_cannot_be_reached(open_page: Open, start: Callable[..., daemon.Daemon]) -> None:
+    page = open_page(at=url(start({**ADMIN, "cluster.url": "redis://127.0.0.1:1", "cluster.unreachable": "share"})))
+    text = "counter: 16 partitions have no server that can be reached; cluster.unreachable = share decides"
+    expect(page.locator("#notes")).to_have_text(text)
+    page.close()  # before the daemon ends
 
 
 def test_a_drain_and_the_end(open_page: Open, start: Callable[..., daemon.Daemon]) -> None:

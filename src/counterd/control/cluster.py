@@ -173,7 +173,7 @@ class Cluster:
     def figures(self) -> Mapping[str, float]:
         """Returns the figures for the metrics."""
         unreachable = self._servers.owners.count(None)
-        policies = {f"policy:{name}": unreachable > 0 and name == self._policy for name in POLICIES}
+        policies = {f"policy:{name}": int(unreachable > 0 and name == self._policy) for name in POLICIES}
         figures = {**self.sidecar.figures(), **self._escrow.figures(), "unreachable": unreachable, **policies}
         return {f"cluster_{name}": value for name, value in figures.items()}
 
