@@ -45,7 +45,7 @@ PACKAGE = "src/counterd/"
 SOURCES = (
     "_core.pxd", "_core.pyx", "engine/chains.pxd", "engine/table.pxd", "engine/wheel.pxd", "engine/permits.pxd",
     "engine/idle_ring.pxd", "engine/later.pyx", "engine/gcra.pxd", "engine/recency.pxd", "engine/fair.pxd",
-    "protocols/counter/_counters.pxd", "protocols/counter/_takes.pxd",
+    "protocols/counter/_counters.pxd", "protocols/counter/_takes.pxd", "protocols/counter/_permits.pxd",
     "protocols/counter/_messages.pxd", "protocols/counter/_store.pyx", "protocols/counter/_session.pyx",
     "protocols/throttr/_keys.pxd", "protocols/throttr/_channels.pxd", "protocols/throttr/_members.pxd",
     "protocols/throttr/_store.pyx", "protocols/throttr/_session.pyx",
