@@ -184,6 +184,11 @@ class SharedStore:
             self.calm[share] = None
             share.rights, share.maximum, share.yields, share.was_refused = rights, maximum, waited_for, was_refused
             share.figures = all_rights, all_used
+            if waited_for:  # what became free meanwhile is only for those who wait
+                wanted = share.used + sum(request.amount for request in [*share.queue, *share.parked])
+                if rights > wanted:
+                    share.rights = wanted
+                    self._hurry(share, True)
             self._drain(share)
             for request in [*share.parked]:
                 if request.calls < share.calls:

@@ -6,7 +6,7 @@
 --
 -- A sidecar has a counter's rights in one of two modes. PLENTY: it may have more than it uses, and grants from them to
 -- requests with the counter's maximum. EXACT: it has what it uses, and asks here for each request. While any sidecar
--- has plenty, nothing is granted above the maximum for which that was given.
+-- has plenty, all rights together are at most the maximum for which that was given.
 --
 -- A sidecar whose request is refused, and stays, has a place in a line. The first one's request has to fit after
 -- everything that others are given. A place is kept by asking again. A request that does not stay gets no place, but
@@ -136,10 +136,13 @@ local function decide(call, share, total, wish)
   local granted = math.min(want, math.max(stands, room), most)
   local waits = granted < least
   if waits then
-    granted = math.min(stands, is_first and least or keep, most)
+    granted = math.min(stands, least, most)
   end
   if not waits then
     used = least    -- by its first request, when it has the answer
+  end
+  if others + granted > limit then    -- as it may be if others have a larger maximum, or after a failover
+    mode = EXACT
   end
   local has_place = waits and stays == 1
   if has_place and need_before == 0 then

@@ -194,6 +194,9 @@ class Sidecar:
             part.next_ns = part.calm_ns if news or rates or part.blocks else now_ns + HEARTBEAT_NS
             return None
         self._store.keep_rights([(each.number, wish.keep) for each, wish in part.wishes])
+        exact = [wish.name for _, wish in part.wishes if wish.mode == Mode.EXACT]
+        if exact:  # from then on others may be given more, so what becomes free during the call is not granted again
+            self._store.wanted_elsewhere(partition, exact, now_ns)
         self._store.give_units([(each.number, wish.give) for each, wish in part.rates if wish.give])
         return self._send(partition, part, self._lease_ms, now_ns)
 
@@ -375,7 +378,7 @@ class Sidecar:
     def _wish(part: Part, news: News) -> Wish:
         block = part.blocks.get(news.name)
         maximum = news.maximum or news.used
-        if block is not None and block.rights:
+        if block is not None and (block.rights or not news.first):
             maximum = block.maximum
         least = news.used + news.first
         if news.first and news.maximum != maximum:
@@ -412,7 +415,7 @@ class Sidecar:
         if right.rights or news.used or refused:
             block = part.blocks.setdefault(news.name, Block(0, 0, wish.maximum))
             block.rights, block.used, block.waits = right.rights, news.used, refused
-            if wish.mode == Mode.PLENTY:
+            if wish.mode == right.mode == Mode.PLENTY:
                 block.maximum = wish.maximum
             block.over = max(right.all_used - wish.maximum, 0) if right.mode == Mode.PLENTY else 0
             self._over_max = max(self._over_max, block.over)
@@ -433,8 +436,8 @@ class Sidecar:
             part.contested.discard(news.name)
             yields = False
         all_used = right.all_used if refused else right.all_used - news.first  # it counts what it grants as used
-        # Rights for single requests are for those that have them already, if this one was refused.
-        maximum = UINT32_MAX if right.mode == Mode.EXACT and refused else wish.maximum
+        # Rights for single requests are for this one, if it was granted, or else for those that have them already.
+        maximum = UINT32_MAX if right.mode == Mode.EXACT and (refused or not news.first) else wish.maximum
         return news.number, right.rights, maximum, right.all_rights, all_used, yields, refused
 
     # ---- inside: turns ----

@@ -362,14 +362,31 @@ def test_another_maximum_gives_no_more_than_the_smaller_one_allows(ready: Author
     assert rights(ready.call("a", 3, exact(10, 2, 1))) == [(1, Mode.EXACT)], "1 and 9 are there, and 10 is the maximum"
 
 
+def test_nobody_has_plenty_for_less_than_all_have(ready: Authority) -> None:
+    """Rights for one request are for no other one when the permits come back, as all may have more by then."""
+    assert rights(ready.call("a", 1, exact(10, 5))) == [(5, Mode.EXACT)]
+    assert rights(ready.call("b", 1, exact(20, 9))) == [(9, Mode.EXACT)]
+    assert rights(ready.call("a", 2, plenty(10, 5, 5, 5, 5))) == [(5, Mode.EXACT)]
+    ready.call("b", 2, exact(20, 5, 5))
+    assert rights(ready.call("a", 3, plenty(10, 5, 5, 5, 5))) == [(5, Mode.PLENTY)]
+
+
 def test_small_requests_do_not_starve_a_large_one(ready: Authority) -> None:
     ready.call("a", 1, plenty(10, 9, 9))
     assert ready.call("b", 1, plenty(10, 5, 5)).rights == [Right(0, Mode.PLENTY, 9, 9, False)]
     ready.call("a", 2, plenty(10, 6, 6, 6, 6))
     assert rights(ready.call("c", 1, plenty(10, 1, 3))) == [(0, Mode.PLENTY)], "4 are free, and the first needs 5"
-    ready.call("a", 3, plenty(10, 4, 4, 4, 4))
+    ready.call("a", 3, plenty(10, 2, 2, 2, 2))
     assert rights(ready.call("c", 2, plenty(10, 1, 3))) == [(1, Mode.PLENTY)], "no more than it needs, as another waits"
-    assert ready.call("b", 2, plenty(10, 5, 5)).rights == [Right(5, Mode.PLENTY, 10, 10, False)]
+    assert ready.call("b", 2, plenty(10, 5, 5)).rights == [Right(5, Mode.PLENTY, 8, 8, False)]
+
+
+def test_what_the_first_one_has_already_is_not_reserved_again(ready: Authority) -> None:
+    ready.call("a", 1, plenty(10, 4, 4))
+    ready.call("b", 1, plenty(10, 6, 6))
+    assert rights(ready.call("a", 2, plenty(10, 5, 5, 4, 4))) == [(4, Mode.PLENTY)]
+    ready.call("b", 2, plenty(10, 4, 4, 4, 4))
+    assert rights(ready.call("c", 1, plenty(10, 1, 1))) == [(1, Mode.PLENTY)], "one of the two that are free"
 
 
 def test_who_holds_much_does_not_go_on_with_what_it_gives_back(ready: Authority) -> None:

@@ -135,6 +135,8 @@ cdef class Escrow:
                 share.rights, share.maximum, share.all_rights = rights, maximum, all_rights
                 share.others = max(<int64_t>0, <int64_t>all_used - share.told)
                 share.yields, share.was_refused = yields, was_refused
+                if yields:
+                    self.give_up(number)
                 self.wake(number)
                 self.put_away(number)
             self.store.stirred = True
@@ -254,17 +256,14 @@ cdef class Escrow:
         cdef uint32_t used = counter.permit.consumption, queue = 0
         cdef const RateState* state = counters.rates + number
         cdef Parked first = Parked(state.period_us, 0, 0, share.maximum or counter.limit, state.burst, 0, 0, 0)
-        cdef uint64_t waiting = share.parked
+        cdef uint64_t waiting = self.waiting(number)
         cdef const Item* item
         if kind == RATES:
             first.most = state.limit
         if counter.permit.record.flags & FLAG_AWAITED:
             queue = queue_find(&counters.fair, number, counter.permit.record.tag)
-            item = &self.store.takes.waiting[counters.fair.queues[queue].first].first
-            while item.queue != queue:
-                item = self.store.takes.items + item.next
+            item = self.first_item(queue)
             first = Parked(item.period_us, 0, item.amount, item.most, item.burst, 0, 0, 0)
-            waiting += <uint64_t>item.amount * counters.fair.queues[queue].waiters
         elif share.parked_first:
             first = self.shares.parked[share.parked_first]
         share.is_asked = True
@@ -283,6 +282,35 @@ cdef class Escrow:
         return (
             number, name, first.most, first.amount, waiting, used, peak, share_rights(self.shares, share), queue != 0
         )
+
+    cdef void give_up(self, uint32_t number) noexcept:
+        """Gives up what became free during the call, except for those that wait already."""
+        cdef Counters* counters = &self.store.counters
+        cdef Share* share = self.shares.records + number
+        cdef Counter* counter = counter_at(counters, number)
+        cdef uint64_t wanted = counter.permit.consumption + self.waiting(number)
+        if share.rights > wanted:
+            share.rights = <uint32_t>wanted
+            share_hurry(self.shares, number, &counter.permit.record.flags, True)
+
+    cdef uint64_t waiting(self, uint32_t number) noexcept:
+        """Returns for how many permits or units requests wait, roughly."""
+        cdef Counters* counters = &self.store.counters
+        cdef const Record* record = self.record(number)
+        cdef uint32_t queue
+        if not record.flags & FLAG_AWAITED:
+            return self.shares.records[number].parked
+        queue = queue_find(&counters.fair, number, record.tag)
+        return self.shares.records[number].parked + (
+            <uint64_t>self.first_item(queue).amount * counters.fair.queues[queue].waiters
+        )
+
+    cdef const Item* first_item(self, uint32_t queue) noexcept:
+        """Returns the item of the first Take in a queue that is for this name."""
+        cdef const Item* item = &self.store.takes.waiting[self.store.counters.fair.queues[queue].first].first
+        while item.queue != queue:
+            item = self.store.takes.items + item.next
+        return item
 
     cdef int wake(self, uint32_t number) except -1:
         """Lets the requests that waited before the call was made be decided once more."""
