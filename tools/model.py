@@ -21,7 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 MODELS = Path(__file__).parents[1] / "docs" / "model"
-ENGINE, TAKES, STAYS, LEASES = "engine.pml", "takes.pml", "stays.pml", "leases.pml"
+ENGINE, TAKES, STAYS = "engine.pml", "takes.pml", "stays.pml"
+LEASES, LINES = "leases.pml", "lines.pml"
 DEPTHS = {True: 100_000, False: 2_500_000}  # more than the search reaches: with a defect, and without one
 TABLES = {True: 16, False: 22}  # bits of the hash table, at first
 SECONDS = 600
@@ -65,6 +66,9 @@ FEW_TOKENS = "SECRETS=3"
 LATE_CALLS = "LEASE=1 MAXIMUM=1 FAILOVERS=0"
 NEW_SERVERS = "LEASE=1 MAXIMUM=1 LATE=0"
 ONE_DIES = "LEASE=3 MAXIMUM=1 LATE=0 FAILOVERS=1 DEATH=1"
+ANSWERED_CALLS = "LOSSES=0"
+TWO_MAXIMA = "MAXIMUM=3 LEAST_MAXIMUM=2"
+ONE_MAXIMUM = "LOSSES=0 LEAST_MAXIMUM=2"
 TWO_SINGLE = "CONNECTIONS=2 FIRST=1 MOST=5"
 
 RUNS = [
@@ -116,6 +120,18 @@ RUNS = [
     Run("a server ends leases while it learns", f"{NEW_SERVERS} ENDS_WHILE_LEARNING", ASSERTED, model=LEASES),
     Run("a dead sidecar is never reaped", f"{ONE_DIES} NEVER_REAPS", CYCLE, is_eventual=True, model=LEASES),
     Run("sidecars that are stopped still count (not promised)", f"{LATE_CALLS} UNFENCED", ASSERTED, model=LEASES),
+    Run("2 sidecars, requests for at most 1 or 2", "LOSSES=1", model=LINES),
+    Run("2 sidecars, requests for at most 2 or 3", TWO_MAXIMA, model=LINES),
+    Run("2 sidecars, one maximum: nobody waits for ever", ONE_MAXIMUM, is_eventual=True, model=LINES),
+    Run("another maximum takes no notice of plenty", f"{ANSWERED_CALLS} IGNORES_PLENTY", ASSERTED, model=LINES),
+    Run("rights for one request are used for another", f"{ANSWERED_CALLS} KEEPS_EXACT", ASSERTED, model=LINES),
+    Run("rights are used while they are given back", f"{ANSWERED_CALLS} GRANTS_ON", ASSERTED, model=LINES),
+    Run("rights above a maximum are plenty for it", f"{TWO_MAXIMA} LOSSES=0 EXCEEDS", ASSERTED, model=LINES),
+    Run("grants beside a request with another maximum", "UNAWARE", ASSERTED, model=LINES),
+    Run("there is no line", f"{ONE_MAXIMUM} NO_LINE", CYCLE, is_eventual=True, model=LINES),
+    Run("idle rights are kept while others wait", f"{ONE_MAXIMUM} HOARDS", CYCLE, is_eventual=True, model=LINES),
+    Run("a sidecar goes on while others wait", f"{ONE_MAXIMUM} GOES_ON", CYCLE, is_eventual=True, model=LINES),
+    Run("different maximums wait for ever (not promised)", ANSWERED_CALLS, CYCLE, is_eventual=True, model=LINES),
 ]
 SHORT = [
     Run("2 clients, 2 counters, a table of 1", TINY),
@@ -126,6 +142,8 @@ SHORT = [
     *(run for run in RUNS if run.defined.endswith("STEALS")),
     Run("2 sidecars with leases, no late calls", "LEASE=1 MAXIMUM=1 LATE=0 FAILOVERS=1", model=LEASES),
     *(run for run in RUNS if run.defined.endswith("NEVER_LEARNS")),
+    Run("2 sidecars, requests for at most 1 or 2, no losses", ANSWERED_CALLS, model=LINES),
+    *(run for run in RUNS if run.defined.endswith("KEEPS_EXACT")),
 ]
 
 
