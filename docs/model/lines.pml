@@ -144,7 +144,7 @@ inline decide(_own) {
     room = LESSER(room, most);
     if
     :: room < sidecar[_own].least ->
-        stands = LESSER(stands, (is_first -> sidecar[_own].least : sidecar[_own].keep));
+        stands = LESSER(stands, sidecar[_own].least);
         most = LESSER(stands, most);
         if
         :: book[_own].need == 0 -> line[waiting] = _own; waiting++
@@ -157,7 +157,7 @@ inline decide(_own) {
         line_leave(_own)
     fi;
 #ifndef EXCEEDS
-    is_plenty = is_plenty && others + most <= sidecar[_own].asked;
+    is_plenty = is_plenty && others + most <= limit;
 #endif
     book[_own].rights = most;
     book[_own].plenty = (is_plenty && most);
