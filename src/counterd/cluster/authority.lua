@@ -41,6 +41,7 @@ local REAPED_MAX = 500     -- counters that are taken back in one call
 local WAITED_MAX = 32      -- names that are told in one answer
 local AGAIN_MS = 0.5       -- for each sidecar: so all together ask at most 2,000 times a second again
 local AGAIN_LEAST_MS = 5
+local SPAN_MAX_US = 316224e9   -- ten years, as in the sidecars' stores: nothing of a rate takes longer
 local PLACE_MS = 200       -- and twice the above: a sidecar that did not ask again for so long has lost its place
 
 local function read(format, packed)
@@ -211,15 +212,19 @@ local function grant(call, names, wishes, totals, block)
   return table.concat(rights)
 end
 
--- What `units` units of a rate take: microseconds, and a part of one in 1/limit. No product is above 2^53 for less than
--- 2^32 units, a limit below 2^31, and a span of a century.
+-- What `units` units of a rate take, at most SPAN_MAX_US: microseconds, and a part of one in 1/limit. For less than 2^32
+-- units and a limit below 2^31, no product is above 2^53 in a span that is not too long.
 local function span_of(units, limit, period)
   local rest = period % limit
   local high, low = math.floor(units / 65536), units % 65536
   local product = high * rest
   local parts = product % limit * 65536 + low * rest
   local us = units * ((period - rest) / limit) + (product - product % limit) / limit * 65536
-  return us + (parts - parts % limit) / limit, parts % limit
+  us = us + (parts - parts % limit) / limit
+  if us >= SPAN_MAX_US then
+    return SPAN_MAX_US, 0
+  end
+  return us, parts % limit
 end
 
 -- Decides about one rate. Its FILL is the moment from which on all units are there, in microseconds and in parts of
@@ -229,6 +234,9 @@ end
 -- none or at least `least`, and the microseconds until `least` are there, or 0.
 local function pour(key, now, wish)
   local limit, period, burst, least, want, give = struct.unpack('<dddddd', wish)
+  if limit == 0 then    -- units for a request that was gone when they came: nobody knows of which rate they are
+    return struct.pack('<dd', 0, 0)
+  end
   local us, part, of = read(FILL, redis.call('GET', key))
   if of ~= limit then
     us, part = us + math.ceil(part / limit), 0
@@ -241,9 +249,11 @@ local function pour(key, now, wish)
       us, part = us + sign, part - sign * limit
     end
   end
-  local function fill()    -- there is never more than the burst
+  local function fill()    -- there is never more than the burst, and no debt is longer than any span
     if us < now then
       us, part = now, 0
+    elseif us >= now + SPAN_MAX_US then
+      us, part = now + SPAN_MAX_US, 0
     end
   end
   fill()
@@ -266,7 +276,7 @@ local function pour(key, now, wish)
   end
   local wait_us = 0
   if granted < least then
-    granted, wait_us = 0, math.ceil(wait(least))
+    granted, wait_us = 0, math.min(math.ceil(wait(least)), SPAN_MAX_US)
   end
   move(granted)
   if us > now or part > 0 then

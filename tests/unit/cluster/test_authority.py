@@ -32,6 +32,7 @@ EXTRA = 3  # rights that a sidecar wants beyond what it needs
 MAXIMA = (1, 4, 9)  # of the counters, by name
 NAMES = tuple(b"%d" % maximum for maximum in MAXIMA)
 OTHER = 0.1  # of the requests have another maximum,
+TEN_YEARS_US = 316_224_000_000_000
 LARGEST = 12  # up to this
 STAYS = 0.7  # of the requests wait on if they are refused
 KEYS = authority.keys(PARTITION, "")
@@ -495,7 +496,7 @@ def test_units_of_a_rate_are_granted_once(ready: Authority) -> None:
     """In ten years there are ten; none comes while the test runs."""
 
     def ask(sidecar: str, call: int, least: int, want: int, give: int = 0) -> Units:
-        wish = RateWish(b"n", 10, 316_224_000_000_000, 10, least, want, give)
+        wish = RateWish(b"n", 10, TEN_YEARS_US, 10, least, want, give)
         return ready.call(sidecar, call, rates=[wish]).units[0]
 
     assert ask("a", 1, 1, 6) == Units(6, 0)
@@ -505,6 +506,32 @@ def test_units_of_a_rate_are_granted_once(ready: Authority) -> None:
     assert 0 < refused.wait_us <= 31_622_400_000_000
     assert ask("b", 2, 0, 0, give=3) == Units(0, 0)
     assert ask("a", 3, 2, 9, give=-1) == Units(2, 0)
+
+
+def test_nothing_of_a_rate_takes_longer_than_ten_years(ready: Authority) -> None:
+    """Neither does its key live for longer."""
+    most = 2**32 - 1
+
+    def ask(call: int, limit: int, burst: int, least: int, give: int = 0) -> Units:
+        wish = RateWish(b"n", limit, TEN_YEARS_US, burst, least, least, give)
+        return ready.call("a", call, rates=[wish]).units[0]
+
+    assert ask(1, 1, most, most) == Units(most, 0)
+    refused = ask(2, 1, most, most)
+    assert refused.units == 0
+    assert 0.99 * TEN_YEARS_US < refused.wait_us <= TEN_YEARS_US
+    for call in range(3, 6):
+        assert ask(call, 1, 0, 0, -most) == Units(0, 0), "a debt"
+    assert 0.99 * TEN_YEARS_US < ask(6, 1, 1, 1).wait_us <= TEN_YEARS_US
+    assert ready.server.pttl(PREFIX + "rate:n") <= TEN_YEARS_US / 1000 + 1
+
+
+def test_units_of_an_unknown_rate_change_nothing(ready: Authority) -> None:
+    """They came for a request that was gone, so that the sidecar does not know the numbers any more."""
+    wish = RateWish(b"n", 10, TEN_YEARS_US, 10, 10, 10)
+    assert ready.call("a", 1, rates=[wish]).units == [Units(10, 0)]
+    assert ready.call("a", 2, rates=[RateWish(b"n", 0, 0, 0, 0, 0, 10)]).units == [Units(0, 0)]
+    assert ready.call("a", 3, rates=[wish]).units[0].units == 0
 
 
 def test_a_lease_that_is_over(ready: Authority) -> None:
