@@ -9,11 +9,13 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.string cimport memcpy
 
 from counterd.engine.fair cimport queue_find
+from counterd.engine.gcra cimport SPAN_MAX_NS
 from counterd.engine.idle_ring cimport ring_push
 from counterd.engine.permits cimport permit_at
 from counterd.engine.table cimport Record, name_bytes, name_tag, table_find
 from counterd.protocols.counter._counters cimport Counter, Counters, counter_at
 from counterd.protocols.counter._leases cimport lease_lose, session_unpark, share_wake
+from counterd.protocols.counter._limits cimport Rule, limits_rule
 from counterd.protocols.counter._rates cimport FLAG_AWAITED, FLAG_RATE, NS_PER_US, RateState
 from counterd.protocols.counter._shares cimport (
     FLAG_KEPT, KINDS, PARTITIONS, PREFIX_MAX, Parked, Part, Share, Shares, link_remove, share_calm, share_can_go,
@@ -75,7 +77,7 @@ cdef class Escrow:
         """Implements contract.Escrow.lose."""
         with self.store.at(now_ns):
             self.part(partition)
-            lease_lose(&self.store.counters, partition)
+            lease_lose(&self.store.counters, partition, now_ns)
             self.store.stirred = True
 
     def set_reachable(self, int partition, bint is_reachable, int64_t now_ns):
@@ -84,6 +86,8 @@ cdef class Escrow:
         cdef int kind
         with self.store.at(now_ns):
             part = self.part(partition)
+            if part.is_away != is_reachable:
+                return
             part.is_away = not is_reachable
             for kind in range(KINDS):
                 part.cursor[kind] = 0 if is_reachable else part.urgent[kind].first
@@ -130,7 +134,7 @@ cdef class Escrow:
         with self.store.at(now_ns):
             for number, rights, maximum, all_rights, all_used, yields, was_refused in settled:
                 share = self.asked(number)
-                share.is_asked = False
+                share.is_asked = share.is_unsure = False
                 share.epoch = share_part(self.shares, share).epoch
                 share.rights, share.maximum, share.all_rights = rights, maximum, all_rights
                 share.others = max(<int64_t>0, <int64_t>all_used - share.told)
@@ -157,7 +161,7 @@ cdef class Escrow:
                 share.is_asked = False
                 share.units += units
                 share.maximum = least
-                share.due_ns = now_ns + wait_us * NS_PER_US
+                share.due_ns = now_ns + min(wait_us * NS_PER_US, SPAN_MAX_NS)
                 self.wake(number)
                 self.put_away(number)
             self.store.stirred = True
@@ -170,8 +174,11 @@ cdef class Escrow:
             for number in numbers:
                 share = self.asked(number)
                 share.is_asked = False
-                if share.parked_first or self.record(number).flags & FLAG_AWAITED:
-                    share_hurry(self.shares, number, &self.record(number).flags, True)
+                if not self.record(number).flags & FLAG_RATE:
+                    share.rights = share_rights(self.shares, share)
+                    share.epoch = share_part(self.shares, share).epoch
+                    share.is_unsure = True
+                share_hurry(self.shares, number, &self.record(number).flags, True)
                 self.put_away(number)
 
     def wanted_elsewhere(self, int partition, list names not None, int64_t now_ns):
@@ -246,7 +253,7 @@ cdef class Escrow:
         cdef uint32_t used = counter_at(&self.store.counters, number).permit.consumption
         if kind == RATES:
             return share.units != 0
-        return used != share.told or share_rights(self.shares, share) != used
+        return share.is_unsure or used != share.told or share_rights(self.shares, share) != used
 
     cdef tuple tell(self, Part* part, uint32_t number, int kind):
         """Returns the news of a share, and notes that it is asked for."""
@@ -266,6 +273,8 @@ cdef class Escrow:
             first = Parked(item.period_us, 0, item.amount, item.most, item.burst, 0, 0, 0)
         elif share.parked_first:
             first = self.shares.parked[share.parked_first]
+        if counters.limits.generation:
+            self.limit(number, kind, &first)
         share.is_asked = True
         share.calls += 1
         share_unlist(self.shares, part, number, kind)
@@ -282,6 +291,17 @@ cdef class Escrow:
         return (
             number, name, first.most, first.amount, waiting, used, peak, share_rights(self.shares, share), queue != 0
         )
+
+    cdef void limit(self, uint32_t number, int kind, Parked* first) noexcept:
+        """Applies the limits of the server to a request, as its decision will."""
+        cdef Counters* counters = &self.store.counters
+        cdef const Rule* rule = limits_rule(&counters.limits, &counters.permits, number, kind == RATES)
+        if rule == NULL:
+            return
+        if kind == RATES:
+            first.period_us, first.most, first.burst = rule.period_us, rule.most, rule.burst
+        else:
+            first.most = min(first.most, rule.most)
 
     cdef void give_up(self, uint32_t number) noexcept:
         """Gives up what became free during the call, except for those that wait already."""

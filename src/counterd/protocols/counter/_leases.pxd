@@ -6,12 +6,12 @@ from libc.stdint cimport int64_t, uint32_t
 
 from counterd._core cimport Session
 from counterd.engine.fair cimport queue_find, queue_wake
-from counterd.engine.permits cimport Permit, Permits, permit_at
+from counterd.engine.permits cimport Holding, Permit, permit_at
 from counterd.engine.wheel cimport timers_arm
-from counterd.protocols.counter._counters cimport Counters
+from counterd.protocols.counter._counters cimport NS_PER_TENTH, Counters
 from counterd.protocols.counter._rates cimport FLAG_AWAITED
 from counterd.protocols.counter._shares cimport (
-    FLAG_SHARED, KINDS, PARTITIONS, Part, Shares, parked_remove, shares_lose,
+    FLAG_SHARED, KINDS, PARTITIONS, Part, Share, Shares, SharesState, parked_remove, shares_lose,
 )
 from counterd.protocols.counter._stays cimport Stays, stay_discard
 
@@ -38,37 +38,42 @@ cdef inline int share_wake(Counters* counters, void** sessions, uint32_t number)
     return steps
 
 
-cdef inline void lease_lose(Counters* counters, int partition) noexcept nogil:
+cdef inline void lease_lose(Counters* counters, int partition, int64_t now_ns) noexcept nogil:
     """Ends all rights of a partition."""
-    shares_lose(&counters.shares, partition)
-    if counters.shares.state.drops:
-        counters.shares.state.to_drop = counters.permits.connections.pool.fresh
+    cdef SharesState* state = counters.shares.state
+    shares_lose(&counters.shares, partition, <uint32_t>(now_ns // NS_PER_TENTH))
+    if state.drops:
+        state.to_drop = counters.permits.state.holdings.fresh
+        state.dropping |= <uint32_t>1 << partition
 
 
-cdef inline bint holds_lapsed(const Counters* counters, uint32_t connection, int* steps) noexcept nogil:
-    """Returns whether a connection holds permits of a shared counter for which there is no lease any more."""
-    cdef const Permits* permits = &counters.permits
-    cdef const Shares* shares = &counters.shares
-    cdef uint32_t entry = permits.holders[connection].first, number
-    while entry:
-        steps[0] -= 1
-        number = permits.holdings[entry].record
-        if permit_at(permits, number).record.flags & FLAG_SHARED:
-            if shares.state.parts[shares.records[number].partition].until_ns == 0:
-                return True
-        entry = permits.holdings[entry].next_of_connection
-    return False
+cdef inline bint holding_is_lost(const Counters* counters, uint32_t entry) noexcept nogil:
+    """Returns whether the permits of a holding may be others' now, because the lease under which they were granted has
+    ended."""
+    cdef const Holding* holding = counters.permits.holdings + entry
+    cdef const Share* share = counters.shares.records + holding.record
+    if holding.connection == 0 or counters.permits.holders[holding.connection].is_exempt:
+        return False
+    if not permit_at(&counters.permits, holding.record).record.flags & FLAG_SHARED:
+        return False
+    if not counters.shares.state.dropping >> share.partition & 1:
+        return False
+    return holding.since_tenths <= counters.shares.state.parts[share.partition].ended_tenths
 
 
-cdef inline int holder_drop(Stays* stays, void** sessions, uint32_t connection, int64_t now_ns) except -1:
-    """Drops a connection, or ends its grace time, so that its permits are given back."""
+cdef inline bint holder_drop(Stays* stays, void** sessions, uint32_t connection, int64_t now_ns) except -1:
+    """Drops a connection, or ends its grace time, so that its permits are given back.
+
+    Returns False if that was done before.
+    """
     if stays.stays[connection].is_kept:
         timers_arm(&stays.timers, connection, now_ns)
-        return 0
+        return True
+    if sessions[connection] == NULL:
+        return False
     stay_discard(stays, connection)
-    if sessions[connection] != NULL:
-        return (<Session>sessions[connection]).drop()
-    return 0
+    (<Session>sessions[connection]).drop()
+    return True
 
 
 cdef inline int leases_end(Counters* counters, Stays* stays, void** sessions, int64_t now_ns, int steps) except -1:
@@ -84,7 +89,7 @@ cdef inline int leases_end(Counters* counters, Stays* stays, void** sessions, in
     for partition in range(PARTITIONS):
         part = shares.state.parts + partition
         if part.until_ns and part.until_ns <= now_ns:
-            lease_lose(counters, partition)
+            lease_lose(counters, partition, now_ns)
         for kind in range(KINDS):
             while part.cursor[kind] and steps > 0:
                 number = part.cursor[kind]
@@ -94,7 +99,10 @@ cdef inline int leases_end(Counters* counters, Stays* stays, void** sessions, in
         steps -= 1
         number = shares.state.to_drop
         shares.state.to_drop -= 1
-        if not counters.permits.holders[number].is_exempt and holds_lapsed(counters, number, &steps):
-            shares.state.dropped += 1
-            holder_drop(stays, sessions, number, now_ns)
+        if holding_is_lost(counters, number):
+            shares.state.dropped += holder_drop(
+                stays, sessions, counters.permits.holdings[number].connection, now_ns
+            )
+    if shares.state.to_drop == 0:
+        shares.state.dropping = 0
     return steps

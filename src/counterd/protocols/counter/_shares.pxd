@@ -60,7 +60,8 @@ cdef struct Share:          # 64 bytes, of each record, in an array of its own
     uint8_t is_asked        # a call is under way
     uint8_t yields          # others wait: what becomes free here is theirs
     uint8_t was_refused     # by the last answer
-    uint8_t spare[2]
+    uint8_t is_unsure       # a call had no answer: the authority may have given rights
+    uint8_t spare
 
 
 cdef struct Link:           # 12 bytes, of each record in each list
@@ -91,6 +92,7 @@ cdef struct Part:           # a partition; of lists, one for counters and one fo
     Ends[KINDS] calm        # shares with rights, units or use; some may have none any more
     uint32_t[KINDS] cursor  # next urgent share to be woken, as the authority cannot be reached any more
     uint32_t epoch          # leases that have ended
+    uint32_t ended_tenths   # when the last one did; of the caller's monotonic clock
     uint8_t is_fresh        # an urgent share is not only one whose request was refused before
     uint8_t is_away         # the authority cannot be reached
 
@@ -98,7 +100,8 @@ cdef struct Part:           # a partition; of lists, one for counters and one fo
 cdef struct SharesState:    # in the region
     Part[PARTITIONS] parts
     uint32_t sidecars       # daemons that share; at least 1
-    uint32_t to_drop        # connections up to this number are still to be dropped, as their permits may be others' now
+    uint32_t to_drop        # holdings up to this number are still to be looked at, as they may be others' now
+    uint32_t dropping       # the partitions whose holdings these are, as bits
     uint64_t dropped        # such connections, in total
     uint8_t unreachable     # Unreachable
     uint8_t drops           # whether connections are dropped
@@ -215,7 +218,9 @@ cdef inline bint share_can_go(const Shares* shares, uint32_t number) noexcept no
     cdef const Share* share = shares.records + number
     if share.is_asked or share.parked_first or share.units:
         return False
-    return share.epoch != share_part(shares, share).epoch or share.rights == 0 and share.told == 0
+    if share.epoch != share_part(shares, share).epoch:
+        return True
+    return share.rights == 0 and share.told == 0 and not share.is_unsure
 
 
 cdef inline void share_end(Shares* shares, uint32_t number, uint8_t* flags) noexcept nogil:
@@ -363,8 +368,9 @@ cdef inline int64_t shares_due_ns(const Shares* shares) noexcept nogil:
     return due
 
 
-cdef inline void shares_lose(Shares* shares, int partition) noexcept nogil:
+cdef inline void shares_lose(Shares* shares, int partition, uint32_t now_tenths) noexcept nogil:
     """Ends all rights of a partition. Permits in use stay in use, unless their connections are dropped."""
     cdef Part* part = shares.state.parts + partition
     part.until_ns = 0
     part.epoch += 1
+    part.ended_tenths = now_tenths

@@ -9,6 +9,7 @@ import pytest
 from counterd.cluster.authority import PARTITIONS, partition_of
 from counterd.protocols.counter import escrow, wire
 from counterd.protocols.counter._lending import Lending
+from counterd.protocols.counter.limits import parse_limits
 from counterd.protocols.counter.wire import DumpEntry, OnDeath, Permit, Rate, Status
 from kit.takes import Desk, Taker
 
@@ -348,6 +349,29 @@ def test_permits_stay_in_use_if_connections_are_not_dropped(shop: Shop) -> None:
     assert one.release(NAME) == Status.NO_ERROR
 
 
+def test_of_many_connections_all_holders_are_dropped_even_if_the_next_lease_begins_meanwhile() -> None:
+    """And those who were granted something under the new lease are not."""
+    shop = Shop(drops=True, holdings=4096, holdings_per_connection=4096)
+    holder, other = shop.some(2)
+    ask(holder, 2)
+    shop.give(8)
+    crowd = shop.some(3)
+    for number in range(3000):  # more holdings than a tick looks at
+        assert other.acquire(b"own", 1, 1 << 20) == Status.NO_ERROR or number
+        crowd[number % 3].acquire(b"own", 1, 1 << 20)
+    shop.wait(500)
+    shop.pump.ticking = False
+    shop.escrow.lose(PART, shop.pump.now_ns)
+    shop.lease(PART)
+    shop.wait(500)
+    ask(other)
+    shop.give(8)
+    shop.pump.ticking = True
+    shop.pump.settle()
+    assert [each.session.dropped for each in (holder, other, *crowd)] == [True, False, False, False, False]
+    assert shop.escrow.figures()["dropped"] == 1
+
+
 # ---- the authority cannot be reached --------------------------------------------------------------------------------
 
 
@@ -406,6 +430,46 @@ def test_a_call_without_an_answer_is_made_again(shop: Shop) -> None:
     assert shop.urgency() == 2
     shop.give(1)
     assert statuses(one) == [Status.NO_ERROR]
+
+
+def test_what_may_have_been_given_is_told_although_nobody_wants_it_any_more(shop: Shop) -> None:
+    (one,) = shop.some(1)
+    ask(one)
+    (news,) = shop.news()
+    one.close()
+    shop.escrow.forget_call([news[0]])
+    assert shop.urgency() == 2
+    (news,) = shop.news()
+    assert news[1:] == (NAME, 10, 0, 0, 0, 0, 0, False)
+    shop.answer(news, 0)
+    assert shop.news(every=True) == []
+
+
+def test_limits_of_the_server_apply_to_what_is_asked(shop: Shop) -> None:
+    text = b'{"permits": [{"name": "shared:*", "maximum": 5}]}'
+    shop.store.load_limits(parse_limits(text))
+    one, other = shop.some(2)
+    ask(one, 1, 10)
+    (news,) = shop.news()
+    assert news[2] == 5
+    shop.answer(news, 3)
+    assert statuses(one) == [Status.NO_ERROR]
+    take = other.take(Permit(NAME, 3, 10), wait_ms=60_000)
+    (news,) = shop.news()
+    assert news[2:5] == (5, 3, 3)
+    shop.answer(news, 4)
+    assert other.has(take)
+
+
+def test_rates_of_the_server_apply_to_what_is_asked(shop: Shop) -> None:
+    text = b'{"rates": [{"name": "shared:*", "limit": 10, "period": 1, "burst": 4}]}'
+    shop.store.load_limits(parse_limits(text))
+    (one,) = shop.some(1)
+    take = one.take(Rate(NAME, 1), wait_ms=60_000)
+    news = of_rate(shop)
+    assert news[2:5] == (10, SECOND, 4)
+    pour(shop, news, 1)
+    assert one.has(take)
 
 
 # ---- connections that end meanwhile ---------------------------------------------------------------------------------
