@@ -2,8 +2,9 @@
 
 Floor 4 (ARCHITECTURE.md). hiredis writes and reads the protocol (docs/decisions/0018-cluster-client.md); the extra
 `redis` installs it. A connection sends each call at once, and does not wait for the answers to earlier calls. Servers
-answer in order. A connection that lacks an answer for PATIENCE_S, or whose bytes make no sense, is cut, and all its
-calls fail.
+answer in order. A connection is cut, and all its calls fail, if an answer lacks for PATIENCE_S or is larger than
+ANSWER_MAX, if its bytes make no sense, or if bytes come that nobody has asked for: later answers would be taken for
+those to other calls.
 """
 
 from __future__ import annotations
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 PATIENCE_S = 1.0  # for an answer, and for a connection
+# In bytes. The largest answer is that to CLUSTER SLOTS: if each of 16,384 slots is a range of its own, with a master
+# and two replicas whose names have the 253 bytes that DNS allows, a range has less than 1 KiB.
+ANSWER_MAX = 16_384 * 1024
 
 
 class Place(NamedTuple):
@@ -59,7 +63,8 @@ class Link(asyncio.Protocol):
         self.why = ""
         self._lost = lost
         self._pack: Callable[[tuple[Any, ...]], bytes] = hiredis.pack_command
-        self._reader = hiredis.Reader()
+        self._reader = hiredis.Reader(notEnoughData=...)  # by default False, which can be an answer too
+        self._read = 0  # bytes since the last answer
         self._protocol_error = hiredis.ProtocolError
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport
@@ -67,7 +72,13 @@ class Link(asyncio.Protocol):
         self._timer: asyncio.TimerHandle | None = None
 
     def send(self, then: Callable[[Any], None], *words: bytes | str | int) -> None:
-        """Sends a command. Calls then() with the answer: an exception if the server refuses it, or if none comes."""
+        """Sends a command. Calls then() with the answer: an exception if the server refuses it, or if none comes.
+
+        Calls then() only after send() has returned.
+        """
+        if not self.is_open:
+            self._loop.call_soon(then, LinkFailed(self.why))
+            return
         self._waiting.append((then, self._loop.time() + PATIENCE_S))
         self._transport.write(self._pack(words))
         if self._timer is None:
@@ -78,6 +89,8 @@ class Link(asyncio.Protocol):
         answer = self._loop.create_future()
         self.send(lambda found: None if answer.done() else answer.set_result(found), *words)
         found = await answer
+        if not self.is_open:  # it may have ended after the answer, which the caller would take for a sign of life
+            raise LinkFailed(self.why)
         if isinstance(found, Exception):
             raise LinkFailed(str(found))
         return found
@@ -114,10 +127,16 @@ class Link(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         try:
             self._reader.feed(data)
-            while self._waiting and (found := self._reader.gets()) is not False:
+            self._read += len(data)
+            while self._waiting and (found := self._reader.gets()) is not ...:
+                self._read = 0
                 self._waiting.popleft()[0](found)
         except self._protocol_error as error:
             self.cut(f"sent what is no answer: {error}")
+        if not self._waiting and self._reader.has_data():
+            self.cut("sent what nobody has asked for")
+        elif self._read > ANSWER_MAX:
+            self.cut(f"sent an answer of more than {ANSWER_MAX} bytes")
 
     def connection_lost(self, error: Exception | None) -> None:
         self.cut(str(error) if error else "closed the connection")
@@ -140,8 +159,10 @@ async def connect(place: Place, login: Login, lost: Callable[[Link], None]) -> L
         link = (await asyncio.wait_for(making, PATIENCE_S))[1]
     except asyncio.TimeoutError:
         raise LinkFailed(f"no connection within {PATIENCE_S:g} s") from None
-    except OSError as error:  # also the errors of TLS
-        raise LinkFailed(error.strerror or str(error)) from None
+    except (OSError, ValueError, OverflowError, RuntimeError) as error:
+        # OSError: also those of TLS. ValueError, OverflowError: no such host name or port can be. RuntimeError: of
+        # uvloop, when the connection ends while it is made.
+        raise LinkFailed(getattr(error, "strerror", None) or str(error)) from None
     try:
         if login.password:
             await link.ask("AUTH", *filter(None, (login.user, login.password)))

@@ -10,7 +10,7 @@ import pytest
 
 from counterd.cluster.authority import LIBRARY, library, script
 from counterd.control import link as module
-from counterd.control.link import Link, LinkFailed, Login, connect
+from counterd.control.link import Link, LinkFailed, Login, Place, connect
 from kit.redises import END, INFO, RUN, SILENCE, Refusal, serving
 
 if TYPE_CHECKING:
@@ -120,6 +120,100 @@ def test_a_failure_fails_all_calls(monkeypatch: pytest.MonkeyPatch, answer: Any,
     (why,) = scene.ended
     assert [(type(each), str(each)) for each in found] == [(LinkFailed, why)] * 2
     assert why.startswith(says)
+
+
+def test_a_call_on_a_connection_that_has_ended_fails() -> None:
+    """Not before send() has returned."""
+
+    async def ask(link: Link) -> list[Any]:
+        link.cut("READONLY")
+        found: list[Any] = []
+        link.send(found.append, "GET", 1)
+        assert not found
+        with pytest.raises(LinkFailed, match="READONLY"):
+            await link.ask("GET", 1)
+        return found
+
+    (error,) = Scene({}).play(ask)
+    assert (type(error), str(error)) == (LinkFailed, "READONLY")
+
+
+def test_an_answer_on_a_connection_that_has_ended_meanwhile() -> None:
+    """One read brings two answers, and the second one lets its caller cut the connection."""
+
+    async def ask(link: Link) -> None:
+        asked = asyncio.ensure_future(link.ask("GET", 1))
+        await asyncio.sleep(0)
+        link.send(lambda _: link.cut("READONLY"), "GET", 2)
+        link.data_received(b":1\r\n:2\r\n")
+        with pytest.raises(LinkFailed, match="READONLY"):
+            await asked
+
+    Scene({b"GET": SILENCE}).play(ask)
+
+
+@pytest.mark.parametrize("bytes_", [b":1\r\n", b"*1\r\n", b"$5\r\nab"])
+@pytest.mark.parametrize("after", [b"", b":7\r\n"])
+def test_bytes_that_nobody_has_asked_for(bytes_: bytes, after: bytes) -> None:
+    """They would be taken for the answer to the next call."""
+
+    async def receive(link: Link) -> list[Any]:
+        found: list[Any] = []
+        if after:
+            link.send(found.append, "GET", 1)
+        link.data_received(after + bytes_)
+        assert not link.is_open
+        return found
+
+    scene = Scene({b"GET": SILENCE})
+    assert scene.play(receive) == ([7] if after else [])
+    assert scene.ended == ["sent what nobody has asked for"]
+
+
+def test_an_answer_that_is_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever was read before counts no more."""
+    monkeypatch.setattr(module, "ANSWER_MAX", 1000)
+
+    async def receive(link: Link) -> list[Any]:
+        found: list[Any] = []
+        for _ in range(10):
+            link.send(found.append, "GET", 1)
+            link.data_received(b"$900\r\n" + b"a" * 900 + b"\r\n")
+        link.send(found.append, "GET", 1)
+        link.data_received(b"*1000\r\n" + b":1\r\n" * 300)
+        return found
+
+    scene = Scene({b"GET": SILENCE})
+    assert [type(each) for each in scene.play(receive)] == [bytes] * 10 + [LinkFailed]
+    assert scene.ended == ["sent an answer of more than 1000 bytes"]
+
+
+def test_false_is_an_answer() -> None:
+    async def receive(link: Link) -> list[Any]:
+        found: list[Any] = []
+        link.send(found.append, "GET", 1)
+        link.data_received(b"#f\r\n")
+        return found
+
+    assert Scene({b"GET": SILENCE}).play(receive) == [False]
+
+
+@pytest.mark.parametrize("place", [Place("a..b", 1), Place("a" * 64, 1), Place("a\0b", 1), Place("127.0.0.1", 1 << 40)])
+def test_a_place_that_cannot_be(place: Place) -> None:
+    with pytest.raises(LinkFailed):
+        asyncio.run(connect(place, OPEN, lambda _: None))
+
+
+def test_a_connection_that_ends_while_it_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run() -> None:
+        async def closed(*_: Any, **__: Any) -> None:
+            raise RuntimeError("the handler is closed")
+
+        monkeypatch.setattr(asyncio.get_running_loop(), "create_connection", closed)
+        await connect(Place("127.0.0.1", 1), OPEN, lambda _: None)
+
+    with pytest.raises(LinkFailed, match="the handler is closed"):
+        asyncio.run(run())
 
 
 def test_a_server_that_answers_late_once_is_given_time_again(monkeypatch: pytest.MonkeyPatch) -> None:
