@@ -115,7 +115,8 @@ class Part:
     wishes, rates: of the call under way, with their news. next_ns: of the next call, unless something is urgent.
     calm_ns: when calm news are taken again. retry_ns: before this nothing is sent. again_ns: after so long it asks
     again for what was refused. has_more: the last call had no room for all urgent news. tells_all: the server has yet
-    to be told everything; told: names of which it was told meanwhile; all_told: the call under way has the rest.
+    to be told everything; told: names of which it was told meanwhile; all_told: the call under way has the rest. These come to the end of the store's
+    list, so all is told when calm news have the first of them again.
     learns_ns: until when it listens. contested: names for which others wait.
     """
 
@@ -183,10 +184,14 @@ class Sidecar:
         if is_calm:
             part.calm_ns = now_ns + TICK_NS
         calm_max = CALM_MAX if is_calm else 0
-        news = [News(*each) for each in self._store.take_news(partition, URGENT_MAX, calm_max, part.tells_all)]
+        urgent = self._store.take_news(partition, URGENT_MAX, 0)
+        calm = self._store.take_news(partition, 0, calm_max, part.tells_all)
+        news = [News(*each) for each in (*urgent, *calm)]
         rates = [RateNews(*each) for each in self._store.take_rates(partition, URGENT_MAX, calm_max)]
         part.has_more = max(len(news), len(rates)) >= URGENT_MAX
-        part.all_told = part.tells_all and (len(news) < CALM_MAX or any(each.name in part.told for each in news))
+        part.all_told = part.tells_all and (
+            len(calm) < CALM_MAX or any(each.name in part.told for each in news[len(urgent) :])
+        )
         part.wishes = [(each, self._wish(part, each)) for each in news]
         part.rates = [(each, self._rate_wish(part, each)) for each in rates]
         self._drop_old(part)
@@ -327,6 +332,7 @@ class Sidecar:
             if news.name in part.blocks:
                 part.blocks[news.name].rights = wish.keep
         part.wishes, part.rates = [], []
+        part.told.clear()  # what is forgotten comes after these in the store's list
         part.calm_ns = 0
 
     def _listen(self, part: Part, learning_ms: int) -> None:

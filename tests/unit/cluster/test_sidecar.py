@@ -433,13 +433,13 @@ def test_many_requests_take_several_calls_one_soon_after_the_other(server: Serve
 # ---- servers that are new -------------------------------------------------------------------------------------------
 
 
-def fill(server: Server, names: int) -> tuple[Machine, list[bytes]]:
+def fill(server: Server, names: int, maximum: int = 100) -> tuple[Machine, list[bytes]]:
     """A machine with a permit of each of many counters in one partition."""
     machine = Machine(server)
     numbers = (b"n%d" % number for number in itertools.count())
     found = [*itertools.islice((name for name in numbers if authority.partition_of(name) == PART), names)]
     for name in found:
-        machine.ask(name=name)
+        machine.ask(maximum=maximum, name=name)
     while len(machine.grants) < names:
         server.advance(3 * MS)
         machine.turn()
@@ -468,6 +468,23 @@ def test_a_new_server_is_told_everything(server: Server) -> None:
     pass_time(server, 11 * SECOND, machine)
     assert machine.dropped == []
     assert machine.sidecar.figures()["learning"] == 0
+
+
+def test_a_new_server_is_told_everything_although_requests_are_asked_for_again_and_again(server: Server) -> None:
+    """Also if it does not answer in between."""
+    machine, found = fill(server, CALM_MAX * 4, maximum=1)
+    machine.ask(maximum=1, name=found[-1], stays=True)
+    new_server(server)
+    for round_ in range(12):
+        server.advance(101 * MS)
+        call = machine.send()
+        assert call is not None
+        if round_ == 3:
+            machine.sidecar.failed(PART, server.now_ns)
+        else:
+            machine.sidecar.answered(PART, server.tick(*call), server.now_ns)
+    totals = server.data[authority.keys(PART, "")[2].encode()]
+    assert {*found} == {*totals}
 
 
 def test_a_lease_is_given_up_if_a_new_server_cannot_be_told_everything(server: Server) -> None:
