@@ -206,8 +206,7 @@ class SharedStore:
             share = self._by_number(number)
             share.is_asked = False
             self.calm[share] = None
-            if share.queue or share.parked:
-                self._hurry(share, True)
+            self._hurry(share, True)  # also if nobody waits any more: the call may have given it rights
 
     def wanted_elsewhere(self, _partition: int, names: list[bytes], now_ns: int) -> None:
         self.now_ns = now_ns

@@ -95,7 +95,8 @@ class RateNews(NamedTuple):
 class Block:
     """The rights to one name. since_ns: when the turn began while others wait; 0: nobody else waits. waits: a request
     of this sidecar was refused by the last answer. yields: the store was told that others wait. over: permits that all
-    sidecars use beyond the maximum."""
+    sidecars use beyond the maximum. is_sure: no call about it was without an answer since the last answer. all_rights,
+    all_used, least_maximum: what the store was told besides."""
 
     rights: int
     used: int
@@ -104,6 +105,14 @@ class Block:
     waits: bool = False
     yields: bool = False
     over: int = 0
+    is_sure: bool = True
+    all_rights: int = 0
+    all_used: int = 0
+    least_maximum: int = 0
+
+    def settled(self, number: int) -> tuple[int, int, int, int, int, bool, bool]:
+        """Returns what the store is told of an answer. number: of the news."""
+        return number, self.rights, self.least_maximum, self.all_rights, self.all_used, self.yields, self.waits
 
 
 @dataclass(slots=True)
@@ -194,7 +203,7 @@ class Sidecar:
         )
         part.wishes = [(each, self._wish(part, each)) for each in news]
         part.rates = [(each, self._rate_wish(part, each)) for each in rates]
-        self._drop_old(part)
+        self._drop_old(part, now_ns)
         if not part.wishes and not part.rates and not part.tells_all and not self._has_to_ask(partition, part, now_ns):
             part.next_ns = part.calm_ns if news or rates or part.blocks else now_ns + HEARTBEAT_NS
             return None
@@ -327,10 +336,13 @@ class Sidecar:
         return (bool(part.blocks) or partition == PRESENCE) and silent_ns >= self._lease_ns // RENEWALS
 
     def _forget(self, part: Part) -> None:
+        """Forgets a call on which the authority may have acted: it is told again of rights, and debts stay here."""
+        self._store.give_units([(news.number, -wish.give) for news, wish in part.rates if wish.give < 0])
         self._store.forget_call([news.number for news, _ in part.wishes] + [news.number for news, _ in part.rates])
         for news, wish in part.wishes:
             if news.name in part.blocks:
                 part.blocks[news.name].rights = wish.keep
+                part.blocks[news.name].is_sure = False
         part.wishes, part.rates = [], []
         part.told.clear()  # what is forgotten comes after these in the store's list
         part.calm_ns = 0
@@ -345,19 +357,22 @@ class Sidecar:
         learning_ns = learning_ms * MS
         part.learns_ns = part.sent_ns + learning_ns - learning_ns // MARGIN if learning_ms else 0
 
-    def _drop_old(self, part: Part) -> None:
-        """Drops wishes that change nothing."""
+    def _drop_old(self, part: Part, now_ns: int) -> None:
+        """Drops wishes that change nothing. The store is told what it knows, as if they had been answered."""
 
         def is_old(news: News, wish: Wish) -> bool:
             block = part.blocks.get(news.name)
-            known = block is not None and (block.rights, block.used) == (news.rights, news.used)
+            known = block is not None and block.is_sure and (block.rights, block.used) == (news.rights, news.used)
             return known and not news.first and wish.want == news.rights and not part.tells_all
 
-        old = {news.number for news, wish in part.wishes if is_old(news, wish)}
-        old |= {news.number for news, wish in part.rates if not news.first and not wish.want and not wish.give}
-        self._store.forget_call([*old])
-        part.wishes = [each for each in part.wishes if each[0].number not in old]
-        part.rates = [each for each in part.rates if each[0].number not in old]
+        old = {news.number: part.blocks[news.name] for news, wish in part.wishes if is_old(news, wish)}
+        if old:
+            part.wishes = [each for each in part.wishes if each[0].number not in old]
+            self._store.settle_rights([block.settled(number) for number, block in old.items()], now_ns)
+        idle = {news.number for news, wish in part.rates if not news.first and not wish.want and not wish.give}
+        if idle:
+            part.rates = [each for each in part.rates if each[0].number not in idle]
+            self._store.settle_rates([(number, 0, 0, 0) for number in idle], now_ns)
 
     # ---- inside: leases ----
 
@@ -420,6 +435,7 @@ class Sidecar:
             self._counts["refused_in_vain"] += refused and right.all_used + news.first <= news.maximum
         if right.rights or news.used or refused:
             block = part.blocks.setdefault(news.name, Block(0, 0, wish.maximum))
+            block.is_sure = True
             block.rights, block.used, block.waits = right.rights, news.used, refused
             if wish.mode == right.mode == Mode.PLENTY:
                 block.maximum = wish.maximum
@@ -436,15 +452,17 @@ class Sidecar:
             else:
                 block.yields = right.waited_for or wish.maximum < FEW * part.sidecars
             # Rights for one request are for no other one, when they become free.
-            yields = block.yields = block.yields or right.mode == Mode.EXACT
+            block.yields = block.yields or right.mode == Mode.EXACT
         else:
+            block = Block(0, 0, wish.maximum)
             part.blocks.pop(news.name, None)
             part.contested.discard(news.name)
-            yields = False
-        all_used = right.all_used if refused else right.all_used - news.first  # it counts what it grants as used
+        block.all_rights = right.all_rights
+        block.all_used = right.all_used if refused else right.all_used - news.first  # it counts what it grants as used
         # Rights for single requests are for this one, if it was granted, or else for those that have them already.
-        maximum = UINT32_MAX if right.mode == Mode.EXACT and (refused or not news.first) else wish.maximum
-        return news.number, right.rights, maximum, right.all_rights, all_used, yields, refused
+        is_alone = right.mode == Mode.EXACT and (refused or not news.first)
+        block.least_maximum = UINT32_MAX if is_alone else wish.maximum
+        return block.settled(news.number)
 
     # ---- inside: turns ----
 

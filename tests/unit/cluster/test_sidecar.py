@@ -402,6 +402,44 @@ def test_a_call_that_was_repeated_is_forgotten(server: Server) -> None:
     assert len(machine.grants) == 1
 
 
+@pytest.mark.parametrize("is_repeated", [False, True])
+def test_rights_of_an_answer_that_was_lost_go_back_although_nobody_wants_them(
+    server: Server, is_repeated: bool
+) -> None:
+    one, other = pair(server)
+    one.ask(10, maximum=100)
+    one.turn()
+    pass_time(server, SECOND, one)
+    request = one.ask(60, maximum=100, stays=True)
+    call = one.send()
+    assert call is not None
+    found = server.tick(*call)
+    one.store.give_up(request)
+    if is_repeated:
+        one.sidecar.answered(PART, server.tick(*call), server.now_ns)
+    else:
+        assert found
+        one.sidecar.failed(PART, server.now_ns)
+    pass_time(server, 2 * SECOND, one)
+    other.ask(80, maximum=100)
+    other.turn()
+    assert (one.used, other.used) == (10, 80)
+
+
+def test_what_is_known_is_not_told_again(server: Server) -> None:
+    """Idle rights within the headroom stay."""
+    machine = Machine(server)
+    machine.ask(maximum=1000)
+    machine.turn()
+    pass_time(server, SECOND, machine)
+    assert machine.rights > machine.used
+    before = machine.store.share(NAME).calls
+    assert pass_time(server, SECOND, machine) <= 2
+    assert machine.store.share(NAME).calls - before <= 11, "looked at once in a tick"
+    machine.release()
+    assert len(machine.grants) == 1
+
+
 def test_an_answer_without_sense(server: Server) -> None:
     machine = Machine(server)
     for answer in ([2, 0, 1, 5, [], b"", b""], [2, 0, 1, 5, [], b"x", b""], [2, 0], []):
@@ -530,11 +568,22 @@ def test_units_of_a_rate_go_back(server: Server) -> None:
     machine = Machine(server)
     ask_rate(machine, 100, 0, 0)
     assert ask_rate(machine, 0, 10, 4)[0] == [[(1, 6)]]
-    assert ask_rate(machine, 0, 4, 4) == ([], []), "there is nothing to say"
+    assert ask_rate(machine, 0, 4, 4) == ([], [[(1, 0, 0, 0)]]), "there is nothing to say"
     assert ask_rate(machine, 0, 4, 0)[0] == [[(1, 4)]]
     assert ask_rate(machine, 0, -7, 0)[0] == [[(1, -7)]]
     assert ask_rate(machine, 160, 0, 0)[1][0][0][1] == 0
     assert ask_rate(machine, 160 - 100 + 6 + 4 - 7, 0, 0)[1][0][0][1] == 63
+
+
+def test_debts_of_a_rate_are_told_again(server: Server) -> None:
+    """What was used beyond what was granted. What was given back is lost with the call."""
+    machine = Machine(server)
+    for units, given in ((-7, [[(1, -7)], [(1, 7)]]), (4, [[(1, 4)], []])):
+        machine.store.rates, machine.store.given = [(1, b"r", 160, YEARS_US, 160, 0, 0, units, 0, False)], []
+        assert machine.send() is not None
+        machine.sidecar.failed(PART, server.now_ns)
+        assert machine.store.given == given
+        server.advance(SECOND)
 
 
 # ---- figures --------------------------------------------------------------------------------------------------------
