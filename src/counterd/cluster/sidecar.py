@@ -124,9 +124,9 @@ class Part:
     wishes, rates: of the call under way, with their news. next_ns: of the next call, unless something is urgent.
     calm_ns: when calm news are taken again. retry_ns: before this nothing is sent. again_ns: after so long it asks
     again for what was refused. has_more: the last call had no room for all urgent news. tells_all: the server has yet
-    to be told everything; told: names of which it was told meanwhile; all_told: the call under way has the rest. These come to the end of the store's
-    list, so all is told when calm news have the first of them again.
-    learns_ns: until when it listens. contested: names for which others wait.
+    to be told everything; told: names of which it was told meanwhile; all_told: the call under way has the rest. What
+    was told goes to the end of the store's list, so calm news begin with it again when all is told. learns_ns: until
+    when it listens. contested: names for which others wait.
     """
 
     name: str = ""
