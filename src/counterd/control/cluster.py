@@ -212,9 +212,13 @@ class Cluster:
 
     def _answered(self, partition: int, found: Any) -> None:
         self._is_asked[partition] = False
+        if self._is_stopped:  # the sidecar has said farewell, and expects no answer
+            return
         self._fresh[partition] = time.monotonic_ns()
         if isinstance(found, Exception):
-            self._servers.leave(partition, str(found))
+            place = self._servers.refused(partition, str(found))
+            if place is not None:
+                self._report("cluster_call", f"{place.host}:{place.port} has refused a call: {found}")
             self._fail(partition)
         else:
             try:

@@ -3,13 +3,14 @@
 Floor 4 (ARCHITECTURE.md). A partition belongs to one server: to the master of its slot in a Redis Cluster, or else to
 the only master. While a partition has no server, the known servers are asked in turn who has it. That is so at the
 start, when a connection fails, and when a server says that it is the wrong one (MOVED, READONLY) or cannot answer
-(LOADING, CLUSTERDOWN). So a failover needs no other code.
+(LOADING, CLUSTERDOWN). So a failover needs no other code. Any other error concerns one call, and not its server.
 """
 
 from __future__ import annotations
 
 import asyncio
 import binascii
+import re
 from typing import TYPE_CHECKING, NamedTuple
 
 from counterd.cluster.authority import PARTITIONS, TAGS
@@ -23,6 +24,14 @@ SLOTS = 16384  # of a Redis Cluster
 
 # Partitions by the slot of their keys, which have {TAG} in their names.
 PARTITION_OF_SLOT = {binascii.crc_hqx(b"%d" % tag, 0) % SLOTS: number for number, tag in enumerate(TAGS)}
+
+
+# Errors of a server that can serve no call now, or that has lost the authority, which each new connection loads. Before
+# Redis 7, an error in a script has the word after a dash.
+UNABLE = re.compile(
+    r"(?:^|-)(?:BUSY|CLUSTERDOWN|LOADING|MASTERDOWN|MISCONF|NOAUTH|NOPERM|NOREPLICAS|NOSCRIPT|OOM|READONLY|WRONGPASS)\b"
+    r"|^ERR Function not found"
+)
 
 
 class Map(NamedTuple):
@@ -110,16 +119,28 @@ class Servers:
         self._lacking.set()
         self._task = asyncio.get_running_loop().create_task(self._run())
 
-    def leave(self, partition: int, why: str) -> None:
-        """Looks for another server of a partition, because its server has answered with this error."""
+    def refused(self, partition: int, why: str) -> Place | None:
+        """Looks for another server of a partition if its server cannot serve it, as this error says.
+
+        Returns the server if the error concerns only the call, or else None.
+        """
         link = self.owners[partition]
         if link is None:
-            return
+            return None
         if why.startswith("MOVED "):  # this server knows the right one
             self._known = [link.place, *(each for each in self._known if each != link.place)]
             self.owners[partition] = None
             self._lacking.set()
+        elif UNABLE.search(why):
+            link.cut(why)
         else:
+            return link.place
+        return None
+
+    def leave(self, partition: int, why: str) -> None:
+        """Looks for another server of a partition, and cuts the connection to the one that it has."""
+        link = self.owners[partition]
+        if link is not None:
             link.cut(why)
 
     def stop(self) -> None:

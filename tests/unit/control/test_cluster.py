@@ -137,7 +137,7 @@ class Scene:
         asyncio.get_running_loop().call_soon(lambda: self.cluster.turn(time.monotonic_ns()))
 
     def _report(self, cause: str, text: str) -> None:
-        assert cause == "cluster"
+        assert cause == ("cluster_call" if "refused a call" in text else "cluster")
         self.reports.append(text)
 
 
@@ -221,6 +221,29 @@ def test_a_call_that_fails_is_told_to_the_sidecar(monkeypatch: pytest.MonkeyPatc
     assert reachable == ["the cluster is reachable: limits are shared through 1 server"] * 2
 
 
+def test_an_error_that_concerns_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other partitions go on with the same connection, and so does this one with its next call."""
+    scene = Scene(monkeypatch)
+
+    async def act() -> None:
+        await scene.reached()
+        scene.server.answers[b"FCALL"] = Refusal("TRYAGAIN Multiple keys request during rehashing of slot")
+        scene.say(3, "a")
+        await until(lambda: scene.sidecar.failures)
+        del scene.server.answers[b"FCALL"]
+        for partition in (3, 4):
+            scene.say(partition, "b")
+        await until(lambda: len(scene.sidecar.answers) == 2)
+
+    scene.play(act)
+    assert scene.sidecar.failures == [3]
+    assert scene.server.redis.connections == 1
+    port = scene.server.redis.place.port
+    assert scene.reports == [
+        f"127.0.0.1:{port} has refused a call: TRYAGAIN Multiple keys request during rehashing of slot"
+    ]
+
+
 def test_an_answer_without_sense(monkeypatch: pytest.MonkeyPatch) -> None:
     scene = Scene(monkeypatch)
 
@@ -244,6 +267,29 @@ def test_the_farewell_gives_everything_back(monkeypatch: pytest.MonkeyPatch) -> 
     with capture_logs() as logs:
         scene.play(act)
     assert scene.server.calls == [[b"key-%d" % number, b"farewell"] for number in range(PARTITIONS)]
+    assert not [line for line in logs if "give back" in line["event"]]
+
+
+@pytest.mark.parametrize("error", ["", "READONLY You can't write against a read only replica."])
+def test_the_farewell_while_calls_are_under_way(monkeypatch: pytest.MonkeyPatch, error: str) -> None:
+    """The sidecar takes no answer after it, and none of these answers ends the connection."""
+    scene = Scene(monkeypatch)
+
+    def answer(words: list[bytes]) -> Any:
+        return Refusal(error) if error and words[-1] == b"a" else Server.answer(scene.server, words)
+
+    async def act() -> None:
+        await scene.reached()
+        scene.server.redis.answer = answer
+        for partition in range(PARTITIONS):
+            scene.say(partition, "a")
+        scene.sidecar.nonsense = True
+        await scene.cluster.farewell()
+
+    with capture_logs() as logs:
+        scene.play(act)
+    assert [words[-1] for words in scene.server.calls][-PARTITIONS:] == [b"farewell"] * PARTITIONS
+    assert scene.sidecar.answers == scene.sidecar.failures == []
     assert not [line for line in logs if "give back" in line["event"]]
 
 

@@ -171,7 +171,7 @@ def test_a_partition_moves(monkeypatch: pytest.MonkeyPatch) -> None:
     async def act() -> None:
         await scene.reached("run0")
         first.knows(second)
-        scene.servers.leave(3, f"MOVED 1 127.0.0.1:{second.redis.place.port}")
+        scene.servers.refused(3, f"MOVED 1 127.0.0.1:{second.redis.place.port}")
         await scene.reached("run0", "run1")
 
     scene.play(act, lambda: first.knows(first))
@@ -190,7 +190,7 @@ def test_a_failover(monkeypatch: pytest.MonkeyPatch, answer: Any) -> None:
         await scene.reached("run0")
         first.answers |= dict.fromkeys((b"FUNCTION", b"INFO", b"CLUSTER"), answer)
         first.state = answer
-        scene.servers.leave(3, "READONLY You can't write against a read only replica.")
+        scene.servers.refused(3, "READONLY You can't write against a read only replica.")
         await until(lambda: any(scene.whys))
         second.knows(second)
         await scene.reached("run1")
@@ -201,6 +201,60 @@ def test_a_failover(monkeypatch: pytest.MonkeyPatch, answer: Any) -> None:
 
     scene.play(act, arrange)
     assert next(filter(None, scene.whys)).startswith("127.0.0.1:")
+
+
+@pytest.mark.parametrize(
+    ("error", "is_left"),
+    [
+        ("LOADING Redis is loading the dataset in memory", True),
+        ("NOREPLICAS Not enough good replicas to write.", True),
+        ("NOSCRIPT No matching script. Please use EVAL.", True),
+        ("ERR Function not found", True),
+        ("ERR Error running script (call to f_1): @user_script:63: @user_script: 63: -READONLY You can't write", True),
+        ("ERR invalid expire time in 'set' command script: counterd_1, on @user_function:1.", False),
+        ("TRYAGAIN Multiple keys request during rehashing of slot", False),
+        ("ASK 3999 127.0.0.1:6381", False),
+        ("ERR LOADING", False),
+    ],
+)
+def test_errors_of_servers_and_of_calls(monkeypatch: pytest.MonkeyPatch, error: str, is_left: bool) -> None:
+    scene = Scene(monkeypatch, 1)
+    (server,) = scene.fleet
+
+    async def act() -> None:
+        await scene.reached("run0")
+        assert scene.servers.refused(3, error) == (None if is_left else server.redis.place)
+        assert scene.servers.refused(3, error) == (None if is_left else server.redis.place)
+        assert (scene.servers.owners == [None] * PARTITIONS) == is_left
+        await scene.reached("run0")
+
+    scene.play(act)
+    assert server.redis.connections == 1 + is_left
+
+
+def test_a_connection_that_ends_during_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An answer to a call cuts the connection on which the search waits for its own answer."""
+    scene = Scene(monkeypatch, 1)
+
+    async def act() -> None:
+        await scene.reached("run0")
+        link = scene.servers.owners[3]
+        assert link is not None
+        ask = link.ask
+
+        async def ask_and_lose(*words: Any) -> Any:
+            found = await ask(*words)
+            if words == ("CLUSTER", "INFO"):
+                link.cut("READONLY")
+            return found
+
+        monkeypatch.setattr(link, "ask", ask_and_lose)
+        scene.servers.refused(3, "MOVED 1 127.0.0.1:1")
+        await until(lambda: not link.is_open)
+        await scene.reached("run0")
+        assert link not in scene.servers.owners
+
+    scene.play(act)
 
 
 def test_a_server_whose_cluster_is_down(monkeypatch: pytest.MonkeyPatch) -> None:
