@@ -23,7 +23,9 @@ TAGS = (18, 3, 65, 223, 19, 2, 64, 222, 265, 23, 218, 49, 264, 22, 219, 48)
 assert len(TAGS) == PARTITIONS
 LIMITS_MAX = 1000  # in one call: a Lua function takes fewer than 8,000 arguments
 LIBRARY = f"counterd_{VERSION}"  # of Functions; its function has the same name
-_STALE, _LOST = 0, 1
+UINT32_MAX = 0xFFFFFFFF  # of permits, in the stores
+WAIT_MAX_US = 1 << 52  # more than a century; as nanoseconds, and added to a time, it fits into 63 bits
+_STALE, _LOST, _DONE = 0, 1, 2
 _WISH = struct.Struct("<7d")  # all numbers are doubles, as Lua's are
 _RATE_WISH = struct.Struct("<6d")
 _RIGHT = struct.Struct("<5d")
@@ -191,12 +193,41 @@ def answer(found: list[Any]) -> Answer:
     if found == [_LOST]:
         raise LeaseLost
     try:
-        _, learning_ms, sidecars, again_ms, waited, packed_rights, packed_units = found
-        rights = [
-            Right(int(rights), Mode(mode), int(every), int(used), bool(waits))
-            for rights, mode, every, used, waits in _RIGHT.iter_unpack(packed_rights)
-        ]
-        units = [Units(int(granted), int(wait_us)) for granted, wait_us in _UNITS.iter_unpack(packed_units)]
-    except (struct.error, TypeError, ValueError) as error:
-        raise ValueError(f"the authority answered {found!r:.200}") from error
-    return Answer(learning_ms, sidecars, again_ms, waited, rights, units)
+        status, learning_ms, sidecars, again_ms, waited, packed_rights, packed_units = found
+        if status != _DONE or not all(isinstance(name, bytes) for name in waited):
+            raise ValueError
+        return Answer(
+            _number(learning_ms),
+            _number(sidecars),
+            _number(again_ms),
+            [*waited],
+            [
+                Right(_number(rights), Mode(mode), _clipped(every), _clipped(used), bool(waits))
+                for rights, mode, every, used, waits in _RIGHT.iter_unpack(packed_rights)
+            ],
+            [
+                Units(_number(granted), _clipped(wait_us, WAIT_MAX_US))
+                for granted, wait_us in _UNITS.iter_unpack(packed_units)
+            ],
+        )
+    except (struct.error, TypeError, ValueError, OverflowError) as error:
+        raise ValueError(f"the authority answered {_shown(found)}") from error
+
+
+def _shown(found: Any) -> str:
+    try:
+        return f"{found!r:.200}"
+    except RecursionError:
+        return "what is nested too deeply"
+
+
+def _number(found: float) -> int:
+    """Returns a number of an answer. Raises ValueError if a store cannot have it, or TypeError if it is none."""
+    if not 0 <= found <= UINT32_MAX:  # true of NaN
+        raise ValueError
+    return int(found)
+
+
+def _clipped(found: float, most: int = UINT32_MAX) -> int:
+    """Returns a number that may be larger than what a store can have. Raises as int() does."""
+    return max(0, min(int(found), most))

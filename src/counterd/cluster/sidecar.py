@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from counterd.cluster import authority
-from counterd.cluster.authority import LeaseLost, Mode, RateWish, StaleCall, Wish
+from counterd.cluster.authority import UINT32_MAX, LeaseLost, Mode, RateWish, StaleCall, Wish
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -43,7 +43,6 @@ MARGIN = 10  # of a lease, one part is not used: this machine's clock may be slo
 PRESENCE = 0  # the partition in which each sidecar has a lease
 RENEWALS = 3  # of a lease: two calls may be lost
 HEADROOM = 8  # of a maximum, or of a burst, one part may be idle at all sidecars together
-UINT32_MAX = 0xFFFFFFFF
 SPARE = 8  # permits beyond what was needed, so that few requests wait for a call
 FEW = 2  # permits per sidecar: with a smaller limit, each request is asked for
 URGENT = 2  # urgency(): there is more than requests that were refused before
