@@ -109,6 +109,12 @@ class SharedStore:
         self._give_up_rights(share)
         self._drain(share)
 
+    def turn(self, now_ns: int) -> None:
+        """Ends the leases that are over."""
+        for partition, until_ns in enumerate(self.until_ns):
+            if 0 < until_ns <= now_ns:
+                self.lose(partition, now_ns)
+
     def _allows(self, share: Share, request: Request) -> bool:
         return self.now_ns < self.until_ns[share.partition] and share.has_rights(request)
 
@@ -220,12 +226,14 @@ class SharedStore:
 
     def lose(self, partition: int, now_ns: int) -> None:
         self.now_ns = now_ns
+        if self.until_ns[partition] == 0:
+            return
         self.until_ns[partition] = 0
         mine = [share for share in self.shares.values() if share.partition == partition]
         for share in mine:
             share.rights, share.yields = 0, False
         if self.dropped is not None:
-            self.dropped([share.name for share in mine])
+            self.dropped([share.name for share in mine if share.used])
 
     def set_reachable(self, partition: int, reachable: bool, now_ns: int) -> None:
         self.now_ns = now_ns

@@ -76,11 +76,6 @@ class Model(SharedStore):
         super().__init__(host.granted, host.refused, host.dropped)
         self.escrow: Any = self
 
-    def turn(self, now_ns: int) -> None:
-        for partition, until_ns in enumerate(self.until_ns):
-            if 0 < until_ns <= now_ns:
-                self.lose(partition, now_ns)
-
     def next_deadline(self) -> int:
         return min((until_ns for until_ns in self.until_ns if until_ns), default=0)
 

@@ -6,6 +6,7 @@ Each promise is broken once, by the script, the policy or the store, and the wor
 from __future__ import annotations
 
 import itertools
+import math
 from collections import Counter
 from random import Random
 from typing import TYPE_CHECKING, Any
@@ -136,7 +137,7 @@ def test_calls_are_bounded_by_ticks() -> None:
     world = World(1, Sizes(hosts), demands, Model)
     world.run(seconds * SECOND)
     assert world.granted == len(demands) > 25_000
-    calls = sum(host.sidecar.figures()["calls"] for host in world.hosts)
+    calls = sum(host.sidecar.figures(world.now_ns)["calls"] for host in world.hosts)
     assert calls < hosts * seconds * 40
 
 
@@ -209,7 +210,7 @@ def a_new_server_is_not_told(patch: pytest.MonkeyPatch) -> None:
     plain = Sidecar.call
 
     def call(self: Sidecar, partition: int, run: str, now_ns: int) -> Any:
-        self._parts[partition].run = run
+        self._parts[partition].run, self._parts[partition].learning_ms = run, math.inf
         return plain(self, partition, run, now_ns)
 
     patch.setattr(Sidecar, "call", call)

@@ -18,6 +18,7 @@ sidecars in the line, each is served after at most S times W. Within a sidecar t
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -119,13 +120,14 @@ class Part:
     """A partition.
 
     name: of this sidecar, there; "" before its first call. calls: with this name. sent_ns: of the call under way, or
-    the last one. renewed_ns: of the last one that was answered. until_ns: end of the lease here; 0: there is none.
-    wishes, rates: of the call under way, with their news. next_ns: of the next call, unless something is urgent.
-    calm_ns: when calm news are taken again. retry_ns: before this nothing is sent. again_ns: after so long it asks
-    again for what was refused. has_more: the last call had no room for all urgent news. tells_all: the server has yet
-    to be told everything; told: names of which it was told meanwhile; all_told: the call under way has the rest. What
-    was told goes to the end of the store's list, so calm news begin with it again when all is told. learns_ns: until
-    when it listens. contested: names for which others wait.
+    the last one. renewed_ns: of the last one that was answered. until_ns: end of the lease here, at which the store
+    ends it too; 0: there is none. wishes, rates: of the call under way, with their news. next_ns: of the next call,
+    unless something is urgent. calm_ns: when calm news are taken again. retry_ns: before this nothing is sent.
+    again_ns: after so long it asks again for what was refused. has_more: the last call had no room for all urgent news.
+    tells_all: the server has yet to be told everything; told: names of which it was told meanwhile; all_told: the call
+    under way has the rest. What was told goes to the end of the store's list, so calm news begin with it again when all
+    is told. learns_ns: until when it listens; learning_ms: for how long, at most, when it answers the next call.
+    has_left: after the farewell. contested: names for which others wait.
     """
 
     name: str = ""
@@ -146,6 +148,8 @@ class Part:
     told: set[bytes] = field(default_factory=set)
     all_told: bool = False
     learns_ns: int = 0
+    learning_ms: float = math.inf
+    has_left: bool = False
     sidecars: int = 1
     blocks: dict[bytes, Block] = field(default_factory=dict)
     contested: set[bytes] = field(default_factory=set)
@@ -166,7 +170,6 @@ class Sidecar:
         self._parts = [Part() for _ in range(authority.PARTITIONS)]
         self._counts: Counter[str] = Counter()
         self._over_max = 0
-        self._now_ns = 0
 
     # ---- calls ----
 
@@ -176,7 +179,6 @@ class Sidecar:
         run: the run ID of the server that will get the call.
         """
         part = self._parts[partition]
-        self._now_ns = max(self._now_ns, now_ns)
         self._watch_lease(partition, part, now_ns)
         if now_ns < max(part.retry_ns, part.sent_ns + MIN_GAP_NS):
             return None
@@ -184,6 +186,7 @@ class Sidecar:
             part.run = run
             part.tells_all = True  # also with nothing to tell, so that a new server begins to learn
             part.told.clear()
+            part.learning_ms = math.inf
         self._end_turns(partition, part, now_ns)
         if not part.tells_all and now_ns < self.next_call_ns(partition):
             return None
@@ -216,8 +219,12 @@ class Sidecar:
     def answered(self, partition: int, found: list[Any], now_ns: int) -> None:
         """Takes the answer to the last call. Raises ValueError if it makes no sense."""
         part = self._parts[partition]
+        if part.has_left:
+            return
         try:
             answer = authority.answer(found)
+            if 0 < part.until_ns <= now_ns:  # the lease was over first, so the store has forgotten its other rights
+                raise LeaseLost
             if (len(answer.rights), len(answer.units)) != (len(part.wishes), len(part.rates)):
                 raise ValueError("the authority answered other wishes")
         except StaleCall:  # a library has repeated the call, and the first answer was lost
@@ -236,6 +243,8 @@ class Sidecar:
         part.sidecars = max(answer.sidecars, 1)
         self._listen(part, answer.learning_ms)
         part.renewed_ns, part.until_ns = part.sent_ns, part.sent_ns + self._lease_ns - self._lease_ns // MARGIN
+        if part.tells_all and part.learns_ns:  # a new server believes only what it was told in time
+            part.until_ns = min(part.until_ns, part.learns_ns)
         self._store.set_lease(partition, part.until_ns)
         self._store.set_reachable(partition, True, now_ns)
         self._store.set_sidecars(max(each.sidecars for each in self._parts))
@@ -261,6 +270,8 @@ class Sidecar:
     def failed(self, partition: int, now_ns: int) -> None:
         """Notes that the last call had no answer, or could not be made. The authority may have acted on it."""
         part = self._parts[partition]
+        if part.has_left:
+            return
         self._counts["failed"] += 1
         self._forget(part)
         part.retry_ns = part.next_ns = now_ns + min(RETRY_NS << min(part.failures, 9), RETRY_MOST_NS)
@@ -283,10 +294,10 @@ class Sidecar:
         From then on nothing may be granted in this partition, and permits that are in use no longer count.
         """
         part = self._parts[partition]
-        part.wishes, part.rates = [], []
-        return self._send(partition, part, 0, self._now_ns)
+        part.wishes, part.rates, part.has_left = [], [], True
+        return self._send(partition, part, 0, part.sent_ns)
 
-    def figures(self) -> dict[str, float]:
+    def figures(self, now_ns: int) -> dict[str, float]:
         """Returns figures for metrics, as of the last answers.
 
         rights, stranded (rights that are not in use), overshoot (permits that all sidecars use beyond the maximum, of
@@ -295,8 +306,9 @@ class Sidecar:
         waited), refused, refused_in_vain (although permits were free elsewhere), failed, lost (leases).
         """
         blocks = [block for part in self._parts for block in part.blocks.values()]
-        leased = [part for part in self._parts if part.until_ns]
-        counts = ("calls", "asked", "refused", "refused_in_vain", "failed", "lost")
+        leased = [part for part in self._parts if part.until_ns > now_ns]
+        over = [part for part in self._parts if 0 < part.until_ns <= now_ns and part.blocks]  # call() will notice
+        counts = ("calls", "asked", "refused", "refused_in_vain", "failed")
         return {
             "rights": sum(block.rights for block in blocks),
             "stranded": sum(max(block.rights - block.used, 0) for block in blocks),
@@ -304,9 +316,10 @@ class Sidecar:
             "overshoot_max": self._over_max,
             "sidecars": max(part.sidecars for part in self._parts),
             "leases": len(leased),
-            "lease_age": max((self._now_ns - part.renewed_ns for part in leased), default=0) / SECOND,
-            "learning": sum(part.learns_ns > self._now_ns for part in self._parts),
+            "lease_age": max((now_ns - part.renewed_ns for part in leased), default=0) / SECOND,
+            "learning": sum(part.learns_ns > now_ns for part in self._parts),
             **{name: self._counts[name] for name in counts},
+            "lost": self._counts["lost"] + len(over),
         }
 
     # ---- inside: calls ----
@@ -348,11 +361,15 @@ class Sidecar:
 
     def _listen(self, part: Part, learning_ms: int) -> None:
         """Notes how long the server learns, and whether it knows everything."""
-        if part.all_told:
-            part.tells_all = part.all_told = False
+        if learning_ms > part.learning_ms:  # it has forgotten everything, although its run is the same
+            part.tells_all = True
+            part.told.clear()
+        elif part.all_told:
+            part.tells_all = False
             part.told.clear()
         elif part.tells_all:
             part.told.update(news.name for news, _ in part.wishes)
+        part.learning_ms = learning_ms
         learning_ns = learning_ms * MS
         part.learns_ns = part.sent_ns + learning_ns - learning_ns // MARGIN if learning_ms else 0
 
@@ -376,20 +393,19 @@ class Sidecar:
     # ---- inside: leases ----
 
     def _watch_lease(self, partition: int, part: Part, now_ns: int) -> None:
-        """Gives a lease up that is over, or a new server's that was not told everything in time."""
-        if part.until_ns and (now_ns >= part.until_ns or (part.tells_all and 0 < part.learns_ns <= now_ns)):
+        if 0 < part.until_ns <= now_ns:
             self._lose(partition, part, now_ns)
 
     def _lose(self, partition: int, part: Part, now_ns: int) -> None:
         if part.blocks:
             self._counts["lost"] += 1
             self._store.lose(partition, now_ns)
-        part.tells_all = bool(part.blocks)
+        part.tells_all = part.tells_all or bool(part.blocks)
         part.told.clear()
         part.blocks.clear()
         part.contested.clear()
         part.name, part.calls = "", 0
-        part.until_ns = part.learns_ns = 0
+        part.until_ns = 0
         part.next_ns = min(part.next_ns, now_ns)
 
     # ---- inside: sizes ----

@@ -174,7 +174,12 @@ class Cluster:
         """Returns the figures for the metrics."""
         unreachable = self._servers.owners.count(None)
         policies = {f"policy:{name}": int(unreachable > 0 and name == self._policy) for name in POLICIES}
-        figures = {**self.sidecar.figures(), **self._escrow.figures(), "unreachable": unreachable, **policies}
+        figures = {
+            **self.sidecar.figures(time.monotonic_ns()),
+            **self._escrow.figures(),
+            "unreachable": unreachable,
+            **policies,
+        }
         return {f"cluster_{name}": value for name, value in figures.items()}
 
     # ---- inside ----

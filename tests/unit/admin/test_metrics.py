@@ -74,7 +74,7 @@ def test_everything_is_there(accept: str) -> None:
 def test_each_figure_of_a_sidecar_is_there() -> None:
     sidecar = Sidecar(SharedStore(lambda _: None), lambda: "s", 10_000)
     keys = [figure.key for figure in metrics.CLUSTER_FIGURES]
-    assert {f"cluster_{name}" for name in sidecar.figures()} <= set(keys)
+    assert {f"cluster_{name}" for name in sidecar.figures(0)} <= set(keys)
     found = samples(stats(room=of_room(100, [*KEYS, "things", "made", *keys])))
     for place, figure in enumerate(metrics.CLUSTER_FIGURES):
         labels = {"protocol": "room", **figure.labels}

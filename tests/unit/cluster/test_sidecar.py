@@ -61,6 +61,7 @@ class Machine:
         self.store.release(name, amount, self.server.now_ns)
 
     def send(self) -> tuple[list[str], list[Any]] | None:
+        self.store.turn(self.server.now_ns)
         return self.sidecar.call(PART, self.server.run, self.server.now_ns)
 
     def turn(self) -> bool:
@@ -205,8 +206,8 @@ def test_what_is_not_granted_is_refused(server: Server) -> None:
     request = other.ask(maximum=10)
     other.turn()
     assert other.refusals == [request]
-    assert other.sidecar.figures()["refused"] == 1
-    assert other.sidecar.figures()["refused_in_vain"] == 0
+    assert other.sidecar.figures(server.now_ns)["refused"] == 1
+    assert other.sidecar.figures(server.now_ns)["refused_in_vain"] == 0
 
 
 def test_a_refusal_although_permits_were_free_is_counted(server: Server) -> None:
@@ -219,7 +220,7 @@ def test_a_refusal_although_permits_were_free_is_counted(server: Server) -> None
     assert one.rights == 100 + 1000 // (8 * 2)
     other.ask(900, maximum=1000)
     other.turn()
-    assert other.sidecar.figures()["refused_in_vain"] == 1
+    assert other.sidecar.figures(server.now_ns)["refused_in_vain"] == 1
 
 
 # ---- turns ----------------------------------------------------------------------------------------------------------
@@ -298,7 +299,7 @@ def test_a_lease_ends_here_before_it_ends_at_the_authority(server: Server) -> No
     assert machine.ask() not in machine.grants
     assert machine.turn()
     assert machine.dropped == [NAME]
-    figures = machine.sidecar.figures()
+    figures = machine.sidecar.figures(server.now_ns)
     assert figures["lost"] == 1
     assert len(machine.grants) == 2, "with a new lease"
 
@@ -308,7 +309,7 @@ def test_a_lease_is_renewed(server: Server) -> None:
     machine.ask()
     assert 10 <= pass_time(server, 20 * SECOND, machine) <= 40
     assert machine.dropped == []
-    assert machine.sidecar.figures()["lease_age"] <= 1.1
+    assert machine.sidecar.figures(server.now_ns)["lease_age"] <= 1.1
 
 
 def test_a_sidecar_without_anything_lets_its_lease_end(server: Server) -> None:
@@ -318,10 +319,42 @@ def test_a_sidecar_without_anything_lets_its_lease_end(server: Server) -> None:
     machine.release()
     pass_time(server, 20 * SECOND, machine)
     assert machine.dropped == []
-    assert machine.sidecar.figures()["lost"] == machine.sidecar.figures()["leases"] == 0
+    assert machine.sidecar.figures(server.now_ns)["lost"] == machine.sidecar.figures(server.now_ns)["leases"] == 0
     machine.ask()
     machine.turn()
     assert len(machine.grants) == 2
+
+
+def test_connections_are_dropped_once_for_a_lease(server: Server) -> None:
+    """The store drops them when the lease ends. What it grants afterwards, as a policy says, is not dropped."""
+    machine = Machine(server)
+    machine.ask()
+    machine.turn()
+    server.advance(9 * SECOND)
+    machine.store.turn(server.now_ns)
+    assert machine.dropped == [NAME]
+    machine.turn()
+    assert machine.dropped == [NAME]
+
+
+def test_an_answer_after_the_end_of_the_lease_is_too_late(server: Server) -> None:
+    """The store has forgotten what rights it had, so the authority gets them back with the lease."""
+    machine, (first, second) = fill(server, 2)
+    until_ns = machine.store.until_ns[PART]
+    server.advance(until_ns - MS - server.now_ns)
+    machine.ask(50, name=first)
+    call = machine.send()
+    assert call is not None
+    found = server.tick(*call)
+    server.advance(2 * MS)
+    machine.store.turn(server.now_ns)
+    machine.sidecar.answered(PART, found, server.now_ns)
+    pass_time(server, 11 * SECOND, machine)
+    other = Machine(server)
+    for name in (first, second):
+        other.ask(100 - machine.store.share(name).used, name=name)
+    other.turn()
+    assert len(other.grants) == 2
 
 
 def test_a_lost_lease_means_a_new_name(server: Server) -> None:
@@ -350,6 +383,19 @@ def test_a_farewell_gives_all_back(server: Server) -> None:
     other.ask(100, maximum=100)
     other.turn()
     assert other.used == 100
+
+
+def test_an_answer_after_the_farewell_is_ignored(server: Server) -> None:
+    machine = Machine(server)
+    machine.ask()
+    call = machine.send()
+    assert call is not None
+    found = server.tick(*call)
+    machine.sidecar.farewell(PART)
+    machine.sidecar.answered(PART, found, server.now_ns)
+    machine.sidecar.failed(PART, server.now_ns)
+    assert machine.store.until_ns[PART] == 0
+    assert machine.store.reachable[PART]
 
 
 # ---- calls that fail ------------------------------------------------------------------------------------------------
@@ -515,7 +561,7 @@ def test_calls_keep_a_distance(server: Server) -> None:
 
 def test_many_requests_take_several_calls_one_soon_after_the_other(server: Server) -> None:
     machine, _ = fill(server, URGENT_MAX * 3)
-    assert machine.sidecar.figures()["calls"] <= 5
+    assert machine.sidecar.figures(server.now_ns)["calls"] <= 5
     assert server.now_ns - START_NS == 3 * 3 * MS, "the machine looks every 3 ms"
 
 
@@ -546,7 +592,7 @@ def test_a_new_server_is_told_everything(server: Server) -> None:
     machine, found = fill(server, names)
     new_server(server)
     pass_time(server, 200 * MS, machine)
-    assert machine.sidecar.figures()["learning"] == 1
+    assert machine.sidecar.figures(server.now_ns)["learning"] == 1
     totals = server.data[authority.keys(PART, "")[2].encode()]
     assert {*found} <= {*totals}
     assert pass_time(server, 50 * MS, machine) <= 1, "once"
@@ -556,7 +602,7 @@ def test_a_new_server_is_told_everything(server: Server) -> None:
     assert other.grants == []
     pass_time(server, 11 * SECOND, machine)
     assert machine.dropped == []
-    assert machine.sidecar.figures()["learning"] == 0
+    assert machine.sidecar.figures(server.now_ns)["learning"] == 0
 
 
 def test_a_new_server_is_told_everything_although_requests_are_asked_for_again_and_again(server: Server) -> None:
@@ -574,6 +620,30 @@ def test_a_new_server_is_told_everything_although_requests_are_asked_for_again_a
             machine.sidecar.answered(PART, server.tick(*call), server.now_ns)
     totals = server.data[authority.keys(PART, "")[2].encode()]
     assert {*found} == {*totals}
+
+
+def test_a_server_that_has_forgotten_everything_is_told_everything(server: Server) -> None:
+    """As after FLUSHALL, when its run is the same."""
+    machine, found = fill(server, CALM_MAX * 2, maximum=1)
+    for _ in range(2):
+        pass_time(server, 3 * SECOND, machine)
+        server.data.clear()
+        pass_time(server, 1200 * MS, machine)
+        totals = server.data[authority.keys(PART, "")[2].encode()]
+        assert {*found} == {*totals}
+    assert machine.dropped == []
+
+
+def test_a_lease_of_a_new_server_ends_with_its_learning_until_everything_is_told(server: Server) -> None:
+    machine, _ = fill(server, CALM_MAX * 2)
+    new_server(server)
+    Machine(server).turn()
+    server.advance(5 * SECOND)
+    sent_ns = server.now_ns
+    machine.turn()
+    assert machine.store.until_ns[PART] == sent_ns + 4500 * MS
+    pass_time(server, 20 * MS, machine)
+    assert machine.store.until_ns[PART] > sent_ns + 9 * SECOND
 
 
 def test_a_lease_is_given_up_if_a_new_server_cannot_be_told_everything(server: Server) -> None:
@@ -646,15 +716,28 @@ def test_figures(server: Server) -> None:
     one.turn()
     other.ask(100, maximum=1000)
     other.turn()
-    figures = one.sidecar.figures()
+    figures = one.sidecar.figures(server.now_ns)
     assert figures["rights"] == one.rights
     assert figures["sidecars"] == 2
     assert (figures["overshoot"], figures["overshoot_max"], figures["failed"]) == (0, 0, 0)
     one.release(200)
     server.advance(SECOND)
     one.turn()
-    assert one.sidecar.figures()["stranded"] == one.rights - one.used > 0
-    assert one.sidecar.figures()["asked"] == 2
+    assert one.sidecar.figures(server.now_ns)["stranded"] == one.rights - one.used > 0
+    assert one.sidecar.figures(server.now_ns)["asked"] == 2
+
+
+def test_figures_of_an_outage(server: Server) -> None:
+    """Nobody calls the policy then."""
+    machine = Machine(server)
+    machine.ask()
+    machine.turn()
+    for seconds, age, lost in ((4, 4, 0), (5, 0, 1)):
+        server.advance(seconds * SECOND)
+        figures = machine.sidecar.figures(server.now_ns)
+        assert (figures["lease_age"], figures["leases"], figures["lost"]) == (age, 1 - lost, lost)
+    machine.turn()
+    assert machine.sidecar.figures(server.now_ns)["lost"] == 1
 
 
 def test_an_overshoot_is_told(server: Server) -> None:
@@ -666,9 +749,9 @@ def test_an_overshoot_is_told(server: Server) -> None:
     other.ask(90, maximum=100)
     other.turn()
     pass_time(server, SECOND, one, other)
-    assert one.sidecar.figures()["overshoot"] == one.sidecar.figures()["overshoot_max"] == 50
+    assert one.sidecar.figures(server.now_ns)["overshoot"] == one.sidecar.figures(server.now_ns)["overshoot_max"] == 50
     other.release(60)
     pass_time(server, 3 * SECOND, one, other)
-    assert one.sidecar.figures()["overshoot"] == 0
-    assert one.sidecar.figures()["overshoot_max"] == 50
+    assert one.sidecar.figures(server.now_ns)["overshoot"] == 0
+    assert one.sidecar.figures(server.now_ns)["overshoot_max"] == 50
     assert 60 <= one.rights <= 60 + 100 // (8 * 2)

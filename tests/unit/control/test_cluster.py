@@ -80,7 +80,7 @@ class Sidecar:
     def farewell(self, partition: int) -> tuple[list[str], list[str]]:
         return [f"key-{partition}"], ["farewell"]
 
-    def figures(self) -> dict[str, float]:
+    def figures(self, _now_ns: int) -> dict[str, float]:
         return {"leases": 1}
 
 
