@@ -87,6 +87,10 @@ def test_after_a_split_there_is_at_most_twice_the_maximum(split_ms: int, most: i
     assert world.over_max == most
 
 
+def test_a_server_that_knows_nothing_is_told_everything() -> None:
+    forgotten()
+
+
 def test_splits() -> None:
     for seed in range(100, 103):
         troubled(seed, Model, splits=True)  # the world itself checks how much may be in use
@@ -248,10 +252,26 @@ def test_a_defect_is_noticed(monkeypatch: pytest.MonkeyPatch, defect: str) -> No
 
 
 def many() -> None:
-    """Worlds in which much goes wrong, and others with several maxima."""
+    """A world with an empty new server, worlds in which much goes wrong, and others with several maxima."""
+    forgotten()
     for seed in range(60):
         troubled(seed, Model)
         mixed(seed, Model)
+
+
+def forgotten() -> None:
+    """A host holds everything, and has nothing new to say of it, when a server that knows nothing takes over."""
+    demands = [Demand(at_ms * MS, host, b"n0", 10, 10, 60 * SECOND, 60 * SECOND) for at_ms, host in ((0, 0), (8000, 1))]
+    world = World(1, Sizes(2, lease_ms=2000), demands, Model)
+
+    def fail_over() -> None:
+        world.fail_over()
+        world.server.redis.data.clear()
+
+    world.later(2 * SECOND, fail_over)
+    world.run(12 * SECOND)
+    assert world.used[b"n0"] == 10
+    assert world.seen["dropped"] == 0
 
 
 def mixed(seed: int, store: Callable[[Host], Any]) -> int:
