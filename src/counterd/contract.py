@@ -320,7 +320,7 @@ class Escrow(Protocol):
         """Sets when the rights of a partition end."""
 
     def lose(self, partition: int, now_ns: int) -> None:
-        """Ends all rights of a partition."""
+        """Ends all rights of a partition, unless its lease has ended already."""
 
     def set_policy(self, unreachable: str, drops: bool) -> None:
         """Sets what is granted without rights while the authority cannot be reached, and whether connections that hold

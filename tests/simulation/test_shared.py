@@ -233,9 +233,7 @@ def what_is_for_one_request_is_for_others(patch: pytest.MonkeyPatch) -> None:
 UNSAFE: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "a new server does not learn": in_script("learns = now + longest", "learns = now"),
     "old calls are done": in_script("if number <= tonumber(known[4] or 0) then", "if false then"),
-    "leases never end": in_script("if ends and tonumber(ends) <= now or not ends and number > 1 then", "if false then"),
     "leases are short": in_script("('ZADD', leases, now + lease, sidecar)", "('ZADD', leases, now + 300, sidecar)"),
-    "only own rights count": in_script("local room = call.learns and 0 or limit - others", "local room = limit"),
     "the lease is longer here": the_lease_is_longer_here,
     "a new server is not told": a_new_server_is_not_told,
     "less is kept than said": wishes(lambda wish: wish._replace(keep=0)),

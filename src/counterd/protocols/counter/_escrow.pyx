@@ -76,9 +76,9 @@ cdef class Escrow:
     def lose(self, int partition, int64_t now_ns):
         """Implements contract.Escrow.lose."""
         with self.store.at(now_ns):
-            self.part(partition)
-            lease_lose(&self.store.counters, partition, now_ns)
-            self.store.stirred = True
+            if self.part(partition).until_ns:
+                lease_lose(&self.store.counters, partition, now_ns)
+                self.store.stirred = True
 
     def set_reachable(self, int partition, bint is_reachable, int64_t now_ns):
         """Implements contract.Escrow.set_reachable."""

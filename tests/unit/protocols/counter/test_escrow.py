@@ -323,6 +323,18 @@ def test_connections_are_dropped_with_the_lease(lose: bool) -> None:
     assert statuses(idle) == [Status.NO_ERROR]
 
 
+def test_a_lease_ends_once() -> None:
+    """Permits that are granted without a lease, because nobody can be asked, are not lost with the last one."""
+    shop = Shop("open", drops=True)
+    shop.wait(LEASE_MS)
+    shop.escrow.set_reachable(PART, False, shop.pump.now_ns)
+    (one,) = shop.some(1)
+    assert one.acquire(NAME, 1, 10) == Status.NO_ERROR
+    shop.escrow.lose(PART, shop.pump.now_ns)
+    shop.pump.settle()
+    assert not one.session.dropped
+
+
 def test_a_connection_in_its_grace_time_ends_with_the_lease() -> None:
     shop = Shop(drops=True)
     shop.store.limit_stays(3600)
