@@ -97,7 +97,7 @@ def test_a_record_that_was_freed_or_taken_by_another_is_no_row() -> None:
     assert (store.snapshot()["records"], store.snapshot()["reclaimed"]) == (2, 2)
     while not walk.step():
         pass
-    assert walk.rows() == [(b"x", 1, 0xFFFFFFFF, 1, 0)]
+    assert walk.rows() == [(b"x", 1, 0xFFFFFFFF, 1, 0, None)]
     assert walk.total == 3
 
 
@@ -107,7 +107,7 @@ def test_a_walk_keeps_its_store() -> None:
     session.closed(0)
     del store, session
     assert walk.step()
-    assert walk.rows() == [(b"a", 3, 0xFFFFFFFF, 3, 0)]
+    assert walk.rows() == [(b"a", 3, 0xFFFFFFFF, 3, 0, None)]
     assert walk.step()
     assert len(walk.rows()) == 1
 
