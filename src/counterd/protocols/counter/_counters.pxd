@@ -25,7 +25,8 @@ from counterd.engine.wheel cimport Timers, timers_begin, timers_reserve
 from counterd.protocols.counter._limits cimport Limits, Rule, limits_find, limits_forget, limits_reserve, limits_rule
 from counterd.protocols.counter._rates cimport FLAG_AWAITED, FLAG_PINNED, RateRecord, RateState
 from counterd.protocols.counter._shares cimport (
-    FLAG_KEPT, FLAG_SHARED, Shares, share_allows, share_begin, share_can_go, share_end, share_restored, shares_reserve,
+    FLAG_KEPT, FLAG_SHARED, Share, Shares, share_allows, share_begin, share_can_go, share_end, share_restored,
+    shares_reserve,
 )
 
 cdef enum:
@@ -83,7 +84,7 @@ cdef inline int counters_reserve(
 
 cdef inline void counters_begin(Counters* counters, const uint64_t* key, int64_t now_ns) noexcept nogil:
     """Call this once, after the region was mapped."""
-    debug_check(sizeof(Counter) == 64 and sizeof(RateRecord) == 64)
+    debug_check(sizeof(Counter) == 64 and sizeof(RateRecord) == 64 and sizeof(Share) == 64)
     chains_begin(&counters.chains)
     permits_begin(&counters.permits, key, &counters.chains)
     ring_begin(&counters.ring, counters.permits.table.capacity)

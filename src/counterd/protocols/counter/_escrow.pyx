@@ -132,11 +132,11 @@ cdef class Escrow:
         cdef uint32_t number
         cdef Share* share
         with self.store.at(now_ns):
-            for number, rights, maximum, all_rights, all_used, yields, was_refused in settled:
+            for number, rights, maximum, _all_rights, all_used, yields, was_refused in settled:
                 share = self.asked(number)
                 share.is_asked = share.is_unsure = False
                 share.epoch = share_part(self.shares, share).epoch
-                share.rights, share.maximum, share.all_rights = rights, maximum, all_rights
+                share.rights, share.maximum = rights, maximum
                 share.others = max(<int64_t>0, <int64_t>all_used - share.told)
                 share.yields, share.was_refused = yields, was_refused
                 if yields:

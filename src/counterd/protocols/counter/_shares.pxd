@@ -24,7 +24,7 @@ from counterd.protocols.counter._rates cimport FLAG_RATE
 cdef enum:
     PARTITIONS = 16         # as in cluster/authority.py
     PREFIX_MAX = 255        # bytes
-    FLAG_SHARED = 16        # in Record.flags: the counter is shared
+    FLAG_SHARED = 16        # in Record.flags: the counter or rate is shared
     FLAG_KEPT = 32          # its share is in use, so the record is not freed
     KINDS = 2               # of shares: counters, and rates
 
@@ -51,8 +51,7 @@ cdef struct Share:          # 64 bytes, of each record, in an array of its own
     uint32_t maximum        # of all daemons' rights, when these were given; of a rate: the units that were last refused
     uint32_t peak           # most use since the last call; of a rate: the units taken since then
     uint32_t told           # use, in the last call
-    uint32_t all_rights     # of all daemons, as of the last answer
-    uint32_t others         # use of the other daemons, likewise
+    uint32_t others         # use of the other daemons, as of the last answer
     uint32_t parked_first   # connection
     uint32_t parked_last
     uint16_t calls          # so far; wraps
@@ -61,7 +60,6 @@ cdef struct Share:          # 64 bytes, of each record, in an array of its own
     uint8_t yields          # others wait: what becomes free here is theirs
     uint8_t was_refused     # by the last answer
     uint8_t is_unsure       # a call had no answer: the authority may have given rights
-    uint8_t spare
 
 
 cdef struct Link:           # 12 bytes, of each record in each list
