@@ -160,27 +160,37 @@ def test_a_dump_shows_all_of_a_grant(tmp_path: Path, is_half: bool) -> None:
     assert bool(found) == is_half, found
 
 
+def judged_after_kill(path: Path, gone_ms: int, *, takes_sign: bool = True, every_ms: int = 100) -> list[str]:
+    """What is said of a killed client with a grace time of a second; a Dump shows what it has until gone_ms."""
+    with Recorder(path, A) as recorder:
+        if takes_sign:
+            recorder.end(recorder.start(counter.Acquire(rooms.sign_of_life(A), 1, 1)), (0, 1))
+        recorder.end(recorder.start(stays.Resume(1000)), (0, 1000))
+        recorder.end(recorder.start(counter.Acquire(NAME, 1, 1)), (0, 1))
+    killed_ns = time.monotonic_ns()
+    samples = []
+    for after_ms in range(1, 10_000, every_ms):
+        shown = {NAME: 1, **({rooms.sign_of_life(A): 1} if takes_sign else {})} if after_ms < gone_ms else {}
+        start_ns = killed_ns + after_ms * 1_000_000
+        samples.append(Sample(start_ns, start_ns + 1, shown, start_ns + 2))
+    knows = ends(killed_ns=killed_ns, slot=Slot("counter", "unix"))._replace(settled_ns=killed_ns + (10 << 30))
+    return verdict.judge([path], {**dict.fromkeys(rooms.ROOMS, ()), "counter": samples}, knows).violations
+
+
 @pytest.mark.parametrize(
     ("gone_ms", "is_right"),
     [(0, False), (500, False), (1100, True), (9000, False)],
     ids=["0", "early", "right", "late"],
 )
 def test_what_a_killed_client_held_stays_for_its_grace_time(tmp_path: Path, gone_ms: int, is_right: bool) -> None:
-    """A Dump each 100 ms shows it until then; its grace time is a second."""
-    path = tmp_path / "history"
-    with Recorder(path, A) as recorder:
-        recorder.end(recorder.start(counter.Acquire(rooms.sign_of_life(A), 1, 1)), (0, 1))
-        recorder.end(recorder.start(stays.Resume(1000)), (0, 1000))
-        recorder.end(recorder.start(counter.Acquire(NAME, 1, 1)), (0, 1))
-    killed_ns = time.monotonic_ns()
-    samples = []
-    for after_ms in range(1, 10_000, 100):
-        shown = {rooms.sign_of_life(A): 1, NAME: 1} if after_ms < gone_ms else {}
-        start_ns = killed_ns + after_ms * 1_000_000
-        samples.append(Sample(start_ns, start_ns + 1, shown, start_ns + 2))
-    knows = ends(killed_ns=killed_ns, slot=Slot("counter", "unix"))._replace(settled_ns=killed_ns + (10 << 30))
-    found = verdict.judge([path], {**dict.fromkeys(rooms.ROOMS, ()), "counter": samples}, knows).violations
+    found = judged_after_kill(tmp_path / "history", gone_ms)
     assert bool(found) != is_right, found
+
+
+def test_nothing_is_held_too_long_that_no_dump_shows(tmp_path: Path) -> None:
+    """Of a client that nobody sees, and on a machine on which nothing ran for seconds."""
+    assert judged_after_kill(tmp_path / "unseen", 1100, takes_sign=False) == []
+    assert judged_after_kill(tmp_path / "asleep", 9000, every_ms=4000) == []
 
 
 def test_an_heir_goes_on_with_what_it_knows_and_asks_again_without_an_answer() -> None:

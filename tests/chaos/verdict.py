@@ -15,7 +15,7 @@ from chaos.counter_room import HOT
 from chaos.crew import worker_of
 from chaos.keeper import ROOM as BEANSTALK
 from history import Closed, Operation, Undecided, beanstalk, check, counter, load, sentinel, smockron, takes, throttr
-from history.stays import Goodbye, Lines, Resume
+from history.stays import Goodbye, Lines, Resume, may_resume
 from history.waiting import mistakes
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ def judge(paths: Iterable[Path], samples: Mapping[str, Sequence[Sample]], ends: 
         if room == "counter":
             slow = {client for client in by_client if ends.may_be_slow(client)}
             lines = Lines(history)
-            violations += [f"counter: {text}" for text in kept_too_long(lines, ends)]
+            violations += [f"counter: {text}" for text in kept_too_long(lines, samples[room], ends)]
             seen_ns = {client: closed.ended or ends.settled_ns for client, closed in lines.closed.items()}
             history = [parted(operation, lines, samples[room], ends) for operation in history]
             violations += [f"counter: {text}" for text in mistakes(history, late_ns=SWEPT_NS, slow=slow)]
@@ -214,15 +214,22 @@ def parted(operation: Operation, lines: Lines, samples: Sequence[Sample], ends: 
     return operation._replace(ended=later[SEEN - 1] if is_seen else ends.settled_ns)
 
 
-def kept_too_long(lines: Lines, ends: Ends) -> Iterable[str]:
-    """What killed clients of this host still held, long after their grace time."""
+def kept_too_long(lines: Lines, samples: Sequence[Sample], ends: Ends) -> Iterable[str]:
+    """What killed clients of this host still held, as Dumps show that were asked for long after its grace time.
+
+    Only what a Dump shows counts: a client that never took its sign of life, or gave it back, is seen by nobody. And
+    several have to show it: the first may be answered by a daemon that did not run in all that time.
+    """
     for client, closed in lines.closed.items():
         worker = ends.workers[worker_of(client)]
-        if worker.killed_ns is None or ends.is_far(client) or client in lines.heirs:
+        may_have_heirs = client in lines.heirs or any(may_resume(one) for one in lines.presented.get(client, ()))
+        if worker.killed_ns is None or ends.is_far(client) or may_have_heirs:
             continue
         over = max(worker.killed_ns, closed.started) + lines.graces[client].most + 2 * SWEPT_NS
-        if (closed.ended or 0) > over:
-            yield f"{closed} was seen to end {(closed.ended or 0) - over} ns too late, {lines.graces[client]}"
+        name = rooms.sign_of_life(client)
+        shown = [sample.asked_ns - over for sample in samples if sample.asked_ns > over and not sample.lacks(name)]
+        if len(shown) >= SEEN:
+            yield f"{closed} was held {shown[SEEN - 1]} ns too long, {lines.graces[client]}"
 
 
 def twins(history: Iterable[Operation]) -> Iterable[str]:
