@@ -31,6 +31,8 @@ NO_CLUSTER = Refusal("ERR This instance has cluster support disabled")
 
 def written(answer: Any) -> bytes:
     """Returns an answer as Redis writes it. A bytearray is written as it is."""
+    if answer is None:
+        return b"$-1\r\n"
     if isinstance(answer, bytearray):
         return bytes(answer)
     if isinstance(answer, Refusal):

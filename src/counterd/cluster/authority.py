@@ -211,10 +211,11 @@ def answer(found: list[Any]) -> Answer:
             ],
         )
     except (struct.error, TypeError, ValueError, OverflowError) as error:
-        raise ValueError(f"the authority answered {_shown(found)}") from error
+        raise ValueError(f"the authority answered {shown(found)}") from error
 
 
-def _shown(found: Any) -> str:
+def shown(found: Any) -> str:
+    """Returns what a server has sent, for people: at most 200 characters."""
     try:
         return f"{found!r:.200}"
     except RecursionError:

@@ -229,7 +229,9 @@ class Cluster:
             try:
                 self.sidecar.answered(partition, found, time.monotonic_ns())
             except ValueError as error:
-                self._servers.leave(partition, f"an answer without sense: {error}")
+                place = self._servers.leave(partition, f"an answer without sense: {error}")
+                if place is not None:
+                    self._report("cluster_call", f"{place.host}:{place.port} has sent an answer without sense: {error}")
         self._driver.stir()
 
     def _fail(self, partition: int) -> None:

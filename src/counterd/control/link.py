@@ -3,8 +3,8 @@
 Floor 4 (ARCHITECTURE.md). hiredis writes and reads the protocol (docs/decisions/0018-cluster-client.md); the extra
 `redis` installs it. A connection sends each call at once, and does not wait for the answers to earlier calls. Servers
 answer in order. A connection is cut, and all its calls fail, if an answer lacks for PATIENCE_S or is larger than
-ANSWER_MAX, if its bytes make no sense, or if bytes come that nobody has asked for: later answers would be taken for
-those to other calls.
+ANSWER_MAX or ELEMENTS_MAX, if its bytes make no sense, or if bytes come that nobody has asked for: later answers would
+be taken for those to other calls. No error has the password in it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ import re
 from collections import deque
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from counterd.cluster.authority import LIBRARY, library, script
+from counterd.cluster.authority import LIBRARY, library, script, shown
+from counterd.control.announced import Announced, NoAnswer
 
 if TYPE_CHECKING:
     import ssl
@@ -25,6 +26,7 @@ PATIENCE_S = 1.0  # for an answer, and for a connection
 # In bytes. The largest answer is that to CLUSTER SLOTS: if each of 16,384 slots is a range of its own, with a master
 # and two replicas whose names have the 253 bytes that DNS allows, a range has less than 1 KiB.
 ANSWER_MAX = 16_384 * 1024
+DIGEST = re.compile(rb"[0-9a-f]{40}")  # of a script
 
 
 class Place(NamedTuple):
@@ -46,6 +48,13 @@ class LinkFailed(Exception):
     """A server cannot be reached or does not do what it is asked. str() says why, for people."""
 
 
+class OddAnswer(LinkFailed):
+    """An answer that no Redis server gives to a command."""
+
+    def __init__(self, asked: str, found: Any) -> None:
+        super().__init__(f"an answer to {asked} without sense: {shown(found)}")
+
+
 class Link(asyncio.Protocol):
     """A connection to a server. connect() makes it.
 
@@ -63,7 +72,8 @@ class Link(asyncio.Protocol):
         self.why = ""
         self._lost = lost
         self._pack: Callable[[tuple[Any, ...]], bytes] = hiredis.pack_command
-        self._reader = hiredis.Reader(notEnoughData=...)  # by default False, which can be an answer too
+        self._announced = Announced()
+        self._reader = hiredis.Reader()  # returns False if there is no whole answer
         self._read = 0  # bytes since the last answer
         self._protocol_error = hiredis.ProtocolError
         self._loop = asyncio.get_running_loop()
@@ -95,13 +105,25 @@ class Link(asyncio.Protocol):
             raise LinkFailed(str(found))
         return found
 
+    async def log_in(self, login: Login) -> None:
+        """Says the password. Raises LinkFailed, without the password: some servers repeat what they do not know."""
+        try:
+            found = await self.ask("AUTH", *filter(None, (login.user, login.password)))
+        except LinkFailed as error:
+            raise LinkFailed(str(error).replace(login.password, "***")) from None
+        if found != b"OK":
+            raise LinkFailed("an answer to AUTH without sense")
+
     async def prepare(self) -> None:
         """Loads the authority into the server, which has to be a master. Raises LinkFailed."""
         try:
             await self.ask("FUNCTION", "LOAD", library())
         except LinkFailed as error:
             if "unknown command" in str(error).lower():  # before Redis 7
-                self.command = ("EVALSHA", (await self.ask("SCRIPT", "LOAD", script())).decode())
+                digest = await self.ask("SCRIPT", "LOAD", script())
+                if not isinstance(digest, bytes) or not DIGEST.fullmatch(digest):
+                    raise OddAnswer("SCRIPT LOAD", digest) from None
+                self.command = ("EVALSHA", digest.decode())
                 return
             if "already exists" not in str(error):
                 raise
@@ -126,12 +148,13 @@ class Link(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         try:
+            self._announced.read(data)
             self._reader.feed(data)
             self._read += len(data)
-            while self._waiting and (found := self._reader.gets()) is not ...:
+            while self._waiting and (found := self._reader.gets()) is not False:
                 self._read = 0
                 self._waiting.popleft()[0](found)
-        except self._protocol_error as error:
+        except (NoAnswer, self._protocol_error) as error:
             self.cut(f"sent what is no answer: {error}")
         if not self._waiting and self._reader.has_data():
             self.cut("sent what nobody has asked for")
@@ -165,11 +188,14 @@ async def connect(place: Place, login: Login, lost: Callable[[Link], None]) -> L
         raise LinkFailed(getattr(error, "strerror", None) or str(error)) from None
     try:
         if login.password:
-            await link.ask("AUTH", *filter(None, (login.user, login.password)))
-        told = re.search(rb"^run_id:(\w+)", await link.ask("INFO", "server"), re.MULTILINE)
-        if told is None:
+            await link.log_in(login)
+        told = await link.ask("INFO", "server")
+        if not isinstance(told, bytes):
+            raise OddAnswer("INFO", told)
+        run = re.search(rb"^run_id:(\w+)", told, re.MULTILINE)
+        if run is None:
             raise LinkFailed("does not tell its run_id")
-        link.run = told[1].decode()
+        link.run = run[1].decode()
     except BaseException as error:
         link.cut(str(error))
         raise

@@ -14,11 +14,13 @@ import re
 from typing import TYPE_CHECKING, NamedTuple
 
 from counterd.cluster.authority import PARTITIONS, TAGS
-from counterd.control.link import Link, LinkFailed, Login, Place, connect
+from counterd.control.link import Link, LinkFailed, Login, OddAnswer, Place, connect
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
+# What code raises that expects other types or lengths in an answer.
+UNFIT = (AttributeError, IndexError, TypeError, ValueError)
 RETRY_S = 0.25  # before servers are asked again who has a partition; a failover of Redis takes seconds
 SLOTS = 16384  # of a Redis Cluster
 
@@ -47,26 +49,37 @@ class Map(NamedTuple):
 
 async def check_state(link: Link) -> None:
     """Raises LinkFailed if a server of a Redis Cluster answers no calls now. Its map does not say so."""
-    if b"cluster_state:ok" not in await link.ask("CLUSTER", "INFO"):
+    found = await link.ask("CLUSTER", "INFO")
+    if not isinstance(found, bytes):
+        raise OddAnswer("CLUSTER INFO", found)
+    if b"cluster_state:ok" not in found:
         raise LinkFailed("CLUSTERDOWN The cluster is down")
 
 
 async def read_map(link: Link) -> Map | None:
     """Returns what a server of a Redis Cluster knows, or None if the server is in none. Raises LinkFailed."""
     try:
-        ranges = await link.ask("CLUSTER", "SLOTS")
+        found = await link.ask("CLUSTER", "SLOTS")
     except LinkFailed as error:
         if "cluster support disabled" in str(error):
             return None
         raise
     owners: dict[int, Place] = {}
     places: list[Place] = []
-    for first, last, *servers in ranges:
-        # A server that does not know its own address, as in a cluster of one, leaves it out.
-        found = [Place(server[0].decode() if server[0] else link.place.host, server[1]) for server in servers]
-        places += found
-        owners |= {number: found[0] for slot, number in PARTITION_OF_SLOT.items() if first <= slot <= last}
+    try:
+        for first, last, *servers in found:
+            # A server that does not know its own address, as in a cluster of one, leaves it out.
+            those = [_place(server[0] or link.place.host.encode(), server[1]) for server in servers]
+            places += those
+            owners |= {number: those[0] for slot, number in PARTITION_OF_SLOT.items() if first <= slot <= last}
+    except UNFIT:
+        raise OddAnswer("CLUSTER SLOTS", found) from None
     return Map(owners, places)
+
+
+def _place(host: bytes, port: bytes | int) -> Place:
+    """Returns an address in an answer. Raises what is UNFIT."""
+    return Place(host.decode(), int(port))
 
 
 class Role(NamedTuple):
@@ -83,12 +96,17 @@ class Role(NamedTuple):
 
 async def read_role(link: Link) -> Role:
     """Returns the role of a server. Raises LinkFailed."""
-    kind, *rest = await link.ask("ROLE")
-    if kind == b"master":
-        places = [Place(host.decode(), int(port)) for host, port, _ in rest[1]]
-        return Role(True, len(places), rest[0], places)
-    places = [Place(rest[0].decode(), rest[1])] if kind == b"slave" else []
-    return Role(False, 0, 0, places)
+    found = await link.ask("ROLE")
+    try:
+        kind, *rest = found
+        if kind == b"master":
+            places = [_place(host, port) for host, port, _ in rest[1]]
+            return Role(True, len(places), int(rest[0]), places)
+        if kind == b"slave":
+            return Role(False, 0, 0, [_place(*rest[:2])])
+    except UNFIT:
+        pass
+    raise OddAnswer("ROLE", found)
 
 
 class Servers:
@@ -137,11 +155,13 @@ class Servers:
             return link.place
         return None
 
-    def leave(self, partition: int, why: str) -> None:
-        """Looks for another server of a partition, and cuts the connection to the one that it has."""
+    def leave(self, partition: int, why: str) -> Place | None:
+        """Looks for another server of a partition, and cuts the connection to the one that it has. Returns that one."""
         link = self.owners[partition]
-        if link is not None:
-            link.cut(why)
+        if link is None:
+            return None
+        link.cut(why)
+        return link.place
 
     def stop(self) -> None:
         """Searches no more."""

@@ -137,7 +137,7 @@ class Scene:
         asyncio.get_running_loop().call_soon(lambda: self.cluster.turn(time.monotonic_ns()))
 
     def _report(self, cause: str, text: str) -> None:
-        assert cause == ("cluster_call" if "refused a call" in text else "cluster")
+        assert cause == ("cluster_call" if re.match(r"\S+ has ", text) else "cluster")
         self.reports.append(text)
 
 
@@ -255,6 +255,8 @@ def test_an_answer_without_sense(monkeypatch: pytest.MonkeyPatch) -> None:
         await scene.reached()
 
     scene.play(act)
+    place = scene.server.redis.place
+    assert scene.reports == [f"{place.host}:{place.port} has sent an answer without sense: nonsense"]
 
 
 def test_the_farewell_gives_everything_back(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from counterd.cluster.authority import LIBRARY, library, script
 from counterd.control import link as module
+from counterd.control.announced import ELEMENTS_MAX
 from counterd.control.link import Link, LinkFailed, Login, Place, connect
 from kit.redises import END, INFO, RUN, SILENCE, Refusal, serving
 
@@ -77,6 +78,25 @@ def test_a_password_that_is_refused() -> None:
     with pytest.raises(LinkFailed, match="WRONGPASS invalid"):
         scene.play(nothing)
     assert scene.ended == ["WRONGPASS invalid"]
+
+
+@pytest.mark.parametrize(
+    ("answer", "says"),
+    [
+        (Refusal("ERR unknown command 'AUTH', with args beginning with: 'me' 'secret'"), r"with: 'me' '\*\*\*'$"),
+        ([b"AUTH", b"me", b"secret"], "^an answer to AUTH without sense$"),
+    ],
+)
+def test_no_error_has_the_password_in_it(answer: Any, says: str) -> None:
+    scene = Scene({b"AUTH": answer}, Login("me", "secret", None))
+    with pytest.raises(LinkFailed, match=says):
+        scene.play(nothing)
+    assert "secret" not in scene.ended[0]
+
+
+def test_an_odd_answer_about_the_server() -> None:
+    with pytest.raises(LinkFailed, match=r"^an answer to INFO without sense: \[1, b'a'\]$"):
+        Scene({b"INFO": [1, b"a"]}).play(nothing)
 
 
 def test_a_server_that_does_not_tell_its_run() -> None:
@@ -188,14 +208,18 @@ def test_an_answer_that_is_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
     assert scene.ended == ["sent an answer of more than 1000 bytes"]
 
 
-def test_false_is_an_answer() -> None:
+def test_an_array_for_which_there_is_no_room() -> None:
+    """Nobody makes room for it."""
+
     async def receive(link: Link) -> list[Any]:
         found: list[Any] = []
         link.send(found.append, "GET", 1)
-        link.data_received(b"#f\r\n")
+        link.data_received(b"*2147483647\r\n")
         return found
 
-    assert Scene({b"GET": SILENCE}).play(receive) == [False]
+    scene = Scene({b"GET": SILENCE})
+    assert [type(each) for each in scene.play(receive)] == [LinkFailed]
+    assert scene.ended == [f"sent what is no answer: an answer of more than {ELEMENTS_MAX} elements"]
 
 
 @pytest.mark.parametrize("place", [Place("a..b", 1), Place("a" * 64, 1), Place("a\0b", 1), Place("127.0.0.1", 1 << 40)])
@@ -252,6 +276,12 @@ def test_a_server_without_functions_gets_the_script() -> None:
     scene = Scene({b"FUNCTION": UNKNOWN, b"SCRIPT": digest.encode()})
     assert scene.play(prepare) == ("EVALSHA", digest)
     assert scene.asked[2:] == [[b"SCRIPT", b"LOAD", script()]]
+
+
+@pytest.mark.parametrize("digest", [7, b"0123", [b"a" * 40]])
+def test_a_server_with_odd_scripts(digest: Any) -> None:
+    with pytest.raises(LinkFailed, match=r"^an answer to SCRIPT LOAD without sense: "):
+        Scene({b"FUNCTION": UNKNOWN, b"SCRIPT": digest}).play(Link.prepare)
 
 
 def test_a_replica_cannot_be_prepared() -> None:

@@ -12,7 +12,7 @@ from redis.crc import key_slot
 from counterd.cluster.authority import LIBRARY, PARTITIONS, TAGS
 from counterd.control import servers as module
 from counterd.control.link import Link, LinkFailed, Login, Place, connect
-from counterd.control.servers import PARTITION_OF_SLOT, Map, Role, Servers, read_map, read_role
+from counterd.control.servers import PARTITION_OF_SLOT, Map, Role, Servers, check_state, read_map, read_role
 from kit import cluster
 from kit.redises import END, INFO, SILENCE, Refusal, Server, fleet, serving, until
 
@@ -78,11 +78,39 @@ def test_a_server_that_cannot_say_it_now() -> None:
         ([b"master", 42, [[b"10.0.0.2", b"6379", b"41"]]], Role(True, 1, 42, [Place("10.0.0.2", 6379)])),
         ([b"master", 0, []], Role(True, 0, 0, [])),
         ([b"slave", b"10.0.0.1", 6379, b"connected", 42], Role(False, 0, 0, [Place("10.0.0.1", 6379)])),
-        ([b"sentinel", [b"a"]], Role(False, 0, 0, [])),
     ],
 )
 def test_roles(answer: Any, role: Role) -> None:
     assert said({b"ROLE": answer}, read_role) == role
+
+
+@pytest.mark.parametrize("answer", [7, b"abc", [[b"0", 9, []]], [[0, 16383]], [[0, 16383, [7, 7]]], [7], None])
+def test_a_map_without_sense(answer: Any) -> None:
+    with pytest.raises(LinkFailed, match=r"^an answer to CLUSTER SLOTS without sense: "):
+        said({b"CLUSTER": answer}, read_map)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        7,
+        [],
+        [b"sentinel", [b"a"]],
+        [b"master"],
+        [b"master", b"x", []],
+        [b"master", 1, [[b"a", b"b", 1]]],
+        [b"slave", b"a"],
+        None,
+    ],
+)
+def test_a_role_without_sense(answer: Any) -> None:
+    with pytest.raises(LinkFailed, match=r"^an answer to ROLE without sense: "):
+        said({b"ROLE": answer}, read_role)
+
+
+def test_a_state_without_sense() -> None:
+    with pytest.raises(LinkFailed, match=r"^an answer to CLUSTER INFO without sense: 7$"):
+        said({b"CLUSTER": 7}, check_state)
 
 
 @pytest.mark.needs("redis-server")
@@ -314,6 +342,28 @@ def test_connections_that_are_not_needed_are_closed(monkeypatch: pytest.MonkeyPa
         await until(lambda: not first.redis.peers)
 
     scene.play(act, lambda: first.knows(second))
+
+
+@pytest.mark.parametrize("command", ["CLUSTER", "ROLE", "INFO"])
+def test_an_odd_server_is_named_and_another_one_found(monkeypatch: pytest.MonkeyPatch, command: str) -> None:
+    scene = Scene(monkeypatch, 2)
+    odd, other = scene.fleet
+
+    def arrange() -> None:
+        odd.is_master()
+        other.is_master(offset=9)
+        odd.answers[command.encode()] = [7, None]
+
+    async def act() -> None:
+        await until(lambda: any(scene.whys))
+        scene.servers._known.append(other.redis.place)
+        await scene.reached("run1")
+
+    scene.play(act, arrange)
+    place = odd.redis.place
+    why = next(filter(None, scene.whys))
+    assert why.startswith(f"{place.host}:{place.port}: an answer to {command}")
+    assert why.endswith(" without sense: [7, None]")
 
 
 def test_a_bug_does_not_end_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
