@@ -9,7 +9,18 @@ from typing import Any
 import pytest
 
 from counterd.cluster import authority
-from counterd.cluster.sidecar import CALM_MAX, MS, PRESENCE, SECOND, SPARE, URGENT_MAX, Sidecar
+from counterd.cluster.sidecar import (
+    CALM_MAX,
+    MIN_GAP_NS,
+    MS,
+    PRESENCE,
+    SECOND,
+    SPARE,
+    TICK_NS,
+    URGENT_MAX,
+    Sidecar,
+    _calm_ns,
+)
 from kit.lua_redis import LuaRedis
 from kit.shared_store import Request, SharedStore
 
@@ -581,6 +592,30 @@ def fill(server: Server, names: int, maximum: int = 100) -> tuple[Machine, list[
     return machine, found
 
 
+@pytest.mark.parametrize(("names", "least", "most"), [(10, 45, 100), (CALM_MAX * 2, 10, 20)])
+def test_many_calm_news_are_told_less_often(server: Server, names: int, least: int, most: int) -> None:
+    """So that they take a bounded part of the time; but once a second. In ten seconds."""
+    machine, found = fill(server, names)
+    pass_time(server, SECOND, machine)
+    calls = 0
+    for round_ in range(100):
+        for name in found:
+            if round_ % 20 < 10:
+                machine.ask(name=name)
+            else:
+                machine.release(name=name)
+        calls += pass_time(server, 100 * MS, machine)
+    assert least <= calls <= most
+
+
+def test_partitions_tell_their_calm_news_at_different_times() -> None:
+    assert len({_calm_ns(partition, START_NS) for partition in range(authority.PARTITIONS)}) == authority.PARTITIONS
+    for partition in range(authority.PARTITIONS):
+        due_ns = _calm_ns(partition, START_NS)
+        assert START_NS < due_ns <= START_NS + TICK_NS
+        assert _calm_ns(partition, due_ns) == due_ns + TICK_NS, "each has its own times"
+
+
 def new_server(server: Server) -> None:
     """Another process, which knows nothing."""
     server.data.clear()
@@ -591,6 +626,8 @@ def test_a_new_server_is_told_everything(server: Server) -> None:
     names = CALM_MAX * 2 + 10
     machine, found = fill(server, names)
     new_server(server)
+    server.advance(MIN_GAP_NS)
+    assert machine.turn()
     pass_time(server, 200 * MS, machine)
     assert machine.sidecar.figures(server.now_ns)["learning"] == 1
     totals = server.data[authority.keys(PART, "")[2].encode()]
@@ -668,7 +705,7 @@ def ask_rate(machine: Machine, first: int, units: int, taken: int, waiting: int 
     """A call about a rate of which ten come in ten years. Returns what was given back, and what came."""
     machine.store.rates = [(1, b"r", 160, YEARS_US, 160, first, waiting or first, units, taken, False)]
     machine.store.given, machine.store.settled = [], []
-    machine.server.advance(101 * MS)
+    machine.server.advance(2 * TICK_NS)
     machine.turn()
     return machine.store.given, machine.store.settled
 
