@@ -54,7 +54,7 @@ help:
 	@echo ''
 	@echo 'docs/reliability.md tells what these prove:'
 	@echo 'make chaos      a daemon, its clients, and everything that can happen to them; CHAOS_SECONDS=60 CHAOS_SEED=1'
-	@echo 'make chaos-shared   daemons that share limits through a Redis Cluster, while both fail; CHAOS_SECONDS CHAOS_SEED'
+	@echo 'make chaos-shared   daemons that share limits, while they, their Redis Cluster and the network fail; CHAOS_SECONDS CHAOS_SEED'
 	@echo 'make simulate   the engine in simulated worlds, audited at every step; SIMULATE_STEPS=2000000 SIMULATE_SEED=1'
 	@echo 'make fuzz       the rooms, what they are configured with, the clients, with sanitizers; FUZZ_SECONDS=60 of CPU each'
 	@echo 'make asan       the tests, with sanitizers'
@@ -134,7 +134,7 @@ chaos: setup
 	$(BIN)/python tests/chaos --seconds $(CHAOS_SECONDS) --seed $(CHAOS_SEED) $(ARGS)
 
 chaos-shared: setup
-	$(BIN)/python tests/drills/shared.py --seconds $(CHAOS_SECONDS) --seed $(CHAOS_SEED) $(ARGS)
+	$(BIN)/python tests/drills/shared --seconds $(CHAOS_SECONDS) --seed $(CHAOS_SEED) $(ARGS)
 
 simulate: setup
 	$(BIN)/python tests/simulation --steps $(SIMULATE_STEPS) --seed $(SIMULATE_SEED) $(ARGS)

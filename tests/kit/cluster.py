@@ -1,7 +1,8 @@
 """Real Redis servers through which daemons share limits: one, a master with a replica, or a Redis Cluster.
 
-They listen on loopback, keep their files in a directory of the test, and are ended by pid. No timeout of theirs ends
-during a test: a test that wants a failover demands it (promote), so that nothing depends on how busy the machine is.
+They listen on loopback, or each at a host of its own (namespaces.py), keep their files in a directory of the test, and
+are ended by pid. No timeout of theirs ends during a test: a test that wants a failover demands it (promote), so that
+nothing depends on how busy the machine is.
 """
 
 from __future__ import annotations
@@ -25,21 +26,25 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
+    from kit.namespaces import Host
+
 MASTERS = 3
 SLOTS = 16384
 FIRSTS = [SLOTS * index // MASTERS for index in range(MASTERS)]  # the first slot of each master
 # While a cluster is made, its servers talk often; then their timeout becomes longer than a test.
 FORMING_TIMEOUT_MS, TIMEOUT_MS = 1000, 600_000
-OPTIONS = ("--bind", "127.0.0.1", "--save", "", "--repl-diskless-sync-delay", "0")
+OPTIONS = ("--save", "", "--repl-diskless-sync-delay", "0")
 # A replica counts as one when its master has sent it something, at the latest with the first ping.
 PINGS = ("--repl-ping-replica-period", "1")
 CLUSTER = ("--cluster-enabled", "yes", "--cluster-node-timeout", str(FORMING_TIMEOUT_MS))
 
 
 class Server:
-    """A redis-server. client: to look into it, and to tell it what to do."""
+    """A redis-server. host: where it runs; None: here. client: to look into it, and to tell it what to do."""
 
-    def __init__(self, directory: Path, *options: str) -> None:
+    def __init__(self, directory: Path, *options: str, host: Host | None = None) -> None:
+        self.host = host
+        self.address = "127.0.0.1" if host is None else host.address
         self.port, bus_port = free_ports(2)
         directory.mkdir()
         options = (*options, "--cluster-port", str(bus_port)) if "--cluster-enabled" in options else options
@@ -47,13 +52,20 @@ class Server:
             needs.path("redis-server"),
             "--port",
             str(self.port),
+            "--bind",
+            self.address,
             "--dir",
             str(directory),
             *OPTIONS,
             *PINGS,
         ]
         self._command += options
-        self.client = redis.Redis(port=self.port, decode_responses=True)
+        if host is None:
+            self.client = redis.Redis(port=self.port, decode_responses=True)
+        else:  # a path is reached from everywhere, whatever the network loses
+            path = str(directory / "socket")
+            self._command = [*host.inside, *self._command, "--protected-mode", "no", "--unixsocket", path]
+            self.client = redis.Redis(unix_socket_path=path, decode_responses=True)
         self.start()
 
     def start(self) -> None:
@@ -102,7 +114,7 @@ class Servers:
     @property
     def url(self) -> str:
         """Names all of them, for cluster.url."""
-        return "redis://" + ",".join(f"127.0.0.1:{each.port}" for each in self.all)
+        return "redis://" + ",".join(f"{each.address}:{each.port}" for each in self.all)
 
     def index_of(self, name: bytes) -> int:
         """Returns which of the masters has a name."""
@@ -156,12 +168,12 @@ def replicated(directory: Path) -> Iterator[Servers]:
 
 
 @contextlib.contextmanager
-def cluster(directory: Path, timeout_ms: int = TIMEOUT_MS) -> Iterator[Servers]:
+def cluster(directory: Path, timeout_ms: int = TIMEOUT_MS, hosts: Sequence[Host] = ()) -> Iterator[Servers]:
     """Runs a Redis Cluster of three masters, each with a replica, during the block.
 
-    timeout_ms: a master that does not answer for so long is replaced.
+    timeout_ms: a master that does not answer for so long is replaced. hosts: one for each server; none: all run here.
     """
-    with _running(directory, 2 * MASTERS, *CLUSTER) as servers:
+    with _running(directory, 2 * MASTERS, *CLUSTER, hosts=hosts) as servers:
         masters, replicas = servers[:MASTERS], servers[MASTERS:]
         for index, each in enumerate(masters):
             last = (*FIRSTS, SLOTS)[index + 1] - 1
@@ -169,7 +181,7 @@ def cluster(directory: Path, timeout_ms: int = TIMEOUT_MS) -> Iterator[Servers]:
             each.client.execute_command("CLUSTER", "SET-CONFIG-EPOCH", index + 1)
         for each in servers[1:]:
             bus_port = each.client.config_get("cluster-port")["cluster-port"]
-            servers[0].client.execute_command("CLUSTER", "MEET", "127.0.0.1", each.port, bus_port)
+            servers[0].client.execute_command("CLUSTER", "MEET", each.address, each.port, bus_port)
         for each in servers:
             wait_until(lambda each=each: _knows(each, len(servers)), "all know each other")  # type: ignore[misc]
         for master, replica in zip(masters, replicas, strict=True):
@@ -198,10 +210,11 @@ def _is_synchronized(replica: Server) -> bool:
 
 
 @contextlib.contextmanager
-def _running(directory: Path, count: int, *options: str) -> Iterator[list[Server]]:
+def _running(directory: Path, count: int, *options: str, hosts: Sequence[Host] = ()) -> Iterator[list[Server]]:
     with contextlib.ExitStack() as stack:
         servers = []
         for number in range(count):
-            servers.append(Server(directory / f"redis-{number}", *options))
+            host = hosts[number] if hosts else None
+            servers.append(Server(directory / f"redis-{number}", *options, host=host))
             stack.callback(servers[-1].close)
         yield servers

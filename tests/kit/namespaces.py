@@ -1,4 +1,4 @@
-"""Two hosts on one machine: network namespaces, joined by a pair of virtual interfaces.
+"""Hosts on one machine: network namespaces, two joined by a pair of virtual interfaces, or many by a switch.
 
 Needs the permission to create them, which root has outside most containers.
 """
@@ -26,6 +26,8 @@ PATIENCE = {
 }
 CLONE_NEWNET = 0x40000000  # of sched.h
 NOBODY = ("lladdr", "02:00:00:00:00:99")
+NETWORK = "203.0.113"  # TEST-NET-3: the hosts of a switch
+BRIDGE, CABLE = "bridge", "eth0"  # in the namespace of the switch, and at each host
 
 
 class Net(NamedTuple):
@@ -98,3 +100,67 @@ def joined() -> Iterator[Net]:
             ip("-n", name, "addr", "add", f"{address}/24", "dev", interface)
             ip("-n", name, "link", "set", interface, "up")
         yield Net(("ip", "netns", "exec", names[0]), ("ip", "netns", "exec", names[1]), names)
+
+
+class Host(NamedTuple):
+    """A host. name: of its namespace. port: of the switch. inside: the beginning of commands that run in it."""
+
+    name: str
+    address: str
+    port: str
+
+    @property
+    def inside(self) -> tuple[str, ...]:
+        return ("ip", "netns", "exec", self.name)
+
+
+class Switch(NamedTuple):
+    """name: of its namespace."""
+
+    name: str
+    hosts: tuple[Host, ...]
+
+    def isolate(self, host: Host) -> None:
+        """Loses all packets from and to a host, without an error at either end, until join()."""
+        ip("-n", self.name, "link", "set", host.port, "nomaster")
+
+    def join(self, host: Host) -> None:
+        ip("-n", self.name, "link", "set", host.port, "master", BRIDGE)
+
+
+def part(one: Host, other: Host) -> None:
+    """Loses all packets between two hosts, until reunite()."""
+    for here, there in ((one, other), (other, one)):
+        ip("-n", here.name, "neigh", "replace", there.address, *NOBODY, "dev", CABLE, "nud", "permanent")
+
+
+def reunite(one: Host, other: Host) -> None:
+    for here, there in ((one, other), (other, one)):
+        ip("-n", here.name, "neigh", "del", there.address, "dev", CABLE)
+
+
+@contextlib.contextmanager
+def switched(count: int) -> Iterator[Switch]:
+    """Makes hosts that reach each other through a switch, for the block. Raises OSError if it is not permitted."""
+    switch = f"counterd-{os.getpid()}-s"
+    with contextlib.ExitStack() as stack:
+
+        def add(name: str) -> None:
+            ip("netns", "add", name)
+            stack.callback(ip, "netns", "del", name)
+
+        add(switch)
+        ip("-n", switch, "link", "add", BRIDGE, "type", "bridge")
+        ip("-n", switch, "link", "set", BRIDGE, "up")
+        hosts = tuple(
+            Host(f"counterd-{os.getpid()}-h{number}", f"{NETWORK}.{number + 1}", f"port{number}")
+            for number in range(count)
+        )
+        for host in hosts:
+            add(host.name)
+            ip("-n", switch, "link", "add", host.port, "type", "veth", "peer", "name", CABLE, "netns", host.name)
+            ip("-n", switch, "link", "set", host.port, "master", BRIDGE, "up")
+            ip("-n", host.name, "addr", "add", f"{host.address}/24", "dev", CABLE)
+            ip("-n", host.name, "link", "set", CABLE, "up")
+            ip("-n", host.name, "link", "set", "lo", "up")
+        yield Switch(switch, hosts)
