@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 MODELS = Path(__file__).parents[1] / "docs" / "model"
-ENGINE, TAKES, STAYS = "engine.pml", "takes.pml", "stays.pml"
+ENGINE, TAKES, RATES, STAYS = "engine.pml", "takes.pml", "rates.pml", "stays.pml"
 LEASES, LINES = "leases.pml", "lines.pml"
 DEPTHS = {True: 100_000, False: 2_500_000}  # more than the search reaches: with a defect, and without one
 TABLES = {True: 16, False: 22}  # bits of the hash table, at first
@@ -62,6 +62,7 @@ EVENTUALLY = "CONNECTIONS=2 RECORDS=2 LIMIT=1"
 ASSERTED, CYCLE = "assertion violated", "acceptance cycle"
 ONE_PERMIT = "FIRST=1 MOST=1"
 TWO_PERMITS = "CONNECTIONS=2 MOST=2"
+NO_PERMIT = "PERMITS=0"
 FEW_TOKENS = "SECRETS=3"
 LATE_CALLS = "LEASE=1 MAXIMUM=1 FAILOVERS=0"
 NEW_SERVERS = "LEASE=1 MAXIMUM=1 LATE=0"
@@ -97,6 +98,22 @@ RUNS = [
     Run("a release wakes nobody", f"{TWO_PERMITS} SLEEPS_AFTER_RELEASE", ASSERTED, model=TAKES),
     Run("the end of a wait wakes nobody behind it", f"{TWO_PERMITS} SLEEPS_AFTER_CANCEL", ASSERTED, model=TAKES),
     Run("the death of who waits wakes nobody behind it", f"{TWO_PERMITS} SLEEPS_AFTER_DEATH", ASSERTED, model=TAKES),
+    Run("2 clients take of a rate and a permit, and settle", TINY, model=RATES),
+    Run("3 clients take of a rate of one, and settle", f"CONNECTIONS=3 BURST=1 {NO_PERMIT}", model=RATES),
+    Run("2 clients take of a rate: nobody waits for ever", f"{NO_PERMIT} PATIENT", is_eventual=True, model=RATES),
+    Run("units are refunded that time has brought back", f"{NO_PERMIT} REFUNDS_VOID", ASSERTED, model=RATES),
+    Run("a Settle does not notice that the rate is full", f"{NO_PERMIT} FORGETS_FULL", ASSERTED, model=RATES),
+    Run("a grant does not notice that the rate is full", f"{NO_PERMIT} FORGETS_EMPTY", ASSERTED, model=RATES),
+    Run("use beyond the charge of a full rate is free", f"{NO_PERMIT} FORGIVES", ASSERTED, model=RATES),
+    Run("a charge can be settled twice", f"{NO_PERMIT} TWICE", ASSERTED, model=RATES),
+    Run("a death refunds nothing", f"{NO_PERMIT} NO_REFUND", ASSERTED, model=RATES),
+    Run("only the item that was short is looked at again", "BURST=1 HALF", ASSERTED, model=RATES),
+    Run("a rate is freed although somebody waits", f"{NO_PERMIT} FREES_PINNED", ASSERTED, model=RATES),
+    Run("no timer for who waits", f"{NO_PERMIT} UNTIMED", ASSERTED, model=RATES),
+    Run("the first that waits is not looked at", f"{NO_PERMIT} SLEEPS_AT_FIRST", ASSERTED, model=RATES),
+    Run("a refund wakes nobody", f"{NO_PERMIT} SLEEPS_AFTER_SETTLE", ASSERTED, model=RATES),
+    Run("the end of a wait wakes nobody behind it", f"{NO_PERMIT} SLEEPS_AFTER_CANCEL", ASSERTED, model=RATES),
+    Run("new Takes pass those that wait", f"{NO_PERMIT} PATIENT PASSES", CYCLE, is_eventual=True, model=RATES),
     Run("a connection that is resumed, up to 5 tokens", "SECRETS=5", model=STAYS),
     Run("likewise: what a dead client had comes back", FEW_TOKENS, is_eventual=True, model=STAYS),
     Run("a request that was overtaken takes everything over", f"{FEW_TOKENS} STEALS", ASSERTED, model=STAYS),
@@ -138,6 +155,8 @@ SHORT = [
     *(run for run in RUNS if run.defined.endswith("_HELD")),
     Run("2 clients wait for one permit", f"{TINY} {ONE_PERMIT}", model=TAKES),
     *(run for run in RUNS if run.defined.endswith("AFTER_RELEASE")),
+    Run("2 clients take of a rate, and settle", NO_PERMIT, model=RATES),
+    *(run for run in RUNS if run.defined.endswith("REFUNDS_VOID")),
     Run("a connection that is resumed, up to 3 tokens", FEW_TOKENS, model=STAYS),
     *(run for run in RUNS if run.defined.endswith("STEALS")),
     Run("2 sidecars with leases, no late calls", "LEASE=1 MAXIMUM=1 LATE=0 FAILOVERS=1", model=LEASES),
