@@ -115,6 +115,7 @@ RUNS = [
     Run("the end of a wait wakes nobody behind it", f"{NO_PERMIT} SLEEPS_AFTER_CANCEL", ASSERTED, model=RATES),
     Run("new Takes pass those that wait", f"{NO_PERMIT} PATIENT PASSES", CYCLE, is_eventual=True, model=RATES),
     Run("a connection that is resumed, up to 5 tokens", "SECRETS=5", model=STAYS),
+    Run("likewise, 3 connections at once, up to 3 tokens", f"SOCKETS=3 {FEW_TOKENS}", model=STAYS),
     Run("likewise: what a dead client had comes back", FEW_TOKENS, is_eventual=True, model=STAYS),
     Run("a request that was overtaken takes everything over", f"{FEW_TOKENS} STEALS", ASSERTED, model=STAYS),
     Run("a token is valid once, although its reply was lost", f"{FEW_TOKENS} FORGETS", ASSERTED, model=STAYS),
