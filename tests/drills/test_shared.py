@@ -113,9 +113,9 @@ def test_units_beyond_a_rate_are_counted() -> None:
 def test_units_that_a_failover_forgot_may_be_taken_again() -> None:
     takes = units(5, 1, 1), units(5, 1.2, 1.2), units(2, 1.4, 1.4)
     assert beyond(*takes) == pytest.approx(3)
-    assert beyond(*takes, failovers=[Failover(0, int(1.1 * SECOND))]) == pytest.approx(0)
-    assert beyond(*takes, failovers=[Failover(1, int(1.1 * SECOND))]) == pytest.approx(3), "of another server"
-    assert beyond(*takes, failovers=[Failover(0, SECOND // 2)]) == pytest.approx(3), "nothing had been taken"
+    assert beyond(*takes, failovers=[Failover(0, int(1.1 * SECOND), True)]) == pytest.approx(0)
+    assert beyond(*takes, failovers=[Failover(1, int(1.1 * SECOND), True)]) == pytest.approx(3), "of another server"
+    assert beyond(*takes, failovers=[Failover(0, SECOND // 2, True)]) == pytest.approx(3), "nothing had been taken"
 
 
 def test_units_that_two_masters_may_have_granted_do_not_count() -> None:

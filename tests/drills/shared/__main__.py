@@ -6,8 +6,8 @@
 
 Workers at each daemon acquire permits of a few names, hold them for a moment and release them, and take units of rates,
 with and without waiting. Meanwhile, one after the other: a master is killed, stopped, or cut off from everybody, its
-replica takes over, and it comes back; a daemon is killed and started again, is stopped, or cut off from all servers or
-from one, for longer than a lease. --faults: only these.
+replica, which often lacks the last writes, takes over, and the master comes back; a daemon is killed and started again,
+is stopped, or cut off from all servers or from one, for longer than a lease. --faults: only these.
 
 Afterwards the histories of all clients of all daemons are judged together (verdict.py). Then one client can have all
 permits of each name. Exit status: 1 if a promise is not kept; then the histories are kept.
@@ -128,7 +128,9 @@ def play(options: Options, seconds: float, wanted: list[str], directory: Path) -
         faults = act(scene, seconds, draw, wanted)
         everything_comes_back(scene.sidecars[0].path())
     asked, granted = sum(each.asked for each in scene.workers), sum(each.granted for each in scene.workers)
-    print(f"{asked:,} requests, {granted:,} grants, {len(faults)} faults, {len(scene.facts.failovers)} failovers")
+    print(f"{asked:,} requests, {granted:,} grants, {len(faults)} faults")
+    failovers = scene.facts.failovers
+    print(f"{len(failovers)} failovers, {sum(each.lags for each in failovers)} of them lost writes")
     violations = judge(load(directory.glob("history-*")), scene.facts, len(scene.workers))
     for text in violations:
         print(f"violation: {text}")

@@ -6,6 +6,7 @@ their daemon, and the drill the servers, through Unix sockets, which no fault of
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import signal
 import time
@@ -19,7 +20,6 @@ from kit import daemon, namespaces
 from kit.daemon import wait_until
 
 if TYPE_CHECKING:
-    import contextlib
     import random
     from collections.abc import Callable, Iterator
 
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from kit.namespaces import Host, Switch
 
 LONGER = 1.5  # than a lease
+LAG_S = 0.4  # of a replica: a part of a lease, and many grants
 SETTLED = 2  # leases after two masters may have answered until the limits are kept again, see docs/cluster.md
 
 
@@ -111,12 +112,9 @@ class Scene:
 
     def cut_daemon(self, draw: random.Random) -> None:
         """It reaches no server for longer than its lease. Its clients go on."""
-        sidecar = draw.choice(self.sidecars)
-        assert self.switch is not None
-        since_ns = time.monotonic_ns()
-        self.switch.isolate(_host(sidecar))
-        time.sleep(LONGER * self.lease)
-        self.switch.join(_host(sidecar))
+        sidecar, since_ns = draw.choice(self.sidecars), time.monotonic_ns()
+        with self._isolated(sidecar):
+            time.sleep(LONGER * self.lease)
         self._lapse(sidecar.number, None, since_ns)
 
     def part(self, draw: random.Random) -> None:
@@ -132,18 +130,46 @@ class Scene:
     # ---- inside ----
 
     def _replace(self, draw: random.Random, fail: Callable[[Server], None], go_on: Callable[[Server], None]) -> None:
-        """Lets a master fail, its replica take over, and the old one come back after more than a lease."""
+        """Lets a master fail, its replica take over, and the old one come back after more than a lease.
+
+        As a rule the replica has not heard of the last writes. Then, if there is a network, one daemon often reaches no
+        server for less than a lease: it tells the new master later than others what it has.
+        """
         index = draw.randrange(len(self.servers.masters))
         old, since_ns = self.servers.masters[index], time.monotonic_ns()
-        fail(old)
-        self.servers.promote(index)
-        self.facts.failovers.append(Failover(index, since_ns))
+        lags, late = draw.choice([(False, None), (True, None), (True, draw.choice(self.sidecars))])
+        with self._isolated(late if self.switch else None):
+            self._fail_over(index, fail, lags=lags)
+            time.sleep(draw.random() * self.lease)
         time.sleep(LONGER * self.lease)
         back_ns = time.monotonic_ns()
         go_on(old)
         wait_until(lambda: old.role() == "slave", "the old master has heard of the new one")
         self.facts.splits.append(Split(index, back_ns, time.monotonic_ns() + int(SETTLED * self.lease * 1e9)))
         self._lapse(None, index, since_ns)
+
+    def _fail_over(self, index: int, fail: Callable[[Server], None], *, lags: bool) -> None:
+        old, replica = self.servers.masters[index], self.servers.replicas[index]
+        if lags:
+            replica.stop()  # so it cannot connect again
+            old.client.client_kill_filter(_type="replica")
+            time.sleep(LAG_S)
+        fail(old)
+        if lags:
+            replica.go_on()
+        self.facts.failovers.append(Failover(index, time.monotonic_ns(), lags))
+        self.servers.promote(index)
+
+    @contextlib.contextmanager
+    def _isolated(self, sidecar: Sidecar | None) -> Iterator[None]:
+        """Cuts a daemon off from all servers."""
+        if sidecar is None:
+            yield
+            return
+        assert self.switch is not None
+        self.switch.isolate(_host(sidecar))
+        yield
+        self.switch.join(_host(sidecar))
 
     def _lapse(self, sidecar: int | None, server: int | None, since_ns: int) -> None:
         """A lease may have ended: with cluster.on_loss = drop nobody goes on with permits, with keep all do."""

@@ -53,10 +53,14 @@ class Split(NamedTuple):
 
 
 class Failover(NamedTuple):
-    """The replica may lack the last writes: units of rates that were taken with them can be taken again."""
+    """The replica may lack the last writes, so units of rates that were taken with them can be taken again.
+
+    at_ns: before it takes over. lags: it certainly lacks some.
+    """
 
     server: int
     at_ns: int
+    lags: bool
 
 
 @dataclass

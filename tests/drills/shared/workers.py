@@ -30,7 +30,8 @@ RATES = {
 }
 SHARE = 4  # of a maximum, one part may be asked for at once
 UNITS_MAX = 3  # in a Take
-HOLD_S = 0.05  # at most
+HOLD_S = 0.05  # at most,
+LONG_HOLD_S, LONG = 1.5, 0.15  # but for some, which last longer than a failover
 WAIT_MS = 500
 ANSWER_S = 20.0  # more than the daemon lets a request wait for the authority
 AGAIN_S = 0.05
@@ -105,7 +106,8 @@ class Worker(threading.Thread):
         if not self._is_granted(connection, Acquire(name, amount, maximum), request):
             self._is_over.wait(self._draw.random() * HOLD_S)
             return
-        readable, _, _ = select.select([connection], [], [], self._draw.random() * HOLD_S)
+        longest_s = LONG_HOLD_S if self._draw.random() < LONG else HOLD_S
+        readable, _, _ = select.select([connection], [], [], self._draw.random() * longest_s)
         if readable and not connection.recv(RECEIVE_SIZE):
             raise Gone
         self._call(connection, Release(name, amount), wire.release(2, name, amount))
