@@ -288,8 +288,11 @@ class Sidecar:
         urgency = self._store.urgency(partition)
         if urgency:
             is_new = urgency == URGENT or part.has_more
-            return max(part.retry_ns, part.sent_ns + (MIN_GAP_NS if is_new else part.again_ns))
-        return min(part.next_ns, part.until_ns) if part.until_ns else part.next_ns
+            due_ns = part.sent_ns + (MIN_GAP_NS if is_new else part.again_ns)
+        else:
+            due_ns = max(part.next_ns, part.sent_ns + MIN_GAP_NS)
+        due_ns = max(due_ns, part.retry_ns)
+        return min(due_ns, part.until_ns) if part.until_ns else due_ns
 
     def farewell(self, partition: int) -> tuple[list[str], list[bytes | str | int]]:
         """Returns the keys and arguments of the call that gives everything back.

@@ -576,6 +576,25 @@ def test_many_requests_take_several_calls_one_soon_after_the_other(server: Serve
     assert server.now_ns - START_NS == 3 * 3 * MS, "the machine looks every 3 ms"
 
 
+@pytest.mark.parametrize("partition", [PART, PRESENCE], ids=["in use", "only a lease"])
+def test_a_call_that_is_due_has_something_to_say(server: Server, partition: int) -> None:
+    """Or the daemon would ask itself again and again. Also while a lease ends and no server answers."""
+    machine = Machine(server)
+    machine.ask()  # in PART
+    call = machine.sidecar.call(partition, server.run, server.now_ns)
+    assert call is not None
+    machine.sidecar.answered(partition, server.tick(*call), server.now_ns)
+    calls = asked = 0
+    while asked < 100:
+        server.advance(max(machine.sidecar.next_call_ns(partition) - server.now_ns, 0))
+        asked += 1
+        if machine.sidecar.call(partition, server.run, server.now_ns) is not None:
+            calls += 1
+            machine.sidecar.failed(partition, server.now_ns)
+    assert server.now_ns > START_NS + 2 * LEASE_MS * MS
+    assert asked <= 2 * calls
+
+
 # ---- servers that are new -------------------------------------------------------------------------------------------
 
 
