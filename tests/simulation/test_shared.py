@@ -241,7 +241,7 @@ UNSAFE: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "what is for one request is for others": what_is_for_one_request_is_for_others,
 }  # fmt: skip
 
-NOTICED_IN = {"old calls are done": 34, "what is for one request is for others": 8}  # the first of those worlds, if late
+NOTICED_IN = {"old calls are done": 34, "what is for one request is for others": 8}  # which world, if late
 
 
 @pytest.mark.parametrize("defect", UNSAFE)
