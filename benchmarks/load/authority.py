@@ -54,7 +54,6 @@ class Sidecars:
 
     def __init__(self, server: redis.Redis, count: int) -> None:
         self.server = server
-        self.run = server.info("server")["run_id"]
         self.names = [f"sidecar-{number}" for number in range(count)]
         self._calls = dict.fromkeys(self.names, 0)
         for partition in range(authority.PARTITIONS):
@@ -64,7 +63,7 @@ class Sidecars:
     def _call(self, name: str, partition: int, wishes: list[Wish], rates: list[RateWish]) -> list[bytes | str | int]:
         self._calls[name] += 1
         keys = authority.keys(partition, name)
-        arguments = authority.arguments(name, self._calls[name], self.run, LEASE_MS, wishes, rates)
+        arguments = authority.arguments(name, self._calls[name], LEASE_MS, wishes, rates)
         return ["FCALL", authority.LIBRARY, len(keys), *keys, *arguments]
 
     def _send(self, calls: list[list[bytes | str | int]]) -> None:

@@ -30,11 +30,12 @@ def text(argument: Any) -> bytes:
 
 
 class LuaRedis:
-    """now_us: the server's clock. data: hashes, sorted sets (by member) and strings, by key. calls: of the script, so
-    far. commands: that these made."""
+    """now_us: the server's clock. history: its replication ID. data: hashes, sorted sets (by member) and strings, by
+    key. calls: of the script, so far. commands: that these made."""
 
     def __init__(self, now_us: int = 1_700_000_000_000_000) -> None:
         self.now_us = now_us
+        self.history = "0"
         self.data: dict[bytes, Any] = {}
         self.expires_us: dict[bytes, int] = {}
         self.calls = self.commands = 0
@@ -79,6 +80,10 @@ class LuaRedis:
 
     def time(self) -> Any:
         return [b"%d" % part for part in divmod(self.now_us, 1_000_000)]
+
+    def info(self, _section: bytes) -> bytes:
+        assert self.history.isalnum()
+        return b"role:master\r\nmaster_replid:%b\r\nmaster_replid2:1\r\n" % self.history.encode()
 
     def exists(self, key: bytes) -> int:
         return int(key in self.data)
@@ -171,8 +176,8 @@ class LuaRedis:
 
 
 COMMANDS = (
-    "time", "exists", "get", "set", "pexpire", "hget", "hmget", "hset", "hdel", "hincrby", "hrandfield", "zadd", "zrem",
-    "zscore", "zrange", "zcard", "zrangebyscore", "zrevrangebyscore", "zremrangebyscore",
+    "time", "info", "exists", "get", "set", "pexpire", "hget", "hmget", "hset", "hdel", "hincrby", "hrandfield", "zadd",
+    "zrem", "zscore", "zrange", "zcard", "zrangebyscore", "zrevrangebyscore", "zremrangebyscore",
 )  # fmt: skip
 
 

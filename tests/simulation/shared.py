@@ -3,7 +3,8 @@
 The authority's script, and the policy of the sidecars, are the real ones; Redis is that of tests/kit. The stores are
 the daemon's, driven by bytes, or, where there are many, those of tests/kit. The world has the network, each machine's
 clock, and what goes wrong: calls and answers are late or lost, machines are cut off, daemons are killed and start
-again, and the authority fails over to a replica that lacks the last writes.
+again, and the authority fails over to a replica that lacks the last writes, is replaced only for a moment, or forgets
+everything.
 
 What is promised:
 
@@ -284,6 +285,7 @@ class Server:
         self.is_up = True
         self.skew_us = world.draw.randint(-5_000_000, 5_000_000) if state is not None else 0
         self.redis = LuaRedis()
+        self.redis.history = run
         if state is not None:
             self.redis.restore(state)
         self.copies: deque[Any] = deque(maxlen=2)  # what replicas have
@@ -327,9 +329,9 @@ class World:
         self.splits: list[tuple[int, int]] = []
         self.demands = [*demands]
         self.partitions = sorted({authority.partition_of(demand.name) for demand in self.demands})
-        self.server = Server(self, "run-0")
+        self.server = Server(self, "run0")
         for partition in self.partitions:  # it has learnt
-            self.server.redis.data[authority.keys(partition, "")[1].encode()] = {b"run": b"run-0", b"learns": b"0"}
+            self.server.redis.data[authority.keys(partition, "")[1].encode()] = {b"history": b"run0", b"learns": b"0"}
         self.old: tuple[Server, set[int]] | None = None  # after a split: who still talks to the former master
         self.hosts = [Host(self, number, 1 + sizes.drift * self.draw.uniform(-1, 1)) for number in range(sizes.hosts)]
         for demand in self.demands:
@@ -400,7 +402,7 @@ class World:
     def fail_over(self, split_ns: int = 0) -> None:
         """The replica takes over, without the last writes. In a split some still talk to the old master for a while."""
         old = self.server
-        self.server = Server(self, f"run-{next(self.numbers)}", self.draw.choice(old.copies))
+        self.server = Server(self, f"run{next(self.numbers)}", self.draw.choice(old.copies))
         self.server.copies.append(self.server.redis.snapshot())
         self.seen["failover"] += 1
         if not split_ns:
@@ -417,6 +419,17 @@ class World:
             self.old = None
 
         self.later(split_ns, end)
+
+    def fail_back(self, state: Any) -> None:
+        """Another master took over, with this state, and then the former one again. Nobody has called the other one."""
+        self.server.redis.restore(state)
+        self.server.redis.history = f"history{next(self.numbers)}"
+        self.seen["failback"] += 1
+
+    def flush(self) -> None:
+        """FLUSHALL."""
+        self.server.redis.restore(({}, {}))
+        self.seen["flush"] += 1
 
     def cut(self, host: Host, duration_ns: int) -> None:
         host.is_cut = True
@@ -504,8 +517,8 @@ class Load:
         return sorted(found, key=lambda demand: demand.at_ns)
 
 
-def trouble(world: World, *, splits: bool) -> None:
-    """Has things go wrong all the time, each about once a lease somewhere."""
+def trouble(world: World, *, splits: bool, forgets: bool) -> None:
+    """Has things go wrong all the time, each about once a lease somewhere. forgets: also what hardly ever happens."""
     lease_ns = world.lease_ms * MS
 
     def again(mean_ns: float, action: Callable[[], None]) -> None:
@@ -521,3 +534,6 @@ def trouble(world: World, *, splits: bool) -> None:
     again(lease_ns / 2, lambda: world.cut(anybody(), int(world.draw.choice((0.1, 0.5, 1.5)) * lease_ns)))
     again(lease_ns, lambda: anybody().kill())
     again(lease_ns * 3, lambda: world.fail_over(int(world.draw.choice((0, 0, 0.05, 0.6)) * lease_ns) if splits else 0))
+    if forgets:
+        again(lease_ns * 3, lambda: world.fail_back(world.draw.choice(world.server.copies)))
+        again(lease_ns * 3, world.flush)

@@ -20,9 +20,11 @@ if TYPE_CHECKING:
 PARTITION = 3
 LEASE_MS = 10_000
 PREFIX = authority.keys(PARTITION, "")[0].removesuffix("leases").encode()
-# The real server reads the time from a key, and keys live for long in its own time.
+GLOB = PREFIX.replace(b"{", b"[{]") + b"*"
+# The real server reads the time, and what INFO says, from keys, and keys live for long in its own time.
 CHANGES = {
     b"redis.call('TIME')": b"redis.call('HMGET', 'clock', 's', 'us')",
+    b"redis.call('INFO', 'replication')": b"redis.call('GET', 'info')",
     b"(us - now) / 1000 + 1": b"1e9",
     b"redis.call('PEXPIRE', waited, call.place)": b"redis.call('PEXPIRE', waited, 1e9)",
 }
@@ -37,13 +39,20 @@ def with_clock(source: bytes) -> str:
 
 def state(server: redis.Redis) -> dict[bytes, Any]:
     found: dict[bytes, Any] = {}
-    for key in server.scan_iter(PREFIX.replace(b"{", b"[{]") + b"*"):
+    for key in server.scan_iter(GLOB):
         kind = server.type(key)
         if kind == b"hash":
             found[key] = server.hgetall(key)
         else:
             found[key] = dict(server.zrange(key, 0, -1, withscores=True)) if kind == b"zset" else server.get(key)
     return found
+
+
+def expire(server: redis.Redis, model: LuaRedis) -> None:
+    model.expire()
+    for key in {*server.scan_iter(GLOB)} - model.data.keys():
+        assert key.startswith((PREFIX + b"waited", PREFIX + b"rate:")), "only these expire"
+        server.delete(key)
 
 
 @pytest.mark.needs("redis-server")
@@ -58,6 +67,8 @@ def test_it_does_what_a_real_redis_does(short_path: Path, seed: int) -> None:
         for _ in range(400):
             model.now_us += int(draw.choice((0.1, 5, 100, 3000)) * draw.random() * 1000)
             server.hset("clock", mapping={"s": model.now_us // 1_000_000, "us": model.now_us % 1_000_000})
+            model.history = draw.choice(("one", "another")) if draw.random() < 0.02 else model.history
+            server.set("info", model.info(b"replication"))
             sidecar = f"s{draw.randrange(5)}"
             if draw.random() < 0.05:
                 calls[sidecar] = 0
@@ -67,16 +78,12 @@ def test_it_does_what_a_real_redis_does(short_path: Path, seed: int) -> None:
             given = authority.arguments(
                 sidecar,
                 calls[sidecar],
-                "run" if draw.random() < 0.98 else "another",
                 LEASE_MS if draw.random() < 0.95 else 0,
                 [Wish(name, *(draw.randint(0, 9) for _ in range(5)), draw.randint(0, 1), True) for name in names],
                 [RateWish(name, 7, 1_000_000, 9, 1, draw.randint(1, 12), draw.randint(-2, 2)) for name in names[:2]],
             )
             assert model.tick(keys, given) == script(keys, given)
-            model.expire()
-            for key in state(server).keys() - model.data.keys():
-                assert key.startswith((PREFIX + b"waited", PREFIX + b"rate:")), "only these expire"
-                server.delete(key)
+            expire(server, model)
             assert state(server) == model.data
 
 
@@ -115,9 +122,7 @@ def test_rates_are_exact(seed: int) -> None:
             want = draw.randint(least, burst)
             give = draw.choice((0, 0, 0, 1, -1, draw.randint(-burst, burst)))
             wish = RateWish(b"n", limit, period_us, burst, least, want, give)
-            answered = server.tick(
-                authority.keys(PARTITION, "a"), authority.arguments("a", call, "run", LEASE_MS, (), [wish])
-            )
+            answered = server.tick(authority.keys(PARTITION, "a"), authority.arguments("a", call, LEASE_MS, (), [wish]))
             if answered[0] == 1:
                 break
             assert tuple(authority.answer(answered).units[0]) == rate.pour(server.now_us, wish), (wish, call)
@@ -128,7 +133,7 @@ def test_another_limit_grants_nothing_twice() -> None:
 
     def ask(call: int, limit: int) -> int:
         wish = RateWish(b"n", limit, 1_000_000, 10, 0, 20)
-        arguments = authority.arguments("a", call, "run", LEASE_MS, (), [wish])
+        arguments = authority.arguments("a", call, LEASE_MS, (), [wish])
         return authority.answer(server.tick(authority.keys(PARTITION, "a"), arguments)).units[0].units
 
     assert ask(1, 7) == 10

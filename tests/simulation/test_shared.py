@@ -6,7 +6,6 @@ Each promise is broken once, by the script, the policy or the store, and the wor
 from __future__ import annotations
 
 import itertools
-import math
 from collections import Counter
 from random import Random
 from typing import TYPE_CHECKING, Any
@@ -15,7 +14,7 @@ import pytest
 
 from counterd.cluster import authority, sidecar
 from counterd.cluster.authority import Mode
-from counterd.cluster.sidecar import HEARTBEAT_NS, LONG_TURN_NS, Sidecar
+from counterd.cluster.sidecar import HEARTBEAT_NS, LONG_TURN_NS, UNKNOWN, Sidecar
 from simulation.shared import MS, SECOND, Daemon, Demand, Host, Ideal, Load, Model, Sizes, Violation, World, trouble
 
 if TYPE_CHECKING:
@@ -24,9 +23,9 @@ if TYPE_CHECKING:
 STORES = {"daemon": Daemon, "model": Model}
 
 
-def troubled(seed: int, store: Callable[[Host], Any], *, splits: bool = False, seconds: int = 20) -> World:
+def troubled(seed: int, store: Callable[[Host], Any], *, splits: bool = False, forgets: bool = False) -> World:
     """A small world in which much goes wrong."""
-    draw = Random(seed)
+    draw, seconds = Random(seed), 20
     hosts = draw.choice((2, 4, 8))
     maximum = draw.choice((1, 2, 5, 12))
     load = Load(
@@ -41,7 +40,7 @@ def troubled(seed: int, store: Callable[[Host], Any], *, splits: bool = False, s
     )
     sizes = Sizes(hosts, lease_ms=2000, drift=draw.choice((0, 0.045)), loss=draw.choice((0, 0.01, 0.1)))
     world = World(seed, sizes, load.demands(seed, hosts, seconds * SECOND), store)
-    trouble(world, splits=splits)
+    trouble(world, splits=splits, forgets=forgets)
     world.run(seconds * SECOND)
     return world
 
@@ -51,11 +50,12 @@ def test_nothing_is_granted_above_its_maximum(kind: str) -> None:
     """Although writes are lost in failovers, machines are cut off, clocks are wrong, and daemons are killed."""
     seen = Counter[str]()
     for seed in range(6):
-        world = troubled(seed, STORES[kind])
+        world = troubled(seed, STORES[kind], forgets=seed % 2 == 1)
         seen += world.seen
         assert world.over_max == 0
         assert world.granted > 0
-    assert {"refused", "no answer", "gave up", "cut", "failover", "dropped", "killed"} <= set(seen)
+    troubles = {"refused", "no answer", "gave up", "cut", "failover", "failback", "flush", "dropped", "killed"}
+    assert troubles <= set(seen)
 
 
 @pytest.mark.parametrize("kind", STORES)
@@ -89,6 +89,10 @@ def test_after_a_split_there_is_at_most_twice_the_maximum(split_ms: int, most: i
 
 def test_a_server_that_knows_nothing_is_told_everything() -> None:
     forgotten()
+
+
+def test_a_master_that_was_a_replica_for_a_moment_learns() -> None:
+    replaced()
 
 
 def test_splits() -> None:
@@ -198,8 +202,8 @@ def wishes(change: Callable[[authority.Wish], authority.Wish]) -> Callable[[pyte
         plain = authority.arguments
         patch.setattr(
             authority, "arguments",
-            lambda name, call, run, lease_ms, wishes, rates: plain(
-                name, call, run, lease_ms, [change(wish) for wish in wishes], rates
+            lambda name, call, lease_ms, wishes, rates: plain(
+                name, call, lease_ms, [change(wish) for wish in wishes], rates
             ),
         )  # fmt: skip
 
@@ -214,7 +218,7 @@ def a_new_server_is_not_told(patch: pytest.MonkeyPatch) -> None:
     plain = Sidecar.call
 
     def call(self: Sidecar, partition: int, run: str, now_ns: int) -> Any:
-        self._parts[partition].run, self._parts[partition].learning_ms = run, math.inf
+        self._parts[partition].run, self._parts[partition].learns_ms = run, UNKNOWN
         return plain(self, partition, run, now_ns)
 
     patch.setattr(Sidecar, "call", call)
@@ -232,6 +236,7 @@ def what_is_for_one_request_is_for_others(patch: pytest.MonkeyPatch) -> None:
 
 UNSAFE: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "a new server does not learn": in_script("learns = now + longest", "learns = now"),
+    "a former master does not learn": in_script("known[1] ~= history", "not known[1]"),
     "old calls are done": in_script("if number <= tonumber(known[4] or 0) then", "if false then"),
     "leases are short": in_script("('ZADD', leases, now + lease, sidecar)", "('ZADD', leases, now + 300, sidecar)"),
     "the lease is longer here": the_lease_is_longer_here,
@@ -254,6 +259,7 @@ def test_a_defect_is_noticed(monkeypatch: pytest.MonkeyPatch, defect: str) -> No
 def many(first: int) -> None:
     """A world with an empty new server, worlds in which much goes wrong, and others with several maxima."""
     forgotten()
+    replaced()
     for seed in range(first, first + 60):
         troubled(seed, Model)
         mixed(seed, Model)
@@ -271,6 +277,17 @@ def forgotten() -> None:
     world.later(2 * SECOND, fail_over)
     world.run(12 * SECOND)
     assert world.used[b"n0"] == 10
+    assert world.seen["dropped"] == 0
+
+
+def replaced() -> None:
+    """A host gets all permits in a write that another master lacks. Nobody has called that one."""
+    demands = [Demand(at_ms * MS, host, b"n0", 10, 10, 60 * SECOND, 60 * SECOND) for at_ms, host in ((50, 0), (100, 1))]
+    world = World(1, Sizes(2, lease_ms=2000), demands, Model)
+    before = world.server.redis.snapshot()
+    world.later(80 * MS, lambda: world.fail_back(before))
+    world.run(12 * SECOND)
+    assert (world.granted, world.used[b"n0"]) == (1, 10)
     assert world.seen["dropped"] == 0
 
 

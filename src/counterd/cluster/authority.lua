@@ -16,17 +16,18 @@
 --
 -- KEYS: leases, meta, totals, waited, and the caller's block. All keys of a partition are in one slot.
 --   leases         a sorted set: when each sidecar's lease ends
---   meta           a hash: the run of the server that made the last call, the end of its learning, the longest lease so
---                  far, refusals so far, and each sidecar's last call
+--   meta           a hash: the history of the data, the end of learning, the longest lease so far, refusals so far, and
+--                  each sidecar's last call
 --   totals         a hash by name: a TOTAL of a counter
 --   waited         a sorted set: names of counters, and when requests for them were last refused
 --   block:SIDECAR  a hash by name: a SHARE
 --   line:NAME      a sorted set: sidecars that wait for rights of a counter, in the order of their first refusals
 --   rate:NAME      a FILL
 --
--- A server that has just become the master, or was started, may not know what was granted before. Its run is another
--- one. It then learns for one lease: sidecars may keep what they say they have, and nobody is given more. What no
--- sidecar has said by then, no sidecar grants from any more.
+-- A server that has just become the master, or was started, may not know what was granted before. Its replication ID is
+-- another one then, even if it was the master before, and has been a replica only for a moment. It learns for one lease:
+-- sidecars may keep what they say they have, and nobody is given more. What no sidecar has said by then, no sidecar
+-- grants from any more.
 
 -- All numbers are doubles, as Lua's are: they are exact up to 2^53.
 local TOTAL = '<ddddddd'   -- all rights, those that are plenty, all use, the maximum for which plenty was given, sidecars
@@ -287,23 +288,24 @@ local function pour(key, now, wish)
   return struct.pack('<dd', granted, wait_us)
 end
 
--- Returns how long this server still learns. known: of meta: the run, the end of its learning, and the longest lease.
-local function begin(meta, leases, known, run, now, lease)
+-- Returns until when this server learns. known: of meta: the history, the end of learning, and the longest lease.
+local function begin(meta, leases, known, now, lease)
   local longest = tonumber(known[3] or 0)
   if lease > longest then
     longest = lease
     redis.call('HSET', meta, 'longest', longest)
   end
   local learns = tonumber(known[2] or 0)
-  if known[1] ~= run then
+  local history = string.match(redis.call('INFO', 'replication'), 'master_replid:(%w+)')
+  if known[1] ~= history or learns > now + longest then    -- the clock may have been set back
     learns = now + longest
-    redis.call('HSET', meta, 'run', run, 'learns', learns)
+    redis.call('HSET', meta, 'history', history, 'learns', learns)
     -- Its clock may be another one. No lease goes on without being renewed meanwhile.
     for _, sidecar in ipairs(redis.call('ZRANGEBYSCORE', leases, '(' .. string.format('%.17g', learns), '+inf')) do
       redis.call('ZADD', leases, learns, sidecar)
     end
   end
-  return math.max(learns - now, 0)
+  return learns
 end
 
 -- Says that requests were refused. Returns counters of which others wait for rights.
@@ -316,27 +318,29 @@ local function tell_waited(call, waited, now)
   return redis.call('ZREVRANGEBYSCORE', waited, '+inf', now - call.place, 'LIMIT', 0, WAITED_MAX)
 end
 
--- One call of a sidecar. ARGV: the sidecar; the number of its call; the run of this server; the lease in milliseconds,
--- 0 to end it; how many counters follow; a name and a wish for each; and the same for rates. A name is there once.
+-- One call of a sidecar. ARGV: the sidecar; the number of its call; the lease in milliseconds, 0 to end it; how many
+-- counters follow; a name and a wish for each; and the same for rates. A name is there once.
 -- Returns {STALE} if a later call was made, {LOST} if its lease was over, so that it has nothing any more, or
--- {DONE, milliseconds that this server still learns, sidecars with a lease or its rests, milliseconds after which to ask again for
--- what was refused, counters of which somebody waits for rights, what decide() returns, what pour() returns}.
+-- {DONE, milliseconds that this server still learns, the end of its last learning, sidecars with a lease or its rests,
+-- milliseconds after which to ask again for what was refused, counters of which somebody waits for rights, what decide()
+-- returns, what pour() returns}.
 local function tick(KEYS, ARGV)
   local leases, meta, totals, waited, block = unpack(KEYS)
   local prefix = string.sub(leases, 1, -#'leases' - 1)
-  local sidecar, number, run, lease = ARGV[1], tonumber(ARGV[2]), ARGV[3], tonumber(ARGV[4])
+  local sidecar, number, lease = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
   local time = redis.call('TIME')
   local now = time[1] * 1000 + math.floor(time[2] / 1000)
 
-  local known = redis.call('HMGET', meta, 'run', 'learns', 'longest', 'call:' .. sidecar)
+  local known = redis.call('HMGET', meta, 'history', 'learns', 'longest', 'call:' .. sidecar)
   if number <= tonumber(known[4] or 0) then
     return {STALE}
   end
   if lease == 0 then
     redis.call('ZADD', leases, 'XX', now, sidecar)
-    return {DONE, 0, 0, 0, {}, '', ''}
+    return {DONE, 0, 0, 0, 0, {}, '', ''}
   end
-  local learning = begin(meta, leases, known, run, now, lease)
+  local learns = begin(meta, leases, known, now, lease)
+  local learning = math.max(learns - now, 0)
   if learning == 0 then    -- else the server may only have forgotten that leases were renewed
     local expired = redis.call('ZRANGEBYSCORE', leases, '-inf', now, 'LIMIT', 0, 1)[1]
     if expired then
@@ -357,8 +361,8 @@ local function tick(KEYS, ARGV)
     now = now + time[2] % 1000 / 1000,    -- so exactly that it is the time of no other call
   }
   local names, wishes = {}, {}
-  local rates = 6 + 2 * tonumber(ARGV[5])
-  for index = 6, rates - 1, 2 do
+  local rates = 5 + 2 * tonumber(ARGV[4])
+  for index = 5, rates - 1, 2 do
     names[#names + 1], wishes[#wishes + 1] = ARGV[index], ARGV[index + 1]
   end
   local rights = #names > 0 and grant(call, names, wishes, totals, block) or ''
@@ -367,5 +371,6 @@ local function tick(KEYS, ARGV)
     local us = time[1] * 1000000 + time[2]
     units[#units + 1] = pour(prefix .. 'rate:' .. ARGV[index], us, ARGV[index + 1])
   end
-  return {DONE, math.ceil(learning), sidecars, again, tell_waited(call, waited, now), rights, table.concat(units)}
+  local names_waited = tell_waited(call, waited, now)
+  return {DONE, math.ceil(learning), learns, sidecars, again, names_waited, rights, table.concat(units)}
 end

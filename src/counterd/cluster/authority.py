@@ -24,6 +24,7 @@ assert len(TAGS) == PARTITIONS
 LIMITS_MAX = 1000  # in one call: a Lua function takes fewer than 8,000 arguments
 LIBRARY = f"counterd_{VERSION}"  # of Functions; its function has the same name
 UINT32_MAX = 0xFFFFFFFF  # of permits, in the stores
+EXACT_MAX = 1 << 53  # up to this, Lua's numbers are exact
 WAIT_MAX_US = 1 << 52  # more than a century; as nanoseconds, and added to a time, it fits into 63 bits
 _STALE, _LOST, _DONE = 0, 1, 2
 _WISH = struct.Struct("<7d")  # all numbers are doubles, as Lua's are
@@ -108,12 +109,14 @@ class Units(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """An answer. learning_ms: for so long the authority gives nobody more. sidecars: that have a lease in this
-    partition. again_ms: after so long a sidecar asks again for what was refused. waited: names of which a sidecar
-    waits for rights, which may be the asking one; not all of them if they are many. rights, units: in the order of the
-    wishes."""
+    """An answer. learning_ms: for so long the authority gives nobody more. learns_ms: the end of that time, or of the
+    last one, on the server's clock; another one after each loss of data. sidecars: that have a lease in this partition.
+    again_ms: after so long a sidecar asks again for what was refused. waited: names of which a sidecar waits for
+    rights, which may be the asking one; not all of them if they are many. rights, units: in the order of the wishes.
+    """
 
     learning_ms: int
+    learns_ms: int
     sidecars: int
     again_ms: int
     waited: list[bytes]
@@ -167,20 +170,20 @@ def keys(partition: int, sidecar: str) -> list[str]:
     return [prefix + name for name in ("leases", "meta", "totals", "waited", "block:" + sidecar)]
 
 
-def arguments(  # noqa: PLR0917 - as the script has them
-    sidecar: str, call: int, run: str, lease_ms: int, wishes: Iterable[Wish], rates: Iterable[RateWish] = ()
+def arguments(
+    sidecar: str, call: int, lease_ms: int, wishes: Iterable[Wish], rates: Iterable[RateWish] = ()
 ) -> list[bytes | str | int]:
     """Returns the arguments of a call.
 
     sidecar: its name, without spaces; nobody has used that name before, and the sidecar itself takes a new one after
-    each lost lease. call: the number of the call in this partition, from 1. run: the run ID of the called server.
-    lease_ms: the lease from now on; 0: the sidecar gives everything back, and says nothing more under this name.
+    each lost lease. call: the number of the call in this partition, from 1. lease_ms: the lease from now on; 0: the
+    sidecar gives everything back, and says nothing more under this name.
     wishes, rates: together at most LIMITS_MAX, and each name once.
     """
-    found: list[bytes | str | int] = [sidecar, call, run, lease_ms, 0]
+    found: list[bytes | str | int] = [sidecar, call, lease_ms, 0]
     for wish in wishes:
         found += (wish.name, _WISH.pack(*wish[1:]))
-    found[4] = len(found) // 2 - 2
+    found[3] = len(found) // 2 - 2
     for rate in rates:
         found += (rate.name, _RATE_WISH.pack(*rate[1:]))
     return found
@@ -193,11 +196,12 @@ def answer(found: list[Any]) -> Answer:
     if found == [_LOST]:
         raise LeaseLost
     try:
-        status, learning_ms, sidecars, again_ms, waited, packed_rights, packed_units = found
+        status, learning_ms, learns_ms, sidecars, again_ms, waited, packed_rights, packed_units = found
         if status != _DONE or not all(isinstance(name, bytes) for name in waited):
             raise ValueError
         return Answer(
             _number(learning_ms),
+            _number(learns_ms, EXACT_MAX),
             _number(sidecars),
             _number(again_ms),
             [*waited],
@@ -222,9 +226,9 @@ def shown(found: Any) -> str:
         return "what is nested too deeply"
 
 
-def _number(found: float) -> int:
-    """Returns a number of an answer. Raises ValueError if a store cannot have it, or TypeError if it is none."""
-    if not 0 <= found <= UINT32_MAX:  # true of NaN
+def _number(found: float, most: int = UINT32_MAX) -> int:
+    """Returns a number of an answer. Raises ValueError if it is too large, or TypeError if it is none."""
+    if not 0 <= found <= most:  # true of NaN
         raise ValueError
     return int(found)
 

@@ -18,7 +18,6 @@ sidecars in the line, each is served after at most S times W. Within a sidecar t
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -47,6 +46,7 @@ RENEWALS = 3  # of a lease: two calls may be lost
 HEADROOM = 8  # of a maximum, or of a burst, one part may be idle at all sidecars together
 SPARE = 8  # permits beyond what was needed, so that few requests wait for a call
 FEW = 2  # permits per sidecar: with a smaller limit, each request is asked for
+UNKNOWN = -1
 URGENT = 2  # urgency(): there is more than requests that were refused before
 URGENT_MAX = 200  # news in a call, and as many of rates: about 2 ms of the authority's time
 CALM_MAX = 200
@@ -127,7 +127,7 @@ class Part:
     again_ns: after so long it asks again for what was refused. has_more: the last call had no room for all urgent news.
     tells_all: the server has yet to be told everything; told: names of which it was told meanwhile; all_told: the call
     under way has the rest. What was told goes to the end of the store's list, so calm news begin with it again when all
-    is told. learns_ns: until when it listens; learning_ms: for how long, at most, when it answers the next call.
+    is told. learns_ns: until when it listens. learns_ms: the same, on its clock, or of the last time; or UNKNOWN.
     has_left: after the farewell. contested: names for which others wait.
     """
 
@@ -149,7 +149,7 @@ class Part:
     told: set[bytes] = field(default_factory=set)
     all_told: bool = False
     learns_ns: int = 0
-    learning_ms: float = math.inf
+    learns_ms: int = UNKNOWN
     has_left: bool = False
     sidecars: int = 1
     blocks: dict[bytes, Block] = field(default_factory=dict)
@@ -188,7 +188,7 @@ class Sidecar:
             part.run = run
             part.tells_all = True  # also with nothing to tell, so that a new server begins to learn
             part.told.clear()
-            part.learning_ms = math.inf
+            part.learns_ms = UNKNOWN
         self._end_turns(partition, part, now_ns)
         if not part.tells_all and now_ns < self.next_call_ns(partition):
             return None
@@ -244,7 +244,7 @@ class Sidecar:
             raise
         part.failures = part.retry_ns = 0
         part.sidecars = max(answer.sidecars, 1)
-        self._listen(part, answer.learning_ms)
+        self._listen(part, answer)
         part.renewed_ns, part.until_ns = part.sent_ns, part.sent_ns + self._lease_ns - self._lease_ns // MARGIN
         if part.tells_all and part.learns_ns:  # a new server believes only what it was told in time
             part.until_ns = min(part.until_ns, part.learns_ns)
@@ -340,7 +340,7 @@ class Sidecar:
         wishes = [wish for _, wish in part.wishes]
         return (
             authority.keys(partition, part.name),
-            authority.arguments(part.name, part.calls, part.run, lease_ms, wishes, [wish for _, wish in part.rates]),
+            authority.arguments(part.name, part.calls, lease_ms, wishes, [wish for _, wish in part.rates]),
         )
 
     def _has_to_ask(self, partition: int, part: Part, now_ns: int) -> bool:
@@ -365,9 +365,9 @@ class Sidecar:
         part.told.clear()  # what is forgotten comes after these in the store's list
         part.calm_ns = 0
 
-    def _listen(self, part: Part, learning_ms: int) -> None:
+    def _listen(self, part: Part, answer: authority.Answer) -> None:
         """Notes how long the server learns, and whether it knows everything."""
-        if learning_ms > part.learning_ms:  # it has forgotten everything, although its run is the same
+        if UNKNOWN != part.learns_ms != answer.learns_ms:  # its run is the same, but it may have forgotten something
             part.tells_all = True
             part.told.clear()
         elif part.all_told:
@@ -375,9 +375,9 @@ class Sidecar:
             part.told.clear()
         elif part.tells_all:
             part.told.update(news.name for news, _ in part.wishes)
-        part.learning_ms = learning_ms
-        learning_ns = learning_ms * MS
-        part.learns_ns = part.sent_ns + learning_ns - learning_ns // MARGIN if learning_ms else 0
+        part.learns_ms = answer.learns_ms
+        learning_ns = answer.learning_ms * MS
+        part.learns_ns = part.sent_ns + learning_ns - learning_ns // MARGIN if learning_ns else 0
 
     def _drop_old(self, part: Part, now_ns: int) -> None:
         """Drops wishes that change nothing. The store is told what it knows, as if they had been answered."""

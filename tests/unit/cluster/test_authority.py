@@ -54,11 +54,10 @@ def patient(source: bytes) -> bytes:
 
 
 class Authority:
-    """The server, as sidecars reach it. run: of the process that answers."""
+    """The server, as sidecars reach it."""
 
     def __init__(self, server: redis.Redis, *, functions: bool = True) -> None:
         self.server = server
-        self.run = "run-0"
         self._script = None if functions else server.register_script(patient(authority.script()).decode())
         self._forgotten: dict[bytes, bytes] = {}
 
@@ -66,7 +65,7 @@ class Authority:
         self, sidecar: str, call: int, *wishes: Wish, rates: Sequence[RateWish] = (), lease_ms: int = HOUR_MS
     ) -> Answer:
         keys = authority.keys(PARTITION, sidecar)
-        arguments = authority.arguments(sidecar, call, self.run, lease_ms, wishes, rates)
+        arguments = authority.arguments(sidecar, call, lease_ms, wishes, rates)
         if self._script is not None:
             return authority.answer(self._script(keys, arguments))
         return authority.answer(self.server.fcall(authority.LIBRARY, len(keys), *keys, *arguments))
@@ -88,11 +87,16 @@ class Authority:
         self._forgotten = {key: self.server.dump(key) for key in self.server.scan_iter()}
 
     def fail_over(self) -> None:
-        """What was done since remember() is forgotten, and another process answers."""
+        """What was done since remember() is forgotten, as by another master before this one is the master again."""
         self.server.flushall()
         for key, value in self._forgotten.items():
             self.server.restore(key, 0, value)
-        self.run = f"run-{int(self.run[4:]) + 1}"
+        self.promote()
+
+    def promote(self) -> None:
+        """It was a replica for a moment, of a master that it did not reach."""
+        self.server.replicaof("127.0.0.1", 1)
+        self.server.replicaof("NO", "ONE")
 
     def totals(self) -> dict[bytes, list[int]]:
         return {name: numbers(packed) for name, packed in self.server.hgetall(KEYS[2]).items()}
@@ -481,15 +485,33 @@ def test_a_farewell_ends_the_lease(ready: Authority) -> None:
 
 def test_a_server_learns_for_the_longest_lease(ready: Authority) -> None:
     """Even if the first call comes from a sidecar with a shorter one."""
-    ready.run = "another"
+    ready.promote()
     assert ready.call("a", 1, lease_ms=1000).learning_ms == HOUR_MS
 
 
 def test_a_lease_from_another_clock_does_not_go_on(ready: Authority) -> None:
     ready.server.zadd(KEYS[0], {"ghost": 1e15})
-    ready.run = "another"
+    ready.promote()
     ready.call("a", 1)
     assert ready.server.zscore(KEYS[0], "ghost") == float(ready.server.hget(KEYS[1], "learns"))
+
+
+def test_a_master_that_was_a_replica_for_a_moment_learns(ready: Authority) -> None:
+    """The other master may have lacked its last writes. Its process, and all of its data, are the same."""
+    before = ready.call("a", 1, plenty(10, 4, 4))
+    assert before.learning_ms == 0
+    ready.promote()
+    answer = ready.call("b", 1, plenty(10, 1, 1))
+    assert rights(answer) == [(0, Mode.PLENTY)]
+    assert answer.learning_ms == HOUR_MS
+    assert answer.learns_ms > before.learns_ms
+    assert ready.call("a", 2, plenty(10, 4, 4, 4, 4)).learns_ms == answer.learns_ms, "it learns once"
+
+
+def test_a_clock_that_is_set_back_makes_no_learning_longer(ready: Authority) -> None:
+    ready.server.hset(KEYS[1], "learns", 10**15)
+    assert ready.call("a", 1).learning_ms == HOUR_MS
+    assert ready.call("a", 2).learning_ms <= HOUR_MS
 
 
 def test_units_of_a_rate_are_granted_once(ready: Authority) -> None:

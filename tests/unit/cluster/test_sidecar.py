@@ -39,7 +39,7 @@ class Server(LuaRedis):
         self.now_ns = START_NS
         self.numbers = itertools.count(1)
         for partition in range(authority.PARTITIONS):
-            self.data[authority.keys(partition, "")[1].encode()] = {b"run": b"run-0", b"learns": b"0"}
+            self.data[authority.keys(partition, "")[1].encode()] = {b"history": b"0", b"learns": b"0"}
 
     def advance(self, duration_ns: int) -> None:
         self.now_ns += duration_ns
@@ -515,15 +515,16 @@ RIGHT = struct.pack("<5d", 1, 0, 1, 1, 0)
 @pytest.mark.parametrize(
     "found",
     [
-        *(None, b"", b"1234567", 2, 2.0, {}, "OK", [[2, 0, 1, 5, [], RIGHT, b""]], [3, 0, 1, 5, [], RIGHT, b""]),
-        *([2, odd, 1, 5, [], RIGHT, b""] for odd in ODD),
-        *([2, 0, odd, 5, [], RIGHT, b""] for odd in ODD),
-        *([2, 0, 1, odd, [], RIGHT, b""] for odd in ODD),
-        *([2, 0, 1, 5, odd, RIGHT, b""] for odd in (None, 7, b"a", [1], [[b"a"]], [None], "a")),
-        *([2, 0, 1, 5, [], odd, b""] for odd in (None, 7, "a", [], [1, 2, 3, 4, 5])),
-        *([2, 0, 1, 5, [], RIGHT, odd] for odd in (None, 7, "a", [1, 2])),
-        *([2, 0, 1, 5, [], struct.pack("<5d", *numbers), b""] for numbers in ODD_RIGHTS),
-        *([2, 0, 1, 5, [], RIGHT, struct.pack("<2d", *numbers)] for numbers in ODD_UNITS),
+        *(None, b"", b"12345678", 2, 2.0, {}, "OK", [[2, 0, 9, 1, 5, [], RIGHT, b""]], [3, 0, 9, 1, 5, [], RIGHT, b""]),
+        *([2, odd, 9, 1, 5, [], RIGHT, b""] for odd in ODD),
+        *([2, 0, odd, 1, 5, [], RIGHT, b""] for odd in (*ODD[:7], *ODD[8:], 1 << 54)),
+        *([2, 0, 9, odd, 5, [], RIGHT, b""] for odd in ODD),
+        *([2, 0, 9, 1, odd, [], RIGHT, b""] for odd in ODD),
+        *([2, 0, 9, 1, 5, odd, RIGHT, b""] for odd in (None, 7, b"a", [1], [[b"a"]], [None], "a")),
+        *([2, 0, 9, 1, 5, [], odd, b""] for odd in (None, 7, "a", [], [1, 2, 3, 4, 5])),
+        *([2, 0, 9, 1, 5, [], RIGHT, odd] for odd in (None, 7, "a", [1, 2])),
+        *([2, 0, 9, 1, 5, [], struct.pack("<5d", *numbers), b""] for numbers in ODD_RIGHTS),
+        *([2, 0, 9, 1, 5, [], RIGHT, struct.pack("<2d", *numbers)] for numbers in ODD_UNITS),
     ],
 )
 def test_answers_of_odd_types(found: Any) -> None:
@@ -542,15 +543,15 @@ def test_an_answer_that_is_nested_deeply() -> None:
 def test_numbers_that_a_store_cannot_have() -> None:
     """Sums over all daemons, and times until a rate of a client has enough, have no bound."""
     rights, units = struct.pack("<5d", 1, 0, 1e300, -1, 1), struct.pack("<2d", 0, 1e300)
-    answer = authority.answer([2, 0, 1, 5, [b"a"], rights, units])
+    answer = authority.answer([2, 0, 1 << 41, 1, 5, [b"a"], rights, units])
     assert answer.rights == [authority.Right(1, authority.Mode.PLENTY, 0xFFFFFFFF, 0, True)]
     assert answer.units == [authority.Units(0, authority.WAIT_MAX_US)]
-    assert answer[:4] == (0, 1, 5, [b"a"])
+    assert answer[:5] == (0, 1 << 41, 1, 5, [b"a"])
 
 
 def test_an_answer_without_sense(server: Server) -> None:
     machine = Machine(server)
-    for answer in ([2, 0, 1, 5, [], b"", b""], [2, 0, 1, 5, [], b"x", b""], [2, 0], [], None):
+    for answer in ([2, 0, 9, 1, 5, [], b"", b""], [2, 0, 9, 1, 5, [], b"x", b""], [2, 0], [], None):
         machine.ask(stays=True)
         assert machine.send() is not None
         with pytest.raises(ValueError, match="the authority answered"):
@@ -638,7 +639,7 @@ def test_partitions_tell_their_calm_news_at_different_times() -> None:
 def new_server(server: Server) -> None:
     """Another process, which knows nothing."""
     server.data.clear()
-    server.run = f"run-{next(server.numbers)}"
+    server.run = server.history = f"run{next(server.numbers)}"
 
 
 def test_a_new_server_is_told_everything(server: Server) -> None:
@@ -687,6 +688,46 @@ def test_a_server_that_has_forgotten_everything_is_told_everything(server: Serve
         pass_time(server, 1200 * MS, machine)
         totals = server.data[authority.keys(PART, "")[2].encode()]
         assert {*found} == {*totals}
+    assert machine.dropped == []
+
+
+@pytest.mark.parametrize("names", [10, CALM_MAX * 3])
+@pytest.mark.parametrize("after_ms", [0, 3, 2500])
+def test_a_server_that_forgets_everything_while_it_learns_is_told_it_again(
+    server: Server, after_ms: int, names: int
+) -> None:
+    """As after FLUSHALL, several times. Meanwhile it gives nobody more."""
+    machine, found = fill(server, names, maximum=1)
+    for _ in range(6):
+        server.data.clear()
+        server.advance(3 * MS)
+        while not machine.turn():
+            server.advance(100 * MS)
+        pass_time(server, after_ms * MS, machine)
+    other = Machine(server)
+    for _ in range(12):
+        pass_time(server, SECOND, machine)
+        for name in found[::100]:
+            other.ask(maximum=1, name=name)
+        other.turn()
+    totals = server.data[authority.keys(PART, "")[2].encode()]
+    assert {*found} == {*totals}
+    assert (machine.dropped, other.grants) == ([], [])
+
+
+def test_a_master_that_was_a_replica_for_a_moment_is_told_everything(server: Server) -> None:
+    """Its process is the same, and it lacks what it had answered last."""
+    before = server.snapshot()
+    machine, found = fill(server, CALM_MAX * 2, maximum=1)
+    server.restore(before)
+    server.history = "another"
+    other = Machine(server)
+    other.ask(maximum=1, name=found[0])
+    other.turn()
+    assert other.refusals
+    pass_time(server, 1200 * MS, machine)
+    totals = server.data[authority.keys(PART, "")[2].encode()]
+    assert {*found} == {*totals}
     assert machine.dropped == []
 
 
