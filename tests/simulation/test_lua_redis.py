@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +11,8 @@ import pytest
 import redis
 
 from counterd.cluster import authority
-from counterd.cluster.authority import RateWish, Wish
+from counterd.cluster.authority import UINT32_MAX, RateWish, Wish
+from counterd.protocols.counter.wire import LIMIT_MAX, PERIOD_MAX_US
 from kit.loading import other_server
 from kit.lua_redis import LuaRedis
 
@@ -85,6 +87,71 @@ def test_it_does_what_a_real_redis_does(short_path: Path, seed: int) -> None:
             assert model.tick(keys, given) == script(keys, given)
             expire(server, model)
             assert state(server) == model.data
+
+
+def number(draw: random.Random, most: int) -> int:
+    """Often one of the smallest or largest ones."""
+    size = draw.randint(0, most.bit_length() - 1)
+    return draw.choice((0, 1, 2, most - 1, most, draw.randint(0, most), draw.randint(0, 1 << size)))
+
+
+def odd_wish(draw: random.Random, name: bytes) -> Wish:
+    """All that clients can bring about: up to 65,536 of them wait, each for up to 2^32 - 1 permits."""
+    used, first, rights = (number(draw, UINT32_MAX) for _ in range(3))
+    least = used + first
+    want = least + number(draw, UINT32_MAX << 16)
+    keep = draw.choice((used, min(max(rights, used), want)))
+    return Wish(name, number(draw, UINT32_MAX), least, want, keep, used, draw.randint(0, 1), draw.random() < 0.7)  # type: ignore[arg-type]
+
+
+def odd_rate(draw: random.Random, name: bytes) -> RateWish:
+    """Likewise. A debt may be of many Settles."""
+    limit, period_us = max(number(draw, LIMIT_MAX), 1), max(number(draw, PERIOD_MAX_US), 1)
+    if draw.random() < 0.1:
+        limit = 0  # a rate that is gone
+    burst = max(number(draw, UINT32_MAX), 1)
+    least = min(number(draw, UINT32_MAX), burst)
+    want = least + number(draw, UINT32_MAX << 16)
+    give = draw.choice((0, 0, number(draw, UINT32_MAX), -number(draw, UINT32_MAX << 16)))
+    return RateWish(name, limit, period_us, burst, least, want, give)
+
+
+ODD_NAMES = (b"", b"{", b"}{", b"\0", b"\xff" * 65535, b"%d%s", b"n\r\n", b" ", b"meta", b"line:", b"1e999")
+
+
+@pytest.mark.needs("redis-server")
+@pytest.mark.parametrize("seed", range(3))
+def test_no_wish_is_refused(short_path: Path, seed: int) -> None:
+    """A call whose wishes are odd is answered, with numbers that a store can have. So no name stands in others' way."""
+    draw = random.Random(seed)
+    model = LuaRedis()
+    calls, granted = Counter[str](), Counter[str]()
+    with other_server("redis", short_path) as place, redis.Redis(unix_socket_path=place.path) as server:
+        script = server.register_script(with_clock(authority.script()))
+        server.set("info", model.info(b"replication"))
+        server.hset(PREFIX + b"meta", mapping={"history": model.history, "learns": 0})  # it has learnt
+        model.data[PREFIX + b"meta"] = {b"history": model.history.encode(), b"learns": b"0"}
+        for _ in range(300):
+            model.now_us += number(draw, 1 << 30)
+            server.hset("clock", mapping={"s": model.now_us // 1_000_000, "us": model.now_us % 1_000_000})
+            sidecar = draw.choice("abc")
+            keys = authority.keys(PARTITION, sidecar)
+            names = draw.sample(ODD_NAMES, draw.randint(1, 4))
+            wishes = [odd_wish(draw, name) for name in names]
+            rates = [odd_rate(draw, name) for name in names]
+            calls[sidecar] += 1
+            given = authority.arguments(sidecar, calls[sidecar], LEASE_MS << 15, wishes, rates)
+            found, same = script(keys, given), model.tick(keys, given)
+            answer = authority.answer(found)
+            assert authority.answer(same) == answer
+            for wish, right in zip(wishes, answer.rights, strict=True):
+                assert right.rights <= max(wish.maximum, wish.keep)
+                granted["permits"] += right.rights >= wish.least > wish.keep
+            for rate, units in zip(rates, answer.units, strict=True):
+                assert units.units == 0 or rate.least <= units.units <= min(rate.want, rate.burst)
+                granted["units"] += units.units > 0
+            expire(server, model)
+    assert min(granted["permits"], granted["units"]) > 50
 
 
 class Rate:

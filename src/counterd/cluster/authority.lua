@@ -238,6 +238,7 @@ local function pour(key, now, wish)
   if limit == 0 then    -- units for a request that was gone when they came: nobody knows of which rate they are
     return struct.pack('<dd', 0, 0)
   end
+  want = math.min(want, burst)    -- many may wait, and all units that are longer than any span take equally long
   local us, part, of = read(FILL, redis.call('GET', key))
   if of ~= limit then
     us, part = us + math.ceil(part / limit), 0
