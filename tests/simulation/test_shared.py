@@ -138,6 +138,19 @@ def test_few_permits_are_left_unused_by_daemons() -> None:
     assert utilisation(10, 3, Daemon) >= 0.8
 
 
+@pytest.mark.parametrize(("kind", "maximum"), [("model", 1), ("model", 5), ("model", 30), ("daemon", 5)])
+def test_few_permits_are_left_unused_while_a_server_learns(kind: str, maximum: int) -> None:
+    """By the sidecars that have them when it begins."""
+    hosts, lease_ms = 4, 3000
+    demands = Load(maximum, waits=1, shift_ms=1e6).demands(1, hosts, 4 * SECOND)
+    world = World(1, Sizes(hosts, lease_ms=lease_ms), demands, STORES[kind])
+    world.run(SECOND)
+    world.fail_over()
+    before = world.granted
+    world.run(SECOND + lease_ms * MS)
+    assert world.granted - before > 0.7 * Ideal().run(demands, lease_ms * MS)
+
+
 def test_calls_are_bounded_by_ticks() -> None:
     """Not by requests: of these there are 10,000 a second."""
     hosts, seconds = 4, 3

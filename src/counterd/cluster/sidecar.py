@@ -14,6 +14,8 @@ How long a request waits while others hold permits for at most H: a sidecar at t
 is served after at most W = HEARTBEAT + LONG_TURN + H and a few round trips, because meanwhile nobody else is given
 rights, and each holder hears of it after a HEARTBEAT, and yields after a turn what its clients give back. With S
 sidecars in the line, each is served after at most S times W. Within a sidecar the store's queue has its own order.
+A server that is new gives nobody more, so meanwhile nobody yields, and each sidecar serves its own waiters. To those
+that wait elsewhere this adds the time in which it learns, at most a lease.
 """
 
 from __future__ import annotations
@@ -127,8 +129,8 @@ class Part:
     again_ns: after so long it asks again for what was refused. has_more: the last call had no room for all urgent news.
     tells_all: the server has yet to be told everything; told: names of which it was told meanwhile; all_told: the call
     under way has the rest. What was told goes to the end of the store's list, so calm news begin with it again when all
-    is told. learns_ns: until when it listens. learns_ms: the same, on its clock, or of the last time; or UNKNOWN.
-    has_left: after the farewell. contested: names for which others wait.
+    is told. learns_ns: until when it listens; 0: it gives rights. learns_ms: the same, on its clock, or of the last
+    time; or UNKNOWN. has_left: after the farewell. contested: names for which others wait.
     """
 
     name: str = ""
@@ -432,6 +434,8 @@ class Sidecar:
             more = max(demand + SPARE if demand else 0, idle // 2)
             most += min(maximum // (HEADROOM * part.sidecars), demand - most + more)
         keep = news.used if block is not None and block.yields else min(news.rights, least if news.first else most)
+        if part.tells_all or part.learns_ns:  # nobody else would be given what goes back, and it would not come again
+            keep = news.rights
         keep = max(keep, news.used)
         return Wish(news.name, maximum, least, max(most, keep), keep, news.used, Mode.PLENTY, news.stays)
 
@@ -473,7 +477,7 @@ class Sidecar:
             else:
                 block.yields = right.waited_for or wish.maximum < FEW * part.sidecars
             # Rights for one request are for no other one, when they become free.
-            block.yields = block.yields or right.mode == Mode.EXACT
+            block.yields = (block.yields and not part.learns_ns) or right.mode == Mode.EXACT
         else:
             block = Block(0, 0, wish.maximum)
             part.blocks.pop(news.name, None)
@@ -493,6 +497,8 @@ class Sidecar:
         return now_ns - block.since_ns >= (LONG_TURN_NS if is_fair else TURN_NS)
 
     def _end_turns(self, partition: int, part: Part, now_ns: int) -> None:
+        if part.learns_ns:
+            return
         names = [
             name
             for name in part.contested
@@ -506,7 +512,7 @@ class Sidecar:
     def _yield(self, partition: int, part: Part, waited: set[bytes], now_ns: int) -> None:
         """Lets the store give back what others wait for. If this sidecar waits too, the next answer says so exactly."""
         names = []
-        for name in waited:
+        for name in waited if not part.learns_ns else ():
             block = part.blocks.get(name)
             if block is not None and block.rights and not block.waits and not block.yields:
                 block.since_ns = block.since_ns or now_ns

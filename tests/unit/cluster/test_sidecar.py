@@ -756,6 +756,40 @@ def test_a_lease_is_given_up_if_a_new_server_cannot_be_told_everything(server: S
     assert machine.dropped
 
 
+def test_nobody_yields_while_a_server_learns(server: Server) -> None:
+    """What goes back would be of use to nobody. Afterwards those who wait elsewhere are served."""
+    one, other = pair(server)
+    for _ in range(2):
+        one.ask(maximum=1, stays=True)
+        one.turn()
+    waiting = other.ask(maximum=1, stays=True)
+    pass_time(server, 50 * MS, one, other)
+    new_server(server)
+    pass_time(server, 2 * SECOND, one, other)
+    for _ in range(100):
+        pass_time(server, 5 * MS, one, other)
+        assert one.used == 1
+        one.release()
+        one.ask(maximum=1, stays=True)
+    pass_time(server, 9 * SECOND, one, other)
+    one.release()
+    pass_time(server, 20 * MS, one, other)
+    assert other.grants == [waiting]
+
+
+def test_idle_rights_stay_while_a_server_learns(server: Server) -> None:
+    machine = Machine(server)
+    machine.ask(80, maximum=1000)
+    machine.turn()
+    machine.release(79)
+    before = machine.rights
+    new_server(server)
+    pass_time(server, 5 * SECOND, machine)
+    assert machine.rights == before
+    pass_time(server, 10 * SECOND, machine)
+    assert machine.rights <= 3 + SPARE < before
+
+
 # ---- rates ----------------------------------------------------------------------------------------------------------
 
 YEARS_US = 316_224_000_000_000
