@@ -11,7 +11,7 @@ import struct
 from collections import Counter
 from dataclasses import dataclass, field
 from random import Random
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import redis
@@ -621,3 +621,56 @@ def test_each_name_has_one_partition() -> None:
     assert authority.partition_of(b"foobar") == 0xBF9CF968 % authority.PARTITIONS, "as the authors of FNV-1a have it"
     slots = {key[key.index("{") : key.index("}")] for key in authority.keys(7, "a")}
     assert slots == {f"{{{authority.TAGS[7]}"}
+
+
+# ---- answers, as a sidecar reads them -------------------------------------------------------------------------------
+
+INF, NAN = float("inf"), float("nan")
+ODD = (None, b"5", "5", [], [5], {}, -1, 1 << 32, INF, -INF, NAN, ValueError("ERR"))
+ODD_RIGHTS = (
+    *((odd, 0, 1, 1, 0) for odd in (-1, 1 << 32, INF, NAN)),
+    *((1, odd, 1, 1, 0) for odd in (-1, 2, INF, NAN)),
+    *((1, 0, odd, 1, 0) for odd in (INF, NAN)),
+    *((1, 0, 1, odd, 0) for odd in (INF, NAN)),
+)
+ODD_UNITS = ((-1, 0), (1 << 32, 0), (INF, 0), (NAN, 0), (0, INF), (0, NAN))
+
+
+RIGHT = struct.pack("<5d", 1, 0, 1, 1, 0)
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        *(None, b"", b"12345678", 2, 2.0, {}, "OK", [[2, 0, 9, 1, 5, [], RIGHT, b""]], [3, 0, 9, 1, 5, [], RIGHT, b""]),
+        *([2, odd, 9, 1, 5, [], RIGHT, b""] for odd in ODD),
+        *([2, 0, odd, 1, 5, [], RIGHT, b""] for odd in (*ODD[:7], *ODD[8:], 1 << 54)),
+        *([2, 0, 9, odd, 5, [], RIGHT, b""] for odd in ODD),
+        *([2, 0, 9, 1, odd, [], RIGHT, b""] for odd in ODD),
+        *([2, 0, 9, 1, 5, odd, RIGHT, b""] for odd in (None, 7, b"a", [1], [[b"a"]], [None], "a")),
+        *([2, 0, 9, 1, 5, [], odd, b""] for odd in (None, 7, "a", [], [1, 2, 3, 4, 5])),
+        *([2, 0, 9, 1, 5, [], RIGHT, odd] for odd in (None, 7, "a", [1, 2])),
+        *([2, 0, 9, 1, 5, [], struct.pack("<5d", *numbers), b""] for numbers in ODD_RIGHTS),
+        *([2, 0, 9, 1, 5, [], RIGHT, struct.pack("<2d", *numbers)] for numbers in ODD_UNITS),
+    ],
+)
+def test_answers_of_odd_types(found: Any) -> None:
+    with pytest.raises(ValueError, match="the authority answered"):
+        authority.answer(found)
+
+
+def test_an_answer_that_is_nested_deeply() -> None:
+    found: list[Any] = []
+    for _ in range(100_000):
+        found = [found]
+    with pytest.raises(ValueError, match="the authority answered what is nested too deeply"):
+        authority.answer(found)
+
+
+def test_numbers_that_a_store_cannot_have() -> None:
+    """Sums over all daemons, and times until a rate of a client has enough, have no bound."""
+    rights, units = struct.pack("<5d", 1, 0, 1e300, -1, 1), struct.pack("<2d", 0, 1e300)
+    answer = authority.answer([2, 0, 1 << 41, 1, 5, [b"a"], rights, units])
+    assert answer.rights == [authority.Right(1, authority.Mode.PLENTY, 0xFFFFFFFF, 0, True)]
+    assert answer.units == [authority.Units(0, authority.WAIT_MAX_US)]
+    assert answer[:5] == (0, 1 << 41, 1, 5, [b"a"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import struct
 from typing import Any
 
 import pytest
@@ -18,107 +17,14 @@ from counterd.cluster.sidecar import (
     SPARE,
     TICK_NS,
     URGENT_MAX,
-    Sidecar,
     _calm_ns,
 )
-from kit.lua_redis import LuaRedis
-from kit.shared_store import Request, SharedStore
-
-LEASE_MS = 10_000
-NAME = b"n"
-PART = authority.partition_of(NAME)
-START_NS = 100 * SECOND
-
-
-class Server(LuaRedis):
-    """It has learnt. The time is the test's."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.run = "run-0"
-        self.now_ns = START_NS
-        self.numbers = itertools.count(1)
-        for partition in range(authority.PARTITIONS):
-            self.data[authority.keys(partition, "")[1].encode()] = {b"history": b"0", b"learns": b"0"}
-
-    def advance(self, duration_ns: int) -> None:
-        self.now_ns += duration_ns
-        self.now_us += duration_ns // 1000
-        self.expire()
-
-
-class Machine:
-    """A daemon. grants: what was granted, in order. refusals: likewise."""
-
-    def __init__(self, server: Server, *, drops: bool = True) -> None:
-        self.server = server
-        self.grants: list[Request] = []
-        self.refusals: list[Request] = []
-        self.dropped: list[bytes] = []
-        self.store = SharedStore(self.grants.append, self.refusals.append, self.drop if drops else None)
-        self.sidecar = Sidecar(self.store, lambda: f"s{next(server.numbers)}", LEASE_MS)
-
-    def drop(self, names: list[bytes]) -> None:
-        for name in names:
-            self.dropped.append(name)
-            self.store.share(name).used = 0
-
-    def ask(self, amount: int = 1, maximum: int = 100, *, name: bytes = NAME, stays: bool = False) -> Request:
-        request = Request(name, amount, maximum, stays)
-        self.store.ask(request, self.server.now_ns)
-        return request
-
-    def release(self, amount: int = 1, name: bytes = NAME) -> None:
-        self.store.release(name, amount, self.server.now_ns)
-
-    def send(self) -> tuple[list[str], list[Any]] | None:
-        self.store.turn(self.server.now_ns)
-        return self.sidecar.call(PART, self.server.run, self.server.now_ns)
-
-    def turn(self) -> bool:
-        """Makes a call if there is something to say."""
-        call = self.send()
-        if call is not None:
-            self.sidecar.answered(PART, self.server.tick(*call), self.server.now_ns)
-        return call is not None
-
-    @property
-    def rights(self) -> int:
-        return self.store.share(NAME).rights
-
-    @property
-    def used(self) -> int:
-        return self.store.share(NAME).used
+from kit.sidecars import LEASE_MS, NAME, PART, START_NS, Machine, Server, fill, pair, pass_time
 
 
 @pytest.fixture
 def server() -> Server:
     return Server()
-
-
-def pass_time(server: Server, duration_ns: int, *machines: Machine) -> int:
-    """Lets time pass, with calls when they are due. Returns how many there were."""
-    end_ns, calls = server.now_ns + duration_ns, 0
-    while server.now_ns < end_ns:
-        server.advance(MS)
-        for machine in machines:
-            if server.now_ns >= machine.sidecar.next_call_ns(PART):
-                calls += machine.turn()
-    return calls
-
-
-def pair(server: Server) -> tuple[Machine, Machine]:
-    """Two machines that the server knows."""
-    both = Machine(server), Machine(server)
-    for machine in both:
-        machine.ask(maximum=1000)
-        machine.turn()
-        machine.release()
-    pass_time(server, 2 * SECOND, *both)
-    assert [machine.used for machine in both] == [0, 0]
-    for machine in both:
-        machine.grants.clear()
-    return both
 
 
 # ---- sizes ----------------------------------------------------------------------------------------------------------
@@ -498,57 +404,6 @@ def test_what_is_known_is_not_told_again(server: Server) -> None:
     assert len(machine.grants) == 1
 
 
-INF, NAN = float("inf"), float("nan")
-ODD = (None, b"5", "5", [], [5], {}, -1, 1 << 32, INF, -INF, NAN, ValueError("ERR"))
-ODD_RIGHTS = (
-    *((odd, 0, 1, 1, 0) for odd in (-1, 1 << 32, INF, NAN)),
-    *((1, odd, 1, 1, 0) for odd in (-1, 2, INF, NAN)),
-    *((1, 0, odd, 1, 0) for odd in (INF, NAN)),
-    *((1, 0, 1, odd, 0) for odd in (INF, NAN)),
-)
-ODD_UNITS = ((-1, 0), (1 << 32, 0), (INF, 0), (NAN, 0), (0, INF), (0, NAN))
-
-
-RIGHT = struct.pack("<5d", 1, 0, 1, 1, 0)
-
-
-@pytest.mark.parametrize(
-    "found",
-    [
-        *(None, b"", b"12345678", 2, 2.0, {}, "OK", [[2, 0, 9, 1, 5, [], RIGHT, b""]], [3, 0, 9, 1, 5, [], RIGHT, b""]),
-        *([2, odd, 9, 1, 5, [], RIGHT, b""] for odd in ODD),
-        *([2, 0, odd, 1, 5, [], RIGHT, b""] for odd in (*ODD[:7], *ODD[8:], 1 << 54)),
-        *([2, 0, 9, odd, 5, [], RIGHT, b""] for odd in ODD),
-        *([2, 0, 9, 1, odd, [], RIGHT, b""] for odd in ODD),
-        *([2, 0, 9, 1, 5, odd, RIGHT, b""] for odd in (None, 7, b"a", [1], [[b"a"]], [None], "a")),
-        *([2, 0, 9, 1, 5, [], odd, b""] for odd in (None, 7, "a", [], [1, 2, 3, 4, 5])),
-        *([2, 0, 9, 1, 5, [], RIGHT, odd] for odd in (None, 7, "a", [1, 2])),
-        *([2, 0, 9, 1, 5, [], struct.pack("<5d", *numbers), b""] for numbers in ODD_RIGHTS),
-        *([2, 0, 9, 1, 5, [], RIGHT, struct.pack("<2d", *numbers)] for numbers in ODD_UNITS),
-    ],
-)
-def test_answers_of_odd_types(found: Any) -> None:
-    with pytest.raises(ValueError, match="the authority answered"):
-        authority.answer(found)
-
-
-def test_an_answer_that_is_nested_deeply() -> None:
-    found: list[Any] = []
-    for _ in range(100_000):
-        found = [found]
-    with pytest.raises(ValueError, match="the authority answered what is nested too deeply"):
-        authority.answer(found)
-
-
-def test_numbers_that_a_store_cannot_have() -> None:
-    """Sums over all daemons, and times until a rate of a client has enough, have no bound."""
-    rights, units = struct.pack("<5d", 1, 0, 1e300, -1, 1), struct.pack("<2d", 0, 1e300)
-    answer = authority.answer([2, 0, 1 << 41, 1, 5, [b"a"], rights, units])
-    assert answer.rights == [authority.Right(1, authority.Mode.PLENTY, 0xFFFFFFFF, 0, True)]
-    assert answer.units == [authority.Units(0, authority.WAIT_MAX_US)]
-    assert answer[:5] == (0, 1 << 41, 1, 5, [b"a"])
-
-
 def test_an_answer_without_sense(server: Server) -> None:
     machine = Machine(server)
     for answer in ([2, 0, 9, 1, 5, [], b"", b""], [2, 0, 9, 1, 5, [], b"x", b""], [2, 0], [], None):
@@ -597,19 +452,6 @@ def test_a_call_that_is_due_has_something_to_say(server: Server, partition: int)
 
 
 # ---- servers that are new -------------------------------------------------------------------------------------------
-
-
-def fill(server: Server, names: int, maximum: int = 100) -> tuple[Machine, list[bytes]]:
-    """A machine with a permit of each of many counters in one partition."""
-    machine = Machine(server)
-    numbers = (b"n%d" % number for number in itertools.count())
-    found = [*itertools.islice((name for name in numbers if authority.partition_of(name) == PART), names)]
-    for name in found:
-        machine.ask(maximum=maximum, name=name)
-    while len(machine.grants) < names:
-        server.advance(3 * MS)
-        machine.turn()
-    return machine, found
 
 
 @pytest.mark.parametrize(("names", "least", "most"), [(10, 45, 100), (CALM_MAX * 2, 10, 20)])
