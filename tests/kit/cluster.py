@@ -23,7 +23,7 @@ from kit.machine import PATIENCE
 from ports import free_ports
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
     from kit.namespaces import Host
@@ -37,6 +37,10 @@ OPTIONS = ("--save", "", "--repl-diskless-sync-delay", "0")
 # A replica counts as one when its master has sent it something, at the latest with the first ping.
 PINGS = ("--repl-ping-replica-period", "1")
 CLUSTER = ("--cluster-enabled", "yes", "--cluster-node-timeout", str(FORMING_TIMEOUT_MS))
+
+
+def slot_of(partition: int) -> int:
+    return binascii.crc_hqx(b"%d" % TAGS[partition], 0) % SLOTS
 
 
 class Server:
@@ -95,6 +99,10 @@ class Server:
     def role(self) -> str:
         return self.client.role()[0]
 
+    def id(self) -> str:
+        """Returns its name in a Redis Cluster."""
+        return self.client.execute_command("CLUSTER", "MYID")
+
     def _answers(self) -> bool:
         assert self.process.poll() is None, f"redis-server on port {self.port} has ended"
         try:
@@ -117,7 +125,7 @@ class Servers:
         return "redis://" + ",".join(f"{each.address}:{each.port}" for each in self.all)
 
     def index_of(self, name: bytes) -> int:
-        """Returns which of the masters has a name."""
+        """Returns which of the masters has a name, while no slot has moved."""
         return self._index(partition_of(name))
 
     def learn_no_more(self) -> int:
@@ -146,8 +154,39 @@ class Servers:
         self.masters[index], self.replicas[index] = replica, self.masters[index]
         return replica
 
+    def join(self, master: Server) -> None:
+        """Adds a master without slots to a Redis Cluster."""
+        _meet(self.masters[0], master)
+        everybody = [*self.masters, *self.replicas, master]
+        for each in everybody:
+            wait_until(lambda each=each: _knows(each, len(everybody)), "all know each other")  # type: ignore[misc]
+        wait_until(lambda: _is_up(master), "it accepts slots")
+        self.masters.append(master)
+
+    def owner(self, partition: int) -> Server:
+        """Returns the master that has a partition now, as the masters say."""
+        slot = slot_of(partition)
+        ranges = self.masters[0].client.execute_command("CLUSTER", "SLOTS")
+        port = next(found[2][1] for found in ranges if found[0] <= slot <= found[1])
+        return next(each for each in self.masters if each.port == port)
+
+    def move(self, partition: int, target: Server, halfway: Callable[[], object] = lambda: None) -> None:
+        """Moves a partition's slot and keys to another master, as redis-cli does. halfway: called in the middle."""
+        slot, source = slot_of(partition), self.owner(partition)
+        target.client.execute_command("CLUSTER", "SETSLOT", slot, "IMPORTING", source.id())
+        source.client.execute_command("CLUSTER", "SETSLOT", slot, "MIGRATING", target.id())
+        count = source.client.execute_command("CLUSTER", "COUNTKEYSINSLOT", slot)
+        moved = 0
+        while keys := source.client.execute_command("CLUSTER", "GETKEYSINSLOT", slot, 1):
+            if moved == count // 2:
+                halfway()
+            source.client.execute_command("MIGRATE", target.address, target.port, "", 0, 10_000, "KEYS", *keys)
+            moved += 1
+        for each in (target, source, *(other for other in self.masters if other not in {target, source})):
+            each.client.execute_command("CLUSTER", "SETSLOT", slot, "NODE", target.id())
+
     def _index(self, partition: int) -> int:
-        slot = binascii.crc_hqx(b"%d" % TAGS[partition], 0) % SLOTS
+        slot = slot_of(partition)
         return bisect.bisect_right(FIRSTS, slot) - 1 if len(self.masters) > 1 else 0
 
 
@@ -180,8 +219,7 @@ def cluster(directory: Path, timeout_ms: int = TIMEOUT_MS, hosts: Sequence[Host]
             each.client.execute_command("CLUSTER", "ADDSLOTSRANGE", FIRSTS[index], last)
             each.client.execute_command("CLUSTER", "SET-CONFIG-EPOCH", index + 1)
         for each in servers[1:]:
-            bus_port = each.client.config_get("cluster-port")["cluster-port"]
-            servers[0].client.execute_command("CLUSTER", "MEET", each.address, each.port, bus_port)
+            _meet(servers[0], each)
         for each in servers:
             wait_until(lambda each=each: _knows(each, len(servers)), "all know each other")  # type: ignore[misc]
         for master, replica in zip(masters, replicas, strict=True):
@@ -194,6 +232,11 @@ def cluster(directory: Path, timeout_ms: int = TIMEOUT_MS, hosts: Sequence[Host]
         yield Servers(masters, replicas)
 
 
+def _meet(first: Server, other: Server) -> None:
+    bus_port = other.client.config_get("cluster-port")["cluster-port"]
+    first.client.execute_command("CLUSTER", "MEET", other.address, other.port, bus_port)
+
+
 def _knows(server: Server, count: int) -> bool:
     nodes = server.client.execute_command("CLUSTER", "NODES").splitlines()
     return len(nodes) == count and not any("handshake" in each for each in nodes)
@@ -202,7 +245,11 @@ def _knows(server: Server, count: int) -> bool:
 def _is_complete(server: Server) -> bool:
     ranges = server.client.execute_command("CLUSTER", "SLOTS")
     servers = [len(each) - 2 for each in ranges]  # after the first and the last slot
-    return "cluster_state:ok" in server.client.execute_command("CLUSTER", "INFO") and servers == [2] * MASTERS
+    return _is_up(server) and servers == [2] * MASTERS
+
+
+def _is_up(server: Server) -> bool:
+    return "cluster_state:ok" in server.client.execute_command("CLUSTER", "INFO")
 
 
 def _is_synchronized(replica: Server) -> bool:

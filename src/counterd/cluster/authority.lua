@@ -113,7 +113,8 @@ local function decide(call, share, total, wish)
   local first, their_rights, need, their_maximum, gone
   if waiting > 0 then
     first, their_rights, need, their_maximum, gone = first_in(call, line)
-    waiting = waiting - gone
+    -- While its slot is moved, a script can end in the middle, and the number be wrong.
+    waiting = first and math.max(waiting - gone, 1) or 0
   end
   local is_first = not first or first == call.sidecar
   local stands = rights   -- what it can go on to have

@@ -443,6 +443,26 @@ def test_who_does_not_ask_again_loses_its_place(ready: Authority) -> None:
     assert rights(ready.call("b", 3, plenty(10, 9, 10))) == [(10, Mode.PLENTY)]
 
 
+def test_a_number_in_line_that_is_too_large(ready: Authority) -> None:
+    """As after a script that a moving slot has ended in the middle. Others would wait for nobody, for ever."""
+    ready.call("a", 1, plenty(10, 10, 10))
+    ready.call("b", 1, plenty(10, 9, 9))
+    ready.server.delete(PREFIX + "line:n")
+    assert not ready.call("a", 2, plenty(10, 10, 10)).rights[0].waited_for
+    assert ready.totals()[b"n"][4] == 0
+
+
+def test_a_number_in_line_that_is_too_small(ready: Authority) -> None:
+    ready.call("a", 1, plenty(10, 10, 10))
+    ready.call("b", 1, plenty(10, 9, 9))
+    ready.call("c", 1, plenty(10, 8, 8))
+    total = ready.totals()[b"n"]
+    ready.server.hset(KEYS[2], b"n", struct.pack("<7d", *total[:4], 1, *total[5:]))
+    ready.end_place("b")
+    assert ready.call("a", 2, plenty(10, 0, 3)).rights[0].waited_for, "by c"
+    assert ready.totals()[b"n"][4] == 1
+
+
 def test_a_request_that_does_not_stay_has_no_place(ready: Authority) -> None:
     """But the others hear of it, and its own sidecar hears only of the others."""
     ready.call("a", 1, plenty(10, 10, 10))
