@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import threading
 import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import redis
 
 from counterd.cluster.authority import PARTITIONS
 from counterd.errors import ConnectionLost, NotAvailable
@@ -17,6 +19,7 @@ from ports import free_ports
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from contextlib import AbstractContextManager
     from pathlib import Path
 
     from counterd.client import Client
@@ -30,7 +33,13 @@ MAXIMUM = 10
 LEASE_S = 2  # a busy machine renews it in time
 FAILOVER_LEASE_S = 5  # a server that does not answer is given up after a second, and another one found
 LONG_S = 3600  # no test lasts so long
-KINDS = {"single": cluster.single, "replicated": cluster.replicated, "cluster": cluster.cluster}
+KINDS: dict[str, Callable[[Path], AbstractContextManager[Servers]]] = {
+    "single": cluster.single,
+    "replicated": cluster.replicated,
+    "cluster": cluster.cluster,
+    "scripts": lambda directory: cluster.single(directory, *cluster.SCRIPTS),
+    "replicated-scripts": lambda directory: cluster.replicated(directory, *cluster.SCRIPTS),
+}
 
 
 @pytest.fixture(params=["single"])
@@ -95,6 +104,21 @@ def test_two_daemons_have_one_limit(share: Callable[..., Daemon], servers: Serve
         one.release(NAME, 3)
         acquire_all(other, 3)
         assert not acquired(one)
+
+
+@on("single", "scripts")
+def test_a_server_that_forgets_the_authority(share: Callable[..., Daemon], servers: Servers) -> None:
+    """It gets the function or the script again, and nobody loses permits."""
+    with share().client() as one, share().client() as other:
+        acquire_all(one, 6)
+        client = servers.masters[0].client
+        client.script_flush()
+        with contextlib.suppress(redis.ResponseError):
+            client.function_flush()
+        acquire_all(other, 4)
+        assert not acquired(one)
+        one.release(NAME, 6)
+        acquire_all(other, 6)
 
 
 @on("single", "cluster")
@@ -180,7 +204,7 @@ def test_a_daemon_that_is_stopped_for_longer_than_its_lease(share: Callable[...,
         acquire_all(client)
 
 
-@on("replicated", "cluster")
+@on("replicated", "cluster", "replicated-scripts")
 @pytest.mark.parametrize("fault", ["kill", "stop"])
 def test_a_failover_forgets_nothing_that_was_replicated(
     share: Callable[..., Daemon], servers: Servers, fault: str

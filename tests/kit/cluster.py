@@ -36,6 +36,7 @@ FORMING_TIMEOUT_MS, TIMEOUT_MS = 1000, 600_000
 OPTIONS = ("--save", "", "--repl-diskless-sync-delay", "0")
 # A replica counts as one when its master has sent it something, at the latest with the first ping.
 PINGS = ("--repl-ping-replica-period", "1")
+SCRIPTS = ("--rename-command", "FUNCTION", "")  # no Functions, as before Redis 7
 CLUSTER = ("--cluster-enabled", "yes", "--cluster-node-timeout", str(FORMING_TIMEOUT_MS))
 
 
@@ -198,9 +199,9 @@ def single(directory: Path, *options: str) -> Iterator[Servers]:
 
 
 @contextlib.contextmanager
-def replicated(directory: Path) -> Iterator[Servers]:
-    """Runs a master and a replica during the block."""
-    with _running(directory, 2) as (master, replica):
+def replicated(directory: Path, *options: str) -> Iterator[Servers]:
+    """Runs a master and a replica during the block. options: added to their command lines."""
+    with _running(directory, 2, *options) as (master, replica):
         replica.client.replicaof("127.0.0.1", master.port)
         wait_until(lambda: _is_synchronized(replica), "the replica follows")
         yield Servers([master], [replica])
