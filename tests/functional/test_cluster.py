@@ -271,26 +271,89 @@ def test_only_names_with_the_prefix_are_shared(share: Callable[..., Daemon]) -> 
         assert not acquired(other, "p:1", 1, 1)
 
 
-def test_a_password_and_tls(start: Callable[..., Daemon], tmp_path: Path) -> None:
-    """The servers do not serve a client without them. The password is nowhere in the log."""
-    files = certificates.Files(tmp_path)
+@contextlib.contextmanager
+def guarded(directory: Path, files: certificates.Files) -> Iterator[tuple[Servers, dict[str, Any]]]:
+    """Runs a server that serves only clients with TLS and a password. Returns also the settings that it demands."""
     (tls_port,) = free_ports(1)
     options = ("--tls-port", str(tls_port), "--tls-auth-clients", "no", "--tls-ca-cert-file", files.cacert)
-    (tmp_path / "credentials").write_text("counterd:open sesame\n")
-    with cluster.single(tmp_path, *options, "--tls-cert-file", files.server, "--tls-key-file", files.server) as servers:
-        server = servers.masters[0]
-        server.client.acl_setuser(
-            "counterd", enabled=True, passwords=["+open sesame"], keys=["counterd:*"], commands=["+@all"]
+    with cluster.single(
+        directory, *options, "--tls-cert-file", files.server, "--tls-key-file", files.server
+    ) as servers:
+        set_password(servers, "open sesame")
+        (directory / "credentials").write_text("counterd:open sesame\n")
+        yield (
+            servers,
+            {
+                "cluster.url": f"rediss://localhost:{tls_port}",
+                "cluster.ca_file": files.cacert,
+                "cluster.credentials": directory / "credentials",
+                "cluster.lease": LEASE_S,
+            },
         )
-        settings = {
-            "cluster.url": f"rediss://localhost:{tls_port}",
-            "cluster.ca_file": files.cacert,
-            "cluster.credentials": tmp_path / "credentials",
-        }
+
+
+def set_password(servers: Servers, password: str) -> None:
+    """Gives a new password to the user of the daemons. Connections that exist are none of its business."""
+    servers.masters[0].client.acl_setuser(
+        "counterd",
+        enabled=True,
+        reset_passwords=True,
+        passwords=[f"+{password}"],
+        keys=["counterd:*"],
+        commands=["+@all"],
+    )
+
+
+def test_a_password_and_tls(start: Callable[..., Daemon], tmp_path: Path) -> None:
+    """The servers do not serve a client without them. The password is nowhere in the log."""
+    with guarded(tmp_path, certificates.Files(tmp_path)) as (servers, settings):
         daemon = start(settings)
         daemon.wait_for_log("the cluster is reachable")
-        assert server.client.client_list()[-1]["user"] == "counterd"
+        assert servers.masters[0].client.client_list()[-1]["user"] == "counterd"
         (tmp_path / "credentials").write_text("counterd:wrong sesame\n")
         wrong = start(settings)
         wrong.wait_for_log("cannot reach the cluster.*WRONGPASS")
     assert not [line for each in (daemon, wrong) for line in each.log if "sesame" in line]
+
+
+def test_servers_whose_certificate_nobody_known_has_signed(start: Callable[..., Daemon], tmp_path: Path) -> None:
+    files = certificates.Files(tmp_path)
+    with guarded(tmp_path, files) as (_, settings):
+        daemon = start({**settings, "cluster.ca_file": files.other})
+        daemon.wait_for_log("cannot reach the cluster.* certificate verify failed")
+        daemon.reload(settings)
+        daemon.wait_for_log("the cluster is reachable")
+
+
+def test_a_password_that_changes_while_the_daemon_runs(start: Callable[..., Daemon], tmp_path: Path) -> None:
+    """Permits stay with those who have them, if the file is changed and read again within the lease."""
+    with guarded(tmp_path, certificates.Files(tmp_path)) as (servers, settings):
+        daemon = start({**settings, "cluster.lease": LONG_S})
+        with daemon.client() as client:
+            wait_until(lambda: servers.learn_no_more() >= PARTITIONS, "the daemon has called each partition")
+            acquire_all(client)
+            set_password(servers, "open barley")
+            (tmp_path / "credentials").write_text("counterd:open barley\n")
+            daemon.reload({**settings, "cluster.lease": LONG_S})
+            daemon.wait_for_log("reloaded .*the file of cluster.credentials")
+            server = servers.masters[0].client
+            server.client_kill_filter(user="counterd")
+            wait_until(lambda: any(each["user"] == "counterd" for each in server.client_list()), "it connects again")
+            client.release(NAME, MAXIMUM)
+            acquire_all(client)
+
+
+def test_a_password_that_is_refused_until_the_file_is_read_again(start: Callable[..., Daemon], tmp_path: Path) -> None:
+    with guarded(tmp_path, certificates.Files(tmp_path)) as (servers, settings):
+        daemon = start(settings)
+        daemon.wait_for_log("the cluster is reachable")
+        set_password(servers, "open barley")
+        servers.masters[0].client.client_kill_filter(user="counterd")
+        daemon.wait_for_log("cannot reach the cluster.*WRONGPASS")
+        (tmp_path / "credentials").write_text("no colon\n")
+        daemon.reload(settings)
+        daemon.wait_for_log("not reloaded.*expected one line, USER:PASSWORD")
+        (tmp_path / "credentials").write_text("counterd:open barley\n")
+        daemon.reload(settings)
+        daemon.wait_for_log("the cluster is reachable", 2)
+    assert not [line for line in daemon.log if "open" in line and ("sesame" in line or "barley" in line)]

@@ -127,10 +127,11 @@ class Cluster:
         seeds = [Place(*each) for each in split_servers(settings.url).places]
         self._servers = Servers(seeds, login, self._call, self._tell)
         self.sidecar = Sidecar(escrow, sidecar_names().__next__, settings.lease * 1000)
-        self.apply(settings)
+        self.apply(settings, login)
 
-    def apply(self, settings: Settings) -> None:
-        """Applies the settings that can change while the daemon runs."""
+    def apply(self, settings: Settings, login: Login) -> None:
+        """Applies the settings that can change while the daemon runs. Connections that exist keep their login."""
+        self._servers.login = login
         self._policy = settings.unreachable
         self._escrow.set_policy(settings.unreachable, drops=settings.on_loss == "drop")
 

@@ -112,8 +112,8 @@ async def read_role(link: Link) -> Role:
 class Servers:
     """Finds the server of each partition, from start() to close().
 
-    seeds: the servers to ask first. found: called with each partition that has got a server. searched: called after
-    each search.
+    seeds: the servers to ask first. login: of new connections. found: called with each partition that has got a server.
+    searched: called after each search.
     owners: the connection to the server of each partition, or None while it has none. why: the last failure, for
     people.
     """
@@ -125,7 +125,7 @@ class Servers:
         self.why = "nobody was asked yet"
         self._seeds = seeds
         self._known = [*seeds]  # in the order in which they are to be asked
-        self._login = login
+        self.login = login
         self._found = found
         self._searched = searched
         self._links: dict[Place, Link] = {}
@@ -246,7 +246,7 @@ class Servers:
     async def _reach(self, place: Place) -> Link:
         """Returns the connection to a server, a new one if there is none. Raises LinkFailed."""
         if place not in self._links:
-            link = await connect(place, self._login, self._lost)
+            link = await connect(place, self.login, self._lost)
             self._links[place] = link
         return self._links[place]
 

@@ -44,12 +44,14 @@ TLS_FILES = ("tls.cert", "tls.key", "tls.client_ca")
 class Ready(NamedTuple):
     """The checked contents of a protocol's files, which can be applied.
 
-    files: the parsed contents of the protocol's own files, by key.
+    files: the parsed contents of the protocol's own files, by key. login: how the protocol connects to the cluster, or
+    None if it shares nothing.
     """
 
     access: Access
     context: ssl.SSLContext | None
     files: Mapping[str, Any]
+    login: Login | None
 
 
 def readers_of(room: Room) -> Mapping[str, Callable[[bytes], Any]]:
@@ -71,6 +73,12 @@ def prepare(room: Room, config: Config) -> Ready:
             context = make_context(**asdict(listener.tls))
         except TLSError as error:
             problems.append(f"{config.place(f'{name}.tls.{error.name}')}: {error}")
+    login = None
+    if room.escrow is not None and config.process.cluster.url:
+        try:
+            login = read_login(config.process.cluster, config.place)
+        except ConfigError as error:
+            problems += error.problems
     numbers: dict[str, set[int]] = {"user": set(), "group": set()}
     for word in listener.socket_allow:
         kind, _, account = word.partition(":")
@@ -81,25 +89,18 @@ def prepare(room: Room, config: Config) -> Ready:
     if problems:
         raise ConfigError(problems)
     networks = tuple(map(ipaddress.ip_network, listener.allow))
-    return Ready(Access(networks, frozenset(numbers["user"]), frozenset(numbers["group"])), context, files)
+    return Ready(Access(networks, frozenset(numbers["user"]), frozenset(numbers["group"])), context, files, login)
 
 
 def check(room: Room, config: Config) -> None:
     """Checks the files and names that open() and extend() will use. Raises ConfigError."""
     problems = find_extensions(room, config)[1]
-    for check_files in (prepare, login_of):
-        try:
-            check_files(room, config)
-        except ConfigError as error:
-            problems += error.problems
+    try:
+        prepare(room, config)
+    except ConfigError as error:
+        problems += error.problems
     if problems:
         raise ConfigError(problems)
-
-
-def login_of(room: Room, config: Config) -> Login | None:
-    """Returns how the protocol connects to the cluster, or None if it shares nothing. Raises ConfigError."""
-    settings = config.process.cluster
-    return read_login(settings, config.place) if room.escrow is not None and settings.url else None
 
 
 class Service:
@@ -124,7 +125,6 @@ class Service:
         self.authority: Authority | None = None  # calls the Redis that has its state
         self.cluster: Cluster | None = None  # shares its limits with other daemons
         self.borrowers: dict[int, str] = {}
-        self._login: Login | None = None
         self._config = config
         self._settings = config.listener(room.name)
         self._descriptors = descriptors
@@ -139,7 +139,6 @@ class Service:
         missing: list[str] = []
         try:
             self.ready = prepare(self.room, self._config)
-            self._login = login_of(self.room, self._config)
         except ConfigError as error:
             problems += error.problems
         for door in self.doors:
@@ -187,11 +186,11 @@ class Service:
             self.authority = Authority(self.room, self._config.values, self.store, self.server.driver, self._told)
             self.server.driver.outside = self.authority
             self.authority.start()
-        if self._login is not None:
+        if self.ready.login is not None:
             settings = self._config.process.cluster
             assert self.room.escrow is not None
             escrow = self.room.escrow(self.store, settings.prefix.encode())
-            self.cluster = Cluster(settings, self._login, escrow, self.server.driver, self._told)
+            self.cluster = Cluster(settings, self.ready.login, escrow, self.server.driver, self._told)
             self.server.driver.outside = self.cluster
             self.server.driver.looks = True
             self.cluster.start()
@@ -250,7 +249,11 @@ class Service:
     def reread(self) -> list[str]:
         """Returns the names of the files that are in force, for people."""
         tls = [f"the TLS files of {self.room.name}"] if self.ready.context else []
-        return tls + [f"the file of {key}" for key in self.ready.files]
+        settings = self._config.process.cluster
+        cluster = [
+            f"cluster.{key}" for key in ("credentials", "ca_file") if self.ready.login and getattr(settings, key)
+        ]
+        return tls + [f"the file of {key}" for key in (*self.ready.files, *cluster)]
 
     def apply(self, config: Config, ready: Ready) -> None:
         """Applies the result of prepare(), and the settings that can change while the daemon runs.
@@ -271,8 +274,8 @@ class Service:
         for door in self.doors:
             door.keep_alive(keepalive_of(self._settings))
         self.room.reload(self.store, config.own(self.room))
-        if self.cluster is not None:
-            self.cluster.apply(config.process.cluster)
+        if self.cluster is not None and ready.login is not None:
+            self.cluster.apply(config.process.cluster, ready.login)
         self.windows.set_interval(self._window())
 
     def addresses(self) -> dict[str, list[str]]:

@@ -314,7 +314,7 @@ def test_settings_that_change_while_the_daemon_runs(monkeypatch: pytest.MonkeyPa
     scene = Scene(monkeypatch)
 
     async def act() -> None:
-        scene.cluster.apply(Settings(unreachable="open", on_loss="keep"))
+        scene.cluster.apply(Settings(unreachable="open", on_loss="keep"), Login("", "", None))
 
     scene.play(act)
     assert scene.escrow.told == [("closed", True), ("open", False)]

@@ -225,8 +225,10 @@ class Cluster:
     url: str = setting(
         read_servers, "", "redis:// or rediss:// and addresses; empty means that nothing is shared", secret=True
     )
-    credentials: str = setting(absolute_path, "", "absolute path; empty means that servers ask for no password")
-    ca_file: str = setting(absolute_path, "", "absolute path; empty means the authorities of the system")
+    credentials: str = setting(
+        absolute_path, "", "absolute path; empty means that servers ask for no password", reload=True
+    )
+    ca_file: str = setting(absolute_path, "", "absolute path; empty means the authorities of the system", reload=True)
     prefix: str = setting(_prefix, "", "the beginning of names; empty means all names")
     lease: int = setting(integer(1, LEASE_MAX), 10, "seconds")
     on_loss: str = setting(choice("drop", "keep"), "drop", reload=True)

@@ -143,7 +143,7 @@ def test_what_can_change_while_running():
     fixed = [key for key, setting in settings_for([GATE]).items() if not setting.reload]
     assert fixed == [
         *("user", "group"),
-        *(f"cluster.{name}" for name in ("url", "credentials", "ca_file", "prefix", "lease")),
+        *(f"cluster.{name}" for name in ("url", "prefix", "lease")),
         *(f"admin.{name}" for name in ("enable", "bind", "insecure")),
         *(f"gate.{name}" for name in ("enable", "port", "bind", "insecure")),
         *(f"gate.{name}" for name in ("socket", "socket_mode", "socket_user", "socket_group", "height")),
