@@ -6,8 +6,9 @@
 
 Workers at each daemon acquire permits of a few names, hold them for a moment and release them, and take units of rates,
 with and without waiting. Meanwhile, one after the other: a master is killed, stopped, or cut off from everybody, its
-replica, which often lacks the last writes, takes over, and the master comes back; a daemon is killed and started again,
-is stopped, or cut off from all servers or from one, for longer than a lease. --faults: only these.
+replica, which often lacks the last writes, takes over, and the master comes back; or some daemons still reach the old
+master; a daemon is killed and started again, is stopped, or cut off from all servers or from one, for longer than a
+lease. --faults: only these.
 
 Afterwards the histories of all clients of all daemons are judged together (verdict.py). Then one client can have all
 permits of each name. Exit status: 1 if a promise is not kept; then the histories are kept.
@@ -106,10 +107,11 @@ def everything_comes_back(path: str) -> None:
 def judge(operations: list[Operation], facts: Facts, workers: int) -> list[str]:
     """Prints figures. Returns violations."""
     history = verdict.permits(operations, facts)
-    violations, undecided = verdict.unexplained(history)
-    most = verdict.most_held(history)
+    violations, undecided = verdict.unexplained(history, facts)
+    most, doubtful = verdict.most_held(history, facts)
     for name, maximum in MAXIMA.items():
-        print(f"{name.decode()}: at most {most.get(name, 0)} of {maximum} permits were held")
+        text = f"{name.decode()}: at most {most.get(name, 0)} of {maximum} permits were held"
+        print(f"{text}, {doubtful.get(name, 0)} while two masters may have answered")
     print(f"{len(history):,} operations of {len(MAXIMA)} counters are explained, {undecided} counters are undecided")
     for rate in RATES.values():
         beyond = verdict.excess(rate, operations, facts)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import re
 import signal
 import time
 from dataclasses import dataclass
@@ -46,6 +47,11 @@ class Sidecar:
         assert self.daemon.path is not None
         return self.daemon.path
 
+    def failed_calls(self) -> int:
+        """Returns how many calls to the servers had no answer."""
+        (count,) = re.findall(r" cluster_failed=(\d+)", self.daemon.logged_stats(["counter"])["counter"])
+        return int(count)
+
 
 @dataclass
 class Options:
@@ -73,7 +79,9 @@ class Scene:
             "stop_daemon": self.stop_daemon,
         }
         if switch is not None:
-            self.faults |= {"cut_master": self.cut_master, "cut_daemon": self.cut_daemon, "part": self.part}
+            self.faults |= {
+                "cut_master": self.cut_master, "cut_daemon": self.cut_daemon, "part": self.part, "split": self.split,
+            }  # fmt: skip
 
     @property
     def workers(self) -> list[Worker]:
@@ -92,6 +100,23 @@ class Scene:
         switch = self.switch
         assert switch is not None
         self._replace(draw, lambda old: switch.isolate(_host(old)), lambda old: switch.join(_host(old)))
+
+    def split(self, draw: random.Random) -> None:
+        """No other server and one daemon reach it. The other daemons do, and it answers them like its replica."""
+        sidecar = draw.choice(self.sidecars)
+
+        def parted_from(old: Server) -> list[Host]:
+            return [_host(sidecar), *(_host(each) for each in self.servers.all if each is not old)]
+
+        def fail(old: Server) -> None:
+            for host in parted_from(old):
+                namespaces.part(_host(old), host)
+
+        def go_on(old: Server) -> None:
+            for host in parted_from(old):
+                namespaces.reunite(_host(old), host)
+
+        self._replace(draw, fail, go_on, goes_on=True)
 
     def kill_daemon(self, draw: random.Random) -> None:
         sidecar = draw.choice(self.sidecars)
@@ -113,27 +138,38 @@ class Scene:
     def cut_daemon(self, draw: random.Random) -> None:
         """It reaches no server for longer than its lease. Its clients go on."""
         sidecar, since_ns = draw.choice(self.sidecars), time.monotonic_ns()
+        failed = sidecar.failed_calls()
         with self._isolated(sidecar):
             time.sleep(LONGER * self.lease)
+            wait_until(lambda: sidecar.failed_calls() > failed, "calls fail")
         self._lapse(sidecar.number, None, since_ns)
 
     def part(self, draw: random.Random) -> None:
         """One daemon and one master do not reach each other, for longer than a lease; all others do."""
         sidecar, index = draw.choice(self.sidecars), draw.randrange(len(self.servers.masters))
         ends = _host(sidecar), _host(self.servers.masters[index])
-        since_ns = time.monotonic_ns()
+        since_ns, failed = time.monotonic_ns(), sidecar.failed_calls()
         namespaces.part(*ends)
         time.sleep(LONGER * self.lease)
+        wait_until(lambda: sidecar.failed_calls() > failed, "calls fail")
         namespaces.reunite(*ends)
         self._lapse(sidecar.number, index, since_ns)
 
     # ---- inside ----
 
-    def _replace(self, draw: random.Random, fail: Callable[[Server], None], go_on: Callable[[Server], None]) -> None:
+    def _replace(
+        self,
+        draw: random.Random,
+        fail: Callable[[Server], None],
+        go_on: Callable[[Server], None],
+        *,
+        goes_on: bool = False,
+    ) -> None:
         """Lets a master fail, its replica take over, and the old one come back after more than a lease.
 
         As a rule the replica has not heard of the last writes. Then, if there is a network, one daemon often reaches no
-        server for less than a lease: it tells the new master later than others what it has.
+        server for less than a lease: it tells the new master later than others what it has. goes_on: the old master
+        answers somebody meanwhile.
         """
         index = draw.randrange(len(self.servers.masters))
         old, since_ns = self.servers.masters[index], time.monotonic_ns()
@@ -142,7 +178,7 @@ class Scene:
             self._fail_over(index, fail, lags=lags)
             time.sleep(draw.random() * self.lease)
         time.sleep(LONGER * self.lease)
-        back_ns = time.monotonic_ns()
+        back_ns = since_ns if goes_on else time.monotonic_ns()
         go_on(old)
         wait_until(lambda: old.role() == "slave", "the old master has heard of the new one")
         self.facts.splits.append(Split(index, back_ns, time.monotonic_ns() + int(SETTLED * self.lease * 1e9)))

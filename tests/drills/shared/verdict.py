@@ -23,7 +23,7 @@ from history.counter import Acquire, CounterModel, Release
 from history.takes import Take, is_granted, items_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator
 
     from counterd.protocols.counter.wire import Rate
     from history import Operation
@@ -88,7 +88,7 @@ def permits(operations: Iterable[Operation], facts: Facts) -> list[Operation]:
     found = []
     for one in operations:
         if isinstance(one.call, Acquire):
-            found.append(one._replace(call=one.call._replace(maximum=allowed(one, facts))))
+            found.append(one)
             if one.answer is not None and one.answer[0] == OK:
                 acquired[one.client] = one
         elif isinstance(one.call, Release):
@@ -123,8 +123,11 @@ def lost_ns(acquired: Operation, release: Operation, facts: Facts) -> int:
     return min([release.started, *since_ns])
 
 
-def most_held(history: Iterable[Operation]) -> dict[bytes, int]:
-    """Returns the most that was certainly held of each name at once."""
+def most_held(history: Iterable[Operation], facts: Facts) -> tuple[dict[bytes, int], dict[bytes, int]]:
+    """Returns the most that was certainly held of each name at once, and the most while two masters may have answered.
+
+    history: of permits().
+    """
     acquired: dict[int, Operation] = {}
     events = []
     for one in sorted(history, key=lambda one: one.ended or one.started):
@@ -132,18 +135,26 @@ def most_held(history: Iterable[Operation]) -> dict[bytes, int]:
             if one.answer is not None and one.answer[0] == OK:
                 acquired[one.client] = one
         elif (grant := acquired.pop(one.client, None)) and grant.ended is not None and grant.ended < one.started:
-            events += [(grant.ended, 1, grant.call), (one.started, 0, grant.call)]
+            is_doubtful = allowed(grant, facts) > grant.call.maximum
+            events += [(grant.ended, 1, grant.call, is_doubtful), (one.started, 0, grant.call, is_doubtful)]
     now: Counter[bytes] = Counter()
-    most: Counter[bytes] = Counter()
-    for _, is_more, call in sorted(events):
+    most: tuple[Counter[bytes], Counter[bytes]] = Counter(), Counter()
+    for _, is_more, call, is_doubtful in sorted(events):
         now[call.name] += call.resources if is_more else -call.resources
-        most[call.name] = max(most[call.name], now[call.name])
-    return dict(most)
+        most[is_doubtful][call.name] = max(most[is_doubtful][call.name], now[call.name])
+    return most
 
 
-def unexplained(history: Sequence[Operation]) -> tuple[list[str], int]:
-    """Returns violations of what a shared counter promises, and how many counters were too hard to judge."""
+def unexplained(history: Iterable[Operation], facts: Facts) -> tuple[list[str], int]:
+    """Returns violations of what a shared counter promises, and how many counters were too hard to judge.
+
+    history: of permits().
+    """
     violations, undecided = [], 0
+    history = [
+        one._replace(call=one.call._replace(maximum=allowed(one, facts))) if isinstance(one.call, Acquire) else one
+        for one in history
+    ]
     closed = [one for one in history if isinstance(one.call, Closed)]
     for name in sorted({one.call.name for one in history if not isinstance(one.call, Closed)}):
         concerned = [one for one in history if not isinstance(one.call, Closed) and one.call.name == name]
