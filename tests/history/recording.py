@@ -14,6 +14,7 @@ import os
 import time
 import zlib
 from enum import IntEnum
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from history.operations import Closed, Operation
@@ -81,6 +82,7 @@ def load(paths: Iterable[Path]) -> list[Operation]:
     started: dict[tuple[int, int], tuple[Any, int]] = {}
     ended: dict[tuple[int, int], tuple[Any, int]] = {}
     ends: dict[str, dict[int, int]] = {CLOSING: {}, CLOSED: {}}
+    value_of, call_of = cache(ast.literal_eval), cache(called)  # most are there again and again
     for path in paths:
         *records, _cut = path.read_bytes().split(b"\n")
         for number, record in enumerate(records, 1):
@@ -92,7 +94,7 @@ def load(paths: Iterable[Path]) -> list[Operation]:
                     moments = ends[what]
                     moments[int(client)] = min(moments.get(int(client), int(moment)), int(moment))
                     continue
-                found, value = (started, call_of(rest)) if what == STARTED else (ended, ast.literal_eval(rest))
+                found, value = (started, call_of(rest)) if what == STARTED else (ended, value_of(rest))
                 if (int(client), int(token)) in found:
                     raise ValueError("it is there twice")
                 found[int(client), int(token)] = value, int(moment)
@@ -110,7 +112,7 @@ def load(paths: Iterable[Path]) -> list[Operation]:
     return sorted(operations, key=lambda operation: operation.started)
 
 
-def call_of(text: str) -> Any:
+def called(text: str) -> Any:
     """The call that start() wrote."""
     where, fields = text.split(" ", 1)
     module, name = where.split(":")

@@ -280,10 +280,10 @@ def moments(found: Sequence[Entry]) -> Iterator[Moment]:
     """Each end, in order. What starts at that very moment is under way."""
     starts = deque(found)
     under_way: list[Entry] = []
-    before: dict[int, list[Entry]] = defaultdict(list)  # by the number of a connection's end
+    latest: dict[int, int] = defaultdict(int)  # by the number of a connection's end: the last start of its calls
     for entry in found:
         for number in entry.closing:
-            before[number].append(entry)
+            latest[number] = max(latest[number], entry.operation.started)
     for ending in sorted((entry for entry in found if entry.ends < inf), key=in_turn):
         while starts and starts[0].operation.started <= ending.ends:
             insort(under_way, starts.popleft(), key=in_turn)
@@ -292,9 +292,9 @@ def moments(found: Sequence[Entry]) -> Iterator[Moment]:
             ending,
             tuple(entry for entry in under_way if entry.observes),
             tuple(
-                (entry, numbers.intersection(other.number for other in before[entry.number]))
+                (entry, frozenset(other.number for other in under_way if entry.number in other.closing))
                 for entry in under_way
-                if entry.closes and all(other.operation.started <= ending.ends for other in before[entry.number])
+                if entry.closes and latest[entry.number] <= ending.ends
             ),
             tuple(near(ending, [entry for entry in under_way if not entry.observes])),
             numbers,

@@ -219,12 +219,13 @@ def spread(operations: Iterable[Operation], lines: Lines) -> Iterator[Operation]
         if not isinstance(one.call, Closed | Resume | Goodbye):
             touched[lines.root(one.client)].update(parts_of(one.call))
     for one in operations:
+        if not isinstance(one.call, Goodbye | Resume):
+            yield one
+            continue
         parts = sorted(touched[lines.root(one.client)])
         if isinstance(one.call, Goodbye):
             for part in parts:
                 yield one._replace(call=Goodbye(part))
-        elif not isinstance(one.call, Resume):
-            yield one
         elif may_resume(one):
             for group in sorted({groups[part] for part in parts}):
                 concerned = tuple(part for part in parts if groups[part] == group)
