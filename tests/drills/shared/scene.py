@@ -137,12 +137,11 @@ class Scene:
 
     def cut_daemon(self, draw: random.Random) -> None:
         """It reaches no server for longer than its lease. Its clients go on."""
-        sidecar, since_ns = draw.choice(self.sidecars), time.monotonic_ns()
+        sidecar = draw.choice(self.sidecars)
         failed = sidecar.failed_calls()
         with self._isolated(sidecar):
             time.sleep(LONGER * self.lease)
             wait_until(lambda: sidecar.failed_calls() > failed, "calls fail")
-        self._lapse(sidecar.number, None, since_ns)
 
     def part(self, draw: random.Random) -> None:
         """One daemon and one master do not reach each other, for longer than a lease; all others do."""
@@ -168,7 +167,7 @@ class Scene:
         """Lets a master fail, its replica take over, and the old one come back after more than a lease.
 
         As a rule the replica has not heard of the last writes. Then, if there is a network, one daemon often reaches no
-        server for less than a lease: it tells the new master later than others what it has. goes_on: the old master
+        server for up to a lease: it tells the new master later than others what it has. goes_on: the old master
         answers somebody meanwhile.
         """
         index = draw.randrange(len(self.servers.masters))
@@ -203,9 +202,11 @@ class Scene:
             yield
             return
         assert self.switch is not None
+        since_ns = time.monotonic_ns()
         self.switch.isolate(_host(sidecar))
         yield
         self.switch.join(_host(sidecar))
+        self._lapse(sidecar.number, None, since_ns)
 
     def _lapse(self, sidecar: int | None, server: int | None, since_ns: int) -> None:
         """A lease may have ended: with cluster.on_loss = drop nobody goes on with permits, with keep all do."""
