@@ -57,6 +57,7 @@ class History:
         self.units: Counter[bytes] = Counter()
         self.taken: Counter[bytes] = Counter()  # of rates: units that were granted to clients
         self.was_away = False
+        self.on_death = draw.choice([OnDeath.FINAL, OnDeath.REFUNDED])
         self.calls: dict[int, Calls] = {}
         self.clients = [Client(self.desk.taker()) for _ in range(4)]
         for partition in range(PARTITIONS):
@@ -85,7 +86,7 @@ class History:
         if client.asked is None:
             items: list[Permit | Rate] = [Permit(self.draw.choice(NAMES), 1, MAXIMUM)]
             if self.draw.random() < 0.5:
-                items.append(Rate(self.draw.choice(NAMES), 1, 10, PERIOD_US, 10, OnDeath.FINAL))
+                items.append(Rate(self.draw.choice(NAMES), 1, 10, PERIOD_US, 10, self.on_death))
             if self.draw.random() < 0.3:
                 items.pop(0)
             items = items or [Permit(NAMES[0], 1, MAXIMUM)]
@@ -132,8 +133,12 @@ class History:
         ]
         self.escrow.give_units(given)
         for (_, units), (_, name, *_) in zip(given, call.rates, strict=True):
-            self.units[name] -= units
+            self.give_back(name, units)
         self.calls[partition] = call
+
+    def give_back(self, name: bytes, units: int) -> None:
+        self.units[name] -= units
+        assert self.units[name] >= 0, "no more than there came"
 
     def answer(self) -> None:
         if not self.calls:
@@ -226,7 +231,7 @@ class History:
             used = self.used(name)
             assert used <= MAXIMUM
             assert used <= self.rights[name] or (self.was_away and self.policy != "closed"), (name, used, self.rights)
-        if not self.was_away or self.policy == "closed":
+        if self.on_death == OnDeath.FINAL and (not self.was_away or self.policy == "closed"):
             assert all(self.taken[name] <= self.units[name] for name in self.taken), (self.taken, self.units)
 
     def used(self, name: bytes) -> int:
@@ -249,6 +254,8 @@ class History:
                 news, rates = self.escrow.take_news(partition, 9, 9), self.escrow.take_rates(partition, 9, 9)
                 assert all(each[5] == 0 for each in news), "nothing is in use"
                 self.escrow.give_units([(number, units) for number, *_, units, _, _ in rates])
+                for _, name, *_, units, _, _ in rates:
+                    self.give_back(name, units)
                 self.escrow.settle_rights([(each[0], 0, 0, 0, 0, False, False) for each in news], self.desk.pump.now_ns)
                 self.escrow.settle_rates([(each[0], 0, 0, 0) for each in rates], self.desk.pump.now_ns)
             assert self.escrow.take_news(partition, 9, 9, True) == []

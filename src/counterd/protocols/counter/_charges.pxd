@@ -21,7 +21,7 @@ cdef inline void charge_apply(Takes* takes, const Charge* charge, uint32_t used,
     """Replaces the units that were charged by the units that were used.
 
     If the rate has been full since the charge, there is nothing to refund, because the units have come back with time.
-    Units that were used beyond the charge are taken in any case.
+    Units that were used beyond the charge are taken in any case. The authority gets none back that it has not given.
     """
     cdef Counters* counters = takes.counters
     cdef Pace pace = Pace(charge.period_us, charge.limit, charge.burst)
@@ -34,7 +34,7 @@ cdef inline void charge_apply(Takes* takes, const Charge* charge, uint32_t used,
     if used < charge.amount and rate.state.full_since >= charge.grant:
         return
     rate_adjust(&rate, &pace, charge.amount, used, now_ns)
-    if flags & FLAG_SHARED:
+    if flags & FLAG_SHARED and (used > charge.amount or not charge.is_alone):
         share_take(
             &counters.shares, charge.record, &rate.record.permit.record.flags,
             <int64_t>used - <int64_t>charge.amount, False

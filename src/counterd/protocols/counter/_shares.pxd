@@ -291,15 +291,17 @@ cdef inline uint32_t share_units(const Shares* shares, uint32_t number, uint32_t
     return units
 
 
-cdef inline void share_take(Shares* shares, uint32_t number, uint8_t* flags, int64_t units, bint is_use) noexcept nogil:
-    """Takes units of a rate, or gives units back if there are fewer than 0. Units granted while nobody can be asked are
-    not taken from those of the authority. is_use: more will be needed soon."""
+cdef inline bint share_take(Shares* shares, uint32_t number, uint8_t* flags, int64_t units, bint is_use) noexcept nogil:
+    """Takes units of a rate, or gives units back if there are fewer than 0. Returns whether they were the authority's:
+    those beyond these are not, while nobody can be asked. is_use: more will be needed soon."""
     cdef Share* share = shares.records + number
-    if units <= share.units or not share_part(shares, share).is_away:
+    cdef bint is_given = units <= max(share.units, 0) or not share_part(shares, share).is_away
+    if is_given:
         share.units -= units
     if is_use:
         share.peak = <uint32_t>min(<int64_t>share.peak + units, <int64_t>UINT32_MAX)
     share_calm(shares, number, flags)
+    return is_given
 
 
 cdef inline void share_restored(Shares* shares, uint32_t number, uint8_t* flags, uint32_t consumption) noexcept nogil:

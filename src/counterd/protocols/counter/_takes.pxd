@@ -89,7 +89,8 @@ cdef struct Charge:         # 64 bytes
     uint32_t next           # of all; also links the free list
     uint32_t prev
     uint8_t refunds         # if the connection ends before it is settled
-    uint8_t spare[3]
+    uint8_t is_alone        # the units were not taken from those of the authority, which could not be reached
+    uint8_t spare[2]
 
 
 cdef struct Taker:          # of each connection
@@ -391,7 +392,9 @@ cdef inline bint takes_have_room(Takes* takes, uint32_t connection, Ask* asks, i
     return takes_fit(takes, connection, holdings, charges)
 
 
-cdef inline void take_charge(Takes* takes, uint32_t connection, const Ask* ask, int64_t now_ns) noexcept nogil:
+cdef inline void take_charge(
+    Takes* takes, uint32_t connection, const Ask* ask, bint is_alone, int64_t now_ns
+) noexcept nogil:
     """Notes a charge of the last grant."""
     cdef TakesState* state = takes.state
     cdef Taker* taker = takes.takers + connection
@@ -408,6 +411,7 @@ cdef inline void take_charge(Takes* takes, uint32_t connection, const Ask* ask, 
     charge.burst = ask.pace.burst
     charge.connection = connection
     charge.refunds = ask.on_death == REFUNDED
+    charge.is_alone = is_alone
     charge.prev_of_connection = 0
     charge.next_of_connection = taker.charge
     if taker.charge:
@@ -427,14 +431,17 @@ cdef inline void take_charge(Takes* takes, uint32_t connection, const Ask* ask, 
 
 cdef inline void rate_grant(Takes* takes, uint32_t connection, Ask* ask, int64_t now_ns) noexcept nogil:
     cdef Rate rate = rate_at(takes.counters, ask.record)
+    cdef bint is_alone = False
     if ask.is_full:
         rate.state.full_since = takes.state.grant - 1
     rate_set(&rate, &ask.pace, ask.after)
     rate_expect(takes.counters, ask.record, &ask.pace)
     if rate.record.permit.record.flags & FLAG_SHARED:
-        share_take(&takes.counters.shares, ask.record, &rate.record.permit.record.flags, ask.amount, True)
+        is_alone = not share_take(
+            &takes.counters.shares, ask.record, &rate.record.permit.record.flags, ask.amount, True
+        )
     if ask.on_death != FINAL:
-        take_charge(takes, connection, ask, now_ns)
+        take_charge(takes, connection, ask, is_alone, now_ns)
     ask.left = span_left(ask.after, &ask.pace, now_ns)
 
 

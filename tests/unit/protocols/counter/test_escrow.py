@@ -622,6 +622,49 @@ def test_settling_changes_the_units(shop: Shop, used: int, left: int) -> None:
     assert shop.escrow.take_rates(PART, 100, 100) == []
 
 
+@pytest.mark.parametrize("is_settled", [False, True])
+def test_units_that_the_authority_has_not_given_do_not_go_back_to_it(is_settled: bool) -> None:
+    """They were granted while it could not be reached. Those that it had given before do."""
+    shop = Shop("open")
+    one, other = shop.some(2)
+    first = one.take(rate(2, on_death=OnDeath.REFUNDED))
+    pour(shop, of_rate(shop), 2)
+    shop.escrow.set_reachable(PART, False, shop.pump.now_ns)
+    second = other.take(rate(3, on_death=OnDeath.REFUNDED))
+    assert one.has(first)
+    assert other.has(second)
+    shop.escrow.set_reachable(PART, True, shop.pump.now_ns)
+    for taker, take in ((one, first), (other, second)):
+        if is_settled:
+            assert taker.settle(take, NAME, 0) == Status.NO_ERROR
+        else:
+            taker.close()
+    shop.pump.settle()
+    assert of_rate(shop)[7] == 2
+
+
+def test_what_was_used_beyond_a_charge_is_told_although_nobody_was_asked_for_that() -> None:
+    shop = Shop("open")
+    (one,) = shop.some(1)
+    shop.escrow.set_reachable(PART, False, shop.pump.now_ns)
+    take = one.take(rate(2, on_death=OnDeath.REFUNDED))
+    shop.escrow.set_reachable(PART, True, shop.pump.now_ns)
+    assert one.settle(take, NAME, 7) == Status.NO_ERROR
+    assert of_rate(shop)[7] == -5
+
+
+def test_units_go_back_although_more_were_used_and_nobody_can_be_asked() -> None:
+    shop = Shop("open")
+    (one,) = shop.some(1)
+    takes = [one.take(rate(2, on_death=OnDeath.REFUNDED)) for _ in range(2)]
+    for _ in range(2):
+        pour(shop, of_rate(shop), 2)
+    assert one.settle(takes[0], NAME, 9) == Status.NO_ERROR
+    shop.escrow.set_reachable(PART, False, shop.pump.now_ns)
+    assert one.settle(takes[1], NAME, 1) == Status.NO_ERROR
+    assert of_rate(shop)[7] == -6
+
+
 @pytest.mark.parametrize(("policy", "granted"), [("closed", 0), ("share", 3), ("open", 10)])
 def test_what_is_granted_of_a_rate_alone(policy: str, granted: int) -> None:
     shop = Shop(policy)
