@@ -245,7 +245,7 @@ class Sidecar:
             self.failed(partition, now_ns)
             raise
         part.failures = part.retry_ns = 0
-        part.sidecars = max(answer.sidecars, 1)
+        part.sidecars = max(answer.sidecars, part.sidecars if answer.learning_ms else 1)  # until it knows all again
         self._listen(part, answer)
         part.renewed_ns, part.until_ns = part.sent_ns, part.sent_ns + self._lease_ns - self._lease_ns // MARGIN
         if part.tells_all and part.learns_ns:  # a new server believes only what it was told in time

@@ -619,6 +619,19 @@ def test_nobody_yields_while_a_server_learns(server: Server) -> None:
     assert other.grants == [waiting]
 
 
+def test_a_server_that_learns_does_not_know_all_sidecars(server: Server) -> None:
+    machines = [Machine(server) for _ in range(3)]
+    for machine in machines:
+        machine.ask()
+        machine.turn()
+    pass_time(server, SECOND, *machines)
+    new_server(server)
+    pass_time(server, 100 * MS, machines[0])
+    assert machines[0].store.sidecars == 3
+    pass_time(server, 12 * SECOND, machines[0])
+    assert machines[0].store.sidecars == 1
+
+
 def test_idle_rights_stay_while_a_server_learns(server: Server) -> None:
     machine = Machine(server)
     machine.ask(80, maximum=1000)

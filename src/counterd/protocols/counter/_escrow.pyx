@@ -5,7 +5,7 @@ it what the store may use. _shares.pxd has the rights, and grants from them.
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
-from libc.stdint cimport int64_t, uint32_t, uint64_t
+from libc.stdint cimport UINT32_MAX, int64_t, uint32_t, uint64_t
 from libc.string cimport memcpy
 
 from counterd.engine.fair cimport queue_find
@@ -52,7 +52,7 @@ cdef class Escrow:
         with store:
             escrow.shares.prefix_size = <uint32_t>len(prefix)
             memcpy(escrow.shares.prefix, PyBytes_AS_STRING(prefix), len(prefix))
-            escrow.shares.state.sidecars = 1
+            escrow.shares.state.sidecars = UINT32_MAX   # until the first answer
             escrow.shares.is_on = True
         return escrow
 

@@ -97,7 +97,7 @@ cdef struct Part:           # a partition; of lists, one for counters and one fo
 
 cdef struct SharesState:    # in the region
     Part[PARTITIONS] parts
-    uint32_t sidecars       # daemons that share; at least 1
+    uint32_t sidecars       # daemons that share; UINT32_MAX: nobody knows, so a share of these is nothing
     uint32_t to_drop        # holdings up to this number are still to be looked at, as they may be others' now
     uint32_t dropping       # the partitions whose holdings these are, as bits
     uint64_t dropped        # such connections, in total

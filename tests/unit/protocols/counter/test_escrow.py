@@ -665,6 +665,16 @@ def test_units_go_back_although_more_were_used_and_nobody_can_be_asked() -> None
     assert of_rate(shop)[7] == -6
 
 
+@pytest.mark.parametrize(("policy", "granted"), [("share", 0), ("open", 10)])
+def test_the_share_of_a_daemon_that_knows_of_no_other_is_nothing(policy: str, granted: int) -> None:
+    """It was started while the authority could not be reached."""
+    shop = Shop(policy)
+    (one,) = shop.some(1)
+    shop.escrow.set_reachable(PART, False, shop.pump.now_ns)
+    assert [one.acquire(NAME, 1, 10) for _ in range(10)] == [Status.NO_ERROR if granted else REFUSED] * 10
+    assert [one.has(one.take(rate(1, 10, 10))) for _ in range(10)] == [granted > 0] * 10
+
+
 @pytest.mark.parametrize(("policy", "granted"), [("closed", 0), ("share", 3), ("open", 10)])
 def test_what_is_granted_of_a_rate_alone(policy: str, granted: int) -> None:
     shop = Shop(policy)
