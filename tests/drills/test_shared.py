@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from counterd.protocols.counter.wire import Rate
+from counterd.protocols.counter.wire import Permit, Rate
 from drills.shared import verdict
 from drills.shared.verdict import Facts, Failover, Lapse, Split
 from history import Closed, Operation
@@ -54,6 +54,16 @@ def test_daemons_that_grant_the_same_permits_are_found() -> None:
     assert found(*one, acquire(OTHER, 15, 31)) == 0, "the release may have been first"
     assert found(*one, Operation(OTHER, Acquire(NAME, 1, 3), 15, 20, (0x21, None))) == 0, "any request may be refused"
     assert found(*one, acquire(OTHER, 15, 20), acquire(ONE + 2, 16, 21, name=b"m")) == 1
+
+
+def test_permits_of_takes_count_too() -> None:
+    items = tuple(Permit(NAME, 2, 3)), tuple(RATE._replace(amount=1))
+    one = Operation(ONE, Take(1, items, 500), 0, 10, (0, (7, (1, 4)))), release(ONE, 30, 40)
+    assert found(*one, acquire(OTHER, 15, 20)) == 1
+    assert found(*one, acquire(OTHER, 15, 20, 1)) == 0
+    assert [amount for _, amount in verdict.grants_of(RATE, one, facts())] == [1]
+    assert found(one[0]._replace(answer=(0x21, (1, 0, None))), acquire(OTHER, 15, 20)) == 0
+    assert found(one[0]._replace(ended=None, answer=None), acquire(OTHER, 15, 20)) == 0
 
 
 def test_a_release_of_what_nobody_holds_is_found() -> None:

@@ -18,6 +18,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
+from counterd.protocols.counter.wire import Permit
 from history import Closed, Undecided, Violation, check
 from history.counter import Acquire, CounterModel, Release
 from history.takes import Take, is_granted, items_of
@@ -86,7 +87,7 @@ def permits(operations: Iterable[Operation], facts: Facts) -> list[Operation]:
     answered: dict[int, Operation] = {}  # the last call of each connection that had an answer
     acquired: dict[int, Operation] = {}  # the last one that was granted permits
     found = []
-    for one in operations:
+    for one in as_acquires(operations):
         if isinstance(one.call, Acquire):
             found.append(one)
             if one.answer is not None and one.answer[0] == OK:
@@ -99,6 +100,18 @@ def permits(operations: Iterable[Operation], facts: Facts) -> list[Operation]:
         if one.answer is not None:
             answered[one.client] = one
     return sorted(found, key=lambda one: one.started)
+
+
+def as_acquires(operations: Iterable[Operation]) -> Iterator[Operation]:
+    """Yields the operations, with an Acquire of the same effect in place of each Take that is for permits."""
+    for one in operations:
+        items = items_of(one.call) if isinstance(one.call, Take) else []
+        wanted = [item for item in items if isinstance(item, Permit)]
+        for permit in wanted:
+            answer = (OK, permit.amount) if is_granted(one) else one.answer and (one.answer[0], None)
+            yield one._replace(call=Acquire(*permit), answer=answer)
+        if not wanted:
+            yield one
 
 
 def allowed(one: Operation, facts: Facts) -> int:

@@ -9,7 +9,7 @@ import threading
 from typing import TYPE_CHECKING
 
 from counterd.protocols.counter import wire
-from counterd.protocols.counter.wire import Opcode, Permit, Rate, Status
+from counterd.protocols.counter.wire import Permit, Rate, Status
 from history import Recorder
 from history.counter import Acquire, Release
 from history.takes import Take
@@ -78,47 +78,53 @@ class Worker(threading.Thread):
         with Recorder(self._history, next(self._numbers)) as self._recorder:
             try:
                 while not self._is_over.is_set():
-                    if self._draw.random() < 0.3:
-                        self._take(connection)
+                    dice = self._draw.random()
+                    if dice < 0.3:
+                        self._take(connection, self._units())
+                    elif dice < 0.6:
+                        self._acquire(connection)
                     else:
-                        self._hold(connection)
+                        self._take(connection, self._permit(), *([self._units()] if dice < 0.7 else []))
             finally:
                 # It may have ended before, and other daemons may notice it later: see verdict.py.
                 self._recorder.closing()
                 self._recorder.closed()
 
-    def _take(self, connection: socket.socket) -> None:
-        """Takes units of a rate."""
-        item = self._draw.choice(list(RATES.values()))._replace(amount=self._draw.randint(1, UNITS_MAX))
-        wait_ms = self._wait_ms()
-        if not self._is_granted(connection, Take(1, (tuple(item),), wait_ms), wire.take(1, [item], wait_ms)):
-            self._is_over.wait(self._draw.random() * HOLD_S)
+    def _units(self) -> Rate:
+        return self._draw.choice(list(RATES.values()))._replace(amount=self._draw.randint(1, UNITS_MAX))
 
-    def _hold(self, connection: socket.socket) -> None:
-        """Holds permits for a moment."""
+    def _permit(self) -> Permit:
         name = self._draw.choice(list(MAXIMA))
         maximum = MAXIMA[name]
-        amount = self._draw.randint(1, max(1, maximum // SHARE))
-        if self._draw.random() < 0.5:
-            request = wire.take(1, [Permit(name, amount, maximum)], self._wait_ms())
-        else:
-            request = wire.acquire(1, name, amount, maximum)
-        if not self._is_granted(connection, Acquire(name, amount, maximum), request):
-            self._is_over.wait(self._draw.random() * HOLD_S)
-            return
+        return Permit(name, self._draw.randint(1, max(1, maximum // SHARE)), maximum)
+
+    def _acquire(self, connection: socket.socket) -> None:
+        permit = self._permit()
+        if self._is_granted(connection, Acquire(*permit), wire.acquire(1, *permit)):
+            self._hold(connection, permit)
+
+    def _take(self, connection: socket.socket, *items: Permit | Rate) -> None:
+        """Takes all of them or none."""
+        wait_ms = self._draw.choice([0, WAIT_MS])
+        if self._is_granted(connection, Take(1, tuple(map(tuple, items)), wait_ms), wire.take(1, items, wait_ms)):
+            for item in items:
+                if isinstance(item, Permit):
+                    self._hold(connection, item)
+
+    def _hold(self, connection: socket.socket, permit: Permit) -> None:
+        """Holds permits for a moment, and releases them."""
         longest_s = LONG_HOLD_S if self._draw.random() < LONG else HOLD_S
         readable, _, _ = select.select([connection], [], [], self._draw.random() * longest_s)
         if readable and not connection.recv(RECEIVE_SIZE):
             raise Gone
-        self._call(connection, Release(name, amount), wire.release(2, name, amount))
-
-    def _wait_ms(self) -> int:
-        return self._draw.choice([0, WAIT_MS])
+        self._call(connection, Release(permit.name, permit.amount), wire.release(2, permit.name, permit.amount))
 
     def _is_granted(self, connection: socket.socket, call: Any, request: bytes) -> bool:
         self.asked += 1
         is_granted = self._call(connection, call, request) == Status.NO_ERROR
         self.granted += is_granted
+        if not is_granted:
+            self._is_over.wait(self._draw.random() * HOLD_S)
         return is_granted
 
     def _call(self, connection: socket.socket, call: Any, request: bytes) -> int:
@@ -134,10 +140,7 @@ class Worker(threading.Thread):
 
 
 def told(call: Any, response: Response) -> Any:
-    """Returns what a response tells. A Take of one permit is recorded as the Acquire that has the same effect."""
+    """Returns what a response tells, as the models have it."""
     if response.status != Status.NO_ERROR or isinstance(call, Release):
         return None
-    if response.opcode == Opcode.ACQUIRE:
-        return wire.decode_consumption(response.body)
-    grant = wire.decode_grant(response.body)
-    return call.resources if isinstance(call, Acquire) else tuple(grant)
+    return wire.decode_consumption(response.body) if isinstance(call, Acquire) else wire.decode_grant(response.body)
