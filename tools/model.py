@@ -141,6 +141,8 @@ RUNS = [
     Run("2 sidecars, requests for at most 1 or 2", "LOSSES=1", model=LINES),
     Run("2 sidecars, requests for at most 2 or 3", TWO_MAXIMA, model=LINES),
     Run("2 sidecars, one maximum: nobody waits for ever", ONE_MAXIMUM, is_eventual=True, model=LINES),
+    Run("likewise, 1 or 2: nobody waits for ever", ANSWERED_CALLS, is_eventual=True, model=LINES),
+    Run("likewise, 2 or 3: nobody waits for ever", f"{TWO_MAXIMA} LOSSES=0", is_eventual=True, model=LINES),
     Run("another maximum takes no notice of plenty", f"{ANSWERED_CALLS} IGNORES_PLENTY", ASSERTED, model=LINES),
     Run("rights for one request are used for another", f"{ANSWERED_CALLS} KEEPS_EXACT", ASSERTED, model=LINES),
     Run("rights are used while they are given back", f"{ANSWERED_CALLS} GRANTS_ON", ASSERTED, model=LINES),
@@ -149,7 +151,7 @@ RUNS = [
     Run("there is no line", f"{ONE_MAXIMUM} NO_LINE", CYCLE, is_eventual=True, model=LINES),
     Run("idle rights are kept while others wait", f"{ONE_MAXIMUM} HOARDS", CYCLE, is_eventual=True, model=LINES),
     Run("a sidecar goes on while others wait", f"{ONE_MAXIMUM} GOES_ON", CYCLE, is_eventual=True, model=LINES),
-    Run("different maximums wait for ever (not promised)", ANSWERED_CALLS, CYCLE, is_eventual=True, model=LINES),
+    Run("a smaller maximum goes first", f"{ANSWERED_CALLS} TURNS_PLENTY", CYCLE, is_eventual=True, model=LINES),
 ]
 SHORT = [
     Run("2 clients, 2 counters, a table of 1", TINY),

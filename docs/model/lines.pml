@@ -6,7 +6,7 @@
  * README.md says what is modelled and what is not; tools/model.py runs it.
  *
  * With one of the defects #defined, a claim must fail: IGNORES_PLENTY, KEEPS_EXACT, GRANTS_ON,
- * EXCEEDS, UNAWARE, NO_LINE, HOARDS, GOES_ON.
+ * EXCEEDS, UNAWARE, NO_LINE, HOARDS, GOES_ON, TURNS_PLENTY.
  */
 
 #ifndef SIDECARS
@@ -135,7 +135,10 @@ inline decide(_own) {
     if
     :: !is_first ->
         room = LESSER(room, book[first].need_maximum - others);
-        room = room - GREATER(book[first].need - book[first].rights, 0)
+        room = room - GREATER(book[first].need - book[first].rights, 0);
+#ifndef TURNS_PLENTY
+        is_plenty = is_plenty && (book[_own].plenty || book[_own].rights <= room)
+#endif
     :: else
     fi;
     most = GREATER(limit - others, sidecar[_own].keep);

@@ -166,13 +166,18 @@ def test_calls_are_bounded_by_ticks() -> None:
 
 
 class Patient(World):
-    """Each host has clients that want a permit at all times, and hold it for a while: some hosts one, others many."""
+    """Each host has clients that want a permit at all times, and hold it for a while: some hosts one, others eight.
 
-    def __init__(self, hosts: int, maximum: int, hold_ns: int, greedy: int, store: Callable[[Host], Any]) -> None:
+    least: the maximum of half of these eight.
+    """
+
+    def __init__(self, hosts: int, maximum: int, least: int, hold_ns: int, store: Callable[[Host], Any]) -> None:
         first = [
-            Demand(0, host, b"n0", maximum if host == 0 else 1, maximum, 3600 * SECOND, hold_ns)
+            Demand(
+                0, host, b"n0", maximum if host == 0 else 1, least if client % 2 else maximum, 3600 * SECOND, hold_ns
+            )
             for host in range(hosts)
-            for _ in range(greedy if host % 2 else 1)
+            for client in range(8 if host % 2 else 1)
         ]
         super().__init__(1, Sizes(hosts), first, store)
         self.served = Counter[int]()
@@ -183,11 +188,14 @@ class Patient(World):
         self.later(client.demand.hold_ns + MS, client.host.ask, client.demand)
 
 
-@pytest.mark.parametrize(("kind", "maximum"), [("model", 1), ("model", 3), ("model", 20), ("daemon", 3)])
-def test_nobody_starves(kind: str, maximum: int) -> None:
+@pytest.mark.parametrize(
+    ("kind", "maximum", "least"),
+    [("model", 1, 1), ("model", 3, 3), ("model", 20, 20), ("daemon", 3, 3), ("model", 3, 1), ("daemon", 3, 2)],
+)
+def test_nobody_starves(kind: str, maximum: int, least: int) -> None:
     """The first sidecar wants the whole maximum at once, each other one has one client or eight."""
     hosts, hold_ns, seconds = 5, 50 * MS, 12  # longer than the bound
-    world = Patient(hosts, maximum, hold_ns, 8, STORES[kind])
+    world = Patient(hosts, maximum, least, hold_ns, STORES[kind])
     world.run(seconds * SECOND)
     bound_ns = hosts * (HEARTBEAT_NS + LONG_TURN_NS + hold_ns + 100 * MS)
     assert set(world.served) == set(range(hosts))
@@ -316,7 +324,7 @@ def mixed(seed: int, store: Callable[[Host], Any]) -> int:
 def test_turns_that_never_end_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Sidecar, "_turn_is_over", staticmethod(lambda _part, _block, _now_ns: False))
     with pytest.raises(AssertionError):
-        test_nobody_starves("model", 3)
+        test_nobody_starves("model", 3, 3)
 
 
 def test_rights_that_stay_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:

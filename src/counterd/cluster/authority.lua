@@ -134,6 +134,9 @@ local function decide(call, share, total, wish)
   local room = call.learns and 0 or limit - others
   if not is_first then    -- the first one's request has to fit afterwards
     room = math.min(room, their_maximum - others) - math.max(need - their_rights, 0)
+    if mode_before == EXACT and rights > room and not call.learns then    -- or if these were plenty for this maximum
+      mode = EXACT
+    end
   end
   local most = math.max(limit - others, keep)  -- of rights for this maximum
   local granted = math.min(want, math.max(stands, room), most)

@@ -410,6 +410,14 @@ def test_a_smaller_maximum_does_not_starve(ready: Authority) -> None:
     assert rights(ready.call("b", 2, exact(5, 1))) == [(1, Mode.EXACT)]
 
 
+def test_nobody_turns_to_a_smaller_maximum_before_a_larger_one_that_waits(ready: Authority) -> None:
+    """Else it would never be served by one that goes on to get rights for both."""
+    ready.call("a", 1, exact(2, 2))
+    assert rights(ready.call("b", 1, plenty(2, 1, 1))) == [(0, Mode.PLENTY)]
+    assert rights(ready.call("a", 2, plenty(1, 1, 1, 1, 1))) == [(1, Mode.EXACT)]
+    assert rights(ready.call("b", 2, plenty(2, 1, 1))) == [(1, Mode.PLENTY)]
+
+
 def test_a_server_with_an_old_state_ends_no_lease(ready: Authority) -> None:
     """It has only forgotten that the lease was renewed."""
     ready.call("a", 1, plenty(10, 4, 6))
