@@ -70,6 +70,8 @@ def act(scene: Scene, seconds: float, draw: random.Random, wanted: list[str]) ->
     """Lets things fail while the workers are at work. Returns what has failed."""
     faults = []
     names = [name for name in wanted or scene.faults if name in scene.faults]
+    if not names:
+        raise SystemExit(f"none of these faults can happen here: {' '.join(wanted)}")
     for worker in scene.workers:
         worker.start()
     end = time.monotonic() + seconds
