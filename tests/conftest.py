@@ -46,7 +46,7 @@ LONGEST = (
     "tests/property/test_cuts.py::test_any_stream",
     "tests/unit/bench/test_page.py::test_any_text_leaves_it_well_formed",
     "tests/chaos/test_chaos.py::test_no_promise_is_broken",
-    "tests/drills/test_drills.py::",
+    "tests/drills/",
     "tests/property/test_sentinel_model.py::Test",
     "tests/property/test_throttr_model.py::Test",
     "tests/simulation/",

@@ -151,6 +151,11 @@ class Servers:
             replica.client.replicaof("NO", "ONE")
         else:
             replica.client.execute_command("CLUSTER", "FAILOVER", "TAKEOVER")
+        return self.replaced(index)
+
+    def replaced(self, index: int) -> Server:
+        """Waits until the replica of a master is the master. Returns it."""
+        replica = self.replicas[index]
         wait_until(lambda: replica.role() == "master", "the replica is the master")
         self.masters[index], self.replicas[index] = replica, self.masters[index]
         return replica

@@ -2,7 +2,7 @@
 """Daemons that share limits through a real Redis Cluster, while servers, daemons and the network fail.
 
     python tests/drills/shared [--seconds 60] [--seed 1] [--daemons 3] [--workers 4] [--lease 2] [--on-loss drop|keep]
-                               [--faults NAME ...]
+                               [--faults NAME ...] [--node-timeout 600000]
 
 Workers at each daemon acquire permits of a few names, hold them for a moment and release them, and take units of rates,
 with and without waiting. Meanwhile, one after the other: a master is killed, stopped, or cut off from everybody, its
@@ -12,6 +12,9 @@ lease. --faults: only these.
 
 Afterwards the histories of all clients of all daemons are judged together (verdict.py). Then one client can have all
 permits of each name. Exit status: 1 if a promise is not kept; then the histories are kept.
+
+The drill demands each failover, so that a slow machine causes none. With --node-timeout 1500 the servers replace a
+master by themselves when it is silent for so long; then --lease has to be 6 or more, see docs/cluster.md.
 
 Without the right to make network namespaces nothing is cut off, and the last line says so.
 """
@@ -39,7 +42,7 @@ from drills.shared.scene import Options, Scene, sidecars
 from drills.shared.workers import MAXIMA, RATES, UNITS_MAX
 from history import load
 from kit import cluster, needs
-from kit.cluster import MASTERS
+from kit.cluster import MASTERS, TIMEOUT_MS
 from kit.daemon import wait_until
 from kit.namespaces import switched
 
@@ -61,7 +64,7 @@ def staged(directory: Path, options: Options) -> Iterator[Scene]:
         with contextlib.suppress(OSError, subprocess.TimeoutExpired):
             switch = stack.enter_context(switched(2 * MASTERS + options.daemons))
         hosts = list(switch.hosts) if switch else []
-        servers = stack.enter_context(cluster.cluster(directory, hosts=hosts[: 2 * MASTERS]))
+        servers = stack.enter_context(cluster.cluster(directory, options.node_timeout, hosts[: 2 * MASTERS]))
         found = sidecars(directory, servers.url, hosts[2 * MASTERS :], options, stack)
         yield Scene(servers, found, switch, options)
 
@@ -157,9 +160,10 @@ def main() -> int:
     parser.add_argument("--lease", type=int, default=2, help="seconds")
     parser.add_argument("--on-loss", choices=("drop", "keep"), default="drop")
     parser.add_argument("--faults", nargs="+", default=[], help="only these")
+    parser.add_argument("--node-timeout", type=int, default=TIMEOUT_MS, help="of the servers, in milliseconds")
     given = parser.parse_args()
     needs.declare("redis-server")
-    options = Options(given.daemons, given.workers, given.lease, given.on_loss, given.seed)
+    options = Options(given.daemons, given.workers, given.lease, given.on_loss, given.node_timeout, given.seed)
     with tempfile.TemporaryDirectory(prefix="counterd-") as directory:
         return play(options, given.seconds, given.faults, Path(directory))
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from drills.shared.verdict import Facts, Failover, Lapse, Split
 from drills.shared.workers import Worker
 from kit import daemon, namespaces
+from kit.cluster import TIMEOUT_MS
 from kit.daemon import wait_until
 
 if TYPE_CHECKING:
@@ -59,11 +60,15 @@ class Options:
     workers: int
     lease: int
     on_loss: str
+    node_timeout: int
     seed: int
 
 
 class Scene:
-    """facts: what has happened so far, for verdict.py. faults: how to let each fault happen."""
+    """facts: what has happened so far, for verdict.py. faults: how to let each fault happen.
+
+    demands: the servers replace nobody by themselves, so failovers are demanded of them.
+    """
 
     def __init__(self, servers: Servers, sidecars: list[Sidecar], switch: Switch | None, options: Options) -> None:
         self.servers = servers
@@ -71,6 +76,7 @@ class Scene:
         self.switch = switch
         self.lease = options.lease
         self.keeps = options.on_loss == "keep"
+        self.demands = options.node_timeout == TIMEOUT_MS
         self.facts = Facts(len(sidecars), servers.index_of)
         self.faults: dict[str, Callable[[random.Random], None]] = {
             "kill_master": self.kill_master,
@@ -193,7 +199,10 @@ class Scene:
         if lags:
             replica.go_on()
         self.facts.failovers.append(Failover(index, time.monotonic_ns(), lags))
-        self.servers.promote(index)
+        if self.demands:
+            self.servers.promote(index)
+        else:
+            self.servers.replaced(index)
 
     @contextlib.contextmanager
     def _isolated(self, sidecar: Sidecar | None) -> Iterator[None]:
