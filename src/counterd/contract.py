@@ -280,11 +280,11 @@ class Escrow(Protocol):
 
     def take_rates(
         self, partition: int, urgent_max: int, calm_max: int
-    ) -> list[tuple[int, bytes, int, int, int, int, int, int, int, bool]]:
+    ) -> list[tuple[int, bytes, int, int, int, int, int, int, int]]:
         """Returns the rates that the next call has to be about: at most urgent_max that lack units, and at most
         calm_max that have units, in turn. Called after take_news().
 
-        A rate is (number, name, limit, period_us, burst, first, waiting, units, taken, stays). limit, period_us, burst:
+        A rate is (number, name, limit, period_us, burst, first, waiting, units, taken). limit, period_us, burst:
         of the first request that waits, or of the last grant. units: those that may be taken; negative if more was used
         than was taken. taken: since the last call.
         """
@@ -302,12 +302,12 @@ class Escrow(Protocol):
     def keep_rights(self, kept: list[tuple[int, int]]) -> None:
         """Reduces rights to what the call says that they are at least. kept: (number, rights)."""
 
-    def settle_rights(self, settled: list[tuple[int, int, int, int, int, bool, bool]], now_ns: int) -> None:
+    def settle_rights(self, settled: list[tuple[int, int, int, int, bool, bool]], now_ns: int) -> None:
         """Applies the answer to a call.
 
-        settled: (number, rights, maximum, all_rights, all_used, yields, was_refused) for each share. maximum: of all
-        rights. all_rights, all_used: of all daemons. yields: permits that become free are not granted again here, but
-        become news. was_refused: the request that waits still lacks rights.
+        settled: (number, rights, maximum, all_used, yields, was_refused) for each share. maximum: of all rights.
+        all_used: by all daemons. yields: permits that become free are not granted again here, but become news.
+        was_refused: the request that waits still lacks rights.
         """
 
     def forget_call(self, numbers: list[int]) -> None:

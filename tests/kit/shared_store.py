@@ -45,7 +45,6 @@ class Share:
     was_refused: bool = False
     queue: deque[Request] = field(default_factory=deque)
     parked: list[Request] = field(default_factory=list)
-    figures: tuple[int, int] = (0, 0)
 
     def has_rights(self, request: Request) -> bool:
         return self.used + request.amount <= self.rights and request.maximum >= self.maximum
@@ -182,14 +181,13 @@ class SharedStore:
             share = self._by_number(number)
             share.rights = min(share.rights, keep)
 
-    def settle_rights(self, settled: list[tuple[int, int, int, int, int, bool, bool]], now_ns: int) -> None:
+    def settle_rights(self, settled: list[tuple[int, int, int, int, bool, bool]], now_ns: int) -> None:
         self.now_ns = now_ns
-        for number, rights, maximum, all_rights, all_used, waited_for, was_refused in settled:
+        for number, rights, maximum, _all_used, waited_for, was_refused in settled:
             share = self._by_number(number)
             share.is_asked = False
             self.calm[share] = None
             share.rights, share.maximum, share.yields, share.was_refused = rights, maximum, waited_for, was_refused
-            share.figures = all_rights, all_used
             if waited_for:  # what became free meanwhile is only for those who wait
                 wanted = share.used + sum(request.amount for request in [*share.queue, *share.parked])
                 if rights > wanted:

@@ -128,9 +128,7 @@ class History:
             kept.append((number, keep))
             self.rights[name] = min(self.rights[name], keep)
         self.escrow.keep_rights(kept)
-        given = [
-            (number, units if self.draw.random() < 0.5 else min(units, 0)) for number, *_, units, _, _ in call.rates
-        ]
+        given = [(number, units if self.draw.random() < 0.5 else min(units, 0)) for number, *_, units, _ in call.rates]
         self.escrow.give_units(given)
         for (_, units), (_, name, *_) in zip(given, call.rates, strict=True):
             self.give_back(name, units)
@@ -153,7 +151,7 @@ class History:
             self.rights[name] = rights
             others = self.draw.randint(0, 3)
             refused = rights < used + first
-            settled.append((number, rights, MAXIMUM, rights + others, used + others, self.draw.random() < 0.3, refused))
+            settled.append((number, rights, MAXIMUM, used + others, self.draw.random() < 0.3, refused))
         for number, name, _, _, _, first, *_ in call.rates:
             units = self.draw.choice([0, first, first + 3])
             self.units[name] += units
@@ -253,10 +251,10 @@ class History:
             for _ in range(3):
                 news, rates = self.escrow.take_news(partition, 9, 9), self.escrow.take_rates(partition, 9, 9)
                 assert all(each[5] == 0 for each in news), "nothing is in use"
-                self.escrow.give_units([(number, units) for number, *_, units, _, _ in rates])
-                for _, name, *_, units, _, _ in rates:
+                self.escrow.give_units([(number, units) for number, *_, units, _ in rates])
+                for _, name, *_, units, _ in rates:
                     self.give_back(name, units)
-                self.escrow.settle_rights([(each[0], 0, 0, 0, 0, False, False) for each in news], self.desk.pump.now_ns)
+                self.escrow.settle_rights([(each[0], 0, 0, 0, False, False) for each in news], self.desk.pump.now_ns)
                 self.escrow.settle_rates([(each[0], 0, 0, 0) for each in rates], self.desk.pump.now_ns)
             assert self.escrow.take_news(partition, 9, 9, True) == []
             assert self.escrow.take_rates(partition, 9, 9) == []

@@ -250,7 +250,7 @@ def what_is_for_one_request_is_for_others(patch: pytest.MonkeyPatch) -> None:
     plain = Model.settle_rights
 
     def settle(self: Model, settled: list[Any], now_ns: int) -> None:
-        plain(self, [(*each[:5], False, each[6]) for each in settled], now_ns)
+        plain(self, [(*each[:4], False, each[5]) for each in settled], now_ns)
 
     patch.setattr(Model, "settle_rights", settle)
 

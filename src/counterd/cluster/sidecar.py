@@ -78,8 +78,8 @@ class News(NamedTuple):
 class RateNews(NamedTuple):
     """What a store has to say about a rate. All numbers but limit and period_us are units.
 
-    limit, period_us, burst: of the first request that waits here, or else of the last one. first, waiting, stays: as in
-    News. units: what the store may use; negative: what it used beyond that. taken: what was used since the last news.
+    limit, period_us, burst: of the first request that waits here, or else of the last one. first, waiting: as in News.
+    units: what the store may use; negative: what it used beyond that. taken: what was used since the last news.
     """
 
     number: int
@@ -91,15 +91,14 @@ class RateNews(NamedTuple):
     waiting: int
     units: int
     taken: int
-    stays: bool
 
 
 @dataclass(slots=True)
 class Block:
     """The rights to one name. since_ns: when the turn began while others wait; 0: nobody else waits. waits: a request
     of this sidecar was refused by the last answer. yields: the store was told that others wait. over: permits that all
-    sidecars use beyond the maximum. is_sure: no call about it was without an answer since the last answer. all_rights,
-    all_used, least_maximum: what the store was told besides."""
+    sidecars use beyond the maximum. is_sure: no call about it was without an answer since the last answer. all_used,
+    least_maximum: what the store was told besides."""
 
     rights: int
     used: int
@@ -109,13 +108,12 @@ class Block:
     yields: bool = False
     over: int = 0
     is_sure: bool = True
-    all_rights: int = 0
     all_used: int = 0
     least_maximum: int = 0
 
-    def settled(self, number: int) -> tuple[int, int, int, int, int, bool, bool]:
+    def settled(self, number: int) -> tuple[int, int, int, int, bool, bool]:
         """Returns what the store is told of an answer. number: of the news."""
-        return number, self.rights, self.least_maximum, self.all_rights, self.all_used, self.yields, self.waits
+        return number, self.rights, self.least_maximum, self.all_used, self.yields, self.waits
 
 
 @dataclass(slots=True)
@@ -451,7 +449,7 @@ class Sidecar:
 
     def _settle(
         self, part: Part, news: News, wish: Wish, right: authority.Right, now_ns: int
-    ) -> tuple[int, int, int, int, int, bool, bool]:
+    ) -> tuple[int, int, int, int, bool, bool]:
         """Returns what the store is told of an answer."""
         refused = right.rights < wish.least and news.first > 0
         if news.first:
@@ -482,7 +480,6 @@ class Sidecar:
             block = Block(0, 0, wish.maximum)
             part.blocks.pop(news.name, None)
             part.contested.discard(news.name)
-        block.all_rights = right.all_rights
         block.all_used = right.all_used if refused else right.all_used - news.first  # it counts what it grants as used
         # Rights for single requests are for this one, if it was granted, or else for those that have them already.
         is_alone = right.mode == Mode.EXACT and (refused or not news.first)

@@ -652,7 +652,7 @@ YEARS_US = 316_224_000_000_000
 
 def ask_rate(machine: Machine, first: int, units: int, taken: int, waiting: int = 0) -> tuple[list[Any], list[Any]]:
     """A call about a rate of which ten come in ten years. Returns what was given back, and what came."""
-    machine.store.rates = [(1, b"r", 160, YEARS_US, 160, first, waiting or first, units, taken, False)]
+    machine.store.rates = [(1, b"r", 160, YEARS_US, 160, first, waiting or first, units, taken)]
     machine.store.given, machine.store.settled = [], []
     machine.server.advance(2 * TICK_NS)
     machine.turn()
@@ -686,7 +686,7 @@ def test_debts_of_a_rate_are_told_again(server: Server) -> None:
     """What was used beyond what was granted. What was given back is lost with the call."""
     machine = Machine(server)
     for units, given in ((-7, [[(1, -7)], [(1, 7)]]), (4, [[(1, 4)], []])):
-        machine.store.rates, machine.store.given = [(1, b"r", 160, YEARS_US, 160, 0, 0, units, 0, False)], []
+        machine.store.rates, machine.store.given = [(1, b"r", 160, YEARS_US, 160, 0, 0, units, 0)], []
         assert machine.send() is not None
         machine.sidecar.failed(PART, server.now_ns)
         assert machine.store.given == given

@@ -132,7 +132,7 @@ cdef class Escrow:
         cdef uint32_t number
         cdef Share* share
         with self.store.at(now_ns):
-            for number, rights, maximum, _all_rights, all_used, yields, was_refused in settled:
+            for number, rights, maximum, all_used, yields, was_refused in settled:
                 share = self.asked(number)
                 share.is_asked = share.is_unsure = False
                 share.epoch = share_part(self.shares, share).epoch
@@ -282,10 +282,7 @@ cdef class Escrow:
         name = name_bytes(&counters.permits.table, &counter.permit.record)
         if kind == RATES:
             taken, share.peak = share.peak, 0
-            return (
-                number, name, first.most, first.period_us, first.burst, first.amount, waiting, share.units, taken,
-                queue != 0
-            )
+            return number, name, first.most, first.period_us, first.burst, first.amount, waiting, share.units, taken
         peak = max(share.peak, used)
         share.told = share.peak = used
         return (

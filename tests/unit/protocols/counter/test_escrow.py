@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from counterd.cluster.authority import PARTITIONS, partition_of
+from counterd.control.config.keys import PREFIX_MAX
 from counterd.protocols.counter import escrow, wire
 from counterd.protocols.counter._lending import Lending
 from counterd.protocols.counter.limits import parse_limits
@@ -38,9 +39,9 @@ class Shop(Desk):
     def answer(
         self, news: tuple[Any, ...], rights: int, *, others: int = 0, yields: bool = False, refused: bool = False
     ) -> None:
-        """Gives these rights. others: rights and use of other daemons."""
+        """Gives these rights. others: use of other daemons."""
         number, _, maximum, _, _, used, *_ = news
-        settled = (number, rights, maximum, rights + others, used + others, yields, refused)
+        settled = (number, rights, maximum, used + others, yields, refused)
         self.escrow.settle_rights([settled], self.pump.now_ns)
         self.pump.settle()
 
@@ -553,14 +554,14 @@ def test_units_are_asked_for(shop: Shop) -> None:
     assert one.of(take) is None
     assert shop.urgency() == 2
     news = of_rate(shop)
-    assert news[1:] == (NAME, 100, SECOND, 100, 2, 2, 0, 0, False)
+    assert news[1:] == (NAME, 100, SECOND, 100, 2, 2, 0, 0)
     pour(shop, news, 5)
     assert one.has(take)
     assert one.has(one.take(rate(3)))
     take = one.take(rate(1))
     assert one.of(take) is None
     news = of_rate(shop)
-    assert news[5:] == (1, 1, 0, 5, False)
+    assert news[5:] == (1, 1, 0, 5)
     pour(shop, news, 0, 250_000)
     shortage = one.of(take)
     assert isinstance(shortage, wire.Shortage)
@@ -574,7 +575,7 @@ def test_a_take_that_waits_for_units_is_asked_for_when_they_are_there(shop: Shop
     (one,) = shop.some(1)
     take = one.take(rate(2), wait_ms=60_000)
     news = of_rate(shop)
-    assert news[5:] == (2, 2, 0, 0, True)
+    assert news[5:] == (2, 2, 0, 0)
     pour(shop, news, 0, 250_000)
     assert shop.urgency() == 0
     shop.wait(260)
@@ -588,7 +589,7 @@ def test_units_that_are_not_needed_are_given_back(shop: Shop) -> None:
     one.take(rate(2))
     pour(shop, of_rate(shop), 10)
     news = of_rate(shop)
-    assert news[5:] == (0, 0, 8, 2, False)
+    assert news[5:] == (0, 0, 8, 2)
     shop.escrow.give_units([(news[0], 8)])
     pour(shop, news, 0)
     assert shop.escrow.take_rates(PART, 100, 100) == []
@@ -706,5 +707,6 @@ def test_what_makes_no_sense(shop: Shop) -> None:
         shop.escrow.urgency(PARTITIONS)
     with pytest.raises(ValueError, match="no call is under way"):
         shop.escrow.forget_call([1])
-    with pytest.raises(ValueError, match="256 bytes"):
-        escrow(Desk().store, bytes(256))
+    escrow(Desk().store, bytes(PREFIX_MAX))
+    with pytest.raises(ValueError, match=f"{PREFIX_MAX + 1} bytes"):
+        escrow(Desk().store, bytes(PREFIX_MAX + 1))
