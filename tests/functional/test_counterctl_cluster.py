@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import json
+import re
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from counterd.client import Permit, Rate
 from counterd.cluster.authority import PARTITIONS
-from functional.test_cluster import FAILOVER_LEASE_S, MAXIMUM, NAME, acquire_all, acquired, is_lost
+from functional.test_cluster import FAILOVER_LEASE_S, LEASE_S, MAXIMUM, NAME, acquire_all, acquired, is_lost
 from functional.test_counterctl import ctl
 from kit import cluster
 from kit.daemon import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
     from kit.cluster import Servers
     from kit.daemon import Daemon
+
+GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "many-machines.md"
 
 pytestmark = pytest.mark.needs("redis-server")
 
@@ -51,7 +55,14 @@ def test_the_daemons_and_one_limit_across_all_of_them(share: Callable[[], Daemon
         acquire_all(first, 6)
         acquire_all(second, 4)
         rows = listed(one, NAME)
-        assert rows[0] == {"daemon": None, "rights": MAXIMUM, "used": MAXIMUM, "mode": None, "waits_for": 0}
+        assert rows[0] == {
+            "daemon": None,
+            "rights": MAXIMUM,
+            "used": MAXIMUM,
+            "mode": None,
+            "waits_for": 0,
+            "full_seconds": None,
+        }
         assert sorted(row["used"] for row in rows[1:]) == [4, 6]
         of_pid = {int(row["daemon"].rsplit("-", 2)[1]): row for row in listed(one)}
         assert (of_pid[one.pid]["used"], of_pid[other.pid]["used"]) == (6, 4)
@@ -59,6 +70,37 @@ def test_the_daemons_and_one_limit_across_all_of_them(share: Callable[[], Daemon
         table = ctl(1, "cluster", "--servers", "redis://" + one.config.read_text().split("redis://")[1].split("\n")[0])
         assert table.returncode == 0
         assert table.stdout.split()[:6] == ["daemon", "lease", "partitions", "counters", "rights", "used"]
+
+
+def test_a_rate(share: Callable[[], Daemon]) -> None:
+    """A tenth of it was taken, and is there again after a tenth of its period."""
+    daemon = share()
+    with daemon.client() as client, client.take(Permit("units", maximum=1), Rate("units", 10, limit=100, per=3600)):
+        (everything, _) = listed(daemon, "units")
+        assert 300 < everything["full_seconds"] <= 360
+    wait_until(lambda: len(listed(daemon, "units")) == 1, "nobody has permits of that name")
+
+
+def test_the_user_of_the_guide_may_do_everything(
+    start: Callable[..., Daemon], servers: Servers, tmp_path: Path
+) -> None:
+    (rule,) = re.findall(r"^ACL SETUSER .*?(?=^```)", GUIDE.read_text(), re.DOTALL | re.MULTILINE)
+    for each in servers.all:
+        each.client.execute_command(*rule.split())
+    (tmp_path / "redis").write_text("counterd:SECRET\n")
+    settings = {"cluster.url": servers.url, "cluster.credentials": tmp_path / "redis", "cluster.lease": LEASE_S}
+    one, other = start(settings), start(settings)
+    wait_until(lambda: servers.learn_no_more() >= PARTITIONS, "the daemons have called each partition")
+    with one.client() as first, other.client() as second:
+        acquire_all(first)
+        assert not acquired(second)
+        with second.take(Rate("others", 10, limit=10, per=3600)):
+            pass
+        (daemon,) = [row["daemon"] for row in listed(one, NAME) if row["daemon"]]
+        assert daemon in {row["daemon"] for row in listed(one)}
+        assert ctl(1, "cluster", "-c", str(one.config), "--evict", daemon).returncode == 0
+        wait_until(lambda: acquired(second, amount=MAXIMUM), "others get its permits")
+    assert not [line for each in (one, other) for line in each.lines("NOPERM")]
 
 
 def test_a_daemon_that_is_evicted_loses_its_permits(share: Callable[[], Daemon]) -> None:
@@ -87,6 +129,13 @@ def test_what_cannot_be_shown(share: Callable[[], Daemon], arguments: tuple[str,
     done = ctl(1, "--timeout", "2s", "cluster", "-c", str(share().config), *arguments)
     assert done.returncode == status
     assert says in done.stderr
+
+
+def test_a_name_that_is_not_shared(tmp_path: Path, servers: Servers) -> None:
+    (tmp_path / "F").write_text(f"counter.enable = true\ncluster.url = {servers.url}\ncluster.prefix = shared:\n")
+    done = ctl(1, "cluster", "-c", str(tmp_path / "F"), NAME)
+    assert done.returncode == 1
+    assert "db:main is not shared: it does not begin with cluster.prefix, shared:" in done.stderr
 
 
 def test_a_configuration_without_a_cluster(tmp_path: Path) -> None:

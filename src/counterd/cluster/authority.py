@@ -32,6 +32,7 @@ _RATE_WISH = struct.Struct("<6d")
 _RIGHT = struct.Struct("<5d")
 _UNITS = struct.Struct("<2d")
 _SHARE = struct.Struct("<6d")
+_FILL = struct.Struct("<3d")
 _FNV_BASIS, _FNV_PRIME = 2166136261, 16777619  # of FNV-1a with 32 bits
 
 
@@ -138,6 +139,14 @@ def share(packed: bytes) -> Share:
     return Share(int(rights), int(used), Mode(mode), int(waits_for))
 
 
+def full_us(packed: bytes) -> float:
+    """Returns the moment from which on all units of a rate are there, on the server's clock, of a value of rate_key().
+
+    There is no value if all are there.
+    """
+    return float(_FILL.unpack(packed)[0])
+
+
 @functools.cache
 def script() -> bytes:
     """Returns the script for EVAL and EVALSHA, for servers without Functions."""
@@ -166,8 +175,16 @@ def partition_of(name: bytes) -> int:
 
 def keys(partition: int, sidecar: str) -> list[str]:
     """Returns the keys of a call."""
-    prefix = f"counterd:{VERSION}:{{{TAGS[partition]}}}:"
-    return [prefix + name for name in ("leases", "meta", "totals", "waited", "block:" + sidecar)]
+    return [_prefix(partition) + name for name in ("leases", "meta", "totals", "waited", "block:" + sidecar)]
+
+
+def rate_key(name: bytes) -> bytes:
+    """Returns the key of a rate."""
+    return _prefix(partition_of(name)).encode() + b"rate:" + name
+
+
+def _prefix(partition: int) -> str:
+    return f"counterd:{VERSION}:{{{TAGS[partition]}}}:"
 
 
 def arguments(

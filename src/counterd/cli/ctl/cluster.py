@@ -39,6 +39,7 @@ SHARES = (
     Column("used", Kind.NUMBER),
     Column("mode"),
     Column("waits_for", Kind.NUMBER, "waits for"),
+    Column("full_seconds", Kind.SPAN, "rate full in"),
 )
 
 T = TypeVar("T")
@@ -73,12 +74,13 @@ def cluster(
     output: Output,
 ) -> None:
     """Shows the daemons that share limits: when the lease of each ends, and which permits it may use (rights). With
-    NAME, the command shows the rights to one counter.
+    NAME, the command shows the rights to one counter, and when all units of the rate with this name are there again.
 
     The figures are those of the last tick of each daemon. A daemon that is evicted although it is alive loses its
     permits, and with cluster.on_loss = drop its clients lose their connections.
 
-    The exit status is 1 if there is no such daemon, or if no daemon has rights to the counter.
+    The exit status is 1 if there is no such daemon, or if no daemon has rights to the counter and no units of the rate
+    are taken.
     """
     if name is not None and evict is not None:
         raise click.UsageError("give either NAME or --evict")
@@ -101,8 +103,15 @@ def cluster(
         rows = asked(settings, timeout, lambda links: read_shares(links, name))
         output.rows(SHARES, rows)
     if not rows:
-        say("no daemon has a lease" if name is None else f"no daemon has rights to {shown(name)}")
+        say("no daemon has a lease" if name is None else unused(name, settings.prefix.encode()))
         context.exit(EXIT_NOT_AVAILABLE)
+
+
+def unused(name: bytes, prefix: bytes) -> str:
+    """Says why there is nothing to show of a name."""
+    if not name.startswith(prefix):
+        return f"{shown(name)} is not shared: it does not begin with cluster.prefix, {shown(prefix)}"
+    return f"no daemon has rights to {shown(name)}"
 
 
 def settings_of(config: Path | None, servers: str | None) -> Settings:
@@ -172,14 +181,19 @@ class Lease(NamedTuple):
     left_s: float
 
 
+async def read_clock(link: Link) -> float:
+    """Returns the time of a server's clock, in seconds."""
+    seconds, micros = map(int, await link.ask("TIME"))
+    return seconds + micros / 1e6
+
+
 async def read_leases(link: Link, partition: int) -> list[Lease]:
     """Returns the leases in a partition."""
     from counterd.cluster import authority
     from counterd.control.cluster import daemon_of
 
-    seconds, micros = map(int, await link.ask("TIME"))
     found = await link.ask("ZRANGE", authority.keys(partition, "")[0], 0, -1, "WITHSCORES")
-    now_s = seconds + micros / 1e6
+    now_s = await read_clock(link)
     leases = {found[at].decode(): float(found[at + 1]) / 1e3 - now_s for at in range(0, len(found), 2)}
     return [Lease(sidecar, daemon_of(sidecar), left_s) for sidecar, left_s in leases.items()]
 
@@ -216,7 +230,7 @@ async def scan(link: Link, key: str) -> AsyncIterator[bytes]:
 
 
 async def read_shares(links: list[Link], name: bytes) -> list[tuple[Any, ...]]:
-    """Returns the rows of SHARES: first the sums of all daemons."""
+    """Returns the rows of SHARES: first the sums of all daemons, and what is known of the rate."""
     from counterd.cluster import authority
 
     partition = authority.partition_of(name)
@@ -225,9 +239,12 @@ async def read_shares(links: list[Link], name: bytes) -> list[tuple[Any, ...]]:
     for sidecar, daemon, _ in await read_leases(link, partition):
         if packed := await link.ask("HGET", authority.keys(partition, sidecar)[-1], name):
             share = authority.share(packed)
-            rows.append((daemon, share.rights, share.used, share.mode.name.lower(), share.waits_for))
+            rows.append((daemon, share.rights, share.used, share.mode.name.lower(), share.waits_for, None))
+    full_s = None
+    if packed := await link.ask("GET", authority.rate_key(name)):
+        full_s = max(authority.full_us(packed) / 1e6 - await read_clock(link), 0)
     sums = (sum(row[1] for row in rows), sum(row[2] for row in rows), None, sum(row[4] for row in rows))
-    return [(None, *sums), *sorted(rows)] if rows else []
+    return [(None, *sums, full_s), *sorted(rows)] if rows or full_s is not None else []
 
 
 async def end_leases(links: list[Link], daemon: str) -> int:
