@@ -35,7 +35,11 @@ class Store(Protocol):
 
     A store is a subclass of `_core.Store`. `net` also reads the store's C field `stirred`. If this field is set, tick()
     or take_dirty() may be due earlier than next_deadline() last returned.
+
+    sessions_dropped: so far, because their peers did not read the messages of others.
     """
+
+    sessions_dropped: int
 
     def session(self, now_ns: int, port: int) -> Session:
         """Makes the session of a new connection.

@@ -162,7 +162,7 @@ class Link(asyncio.Protocol):
             self.cut(f"sent an answer of more than {ANSWER_MAX} bytes")
 
     def connection_lost(self, error: Exception | None) -> None:
-        self.cut(str(error) if error else "closed the connection")
+        self.cut(_words(error) if error else "closed the connection")
 
     def _look(self) -> None:
         self._timer = None
@@ -172,6 +172,11 @@ class Link(asyncio.Protocol):
                 self._timer = self._loop.call_later(left, self._look)
             else:
                 self.cut(f"no answer for {PATIENCE_S:g} s")
+
+
+def _words(error: Exception) -> str:
+    """Returns an error for people, without its number."""
+    return getattr(error, "strerror", None) or str(error)
 
 
 async def connect(place: Place, login: Login, lost: Callable[[Link], None]) -> Link:
@@ -185,7 +190,7 @@ async def connect(place: Place, login: Login, lost: Callable[[Link], None]) -> L
     except (OSError, ValueError, OverflowError, RuntimeError) as error:
         # OSError: also those of TLS. ValueError, OverflowError: no such host name or port can be. RuntimeError: of
         # uvloop, when the connection ends while it is made.
-        raise LinkFailed(getattr(error, "strerror", None) or str(error)) from None
+        raise LinkFailed(_words(error)) from None
     try:
         if login.password:
             await link.log_in(login)

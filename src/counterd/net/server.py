@@ -81,6 +81,7 @@ class Server:
         self.rejected: Counter[str] = Counter()
         self.handshakes_failed: Counter[str] = Counter()
         self.slow_readers = 0
+        self._overdue = 0  # of the slow readers, those that the store dropped
         self.idle_closed = 0
         self.killed = 0
         self.vanished = 0
@@ -261,8 +262,13 @@ class Server:
         self._stuck.pop(connection, None)
 
     def _on_dropped(self, connection: Connection) -> None:
-        """Called when the session dropped a connection, because the peer did not read the messages of other clients."""
-        self._count_slow_reader("disconnected a peer that was too slow to read the messages of other clients")
+        """Called when the store dropped a connection: its peer did not read the messages of other clients, or the lease
+        of what it holds was over."""
+        if self._overdue < self.store.sessions_dropped:
+            self._overdue += 1
+            self._count_slow_reader("disconnected a peer that was too slow to read the messages of other clients")
+        else:
+            self._report("lease", "disconnected a peer that held shared permits, as others may have them by now")
 
     def _on_lost(self, connection: Connection, error: BaseException | None) -> None:
         """Called when a connection has left the table after an error, with unsent output, or after part()."""

@@ -142,6 +142,15 @@ def test_a_failure_fails_all_calls(monkeypatch: pytest.MonkeyPatch, answer: Any,
     assert why.startswith(says)
 
 
+def test_errors_of_the_system_have_words() -> None:
+    async def lose(link: Link) -> None:
+        link.connection_lost(ConnectionResetError(104, "Connection reset by peer"))
+
+    scene = Scene({})
+    scene.play(lose)
+    assert scene.ended == ["Connection reset by peer"]
+
+
 def test_a_call_on_a_connection_that_has_ended_fails() -> None:
     """Not before send() has returned."""
 
