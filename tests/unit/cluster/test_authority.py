@@ -558,6 +558,15 @@ def test_units_of_a_rate_are_granted_once(ready: Authority) -> None:
     assert ask("a", 3, 2, 9, give=-1) == Units(2, 0)
 
 
+def test_when_a_rate_is_full(ready: Authority) -> None:
+    name = next(name for name in (b"%d" % number for number in range(999)) if authority.partition_of(name) == PARTITION)
+    assert ready.server.get(authority.rate_key(name)) is None
+    ready.call("a", 1, rates=[RateWish(name, 100, HOUR_MS * 1000, 100, 25, 25)])
+    seconds, micros = ready.server.time()
+    full_us = authority.full_us(ready.server.get(authority.rate_key(name))) - seconds * 1e6 - micros
+    assert 0 < full_us <= HOUR_MS * 1000 / 4
+
+
 def test_nothing_of_a_rate_takes_longer_than_ten_years(ready: Authority) -> None:
     """Neither does its key live for longer."""
     most = 2**32 - 1
