@@ -49,6 +49,14 @@ class Model:
         del operation
         return False
 
+    def clears(self, operation: Operation) -> bool:
+        """Whether an operation does at most what the end of its connection does: takes from its client what it has.
+
+        What a client has has to come by its own calls alone.
+        """
+        del operation
+        return False
+
     def alike(self, operation: Operation) -> Hashable | None:
         """Equal for operations of different clients that nobody but these two clients could tell apart.
 

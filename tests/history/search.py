@@ -20,14 +20,15 @@ Six things keep this small. Each is sound, as it keeps at least one explanation 
 - What has no answer is tried last of all; where its connection's end is over it takes effect, or never does. If it
   would only observe, it is left out from the start.
 - The end of a connection that changes nothing takes effect as soon as all that the connection has left under way has:
-  it would change nothing later either, as what a connection has comes by its own calls alone.
+  it would change nothing later either, as what a connection has comes by its own calls alone. Likewise what does no
+  more than such an end (Model.clears), if its connection calls nothing else before it is over.
 - If an object has parts (Model.parts), only what is under way and shares parts with the call that ends, directly or by
   way of others under way, takes effect before that. What shares none can change places with all of these, and wait.
 """
 
 from __future__ import annotations
 
-from bisect import insort
+from bisect import bisect_right, insort
 from collections import defaultdict, deque
 from math import inf
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -95,12 +96,16 @@ def by_key(operations: Iterable[Operation], model: Model) -> Iterator[tuple[Hash
 
 
 class Entry(NamedTuple):
-    """An operation as the search sees it. ends: when it, or its connection, has; closing: the numbers of its Closed."""
+    """An operation as the search sees it. ends: when it, or its connection, has; closing: the numbers of its Closed.
+
+    clears: it is a connection's end, or does no more than one.
+    """
 
     number: int
     operation: Operation
     ends: float
     closes: bool
+    clears: bool
     observes: bool
     alike: Hashable | None
     parts: frozenset[Hashable]
@@ -110,8 +115,8 @@ class Entry(NamedTuple):
 class Moment(NamedTuple):
     """The end of a call. The others are those under way, itself included, in the order in which they end.
 
-    movers: only those that share parts with it, directly or by way of each other. closers: ends of connections that do
-    nothing later, and what these have under way.
+    movers: only those that share parts with it, directly or by way of each other. closers: what clears, if its client
+    calls nothing more before its end; and what that client has under way.
     """
 
     ending: Entry
@@ -255,7 +260,8 @@ def entries(history: Sequence[Operation], model: Model) -> list[Entry]:
         ends = min([end(given), *(end(history[other]) for other in closing)])
         operation = given if ends == end(given) else given._replace(ended=int(ends))
         alike = None if closes or number in crowded else model.alike(operation)
-        found.append(Entry(number, operation, ends, closes, observes, alike, parts, closing))
+        clears = closes or model.clears(given)
+        found.append(Entry(number, operation, ends, closes, clears, observes, alike, parts, closing))
     return found
 
 
@@ -280,10 +286,7 @@ def moments(found: Sequence[Entry]) -> Iterator[Moment]:
     """Each end, in order. What starts at that very moment is under way."""
     starts = deque(found)
     under_way: list[Entry] = []
-    latest: dict[int, int] = defaultdict(int)  # by the number of a connection's end: the last start of its calls
-    for entry in found:
-        for number in entry.closing:
-            latest[number] = max(latest[number], entry.operation.started)
+    latest = last_starts(found)
     for ending in sorted((entry for entry in found if entry.ends < inf), key=in_turn):
         while starts and starts[0].operation.started <= ending.ends:
             insort(under_way, starts.popleft(), key=in_turn)
@@ -292,14 +295,40 @@ def moments(found: Sequence[Entry]) -> Iterator[Moment]:
             ending,
             tuple(entry for entry in under_way if entry.observes),
             tuple(
-                (entry, frozenset(other.number for other in under_way if entry.number in other.closing))
+                (entry, frozenset(other.number for other in under_way if comes_before(other, entry)))
                 for entry in under_way
-                if entry.closes and latest[entry.number] <= ending.ends
+                if entry.clears and latest[entry.number] <= ending.ends
             ),
             tuple(near(ending, [entry for entry in under_way if not entry.observes])),
             numbers,
         )
         under_way.remove(ending)
+
+
+def last_starts(found: Sequence[Entry]) -> dict[int, int]:
+    """When the last call starts that may bring its client something before that is cleared; by the number of each."""
+    latest: dict[int, int] = defaultdict(int)
+    starts: dict[tuple[int, Hashable], list[int]] = defaultdict(list)
+    for entry in found:
+        for number in entry.closing:
+            latest[number] = max(latest[number], entry.operation.started)
+        for part in () if entry.clears else entry.parts:
+            starts[entry.operation.client, part].append(entry.operation.started)
+    for entry in found:
+        if entry.clears and not entry.closes:
+            for part in entry.parts:
+                before = starts[entry.operation.client, part]
+                place = bisect_right(before, entry.ends)
+                latest[entry.number] = max([latest[entry.number], *before[place - 1 : place]])
+    return latest
+
+
+def comes_before(entry: Entry, clearing: Entry) -> bool:
+    """Whether it may bring its client something that is to be cleared."""
+    if clearing.closes:
+        return clearing.number in entry.closing
+    is_own = entry.operation.client == clearing.operation.client
+    return is_own and not entry.clears and not entry.parts.isdisjoint(clearing.parts)
 
 
 def near(ending: Entry, entries: Sequence[Entry]) -> Iterator[Entry]:

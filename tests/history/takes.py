@@ -424,6 +424,9 @@ class TakeModel(Model):
             return operation.answer is not None and operation.answer[0] != OK
         return isinstance(call, Held) or (not isinstance(call, Resume | Goodbye) and self.counters.observes(operation))
 
+    def clears(self, operation: Operation) -> bool:
+        return isinstance(operation.call, Goodbye)
+
     def alike(self, operation: Operation) -> Hashable | None:
         return self.counters.alike(operation) if isinstance(operation.call, Acquire | Release | Get) else None
 

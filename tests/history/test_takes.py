@@ -16,7 +16,19 @@ from history import Closed, Operation, check
 from history.search import Search, by_key
 from history.takers import LATE_NS, Crowd, TakeEngine, TakeTable, take_calls
 from history.takes import NS_PER_MS as MS
-from history.takes import Acquire, Cancel, Get, Release, Settle, Take, TakeModel, items_of, prepared
+from history.takes import (
+    Acquire,
+    Cancel,
+    Get,
+    Goodbye,
+    Release,
+    Settle,
+    Take,
+    TakeModel,
+    items_of,
+    parts_of,
+    prepared,
+)  # fmt: skip
 from history.waiting import mistakes
 
 if TYPE_CHECKING:
@@ -213,7 +225,7 @@ def test_all_names_that_takes_connect_are_one_object() -> None:
 
 @st.composite
 def histories(draw: Any) -> list[Operation]:
-    """Up to four calls of up to three clients for two counters."""
+    """Up to four calls of up to three clients for two counters, and a Goodbye, perhaps."""
     operations = []
     for opaque in range(draw(st.integers(1, 4))):
         started = draw(st.integers(0, 12))
@@ -223,6 +235,12 @@ def histories(draw: Any) -> list[Operation]:
         if isinstance(call, Take) and answer[0] == 0:
             answer = granted(draw(st.integers(1, 3)), *[0] * len(call.items))
         operations.append(Operation(draw(st.integers(1, 3)), call, started, ended, None if ended is None else answer))
+    if operations and draw(st.booleans()):
+        part = draw(st.sampled_from(parts_of(operations[0].call)))
+        started = draw(st.integers(0, 12))
+        ended = draw(st.none() | st.integers(started, 14))
+        call, answer = Goodbye(part), None if ended is None else DONE
+        operations.append(Operation(draw(st.integers(1, 3)), call, started, ended, answer))
     for client in draw(st.sets(st.integers(1, 3), max_size=1)):
         operations.append(Operation(client, Closed(), draw(st.integers(0, 14)), 14))
     return operations
@@ -268,6 +286,23 @@ def test_verdict_is_that_of_trying_every_order(operations: list[Operation]) -> N
     model = TakeModel(operations)
     for key, history in by_key(operations, model):
         assert Search(key, history, model, 10_000).explains() == explained(history, model)
+
+
+def test_many_who_say_goodbye_and_have_nothing_are_no_harder() -> None:
+    """Nobody was answered, and each may have gone at any time, or not."""
+    gone = [
+        one for client in range(2, 30) for one in said(
+            (client, Take(1, (A, B)), 0, 1, SHORT), (client, Goodbye(("part", client)), 2), (client, Closed(), 3, 100),
+        )
+    ]  # fmt: skip
+    others = said((1, Take(1, (A, B)), -2, -1, granted(1, 0, 0)), (1, Release("a", 1), 50, 51, DONE))
+    asked = [Operation(1, Get("b"), moment, moment + 1, (0, 1)) for moment in range(60, 90, 2)]
+    history = prepared([*others, *gone, *asked])
+    model = TakeModel(history)
+    ((key, calls),) = by_key(history, model)
+    search = Search(key, calls, model, 10 * len(calls))
+    assert search.explains()
+    assert len(search.seen) <= len(calls)
 
 
 # ---- wrong servers --------------------------------------------------------------------------------------------------
