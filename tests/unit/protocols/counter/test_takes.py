@@ -548,6 +548,48 @@ def test_each_take_that_waits_may_wait_for_names_of_its_own() -> None:
     assert desk.store.snapshot()["waiters"] == waiters
 
 
+def test_no_room_for_another_queue_leaves_no_trace() -> None:
+    """Nobody waits in them any more, but they have not had their turn. The Take has joined one of them already."""
+    waiters = 1
+    queues = 2 * waiters + 64
+    desk = Desk(waiters=waiters, buckets=4 * queues, holdings=2 * queues)
+    holder, one = desk.some(2)
+    for number in range(queues + 1):
+        assert holder.acquire(b"%d" % number) == Status.NO_ERROR
+    for number in range(queues):
+        requests = wire.take(number, [permit(b"%d" % number)], 1000) + wire.cancel(0, number)
+        one.peer.take(one.session.receive(requests, desk.pump.now_ns))
+    last = wire.take(queues, [permit(b"0"), permit(b"%d" % queues)], 1000)
+    one.peer.take(one.session.receive(last, desk.pump.now_ns))
+    assert [one.of(number) for number in range(queues)] == [Status.CANCELLED] * queues
+    assert one.of(queues) == Status.OUT_OF_MEMORY
+    desk.wait(1)  # the audit would find the one that it has joined
+
+
+def test_a_cancel_has_a_step_for_each_wait_that_it_looks_at() -> None:
+    waiters, turn_steps = 1000, 4096
+    desk = Desk(waiters=waiters, buckets=64)
+    desk.store.limit_takes(waiters, 60)
+    holder, one = desk.some(2)
+    assert holder.acquire(b"a") == Status.NO_ERROR
+    one.send(b"".join(wire.take(number, [permit(b"a")], 60_000) for number in range(waiters)))
+    desk.wait(1)
+    answered = one.session.receive(wire.cancel(0, waiters) * waiters, desk.pump.now_ns + MS)
+    assert one.session.more
+    assert len(wire.ResponseParser().feed(answered)) == -(-turn_steps // (waiters + 1))
+
+
+def test_the_older_of_two_goes_first_in_the_queue_of_the_other(desk: Desk) -> None:
+    """So it need not go there, and is not passed by who is behind it where it waits."""
+    holder, one, other, third = desk.some(4)
+    assert holder.acquire(b"a") == holder.acquire(b"b", 1, 2) == Status.NO_ERROR
+    older = one.take(permit(b"a"), permit(b"b", 1, 2), wait_ms=1000)
+    larger = other.take(permit(b"b", 2, 2), wait_ms=1000)
+    behind = third.take(permit(b"a"), wait_ms=1000)
+    assert holder.release(b"a") == Status.NO_ERROR
+    assert (one.has(older), other.has(larger), third.has(behind)) == (True, False, False)
+
+
 # ---- settling -------------------------------------------------------------------------------------------------------
 
 
