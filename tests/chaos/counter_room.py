@@ -9,7 +9,7 @@ from __future__ import annotations
 import collections
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
-from chaos.room import GARBAGE, MORE, PIPELINE, Asked, sign_of_life
+from chaos.room import GARBAGE, LENT, MORE, PIPELINE, Asked, sign_of_life
 from counterd.errors import ProtocolError
 from counterd.protocols.counter import wire
 from history import counter, stays, takers, takes
@@ -23,6 +23,7 @@ U32_MAX = 0xFFFFFFFF
 HOT = {b"hot %d" % number: maximum for number, maximum in enumerate((1, 2, 3, 5, 8))}
 HOT[b"hot, and longer than a record has room for within itself: " + 100 * b"x"] = 4
 HOT[b"hot, and so wide that sums of it could wrap"] = U32_MAX
+HOT |= LENT
 COLD = 200  # names that are seldom asked for
 COLD_MAXIMUM = 1000
 TEAMS = 3  # of names that are taken together: two counters and a rate

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from chaos.clients import IDS, Plan
+from chaos.room import JOBS
 from kit import daemon
 from kit.machine import LONG_S
 
@@ -27,6 +28,7 @@ SLOTS = (
     ("throttr", "unix"), ("throttr", "loopback"), ("throttr", "far"),
     ("sentinel", "unix"), ("sentinel", "loopback"), ("sentinel", "far"),
     ("beanstalk", "unix"), ("beanstalk", "loopback"), ("beanstalk", "far"),
+    (JOBS, "unix"), (JOBS, "far"),
     ("smockron", "unix"), ("smockron", "loopback"), ("smockron", "far"),
     ("smockron-control", "unix"), ("smockron-control", "far"),
 )  # fmt: skip

@@ -144,7 +144,7 @@ class Driver:
         """Everything; and the configuration is again what it was, and there is memory for jobs."""
         for key in list(self._lasting):
             self._heal(key)
-        self.world.keeper.clear()
+        self.world.clear()
         if self._has_reloaded:
             assert self._load({}), "the configuration and the rules as they were are not taken any more"
 

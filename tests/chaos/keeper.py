@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 ROOM = "beanstalk"
 FAILS = r"the journal cannot be written|the journal process exited"  # what faults make it say
 FILLED = b"fill"  # the tube of who takes all memory there is
+JOBS_MEMORY = "2M"  # little enough for one client to take all
 
 
 class Listing(NamedTuple):
@@ -34,6 +35,21 @@ class Listing(NamedTuple):
     ids: frozenset[int]
 
 
+@contextlib.contextmanager
+def asking(path: str) -> Iterator[Peer]:
+    """A connection to whoever has jobs, at a Unix socket."""
+    with contextlib.closing(socket.socket(socket.AF_UNIX)) as connected:
+        connected.settimeout(LONG_S)
+        connected.connect(path)
+        yield Peer(connected)
+
+
+def clear(path: str) -> None:
+    """Deletes the jobs of who took all memory."""
+    with asking(path) as peer:
+        peer.ask(wire.clear_tube(FILLED))
+
+
 def look(peer: Peer) -> Listing:
     asked_ns = time.monotonic_ns()
     ids = frozenset(int(job["id"]) for job in peer.jobs())
@@ -41,16 +57,13 @@ def look(peer: Peer) -> Listing:
 
 
 class Keeper(Mortal):
-    """path: of its Unix socket."""
-
     room = ROOM
     ports = {"beanstalk.port": ROOM}  # noqa: RUF012 - nobody changes it
     restarted = (Restarted(), ("OK", None, b""))
 
     def __init__(self, directory: Path, settings: Mapping[str, object], program: Sequence[str]) -> None:
-        journal = {"beanstalk.journal": directory / "journal", "beanstalk.memory_limit": "2M"}
+        journal = {"beanstalk.journal": directory / "journal", "beanstalk.memory_limit": JOBS_MEMORY}
         super().__init__(directory, {**settings, **journal}, program)
-        self.path = str(directory / ROOM)
 
     def __enter__(self) -> Keeper:
         self._begin()
@@ -89,11 +102,6 @@ class Keeper(Mortal):
     def empty_disk(self) -> None:
         self._limit_files(resource.RLIM_INFINITY)
 
-    def clear(self) -> None:
-        """Deletes the jobs of who took all memory."""
-        with self.asking() as peer:
-            peer.ask(wire.clear_tube(FILLED))
-
     def writer(self) -> int:
         """The pid of the process that writes its journal."""
         return writer_of(self.counterd, LONG_S)
@@ -106,14 +114,6 @@ class Keeper(Mortal):
                 resource.prlimit(pid, resource.RLIMIT_FSIZE, (size, most))
 
     # ---- what is asked of it ----
-
-    @contextlib.contextmanager
-    def asking(self) -> Iterator[Peer]:
-        """A connection to it."""
-        with contextlib.closing(socket.socket(socket.AF_UNIX)) as connected:
-            connected.settimeout(LONG_S)
-            connected.connect(self.path)
-            yield Peer(connected)
 
     def errors(self) -> list[str]:
         return self.complaints(FAILS)

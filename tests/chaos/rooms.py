@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from chaos import master, rulebook
 from chaos.counter_room import CounterRoom
 from chaos.keeper import FILLED
-from chaos.room import GARBAGE, PIPELINE, Asked, sign_of_life
+from chaos.room import GARBAGE, JOBS, LENT, PIPELINE, Asked, sign_of_life
 from counterd.errors import ProtocolError
 from counterd.protocols.beanstalk import wire as beanstalk_wire
 from counterd.protocols.sentinel import wire as sentinel_wire
@@ -306,12 +306,13 @@ class BeanstalkRoom:
     """Puts jobs into one of few tubes and takes them out of it; ends, releases, buries and kicks them."""
 
     forgives = True
+    tubes = TUBES
     known: ClassVar[collections.deque[int]] = collections.deque(maxlen=KNOWN)
 
     def __init__(self, chance: random.Random, number: int, client: int) -> None:
         self.chance = chance
         self.client = client
-        self.tube = b"tube-%d" % chance.randrange(TUBES)
+        self.tube = b"tube-%d" % chance.randrange(self.tubes)
         self.held: set[int] = set()
         self.filling = 0
         self.puts = 0
@@ -416,6 +417,22 @@ class BeanstalkRoom:
         elif isinstance(call, beanstalk.Delete | beanstalk.Release | beanstalk.Bury):
             self.held.discard(call.job)
         return told
+
+
+class JobsRoom(BeanstalkRoom):
+    """Likewise, but nearly each of its jobs takes a permit, of a counter that clients of the counter room want too.
+
+    All of them in one tube: more of them would make more of the search for an order, and no other things possible.
+    """
+
+    tubes = 1
+
+    def _call(self) -> Any:
+        call, chance = super()._call(), self.chance
+        if not isinstance(call, beanstalk.Put) or chance.random() < 0.1:
+            return call
+        name = chance.choice(list(LENT))
+        return call._replace(counter=name, maximum=chance.randint((LENT[name] + 1) // 2, LENT[name]))
 
 
 ANSWERS_TO: dict[Any, set[str]] = {
@@ -588,6 +605,7 @@ ROOMS: dict[str, Any] = {
     "throttr": ThrottrRoom,
     "sentinel": SentinelRoom,
     "beanstalk": BeanstalkRoom,
+    JOBS: JobsRoom,
     "smockron": GateRoom,
     "smockron-control": ListenerRoom,
 }

@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from chaos import faults, rooms, rulebook, verdict, world
 from chaos.crew import SLOTS, Crew, Slot
-from chaos.keeper import ROOM, look
+from chaos.keeper import ROOM, asking, look
 from chaos.monitor import MONITORS
+from chaos.room import JOBS
 from counterd.client import Client, throttr
 from counterd.errors import CounterdError
 from counterd.protocols.beanstalk import wire as beanstalk_wire
@@ -92,7 +93,7 @@ class Chaos:
             room: kind(place.addresses[room, "unix"], functools.partial(self.crew.let_in, room))
             for room, kind in MONITORS.items()
         }
-        self.jobs: Listing | None = None  # that there were at the end of the round, if it came to that
+        self.jobs: dict[str, Listing] = {}  # by room, that there were at the end of the round, if it came to that
         self.passed_s = -rulebook.WINDOW_MAX_S  # when rates were last asked for, other than by clients
         self.left = self._what_it_has()
 
@@ -152,7 +153,7 @@ class Chaos:
     def _settle(self) -> list[str]:
         """Waits until all is as if nobody had ever been there; what is not, in the end."""
         found: list[str] = []
-        self.jobs = None
+        self.jobs = {}
         for counterd in (self.world.counterd, self.world.keeper.counterd, self.world.master.counterd):
             if counterd.process.poll() is not None:
                 raise EOFError(f"the daemon ended with {counterd.process.returncode}")
@@ -160,6 +161,7 @@ class Chaos:
             if monitor.error is not None:
                 raise EOFError(f"{room}, a connection that only watches: {monitor.error!r}")
         checks = (
+            self._has_jobs_without_permits,
             self._counter_is_empty, self._throttr_is_empty, self._sentinel_is_empty, self._beanstalk_is_empty,
             self._smockron_is_empty, self._has_no_errors, self._has_what_it_had,
         )  # fmt: skip
@@ -208,19 +210,27 @@ class Chaos:
             self.passed_s = time.monotonic()
 
     def _beanstalk_is_empty(self) -> None:
-        """No job is anybody's, not even of those whose daemon was killed; and each is there to be deleted, once."""
+        """Not even of those whose daemon was killed is any job left."""
         keeper = self.world.keeper
-        with keeper.asking() as peer:
-            become(lambda: peer.figure("current-connections"), 2, "beanstalk: connections")
-            become(lambda: peer.figure("current-jobs-reserved"), 0, "beanstalk: reserved jobs")
-            self.jobs = look(peer)
-            for job in self.jobs.ids:
-                status = peer.ask(beanstalk_wire.delete(job)).status
-                assert status == "DELETED", f"beanstalk: job {job} was listed, its delete is answered {status}"
-            assert (tubes := peer.tubes()) == [b"default"], f"beanstalk: nobody is there, and no job, but tubes {tubes}"
+        self._has_no_jobs(ROOM, keeper.begun_ns)
         assert keeper.figure("jobs") == 0, "beanstalk: there are jobs of no tube"
-        is_lost = self.monitors[ROOM].lost_ns > keeper.begun_ns
-        assert not is_lost, "beanstalk: a connection has ended that only watches, and nobody has killed the daemon"
+
+    def _has_jobs_without_permits(self) -> None:
+        self._has_no_jobs(JOBS, 0)
+        assert self.world.figure("beanstalk", "jobs") == 0, "jobs: there are jobs of no tube"
+
+    def _has_no_jobs(self, room: str, begun_ns: int) -> None:
+        """No job is anybody's, and each is there to be deleted, once. begun_ns: since then the daemon runs."""
+        with asking(self.world.path_of(room)) as peer:
+            become(lambda: peer.figure("current-connections"), 2, f"{room}: connections")
+            become(lambda: peer.figure("current-jobs-reserved"), 0, f"{room}: reserved jobs")
+            listing = self.jobs[room] = look(peer)
+            for job in listing.ids:
+                status = peer.ask(beanstalk_wire.delete(job)).status
+                assert status == "DELETED", f"{room}: job {job} was listed, its delete is answered {status}"
+            assert (tubes := peer.tubes()) == [b"default"], f"{room}: nobody is there, and no job, but tubes {tubes}"
+        is_lost = self.monitors[room].lost_ns > begun_ns
+        assert not is_lost, f"{room}: a connection has ended that only watches, and nobody has killed the daemon"
 
     def _smockron_is_empty(self) -> None:
         """What is to be forgotten is; and nothing else was, to make room for others."""

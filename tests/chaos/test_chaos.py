@@ -15,6 +15,7 @@ from chaos.crew import Slot
 from chaos.keeper import Listing
 from chaos.monitor import Sample
 from chaos.mortal import KILLER
+from chaos.room import JOBS, LENT
 from conformance.beanstalk.engine import make_store as make_beanstalk_store
 from conformance.sentinel.engine import make_store
 from conformance.smockron.engine import Pump as GateBench
@@ -294,7 +295,7 @@ def judged_jobs(
     gone_ns = time.monotonic_ns()
     restart = Operation(KILLER, beanstalk.Restarted(), gone_ns + 1, gone_ns + 2, ("OK", None, b""))
     listing = Listing(gone_ns + 3, gone_ns + 4, left)
-    knows = ends()._replace(settled_ns=gone_ns, jobs=listing, restarts=[restart] if is_killed else [])
+    knows = ends()._replace(settled_ns=gone_ns, jobs={"beanstalk": listing}, restarts=[restart] if is_killed else [])
     knows.workers[2].slot = Slot("beanstalk", "unix")
     return verdict.judge([path], dict.fromkeys(rooms.ROOMS, ()), knows).violations
 
@@ -310,6 +311,26 @@ def test_jobs_that_are_left_are_those_that_nobody_ended(tmp_path: Path) -> None:
     assert "Peek" in lost
     assert "Peek" in back
     assert "Reserve" in twice
+
+
+@pytest.mark.parametrize(("maximum", "is_ended", "is_right"), [(2, False, True), (1, True, True), (1, False, False)])
+def test_jobs_and_clients_share_their_counters(tmp_path: Path, maximum: int, is_ended: bool, is_right: bool) -> None:
+    """A worker has a job, or has ended it, when a client is granted a permit of the job's counter."""
+    (lent, *_), path = LENT, tmp_path / "history"
+    put = beanstalk.Put(b"tube-0", 1, 0, 60, b"1 of 1", 0, lent, 1)
+    with Recorder(path, A) as client, Recorder(path, B) as worker:
+        client.end(client.start(counter.Acquire(rooms.sign_of_life(A), 1, 1)), (0, 1))
+        told: list[tuple[Any, Any]] = [(put, INSERTED), (RESERVE, RESERVED)]
+        told += [(beanstalk.Delete(7), ("DELETED", None, b""))] if is_ended else []
+        for call, answer in told:
+            worker.end(worker.start(call), answer)
+        client.end(client.start(counter.Acquire(lent, 1, maximum)), (0, 1))
+        killed_ns = time.monotonic_ns()
+        worker.closing()
+    knows = ends(killed_ns=killed_ns)._replace(settled_ns=time.monotonic_ns())
+    knows.workers[2].slot = Slot(JOBS, "unix")
+    found = verdict.judge([path], dict.fromkeys(rooms.ROOMS, ()), knows).violations
+    assert bool(found) != is_right, found
 
 
 def test_what_a_killed_daemon_acknowledged_is_left_and_only_that_has_to_be(tmp_path: Path) -> None:

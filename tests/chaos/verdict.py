@@ -8,13 +8,28 @@ from __future__ import annotations
 
 import collections
 import time
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from chaos import master, rooms, rulebook
 from chaos.counter_room import HOT
 from chaos.crew import worker_of
 from chaos.keeper import ROOM as BEANSTALK
-from history import Closed, Operation, Undecided, beanstalk, check, counter, load, sentinel, smockron, takes, throttr
+from chaos.room import JOBS
+from history import (
+    Closed,
+    Operation,
+    Undecided,
+    beanstalk,
+    check,
+    counter,
+    load,
+    loans,
+    sentinel,
+    smockron,
+    takes,
+    throttr,
+)  # fmt: skip
 from history.stays import Goodbye, Lines, Resume, may_resume
 from history.waiting import mistakes
 
@@ -31,6 +46,7 @@ CONFIGURATIONS_MAX = 100_000
 SLACK_NS = 20_000_000  # by which the wall clock, which a restart goes by, may differ from the monotonic one
 SEEN = 4  # answers to Dump: by then all has been read that was there before the first of them was asked for
 NOT_FOUND = (1, None)
+NOTHING_LISTED: Mapping[str, Listing] = MappingProxyType({})
 SWEPT_NS = 2_000_000_000  # by then a lease that is over does not count any more, on a machine with other things to do
 
 
@@ -48,8 +64,8 @@ class Ends(NamedTuple):
 
     workers: by number. disturbed_ns: when the link was, at first. settled_ns: when all had gone. short: rooms that had
     no memory left, for a while. loads: what became of the rules of sentinel. limited: its requests were, for a while.
-    restarts: of the daemon that has the jobs. jobs: those there were in the end. falls, limits: of the master of the
-    gatekeepers, its restarts and what became of its rules.
+    restarts: of the daemon that has the jobs without permits. jobs: by room, those there were in the end. falls,
+    limits: of the master of the gatekeepers, its restarts and what became of its rules.
     """
 
     workers: dict[int, Worker]
@@ -59,7 +75,7 @@ class Ends(NamedTuple):
     loads: Sequence[Operation] = ()
     limited: bool = False
     restarts: Sequence[Operation] = ()
-    jobs: Listing | None = None
+    jobs: Mapping[str, Listing] = NOTHING_LISTED
     falls: Sequence[Operation] = ()
     limits: Sequence[Operation] = ()
 
@@ -85,7 +101,9 @@ def judge(paths: Iterable[Path], samples: Mapping[str, Sequence[Sample]], ends: 
     recorded = load(paths)
     violations = [f"client {line[1]}: {line[0]}: {line[2]}" for line in complaints(ends)]
     names = undecided = 0
+    workers: list[Operation] = []  # of jobs with permits
     models: dict[str, Any] = {
+        JOBS: beanstalk.JobModel(late_ns=SWEPT_NS),
         "counter": None,  # made of the history
         "throttr": throttr.ThrottrModel(memory="throttr" in ends.short),
         "sentinel": sentinel.SentinelModel(
@@ -112,25 +130,21 @@ def judge(paths: Iterable[Path], samples: Mapping[str, Sequence[Sample]], ends: 
                 if operation.started > (closed.ended or 0) and operation.ended is not None
             ]
         if room == "counter":
-            slow = {client for client in by_client if ends.may_be_slow(client)}
-            lines = Lines(history)
-            violations += [f"counter: {text}" for text in kept_too_long(lines, samples[room], ends)]
-            seen_ns = {client: closed.ended or ends.settled_ns for client, closed in lines.closed.items()}
-            history = [parted(operation, lines, samples[room], ends) for operation in history]
-            violations += [f"counter: {text}" for text in mistakes(history, late_ns=SWEPT_NS, slow=slow)]
-            history += seen(history, samples[room])
-            history = takes.prepared(history, late_ns=SWEPT_NS, slow=slow, seen_ns=seen_ns)
+            wrong, history = of_counters(history, workers, samples[room], ends)
+            violations += [f"counter: {text}" for text in wrong]
+            models[room] = loans.LentModel(history, loans.gates(workers), late_ns=SWEPT_NS)
         if room == "sentinel":
             violations += twins(history)
             called = {model.key(operation.call) for operation in history if not isinstance(operation.call, Closed)}
             history += [operation for operation in ends.loads if operation.call.key in called]
-        if room == BEANSTALK:
-            history += ends.restarts
-            if ends.jobs is not None:
-                history += left(history, ends.jobs)
-            violations += beanstalk.disorder(history)
+        if room in (BEANSTALK, JOBS):
+            workers = [] if room == BEANSTALK else list(history)
+            history += ends.restarts if room == BEANSTALK else []
+            if room in ends.jobs:
+                history += left(history, ends.jobs[room])
+            violations += [f"{room}: {text}" for text in beanstalk.disorder(history)]
             history = beanstalk.jobs(history)
-        found, count, given_up = checked(history, takes.TakeModel(history) if room == "counter" else model)
+        found, count, given_up = checked(history, models[room])
         violations += [f"{room}: {text}" for text in found]
         names += count
         undecided += given_up
@@ -138,6 +152,22 @@ def judge(paths: Iterable[Path], samples: Mapping[str, Sequence[Sample]], ends: 
     return Verdict(
         sum(operation.ended is not None for operation in recorded), violations + found, names + count, undecided
     )
+
+
+def of_counters(
+    history: Sequence[Operation], workers: Sequence[Operation], samples: Sequence[Sample], ends: Ends
+) -> tuple[list[str], list[Operation]]:
+    """What is wrong with the waits of the counters' clients; and what is to be explained, with the permits of jobs."""
+    slow = {one.client for one in history if ends.may_be_slow(one.client)}
+    lines = Lines(history)
+    wrong = list(kept_too_long(lines, samples, ends))
+    seen_ns = {client: closed.ended or ends.settled_ns for client, closed in lines.closed.items()}
+    history = [parted(operation, lines, samples, ends) for operation in history]
+    lent = loans.lent(workers)
+    wrong += mistakes([*history, *loans.as_acquires(lent, SWEPT_NS)], late_ns=SWEPT_NS, slow=slow)
+    history = [*history, *seen(history, samples), *lent]
+    history = takes.prepared(history, late_ns=SWEPT_NS, slow=slow, seen_ns=seen_ns)
+    return wrong, list(loans.excused(history, loans.gates(workers)))
 
 
 def gates(recorded: Iterable[Operation], ends: Ends) -> tuple[list[str], int]:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from chaos import keeper, master, rulebook
+from chaos.room import JOBS
 from kit import daemon
 from kit.machine import LONG_S
 from kit.namespaces import HERE, INTERFACES, PATIENCE, ip, joined
@@ -25,7 +26,8 @@ if TYPE_CHECKING:
     from kit.namespaces import Net
 
 FAKETIME = "*/faketime/libfaketime.so.1"  # in /usr/lib
-ROOMS = ("counter", "throttr", "sentinel")
+# The rooms of the daemon that all others are beside, and their protocols.
+ROOMS = {"counter": "counter", "throttr": "throttr", "sentinel": "sentinel", JOBS: "beanstalk"}
 SIZE = 4096  # counters, and holdings: few enough for one client to take all
 TOKENS = 2048  # and values, likewise
 # How the kernel delays and loses. Without netem: a line so narrow that a queue builds up, or that has no queue.
@@ -103,40 +105,52 @@ class World:
     @property
     def settings(self) -> dict[str, object]:
         """For TCP short patience; over Unix sockets nobody vanishes."""
-        rooms = [setting for room in ROOMS for setting in self.settings_of(room).items()]
+        rooms = [setting for room, protocol in ROOMS.items() for setting in self.settings_of(room, protocol).items()]
         return {
             **dict(rooms),
             "counter.buckets": SIZE, "counter.holdings": SIZE, "counter.name_memory": "64K",
             "counter.stats_interval": 10, "throttr.memory_limit": "4M", "throttr.max_queued": "64K",
             "sentinel.max_tokens": TOKENS, "sentinel.max_param_values": TOKENS, "sentinel.rules": self.rules,
+            "beanstalk.memory_limit": keeper.JOBS_MEMORY,
         }  # fmt: skip
 
-    def settings_of(self, room: str) -> dict[str, object]:
+    def settings_of(self, room: str, protocol: str = "") -> dict[str, object]:
         """Where it is served, and with what patience."""
         bind = f"{HERE} 127.0.0.1" if self.net else "127.0.0.1"
         place = {"enable": "true", "port": 0, "bind": bind, "insecure": "true", "socket": self.directory / room}
         patience = {key.split(".")[1]: value for key, value in PATIENCE.items()}
-        return {f"{room}.{key}": value for key, value in (place | patience).items()}
+        return {f"{protocol or room}.{key}": value for key, value in (place | patience).items()}
 
     def look_around(self) -> None:
         """addresses: by room, and by how a client connects: unix, loopback, and far from the other host."""
         self._tables = {int(re.findall(r"\bregion=(\d+)", line)[0]) for line in self.logged_stats().values()}
-        served = dict.fromkeys(ROOMS, self.counterd) | {keeper.ROOM: self.keeper.counterd}
-        for room, counterd in (served | dict.fromkeys(master.ROOMS, self.master.counterd)).items():
-            ports = {place.host: place.port for place in counterd.served(f"{room} listens on")}
-            self.addresses[room, "unix"] = str(self.directory / room)
+        served = {room: (self.counterd, protocol) for room, protocol in ROOMS.items()}
+        others = {keeper.ROOM: self.keeper.counterd, **dict.fromkeys(master.ROOMS, self.master.counterd)}
+        served |= {room: (counterd, room) for room, counterd in others.items()}
+        for room, (counterd, protocol) in served.items():
+            ports = {place.host: place.port for place in counterd.served(f"{protocol} listens on")}
+            self.addresses[room, "unix"] = self.path_of(room)
             self.addresses[room, "loopback"] = ["127.0.0.1", ports["127.0.0.1"]]
             if HERE in ports:
                 self.addresses[room, "far"] = [HERE, ports[HERE]]
 
     def logged_stats(self) -> dict[str, str]:
-        """By room, the line with what only it knows of itself."""
-        return self.counterd.logged_stats(ROOMS, LONG_S)
+        """By protocol, the line with what only it knows of itself."""
+        return self.counterd.logged_stats(list(ROOMS.values()), LONG_S)
 
-    def figure(self, room: str, name: str) -> int:
+    def figure(self, protocol: str, name: str) -> int:
         """One figure of those."""
-        (value,) = re.findall(rf" {name}=(\d+)", self.logged_stats()[room])
+        (value,) = re.findall(rf" {name}=(\d+)", self.logged_stats()[protocol])
         return int(value)
+
+    def path_of(self, room: str) -> str:
+        """Of its Unix socket."""
+        return str(self.directory / room)
+
+    def clear(self) -> None:
+        """Deletes the jobs of who took all memory."""
+        for room in (keeper.ROOM, JOBS):
+            keeper.clear(self.path_of(room))
 
     def memory(self) -> int:
         """Bytes that the daemon has beside its rooms' tables, whose mappings become memory as they are used."""

@@ -78,6 +78,9 @@ class Restart(NamedTuple):
     name: bytes
 
 
+LOAN_CALLS = (Lend, Return, Renew, Restart)
+
+
 class Loan(NamedTuple):
     """A permit that a reserved job has. client: its worker, or ANYBODY. ends: its time to run.
 
@@ -147,10 +150,10 @@ def ttr_ns(put: beanstalk.Put) -> Span:
     return (max(put.ttr, 1) * NS_PER_S,) * 2
 
 
-def excused(history: Iterable[Operation]) -> Iterator[Operation]:
-    """Without what a job that waits may have caused: see above."""
+def excused(history: Iterable[Operation], gates: Iterable[bytes] = ()) -> Iterator[Operation]:
+    """Without what a job that waits may have caused: see above. gates: counters whose jobs may have had no permit."""
     history = list(history)
-    names = {one.call.name for one in history if isinstance(one.call, Lend)}
+    names = {one.call.name for one in history if isinstance(one.call, Lend)}.union(gates)
     for one in history:
         call = one.call
         is_refused = one.answer is not None and one.answer[0] == NOT_AVAILABLE
@@ -203,8 +206,10 @@ class LentModel(TakeModel):
         slack_ns: int = 0,
         journal: bool = False,
     ) -> None:
+        history = list(history)
         super().__init__(history)
         self.gates = gates
+        self.names = {one.call.name for one in history if isinstance(one.call, LOAN_CALLS)} | gates.keys()
         self.late_ns, self.slack_ns, self.journal = late_ns, slack_ns, journal
 
     def leaves(self, operation: Operation) -> frozenset[Part]:
@@ -212,16 +217,18 @@ class LentModel(TakeModel):
         return self.parts(operation) if is_loan else super().leaves(operation)
 
     def observes(self, operation: Operation) -> bool:
-        return not isinstance(operation.call, Lend | Return | Renew | Restart) and super().observes(operation)
+        return not isinstance(operation.call, LOAN_CALLS) and super().observes(operation)
 
     def alike(self, operation: Operation) -> Hashable | None:
-        return None if isinstance(operation.call, Lend | Return | Renew | Restart) else super().alike(operation)
+        return None if isinstance(operation.call, LOAN_CALLS) else super().alike(operation)
 
     def step(self, state: Group, operation: Operation) -> Iterable[Group]:
         clock = clock_of(operation, self.slack_ns, self.late_ns)
         call = operation.call
         parts = [call.part] if isinstance(call, Closed | Goodbye) else self.parts(operation)
-        names = [name for kind, name in parts if kind == PERMITS]
+        names = [name for kind, name in parts if kind == PERMITS and name in self.names]
+        if not names:
+            return super().step(state, operation)
         tells = [name for name in names if isinstance(call, Acquire | Get | Take) and self.gates.get(name)]
         found: set[Group] = set()
         for before in timed(state, names, clock):
