@@ -25,7 +25,7 @@ far as the journal is concerned, have their permits until their time to run is o
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from itertools import product
+from itertools import combinations, product
 from typing import TYPE_CHECKING, NamedTuple
 
 from history import beanstalk
@@ -231,7 +231,11 @@ class LentModel(TakeModel):
             return super().step(state, operation)
         tells = [name for name in names if isinstance(call, Acquire | Get | Take) and self.gates.get(name)]
         found: set[Group] = set()
-        for before in timed(state, names, clock):
+        fewest = 0
+        for gone, before in timed(state, names, clock, may_end=isinstance(call, Acquire | Get | Take | Lend)):
+            if found and gone > fewest:
+                break
+            fewest = gone
             for counts in product(*(range(self.gates[name] + 1) for name in tells)):
                 more = dict(zip(tells, counts, strict=True))
                 after = self._step(with_gates(before, more), operation, clock)
@@ -293,8 +297,12 @@ def find(state: Group, call: Lend | Renew | Return) -> Loan | None:
     return next((loan for loan in loans_of(state, call.name) if loan.job == call.job and not loan.is_over), None)
 
 
-def timed(state: Group, names: Sequence[bytes], clock: Clock) -> Iterator[Group]:
-    """As it may be within a call: with each loan whose time may be over, or without."""
+def timed(state: Group, names: Sequence[bytes], clock: Clock, *, may_end: bool) -> Iterator[tuple[int, Group]]:
+    """As it may be within a call: how many loans end by time, and what is then; the fewest first.
+
+    A loan whose time may be over can end later too, within any call. So it need not end within one for which it makes
+    no difference (may_end), nor if fewer ends explain the answer.
+    """
     choices = []
     for name in names:
         for loan in loans_of(state, name):
@@ -302,12 +310,12 @@ def timed(state: Group, names: Sequence[bytes], clock: Clock) -> Iterator[Group]
                 state = replaced(state, name, loan, None)
             elif clock.may_be_over(loan.ends) and not loan.is_over:
                 choices.append((name, loan))
-    for gone in product((False, True), repeat=len(choices)):
-        after = state
-        for (name, loan), is_gone in zip(choices, gone, strict=True):
-            if is_gone:
+    for count in range(len(choices) + 1 if may_end else 1):
+        for gone in combinations(choices, count):
+            after = state
+            for name, loan in gone:
                 after = replaced(after, name, loan, None)
-        yield after
+            yield count, after
 
 
 def with_gates(state: Group, more: Mapping[bytes, int], by: int = 1) -> Group:
