@@ -45,7 +45,7 @@ FAREWELL_S = 1.0  # for giving everything back when the daemon stops
 CREDENTIALS_MAX = 4096  # bytes
 POLICIES = {
     "closed": "requests beyond the rights that this daemon still has are refused",
-    "share": "this daemon grants its share of each limit, or nothing if it has never known how many daemons there are",
+    "share": "this daemon grants its share of each limit, or nothing before it has reached a server for the first time",
     "open": "this daemon grants up to the whole of each limit",
 }
 
