@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import redis
 
-from counterd.cluster.authority import PARTITIONS
+from counterd.cluster.authority import PARTITIONS, keys, partition_of
 from counterd.errors import ConnectionLost, NotAvailable
 from kit import certificates, cluster
 from kit.daemon import wait_until
@@ -204,6 +204,27 @@ def test_a_daemon_that_is_stopped_for_longer_than_its_lease(share: Callable[...,
         survivor.release(NAME, MAXIMUM)
     with one.client() as client:
         acquire_all(client)
+
+
+@on("replicated")
+def test_a_master_that_was_a_replica_for_a_moment(share: Callable[..., Daemon], servers: Servers) -> None:
+    """The other master lacked the last writes, and no daemon has called it."""
+    daemons = [share(lease=FAILOVER_LEASE_S), share(lease=FAILOVER_LEASE_S)]
+    with daemons[0].client() as one, daemons[1].client() as other:
+        servers.synchronize()
+        servers.replicas[0].client.replicaof("NO", "ONE")
+        acquire_all(one)
+        for daemon in daemons:
+            daemon.send_signal(signal.SIGSTOP)
+        servers.replace_for_a_moment()
+        daemons[1].send_signal(signal.SIGCONT)
+        assert not acquired(other)
+        daemons[0].send_signal(signal.SIGCONT)
+        totals, master = keys(partition_of(NAME.encode()), "")[2], servers.masters[0].client
+        wait_until(lambda: master.hexists(totals, NAME), "the master is told what the daemon has")
+        servers.learn_no_more()
+        assert not acquired(other)
+        assert one.get(NAME) == MAXIMUM
 
 
 @on("replicated", "cluster", "replicated-scripts")

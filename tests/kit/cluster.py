@@ -160,6 +160,13 @@ class Servers:
         self.masters[index], self.replicas[index] = replica, self.masters[index]
         return replica
 
+    def replace_for_a_moment(self) -> None:
+        """Gives the master of two servers what the other one has, and makes it the master again."""
+        master, other = self.masters[0], self.replicas[0]
+        master.client.replicaof("127.0.0.1", other.port)
+        wait_until(lambda: _is_synchronized(master), "it has forgotten what the other one lacks")
+        master.client.replicaof("NO", "ONE")
+
     def join(self, master: Server) -> None:
         """Adds a master without slots to a Redis Cluster."""
         _meet(self.masters[0], master)
