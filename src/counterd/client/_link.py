@@ -536,8 +536,9 @@ class Link(Resumable):
                         call.settle(None, lost(self.where, self.closed))
                         return
                     if self._reading:
-                        wake = call.wake = threading.Lock()
+                        wake = threading.Lock()
                         wake.acquire()
+                        call.wake = wake  # locked: if this is interrupted, another thread may still release it
                         self._waiting[call] = None
                     else:
                         reads = self._reading = threading.get_ident()

@@ -222,6 +222,31 @@ def test_who_waits_hears_that_the_reader_was_interrupted_with_its_reply_in_hand(
     assert isinstance(waiter.ends(), ConnectionLost)
 
 
+def test_an_answer_for_one_who_is_interrupted_as_it_begins_to_wait(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before it has given up: the thread that reads would end with an error of its lock."""
+    (reader,) = reading_and_waiting(pair, (wire.noop,))
+
+    class Interrupted(BaseException):
+        pass
+
+    class Lock:
+        def acquire(self) -> None:
+            raise Interrupted
+
+        def release(self) -> None:
+            raise RuntimeError("release unlocked lock")
+
+    call = _link.ThreadCall()
+    pair.link._begin([(wire.noop,)], [call])
+    with monkeypatch.context() as patch:
+        patch.setattr(_link.threading, "Lock", Lock)
+        with pytest.raises(Interrupted):
+            pair.link._wait(call, 0)
+    pair.says(responded(0, 2), responded(0, 1))
+    assert reader.ends() is None
+    assert call.done
+
+
 def test_all_hear_of_the_end(pair: Pair) -> None:
     callers = reading_and_waiting(pair, *[(wire.noop,)] * 3)
     pair.server.shutdown(socket.SHUT_WR)
