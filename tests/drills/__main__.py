@@ -47,7 +47,8 @@ if TYPE_CHECKING:
     from drills.stage import Daemon
 
 HOUR_S = 3600
-EARLY_MS, LATE_MS = -5, 2000  # of a TTL: two clocks are compared; and both processes wait for a core
+EARLY_MS = -5  # of a TTL: two clocks are compared
+LATE_MS = 60_000  # the step would be an hour of it; both processes wait for a core, on a busy machine for seconds
 FAKETIME = "*/faketime/libfaketime.so.1"  # in /usr/lib
 SMALL_PIPE = 4096  # bytes: is full soon
 QUEUED_LINES = 1024  # that the daemon keeps for whoever reads slowly
