@@ -45,7 +45,8 @@ PACKAGE = "src/counterd/"
 SOURCES = (
     "_core.pxd", "_core.pyx", "engine/chains.pxd", "engine/table.pxd", "engine/wheel.pxd", "engine/permits.pxd",
     "engine/idle_ring.pxd", "engine/later.pyx", "engine/gcra.pxd", "engine/recency.pxd", "engine/fair.pxd",
-    "protocols/counter/_counters.pxd", "protocols/counter/_takes.pxd", "protocols/counter/_permits.pxd",
+    "protocols/counter/_counters.pxd", "protocols/counter/_takes.pxd", "protocols/counter/_charges.pxd",
+    "protocols/counter/_permits.pxd",
     "protocols/counter/_messages.pxd", "protocols/counter/_store.pyx", "protocols/counter/_session.pyx",
     "protocols/throttr/_keys.pxd", "protocols/throttr/_channels.pxd", "protocols/throttr/_members.pxd",
     "protocols/throttr/_store.pyx", "protocols/throttr/_session.pyx",
@@ -85,7 +86,7 @@ COUNTER_ROOM = (
 # Part of a source's path: (tests run first, tests not run because they never reach it), each by parts of their names.
 NO_COUNTERS = (*COUNTER_ROOM[:-2], "property/test_tables", "test_wheel")
 THROTTLES = (("smockron",), (*COUNTER_ROOM[:-2], "test_wheel", "throttr", "sentinel", "beanstalk"))
-TAKES = (("test_takes", "takes_model", "fairness"), ("throttr", "sentinel", "beanstalk", "smockron", "test_wheel"))
+TAKES = (("test_takes", "takes_model", "test_fair"), ("throttr", "sentinel", "beanstalk", "smockron", "test_wheel"))
 NEAR = {
     "engine/wheel": (("test_wheel", "throttr"), COUNTER_ROOM),
     "throttr/": (("throttr",), (*COUNTER_ROOM, "test_wheel", "beanstalk", "smockron")),

@@ -26,7 +26,6 @@ ELSEWHERE = {
     "protocols/counter/_shares.pxd": "inlined: tests/unit/protocols/counter/test_escrow.py",
     "protocols/counter/_leases.pxd": "inlined: tests/unit/protocols/counter/test_escrow.py",
     "protocols/counter/_asks.pxd": "inlined: tests/unit/protocols/counter/test_takes.py, test_limits.py",
-    "engine/fair.pxd": "inlined in protocols/counter/_store: tests/property/test_takes_model.py, with audits",
     "client/counter/_taking.py": "of both shapes: tests/functional/test_client_queue.py",
     "protocols/beanstalk/_audits.pxd": "tests/property/test_beanstalk_model.py calls it after every step",
     "engine/chains.pxd": "long names and values: tests/unit/engine/test_table.py, tests/property/test_throttr_model.py",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import subprocess
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -85,3 +86,13 @@ def test_each_is_behind_its_switch_and_one_that_was_dropped_is_not_there(schemat
     assert texts["a.pyx"] == SWITCHED + source.removeprefix(HEAD).replace(
         "a < b:", "(\n(a <= b) if mutant(1) else\n(a < b)):"
     ).replace("a -= b", "if mutant(3): a += b\n        elif not mutant(4): a -= b")
+
+
+def test_what_changes_nothing_is_still_a_mutant() -> None:
+    """Else the tool runs none."""
+    listed = subprocess.run(
+        [sys.executable, TOOL.with_name("mutants.py"), "--list"],
+        stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert (listed.returncode, listed.stderr) == (0, "")
+    assert "equivalent: " in listed.stdout

@@ -78,5 +78,6 @@ def test_rates_have_half_of_the_records() -> None:
     desk = Desk(buckets=2)
     (one,) = desk.some(1)
     assert one.has(one.take(Rate(b"a", 1, 10, 1_000_000, 5)))
-    assert one.of(one.take(Rate(b"b", 1, 10, 1_000_000, 5))) == Status.OUT_OF_MEMORY
+    assert one.of(one.take(Rate(b"b", 1, 10, 1_000_000, 5), permit(b"c"))) == Status.OUT_OF_MEMORY
+    assert desk.store.snapshot()["records"] == 1, "nothing was made for the item behind the rate"
     assert one.has(one.take(permit(b"c")))
