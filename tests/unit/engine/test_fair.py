@@ -25,7 +25,7 @@ def permit(name: bytes, amount: int = 1, maximum: int = 1) -> Permit:
 def test_the_higher_priority_goes_first_of_one_key(desk: Desk) -> None:
     holder, one = desk.some(2)
     assert holder.acquire(b"a") == Status.NO_ERROR
-    low, high, other = (one.take(permit(b"a"), wait_ms=FOREVER_MS, priority=priority) for priority in (0, 1, 1))
+    low, high, other = (one.take(permit(b"a"), wait_ms=FOREVER_MS, priority=priority) for priority in (0, 2, 1))
     assert holder.release(b"a") == Status.NO_ERROR
     assert [one.has(take) for take in (low, high, other)] == [False, True, False]
     assert one.release(b"a") == Status.NO_ERROR
@@ -42,6 +42,17 @@ def test_nobody_passes_an_older_one_of_the_same_key_in_another_queue(desk: Desk)
     assert (one.of(older), one.of(later)) == (None, None)
     assert holder.release(b"b") == Status.NO_ERROR
     assert (one.has(older), one.of(later)) == (True, None)
+
+
+def test_the_older_of_one_key_is_not_passed_where_it_waits(desk: Desk) -> None:
+    """It would be the first of its key in the queue of the younger one, so it need not go there."""
+    holder, one, third = desk.some(3)
+    assert holder.acquire(b"a") == holder.acquire(b"b", 1, 2) == Status.NO_ERROR
+    older = one.take(permit(b"a"), permit(b"b", 1, 2), wait_ms=FOREVER_MS)
+    younger = one.take(permit(b"b", 2, 2), wait_ms=FOREVER_MS)
+    behind = third.take(permit(b"a"), wait_ms=FOREVER_MS)
+    assert holder.release(b"a") == Status.NO_ERROR
+    assert (one.has(older), one.has(younger), third.has(behind)) == (True, False, False)
 
 
 def test_one_that_was_moved_often_goes_before_older_ones_of_its_key(desk: Desk) -> None:
