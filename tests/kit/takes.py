@@ -106,9 +106,11 @@ class Desk:
     def __init__(self, **sizes: Any) -> None:
         self.store = make_store(**{"waiters": 64, "posted_max": 1 << 18, "now_ns": START_NS, **sizes})
         self.pump = Pump(self.store, audits=True)
+        self._takers: list[Taker] = []  # a connection that nobody refers to ends when the garbage collector comes
 
     def taker(self) -> Taker:
-        return Taker(self.pump.connect())
+        self._takers.append(Taker(self.pump.connect()))
+        return self._takers[-1]
 
     def some(self, count: int) -> Sequence[Taker]:
         return [self.taker() for _ in range(count)]

@@ -327,7 +327,8 @@ def test_a_grace_time_that_is_over_before_the_takes_are_removed() -> None:
 
 def test_a_session_that_was_collected(desk: Desk) -> None:
     """Its end is noticed at the next tick. Until then, who presents its token waits."""
-    one, other, third = desk.some(3)
+    one = Taker(desk.pump.connect())
+    other, third = desk.some(2)
     stay = ask(one)
     assert one.acquire(b"p") == Status.NO_ERROR
     one.session.owner = None
