@@ -130,6 +130,7 @@ def test_a_slot_that_moves_to_and_fro_under_load(share: Callable[..., Daemon], s
     """Also to a master that had it before."""
     daemons = [share(), share()]
     with Load(daemons) as load:
+        wait_until(lambda: load.units, "units are granted")
 
         def halfway() -> None:
             failed = failures(daemons)

@@ -414,6 +414,7 @@ def test_a_token_whose_connection_goes(open_page: Open, served: daemon.Daemon) -
         assert other.release(int(token)) == Status.RELEASE_OK
     page.get_by_label("Table", exact=True).select_option("flows")
     expect(page.locator("#table tbody tr td:first-child")).to_have_text([str(sentinels.PAY), str(sentinels.ASK)])
+    forgive_404(open_page)
 
 
 def test_light_and_dark(open_page: Open) -> None:
