@@ -26,6 +26,8 @@ fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 os.execv(sys.argv[1], sys.argv[1:])
 """
 
+END = b"\0end\0"  # written behind all that the process wrote
+
 
 class Terminal:
     """The other end: what a person types and sees. shown: all that was written so far."""
@@ -68,7 +70,9 @@ class Terminal:
             return self.process.poll() is not None
 
         wait_until(has_ended, "its end")
-        self.read()
+        os.write(self._slave, END)  # the kernel may not have passed on all that came before
+        self.wait_for(END)
+        self.shown = self.shown.removesuffix(END)
         return self.process.returncode
 
 
