@@ -198,6 +198,7 @@ def test_a_partition_moves(monkeypatch: pytest.MonkeyPatch) -> None:
 
     async def act() -> None:
         await scene.reached("run0")
+        await until(lambda: scene.whys)  # the search is over
         first.knows(second)
         scene.servers.refused(3, f"MOVED 1 127.0.0.1:{second.redis.place.port}")
         await scene.reached("run0", "run1")
