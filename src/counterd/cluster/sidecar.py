@@ -367,7 +367,7 @@ class Sidecar:
 
     def _listen(self, part: Part, answer: authority.Answer) -> None:
         """Notes how long the server learns, and whether it knows everything."""
-        if UNKNOWN != part.learns_ms != answer.learns_ms:  # its run is the same, but it may have forgotten something
+        if part.learns_ms not in (UNKNOWN, answer.learns_ms):  # the same run may have forgotten something
             part.tells_all = True
             part.told.clear()
         elif part.all_told:
@@ -508,8 +508,10 @@ class Sidecar:
 
     def _yield(self, partition: int, part: Part, waited: set[bytes], now_ns: int) -> None:
         """Lets the store give back what others wait for. If this sidecar waits too, the next answer says so exactly."""
+        if part.learns_ns:
+            return
         names = []
-        for name in waited if not part.learns_ns else ():
+        for name in waited:
             block = part.blocks.get(name)
             if block is not None and block.rights and not block.waits and not block.yields:
                 block.since_ns = block.since_ns or now_ns

@@ -619,6 +619,22 @@ def test_nobody_yields_while_a_server_learns(server: Server) -> None:
     assert other.grants == [waiting]
 
 
+def test_rights_stay_that_others_wait_for_while_a_server_learns(server: Server) -> None:
+    """The answer to a call that says nothing of them tells that others wait."""
+    one, other = pair(server)
+    one.ask(maximum=1000)
+    pass_time(server, SECOND, one, other)
+    rights = one.rights
+    assert rights > one.used
+    new_server(server)
+    pass_time(server, SECOND, one, other)
+    other.ask(1000, maximum=1000, stays=True)
+    pass_time(server, 3 * SECOND, one, other)
+    assert one.rights == rights
+    pass_time(server, 9 * SECOND, one, other)
+    assert one.rights == one.used
+
+
 def test_a_server_that_learns_does_not_know_all_sidecars(server: Server) -> None:
     machines = [Machine(server) for _ in range(3)]
     for machine in machines:
