@@ -123,7 +123,9 @@ def test_a_transaction_is_all_or_nothing(path: str) -> None:
 
 
 def test_one_process_has_it(path: str) -> None:
-    code = f"import sys; from counterd.journal.database import lock; lock({path!r}); print(); sys.stdin.read()"
+    code = (
+        f"import sys; from counterd.journal.database import lock; lock({path!r}); print(flush=True); sys.stdin.read()"
+    )
     with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
         assert holder.stdout is not None
         assert holder.stdin is not None
