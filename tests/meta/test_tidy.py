@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import ast
+import contextlib
+import functools
 import re
+import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,23 +18,33 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[2]
 FILE_LINES_MAX = 800
 FUNCTION_LINES_MAX = 70
-
-FOLDERS = ("src", "tests", "benchmarks", "conf", "docs", "tools", ".ci", ".github", "deploy", "man")
+FOLDERS = ("src", "tests", "benchmarks", "conf", "docs", "tools", ".ci", "deploy", "man")
 CODE = {".py", ".pyx", ".pxd", ".pyi"}
 TEXT = CODE | {".md", ".toml", ".cfg", ".conf", ".json", ".yml", ".yaml", ".sh", ".txt"}
 TEXT |= {".service", ".socket", ".sysusers", ".lock", ".in", ".1", ".5"}
-NOT_OURS = re.compile(r"__pycache__|\.egg-info|/node_modules/")
 # Spelled so that this file does not have them.
 UNFINISHED = re.compile(rf"\b(?:{'|'.join(('TO' + 'DO', 'FIX' + 'ME', 'X' * 3, 'HA' + 'CK'))})\b")
 CYTHON_FUNCTION = re.compile(r"^(\s*)(?:cp?def|def)\s(?!class\b|struct\b|enum\b|extern\b|packed\b)[^=]*?\b(\w+)\(")
 SKIPPING = {"skip", "skipif", "xfail", "importorskip"}
 
 
+@functools.cache
+def ours(root: Path) -> list[str]:
+    """The files that git tracks. Where git has no say (a source distribution), those in folders that git tracks."""
+    listed = None
+    if (root / ".git").exists():
+        with contextlib.suppress(OSError):
+            command = ["git", "-c", f"safe.directory={root}", "-C", root, "ls-files", "-z"]
+            listed = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+    if listed is not None and listed.returncode == 0:
+        found = [root / name for name in listed.stdout.split("\0") if name]
+    else:
+        found = [path for folder in FOLDERS for path in (root / folder).rglob("*") if "__pycache__" not in path.parts]
+    return sorted(path.relative_to(root).as_posix() for path in found if path.is_file())
+
+
 def files(suffixes: set[str]) -> list[str]:
-    inside = (path for folder in FOLDERS for path in (ROOT / folder).rglob("*"))
-    paths = (path for path in (*ROOT.iterdir(), *inside) if path.is_file() and path.suffix in suffixes)
-    names = (path.relative_to(ROOT).as_posix() for path in paths)
-    return sorted(name for name in names if not NOT_OURS.search(name))
+    return [name for name in ours(ROOT) if Path(name).suffix in suffixes]
 
 
 def functions(source: str, text: str) -> Iterator[tuple[str, int]]:
@@ -127,7 +140,19 @@ def test_there_is_one_patience() -> None:
 
 def test_something_is_looked_at() -> None:
     assert {"src/counterd/_core.pyx", "src/counterd/net/server.py", "tests/meta/test_tidy.py"} <= set(files(CODE))
-    assert {"README.md", "pyproject.toml", "src/counterd/counterd.conf"} <= set(files(TEXT))
+    assert "src/counterd/counterd.conf" in files(TEXT)
+
+
+def test_files_of_the_user_are_not_looked_at(tmp_path: Path) -> None:
+    """README.md lets people write try.py; a source distribution, and a copy that git refuses to read, have no list."""
+    (tmp_path / "src").mkdir()
+    for name in ("try.py", "src/it.py", "src/notes.py"):
+        (tmp_path / name).touch()
+    assert ours(tmp_path) == ["src/it.py", "src/notes.py"]
+    ours.cache_clear()
+    for arguments in (["init", "-q"], ["add", "src/it.py"]):
+        subprocess.run(["git", "-C", tmp_path, *arguments], check=True)
+    assert ours(tmp_path) == ["src/it.py"]
 
 
 CYTHON = """\
