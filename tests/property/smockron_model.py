@@ -35,6 +35,7 @@ SPAN_MAX_NS = 3660 * 86_400_000 * MS
 WALL_STEP_NS = 10 * MS
 TICK_NS = 1 << 20  # of the wheel
 QUESTIONS_AT_ONCE = 500
+CALLS_AHEAD = 2
 
 # Where names are kept: of an identifier what does not fit into a record is in blocks, of which there are so many more.
 IDENTIFIER_INLINE = 24
@@ -179,7 +180,7 @@ class Model:
         self.tally: Tally[str] = Tally()
         self.is_shared = self.is_alone = False
         self.questions: dict[bytes, list[Question]] = {}
-        self.asked: tuple[bytes, list[Question]] | None = None
+        self.asked: list[tuple[bytes, list[Question]]] = []  # the calls that are not settled, oldest first
         self.answering = False  # requests are executed: for a subscriber without room they wait
 
     # -- the contract of a store --
@@ -343,10 +344,9 @@ class Model:
         self.is_shared, self.is_alone = is_shared, not is_shared
         if is_shared:
             return
-        if self.asked is not None:
-            domain, asked = self.asked
+        for domain, asked in reversed(self.asked):
             self.questions[domain] = asked + self.questions.get(domain, [])
-            self.asked = None
+        self.asked = []
         for domain, questions in self.questions.items():
             for question in questions:
                 self.decide(domain, question)
@@ -355,23 +355,21 @@ class Model:
 
     def take_questions(self, now_ns: int) -> Any:
         self.now_ns = now_ns
-        if self.asked is not None or not self.questions:
+        if len(self.asked) == CALLS_AHEAD or not self.questions:
             return None
         domain, questions = next(iter(self.questions.items()))
         del self.questions[domain]
         if len(questions) > QUESTIONS_AT_ONCE:
             self.questions[domain] = questions[QUESTIONS_AT_ONCE:]
-        self.asked = domain, questions[:QUESTIONS_AT_ONCE]
+        self.asked.append((domain, questions[:QUESTIONS_AT_ONCE]))
         record = self.domains[domain]
         rounded = record.rule.rounded_ms if record.ruled else (1, 0)
-        asked = [(each.name, 0 if each.operation == "forget" else each.moment_ms) for each in self.asked[1]]
+        asked = [(each.name, 0 if each.operation == "forget" else each.moment_ms) for each in self.asked[-1][1]]
         return domain, rounded, asked
 
     def settle_questions(self, found: list[int], now_ns: int) -> None:
         self.now_ns = now_ns
-        assert self.asked is not None
-        domain, questions = self.asked
-        self.asked = None
+        domain, questions = self.asked.pop(0)
         for question, until_ms in zip(questions, found, strict=True):
             if question.operation == "forget":
                 self.forget(domain, question.name)

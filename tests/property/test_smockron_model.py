@@ -23,7 +23,7 @@ from counterd.protocols.smockron.rules import parse_rules
 from counterd.protocols.smockron.wire import COMMAND, MORE, SocketType
 from kit.machine import examples
 from kit.pump import START_NS, TURNS_MAX, UNIX_NS
-from property.smockron_model import ACCOUNTING, CONTROL, TICK_NS, Model, ModelSession, tick_of
+from property.smockron_model import ACCOUNTING, CALLS_AHEAD, CONTROL, TICK_NS, Model, ModelSession, tick_of
 from property.test_tables import TABLES, walked
 
 if TYPE_CHECKING:
@@ -426,11 +426,22 @@ class SmockronMachine(RuleBasedStateMachine):
         assert self.store.take_questions(self.now_ns) == self.model.take_questions(self.now_ns)
         self.compare()
 
-    @precondition(lambda self: self.model.asked is not None)
+    @precondition(lambda self: self.model.is_shared)
+    @rule(number=st.integers(0, 4), requests=st.lists(st.tuples(domains, names, offsets_ms), min_size=2, max_size=6))
+    def ask_ahead(self, number: int, requests: list[tuple[Filled, Filled, int]]) -> None:
+        """As many calls as can be made before the first is answered: for several domains, and one too many."""
+        pair = self.pair(number)
+        if pair.unsent:
+            return
+        ones = (self.accounting(domain, True, b"ACCEPTED", name, at, 0, 0) for domain, name, at in requests)
+        self.tell(pair, b"".join(ones), [])
+        for _ in range(CALLS_AHEAD + 1):
+            self.take_questions()
+
+    @precondition(lambda self: self.model.asked)
     @rule(offsets=st.lists(st.one_of(st.integers(-9000, 9000), st.integers(-(10**12), 10**14)), min_size=1, max_size=9))
     def settle_questions(self, offsets: list[int]) -> None:
-        assert self.model.asked is not None
-        asked = self.model.asked[1]
+        _, asked = self.model.asked[0]
         found = [one.moment_ms + offset for one, offset in zip(asked, itertools.cycle(offsets), strict=False)]
         for store in (self.store, self.model):
             store.settle_questions(found, self.now_ns)

@@ -664,7 +664,10 @@ cdef class SmockronStore(Store):
         if mine != theirs or len(mine) != self.state.subscriptions:
             told = self.state.subscriptions
             raise AssertionError(f"{len(mine)} subscriptions, {len(theirs)} by prefix, {told} counted")
+        used = self.used_domains()
         for number, (topic, listeners) in self.listeners.items():
+            if number not in used:  # it has ended: load_rules() empties the cache before it uses the number again
+                continue
             wanted = {connection for connection, prefix in mine if topic.startswith(prefix)}
             if topic != self.domain_name(number) + b"\0" or sorted(listeners) != sorted(wanted):
                 raise AssertionError(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from conformance.smockron.dialect import START_MS
-from conformance.smockron.engine import Pump, make_store
+from conformance.smockron.engine import RULES, Pump, make_store
 from counterd.protocols.smockron import shared, wire
 from counterd.protocols.smockron.wire import Control, Parser, SocketType, Status
 from kit.pump import START_NS
@@ -242,3 +242,16 @@ def test_a_moment_that_cannot_be_is_cut_off() -> None:
     scene.take()
     scene.settle(b"9" * 15)
     assert scene.told() == [Control(b"day", "DELAY_UNTIL", b"a", START_MS + 366 * DAY_MS)]
+
+
+def test_the_subscribers_of_a_domain_are_kept_for_longer_than_the_domain() -> None:
+    scene = Scene()
+    domain = b"d" * 255  # so long that its blocks are overwritten when it ends
+    scene.store.load_rules({domain: RULES["first"][b"day"]})
+    scene.account(domain, b"a", b"a")
+    scene.store.load_rules({})
+    shared.alone(scene.store, START_NS)
+    assert [one.word for one in scene.told() if one is not None] == ["DELAY_UNTIL"] * 2
+    scene.bench.advance(3 * 86_400 * 10**9)
+    assert scene.figure("domains") == 0
+    scene.store.audit()
