@@ -207,7 +207,10 @@ cdef class Store:
         return []
 
     def begin_drain(self):
-        """Stops granting anything, for good. All other requests are still served."""
+        """Stops granting anything, for good, and ends all waits. All other requests are still served."""
+
+    def part(self):
+        """Called before all connections end. Posts the replies that wait for events; no request waits any more."""
 
     def held(self):
         """Returns how many holdings a drain waits for, including those that ended connections have left behind."""
@@ -403,14 +406,10 @@ cdef class Session:
     cpdef hang_up(self, int64_t now_ns):
         """Called before the connection ends. Ends the wait of a parked request, and lets no later request wait."""
         self.hung_up = True
-        if not self.waiting:
-            return
-        self.begin_call(now_ns)
-        try:
-            self.end_wait(HALF_CLOSED)
-            self.settle()
-        finally:
-            self.store.end_call()
+        if self.waiting:
+            with self.store.at(now_ns):
+                self.end_wait(HALF_CLOSED)
+                self.settle()
 
     cdef int resume(self, bytes reply) except -1:
         """Ends the wait of the parked request, with or without a reply. take_output() executes input that was kept."""

@@ -72,6 +72,12 @@ class Store(Protocol):
         All other requests are still served.
         """
 
+    def part(self) -> None:
+        """Called before all connections end: no request waits for an event any more, and what waits is answered.
+
+        Requests that need not wait are still granted.
+        """
+
     def held(self) -> int:
         """Returns how many holdings a drain waits for.
 

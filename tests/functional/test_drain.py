@@ -156,6 +156,21 @@ def test_those_that_wait_to_be_accepted_do_not_hold_it_up(
     assert not counterd.lines("cut off|ERROR")
 
 
+def test_takes_that_wait_are_answered(start: Callable[..., daemon.Daemon]) -> None:
+    """On the connection that holds what they wait for, and on another one."""
+    counterd = start({"drain.timeout": 3600})
+    with counterd.connect() as holder, counterd.connect() as other:
+        assert peers.ask(holder, wire.acquire(0, b"jobs", 1, 1)).status == 0
+        for connection in (holder, other):
+            connection.sendall(b"".join(wire.take(1 + i, [wire.Permit(b"jobs", 1, 1)], 3_600_000) for i in range(100)))
+        counterd.wait_for_stats(waiters=200)
+        counterd.send_signal(signal.SIGTERM)
+        for connection in (holder, other):
+            found = peers.responses(peers.receive_all(connection))
+            assert [wire.decode_shortage(response.body).text for response in found] == ["Draining"] * 100
+    assert counterd.ended() == 0
+
+
 def test_a_dump_under_way_is_finished(start: Callable[..., daemon.Daemon]) -> None:
     counterd = start()
     with counterd.connect() as holder, counterd.connect(receive_buffer=8192) as connection:

@@ -61,6 +61,17 @@ def test_the_timeout(start: Callable[..., daemon.Daemon]) -> None:
             client.noop()
 
 
+def test_grace_times_end_although_nobody_says_anything(start: Callable[..., daemon.Daemon]) -> None:
+    """Nobody is connected, and nobody could connect again: nothing wakes the store but the drain itself."""
+    counterd = start({"counter.resume_max": 3600, "drain.mode": "wait", "drain.timeout": 3600})
+    with counterd.connect() as holder:
+        assert peers.ask(holder, wire.resume(1, 3_600_000)).status == 0
+        assert peers.ask(holder, wire.acquire(1, b"jobs", 1, 1)).status == 0
+    counterd.wait_for_stats(kept_holdings=1, curr_connections=1)
+    assert counterd.stop() == 0
+    assert counterd.lines("all holdings were given back")
+
+
 def test_a_second_signal(start: Callable[..., daemon.Daemon]) -> None:
     counterd = start({"drain.mode": "wait", "drain.timeout": 60}, status=1)
     with counterd.client() as client:

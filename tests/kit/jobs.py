@@ -33,8 +33,12 @@ class Peer:
     def ask_all(self, requests: Sequence[bytes]) -> list[wire.Reply]:
         """Sends requests in one piece. Returns the replies. Raises ConnectionError if the daemon is gone."""
         self.socket.sendall(b"".join(requests))
+        return self.receive(len(requests))
+
+    def receive(self, count: int) -> list[wire.Reply]:
+        """Returns the next replies."""
         replies: list[wire.Reply] = []
-        while len(replies) < len(requests):
+        while len(replies) < count:
             data = self.socket.recv(RECEIVE_SIZE)
             if not data:
                 raise ConnectionError("the daemon closed the connection")

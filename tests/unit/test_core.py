@@ -117,6 +117,7 @@ def test_a_store_without_parts_has_nothing_to_do() -> None:
     store.tick(0)
     store.audit()
     store.begin_drain()
+    store.part()
     assert (store.held(), store.holdings_of(1), store.leases(1), store.outcomes()) == (0, 0, [], [])
     assert (store.about(1), store.evict(1, 0)) == (("", None), False)
     links = -(-4 * ((1 << 20) + 1) // 4096)  # of the numbers of connections; there is none with number 0
@@ -146,8 +147,8 @@ def test_a_call_within_a_call_is_refused(scene: Scene) -> None:
 
 # What is this process's alone, and so needs no call. All else that a store has can be called between two calls only.
 LOCAL = {
-    "take_dirty": (), "limit_posted": (1,), "outcomes": (), "begin_drain": (), "set_wall": (0, 0), "about": (1,),
-    "evict": (1, 0),
+    "take_dirty": (), "limit_posted": (1,), "outcomes": (), "begin_drain": (), "part": (), "set_wall": (0, 0),
+    "about": (1,), "evict": (1, 0),
 }  # fmt: skip
 COMMON: dict[str, tuple[Any, ...]] = {
     "audit": (), "held": (), "holdings_of": (1,), "leases": (1,), "next_deadline": (), "reach": (1, 0), "session": (),
@@ -156,7 +157,7 @@ COMMON: dict[str, tuple[Any, ...]] = {
 OWN: dict[str, dict[str, tuple[Any, ...]]] = {
     "counter": {
         "begin_window": (1,), "limit_holdings": (1,), "limit_takes": (1, 1), "set_wall": (0, 0), "begin_drain": (),
-        "limit_stays": (1,), "about": (1,), "evict": (1, 0),
+        "limit_stays": (1,), "about": (1,), "evict": (1, 0), "part": (),
     },
     "throttr": {"set_wall": (0, 0), "outcomes": ()},
     "smockron": {

@@ -283,9 +283,10 @@ class Service:
         return {door.port.name: door.addresses() for door in self.doors}
 
     def unlisten(self) -> None:
-        """Stops accepting connections, and makes the store grant nothing new."""
+        """Stops accepting connections, and makes the store grant nothing new and end all waits."""
         self.server.unlisten()
         self.store.begin_drain()
+        self.server.driver.wake()
 
     def part(self) -> None:
         """Begins to end all connections, as Server.part describes."""

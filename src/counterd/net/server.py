@@ -187,8 +187,10 @@ class Server:
         self.unlisten()
         self._common.parting = True
         self._apply_limits()
+        self.store.part()
         for connection in [*self.arriving, *self.connections.values()]:
             connection.part()
+        self.driver.wake()
 
     async def emptied(self) -> None:
         """Returns when the last connection has ended. Call it after part()."""

@@ -604,6 +604,23 @@ def test_only_bytes_are_received(net: Net, wrong: object) -> None:
         net.connect().connection.received(wrong)
 
 
+@pytest.mark.parametrize("count", [1, 2, 100])
+def test_parting_answers_every_reply_that_is_awaited(make_net: Callable[..., Net], count: int) -> None:
+    """Also on the connection that holds what the others wait for."""
+    net = make_net(make_store(waiters=200))
+    holder, other = (net.connect(kind=socket.SOCK_STREAM) for _ in range(2))
+    holder.send(HOLD)
+    holder.recv()
+    for peer in (holder, other):
+        peer.send(b"".join(wire.take(1 + i, [wire.Permit(b"held", 9, 9)], 60_000) for i in range(count)))
+        assert peer.recv() == b""
+    net.server.part()
+    for peer in (holder, other):
+        answers = [*wire.ResponseParser().feed(peer.finish())]
+        assert [wire.decode_shortage(answer.body).text for answer in answers] == ["Draining"] * count
+        assert peer.output_ended
+
+
 # ---- requests that wait: a protocol made up for that, see tests/unit/_waiting.pyx ------------------------------------
 
 

@@ -137,7 +137,7 @@ cdef class Lending(Session):
         cdef Ask ask = self.ask(name, maximum)
         cdef uint32_t place = 0
         try:
-            if not store.draining and asks_resolve(&store.takes, &ask, 1, store.now_ns, &store.budget):
+            if not store.parting and asks_resolve(&store.takes, &ask, 1, store.now_ns, &store.budget):
                 place = take_wait(
                     &store.takes, self.connection, &ask, 1, &verdict, ticket, <uint64_t>1 << 63 | self.connection, 1, 0,
                     store.now_ns, INT64_MAX

@@ -28,5 +28,6 @@ cdef class CounterSession(Session):
     cdef bint asks_read(self, const Frame* frame, TakeHead* head, Ask* asks) noexcept
     cdef int take(self, const Frame* frame) except -1
     cdef bint ask(self, uint32_t amount, uint32_t most, const Pace* pace, int items) noexcept
+    cdef bint may_wait(self) noexcept
     cdef int refuse(self, const Frame* frame, uint8_t status) noexcept
     cdef int reply_at_length(self, const Frame* frame) except -1

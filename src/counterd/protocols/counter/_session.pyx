@@ -258,7 +258,7 @@ cdef class CounterSession(Session):
         cdef Request request = request_decode(frame)
         cdef Answer answer = Answer(STATUS_OF_OUTCOME[<int>outcome], left, NULL)
         if outcome == REFUSED:
-            if (<CounterStore>self.store).draining:
+            if (<CounterStore>self.store).parting:
                 answer.text = b"Draining"
             elif left < request.resources:
                 answer.text = b"More than the limit of the server: %"
@@ -439,7 +439,7 @@ cdef class CounterSession(Session):
             verdict = takes_decide(
                 takes, self.connection, asks, head.count, is_limited, store.now_ns, &store.budget
             )
-            if verdict.outcome == REFUSED and head.wait_ms and not self.hung_up and not verdict.is_over:
+            if verdict.outcome == REFUSED and head.wait_ms and self.may_wait() and not verdict.is_over:
                 store.counters.shares.lacking = 0
                 if store.wait_for(self, frame, &head, asks, &verdict):
                     return DONE
@@ -469,6 +469,10 @@ cdef class CounterSession(Session):
         store.out_size += store.write_shortage(store.out + store.out_size, frame_opaque(frame), &verdict, asks)
         return DONE
 
+    cdef bint may_wait(self) noexcept:
+        """Returns whether the peer can still get a later reply."""
+        return not self.hung_up and not (<CounterStore>self.store).parting
+
     cdef int refuse(self, const Frame* frame, uint8_t status) noexcept:
         """Replies to a request that is refused."""
         cdef Answer answer = Answer(status, 0, NULL)
@@ -491,7 +495,7 @@ cdef class CounterSession(Session):
         store.counters.shares.lacking = 0
         if number:
             flags = &permit_at(&store.counters.permits, number).record.flags
-            if self.asked < items and not self.hung_up and not flags[0] & FLAG_AWAITED:
+            if self.asked < items and self.may_wait() and not flags[0] & FLAG_AWAITED:
                 if pace != NULL:
                     asked.period_us, asked.most, asked.burst = pace.period_us, pace.limit, pace.burst
                 self.asked += 1

@@ -17,6 +17,7 @@ cdef class CounterStore(Store):
     # Not in the region:
     cdef object others          # returns the figures of the floors above, for Stats
     cdef bint draining          # nothing is handed out any more
+    cdef bint parting           # no request waits any more; true while it drains, too
     cdef uint32_t to_drain      # waiters up to this number are still to be told so
     cdef uint32_t to_limit      # waiters up to this number are still to be checked against new limits
     cdef void** sessions        # of the open connections, by number; borrowed

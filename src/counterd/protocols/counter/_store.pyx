@@ -276,7 +276,7 @@ cdef class CounterStore(Store):
         return steps
 
     cdef int expire(self, int steps) except -1:
-        """Refuses Takes that have waited long enough, and in a drain all Takes. Also frees rates that are full."""
+        """Refuses Takes that have waited long enough, and at a stop all Takes. Also frees rates that are full."""
         cdef Counters* counters = &self.counters
         cdef Verdict verdict = Verdict(REFUSED, 0, False, 0, INT64_MAX)
         cdef Ask[ITEMS_MAX] asks
@@ -458,7 +458,7 @@ cdef class CounterStore(Store):
     cdef uint32_t write_shortage(
         self, uint8_t* target, uint32_t opaque, const Verdict* verdict, const Ask* asks
     ) noexcept:
-        """Writes the reply to a Take that is refused because too little of an item is available, or in a drain.
+        """Writes the reply to a Take that is refused because too little of an item is available, or at a stop.
 
         Returns the size of the reply.
         """
@@ -468,13 +468,13 @@ cdef class CounterStore(Store):
         cdef const char* text = error_text(RESOURCE_NOT_AVAILABLE)
         if ask.record:
             left = ask_left(&self.takes, ask, self.now_ns)
-        if self.draining:
+        if self.parting:
             text = b"Draining"
         elif verdict.is_over:
             text = b"More than the limit of the server"
         return shortage_encode(
             target, opaque, verdict.item, left, most,
-            <uint32_t>NO_TIME if self.draining else retry_ms(verdict.due_ns, self.now_ns), text
+            <uint32_t>NO_TIME if self.parting else retry_ms(verdict.due_ns, self.now_ns), text
         )
 
     cdef int refuse(self, uint32_t number, uint8_t status, const Verdict* verdict, const Ask* asks) except -1:
@@ -761,9 +761,19 @@ cdef class CounterStore(Store):
         return [(name, text, count) for (name, text), count in found.items() if count]
 
     def begin_drain(self):
-        """Implements Store.begin_drain. Waiting Takes are refused in the next ticks."""
+        """Implements Store.begin_drain."""
+        cdef uint32_t connection
+        self.draining = True
+        self.part()
         with self:
-            self.draining = True
+            for connection in range(1, self.connections.pool.fresh + 1):
+                if self.counters.shares.parked[connection].record:
+                    session_unpark(&self.counters.shares, self.sessions, connection)  # executed again, and refused
+
+    def part(self):
+        """Implements Store.part. Waiting Takes are refused in the next ticks."""
+        with self:
+            self.parting = True
             self.to_drain = self.counters.fair.state.waiters.fresh
             self.stirred = True
 

@@ -503,6 +503,27 @@ def test_a_connection_that_ends_while_it_is_parked(shop: Shop, half: bool) -> No
     assert other.acquire(NAME, 9, 10) == Status.NO_ERROR
 
 
+def test_a_drain_refuses_the_requests_of_parked_connections(shop: Shop) -> None:
+    one, other = shop.some(2)
+    ask(one)
+    take = other.take(wire.Permit(NAME, 1, 10))
+    assert [each.session.state for each in (one, other)] == [2, 2], "parked"
+    shop.store.begin_drain()
+    shop.pump.settle()
+    assert statuses(one) == [REFUSED]
+    assert other.of(take) == wire.Shortage(0, 10, 10, None, "Draining")
+    ask(one)
+    assert statuses(one)[1:] == [REFUSED], "nobody is asked any more"
+
+
+def test_after_a_stop_no_connection_is_parked(shop: Shop) -> None:
+    (one,) = shop.some(1)
+    shop.store.part()
+    ask(one)
+    assert statuses(one) == [REFUSED]
+    assert one.answers.others[-1].body == b"Draining"
+
+
 def test_a_parked_connection_is_taken_over(shop: Shop) -> None:
     shop.store.limit_stays(3600)
     one, other = shop.some(2)

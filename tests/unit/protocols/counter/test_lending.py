@@ -154,6 +154,14 @@ def test_in_a_drain_nothing_is_lent(desk: Desk, other: Borrowing) -> None:
     assert client.status(wire.get(0, b"p")) == Status.NO_ERROR
 
 
+def test_at_a_stop_nothing_that_would_wait_is_lent(desk: Desk, other: Borrowing) -> None:
+    assert other.acquire()
+    other.enqueue(9)
+    desk.store.part()
+    assert other.outcomes() == [(9, False)]
+    assert (other.acquire(b"q"), other.enqueue(1)) == (True, 0)
+
+
 def test_the_limits_of_one_connection_are_not_its_limits(desk: Desk, other: Borrowing) -> None:
     client = desk.taker()
     desk.store.limit_holdings(1)

@@ -480,7 +480,7 @@ def test_what_times_out_together_is_told_of_its_own_item(desk: Desk) -> None:
     assert other.of(second) == Shortage(0, 0, 1, None, "Resource not available")
 
 
-@pytest.mark.parametrize("ending", ["time is over", "drain", "disconnect"])
+@pytest.mark.parametrize("ending", ["time is over", "drain", "stop", "disconnect"])
 def test_each_slice_ends_a_bounded_number_of_waits(ending: str) -> None:
     """However many are to end at once. Requests of others are served between two slices."""
     count, slice_steps = 20_000, 2048
@@ -493,6 +493,8 @@ def test_each_slice_ends_a_bounded_number_of_waits(ending: str) -> None:
             taker.session.receive(wire.take(opaque, [permit()], 10_000), desk.pump.now_ns)
     if ending == "drain":
         desk.store.begin_drain()
+    elif ending == "stop":
+        desk.store.part()
     elif ending == "disconnect":
         for taker in takers:
             taker.session.closed(desk.pump.now_ns)
@@ -522,6 +524,23 @@ def test_a_drain_refuses_all_that_waits(desk: Desk) -> None:
     assert other.of(other.take(permit(amount=1, maximum=3), wait_ms=10)) == Shortage(0, 1, 3, None, "Draining")
     assert other.of(other.take(permit(b"q", 1, 7), rate(), wait_ms=10)) == Shortage(0, 7, 7, None, "Draining")
     assert other.of(other.take(rate(b"r"))) == Shortage(0, 1, 5, None, "Draining")
+
+
+def test_a_stop_refuses_what_waits_and_grants_what_is_there(desk: Desk) -> None:
+    """All connections are about to end: what was received is still executed, but nothing waits."""
+    one, other = desk.some(2)
+    one.acquire(b"p", 2, 3)
+    waiting = [other.take(permit(amount=2, maximum=3), wait_ms=10_000) for _ in range(3)]
+    desk.store.part()
+    desk.pump.settle()
+    assert [other.of(each) for each in waiting] == [Shortage(0, 1, 3, None, "Draining")] * 3
+    assert other.session.awaited == 0
+    assert other.of(other.take(permit(amount=2, maximum=3), wait_ms=10)) == Shortage(0, 1, 3, None, "Draining")
+    assert other.has(other.take(permit(amount=1, maximum=3), wait_ms=10))
+    assert other.acquire(b"p", 1, 3) == Status.RESOURCE_NOT_AVAILABLE
+    assert other.answers.others[-1].body == b"Draining"
+    assert other.acquire(b"q") == Status.NO_ERROR
+    assert desk.store.snapshot()["waiters"] == 0
 
 
 def test_bounds() -> None:
