@@ -4,6 +4,7 @@
 PYTHON ?= python3
 COUNTERD_BUILD ?= release
 export COUNTERD_BUILD
+ENGINE_BUILD := $(if $(filter release,$(COUNTERD_BUILD)),debug,$(COUNTERD_BUILD))
 unexport PYTHONDONTWRITEBYTECODE  # pytest prepares each test once, then, and not in each process and run
 VENV ?= $(if $(filter release,$(COUNTERD_BUILD)),.venv,.venv-$(COUNTERD_BUILD))
 BIN := $(VENV)/bin
@@ -29,15 +30,16 @@ XDIST := -n $(JOBS) --dist worksteal
 CLANG ?= $(shell command -v clang || command -v clang-14)
 SANITIZE := -fsanitize=address,undefined -fno-sanitize-recover=undefined
 
-.PHONY: help setup run test test-deps test-uptime test-load lint docs clean
+.PHONY: help setup run test test-part prove test-deps test-uptime test-load lint docs clean
 .PHONY: bench bench-peers bench-regress bench-baseline bench-smoke
 .PHONY: chaos chaos-shared fuzz simulate soak model mutants asan cluster
 
 help:
 	@echo 'make setup   build counterd into $(VENV)'
 	@echo 'make run     setup, then the daemon in the foreground with $(CONFIG) and its dashboard'
-	@echo 'make test    setup, then the tests (COUNTERD_BUILD=debug: with assertions compiled in)'
-	@echo '             JOBS=4 of them at a time, ARGS="tests/unit -x" some of them; JOBS=0 ARGS=--pdb to look inside'
+	@echo 'make test    the tests: those of the engine in .venv-debug, with assertions compiled in, then all others in $(VENV)'
+	@echo '             JOBS=4 of them at a time, ARGS="tests/unit -x" some of them; JOBS=0 ARGS="FILE --pdb" to look inside'
+	@echo 'make prove   before a release: all that is below and the tests that are too long for every change'
 	@echo 'make test-deps   install what some of the tests need (Debian, Ubuntu; as root)'
 	@echo 'make test-uptime   tests as if the machine had started UPTIME=5 seconds ago'
 	@echo 'make test-load     the tests RUNS=10 times, while a busy loop takes each core'
@@ -85,8 +87,17 @@ run: $(VENV)/.built
 	@echo 'try: $(BIN)/counterctl top'
 	@exec $(BIN)/counterd -c $(CONFIG) --set admin.enable=true $(ARGS)
 
-test: setup
-	$(BIN)/python -m pytest $(XDIST) $(ARGS)
+# Both parts, each with its build; but tests that ARGS names are run with the build that was asked for.
+test:
+ifeq ($(filter tests% benchmarks%,$(ARGS)),)
+	@$(MAKE) test-part PART=engine COUNTERD_BUILD=$(ENGINE_BUILD) TOOLS=test
+	@$(MAKE) test-part PART=daemon
+else
+	@$(MAKE) test-part
+endif
+
+test-part: setup
+	$(BIN)/python -m pytest $(XDIST) $(if $(PART),--part $(PART)) $(ARGS)
 
 test-deps:
 	@$(PYTHON) tests/kit/needs.py --install
@@ -144,6 +155,9 @@ cluster: setup
 
 soak: setup
 	$(BIN)/python tests/drills/soak.py --seconds $(SOAK_SECONDS) $(ARGS)
+
+prove: setup
+	$(BIN)/python tools/prove.py $(ARGS)
 
 model:
 	$(PYTHON) tools/model.py $(ARGS)

@@ -2,7 +2,7 @@
 
 COUNTERD_BUILD=release (default)  what people run
 COUNTERD_BUILD=debug              assertions compiled in, frame pointers kept: fit for sanitizers
-COUNTERD_BUILD=quick              assertions too, built and tested in the least time: for what has been tested already
+COUNTERD_BUILD=quick              assertions too, built in the least time: to see that it works with another Python
 COUNTERD_BUILD=trace              line tracing compiled in: for coverage of the Cython files
 """
 
@@ -17,8 +17,8 @@ from setuptools import Extension, setup
 MODE = os.environ.get("COUNTERD_BUILD", "release")
 COMPILE_ARGS = {
     "release": ["-O3", "-g1", "-fno-plt"],
-    "debug": ["-O1", "-g", "-fno-omit-frame-pointer", "-DCOUNTERD_DEBUG=1"],
-    "quick": ["-Og", "-g0", "-DCOUNTERD_DEBUG=1"],
+    "debug": ["-Og", "-g1", "-fno-omit-frame-pointer", "-DCOUNTERD_DEBUG=1"],
+    "quick": ["-O0", "-g0", "-DCOUNTERD_DEBUG=1"],
     "trace": ["-O1", "-g", "-DCYTHON_TRACE_NOGIL=1", "-DCYTHON_USE_SYS_MONITORING=0"],
 }
 if MODE not in COMPILE_ARGS:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-from kit import daemon, needs
+from kit import daemon, needs, parts
 from kit.machine import LONG_S
 
 if TYPE_CHECKING:
@@ -34,6 +34,14 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", needs.MARKER)
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parts.add_option(parser)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    return parts.ignores(config, collection_path)
 
 
 # ---- each test process begins with some of the longest tests ---------------------------------------------------------
@@ -57,7 +65,8 @@ AHEAD = 4  # places before the longest tests, because the shares of the processe
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Orders the tests. xdist gives each process an equal share of the list, and later the rest of other shares."""
+    """Selects and orders tests. xdist gives each process an equal share of the list, and later the rest of others."""
+    parts.select(config, items)
     processes = getattr(config, "workerinput", {}).get("workercount", 1)
     longest = [item for item in items if item.nodeid.startswith(LONGEST)]
     if processes > 1 and len(items) > 100 * processes:
