@@ -134,6 +134,7 @@ bench-smoke: setup
 	$(BIN)/python benchmarks/peers/compare.py --smoke --out build/smoke/results
 	$(BIN)/python benchmarks/load/tls.py --rounds 1 --seconds 0.01 --connections 10
 	$(BIN)/python benchmarks/load/operations.py --smoke
+	$(BIN)/python benchmarks/load/stops.py --smoke
 
 bench-regress: setup
 	$(BIN)/python benchmarks/regress.py

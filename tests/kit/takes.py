@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from counterd.protocols.counter import wire
+from counterd.cluster.authority import partition_of
+from counterd.protocols.counter import escrow, wire
 from kit.pump import START_NS, Pump
 from property.model import make_store
 
@@ -15,6 +16,9 @@ if TYPE_CHECKING:
     from kit.pump import Peer
 
 MS = 1_000_000  # ns
+NAME = b"shared:a"
+PART = partition_of(NAME)
+LEASE_MS = 10_000
 
 
 @dataclass
@@ -118,3 +122,36 @@ class Desk:
     def wait(self, ms: float) -> None:
         """Lets time pass."""
         self.pump.advance(int(ms * MS))
+
+
+class Shop(Desk):
+    """A store that shares names which begin with `shared:`, and what its sidecar does."""
+
+    def __init__(self, unreachable: str = "closed", *, drops: bool = False, **sizes: Any) -> None:
+        super().__init__(**sizes)
+        self.escrow = escrow(self.store, b"shared:")
+        self.escrow.set_policy(unreachable, drops)
+        self.lease(PART)
+
+    def lease(self, partition: int) -> None:
+        self.escrow.set_lease(partition, self.pump.now_ns + LEASE_MS * MS)
+
+    def news(self, partition: int = PART, *, every: bool = False) -> list[tuple[Any, ...]]:
+        return self.escrow.take_news(partition, 100, 100, every)
+
+    def answer(
+        self, news: tuple[Any, ...], rights: int, *, others: int = 0, yields: bool = False, refused: bool = False
+    ) -> None:
+        """Gives these rights. others: use of other daemons."""
+        number, _, maximum, _, _, used, *_ = news
+        settled = (number, rights, maximum, used + others, yields, refused)
+        self.escrow.settle_rights([settled], self.pump.now_ns)
+        self.pump.settle()
+
+    def give(self, rights: int, **others: Any) -> None:
+        """Answers the only news."""
+        (news,) = self.news()
+        self.answer(news, rights, **others)
+
+    def urgency(self, partition: int = PART) -> int:
+        return self.escrow.urgency(partition)

@@ -12,46 +12,10 @@ from counterd.protocols.counter import escrow, wire
 from counterd.protocols.counter._lending import Lending
 from counterd.protocols.counter.limits import parse_limits
 from counterd.protocols.counter.wire import DumpEntry, OnDeath, Permit, Rate, Status
-from kit.takes import Desk, Taker
+from kit.takes import LEASE_MS, NAME, PART, Desk, Shop, Taker
 
-NAME = b"shared:a"
-PART = partition_of(NAME)
 OTHER = next(b"shared:%d" % i for i in range(100) if partition_of(b"shared:%d" % i) != PART)
-LEASE_MS = 10_000
 REFUSED = Status.RESOURCE_NOT_AVAILABLE
-
-
-class Shop(Desk):
-    """A store that shares names which begin with `shared:`, and what its sidecar does."""
-
-    def __init__(self, unreachable: str = "closed", *, drops: bool = False, **sizes: Any) -> None:
-        super().__init__(**sizes)
-        self.escrow = escrow(self.store, b"shared:")
-        self.escrow.set_policy(unreachable, drops)
-        self.lease(PART)
-
-    def lease(self, partition: int) -> None:
-        self.escrow.set_lease(partition, self.pump.now_ns + LEASE_MS * 1_000_000)
-
-    def news(self, partition: int = PART, *, every: bool = False) -> list[tuple[Any, ...]]:
-        return self.escrow.take_news(partition, 100, 100, every)
-
-    def answer(
-        self, news: tuple[Any, ...], rights: int, *, others: int = 0, yields: bool = False, refused: bool = False
-    ) -> None:
-        """Gives these rights. others: use of other daemons."""
-        number, _, maximum, _, _, used, *_ = news
-        settled = (number, rights, maximum, used + others, yields, refused)
-        self.escrow.settle_rights([settled], self.pump.now_ns)
-        self.pump.settle()
-
-    def give(self, rights: int, **others: Any) -> None:
-        """Answers the only news."""
-        (news,) = self.news()
-        self.answer(news, rights, **others)
-
-    def urgency(self, partition: int = PART) -> int:
-        return self.escrow.urgency(partition)
 
 
 @pytest.fixture
