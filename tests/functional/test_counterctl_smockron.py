@@ -174,7 +174,7 @@ def test_what_is_not_the_right_server(place: Place) -> None:
         1,
         "",
         f"counterctl: {place.control.host}:{place.control.port} does not accept this kind of connection: "
-        "Invalid socket type\n",
+        "it is of type PUB\n",
     )
     admin = place.environment["COUNTERD_ADMIN"].replace("http", "smockron")
     status, _, stderr = place.ask("-u", admin, "send", "login", "accepted", "me")

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 ACCOUNTING, CONTROL = 0, 1  # ports
 FRAMES_MAX = 64
 PREFIX_MAX = 256
-PREFIXES_MAX = 1024
+PREFIXES_MAX = 4096
 DOMAIN_MAX, IDENTIFIER_MAX = 255, 4096
 CONTEXT_MAX = 16
 MS = 1_000_000
@@ -69,7 +69,7 @@ def take_greeting(data: bytes) -> Taken | None:
         return Taken(0, cause="old_version")
     if len(data) >= 32 and data[12:32] != b"NULL".ljust(20, b"\0"):
         return Taken(0, cause="mechanism")
-    return Taken(64, minor=data[11]) if len(data) >= 64 else None
+    return Taken(64, minor=data[11] if data[10] == 3 else 1) if len(data) >= 64 else None
 
 
 def take_message(data: bytes, message_max: int, broken: str) -> Taken | None:
@@ -461,6 +461,7 @@ class ModelSession:
             self.refuse()
         elif taken.minor >= 0:
             self.greeted, self.minor = True, taken.minor
+            self.said += wire.ready(wire.SocketType.PUB if self.port == CONTROL else wire.SocketType.SUB)
         else:
             if self.ready:
                 self.heard()
@@ -506,7 +507,6 @@ class ModelSession:
             self.ready = True
             self.store.outcomes["handshake", "ok"] += 1
             self.patience_ns, self.due_ns = 0, None
-            self.said += wire.ready(wire.SocketType.PUB if self.port == CONTROL else wire.SocketType.SUB)
             if self.port == ACCOUNTING:
                 self.said += wire.subscribe(b"") if self.minor else wire.frame(b"\1")
 

@@ -8,7 +8,8 @@ PART: {"text": "abc"}                     ASCII
       {"greeting": true}                  of a peer that speaks 3.1
       {"property": [NAME, VALUE]}         of a READY
       {"open": KIND}                      what a peer of that kind begins with: its greeting, and READY
-      {"opened": KIND}                    only expected: what it is answered, from the greeting on
+      {"greeted": KIND}                   only expected: what its greeting is answered, from the greeting on
+      {"opened": KIND}                    only expected: what it is answered in all
       {"command": ["PING", BYTES, ...]}   a command with these data
       {"message": [BODY, ...]}            a message of these frames; BODY is text, or a list as BYTES have it
       {"account": [DOMAIN, STATUS, IDENTIFIER, TIME, ...]}   an accounting message of six frames, with a NUL behind its
@@ -89,6 +90,8 @@ class Smockron:
             found = wire.greeting()
         elif kind == "open":
             found = wire.greeting() + wire.command(b"READY", _property("Socket-Type", value))
+        elif kind == "greeted":
+            found = wire.greeting() + wire.ready(OTHER[value])
         elif kind == "opened":
             subscribed = wire.subscribe(b"") if OTHER[value] is SocketType.SUB else b""
             found = wire.greeting() + wire.ready(OTHER[value]) + subscribed

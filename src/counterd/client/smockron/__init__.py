@@ -68,7 +68,7 @@ class Gatekeeper:
     timeout: how many seconds connecting, the TLS handshake and the ZMTP handshake may each take.
 
     Identifiers have up to 4,096 bytes and domains up to 255; both are bytes, or text that is sent as UTF-8. Other
-    arguments raise ValueError or TypeError, and so does a domain without a master. A master can have 1,024 domains.
+    arguments raise ValueError or TypeError, and so does a domain without a master. A master can have 4,096 domains.
 
     While a master cannot be reached, requests pass, except for identifiers that already have to wait. The logger
     counterd.client.smockron logs a warning when a master cannot be reached, and a message at level INFO when it can be

@@ -121,7 +121,7 @@ cdef inline Py_ssize_t greeting_reply(const uint8_t* data, size_t size, Reply* r
 cdef inline Py_ssize_t handshake_reply(const uint8_t* data, size_t size, uint8_t op, Reply* reply) noexcept nogil:
     """Reads the master's READY and, on a connection that sends messages, its subscription to everything.
 
-    An ERROR counts as a failure.
+    An ERROR counts as a failure, also after READY.
     """
     cdef size_t ready = 2 + data[1] if size > 1 else 0
     reply.value = -1
@@ -140,4 +140,7 @@ cdef inline Py_ssize_t handshake_reply(const uint8_t* data, size_t size, uint8_t
     if size < 2 or size < 2 + data[1]:
         return 0
     size = 2 + data[1]
+    if begins(data + 2, size - 2, b"\x05ERROR"):
+        reply.outcome = FAILED
+        return ready + size
     return ready + size if begins(data + 2, size - 2, b"\x09SUBSCRIBE") or size == 3 and data[2] == 1 else -1

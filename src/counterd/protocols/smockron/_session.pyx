@@ -25,8 +25,8 @@ from counterd.protocols.smockron._throttles cimport (
 )
 from counterd.protocols.smockron._wire cimport (
     AHEAD_MAX_MS, COMMAND, COMMAND_MAX, CONTENT, CONTEXT_MAX, FIRST_BROKEN, FRAMES_MAX, GREETING, GREETING_SIZE,
-    MINOR_AT, MORE, NOT_ZMTP, PARTS, PARTS_MIN, TOO_LONG, TOO_MANY, WRONG_FLAGS, Part, command_is, greeting_check,
-    greeting_write, moment_read, part_equals, part_read, part_write, ready_read,
+    MAJOR_AT, MINOR_AT, MORE, NOT_ZMTP, PARTS, PARTS_MIN, TOO_LONG, TOO_MANY, VERSION_MAJOR, VERSION_MINOR, WRONG_FLAGS,
+    Part, command_is, greeting_check, greeting_write, moment_read, part_equals, part_read, part_write, ready_read,
 )
 
 cdef enum:
@@ -145,7 +145,9 @@ cdef class SmockronSession(Session):
             return self.refuse_handshake()
         if frame.verdict == GREETING:
             self.greeted = True
-            self.minor = frame.data[MINOR_AT]
+            # Of a higher version, this end and the peer speak 3.1.
+            self.minor = frame.data[MINOR_AT] if frame.data[MAJOR_AT] == VERSION_MAJOR else VERSION_MINOR
+            self.send_ready()  # a peer may wait for it
             return DONE
         if frame.key != NULL and not store.can_publish():
             return LATER
@@ -194,8 +196,14 @@ cdef class SmockronSession(Session):
             self.break_off()
         return DONE
 
+    cdef void send_ready(self) noexcept:
+        if self.port == CONTROL_PORT:
+            self.reply(b"\x05READY\x0bSocket-Type\0\0\0\x03PUB", 25)
+        else:
+            self.reply(b"\x05READY\x0bSocket-Type\0\0\0\x03SUB", 25)
+
     cdef int take_ready(self, const Part* part) except -1:
-        """Answers READY with READY if the peer's socket type fits the port (section "Handshake")."""
+        """Completes the handshake if the peer's socket type fits the port (section "Handshake")."""
         cdef SmockronStore store = <SmockronStore>self.store
         cdef Link* link = store.links + self.connection
         cdef Part kind
@@ -213,9 +221,7 @@ cdef class SmockronSession(Session):
         store.heard(self.connection)
         store.count(HANDSHAKE, OK)
         if self.port == CONTROL_PORT:
-            self.reply(b"\x05READY\x0bSocket-Type\0\0\0\x03PUB", 25)
             return DONE
-        self.reply(b"\x05READY\x0bSocket-Type\0\0\0\x03SUB", 25)
         if self.minor:
             self.reply(b"\x09SUBSCRIBE", 10)
         else:

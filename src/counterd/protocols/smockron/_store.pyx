@@ -37,7 +37,7 @@ cdef int64_t NS_PER_MS = 1000000
 cdef int64_t WALL_STEP_NS = 10000000    # a smaller change of Unix time is ignored: see set_wall()
 
 cdef enum:
-    SUBSCRIPTIONS_MAX = 1024    # prefixes that a connection can subscribe to
+    SUBSCRIPTIONS_MAX = DOMAINS_MAX     # prefixes that a connection can subscribe to: the topics of all domains
     IDENTIFIER_BLOCKS = 128     # more than the longest name of an identifier takes
     CONTROL_MAX = 4608          # bytes: more than a control message can have
     LISTED_MAX = 1048576        # connections in `listeners`: 8 MB

@@ -39,6 +39,10 @@ class SocketType(str, Enum):
     SUB = "SUB"
 
 
+# The socket types that the peer of each type may have.
+PEERS = {SocketType.PUB: (b"SUB", b"XSUB"), SocketType.SUB: (b"PUB", b"XPUB")}
+
+
 class Status(str, Enum):
     """The outcome of a request (section "Accounting"). Only counterd has FORGET."""
 
@@ -170,7 +174,7 @@ def _time(moment: int) -> bytes:
 class Parser:
     """Parses the stream from a master. message_max: bytes of a message or command.
 
-    minor: the peer's minor version of ZMTP, as soon as its greeting is complete.
+    minor: the minor version of ZMTP 3 that both sides speak, as soon as the peer's greeting is complete.
     """
 
     message_max: int = MESSAGE_MAX
@@ -208,7 +212,7 @@ class Parser:
             raise ProtocolError(f"the peer wants the mechanism {mechanism.rstrip(bytes(1))!r}, not NULL")
         if len(start) < GREETING_SIZE:
             return False
-        self.minor = self._rest[_MECHANISM_AT - 1]
+        self.minor = self._rest[_MECHANISM_AT - 1] if self._rest[_MECHANISM_AT - 2] == 3 else 1
         del self._rest[:GREETING_SIZE]
         return True
 

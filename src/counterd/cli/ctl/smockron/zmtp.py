@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from counterd.client._connection import Connection
 from counterd.errors import ProtocolError, ServerError
 from counterd.protocols.smockron import wire
-from counterd.protocols.smockron.wire import Command, Control, Parser, SocketType, Status
+from counterd.protocols.smockron.wire import PEERS, Command, Control, Parser, SocketType, Status
 
 if TYPE_CHECKING:
     from counterd.client._addresses import Address
@@ -52,6 +52,10 @@ class Link(Connection):
                 raise Refused(f"{address} does not accept this kind of connection: {wire.error_reason(answer.data)}")
             if not isinstance(answer, Command) or answer.name != b"READY":
                 raise ProtocolError(f"expected READY, not {answer!r}")
+            peer = wire.metadata(answer.data).get("socket-type", b"")
+            if peer not in PEERS[self.kind]:
+                kind = peer.decode("latin-1")
+                raise Refused(f"{address} does not accept this kind of connection: it is of type {kind}")
 
     def _say(self, data: bytes) -> None:
         """Sends frames, and returns when the peer has read them."""
