@@ -193,6 +193,7 @@ class AioTender:
 
     async def drain(self) -> None:
         """Returns when everything has been passed to the transports, or when LINGER_S have passed."""
+        self._core.leave(self._master)
         with suppress(TimeoutError, asyncio.TimeoutError):
             await asyncio.wait_for(self._drained(), LINGER_S)
 

@@ -8,7 +8,7 @@ when the message arrives. So a later change of the wall clock does not change ho
 An accounting message is kept in the Gate of its domain until the domain's master has subscribed to the domain, and has
 taken the subscription of the gatekeeper to the domain's control messages, so that the effect of the message is not
 missed; but at most for HELD_NS. A master counts a late message as if the request arrived now, so an old message would
-limit clients unfairly.
+limit clients unfairly. If the connection for control messages is missing for BLIND_S, messages are sent without it.
 """
 
 from __future__ import annotations
@@ -37,8 +37,9 @@ if TYPE_CHECKING:
 
     from counterd.client.smockron._masters import Masters, Pair
 
-DOMAINS_MAX = 1024  # of one master, which closes a connection that has more subscriptions
+DOMAINS_MAX = 4096  # of one master, which closes a connection that has more subscriptions
 HELD_NS = 2_000_000_000
+BLIND_S = 1.0  # less than HELD_NS, so that nothing is dropped
 BATCH = 2048  # messages that are sent in one piece
 LOG_INFO_MAX = 1024  # bytes
 ALL: Literal["all"] = "all"
@@ -155,6 +156,8 @@ _, DELAY, REJECT = Verdict
 class Master:
     """A master with its two connections. filled: the gates that have something to send.
 
+    is_blind: the accounting connection works, but the control connection has been missing for BLIND_S.
+    is_leaving: the gatekeeper closes, so it needs no control messages.
     is_stirred: whether the sender will look for bytes to send by itself; otherwise stir() has to wake it.
     """
 
@@ -165,15 +168,24 @@ class Master:
         self.gates: list[Gate] = []
         self.filled: list[Gate] = []
         self.directed = 0  # joined, when the flows of the gates were set
-        self.is_stirred = False
+        self.is_stirred = self.is_blind = self.is_leaving = False
         self.stir: Callable[[], object] = _nothing
         self.away = ""  # why it cannot be reached
         self.away_since = 0.0
 
     @property
     def joined(self) -> int:
-        """How many gates, in their order, receive control messages. All, if there is no connection to wait for."""
-        return self.control.joined if self.control.is_ready else len(self.gates)
+        """How many gates, in their order, receive control messages. All, if nothing can be waited for."""
+        if self.is_leaving or (self.is_blind and not self.control.is_open):
+            return len(self.gates)
+        return self.control.joined
+
+    @property
+    def blind_at(self) -> float:
+        """When accounting messages are sent without control messages, unless the control connection is back before."""
+        if self.control.is_ready or not self.accounting.is_ready:
+            return math.inf
+        return max(self.control.away_since, self.accounting.ready_at) + BLIND_S
 
     @property
     def is_ready(self) -> bool:
@@ -197,6 +209,8 @@ class Master:
     def due(self, now: float) -> float:
         """Seconds until there is work for a connection. Infinity if there is no work."""
         times = [line.due for line in self.lines if line.is_open]
+        if not self.is_blind:
+            times.append(self.blind_at)
         times += [
             line.retry_at for line in self.lines if line.has_failed and not line.is_open and not line.is_connecting
         ]
@@ -387,14 +401,23 @@ class Core:
                 self._unwanted += len(gate.queue)
                 gate.queue.clear()
 
+    def _redirect(self, master: Master, now: float, *, is_changed: bool = False) -> None:
+        """Calls _direct() if it is necessary. is_changed: the subscriptions of the master may have changed."""
+        master.is_blind = now >= master.blind_at
+        if is_changed or master.joined != master.directed:
+            self._direct(master)
+
     # ---- what the owner of the sockets calls ----
 
     def feed(self, master: Master, line: Line, data: bytes, now_ns: int, wall_ns: int) -> News:
         """Takes bytes that have arrived. After a ProtocolError the caller has to close the connection."""
         now = now_ns / 1e9
+        was_ready = line.is_ready
         messages = line.feed(data, now)
-        if line is master.accounting or master.joined != master.directed:
-            self._direct(master)
+        if line.is_ready and not was_ready:
+            for each in master.lines:
+                each.hurry(now)
+        self._redirect(master, now, is_changed=line is master.accounting)
         for parts in messages:
             control = wire.control(parts)
             gate = self._gates.get(control.domain) if control else None
@@ -412,8 +435,7 @@ class Core:
     def look(self, master: Master, line: Line, now: float) -> News:
         """Does what is due on an open connection. After a Timeout the caller has to close the connection."""
         line.look(now)
-        if master.joined != master.directed:  # without a PONG
-            self._direct(master)
+        self._redirect(master, now)
         return self._back(master, now)
 
     def _back(self, master: Master, now: float) -> News:
@@ -454,15 +476,21 @@ class Core:
         """Called when a connection has ended, or could not be made."""
         self._lost += 1
         line.closed(now)
-        self._direct(master)
+        self._redirect(master, now, is_changed=True)
         if master.away:
             return None
         master.away, master.away_since = why, now
         return logging.WARNING, "cannot reach the master at %s; requests pass: %s", master.accounting.address, why
 
+    def leave(self, master: Master) -> None:
+        """Called when the gatekeeper closes: what is kept can be sent without waiting for control messages."""
+        master.is_leaving = True
+        self._direct(master)
+
     def has_left(self, master: Master) -> bool:
         """Returns whether bytes still have to be sent to the master, and the master can be reached."""
-        return not master.away and any(gate.queue for gate in master.gates)
+        is_reached = master.accounting.is_ready or not master.away
+        return is_reached and any(gate.queue for gate in master.gates)
 
     def reset(self) -> None:
         """Forgets connections and unsent messages, which belong to the parent process or to a closed event loop."""

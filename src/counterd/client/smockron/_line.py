@@ -13,22 +13,20 @@ from typing import TYPE_CHECKING
 from counterd.client._backoff import CONNECT_FIRST_S, CONNECT_LONGEST_S, Backoff
 from counterd.errors import ProtocolError, Timeout
 from counterd.protocols.smockron import wire
-from counterd.protocols.smockron.wire import Command, Parser, SocketType
+from counterd.protocols.smockron.wire import PEERS, Command, Parser, SocketType
 
 if TYPE_CHECKING:
     from counterd.client._addresses import Address
 
-# The socket types that the peer of each type may have.
-PEERS = {SocketType.PUB: (b"SUB", b"XSUB"), SocketType.SUB: (b"PUB", b"XPUB")}
 PREFIXES_MAX = 1 << 16  # subscriptions that a master may make: more than it can have domains
 PREFIX_MAX = 1024  # bytes of one subscription
 OUT_MAX = 1 << 20  # bytes: if more are unsent when a PING comes, the peer does not read
 # In heartbeats: after PATIENCE a master that does not answer is given up; after TTL the master may give up this end.
 PATIENCE = 2
 TTL = 3
-# After so many seconds a subscription counts as taken even if no PONG has said so: half of the time for which close()
-# waits, so that accounting messages can be sent in the other half, and less for a peer that may not answer PINGs.
-JOIN_S, JOIN_BLIND_S = 0.5, 0.1
+# After so many seconds, a subscription counts as taken by a peer that may not answer PINGs.
+JOIN_S = 0.5
+HURRY_S = 1.0  # a connection that is lost all the time is not made again at once
 CONTEXT_SIZE = 4  # bytes
 BEGIN, END = b"\x01", b"\x00"  # the first byte of a message that subscribes or unsubscribes
 
@@ -40,7 +38,9 @@ class Line:
 
     joined: how many of its own subscriptions, in their order, the peer has taken. A PING follows each subscription, and
     its context says how many were sent before. As the peer handles what it receives in order, it has taken these when
-    it answers with the same context.
+    it answers with the same context. Some peers answer without a context: the number of their PONGs says the same.
+
+    away_since: when the last connection was lost, or the first attempt failed.
     """
 
     def __init__(self, kind: SocketType, address: Address, heartbeat: float, timeout: float) -> None:
@@ -52,17 +52,18 @@ class Line:
         self.joined = 0
         self.has_failed = False  # the last attempt failed, or the last connection was lost
         self.prefixes: Counter[bytes] = Counter()
-        self.retry_at = 0.0
+        self.retry_at = self.ready_at = self.away_since = 0.0
         self.due = 0.0  # when look() has something to do
         self._heartbeat = heartbeat
         self._timeout = timeout
         self._topics: list[bytes] = []  # what a SUB subscribes to
         self._asked = 0  # how many subscriptions there were at the last PING with a context
-        self._asks: deque[tuple[int, float]] = deque()  # such PINGs without an answer: of how many, and when
+        self._asks: deque[tuple[int, int, float]] = deque()  # unanswered: of how many, number of the PING, when
         self._backoff = Backoff(CONNECT_FIRST_S, CONNECT_LONGEST_S)
         self._parser = Parser()
         self._has_introduced = False  # READY was sent
-        self._ready_at = self._pinged_at = 0.0
+        self._pinged_at = 0.0
+        self._pings = self._pongs = 0  # of this connection
         self._unanswered_since: float | None = None  # when the first PING was sent after which nothing came
         self._answers = False  # the peer is known to answer PINGs
 
@@ -73,15 +74,25 @@ class Line:
         self.due = now + self._timeout
         self._parser = Parser()
         self._has_introduced = self._answers = False
+        self._pings = self._pongs = 0
         self._unanswered_since = None
 
     def closed(self, now: float) -> None:
         """Called when the connection has ended, or an attempt to make one has failed."""
-        if self.is_ready and now - self._ready_at >= CONNECT_LONGEST_S:
+        if self.is_ready and now - self.ready_at >= CONNECT_LONGEST_S:
             self._backoff.reset()
+        if not self.has_failed:
+            self.away_since = now
         self.reset()
         self.has_failed = True
         self.retry_at = now + self._backoff.delay()
+
+    def hurry(self, now: float) -> None:
+        """Called when another port of the peer can be reached: another attempt is due, if this port has been away for
+        a while."""
+        if self.has_failed and not self.is_open and now - self.away_since >= HURRY_S:
+            self.retry_at = 0.0
+            self._backoff.reset()
 
     def reset(self) -> None:
         """Forgets the connection, but does not count that as a failure."""
@@ -123,7 +134,8 @@ class Line:
         return messages
 
     def look(self, now: float) -> None:
-        """Sends a PING if it is time for one, and counts subscriptions as taken after JOIN_S or JOIN_BLIND_S.
+        """Sends a PING if it is time for one. If the peer may not answer PINGs, counts subscriptions as taken after
+        JOIN_S.
 
         Raises Timeout if the peer has to be given up.
         """
@@ -136,18 +148,19 @@ class Line:
             raise Timeout(f"{self.address} did not answer a PING within {PATIENCE * self._heartbeat:g} s")
         if now - self._pinged_at >= self._heartbeat or self._asked < len(self._topics):
             self._ping(now)
-        patience = JOIN_S if self._answers else JOIN_BLIND_S
-        while self._asks and now >= self._asks[0][1] + patience:
-            self.joined = self._asks.popleft()[0]
         self.due = self._pinged_at + self._heartbeat
-        if self._asks:
-            self.due = min(self.due, self._asks[0][1] + patience)
+        if not self._answers:
+            while self._asks and now >= self._asks[0][2] + JOIN_S:
+                self.joined = self._asks.popleft()[0]
+            if self._asks:
+                self.due = min(self.due, self._asks[0][2] + JOIN_S)
 
     def _ping(self, now: float) -> None:
         context = b""
+        self._pings += 1
         if self._asked < len(self._topics):
             self._asked = len(self._topics)
-            self._asks.append((self._asked, now))
+            self._asks.append((self._asked, self._pings, now))
             context = self._asked.to_bytes(CONTEXT_SIZE, "big")
         self.out += wire.ping(TTL * self._heartbeat, context)
         self._pinged_at = now
@@ -169,7 +182,7 @@ class Line:
             raise ProtocolError(f"{self.address} is of type {peer.decode('latin-1')!r}, expected {expected}")
         self.is_ready = True
         self.has_failed = False
-        self._ready_at = now
+        self.ready_at = now
         self._answers = bool(self._parser.minor)
         for topic in self._topics:
             self._send_subscription(topic)
@@ -183,16 +196,17 @@ class Line:
             self.out += wire.pong(command.data)
         elif command.name == b"PONG":
             self._answers = True
-            self._take_context(command.data)
+            self._take_pong(command.data)
         elif command.name == b"ERROR":
             raise ProtocolError(f"{self.address} ends the connection: {wire.error_reason(command.data)}")
         elif self.kind is SocketType.PUB and command.name in (b"SUBSCRIBE", b"CANCEL"):
             self._take_subscription(command.data, command.name == b"SUBSCRIBE")
 
-    def _take_context(self, context: bytes) -> None:
-        """Handles the context of a PONG: these subscriptions were taken."""
+    def _take_pong(self, context: bytes) -> None:
+        """Handles a PONG: the subscriptions before its PING were taken."""
+        self._pongs += 1
         count = int.from_bytes(context, "big")
-        while self._asks and self._asks[0][0] <= count:
+        while self._asks and (self._asks[0][0] <= count or self._asks[0][1] <= self._pongs):
             self.joined = self._asks.popleft()[0]
 
     def _take_subscription(self, prefix: bytes, begins: bool) -> None:

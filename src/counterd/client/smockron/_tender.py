@@ -67,7 +67,11 @@ class Tender:
             self._waker.close()
 
     def end(self) -> None:
-        """Lets the thread end when it has sent everything that it can send, or when LINGER_S have passed."""
+        """Lets the thread end when it has sent everything that it can send, or when LINGER_S have passed.
+
+        The caller has the lock.
+        """
+        self._core.leave(self._master)
         self._ends_at = time.monotonic() + LINGER_S
         self._waker.wake()
 

@@ -11,6 +11,7 @@ from counterd.client._addresses import Address, Tls
 from counterd.client.smockron._delays import Delays
 from counterd.client.smockron._gatekeeping import (
     BATCH,
+    BLIND_S,
     DOMAINS_MAX,
     HELD_NS,
     Core,
@@ -349,7 +350,7 @@ def test_what_cannot_be_is_said_before_anything_is_sent() -> None:
         decide(core, "a" * 4097, None, b"", NOW)
     for number in range(1, DOMAINS_MAX):
         decide(core, "a", str(number), b"", NOW)
-    with pytest.raises(ValueError, match="the master at h:10004 has 1024 domains already"):
+    with pytest.raises(ValueError, match="the master at h:10004 has 4096 domains already"):
         decide(core, "a", "one more", b"", NOW)
     while accounted(core):
         pass
@@ -543,36 +544,95 @@ def test_a_new_domain_is_subscribed_to_at_once() -> None:
 def test_a_new_domain_waits_until_its_control_messages_arrive(answers: bool) -> None:
     """Else the effect of its first messages would be missed. Others do not wait for it, and it does not for ever."""
     core = core_of()
-    master = connect(core)
+    master = core.masters[0]
+    for line, kind in ((master.control, SocketType.PUB), (master.accounting, SocketType.SUB)):
+        line.opened(100.0)
+        feed(core, master, line, (wire.greeting() if answers else bytes(OLD)) + wire.ready(kind))
+    feed(core, master, master.accounting, wire.subscribe(b""))
+    core.look(master, master.control, 100.0 + JOIN_S)
+    if answers:
+        feed(core, master, master.control, pong(master))
+    for line in master.lines:
+        line.out.clear()
+    assert master.is_ready
     decide(core, "a", "e", b"", NOW)
     decide(core, "a", None, b"", NOW)
     assert [message[0] for message in accounted(core)] == [b"d\0"]
-    core.look(master, master.control, 100.0)
-    assert [item.name for item in items(take(core, master, master.control, NOW))] == [b"SUBSCRIBE", b"PING"]
+    core.look(master, master.control, 100.0 + JOIN_S)
+    subscribes, asks = items(take(core, master, master.control, NOW))
+    assert subscribes == (Command(b"SUBSCRIBE", b"e\0") if answers else (b"\1e\0",))
+    assert asks.name == b"PING"
     stirred: list[int] = []
     master.stir, master.is_stirred = lambda: stirred.append(1), False
     if answers:
         feed(core, master, master.control, pong(master))
     else:
-        assert master.due(100.0) == JOIN_S
-        core.look(master, master.control, 100.0 + JOIN_S)
+        assert master.due(100.0 + JOIN_S) == JOIN_S
+        core.look(master, master.control, 100.0 + 2 * JOIN_S)
     assert stirred
     assert [message[0] for message in accounted(core)] == [b"e\0"]
 
 
-def test_without_control_messages_nothing_waits_for_them() -> None:
+def test_without_control_messages_nothing_waits_for_them_for_long() -> None:
     core = core_of()
     master = connect(core)
     core.lost(master, master.control, "it ended", 100.0)
+    core.lost(master, master.control, "it cannot be made again", 100.0 + BLIND_S / 2)
     decide(core, "a", None, b"", NOW)
     decide(core, "a", "e", b"", NOW)
+    assert accounted(core) == [], "it may be back at once"
+    master.control.retry_at = 200.0
+    assert master.due(100.0) == BLIND_S
+    stirred: list[int] = []
+    master.stir, master.is_stirred = lambda: stirred.append(1), False
+    core.look(master, master.accounting, 100.0 + BLIND_S)
+    assert stirred
     assert [message[0] for message in accounted(core)] == [b"d\0", b"e\0"]
+    assert master.due(100.0 + BLIND_S) > 1, "nothing more is due"
+    assert BLIND_S < HELD_NS / 1e9, "nothing is dropped"
+    master.control.is_connecting = True
+    core.look(master, master.accounting, 101.0)
+    decide(core, "a", None, b"", NOW)
+    assert [message[0] for message in accounted(core)] == [b"d\0"]
     master.control.opened(101.0)
+    core.look(master, master.control, 101.0)
+    decide(core, "a", None, b"", NOW)
+    assert accounted(core) == [], "its handshake has begun"
     feed(core, master, master.control, wire.greeting() + wire.ready(SocketType.PUB))
     decide(core, "a", None, b"", NOW)
     assert accounted(core) == [], "it is back, and has not taken the subscriptions"
     feed(core, master, master.control, pong(master))
-    assert [message[0] for message in accounted(core)] == [b"d\0"]
+    assert [message[0] for message in accounted(core)] == 2 * [b"d\0"]
+
+
+def test_a_lost_accounting_connection_waits_for_control_again() -> None:
+    core = core_of()
+    master = connect(core)
+    core.lost(master, master.control, "it ended", 100.0)
+    core.look(master, master.accounting, 100.0 + BLIND_S)
+    core.lost(master, master.accounting, "it ended too", 103.0)
+    master.accounting.opened(104.0)
+    said = wire.greeting() + wire.ready(SocketType.SUB) + wire.subscribe(b"")
+    core.feed(master, master.accounting, said, 104 * 10**9, NOW * MS)
+    master.accounting.out.clear()
+    decide(core, "a", None, b"", NOW)
+    assert accounted(core) == []
+    assert master.wants(master.control, 104.0), "the master is back, so the other port is tried at once"
+    core.look(master, master.accounting, 104.0 + BLIND_S)
+    assert len(accounted(core)) == 1
+
+
+def test_one_that_closes_does_not_wait_for_control_messages() -> None:
+    core = core_of()
+    master = connect(core)
+    decide(core, "a", "e", b"", NOW)
+    core.lost(master, master.control, "it ended", 100.0)
+    decide(core, "a", None, b"", NOW)
+    assert accounted(core) == []
+    core.leave(master)
+    assert core.has_left(master)
+    assert [message[0] for message in accounted(core)] == [b"e\0", b"d\0"]
+    assert not core.has_left(master)
 
 
 def test_accounting_is_connected_after_control_unless_that_fails() -> None:
@@ -624,10 +684,10 @@ def test_an_outage_also_ends_when_a_subscription_counts_as_taken_without_a_pong(
     decide(core, "a", None, b"", NOW)
     for line in master.lines:
         line.opened(100.0)
-    feed(core, master, master.control, wire.greeting() + wire.ready(SocketType.PUB))
+    feed(core, master, master.control, bytes(OLD) + wire.ready(SocketType.PUB))
     feed(core, master, master.accounting, wire.greeting() + wire.ready(SocketType.SUB) + wire.subscribe(b""))
     assert core.look(master, master.control, 100.0) is None
-    assert not core.has_left(master)
+    assert stats(core, NOW).held == 1
     back = logging.INFO, "the master at %s is back after %.1f s", master.accounting.address, 50.0 + JOIN_S
     assert core.look(master, master.control, 100.0 + JOIN_S) == back
     assert core.look(master, master.control, 100.0 + JOIN_S) is None
@@ -653,6 +713,8 @@ def test_after_a_fork_nothing_is_connected_and_what_was_told_is_known() -> None:
 def test_a_stream_may_be_cut_anywhere(say: Callable[[bytes], bytes]) -> None:
     core = core_of()
     master = core.masters[0]
+    master.control.opened(100.0)
+    feed(core, master, master.control, wire.greeting() + wire.ready(SocketType.PUB) + pong(master))
     master.accounting.opened(100.0)
     decide(core, "a", None, b"", NOW)
     for byte in wire.greeting() + wire.ready(SocketType.SUB) + say(b"d") + wire.ping(1, b"x"):

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from counterd.client._addresses import Address
-from counterd.client.smockron._line import JOIN_BLIND_S, JOIN_S, OUT_MAX, PREFIXES_MAX, Line
-from counterd.client.smockron._tender import LINGER_S
+from counterd.client.smockron._line import HURRY_S, JOIN_S, OUT_MAX, PREFIXES_MAX, Line
 from counterd.errors import ProtocolError, Timeout
 from counterd.protocols.smockron import wire
 from counterd.protocols.smockron.wire import Parser, SocketType
@@ -69,10 +68,9 @@ def test_a_pong_says_how_many_subscriptions_were_taken() -> None:
     ready(line)
     line.subscribe(b"e\0")
     line.look(100.0)
-    assert (line.joined, line.is_settled, line.due) == (0, False, 100.0 + JOIN_S)
-    for context, joined in ((b"", 0), (bytes([0, 0, 0, 1]), 1), (b"", 1), (bytes([0, 0, 0, 1]), 1), (bytes(16), 1)):
-        line.feed(wire.command(b"PONG", context), 100.0)
-        assert (line.joined, line.is_settled) == (joined, False)
+    assert (line.joined, line.is_settled, line.due) == (0, False, 105.0)
+    line.feed(wire.command(b"PONG", bytes([0, 0, 0, 1])), 100.0)
+    assert (line.joined, line.is_settled) == (1, False)
     line.feed(wire.command(b"PONG", bytes([0, 0, 0, 2])), 100.0)
     assert (line.joined, line.is_settled) == (2, True)
     line.look(100.0)
@@ -81,20 +79,62 @@ def test_a_pong_says_how_many_subscriptions_were_taken() -> None:
     assert (line.joined, line.is_settled) == (0, False)
 
 
-@pytest.mark.parametrize(("greeting", "seconds"), [(wire.greeting(), JOIN_S), (bytes(OLD), JOIN_BLIND_S)])
-def test_without_a_pong_a_subscription_counts_as_taken_after_some_time(greeting: bytes, seconds: float) -> None:
-    """However many come later."""
+@pytest.mark.parametrize("greeting", [wire.greeting(), bytes(OLD)])
+def test_pongs_without_a_context_are_counted(greeting: bytes) -> None:
+    """libzmq 4.2 does not repeat the context."""
     line = line_of(SocketType.SUB)
     line.subscribe(b"d\0")
     ready(line, greeting)
+    line.look(105.0)  # a heartbeat
     line.subscribe(b"e\0")
-    line.look(100.0 + seconds / 2)
-    assert (line.joined, line.due) == (0, 100.0 + seconds)
-    line.look(100.0 + seconds)
-    assert (line.joined, line.due) == (1, 100.0 + seconds / 2 + seconds)
-    line.look(100.0 + 2 * seconds)
+    line.look(105.0)
+    for joined in (1, 1, 2, 2):
+        line.feed(wire.command(b"PONG"), 105.0)
+        assert line.joined == joined
+    line.closed(106.0)
+    line.opened(106.0)
+    ready(line, greeting, now=106.0)
+    line.feed(wire.command(b"PONG"), 106.0)
+    assert line.is_settled
+
+
+def test_a_peer_that_answers_pings_is_waited_for_until_it_answers() -> None:
+    """However slow it is, up to the patience that every PING has."""
+    line = line_of(SocketType.SUB)
+    line.subscribe(b"d\0")
+    ready(line)
+    line.look(109.9)
+    assert not line.is_settled
+    with pytest.raises(Timeout, match="did not answer a PING"):
+        line.look(110.0)
+
+
+def test_by_a_peer_that_may_not_answer_pings_a_subscription_counts_as_taken_after_some_time() -> None:
+    """However many come later."""
+    line = line_of(SocketType.SUB)
+    line.subscribe(b"d\0")
+    ready(line, bytes(OLD))
+    line.subscribe(b"e\0")
+    line.look(100.0 + JOIN_S / 2)
+    assert (line.joined, line.due) == (0, 100.0 + JOIN_S)
+    line.look(100.0 + JOIN_S)
+    assert (line.joined, line.due) == (1, 100.0 + JOIN_S / 2 + JOIN_S)
+    line.look(100.0 + 2 * JOIN_S)
     assert (line.joined, line.is_settled) == (2, True)
-    assert seconds <= LINGER_S / 2, "close() can still send what waited for it"
+
+
+def test_a_port_that_was_away_for_a_while_is_tried_at_once_when_another_is_back() -> None:
+    line = line_of(SocketType.SUB)
+    line.hurry(100.0)
+    ready(line)
+    for now in (100.0, 100.5):
+        line.closed(now)
+    line.hurry(100.0 + HURRY_S - 0.1)
+    assert line.retry_at > 100.5, "else a port that is lost all the time would be tried without a pause"
+    line.hurry(100.0 + HURRY_S)
+    assert line.retry_at == 0.0
+    line.closed(102.0)
+    assert 0.025 <= line.retry_at - 102.0 <= 0.05
 
 
 def test_to_zmtp_3_0_a_subscription_is_a_message() -> None:
