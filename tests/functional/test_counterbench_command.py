@@ -46,10 +46,11 @@ def test_a_run_says_what_came_of_it(port: int) -> None:
 
 
 def test_quiet_is_one_line(port: int) -> None:
-    found = counterbench("-p", port, "-n", 500, "-q", "-P", 5, "-t", "noop")
+    found = counterbench("-p", port, "-n", 500, "-q", "-P", 5, "--name-size", "1K", "--verify")
     assert found.returncode == 0
-    assert found.stdout.startswith("counter noop")
+    assert found.stdout.startswith("counter acquire-release")
     assert "requests per second" in found.stdout
+    assert found.stdout.endswith(", verified\n")
     assert found.stdout.count("\n") == 1
 
 
@@ -243,7 +244,10 @@ def test_holding_churn_and_verification(port: int) -> None:
         (["-k", "0", "-P", "2"], "--pipeline cannot be used with it"),
         (["--threads", "4", "-c", "3"], "need at least as many connections"),
         (["--protocol", "throttr", "-t", "acquire"], "the throttr protocol has noop, get, query"),
-        (["--protocol", "throttr", "-t", "set", "--value-size", "65536"], "0 to 65535 bytes"),
+        (["--protocol", "throttr", "-t", "set", "--value-size", "64k"], "0 to 65535 bytes"),
+        (["--value-size", "1M"], "1M is out of range, expected 0 to 524288"),
+        (["--value-size", "1.5k"], "a size such as"),
+        (["--name-size", "0"], "1 to 524288"),
         (["--number-type", "uint24"], "'uint24' is not one of"),
         (["--protocol", "http"], "'http' is not one of"),
         (["--nonsense"], "No such option"),

@@ -237,6 +237,8 @@ def _brief(run: Run, objective: Objective | None, *, is_one: bool) -> str:
         words.append(f"{printable(objective.text)}: {' '.join(judged(objective, run))}")
     if run.failed():
         words.append(faults(run))
+    if run.violations == []:
+        words.append("verified")
     at = "" if is_one or run.rate_wanted is None else f" at {rate(run.rate_wanted)}"
     return f"{printable(run.label)}{at}: {', '.join(words)}"
 

@@ -41,6 +41,7 @@ except ModuleNotFoundError as error:
 
 from counterd import units
 from counterd.errors import CounterdError
+from counterd.settings import size
 from counterd.units import rate
 from counterd.version import __version__
 
@@ -57,6 +58,7 @@ TAKE_OPTIONS = ("wait", "items", "limit", "burst", "weights", "priorities")
 
 NUMBER = Reads("number", at_least(1, units.whole_number))
 RATE = Reads("rate", at_least(0.001, units.number))
+SIZE = Reads("bytes", size(1, planning.BUFFER_SIZE_MAX))
 TIME = Reads("time", units.seconds)
 MEASURED = Reads("time", at_least(0.001, units.seconds))
 
@@ -189,7 +191,7 @@ class Told(click.Group):
     show_default=True,
     help="How names are chosen: uniform, zipf:1.03 or seq.",
 )
-@click.option("--name-size", type=NUMBER, default=16, show_default=True, help="The length of each name in bytes.")
+@click.option("--name-size", type=SIZE, default=16, show_default=True, help="The length of each name.")
 @click.option(
     "--prefill",
     is_flag=True,
@@ -197,8 +199,7 @@ class Told(click.Group):
 )
 @click.option(
     "--value-size",
-    type=click.IntRange(0, planning.BUFFER_SIZE_MAX),
-    metavar="BYTES",
+    type=Reads("bytes", size(0, planning.BUFFER_SIZE_MAX)),
     help=(
         "The size of a job's body, or of a buffer for set and get. With redis and without this option, get reads "
         f"a number.  [default: {planning.BUFFER_SIZE}]"
@@ -335,10 +336,10 @@ class Told(click.Group):
 def main(context: click.Context, /, **options: Any) -> None:
     """Measures how fast a server is under load, and with --verify checks that its replies are right.
 
-    Write numbers as 10k or 1.5m, and times as 500us, 10ms, 5s or 2m. Without -n or --duration a run takes 10 s. Ctrl-C
-    ends a run early. The report then shows what was measured until then. Exit status: 0 for success; 1 for errors,
-    requests that could not be sent, violations found by --verify, or a search (--find-max, --scan) that did not finish;
-    2 if the run could not begin.
+    Write numbers as 10k or 1.5m, sizes as 100 or 4K (4,096 bytes), and times as 500us, 10ms, 5s or 2m. Without -n or
+    --duration a run takes 10 s. Ctrl-C ends a run early. The report then shows what was measured until then. Exit
+    status: 0 for success; 1 for errors, requests that could not be sent, violations found by --verify, or a search
+    (--find-max, --scan) that did not finish; 2 if the run could not begin.
 
     \b
       counterbench -r 100k                             50 connections acquire and release in turn

@@ -254,6 +254,14 @@ def test_run_name() -> None:
             "acquire-release: 1000.00 requests per second (900.00 granted), p50=0.143 ms, 1,200 never sent",
         ),
         (
+            report(run(violations=[])),
+            "acquire-release: 1000.00 requests per second (900.00 granted), p50=0.143 ms, verified",
+        ),
+        (
+            report(run(violations=["2 permits of 1"])),
+            "acquire-release: 1000.00 requests per second (900.00 granted), p50=0.143 ms, violations of --verify",
+        ),
+        (
             report(run(rate=10.0, rate_wanted=10.0), search={"objective": "p99<1ms", "rate": 10.0}),
             "acquire-release: 10.00 requests per second (9.00 granted), p50=0.143 ms, p99<1ms: 283 µs met\n"
             "p99<1ms holds up to 10.0/s",
