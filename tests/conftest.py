@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+# isort: off
+from kit import surroundings
+
+FOLDER = surroundings.make()  # first, because hypothesis and counterd read variables when they are imported
+# isort: on
+
 import contextlib
 import gc
 import json
-import os
+import random
 import shutil
 import signal
 import tempfile
@@ -15,8 +21,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-from kit import daemon, needs, parts
-from kit.machine import LONG_S
+from kit import daemon, findings, needs, overdue, parts, progress
+from kit.machine import EXAMPLES, LONG_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -24,14 +30,25 @@ if TYPE_CHECKING:
     from kit.certificates import Files
 
 
-# No deadlines, because the duration of an example depends on the machine.
-settings.register_profile("counterd", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# No deadlines, because the duration of an example depends on the machine. A seed of its own for each run, in CI too.
+settings.register_profile(
+    "counterd", deadline=None, derandomize=False, print_blob=True, suppress_health_check=[HealthCheck.too_slow]
+)
 settings.load_profile("counterd")
+SEED = pytest.StashKey[int]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Restores SIGINT: a shell starts background jobs with SIGINT ignored, and the tests' processes inherit that."""
+    if not config.option.basetemp:
+        config.option.basetemp = str(FOLDER / "t")
+    if config.option.color == "auto" and (is_colored := surroundings.is_colored()) is not None:
+        config.option.color = "yes" if is_colored else "no"
     config.addinivalue_line("markers", needs.MARKER)
+    config.addinivalue_line("markers", overdue.MARKER)
+    workerinput = getattr(config, "workerinput", {})
+    config.stash[SEED] = int(config.option.hypothesis_seed or workerinput.get("seed") or random.getrandbits(32))
+    findings.install(findings.finding_of(FOLDER, workerinput.get("workerid", "main")))
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -42,6 +59,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     return parts.ignores(config, collection_path)
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    overdue.install(session.config, FOLDER)
+    if not hasattr(session.config, "workerinput") and session.config.option.verbose == 0:
+        session.config.pluginmanager.register(progress.Progress(session.config, FOLDER))
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    return f"examples of hypothesis: to repeat those of this run, --hypothesis-seed={config.stash[SEED]}"
 
 
 # ---- each test process begins with some of the longest tests ---------------------------------------------------------
@@ -69,6 +96,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     parts.select(config, items)
     processes = getattr(config, "workerinput", {}).get("workercount", 1)
     longest = [item for item in items if item.nodeid.startswith(LONGEST)]
+    for item in longest:
+        item.add_marker(pytest.mark.limit(overdue.LONG_LIMIT_S * max(1.0, EXAMPLES)))
     if processes > 1 and len(items) > 100 * processes:
         others = [item for item in items if not item.nodeid.startswith(LONGEST)]
         items.clear()
@@ -98,11 +127,19 @@ def pytest_report_collectionfinish(items: list[pytest.Item]) -> list[str]:
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: Any) -> None:
     """Called before xdist starts a process."""
+    node.workerinput["seed"] = node.config.stash[SEED]
     if COUNTS not in node.config.stash:
-        descriptor, name = tempfile.mkstemp(prefix="counterd-counts-")
-        os.close(descriptor)
-        node.config.stash[COUNTS] = Path(name)
-        node.workerinput["counts"] = name
+        node.config.stash[COUNTS] = FOLDER / "counts"
+        node.workerinput["counts"] = str(FOLDER / "counts")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_handlecrashitem(report: Any) -> None:
+    """Shows the trace of a process that ended, and what hypothesis had found there."""
+    process = report.node.gateway.id
+    for path in (overdue.trace_of(FOLDER, process), findings.finding_of(FOLDER, process)):
+        if path.exists() and (text := path.read_text()):
+            report.longrepr = f"{report.longrepr}\n{text.rstrip()}"
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -115,13 +152,24 @@ def pytest_xdist_node_collection_finished(node: Any) -> None:
             reporter.write_line(line)
 
 
-def pytest_unconfigure(config: pytest.Config) -> None:
-    if COUNTS in config.stash:
-        config.stash[COUNTS].unlink(missing_ok=True)
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_sessionfinish(session: pytest.Session) -> Iterator[None]:
+    yield
+    if hasattr(session.config, "workerinput"):
+        return
+    if session.exitstatus != pytest.ExitCode.TESTS_FAILED:
+        shutil.rmtree(FOLDER, ignore_errors=True)
+
+
+def pytest_terminal_summary(terminalreporter: Any, exitstatus: int) -> None:
+    if exitstatus == pytest.ExitCode.TESTS_FAILED:
+        terminalreporter.write_line(pytest_report_header(terminalreporter.config))
+        terminalreporter.write_line(f"files of the failed tests: {terminalreporter.config.option.basetemp}")
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
+    findings.sow(item, item.config.stash[SEED])
     if reason := needs.check(item):
         if needs.in_ci():
             pytest.fail(reason, pytrace=False)

@@ -329,10 +329,6 @@ class Runner:
         if not self.costs:
             (BUILD / "costs.json").write_text(json.dumps(costs))
 
-    def pytest_addoption(self, parser: pytest.Parser) -> None:
-        for name in ("faulthandler_timeout", "faulthandler_exit_on_timeout"):
-            parser.addini(name, "of a plugin that is not there: a mutant's crash and hang are noticed by the parent")
-
     def pytest_configure(self) -> None:
         import hypothesis  # noqa: PLC0415  (pytest wants to be there first)
 
