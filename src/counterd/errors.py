@@ -92,6 +92,9 @@ class InvalidArguments(ServerError):
     """The request does not follow the protocol."""
 
 
+DRAINING = "Draining"  # the text of a refusal by a server that is about to stop
+
+
 class NotAvailable(ServerError):
     """The request was refused, because to grant it would exceed the maximum.
 
@@ -107,6 +110,11 @@ class NotAvailable(ServerError):
     waited: float | None = None
     retry_after: float | None = None
     limit: int | None = None
+
+    @property
+    def draining(self) -> bool:
+        """Whether the server is about to stop: it grants nothing more, whatever is available."""
+        return self.text == DRAINING
 
     def __str__(self) -> str:
         used = "" if self.consumption is None else f", {self.consumption} in use"

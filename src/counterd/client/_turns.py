@@ -42,6 +42,8 @@ class Queue:
         self.waiters: OrderedDict[Waiter, None] = OrderedDict()
         self.backoff = Backoff(ASK_FIRST_S, ASK_LONGEST_S)
         self.consumption: int | None = None  # when a hold last gave up
+        self.unreachable = ""  # why the server could not be asked for it
+        self.draining = False  # so the server said when it last refused a request of this queue
         self.counted_at = -math.inf
         self.counting: Any = None  # the task that asks for it now; other holds that give up wait for this task
         self.is_full = False  # so is the queue of the server: only one waiter at a time may try to wait there

@@ -31,7 +31,8 @@ class Act(Enum):
     is set.
     LOOK: checks the server and returns a Seen. ASK: asks the server once, and returns the result. After NotAvailable or
     ConnectionLost the hold waits.
-    GIVE_UP: returns the error for a hold whose timeout is over. The argument of GIVE_UP is the queue.
+    GIVE_UP: returns the error for a hold whose timeout is over: ConnectionLost if the server cannot be reached. The
+    argument of GIVE_UP is the queue.
     """
 
     WAIT = 0
@@ -92,6 +93,8 @@ class Patience:
 def queued(patience: Patience, *, retry_at: Callable[[], float | None]) -> Steps:
     """The steps of a caller that waits only in the server's queue. Returns the result of QUEUE.
 
+    If the server drains or is lost, the caller waits for the next one.
+
     retry_at: returns when a client without a connection may connect again. The function returns None if the client is
     closed and never may connect again.
     """
@@ -99,7 +102,9 @@ def queued(patience: Patience, *, retry_at: Callable[[], float | None]) -> Steps
     while True:
         try:
             return (yield QUEUE, patience.left(), None)
-        except ConnectionLost:
+        except (NotAvailable, ConnectionLost) as error:
+            if isinstance(error, NotAvailable) and not error.draining:
+                raise
             again_at = retry_at()
             if again_at is None or patience.is_over():
                 raise
@@ -238,6 +243,7 @@ def _refused(
 ) -> tuple[CounterdError | None, float]:
     """Returns the error for a hold whose time is over, or None for the error of GIVE_UP; and how long another hold
     pauses."""
+    queue.draining = isinstance(error, NotAvailable) and error.draining
     if isinstance(error, ConnectionLost):
         again_at = retry_at()
         if again_at is None:
@@ -246,7 +252,7 @@ def _refused(
     if is_futile(error):
         raise error
     pause = queue.delay(patience.waited())
-    if error.consumption is None:
+    if error.consumption is None and not queue.draining:
         return None, pause
     error.waited = asked.timeout
     return error, pause

@@ -408,26 +408,23 @@ class Client(Shared):
         consumption, stats = await self._answers(link, [(wire.get, asked.name), (wire.stats,)])
         return asked.seen(consumption, stats, link.calls.refused)
 
-    async def _gives_up(self, queue: Queue, asked: Asked) -> NotAvailable:
-        return asked.not_available(await self._consumption(queue, asked))
-
-    async def _consumption(self, queue: Queue, asked: Asked) -> int | None:
-        """Returns how many permits are in use, for the error of a hold that gives up.
-
-        If many holds give up at the same time, only one of them asks the server.
-        """
+    async def _gives_up(self, queue: Queue, asked: Asked) -> CounterdError:
+        """Says how many permits are in use. If many holds give up together, one asks the server."""
         loop = get_running_loop()
         if queue.counting is None and loop.time() - queue.counted_at > COUNTED_FOR_S:
             queue.counting = self._started(self._count(queue, asked.name))
         if queue.counting is not None:
             await asyncio.wait([queue.counting])
-        return queue.consumption
+        return asked.gives_up(queue)
 
     async def _count(self, queue: Queue, name: bytes) -> None:
-        queue.consumption = None
+        queue.consumption, queue.unreachable = None, ""
         try:
-            with suppress(CounterdError):
-                queue.consumption = await (await self._connected(hears=False)).result(wire.get, name)
+            queue.consumption = await (await self._server()).result(wire.get, name)
+        except ConnectionLost as error:
+            queue.unreachable = str(error)
+        except CounterdError:
+            pass
         finally:
             queue.counted_at, queue.counting = get_running_loop().time(), None
 

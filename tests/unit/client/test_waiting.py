@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 NAME = b"n"
 REFUSED = NotAvailable(0x21, "")
+DRAINING = NotAvailable(0x21, "Draining")
 LOST = ConnectionLost("lost")
 UNKNOWN = UnknownCommand(0x81, "")
 FULL = OutOfMemory(0x82, "")
@@ -399,3 +400,35 @@ def test_a_caller_that_waits_only_in_the_server() -> None:
     scene.now = 110.0
     with pytest.raises(ConnectionLost):
         steps.throw(LOST)
+
+
+def test_a_caller_that_waits_only_in_the_server_waits_for_the_next_one() -> None:
+    """A refusal ends the wait, unless the server is about to stop."""
+    scene = Scene()
+    steps = queued(Patience(10, lambda: scene.now), retry_at=lambda: scene.retry_at)
+    next(steps)
+    act, *_ = steps.throw(DRAINING)
+    assert act is PAUSE
+    assert steps.send(None) == (QUEUE, 10, None)
+    with pytest.raises(NotAvailable):
+        steps.throw(REFUSED)
+    steps = queued(Patience(0, lambda: scene.now), retry_at=lambda: scene.retry_at)
+    next(steps)
+    with pytest.raises(NotAvailable, match="Draining"):
+        steps.throw(DRAINING)
+
+
+def test_a_hold_that_waits_for_the_next_server_says_so() -> None:
+    """It is not because of what is in use."""
+    scene = Scene()
+    steps, _ = scene.hold(timeout=1)
+    next(steps)
+    act, *_ = steps.throw(DRAINING)
+    assert act is QUEUE
+    act, *_ = steps.throw(DRAINING)
+    assert act is WAIT
+    scene.now += 1
+    act, *_ = steps.send(False)
+    assert act is QUEUE
+    with pytest.raises(NotAvailable, match="Draining"):
+        steps.throw(DRAINING)

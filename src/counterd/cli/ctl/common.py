@@ -38,7 +38,6 @@ HOST = "127.0.0.1"
 PORT = 11215
 
 NAME_MAX = 65_535  # bytes
-DRAINING = "Draining"  # the text of a refusal during a drain
 DURATION_MAX = 60e6  # seconds, two years: every clock and every system call can wait for this time
 
 
@@ -274,7 +273,7 @@ def why_short(error: NotAvailable) -> str:
     """Returns why something is not available, for the end of a line; "" if the server does not say it."""
     if error.limit is not None:
         return f": the server's limit is {error.limit}"
-    if error.text == DRAINING:
+    if error.draining:
         return ": the server is draining"
     return "" if error.consumption is None else f": {error.consumption} of {error.maximum} are in use"
 

@@ -217,10 +217,11 @@ class Client(Shared):
         wait. Without a key, the holds of this client share a key that no other client has.
 
         A hold also waits while the server cannot be reached. If the timeout ends during this time, the hold raises
-        ConnectionLost. On a new connection the hold asks again. If the server does not answer, the hold raises Timeout:
-        a waiting hold notices that within 10 s plus the client's timeout. InvalidArguments is raised immediately if
-        resources are 0 or above maximum, and NotAvailable if they are above the server's maximum, which is then in
-        `limit` of the error. The permits are given back at the end of the block.
+        ConnectionLost. On a new connection the hold asks again. While the server drains, the hold waits too. If the
+        timeout ends during this time, `draining` of the NotAvailable is True. If the server does not answer, the hold
+        raises Timeout: a waiting hold notices that within 10 s plus the client's timeout. InvalidArguments is raised
+        immediately if resources are 0 or above maximum, and NotAvailable if they are above the server's maximum, which
+        is then in `limit` of the error. The permits are given back at the end of the block.
 
         If the server's queue is full, or the server has no queue (yrmcdsd), holds wait in a queue of this client. The
         first hold in this queue asks up to ten times a second; key, weight and priority have no effect. If this client
@@ -248,8 +249,9 @@ class Client(Shared):
         """Takes 1 to 16 permits and rates, all or none: `with client.take(Permit("db", maximum=10), Rate(...)):`.
 
         Has the arguments of hold(), but the default of timeout is 0, which does not wait. NotAvailable names the first
-        item of which too little was available. For a rate it also has the time until enough is available. The permits
-        are given back at the end of the block. If the server has no Takes (yrmcdsd), raises UnknownCommand.
+        item of which too little was available. For a rate it also has the time until enough is available. A take that
+        waits also waits for another server while this one drains or cannot be reached. The permits are given back at
+        the end of the block. If the server has no Takes (yrmcdsd), raises UnknownCommand.
         """
         return Taken(self, AskedItems(items, timeout, place(key, weight, priority)))
 
@@ -438,18 +440,19 @@ class Client(Shared):
         consumption, stats = link.run(((wire.get, asked.name), (wire.stats,)))
         return asked.seen(consumption.result, stats.result, link.calls.refused)
 
-    def _gives_up(self, queue: Queue, asked: Asked) -> NotAvailable:
-        return asked.not_available(self._consumption(queue, asked))
-
-    def _consumption(self, queue: Queue, asked: Asked) -> int | None:
-        """Returns how many permits are in use, for errors. If many holds give up together, one asks the server."""
+    def _gives_up(self, queue: Queue, asked: Asked) -> CounterdError:
+        """Says how many permits are in use. If many holds give up together, one asks the server."""
         with self._counting:
             if time.monotonic() - queue.counted_at > COUNTED_FOR_S:
-                queue.consumption = None
-                with suppress(CounterdError):
-                    queue.consumption = self._connected(hears=False).call(wire.get, asked.name)
+                queue.consumption, queue.unreachable = None, ""
+                try:
+                    queue.consumption = self._server().call(wire.get, asked.name)
+                except ConnectionLost as error:
+                    queue.unreachable = str(error)
+                except CounterdError:
+                    pass
                 queue.counted_at = time.monotonic()
-            return queue.consumption
+            return asked.gives_up(queue)
 
 
 class Hold:

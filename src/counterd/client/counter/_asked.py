@@ -5,15 +5,19 @@ Floor: side (ARCHITECTURE.md); shared by the blocking client and the client for 
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from counterd.client._connection import as_bytes
 from counterd.client._holding import Wanted, printed
 from counterd.client._tenure import Seen
 from counterd.client.counter._taking import Request
-from counterd.errors import ConnectionLost, NotAvailable
+from counterd.errors import DRAINING, ConnectionLost, NotAvailable
 from counterd.protocols.counter import wire
 from counterd.protocols.counter.wire import ERROR_TEXTS, Status
+
+if TYPE_CHECKING:
+    from counterd.client._turns import Queue
+    from counterd.errors import CounterdError
 
 REFUSED = "refused:not_available"  # a statistic, which the reference server does not have
 
@@ -44,12 +48,14 @@ class Asked(Wanted):
         """Returns the request that waits in the server for this many seconds. None means for ever."""
         return self._request.waiting(seconds)
 
-    def not_available(self, consumption: int | None) -> NotAvailable:
-        """Returns the error for a hold whose timeout is over."""
+    def gives_up(self, queue: Queue) -> CounterdError:
+        """Returns the error for a hold whose timeout is over, and that has not asked by itself."""
+        if queue.unreachable:
+            return ConnectionLost(queue.unreachable)
         status = Status.RESOURCE_NOT_AVAILABLE
-        error = NotAvailable(status, ERROR_TEXTS[status])
+        error = NotAvailable(status, DRAINING if queue.draining else ERROR_TEXTS[status])
         error.name, error.resources, error.maximum = self.name, self.resources, self.maximum
-        error.consumption, error.waited = consumption, self.timeout
+        error.consumption, error.waited = None if queue.draining else queue.consumption, self.timeout
         return error
 
     def seen(self, consumption: int | None, stats: dict[str, str] | None, own_refusals: int) -> Seen:

@@ -263,6 +263,8 @@ def _shortage(items: Sequence[Permit | Rate], short: Shortage) -> ServerError:
     _name_item(error, items[short.item])
     error.retry_after = None if short.retry_ms is None else short.retry_ms / 1000
     error.maximum = short.most
+    if error.draining:  # not because of what is in use
+        return error
     error.consumption = max(short.most - short.left, 0)
     if items[short.item].amount > short.most:
         error.limit = short.most

@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 
+from counterd.client._turns import Queue
 from counterd.client.counter._asked import Asked
 from counterd.client.counter._taking import place
+from counterd.errors import ConnectionLost, NotAvailable
 from counterd.protocols.counter import wire
 
 
@@ -72,12 +74,31 @@ def test_what_is_to_be_done_with_a_loss(on_lost: Any) -> None:
     assert asked(on_lost=on_lost).on_lost == on_lost
 
 
-def test_not_available() -> None:
-    error = asked(timeout=1.5).not_available(7)
+def test_who_gives_up_says_how_many_are_in_use() -> None:
+    queue = Queue()
+    queue.consumption = 7
+    error = asked(timeout=1.5).gives_up(queue)
+    assert isinstance(error, NotAvailable)
     assert (error.status, error.text) == (0x21, "Resource not available")
     assert (error.name, error.resources, error.maximum, error.consumption, error.waited) == (b"n", 2, 3, 7, 1.5)
     assert str(error).endswith("asked for 2 of n, maximum 3, 7 in use, waited 1.5 s")
-    assert "in use" not in str(asked().not_available(None))
+    assert "in use" not in str(asked().gives_up(Queue()))
+
+
+def test_who_gives_up_while_the_server_drains_says_that() -> None:
+    queue = Queue()
+    queue.consumption, queue.draining = 7, True
+    error = asked().gives_up(queue)
+    assert isinstance(error, NotAvailable)
+    assert error.draining
+    assert "in use" not in str(error)
+
+
+def test_who_gives_up_while_the_server_cannot_be_reached_says_that() -> None:
+    queue = Queue()
+    queue.unreachable = "cannot connect"
+    error = asked().gives_up(queue)
+    assert (type(error), str(error)) == (ConnectionLost, "cannot connect")
 
 
 def test_lost() -> None:
