@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-from kit import daemon, findings, needs, overdue, parts, progress
+from kit import daemon, findings, needs, overdue, parts, progress, remains
 from kit.machine import EXAMPLES, LONG_S
 
 if TYPE_CHECKING:
@@ -36,6 +36,7 @@ settings.register_profile(
 )
 settings.load_profile("counterd")
 SEED = pytest.StashKey[int]()
+MOUNTED = pytest.StashKey[set[str]]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -51,6 +52,8 @@ def pytest_configure(config: pytest.Config) -> None:
     findings.install(findings.finding_of(FOLDER, workerinput.get("workerid", "main")))
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    if config.getoption("numprocesses", None):  # a time limit of the whole run ends it in order, too
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -62,6 +65,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
+    session.config.stash[MOUNTED] = remains.mounts(FOLDER)
     overdue.install(session.config, FOLDER)
     if not hasattr(session.config, "workerinput") and session.config.option.verbose == 0:
         session.config.pluginmanager.register(progress.Progress(session.config, FOLDER))
@@ -154,9 +158,13 @@ def pytest_xdist_node_collection_finished(node: Any) -> None:
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_sessionfinish(session: pytest.Session) -> Iterator[None]:
-    yield
     if hasattr(session.config, "workerinput"):
-        return
+        return (yield)
+    mounted = session.config.stash[MOUNTED]
+    yield
+    if left := remains.remains(FOLDER, mounted):
+        print("the tests have left behind:", *left, sep="\n  ")
+        session.exitstatus = session.exitstatus or pytest.ExitCode.TESTS_FAILED
     if session.exitstatus != pytest.ExitCode.TESTS_FAILED:
         shutil.rmtree(FOLDER, ignore_errors=True)
 

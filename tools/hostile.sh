@@ -14,7 +14,9 @@ if [ $# = 0 ]; then
 fi
 python=$(realpath -s "$1")
 shift
-[ $# -gt 0 ] || set -- -n 4 --dist worksteal tests/unit/cli tests/unit/control tests/unit/journal tests/functional tests/drills
+if [ $# = 0 ]; then
+    set -- -n 4 --dist worksteal --part daemon tests/unit/cli tests/unit/control tests/unit/journal tests/functional
+fi
 uid=${HOSTILE_UID:-65534}
 
 odd=$(mktemp -d /tmp/hostile-XXXXXX)
@@ -45,7 +47,22 @@ if [ "$(id -u)" = 0 ]; then
     chown -R "$uid:$uid" "$odd/tree"
     as=(setpriv "--reuid=$uid" "--regid=$uid" --clear-groups --inh-caps=-all)
     cd "$odd/tree"
-    "${as[@]}" "$python" -c 'import counterd._core' || { echo "hostile: user $uid cannot run $python" >&2; exit 2; }
+    # Root may have its Python in its home, which others cannot enter: they get a view in which it has nothing else.
+    base=$("$python" -c 'import sys; print(sys.base_prefix)')
+    case $base in
+        /root/*)
+            mkdir "$odd/python"
+            as=(
+                unshare --mount --propagation private sh -c '
+                    umask 022
+                    mount --bind "$0" "$1/python" && mount -t tmpfs -o mode=755 tmpfs /root && mkdir -p "$0" &&
+                    mount --bind "$1/python" "$0" && shift && umask 077 && exec "$@"' "$base" "$odd" "${as[@]}"
+            ) ;;
+    esac
+    "${as[@]}" sh -c '"$0" -c "import counterd._core"' "$python" || {
+        echo "hostile: user $uid cannot run $python" >&2
+        exit 2
+    }
 fi
 echo "==== hostile: TERM=xterm-kitty, FORCE_COLOR${as[0]:+, uid $uid}"
 env -i "${variables[@]}" HOME="$odd/home" TERM=xterm-kitty COLORTERM=truecolor FORCE_COLOR=1 \

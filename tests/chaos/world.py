@@ -63,17 +63,17 @@ class Link:
 
     def heal(self) -> None:
         self._shape(None)
-        for name, interface in zip(self.net.names, INTERFACES, strict=True):
-            ip("-n", name, "neigh", "flush", "all", "nud", "permanent", "dev", interface)
-            ip("-n", name, "link", "set", interface, "up")
+        for host, interface in zip(self.net.keepers, INTERFACES, strict=True):
+            ip(host, "neigh", "flush", "all", "nud", "permanent", "dev", interface)
+            ip(host, "link", "set", interface, "up")
 
     def _shape(self, how: str | None) -> None:
-        for name, interface in zip(self.net.names, INTERFACES, strict=True):
+        for host, interface in zip(self.net.keepers, INTERFACES, strict=True):
             if how is None:
                 with contextlib.suppress(OSError):  # there was none
-                    ip("-n", name, "qdisc", "del", "dev", interface, "root", program="tc")
+                    ip(host, "qdisc", "del", "dev", interface, "root", program="tc")
             else:
-                ip("-n", name, "qdisc", "replace", "dev", interface, "root", *how.split(), program="tc")
+                ip(host, "qdisc", "replace", "dev", interface, "root", *how.split(), program="tc")
 
 
 class World:
@@ -205,7 +205,7 @@ def made(directory: Path) -> Iterator[World]:
         net = None
         with contextlib.suppress(OSError, subprocess.TimeoutExpired):
             net = stack.enter_context(joined())
-            ip("-n", net.names[0], "link", "set", "lo", "up")
+            ip(net.keepers[0], "link", "set", "lo", "up")
         library = next(Path("/usr/lib").glob(FAKETIME), None)
         shift = None if library is None else directory / "shift"
         world = World(directory, net, shift)

@@ -61,7 +61,7 @@ def probed(net: Net, counterd: daemon.Daemon) -> list[float]:
 
 def test_other_hosts_are_probed(net: Net, start: Callable[..., daemon.Daemon], short_path: Path) -> None:
     """As it was configured when they came; what is on the same machine is not: it cannot vanish unnoticed."""
-    ip("-n", net.names[0], "link", "set", "lo", "up")
+    ip(net.keepers[0], "link", "set", "lo", "up")
     settings = {
         "counter.bind": f"{HERE} 127.0.0.1",
         "counter.insecure": "true",
@@ -125,7 +125,7 @@ def test_what_it_held_comes_back(
 
 def test_a_machine_without_ipv6(net: Net, start: Callable[..., daemon.Daemon], short_path: Path) -> None:
     """There the default, 127.0.0.1 and ::1, is as good as 127.0.0.1."""
-    ip("-n", net.names[0], "link", "set", "lo", "up")
+    ip(net.keepers[0], "link", "set", "lo", "up")
     disabled = (*net.here, "sh", "-c", 'echo 1 > /proc/sys/net/ipv6/conf/all/disable_ipv6; exec "$@"', "sh")
     counterd = start({"counter.bind": "", "counter.socket": str(short_path / "s")}, program=(*disabled, *daemon.MODULE))
     assert [address.host for address in counterd.addresses] == ["127.0.0.1"]

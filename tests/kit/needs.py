@@ -41,8 +41,8 @@ def has_ipv6() -> bool:
 
 
 def can_make_networks() -> bool:
-    """Returns True if creating network namespaces is permitted, and mounts, which naming them needs."""
-    command = ["unshare", "--net", "--mount", "true"]
+    """Returns True if creating network namespaces is permitted."""
+    command = ["unshare", "--net", "true"]
     with contextlib.suppress(OSError):
         return subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=False).returncode == 0
     return False

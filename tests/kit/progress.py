@@ -80,6 +80,7 @@ class Progress:
     @pytest.hookimpl(wrapper=True)
     def pytest_runtestloop(self) -> Iterator[Any]:
         self.begun = time.monotonic()
+        self.reporter.flush()
         self.thread.start()
         try:
             return (yield)
@@ -102,6 +103,7 @@ class Progress:
     def pytest_runtest_logfinish(self, nodeid: str) -> None:
         self.running.pop(nodeid, None)
         self.ended += 1
+        self.reporter.flush()
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_report_teststatus(self, report: Any) -> tuple[str, str, str] | None:

@@ -66,11 +66,6 @@ def is_colored() -> bool | None:
     return True if caller.get("FORCE_COLOR") else None
 
 
-def left(folder: Path) -> list[str]:
-    """Returns what tests have left in their folder."""
-    return sorted(path.name for path in folder.iterdir() if path.name not in ("home", "t"))
-
-
 def _remove_old() -> None:
     """Removes the folders of this user's runs that have ended, but for the newest."""
     ended = []

@@ -52,7 +52,7 @@ class Case:
 
     def _run(self) -> None:
         try:
-            with inside(self._net.names[1]):
+            with inside(self._net.keepers[1]):
                 run(self.shape, self._vanishes())
         except BaseException as error:  # noqa: BLE001 - the test raises it
             self.error = error
@@ -93,11 +93,11 @@ def cases(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[tuple[type[
             patch.setattr(_connection, name, value)
         for module in (_link, _aiolink):
             patch.setattr(module, "PROBE_S", TIMEOUT_S)
-        ip("-n", net.names[0], "link", "set", "lo", "up")
+        ip(net.keepers[0], "link", "set", "lo", "up")
         directory = tmp_path_factory.mktemp("server") / "daemon"
         with Server(directory, HERE, DAEMON, (*net.here, *daemon.MODULE)) as server:
             made = {case: Case(case[0](server, number), case[1], net) for number, case in enumerate(CASES)}
-            with inside(net.names[0]):  # where the server is: so they can see it all the time
+            with inside(net.keepers[0]):  # where the server is: so they can see it all the time
                 for each in made.values():
                     each.thing.look()
             for each in made.values():
