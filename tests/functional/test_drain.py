@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 BOTH = pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "SIGINT"])
+SHORTAGE_SIZE = wire.HEADER_SIZE + 13 + len("Draining")  # of the reply to a Take that was refused
 KINDS = pytest.mark.parametrize("unix", [False, True], ids=["tcp", "unix"])
 
 
@@ -249,6 +250,35 @@ def test_nothing_is_accepted_any_more(unix: bool, start: Callable[..., daemon.Da
         with socket.socket(socket.AF_UNIX if unix else socket.AF_INET) as another:
             assert another.connect_ex(counterd.path if unix else counterd.address) == errno.ECONNREFUSED
         assert counterd.stop() == 1
+
+
+# A journal that is never read to its end.
+READING = """\
+import asyncio
+from counterd.control.service import Service
+async def restore(self):
+    await asyncio.Event().wait()
+Service.restore = restore"""
+
+
+@pytest.mark.parametrize("mode", ["close", "wait"])
+def test_while_a_journal_is_read_all_that_waits_is_answered_too(mode: str, tmp_path: Path) -> None:
+    """The other protocols are served meanwhile."""
+    config = tmp_path / "counterd.conf"
+    queues = {"beanstalk.enable": "true", "beanstalk.port": 0, "beanstalk.journal": tmp_path / "jobs"}
+    config.write_text(daemon.config_text({**queues, "drain.mode": mode, "drain.timeout": 3600}))
+    with daemon.started([*daemon.within(READING), "-c", str(config)], config) as counterd:
+        counterd.wait_for_log("counter listens on")
+        counterd.addresses = counterd.served("listens on")
+        with counterd.connect() as holder:
+            assert peers.ask(holder, wire.acquire(0, b"jobs", 1, 1)).status == 0
+            holder.sendall(wire.take(1, [wire.Permit(b"jobs", 1, 1)], 3_600_000) * 2)
+            counterd.wait_for_stats(waiters=2)
+            counterd.send_signal(signal.SIGTERM)
+            found = peers.responses(peers.receive(holder, 2 * SHORTAGE_SIZE))
+            assert [wire.decode_shortage(response.body).text for response in found] == ["Draining"] * 2
+        assert counterd.ended() == 0
+    assert not counterd.lines("ready:|WARN|ERROR|Traceback")
 
 
 @BOTH

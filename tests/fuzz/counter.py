@@ -210,7 +210,10 @@ class Room:
     def begin_drain(self, number: int, how: int, source: Source) -> None:
         if how == 3 and number == 3:
             self.store.begin_drain()
-            self.model.draining = True
+            self.model.draining = self.model.parting = True
+        elif how == 2 and number == 3:
+            self.store.part()
+            self.model.parting = True
 
     # -- what is always so --
 

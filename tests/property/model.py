@@ -220,6 +220,7 @@ class Model:
         self.tally: Tally[str] = Tally()
         self.outcomes: Tally[tuple[str, str]] = Tally()
         self.draining = False
+        self.parting = False  # also while it drains
         self.calls = 0
 
     # -- sessions --
@@ -334,7 +335,7 @@ class Model:
                 status = OK if counter else NOT_FOUND
                 body = struct.pack(">I", counter.consumption) if counter else b""
         if status != OK:
-            body = b"Draining" if self.draining and status == NOT_AVAILABLE else TEXTS[status]
+            body = b"Draining" if self.parting and status == NOT_AVAILABLE else TEXTS[status]
             self.tally[f"refused:{REFUSALS[status]}"] += 1
         operation = "unknown" if request.magic != 0x90 else COMMANDS.get(request.opcode, "unknown")
         self.outcomes[operation, REFUSALS.get(status, "ok")] += 1

@@ -244,7 +244,13 @@ class CounterMachine(RuleBasedStateMachine):
     def begin_drain(self, rarely: int) -> None:
         if rarely == 30:
             self.store.begin_drain()
-            self.model.draining = True
+            self.model.draining = self.model.parting = True
+
+    @rule(rarely=st.integers(0, 30))
+    def part(self, rarely: int) -> None:
+        if rarely == 30:
+            self.store.part()
+            self.model.parting = True
 
     @rule(holdings=st.sampled_from([0, 1, 2, 5, 100]))
     def limit_holdings(self, holdings: int) -> None:

@@ -258,6 +258,15 @@ def test_a_drain_ends_many_waits(bench: Pump):
     assert bench.store.snapshot()["waiting"] == 0
 
 
+def test_the_end_of_the_drain_mode_does_not_end_a_drain(bench: Pump):
+    peer = bench.connect()
+    bench.store.refuse_puts(True)
+    bench.store.begin_drain()
+    bench.store.refuse_puts(False)
+    assert ask(peer, wire.put(b"x")) == b"DRAINING\r\n"
+    assert ask(peer, wire.reserve()) == b"TIMED_OUT\r\n"
+
+
 def test_what_a_drain_waits_for(bench: Pump):
     fill(bench, 3, tube=b"work")
     peer = bench.connect()
