@@ -291,9 +291,9 @@ class Commands(Shape, Generic[JobT]):
 
         timeout: how many whole seconds to wait for a job. 0 means no wait. None means for ever.
 
-        Returns None if no job became ready in time. Raises DeadlineSoon if another job that this client has reserved
-        has less than a second of its time to run left. While this call waits, the server does not answer other calls of
-        the same client.
+        Returns None if no job became ready in time, or if the server is about to stop. Raises DeadlineSoon if another
+        job that this client has reserved has less than a second of its time to run left. While this call waits, the
+        server does not answer other calls of the same client.
         """
         return self._reserving(wire.reserve(timeout), timeout)
 
