@@ -501,6 +501,7 @@ class SharedSource(Protocol):
     """
 
     SCRIPT: str  # the Lua script that each call runs
+    ANSWER_MAX: int  # bytes of an answer to a call
 
     def begin(self, store: Any, now_ns: int) -> None:
         """Lets Redis decide from now on."""

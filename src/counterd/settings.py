@@ -20,6 +20,7 @@ Reader = Callable[[str], Any]
 T = TypeVar("T")
 
 SOCKET_PATH_MAX = 107  # bytes of the kernel's sun_path, without the final NUL
+REDIS_EXPECTED = "expected redis://HOST:PORT/DATABASE, rediss://USER:PASSWORD@HOST or unix:///PATH?db=N"
 SIZE_SUFFIXES = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
@@ -136,12 +137,12 @@ def socket_path(text: str) -> str:
 
 
 def redis_url(text: str) -> str:
-    """Reads the URL of a Redis.
+    """Reads the URL of a Redis, of which `control` reads the parts.
 
     An empty text means no Redis. Error messages do not contain the URL, because it may contain a password.
     """
     if text and not re.fullmatch(r"(rediss?|unix)://[!-~]+", text):
-        raise ValueError("expected redis://HOST:PORT/DATABASE, rediss://USER:PASSWORD@HOST or unix:///PATH?db=N")
+        raise ValueError(REDIS_EXPECTED)
     return text
 
 

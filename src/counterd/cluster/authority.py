@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import enum
 import functools
+import reprlib
 import struct
 from importlib import resources
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -26,6 +27,7 @@ LIBRARY = f"counterd_{VERSION}"  # of Functions; its function has the same name
 UINT32_MAX = 0xFFFFFFFF  # of permits, in the stores
 EXACT_MAX = 1 << 53  # up to this, Lua's numbers are exact
 WAIT_MAX_US = 1 << 52  # more than a century; as nanoseconds, and added to a time, it fits into 63 bits
+SHOWN_MAX = 200
 _STALE, _LOST, _DONE = 0, 1, 2
 _WISH = struct.Struct("<7d")  # all numbers are doubles, as Lua's are
 _RATE_WISH = struct.Struct("<6d")
@@ -235,12 +237,20 @@ def answer(found: list[Any]) -> Answer:
         raise ValueError(f"the authority answered {shown(found)}") from error
 
 
+class _Short(reprlib.Repr):
+    """Writes the beginning of what may be large or nested."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxlevel, self.maxlist = 4, 8
+
+    def repr_bytes(self, found: bytes, _level: int) -> str:
+        return repr(found[:SHOWN_MAX])
+
+
 def shown(found: Any) -> str:
-    """Returns what a server has sent, for people: at most 200 characters."""
-    try:
-        return f"{found!r:.200}"
-    except RecursionError:
-        return "what is nested too deeply"
+    """Returns what a server has sent, for people: at most SHOWN_MAX characters."""
+    return _Short().repr(found)[:SHOWN_MAX]
 
 
 def _number(found: float, most: int = UINT32_MAX) -> int:

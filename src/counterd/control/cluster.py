@@ -224,7 +224,7 @@ class Cluster:
         if isinstance(found, Exception):
             place = self._servers.refused(partition, str(found))
             if place is not None:
-                self._report("cluster_call", f"{place.host}:{place.port} has refused a call: {found}")
+                self._report("cluster_call", f"{place} has refused a call: {found}")
             self._fail(partition)
         else:
             try:
@@ -232,7 +232,7 @@ class Cluster:
             except ValueError as error:
                 place = self._servers.leave(partition, f"an answer without sense: {error}")
                 if place is not None:
-                    self._report("cluster_call", f"{place.host}:{place.port} has sent an answer without sense: {error}")
+                    self._report("cluster_call", f"{place} has sent an answer without sense: {error}")
         self._driver.stir()
 
     def _fail(self, partition: int) -> None:

@@ -1,10 +1,10 @@
-"""A connection to one of the Redis servers through which daemons share limits.
+"""A connection to a Redis server: one of those through which daemons share limits, or the one with a store's state.
 
 Floor 4 (ARCHITECTURE.md). hiredis writes and reads the protocol (docs/decisions/0018-cluster-client.md); the extra
 `redis` installs it. A connection sends each call at once, and does not wait for the answers to earlier calls. Servers
-answer in order. A connection is cut, and all its calls fail, if an answer lacks for PATIENCE_S or is larger than
-ANSWER_MAX or ELEMENTS_MAX, if its bytes make no sense, or if bytes come that nobody has asked for: later answers would
-be taken for those to other calls. No error has the password in it.
+answer in order. A connection is cut, and all its calls fail, if an answer lacks for PATIENCE_S or is larger than its
+Bounds, if its bytes make no sense, or if bytes come that nobody has asked for: later answers would be taken for those
+to other calls. No error has the password in it.
 """
 
 from __future__ import annotations
@@ -16,32 +16,39 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from counterd.cluster.authority import LIBRARY, library, script, shown
-from counterd.control.announced import Announced, NoAnswer
+from counterd.control.announced import LARGEST, Announced, Bounds, NoAnswer
 
 if TYPE_CHECKING:
     import ssl
     from collections.abc import Callable
 
 PATIENCE_S = 1.0  # for an answer, and for a connection
-# In bytes. The largest answer is that to CLUSTER SLOTS: if each of 16,384 slots is a range of its own, with a master
-# and two replicas whose names have the 253 bytes that DNS allows, a range has less than 1 KiB.
-ANSWER_MAX = 16_384 * 1024
+# An answer but that to CLUSTER SLOTS. Elements: ZRANGE has two for each daemon; HSCAN has two for each of some 1,000
+# names. Bytes: a call is told up to 32 names of 64 KiB each.
+MOST = Bounds(1 << 22, 1 << 14)
+AT_ONCE = 1 << 15  # bytes: 8,192 elements, which take about 2 ms
 DIGEST = re.compile(rb"[0-9a-f]{40}")  # of a script
 
 
 class Place(NamedTuple):
-    """The address of a server."""
+    """The address of a server. A port of -1 means that `host` is the path of a Unix socket."""
 
     host: str
     port: int
 
+    def __str__(self) -> str:
+        return f"{self.host}:{self.port}" if self.port >= 0 else self.host
+
 
 class Login(NamedTuple):
-    """How a connection is made. user: "" for the default user. password: "" if servers ask for none. tls: or None."""
+    """How a connection is made. user: "" for the default user. password: "" if servers ask for none. tls: or None.
+    database: its number.
+    """
 
     user: str
     password: str
     tls: ssl.SSLContext | None
+    database: int = 0
 
 
 class LinkFailed(Exception):
@@ -58,11 +65,12 @@ class OddAnswer(LinkFailed):
 class Link(asyncio.Protocol):
     """A connection to a server. connect() makes it.
 
-    lost: called with the link when it ends. run: the ID of the server's process. command: what calls of the authority
-    begin with; prepare() sets it. is_open: False once it has ended.
+    lost: called with the link when it ends. most: the size of an answer. run: the ID of the server's process;
+    identify() sets it. command: what calls of the authority begin with; prepare() sets it. is_open: False once it has
+    ended.
     """
 
-    def __init__(self, place: Place, lost: Callable[[Link], None]) -> None:
+    def __init__(self, place: Place, lost: Callable[[Link], None], most: Bounds = MOST) -> None:
         import hiredis  # noqa: PLC0415 - only in an extra; the check of the configuration has found it installed
 
         self.place = place
@@ -72,9 +80,9 @@ class Link(asyncio.Protocol):
         self.why = ""
         self._lost = lost
         self._pack: Callable[[tuple[Any, ...]], bytes] = hiredis.pack_command
-        self._announced = Announced()
+        self._most = most
+        self._announced = Announced(most)
         self._reader = hiredis.Reader()  # returns False if there is no whole answer
-        self._read = 0  # bytes since the last answer
         self._protocol_error = hiredis.ProtocolError
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport
@@ -105,14 +113,45 @@ class Link(asyncio.Protocol):
             raise LinkFailed(str(found))
         return found
 
-    async def log_in(self, login: Login) -> None:
-        """Says the password. Raises LinkFailed, without the password: some servers repeat what they do not know."""
+    async def ask_for_slots(self) -> Any:
+        """Returns the answer to CLUSTER SLOTS, which can be larger than others. Raises LinkFailed."""
+        self._announced.most = LARGEST
         try:
-            found = await self.ask("AUTH", *filter(None, (login.user, login.password)))
-        except LinkFailed as error:
-            raise LinkFailed(str(error).replace(login.password, "***")) from None
-        if found != b"OK":
-            raise LinkFailed("an answer to AUTH without sense")
+            return await self.ask("CLUSTER", "SLOTS")
+        finally:
+            self._announced.most = self._most
+
+    async def log_in(self, login: Login) -> None:
+        """Says the password, and chooses the database. Raises LinkFailed, without the password: some servers repeat
+        what they do not know."""
+        if login.user or login.password:
+            words = (login.user, login.password) if login.user else (login.password,)
+            try:
+                found = await self.ask("AUTH", *words)
+            except LinkFailed as error:
+                said = str(error)
+                raise LinkFailed(said.replace(login.password, "***") if login.password else said) from None
+            if found != b"OK":
+                raise LinkFailed("an answer to AUTH without sense")
+        if login.database and (found := await self.ask("SELECT", login.database)) != b"OK":
+            raise OddAnswer("SELECT", found)
+
+    async def identify(self) -> None:
+        """Learns the ID of the server's process. Raises LinkFailed."""
+        told = await self.ask("INFO", "server")
+        if not isinstance(told, bytes):
+            raise OddAnswer("INFO", told)
+        run = re.search(rb"\nrun_id:(\w+)", told)
+        if run is None:
+            raise LinkFailed("does not tell its run_id")
+        self.run = run[1].decode()
+
+    async def load(self, script: bytes) -> str:
+        """Loads a script into the server. Returns the digest by which calls name it. Raises LinkFailed."""
+        digest = await self.ask("SCRIPT", "LOAD", script)
+        if not isinstance(digest, bytes) or not DIGEST.fullmatch(digest):
+            raise OddAnswer("SCRIPT LOAD", digest)
+        return digest.decode()
 
     async def prepare(self) -> None:
         """Loads the authority into the server, which has to be a master. Raises LinkFailed."""
@@ -120,10 +159,7 @@ class Link(asyncio.Protocol):
             await self.ask("FUNCTION", "LOAD", library())
         except LinkFailed as error:
             if "unknown command" in str(error).lower():  # before Redis 7
-                digest = await self.ask("SCRIPT", "LOAD", script())
-                if not isinstance(digest, bytes) or not DIGEST.fullmatch(digest):
-                    raise OddAnswer("SCRIPT LOAD", digest) from None
-                self.command = ("EVALSHA", digest.decode())
+                self.command = ("EVALSHA", await self.load(script()))
                 return
             if "already exists" not in str(error):
                 raise
@@ -147,22 +183,25 @@ class Link(asyncio.Protocol):
         self._transport = cast("asyncio.Transport", transport)
 
     def data_received(self, data: bytes) -> None:
+        if len(data) > AT_ONCE:  # the loop would read on while bytes come
+            self._transport.pause_reading()
+            self._loop.call_soon(self._resume)
         try:
             self._announced.read(data)
             self._reader.feed(data)
-            self._read += len(data)
             while self._waiting and (found := self._reader.gets()) is not False:
-                self._read = 0
                 self._waiting.popleft()[0](found)
         except (NoAnswer, self._protocol_error) as error:
             self.cut(f"sent what is no answer: {error}")
         if not self._waiting and self._reader.has_data():
             self.cut("sent what nobody has asked for")
-        elif self._read > ANSWER_MAX:
-            self.cut(f"sent an answer of more than {ANSWER_MAX} bytes")
 
     def connection_lost(self, error: Exception | None) -> None:
         self.cut(_words(error) if error else "closed the connection")
+
+    def _resume(self) -> None:
+        if self.is_open:
+            self._transport.resume_reading()
 
     def _look(self) -> None:
         self._timer = None
@@ -179,12 +218,17 @@ def _words(error: Exception) -> str:
     return getattr(error, "strerror", None) or str(error)
 
 
-async def connect(place: Place, login: Login, lost: Callable[[Link], None]) -> Link:
-    """Connects to a server and learns the ID of its process. Raises LinkFailed."""
+async def connect(place: Place, login: Login, lost: Callable[[Link], None], most: Bounds = MOST) -> Link:
+    """Connects to a server and logs in. Raises LinkFailed."""
     loop = asyncio.get_running_loop()
-    making = loop.create_connection(functools.partial(Link, place, lost), *place, ssl=login.tls)
+    make = functools.partial(Link, place, lost, most)
     try:
-        link = (await asyncio.wait_for(making, PATIENCE_S))[1]
+        making: Any = (
+            loop.create_unix_connection(make, place.host)
+            if place.port < 0
+            else loop.create_connection(make, *place, ssl=login.tls)
+        )
+        link: Link = (await asyncio.wait_for(making, PATIENCE_S))[1]
     except asyncio.TimeoutError:
         raise LinkFailed(f"no connection within {PATIENCE_S:g} s") from None
     except (OSError, ValueError, OverflowError, RuntimeError) as error:
@@ -192,15 +236,7 @@ async def connect(place: Place, login: Login, lost: Callable[[Link], None]) -> L
         # uvloop, when the connection ends while it is made.
         raise LinkFailed(_words(error)) from None
     try:
-        if login.password:
-            await link.log_in(login)
-        told = await link.ask("INFO", "server")
-        if not isinstance(told, bytes):
-            raise OddAnswer("INFO", told)
-        run = re.search(rb"^run_id:(\w+)", told, re.MULTILINE)
-        if run is None:
-            raise LinkFailed("does not tell its run_id")
-        link.run = run[1].decode()
+        await link.log_in(login)
     except BaseException as error:
         link.cut(str(error))
         raise

@@ -59,7 +59,7 @@ async def check_state(link: Link) -> None:
 async def read_map(link: Link) -> Map | None:
     """Returns what a server of a Redis Cluster knows, or None if the server is in none. Raises LinkFailed."""
     try:
-        found = await link.ask("CLUSTER", "SLOTS")
+        found = await link.ask_for_slots()
     except LinkFailed as error:
         if "cluster support disabled" in str(error):
             return None
@@ -247,6 +247,11 @@ class Servers:
         """Returns the connection to a server, a new one if there is none. Raises LinkFailed."""
         if place not in self._links:
             link = await connect(place, self.login, self._lost)
+            try:
+                await link.identify()
+            except BaseException as error:
+                link.cut(str(error))
+                raise
             self._links[place] = link
         return self._links[place]
 
@@ -262,4 +267,4 @@ class Servers:
                 self._lacking.set()
 
     def _note(self, place: Place, why: str) -> None:
-        self.why = f"{place.host}:{place.port}: {why}"
+        self.why = f"{place}: {why}"

@@ -11,7 +11,6 @@ import time
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from counterd.control.authority import Authority
 from counterd.control.cluster import Cluster, read_login
 from counterd.control.config.keys import account_number, ports_of
 from counterd.control.config.loading import ConfigError
@@ -19,6 +18,7 @@ from counterd.control.doors import Door, keepalive_of
 from counterd.control.files import read_files, unreadable
 from counterd.control.journal import JournalFailed, Keeper
 from counterd.control.process.limits import effective_connections
+from counterd.control.redis_state import RedisState
 from counterd.control.tls import TLSError, make_context
 from counterd.control.windows import Windows
 from counterd.extensions.host import PluginHost, find_extensions
@@ -122,7 +122,7 @@ class Service:
         self.server: Server
         self.windows: Windows
         self.keeper: Keeper | None = None  # writes its journal
-        self.authority: Authority | None = None  # calls the Redis that has its state
+        self.redis_state: RedisState | None = None  # calls the Redis that has its state
         self.cluster: Cluster | None = None  # shares its limits with other daemons
         self.borrowers: dict[int, str] = {}
         self._config = config
@@ -183,9 +183,9 @@ class Service:
             self.server.driver.outside = self.keeper
         shared = self.room.shared
         if shared is not None and self._config.values[shared.address]:
-            self.authority = Authority(self.room, self._config.values, self.store, self.server.driver, self._told)
-            self.server.driver.outside = self.authority
-            self.authority.start()
+            self.redis_state = RedisState(self.room, self._config, self.store, self.server.driver, self._told)
+            self.server.driver.outside = self.redis_state
+            self.redis_state.start()
         if self.ready.login is not None:
             settings = self._config.process.cluster
             assert self.room.escrow is not None
@@ -297,8 +297,8 @@ class Service:
         self.plugin_host.close()
         if self.keeper is not None:
             self.keeper.stop()
-        if self.authority is not None:
-            self.authority.stop()
+        if self.redis_state is not None:
+            self.redis_state.stop()
         if self.cluster is not None:
             self.cluster.close()
         for door in self.doors:

@@ -700,7 +700,7 @@ def test_an_answer_that_is_nested_deeply() -> None:
     found: list[Any] = []
     for _ in range(100_000):
         found = [found]
-    with pytest.raises(ValueError, match="the authority answered what is nested too deeply"):
+    with pytest.raises(ValueError, match=r"the authority answered \[\[\[\["):
         authority.answer(found)
 
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from counterd.control import announced as module
-from counterd.control.announced import ELEMENTS_MAX, Announced, NoAnswer
+from counterd.control.announced import DEPTH_MAX, LARGEST, LINE_MAX, Announced, Bounds, NoAnswer
 
-LARGE = b"*%d\r\n" % (ELEMENTS_MAX + 1)
+LARGE = b"*%d\r\n" % (LARGEST.elements + 1)
 
 
-def read(*chunks: bytes) -> None:
-    announced = Announced()
+def read(*chunks: bytes, most: Bounds = LARGEST) -> None:
+    announced = Announced(most)
     for each in chunks:
         announced.read(each)
 
@@ -22,18 +21,56 @@ def read(*chunks: bytes) -> None:
 def test_an_array_that_is_too_large(head: bytes) -> None:
     """Wherever it is, and however it is cut."""
     data = head + LARGE
-    with pytest.raises(NoAnswer, match=f"^an answer of more than {ELEMENTS_MAX} elements$"):
+    with pytest.raises(NoAnswer, match=f"^an answer of more than {LARGEST.elements:,} elements$"):
         read(data)
     with pytest.raises(NoAnswer):
         read(*(data[at : at + 1] for at in range(len(data))))
 
 
-def test_arrays_that_are_too_large_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "ELEMENTS_MAX", 5)
+def cut(data: bytes) -> list[bytes]:
+    return [data[at : at + 1] for at in range(len(data))]
+
+
+def test_arrays_that_are_too_large_together() -> None:
+    most = Bounds(1000, 5)
     answer = b"*3\r\n*2\r\n:1\r\n:2\r\n$1\r\na\r\n+OK\r\n"
-    read(answer * 100)
+    read(answer * 100, most=most)
     with pytest.raises(NoAnswer, match="more than 5 elements"):
-        read(answer, b"*3\r\n*2\r\n:1\r\n:2\r\n*1\r\n")
+        read(answer, b"*3\r\n*2\r\n:1\r\n:2\r\n*1\r\n", most=most)
+
+
+@pytest.mark.parametrize("answer", [b"$93\r\n" + b"a" * 93 + b"\r\n", b"*2\r\n$3\r\nabc\r\n+" + b"x" * 84 + b"\r\n"])
+def test_an_answer_of_too_many_bytes(answer: bytes) -> None:
+    """However it is cut. Answers before it do not count."""
+    for chunks in ([answer * 3], cut(answer * 3)):
+        read(*chunks, most=Bounds(len(answer), 5))
+        with pytest.raises(NoAnswer, match=f"^an answer of more than {len(answer) - 1} bytes$"):
+            read(b":1\r\n" * 100, *chunks, most=Bounds(len(answer) - 1, 5))
+
+
+def test_a_string_is_refused_before_it_comes() -> None:
+    with pytest.raises(NoAnswer, match=r"^an answer of more than 16777216 bytes$"):
+        read(b"$536870912\r\n")
+
+
+@pytest.mark.parametrize("kind", [b"+", b"-", b":", b"*", b"$", b">"])
+def test_a_line_without_an_end(kind: bytes) -> None:
+    line = kind + b"9" * (LINE_MAX - 1)
+    for chunks in ([line], cut(line), [line * 100], [b"+OK\r\n" + line]):
+        with pytest.raises(NoAnswer, match=f"^a line of more than {LINE_MAX} bytes$"):
+            read(*chunks)
+    read(line[:-1])
+    read(b"-" + b"x" * (LINE_MAX - 3) + b"\r\n")
+
+
+def test_arrays_in_each_other() -> None:
+    """The elements that come after a complete array are not in it."""
+    deep = b"*1\r\n" * (DEPTH_MAX - 1) + b"*2\r\n:1\r\n*0\r\n"
+    read(deep * 3)
+    read(*cut(b"*3\r\n" + b"*1\r\n*1\r\n:1\r\n" * 3))
+    for chunks in ([b"*1\r\n" * 200_000], cut(b"*1\r\n" + deep)):
+        with pytest.raises(NoAnswer, match=f"^an answer of more than {DEPTH_MAX} arrays in each other$"):
+            read(*chunks)
 
 
 def test_what_is_in_a_string_announces_nothing() -> None:

@@ -10,8 +10,8 @@ import pytest
 
 from counterd.cluster.authority import LIBRARY, library, script
 from counterd.control import link as module
-from counterd.control.announced import ELEMENTS_MAX
-from counterd.control.link import Link, LinkFailed, Login, Place, connect
+from counterd.control.announced import Bounds
+from counterd.control.link import MOST, Link, LinkFailed, Login, Place, connect
 from kit.redises import END, INFO, RUN, SILENCE, Refusal, serving
 
 if TYPE_CHECKING:
@@ -28,9 +28,10 @@ class Scene:
     asked: the commands so far. ended: why connections ended.
     """
 
-    def __init__(self, answers: dict[bytes, Any], login: Login = OPEN) -> None:
+    def __init__(self, answers: dict[bytes, Any], login: Login = OPEN, most: Bounds = MOST) -> None:
         self.answers = {b"INFO": INFO, **answers}
         self.login = login
+        self.most = most
         self.asked: list[list[bytes]] = []
         self.ended: list[str] = []
 
@@ -43,7 +44,7 @@ class Scene:
 
         async def run() -> Any:
             async with serving(self.answer) as server:
-                link = await connect(server.place, self.login, lambda link: self.ended.append(link.why))
+                link = await connect(server.place, self.login, lambda link: self.ended.append(link.why), self.most)
                 try:
                     return await act(link)
                 finally:
@@ -52,25 +53,46 @@ class Scene:
         return asyncio.run(run())
 
 
-async def nothing(link: Link) -> str:
+async def nothing(link: Link) -> None:
+    """Only connects."""
+
+
+async def identify(link: Link) -> str:
+    await link.identify()
     return link.run
 
 
 def test_a_connection_knows_the_run_of_the_server() -> None:
     scene = Scene({})
-    assert scene.play(nothing) == RUN
+    assert scene.play(identify) == RUN
     assert scene.asked == [[b"INFO", b"server"]]
     assert scene.ended == ["the end"]
 
 
 @pytest.mark.parametrize(
     ("login", "words"),
-    [(Login("", "secret", None), [b"AUTH", b"secret"]), (Login("me", "secret", None), [b"AUTH", b"me", b"secret"])],
+    [
+        (Login("", "secret", None), [[b"AUTH", b"secret"]]),
+        (Login("me", "secret", None), [[b"AUTH", b"me", b"secret"]]),
+        (Login("me", "", None), [[b"AUTH", b"me", b""]]),
+        (Login("", "secret", None, 3), [[b"AUTH", b"secret"], [b"SELECT", b"3"]]),
+        (Login("", "", None, 3), [[b"SELECT", b"3"]]),
+        (OPEN, []),
+    ],
 )
-def test_it_says_the_password_first(login: Login, words: list[bytes]) -> None:
-    scene = Scene({b"AUTH": b"OK"}, login)
+def test_it_logs_in_first(login: Login, words: list[list[bytes]]) -> None:
+    scene = Scene({b"AUTH": b"OK", b"SELECT": b"OK"}, login)
     scene.play(nothing)
-    assert scene.asked == [words, [b"INFO", b"server"]]
+    assert scene.asked == words
+
+
+@pytest.mark.parametrize(
+    ("answer", "says"),
+    [(Refusal("ERR DB index is out of range"), "^ERR DB"), (7, "^an answer to SELECT without sense: 7")],
+)
+def test_a_database_that_is_refused(answer: Any, says: str) -> None:
+    with pytest.raises(LinkFailed, match=says):
+        Scene({b"SELECT": answer}, Login("", "", None, 99)).play(nothing)
 
 
 def test_a_password_that_is_refused() -> None:
@@ -96,12 +118,12 @@ def test_no_error_has_the_password_in_it(answer: Any, says: str) -> None:
 
 def test_an_odd_answer_about_the_server() -> None:
     with pytest.raises(LinkFailed, match=r"^an answer to INFO without sense: \[1, b'a'\]$"):
-        Scene({b"INFO": [1, b"a"]}).play(nothing)
+        Scene({b"INFO": [1, b"a"]}).play(identify)
 
 
 def test_a_server_that_does_not_tell_its_run() -> None:
     with pytest.raises(LinkFailed, match="does not tell its run_id"):
-        Scene({b"INFO": b"# Server\r\n"}).play(nothing)
+        Scene({b"INFO": b"# Server\r\n"}).play(identify)
 
 
 def test_nobody_listens() -> None:
@@ -120,7 +142,7 @@ def test_calls_do_not_wait_for_answers_to_earlier_ones() -> None:
 
     scene = Scene({b"GET": 7})
     assert scene.play(ask_many) == [7] * 100
-    assert scene.asked[1:] == [[b"GET", b"%d" % number] for number in range(100)]
+    assert scene.asked == [[b"GET", b"%d" % number] for number in range(100)]
 
 
 @pytest.mark.parametrize(
@@ -199,9 +221,8 @@ def test_bytes_that_nobody_has_asked_for(bytes_: bytes, after: bytes) -> None:
     assert scene.ended == ["sent what nobody has asked for"]
 
 
-def test_an_answer_that_is_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever was read before counts no more."""
-    monkeypatch.setattr(module, "ANSWER_MAX", 1000)
+def test_an_answer_that_is_too_large() -> None:
+    """Answers before it do not count. The connection is cut as soon as the size is known."""
 
     async def receive(link: Link) -> list[Any]:
         found: list[Any] = []
@@ -209,12 +230,12 @@ def test_an_answer_that_is_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
             link.send(found.append, "GET", 1)
             link.data_received(b"$900\r\n" + b"a" * 900 + b"\r\n")
         link.send(found.append, "GET", 1)
-        link.data_received(b"*1000\r\n" + b":1\r\n" * 300)
+        link.data_received(b"$995\r\n")
         return found
 
-    scene = Scene({b"GET": SILENCE})
+    scene = Scene({b"GET": SILENCE}, most=Bounds(1000, 10))
     assert [type(each) for each in scene.play(receive)] == [bytes] * 10 + [LinkFailed]
-    assert scene.ended == ["sent an answer of more than 1000 bytes"]
+    assert scene.ended == ["sent what is no answer: an answer of more than 1000 bytes"]
 
 
 def test_an_array_for_which_there_is_no_room() -> None:
@@ -228,7 +249,51 @@ def test_an_array_for_which_there_is_no_room() -> None:
 
     scene = Scene({b"GET": SILENCE})
     assert [type(each) for each in scene.play(receive)] == [LinkFailed]
-    assert scene.ended == [f"sent what is no answer: an answer of more than {ELEMENTS_MAX} elements"]
+    assert scene.ended == [f"sent what is no answer: an answer of more than {MOST.elements:,} elements"]
+
+
+def test_the_map_of_a_cluster_can_be_larger_than_other_answers() -> None:
+    large = [[0, 16383, [b"127.0.0.1", 1]]] * 5000
+
+    async def ask(link: Link) -> None:
+        assert await link.ask_for_slots() == large
+        with pytest.raises(LinkFailed, match="more than 16,384 elements"):
+            await link.ask("ROLE")
+
+    Scene({b"CLUSTER": large, b"ROLE": large}).play(ask)
+
+
+def test_a_large_answer_lets_others_pass() -> None:
+    """After each read, what else waits for the loop has its turn. uvloop would read 32 times."""
+
+    async def receive(link: Link) -> list[str]:
+        done: list[str] = []
+        link.send(lambda _: done.append("answer"), "GET", 1)
+        link._transport.pause_reading = lambda: done.append("pause")  # type: ignore[method-assign]
+        link._transport.resume_reading = lambda: done.append("resume")  # type: ignore[method-assign]
+        link.data_received(b"$100000\r\n" + b"x" * 50_000)
+        asyncio.get_running_loop().call_soon(done.append, "others")
+        await asyncio.sleep(0)
+        link.data_received(b"x" * 50_000 + b"\r\n")
+        link.cut("the end")
+        await asyncio.sleep(0)
+        return done
+
+    assert Scene({b"GET": SILENCE}).play(receive) == ["pause", "resume", "others", "pause", "answer"]
+
+
+def test_a_line_without_an_end() -> None:
+    """It is not kept: whoever looks for its end would do so from its beginning each time."""
+
+    async def receive(link: Link) -> list[Any]:
+        found: list[Any] = []
+        link.send(found.append, "GET", 1)
+        link.data_received(b"+" + b"x" * 5000)
+        return found
+
+    scene = Scene({b"GET": SILENCE})
+    assert [type(each) for each in scene.play(receive)] == [LinkFailed]
+    assert scene.ended == ["sent what is no answer: a line of more than 4096 bytes"]
 
 
 @pytest.mark.parametrize("place", [Place("a..b", 1), Place("a" * 64, 1), Place("a\0b", 1), Place("127.0.0.1", 1 << 40)])
@@ -272,7 +337,7 @@ def test_a_server_has_the_functions(answer: Any) -> None:
 
     scene = Scene({b"FUNCTION": answer})
     assert scene.play(prepare) == ("FCALL", LIBRARY)
-    assert scene.asked[1:] == [[b"FUNCTION", b"LOAD", library()]]
+    assert scene.asked == [[b"FUNCTION", b"LOAD", library()]]
 
 
 def test_a_server_without_functions_gets_the_script() -> None:
@@ -284,7 +349,7 @@ def test_a_server_without_functions_gets_the_script() -> None:
 
     scene = Scene({b"FUNCTION": UNKNOWN, b"SCRIPT": digest.encode()})
     assert scene.play(prepare) == ("EVALSHA", digest)
-    assert scene.asked[2:] == [[b"SCRIPT", b"LOAD", script()]]
+    assert scene.asked[1:] == [[b"SCRIPT", b"LOAD", script()]]
 
 
 @pytest.mark.parametrize("digest", [7, b"0123", [b"a" * 40]])

@@ -120,6 +120,7 @@ def test_a_real_server_agrees(tmp_path: Path) -> None:
     async def run(place: Place) -> str:
         link = await connect(place, OPEN, lambda _: None)
         try:
+            await link.identify()
             await link.prepare()
             assert (await read_role(link)).is_master
             assert await read_map(link) is None

@@ -15,9 +15,10 @@ import pwd
 import re
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
-from urllib.parse import unquote
+from urllib.parse import parse_qsl, unquote, urlsplit
 
 from counterd.settings import (
+    REDIS_EXPECTED,
     Reader,
     Setting,
     absolute_path,
@@ -175,6 +176,54 @@ def read_servers(text: str) -> str:
         if any(not 0 < port <= PORT_MAX for _, port in split_servers(text).places):
             raise ValueError(f"expected ports from 1 to {PORT_MAX}")
     return text
+
+
+class RedisAddress(NamedTuple):
+    """The parts of the URL of a Redis. host: also the path of a Unix socket, with the port -1. user, password, ca_file:
+    "" if they are not in it."""
+
+    host: str
+    port: int
+    database: int
+    user: str
+    password: str
+    is_tls: bool
+    ca_file: str
+
+
+_REDIS_OPTIONS = ("db", "username", "password", "ssl_ca_certs")
+
+
+def split_redis(text: str) -> RedisAddress:
+    """Splits a valid value of a setting for the URL of a Redis. Raises ValueError, without the URL, because it may
+    contain a password."""
+    try:
+        url = urlsplit(text)
+        port, host = url.port, url.hostname
+        options = dict(parse_qsl(url.query, keep_blank_values=True, strict_parsing=bool(url.query)))
+    except ValueError:  # its message may have the URL in it
+        raise ValueError(REDIS_EXPECTED) from None
+    if url.fragment:
+        raise ValueError(REDIS_EXPECTED)
+    if not options.keys() <= {*_REDIS_OPTIONS}:
+        raise ValueError(f"expected no options after ? but {', '.join(_REDIS_OPTIONS)}")
+    is_unix, is_tls, path = url.scheme == "unix", url.scheme == "rediss", unquote(url.path)
+    database = options.get("db", "" if is_unix else path.strip("/"))
+    if not re.fullmatch("[0-9]{0,9}", database):
+        raise ValueError("expected the number of a database, as in redis://HOST:PORT/0 or unix:///PATH?db=0")
+    if "ssl_ca_certs" in options and not is_tls:
+        raise ValueError("ssl_ca_certs needs rediss://")
+    if is_unix and (host or not socket_path(path)):
+        raise ValueError(REDIS_EXPECTED)
+    return RedisAddress(
+        path if is_unix else unquote(host or "localhost"),
+        -1 if is_unix else REDIS_PORT if port is None else port,
+        int(database or 0),
+        options.get("username", unquote(url.username or "")),
+        options.get("password", unquote(url.password or "")),
+        is_tls,
+        absolute_path(options.get("ssl_ca_certs", "")),
+    )
 
 
 def _prefix(text: str) -> str:

@@ -33,6 +33,7 @@ from counterd.control.config.keys import (
     shared_settings,
     shown,
     split_bind,
+    split_redis,
     split_servers,
 )
 from counterd.control.files import FileError, read_file
@@ -60,7 +61,7 @@ BLANKS = " \t\n\r\v\f"
 
 # Modules of the extras `admin` and `redis`: if one can be imported, the extra is installed.
 ADMIN_NEEDS = "aiohttp"
-SHARED_NEEDS = "redis"
+SHARED_NEEDS = "hiredis"
 
 
 class ConfigError(Exception):
@@ -499,12 +500,20 @@ def _contradictions(
         if values.get(f"{room.name}.enable"):
             yield from _unheard(room, values, places, passed)
             yield from _listener_contradictions(room.name, values, places)
-            key = room.shared.address if room.shared is not None else ""
-            yield from _lacks_redis(key, values, places)
+            if room.shared is not None and values.get(room.shared.address):
+                yield from _redis_mistakes(room.shared.address, values, places)
     yield from _collisions(rooms, values, places)
     if values.get("admin.enable"):
         yield from _admin_contradictions(values, places.where)
     yield from _cluster_contradictions(rooms, values, places)
+
+
+def _redis_mistakes(key: str, values: Mapping[str, Any], places: Places) -> Iterator[str]:
+    yield from _lacks_redis(key, values, places)
+    try:
+        split_redis(values[key])
+    except ValueError as error:
+        yield f"{places.of(key)}: {error}"
 
 
 def _lacks_redis(key: str, values: Mapping[str, Any], places: Places) -> Iterator[str]:

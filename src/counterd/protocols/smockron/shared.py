@@ -1,19 +1,22 @@
 """The state of identifiers in a Redis that masters share, with the keys and the arithmetic of the original master.
 
-Floor 2 (ARCHITECTURE.md). This module makes the calls and reads the answers. control/authority.py has the connection.
+Floor 2 (ARCHITECTURE.md). This module makes the calls and reads the answers. control/redis_state.py has the connection.
 One call decides about requests of one domain. While Redis is unavailable, the store decides by itself, starting from
 the last answers. docs/protocols/smockron.md, "Shared state", describes this state.
 """
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from counterd.protocols.smockron._store import SmockronStore
 
-SETTLED_MAX_MS = 10**15  # larger numbers of the script would have an exponent
-SHOWN = 60  # characters of an invalid answer in an error
+# Bytes: 500 numbers of 15 digits, each with a sign and a space, and what is around a string. The script has no larger
+# numbers: they would have an exponent.
+ANSWER_MAX = 1 << 14
+TIMES = re.compile(rb"(?:-?[0-9]{1,15}(?: |\Z))*")
 
 # A key's value is the time of the next request, in milliseconds. It is kept until one burst after the request. A time
 # of 0 deletes the key. After errors the real master leaves invalid values: these count as missing, and fractions are
@@ -58,11 +61,10 @@ def take(store: SmockronStore, now_ns: int) -> tuple[list[bytes], list[bytes | i
 def settle(store: SmockronStore, answer: object, now_ns: int) -> None:
     """Applies the answer of Redis. Raises ValueError if the answer does not belong to the call."""
     if not isinstance(answer, bytes):
-        raise ValueError(f"an answer that is not text: {str(answer)[:SHOWN]}")
-    found = [int(each) for each in answer.split()]
-    if not all(abs(each) <= SETTLED_MAX_MS for each in found):
-        raise ValueError(f"an impossible time: {answer[:SHOWN]!r}")
-    store.settle_questions(found, now_ns)
+        raise ValueError("an answer that is not text")
+    if not TIMES.fullmatch(answer):
+        raise ValueError("an answer that is not a list of times")
+    store.settle_questions([int(each) for each in answer.split()], now_ns)
 
 
 def alone(store: SmockronStore, now_ns: int) -> None:

@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 
-from counterd.control.config.keys import TLS, Drain, Log, Servers, settings_for, shared_settings, split_servers
+from counterd.control.config.keys import (
+    TLS,
+    Drain,
+    Log,
+    RedisAddress,
+    Servers,
+    settings_for,
+    shared_settings,
+    split_redis,
+    split_servers,
+)
 from counterd.control.config.loading import ConfigError, changed, load, merged
 from counterd.protocols.counter import ROOM as COUNTER
+from counterd.protocols.smockron import ROOM as SMOCKRON
 from counterd.settings import integer, setting
 
 
@@ -291,3 +303,58 @@ def test_each_part_has_an_object(write):
     listener = found.listener("counter")
     assert (listener.enable, listener.port, listener.tls) == (True, 11215, TLS(cert="/c", key="/k"))
     assert found.own(GATE) == Gate(width=3, height=2)
+
+
+PLAIN = RedisAddress("localhost", 6379, 0, "", "", False, "")
+REDIS_URLS = [
+    ("redis://a", PLAIN._replace(host="a")),
+    ("redis://a:7/3", PLAIN._replace(host="a", port=7, database=3)),
+    ("redis://a/", PLAIN._replace(host="a")),
+    ("redis://a/3?db=4", PLAIN._replace(host="a", database=4)),
+    ("redis:///3", PLAIN._replace(database=3)),
+    ("redis://[::1]:7", PLAIN._replace(host="::1", port=7)),
+    ("redis://:s%40e%2Fcret@a", PLAIN._replace(host="a", password="s@e/cret")),
+    ("redis://me:secret@a", PLAIN._replace(host="a", user="me", password="secret")),
+    ("redis://me@a", PLAIN._replace(host="a", user="me")),
+    ("redis://a?username=me&password=s%20t", PLAIN._replace(host="a", user="me", password="s t")),
+    ("rediss://a", PLAIN._replace(host="a", is_tls=True)),
+    ("rediss://a?ssl_ca_certs=/c.pem", PLAIN._replace(host="a", is_tls=True, ca_file="/c.pem")),
+    ("unix:///run/r?db=3", PLAIN._replace(host="/run/r", port=-1, database=3)),
+    ("unix://me:secret@/run/%72?password=p", PLAIN._replace(host="/run/r", port=-1, user="me", password="p")),
+]
+
+
+@pytest.mark.parametrize(("url", "address"), REDIS_URLS)
+def test_the_url_of_a_redis(url: str, address: RedisAddress) -> None:
+    assert split_redis(url) == address
+
+
+@pytest.mark.parametrize(
+    ("url", "says"),
+    [
+        ("redis://:secret@a:port", "expected redis://"),
+        ("redis://:secret@a:65536", "expected redis://"),
+        ("redis://:secret@[a", "expected redis://"),
+        ("redis://:sec#ret@a", "expected redis://"),
+        ("redis://a?secret", "expected redis://"),
+        ("unix://secret/a", "expected redis://"),
+        ("unix://?db=1", "expected redis://"),
+        ("redis://:secret@a/x", "expected the number of a database"),
+        ("redis://:secret@a?db=-1", "expected the number of a database"),
+        ("redis://a?ssl_cert_reqs=none&x=secret", "expected no options after ? but db,"),
+        ("redis://:secret@a?ssl_ca_certs=/f", "ssl_ca_certs needs rediss://"),
+        ("rediss://:secret@a?ssl_ca_certs=f", "expected an absolute path, not 'f'"),
+        ("unix:///" + "a" * 108, "the path has 109 bytes"),
+    ],
+)
+def test_a_mistake_in_the_url_of_a_redis(url: str, says: str) -> None:
+    """The error does not show the password."""
+    with pytest.raises(ValueError, match=re.escape(says)) as caught:
+        split_redis(url)
+    assert "secret" not in str(caught.value)
+
+
+def test_a_mistake_in_the_state_of_masters(problems):
+    assert problems(
+        "smockron.enable = true\nsmockron.rules = /f\nsmockron.state = redis://:secret@a/x\n", rooms=(SMOCKRON,)
+    ) == ["F:3: smockron.state: expected the number of a database, as in redis://HOST:PORT/0 or unix:///PATH?db=0"]
