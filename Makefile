@@ -30,7 +30,7 @@ XDIST := -n $(JOBS) --dist worksteal
 CLANG ?= $(shell command -v clang || command -v clang-14)
 SANITIZE := -fsanitize=address,undefined -fno-sanitize-recover=undefined
 
-.PHONY: help setup run test test-part prove test-deps test-uptime test-load lint docs clean
+.PHONY: help setup run test test-part prove test-deps test-uptime test-hostile test-load lint docs clean
 .PHONY: bench bench-peers bench-regress bench-baseline bench-smoke
 .PHONY: chaos chaos-shared fuzz simulate soak model mutants asan cluster
 
@@ -42,6 +42,7 @@ help:
 	@echo 'make prove   before a release: all that is below and the tests that are too long for every change'
 	@echo 'make test-deps   install what some of the tests need (Debian, Ubuntu; as root)'
 	@echo 'make test-uptime   tests as if the machine had started UPTIME=5 seconds ago'
+	@echo 'make test-hostile  tests with an odd environment, as root and as an ordinary user'
 	@echo 'make test-load     the tests RUNS=10 times, while a busy loop takes each core'
 	@echo 'make cluster a demonstration: three daemons share limits through a Redis Cluster, with a failover'
 	@echo 'make lint    ruff, mypy, cython-lint'
@@ -104,6 +105,9 @@ test-deps:
 
 test-uptime: setup
 	sh tools/uptime.sh $(UPTIME) $(BIN)/python -m pytest $(XDIST) $(or $(ARGS),tests/unit tests/property tests/conformance)
+
+test-hostile: setup
+	bash tools/hostile.sh $(BIN)/python $(ARGS)
 
 test-load: setup
 	sh tools/repeat.sh $(RUNS) $(BIN)/python -m pytest $(XDIST) -q $(ARGS)

@@ -67,7 +67,8 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 def pytest_sessionstart(session: pytest.Session) -> None:
     session.config.stash[MOUNTED] = remains.mounts(FOLDER)
     overdue.install(session.config, FOLDER)
-    if not hasattr(session.config, "workerinput") and session.config.option.verbose == 0:
+    is_seen = session.config.option.verbose == 0 and not session.config.option.usepdb
+    if is_seen and not hasattr(session.config, "workerinput"):
         session.config.pluginmanager.register(progress.Progress(session.config, FOLDER))
 
 

@@ -1,8 +1,8 @@
 """The limit of each test: one that hangs fails with its trace, and others go on.
 
-An alarm raises Overdue where the test is. If that has no effect, because C code keeps the interpreter's lock or because
-the exception is caught, faulthandler ends the process soon after the limit. The trace of a process of xdist is then in
-a file, and the process that started it puts it into the report.
+An alarm raises an exception where the test is. If that has no effect, because C code keeps the interpreter's lock or
+because the exception is caught, faulthandler ends the process soon after the limit. The trace of a process of xdist is
+then in a file, and the process that started it puts it into the report.
 """
 
 from __future__ import annotations
@@ -32,8 +32,12 @@ END_S = 40.0  # after the limit faulthandler ends the process
 MARKER = "limit(seconds): how long it may take with its fixtures, in place of LIMIT_S in tests/kit/overdue.py"
 
 
-class Overdue(BaseException):
-    """A test takes too long. Neither tests nor hypothesis catch it."""
+class Interrupt(KeyboardInterrupt):
+    """A test takes too long. Event loops end for it; tests and hypothesis do not catch it. pytest must not see it."""
+
+
+class Overdue(Exception):
+    """The same, as the report shows it; and what fixtures raise when they end, so that pytest ends the others too."""
 
 
 def limit_of(item: pytest.Item) -> float:
@@ -52,6 +56,7 @@ class Alarm:
     def __init__(self, file: Any) -> None:
         self.file = file
         self.limit_s = 0.0
+        self.error: type[BaseException] | None = None  # what the alarm raises: None while pytest itself is at work
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[Any]:
@@ -68,13 +73,36 @@ class Alarm:
             signal.signal(signal.SIGALRM, before)
             faulthandler.cancel_dump_traceback_later()
 
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_setup(self) -> Iterator[None]:
+        yield from self.raising(Interrupt)
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_call(self) -> Iterator[None]:
+        yield from self.raising(Interrupt)
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_teardown(self) -> Iterator[None]:
+        yield from self.raising(Overdue)
+
+    def raising(self, error: type[BaseException]) -> Iterator[None]:
+        self.error = error
+        try:
+            yield
+        except Interrupt as raised:
+            raise Overdue(str(raised)).with_traceback(raised.__traceback__) from None
+        finally:
+            self.error = None
+
     def ring(self, _number: int, _frame: Any) -> None:
         __tracebackhide__ = True
+        if self.error is None:
+            return
         frames = sys._current_frames()
         for thread in threading.enumerate():  # those of Python, not the one of xdist
             if thread is not threading.current_thread() and thread.ident in frames:
                 print(f"thread {thread.name}:", *traceback.format_stack(frames[thread.ident]), file=sys.stderr)
-        raise Overdue(f"not over after {self.limit_s:g} s")
+        raise self.error(f"not over after {self.limit_s:g} s")
 
 
 def install(config: pytest.Config, folder: Path) -> None:

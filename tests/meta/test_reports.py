@@ -14,11 +14,11 @@ from kit.progress import line
 
 ROOT = Path(__file__).parents[2]
 HANGING = """
-import ctypes, threading, time
-import pytest
+import asyncio, ctypes, threading, time
+import pytest, uvloop
 from kit import overdue
 
-overdue.END_S = 1
+overdue.AGAIN_S, overdue.END_S = 0.5, 3
 pytestmark = pytest.mark.limit(0.3)
 
 def test_python():
@@ -37,6 +37,12 @@ def test_thread():
     thread = threading.Thread(target=time.sleep, args=(1000,), daemon=True)
     thread.start()
     thread.join()  # hangs in a join
+
+def test_asyncio():
+    asyncio.run(asyncio.sleep(1000))  # hangs in asyncio
+
+def test_uvloop():
+    uvloop.run(asyncio.sleep(1000))  # hangs in uvloop
 
 def test_caught():
     while True:
@@ -110,17 +116,18 @@ def failure_of(said: str, test: str) -> str:
 
 def test_a_test_that_hangs_is_shown_with_its_trace_and_others_go_on(tmp_path: Path) -> None:
     said = play(tmp_path, HANGING, "-n", "4")
-    for test, hangs in (("python", "in Python"), ("fixture", "in a fixture"), ("thread", "in a join")):
+    places = {"python": "Python", "fixture": "a fixture", "thread": "a join", "asyncio": "asyncio", "uvloop": "uvloop"}
+    for test, place in places.items():
         found = failure_of(said, f"test_{test}")
         assert re.search(r"^> .*\n(.*\n)*.*Overdue: not over after 0.3 s", found, re.MULTILINE)
-        assert f"# hangs {hangs}" in found
+        assert f"# hangs in {place}" in found
     assert "time.sleep" not in failure_of(said, "test_python")
     assert "thread Thread-1 (sleep):" in failure_of(said, "test_thread")
     for test in ("test_caught", "test_lock"):
         found = failure_of(said, test)
         assert "crashed while running" in found
         assert re.search(rf"Timeout .*\n(.*\n)*.* in {test}$", found, re.MULTILINE)
-    assert re.search(r"4 failed, 2 passed, .*1 error in", said)
+    assert re.search(r"6 failed, 2 passed, .*1 error in", said)
 
 
 def test_a_hang_is_shown_without_xdist_too(tmp_path: Path) -> None:
