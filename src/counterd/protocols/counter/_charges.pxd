@@ -69,15 +69,17 @@ cdef inline Outcome take_settle(
     """
     cdef uint32_t number = charge_find(takes, connection, grant, ask.tag, budget)
     cdef Charge* charge = takes.charges + number
+    cdef uint32_t record
     if number == 0:
         return ABSENT
-    charge.record = ask_find(takes, ask)
-    if charge.record == 0 and used > charge.amount:
+    record = ask_find(takes, ask)
+    if record == 0 and used > charge.amount:
         ask.pace = Pace(charge.period_us, charge.limit, charge.burst)
-        charge.record = rate_create(takes, ask, now_ns, budget)
-        if charge.record == 0:
+        record = rate_create(takes, ask, now_ns, budget)
+        if record == 0:
             return FULL
-    if charge.record:
+    if record:
+        charge.record = record
         charge_apply(takes, charge, used, now_ns)
     charge_end(takes, number)
     return GRANTED
