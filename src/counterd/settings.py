@@ -21,6 +21,7 @@ T = TypeVar("T")
 
 SOCKET_PATH_MAX = 107  # bytes of the kernel's sun_path, without the final NUL
 REDIS_EXPECTED = "expected redis://HOST:PORT/DATABASE, rediss://USER:PASSWORD@HOST or unix:///PATH?db=N"
+WHOLE_NUMBER = "expected a whole number"
 SIZE_SUFFIXES = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
@@ -81,7 +82,7 @@ def integer(minimum: int, maximum: int) -> Reader:
 
     def read(text: str) -> int:
         if not re.fullmatch(r"[+-]?[0-9]{1,20}", text):
-            raise ValueError(f"expected a whole number, not {text!r}")
+            raise ValueError(f"{WHOLE_NUMBER}, not {text!r}")
         return _in_range(int(text), text, minimum, maximum)
 
     return read

@@ -32,8 +32,14 @@ def test_a_machine_with_everything_passes_in_silence():
 def test_no_python():
     assert preflight(PYTHON="python-of-nowhere") == (
         1,
-        "counterd: no python-of-nowhere; on Debian or Ubuntu: apt-get install python3\n",
+        "counterd: no python-of-nowhere; on Debian or Ubuntu: apt-get install python3 python3-venv python3-dev\n",
     )
+
+
+def test_no_python_and_no_compiler_are_said_together():
+    status, text = preflight(PYTHON="python-of-nowhere", CC="cc-of-nowhere")
+    assert (status, text.count("apt-get install")) == (1, 2)
+    assert text.endswith("no C compiler (cc-of-nowhere); on Debian or Ubuntu: apt-get install build-essential\n")
 
 
 def test_no_compiler():

@@ -76,7 +76,7 @@ def account_number(kind: str, text: str) -> int:
             by_number(int(text))
             return int(text)
         return by_name(text)
-    except (KeyError, ValueError):  # ValueError: a NUL, or more digits than int() accepts
+    except (KeyError, ValueError, OverflowError):  # a NUL, more digits than int() accepts, a number beyond all ids
         raise LookupError(f"this machine has no {kind} {text!r}") from None
 
 

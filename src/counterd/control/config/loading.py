@@ -38,7 +38,7 @@ from counterd.control.config.keys import (
 )
 from counterd.control.files import FileError, read_file
 from counterd.control.log import one_line
-from counterd.settings import Setting, addresses, assembled
+from counterd.settings import WHOLE_NUMBER, Setting, addresses, assembled
 
 if TYPE_CHECKING:
     import socket
@@ -54,6 +54,8 @@ FILE_MAX = 1 << 20  # bytes: fifty times the file that is shipped
 # The time limit for a program that writes the configuration to a pipe: `counterd -c <(generate)`.
 PIPE_TIMEOUT_S = 10.0
 
+TOKEN_SHORT = 16  # characters: fewer are worth a warning
+TIME_UNITS = ("seconds", "milliseconds")  # as people write 10s
 OVERRIDE = "--set"
 PASSED = "LISTEN_FDS"
 SECRETS = {setting.key for setting in settings_for(()).values() if setting.secret}
@@ -248,6 +250,8 @@ def load(
     if is_yrmcds:
         warnings.extend(f"{path}: {warning}" for warning in _yrmcds_bind(values, given))
     warnings.extend(_readable_secrets(path, given))
+    warnings.extend(_weak_token(values, given))
+    warnings.extend(_configured_but_off(rooms, values, given))
     sockets = _assigned(passed, rooms, values, given, problems)
     shared = {
         key: name for key, name in shared.items() if given[key].name == name
@@ -339,7 +343,9 @@ def _hint(name: str, names: Iterable[str]) -> str:
     if prefix == LISTENER and rest in NOT_SHARED:
         return f", because each protocol has its own: set {' or '.join(key for key in names if _is_of_room(key, rest))}"
     near = difflib.get_close_matches(name, names, n=1)
-    return f", did you mean {near[0]}?" if near else ""
+    shorter = f"{prefix}.{rest.rpartition('_')[2]}"  # NAME.accounting_port: NAME.port
+    near += [shorter] * (shorter in names and shorter not in near)
+    return f", did you mean {' or '.join(near)}?" if near else ""
 
 
 def _is_of_room(key: str, name: str) -> bool:
@@ -355,7 +361,9 @@ def _values(settings: Mapping[str, Setting], given: Mapping[str, Entry], problem
             values[key] = settings[key].read(entry.text)
         except ValueError as error:
             del values[key]
-            problems.append(f"{entry.where}: {entry.name}: {error}")
+            unit = settings[key].unit.partition(";")[0]
+            unit = f" of {unit}" if unit in TIME_UNITS else ""
+            problems.append(f"{entry.where}: {entry.name}: {str(error).replace(WHOLE_NUMBER, WHOLE_NUMBER + unit)}")
     return values
 
 
@@ -388,6 +396,25 @@ def _readable_secrets(path: Path, given: Mapping[str, Entry]) -> Iterator[str]:
         has_secret = "@" in text if key == "cluster.url" else bool(text)  # a URL may have no password
         if has_secret and given[key].origin != OVERRIDE and path.stat().st_mode & stat.S_IROTH:
             yield f"{given[key].where}: {key}: every user of this machine can read the file; run chmod o= {path}"
+
+
+def _weak_token(values: Mapping[str, Any], given: Mapping[str, Entry]) -> Iterator[str]:
+    """Yields a warning about a token that can be guessed. Who has it can close connections."""
+    token = values.get("admin.token", "")
+    if 0 < len(token) < TOKEN_SHORT:
+        where = given["admin.token"].where
+        yield f"{where}: admin.token: one of less than {TOKEN_SHORT} characters can be guessed; run openssl rand -hex 24"
+
+
+def _configured_but_off(rooms: Sequence[Room], values: Mapping[str, Any], given: Mapping[str, Entry]) -> Iterator[str]:
+    """Yields a warning for each protocol of which a key is set, but which is neither enabled nor disabled."""
+    for owner in (*(room.name for room in rooms), ADMIN):
+        switch = f"{owner}.enable"
+        own = [key for key in given if key.startswith(f"{owner}.") and not given[key].name.startswith(LISTENER)]
+        keys = [key for key in own if given[key].text]
+        if keys and switch not in given and not values.get(switch, True):
+            entry = given[keys[0]]
+            yield f"{entry.where}: {entry.name} is set, but {switch} = true is not: {owner} is off"
 
 
 # ---- sockets that the process was started with ----------------------------------------------------------------------

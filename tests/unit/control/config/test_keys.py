@@ -112,7 +112,7 @@ def test_a_room_can_go_back_to_nothing(write):
 
 
 SHARED_MISTAKES = [
-    ("listener.idle_timeout = soon", ["F:3: listener.idle_timeout: expected a whole number, not 'soon'"]),
+    ("listener.idle_timeout = soon", ["F:3: listener.idle_timeout: expected a whole number of seconds, not 'soon'"]),
     ("listener.bnid = ::1", ["F:3: unknown key 'listener.bnid', did you mean listener.bind?"]),
     (
         "listener.port = 1",

@@ -250,6 +250,7 @@ MISTAKES = [
     ("= 5", ["F:2: expected key = value, not '= 5'"]),
     ("nonsense_that_nobody_means = 5", ["F:2: unknown key 'nonsense_that_nobody_means'"]),
     ("counter.prot = 5", ["F:2: unknown key 'counter.prot', did you mean counter.port?"]),
+    ("counter.own_port = 5", ["F:2: unknown key 'counter.own_port', did you mean counter.port?"]),
     ("stats_interval = 50", ["F:2: unknown key 'stats_interval', did you mean counter.stats_interval?"]),
     ("counter.\x1bport = 5", ["F:2: unknown key 'counter.\\x1bport', did you mean counter.port?"]),
     ("log.threshhold = info", ["F:2: unknown key 'log.threshhold'"]),
@@ -274,6 +275,8 @@ MISTAKES = [
     ("user = a\0b", ["F:2: user: this machine has no user 'a\\x00b'"]),
     ("group = no-such-group", ["F:2: group: this machine has no group 'no-such-group'"]),
     ("group = 4294967294", ["F:2: group: this machine has no group '4294967294'"]),
+    ("group = 99999999999", ["F:2: group: this machine has no group '99999999999'"]),
+    ("drain.timeout = 10s", ["F:2: drain.timeout: expected a whole number of seconds, not '10s'"]),
     ("counter.port = 1\n#\ncounter.port = 1", ["F:4: counter.port is set twice, first in F:2"]),
     (
         "counter.stats_interval = 60\ncounter.stat_interval = 60",
@@ -729,18 +732,37 @@ def test_the_system_file_is_where_it_is_documented():
 @pytest.mark.parametrize(
     ("line", "overrides", "mode", "warned"),
     [
-        ("admin.token = s3cret", [], 0o644, True),
-        ("admin.token = s3cret", [], 0o640, False),
+        ("admin.token = 16-characters-or-more", [], 0o644, True),
+        ("admin.token = 16-characters-or-more", [], 0o640, False),
         ("admin.token =", [], 0o644, False),
-        ("admin.token = s3cret", ["admin.token=another"], 0o644, False),
+        ("admin.token = 16-characters-or-more", ["admin.token=another-one-of-16-and-more"], 0o644, False),
     ],
 )
 def test_a_token_that_everybody_can_read(write, line, overrides, mode, warned):
-    path = write(f"counter.enable = true\n{line}\n")
+    path = write(f"counter.enable = true\n{line}\nadmin.enable = true\n")
     path.chmod(mode)
     warnings = load(path, overrides, find_rooms()).warnings
     expected = "F:2: admin.token: every user of this machine can read the file; run chmod o= F"
     assert warnings == ((expected,) if warned else ())
+
+
+@pytest.mark.parametrize(
+    ("lines", "warned"),
+    [
+        ("counter.port = 31215", "F:2: counter.port is set, but counter.enable = true is not: counter is off"),
+        ("counter.enable = false\ncounter.port = 31215", ""),
+        ("counter.port = 31215\ncounter.enable = true", ""),
+        ("listener.idle_timeout = 9", ""),
+        ("admin.bind = 127.0.0.1:1", "F:2: admin.bind is set, but admin.enable = true is not: admin is off"),
+        ("admin.enable = true\nadmin.token = 15-characters..", "F:3: admin.token: one of less than 16 characters"),
+        ("admin.enable = true\nadmin.token = 16-characters...", ""),
+    ],
+)
+def test_what_is_configured_and_off_or_weak_is_warned_about(write, lines, warned):
+    path = write(f"throttr.enable = true\n{lines}\n")
+    path.chmod(0o600)
+    warnings = load(path, [], find_rooms()).warnings
+    assert [warning.startswith(warned) for warning in warnings] == [True] * bool(warned), warnings
 
 
 def shipped_keys() -> dict[str, tuple[bool, str, str]]:
