@@ -618,7 +618,7 @@ cdef class Session:
             state = CLOSING
         elif self.has_due() or self.posted_size and not self.held_size:
             state = ENDED if self.input_over else STREAMING
-        elif self.waiting or self.posted_size or self.held_size >= OUTPUT_MAX:
+        elif self.waiting or self.posted_size or self.held_size and (self.position or self.held_size >= OUTPUT_MAX):
             state = PARKED
         elif self.position or self.unfinished and self.kept_size:
             state = ENDED if self.input_over else STREAMING

@@ -298,10 +298,8 @@ class BeanstalkWorld(World):
         _, *rest = request.command.split(" ")
         if request.word != "list-jobs":
             reply = self.books.execute(client, request.command, b"")
-            request.replies = (reply,)
-            if unfinished:
-                request.judge = claim_list
-                client.lists = "default"
+            request.replies = (reply,)  # true for this moment, however long the peer takes to read it
+            client.lists = "default" if unfinished else None
             return
         tube, state, first, most = rest
         if tube not in self.books.tubes:

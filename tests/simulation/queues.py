@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 ORPHANED = -2  # holder of what a worker of the process before had
 OBSERVER = 0  # number of the connection by which the world looks at the engine
-JOB_COST, BLOCK_COST, TUBE_COST, KEY_COST, WATCH_COST, BLOCK = 136, 64, 224, 104, 32, 60
+JOB_COST, BLOCK_COST, TUBE_COST, KEY_COST, WATCH_COST, BLOCK = 136, 64, 248, 104, 32, 60
 BATCH_ROOM, JOB_HEAD = 64 * 1024, 64
 
 

@@ -78,10 +78,13 @@ cdef inline int audit_pool(const Pool* pool, const void* links, size_t cell_size
     return 0
 
 
-cdef inline uint32_t audit_table(const Table* table, str what) except? 0xffffffff:
-    """Checks the index, the pool and the names of a table. Returns how many blocks the names have."""
+cdef inline uint32_t audit_table(const Table* table, str what, uint32_t unlisted=0) except? 0xffffffff:
+    """Checks the index, the pool and the names of a table. Returns how many blocks the names have.
+
+    unlisted: the number of records that are in use but not in the index.
+    """
     cdef uint32_t number, used = 0, blocks = 0
-    audit_index(&table.index, table.pool, f"{what} index")
+    audit_index(&table.index, table.pool, f"{what} index", unlisted)
     audit_pool(table.pool, &name_chain(table, <Record*>table.records).first, table.record_size, what)
     for number in range(1, table.pool.fresh + 1):
         if record_at(table, number).flags & RECORD_USED:

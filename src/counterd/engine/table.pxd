@@ -306,11 +306,20 @@ cdef inline uint32_t table_insert(Table* table, uint32_t tag, const uint8_t* nam
     return number
 
 
-cdef inline void table_remove(Table* table, uint32_t number) noexcept nogil:
-    """Frees a record and the blocks of its name."""
+cdef inline void table_unlist(Table* table, uint32_t number) noexcept nogil:
+    """Makes a record unknown by its name. The record and its name stay until table_free()."""
+    index_remove(&table.index, record_at(table, number).tag, number)
+
+
+cdef inline void table_free(Table* table, uint32_t number) noexcept nogil:
+    """Frees a record that is not in the index, and the blocks of its name."""
     cdef Record* record = record_at(table, number)
-    index_remove(&table.index, record.tag, number)
     if record.name_size > table.name_inline:
         chain_free(&table.chains, name_chain(table, record), name_blocks(table, record.name_size))
     record.flags = 0
     pool_put(table.pool, &name_chain(table, <Record*>table.records).first, table.record_size, number)
+
+
+cdef inline void table_remove(Table* table, uint32_t number) noexcept nogil:
+    table_unlist(table, number)
+    table_free(table, number)

@@ -18,7 +18,7 @@ from counterd.protocols.beanstalk._jobs cimport (
 )
 from counterd.protocols.beanstalk._keys cimport Key, Keys, key_at
 from counterd.protocols.beanstalk._queues cimport MARGIN_NS, Queues
-from counterd.protocols.beanstalk._tubes cimport Line, Tube, tube_at, tube_is_needed
+from counterd.protocols.beanstalk._tubes cimport LINE_MARKS, Line, NamesWalk, Tube, Tubes, tube_at, tube_is_needed
 from counterd.protocols.beanstalk._workers cimport Watch, Worker, Workers
 
 
@@ -195,13 +195,17 @@ cdef inline int audit_waiting(Queues* queues, uint32_t number) except -1:
 
 cdef inline int audit_tubes(Queues* queues, dict hidden) except -1:
     """Checks the tubes. hidden: how many ready jobs of each tube are in the heaps of its gates."""
-    cdef uint32_t number = queues.tubes.state.first, before = 0, count = 0
+    cdef uint32_t number = queues.tubes.state.first, before = 0, count = 0, ended = 0
+    cdef uint64_t text = 0, made = 0
     cdef const Tube* tube
     while number:
         tube = tube_at(&queues.tubes, number)
         count += 1
-        if tube.prev != before or not tube_is_needed(tube):
-            raise AssertionError(f"tube {number} is wrong in the list, or nothing needs it")
+        if tube.prev != before or tube.made <= made or tube_is_needed(tube) != (tube.ended == 0):
+            raise AssertionError(f"tube {number} is wrong in the list, or nothing needs it, or it has ended too early")
+        made = tube.made
+        ended += tube.ended != 0
+        text += 0 if tube.ended else tube.record.name_size + LINE_MARKS
         audit_queue(queues, tube.ready, READY, number, tube.jobs[<int>READY] - <uint32_t>hidden.get(number, 0))
         audit_queue(queues, tube.delayed, DELAYED, number, tube.jobs[<int>DELAYED])
         audit_line(queues, &tube.ready_line, READY, number, tube.jobs[<int>READY])
@@ -215,13 +219,40 @@ cdef inline int audit_tubes(Queues* queues, dict hidden) except -1:
         number = tube.next
     if before != queues.tubes.state.last or count != queues.tubes.table.pool.used:
         raise AssertionError(f"{count} tubes are listed, of {queues.tubes.table.pool.used}")
+    if text != queues.tubes.state.text or ended != queues.tubes.state.ended:
+        raise AssertionError(f"the names have {text} bytes, {queues.tubes.state.text} counted; {ended} have ended")
+    return audit_ended(&queues.tubes)
+
+
+cdef inline int audit_ended(const Tubes* tubes) except -1:
+    """Checks the tubes that have ended, and the walks for which they stay."""
+    cdef uint32_t number = tubes.state.ended_first, last = 0, left = tubes.state.ended
+    cdef uint64_t moment = 0
+    cdef const NamesWalk* walk = tubes.first_walk
+    while number and left:
+        if tube_at(tubes, number).ended <= moment:
+            raise AssertionError(f"tube {number} has not ended, or not after the tube before it")
+        moment = tube_at(tubes, number).ended
+        left -= 1
+        last = number
+        number = tube_at(tubes, number).next_ended
+    if number or left or last != tubes.state.ended_last:
+        raise AssertionError(f"the tubes that have ended are {left} too few, or end at {last}")
+    moment = 0
+    while walk != NULL:
+        if walk.since < moment or walk.later == NULL and walk != tubes.last_walk:
+            raise AssertionError(f"the walk of connection {walk.connection} is not in the order of the begins")
+        if tube_at(tubes, walk.at).pins == 0 or tube_at(tubes, walk.at).made > walk.since:
+            raise AssertionError(f"the walk of connection {walk.connection} is at a tube that it does not show")
+        moment = walk.since
+        walk = walk.later
     return 0
 
 
 cdef inline int audit_workers(Queues* queues) except -1:
     cdef Workers* workers = &queues.workers
     cdef const Worker* worker
-    cdef uint32_t connection, entry, count, watches = 0, waiting = 0
+    cdef uint32_t connection, entry, count, text, watches = 0, waiting = 0
     cdef dict using = {}, watching = {}
     for connection in range(1, queues.workers.connections.pool.fresh + 1):
         worker = workers.records + connection
@@ -232,14 +263,16 @@ cdef inline int audit_workers(Queues* queues) except -1:
             raise AssertionError(f"connection {connection}: no timer waits for its first job")
         waiting += worker.is_waiting
         count = 0
+        text = 0
         entry = worker.watch_first
         while entry:
             count += 1
             if workers.watches[entry].connection != connection:
                 raise AssertionError(f"connection {connection}: watch {entry} belongs to another connection")
+            text += tube_at(&queues.tubes, workers.watches[entry].tube).record.name_size + LINE_MARKS
             watching[workers.watches[entry].tube] = watching.get(workers.watches[entry].tube, 0) + 1
             entry = workers.watches[entry].next
-        if count != worker.watches or (count == 0) != (worker.used == 0):
+        if count != worker.watches or text != worker.text or (count == 0) != (worker.used == 0):
             raise AssertionError(f"connection {connection}: {count} watches, {worker.watches} counted")
         watches += count
         if worker.used:
@@ -261,7 +294,8 @@ cdef inline int audit_queues(Queues* queues) except -1:
     hidden = audit_gates(queues, &blocks)
     audit_chains(
         &queues.jobs.chains,
-        audit_table(&queues.tubes.table, "tubes") + audit_jobs(queues) + audit_keys(queues) + blocks,
+        audit_table(&queues.tubes.table, "tubes", queues.tubes.state.ended) + audit_jobs(queues) + audit_keys(queues)
+        + blocks,
     )
     audit_index(&queues.jobs.index, queues.jobs.pool, "jobs index", queues.jobs.state.ended)
     audit_pool(queues.jobs.pool, &queues.jobs.records.line_next, sizeof(Job), "jobs")

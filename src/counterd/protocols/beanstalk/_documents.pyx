@@ -11,7 +11,7 @@ from counterd.protocols.beanstalk._jobs cimport BLOCKED, BURIED, DELAYED, READY,
 from counterd.protocols.beanstalk._keys cimport key_at
 from counterd.protocols.beanstalk._queues cimport SECOND_NS, job_is_blocked
 from counterd.protocols.beanstalk._store cimport BeanstalkState, BeanstalkStore
-from counterd.protocols.beanstalk._tubes cimport Tube, tube_at
+from counterd.protocols.beanstalk._tubes cimport Tube, tube_at, tubes_count
 from counterd.protocols.beanstalk._wire cimport COMMAND_WORDS, COMMANDS
 from counterd.protocols.beanstalk._workers cimport WorkersState
 
@@ -107,7 +107,7 @@ cdef bytes stats_document(BeanstalkStore store):
         "job-timeouts": state.timeouts,
         "total-jobs": store.queues.jobs.state.total,
         "max-job-size": store.job_size_max,
-        "current-tubes": store.queues.tubes.table.pool.used,
+        "current-tubes": tubes_count(&store.queues.tubes),
         "current-connections": store.sessions_open,
         "current-producers": workers.producers,
         "current-workers": workers.workers,

@@ -1,28 +1,40 @@
-# Lists of tubes and of jobs, collected in slices.
+# Lists of tubes and of jobs, made in slices.
 
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 
 from counterd.protocols.beanstalk._jobs cimport Job
 from counterd.protocols.beanstalk._store cimport BeanstalkStore
+from counterd.protocols.beanstalk._tubes cimport NamesWalk
 
 
 cdef class Listing:
     cdef BeanstalkStore store
-    cdef uint32_t tube          # a tube that keep() preserves; 0 = none
-    cdef list pieces
-    cdef Py_ssize_t size
 
-    cdef void keep(self, uint32_t tube) noexcept
-    cdef int add(self, bytes piece) except -1
     cdef bint go_on(self, int64_t budget_floor) except -1
     cdef bytes reply(self)
+    cdef void end(self) noexcept
 
 
-cdef class TubeList(Listing):
-    cdef uint32_t watch         # the connection's next watch; 0 = none
+cdef class NamesList(Listing):
+    cdef uint64_t text          # bytes of the lines; 0 once the first line of the reply was written
+
+    cdef bint go_on_naming(self, int64_t budget_floor, uint64_t* left) except -1
+    cdef uint32_t next_tube(self) noexcept
+
+
+cdef class TubeList(NamesList):
+    cdef NamesWalk walk
+
+
+cdef class WatchList(NamesList):
+    cdef uint32_t watch         # the connection's next watch
+    cdef uint64_t left          # bytes of the lines that remain
 
 
 cdef class JobList(Listing):
+    cdef uint32_t tube          # kept from ending
+    cdef list pieces
+    cdef Py_ssize_t size
     cdef uint8_t state          # 0 = any
     cdef uint64_t first         # the lowest id to list
     cdef uint32_t most
@@ -32,6 +44,7 @@ cdef class JobList(Listing):
     cdef list ids               # a heap of negative ids, the highest id at its top; then sorted, the lowest id last
     cdef bint is_sorted
 
+    cdef int add(self, bytes piece) except -1
     cdef bint matches(self, const Job* job) except -1
     cdef int visit(self, uint32_t number) except -1
     cdef int tell(self, uint64_t id) except -1

@@ -1,8 +1,9 @@
-"""Lists of tubes and of jobs, which are collected in slices: list-tubes, list-tubes-watched, list-jobs and search-jobs.
+"""Lists of tubes and of jobs, which are made in slices: list-tubes, list-tubes-watched, list-jobs and search-jobs.
 
-Floor 2 (ARCHITECTURE.md). A reply begins with its length, so a list is collected completely before it is sent. Tubes
-and jobs can be created and removed between two slices. While a list needs a tube, the tube does not end. An entry that
-exists during the whole collection is listed once.
+Floor 2 (ARCHITECTURE.md). A reply begins with its length, and tubes and jobs can be created and removed between two
+slices. The store counts the bytes of all names, and keeps the names that a list has promised (_tubes.pxd), so a list of
+names is written as the peer takes it, and is true for the moment when it began. A list of jobs has at most BATCH_MAX
+entries. It is collected completely before it is sent; an entry that exists during the whole collection is listed once.
 """
 
 from heapq import heappush, heappushpop
@@ -10,12 +11,13 @@ from heapq import heappush, heappushpop
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 
-from counterd._core cimport FRAME_STEP_SHIFT
-from counterd.engine.table cimport name_bytes
+from counterd._core cimport FRAME_STEP_SHIFT, OUTPUT_MAX
+from counterd.engine.table cimport Record, name_read
 from counterd.protocols.beanstalk._documents cimport job_document
 from counterd.protocols.beanstalk._jobs cimport GONE_JOB, Job, Jobs, job_at, job_find, job_id, job_read
-from counterd.protocols.beanstalk._store cimport BeanstalkStore
-from counterd.protocols.beanstalk._tubes cimport Tubes, tube_at, tube_settle
+from counterd.protocols.beanstalk._store cimport BeanstalkStore, append
+from counterd.protocols.beanstalk._tubes cimport LINE_MARKS, names_begin, names_end, names_next, tube_at, tube_settle
+from counterd.protocols.beanstalk._workers cimport Watch
 
 cdef extern from *:
     """
@@ -24,7 +26,8 @@ cdef extern from *:
     void* memmem(const void* haystack, size_t size, const void* needle, size_t needle_size) noexcept nogil
 
 cdef enum:
-    TUBE_STEPS = 8          # making an object of a name: some 0.3 us
+    NAME_STEPS = 3          # of a line: some cache lines
+    DOCUMENT_HEAD = 4       # bytes of "---" and LF
     JOB_STEPS = 300         # formatting a job: some 10 us
 
 
@@ -33,71 +36,97 @@ cdef class Listing:
 
     def __cinit__(self, BeanstalkStore store not None, *_):
         self.store = store
-        self.pieces = [b"---\n"]
-        self.size = 4
 
     def __dealloc__(self):
-        if self.store is None or self.tube == 0:
+        if self.store is None:
             return
         if self.store.entered:
-            self.keep(0)
+            self.end()
             return
         self.store.begin_call(self.store.now_ns)
-        self.keep(0)
+        self.end()
         self.store.end_call()
 
-    cdef void keep(self, uint32_t tube) noexcept:
-        """Keeps a tube (0: none) from ending, and releases the tube that was kept before."""
-        cdef Tubes* tubes = &self.store.queues.tubes
-        cdef uint32_t before = self.tube
-        if tube:
-            tube_at(tubes, tube).walks += 1
-        self.tube = tube
-        if before:
-            tube_at(tubes, before).walks -= 1
-            tube_settle(tubes, before)
-
-    cdef int add(self, bytes piece) except -1:
-        self.pieces.append(piece)
-        self.size += PyBytes_GET_SIZE(piece)
-        return 0
-
     cdef bint go_on(self, int64_t budget_floor) except -1:
-        """Collects more entries. Returns True when the list is complete."""
+        """Continues the list. Returns True when it is complete."""
         return True
 
     cdef bytes reply(self):
-        """Returns the whole reply."""
-        return b"OK %d\r\n%b\r\n" % (self.size, b"".join(self.pieces))
+        """Returns the reply to a complete list. Returns None if go_on() has written it."""
+        return None
+
+    cdef void end(self) noexcept:
+        """Releases what the list keeps. The list may be complete or not."""
 
 
-cdef class TubeList(Listing):
-    """Lists all tubes, beginning with the oldest, or the tubes that a connection watches. The connection executes no
-    other command meanwhile.
+cdef class NamesList(Listing):
+    """The base of the lists of names, which are written to the output piece by piece, as the peer takes it."""
 
-    connection: the engine's number of the connection; 0 lists all tubes.
-    """
+    cdef bint go_on_naming(self, int64_t budget_floor, uint64_t* left) except -1:
+        """Continues for go_on(). left: bytes of the lines that remain, which next_tube() counts down."""
+        cdef BeanstalkStore store = self.store
+        cdef uint8_t* target
+        cdef uint32_t number
+        cdef Record* record
+        if self.text:
+            append(store, b"OK %d\r\n---\n" % (self.text + DOCUMENT_HEAD))
+            self.text = 0
+        while left[0]:
+            if store.budget <= budget_floor or store.out_size >= OUTPUT_MAX:
+                return False
+            store.budget -= 1
+            number = self.next_tube()
+            if number == 0:
+                continue
+            record = &tube_at(&store.queues.tubes, number).record
+            store.budget -= NAME_STEPS + (record.name_size >> FRAME_STEP_SHIFT)
+            target = store.out + store.out_size
+            target[0], target[1] = b"-", b" "
+            name_read(&store.queues.tubes.table, record, target + 2)
+            target[2 + record.name_size] = b"\n"
+            store.out_size += record.name_size + LINE_MARKS
+        append(store, b"\r\n")
+        return True
+
+    cdef uint32_t next_tube(self) noexcept:
+        """Returns the next tube to name, or 0 to leave one out."""
+        return 0
+
+
+cdef class TubeList(NamesList):
+    """Lists the tubes that exist when the list begins, beginning with the oldest. connection: the one that asks."""
 
     def __cinit__(self, BeanstalkStore store not None, uint32_t connection):
-        if connection:
-            self.watch = store.queues.workers.records[connection].watch_first
-        else:
-            self.keep(store.queues.tubes.state.first)
+        names_begin(&store.queues.tubes, &self.walk, connection)
+        self.text = self.walk.left
 
     cdef bint go_on(self, int64_t budget_floor) except -1:
-        cdef Tubes* tubes = &self.store.queues.tubes
-        cdef uint32_t number
-        while self.tube or self.watch:
-            if self.store.budget <= budget_floor:
-                return False
-            self.store.budget -= TUBE_STEPS
-            number = self.store.queues.workers.watches[self.watch].tube if self.watch else self.tube
-            self.add(b"- %b\n" % name_bytes(&tubes.table, &tube_at(tubes, number).record))
-            if self.watch:
-                self.watch = self.store.queues.workers.watches[self.watch].next
-            else:
-                self.keep(tube_at(tubes, number).next)
-        return True
+        return self.go_on_naming(budget_floor, &self.walk.left)
+
+    cdef uint32_t next_tube(self) noexcept:
+        return names_next(&self.store.queues.tubes, &self.walk)
+
+    cdef void end(self) noexcept:
+        names_end(&self.store.queues.tubes, &self.walk)
+        self.store.stirred = True
+
+
+cdef class WatchList(NamesList):
+    """Lists the tubes that a connection watches. Until the list ends, the connection executes no other command, so its
+    watches stay as they are."""
+
+    def __cinit__(self, BeanstalkStore store not None, uint32_t connection):
+        self.watch = store.queues.workers.records[connection].watch_first
+        self.text = self.left = store.queues.workers.records[connection].text
+
+    cdef bint go_on(self, int64_t budget_floor) except -1:
+        return self.go_on_naming(budget_floor, &self.left)
+
+    cdef uint32_t next_tube(self) noexcept:
+        cdef const Watch* watch = self.store.queues.workers.watches + self.watch
+        self.left -= tube_at(&self.store.queues.tubes, watch.tube).record.name_size + LINE_MARKS
+        self.watch = watch.next
+        return watch.tube
 
 
 cdef class JobList(Listing):
@@ -116,7 +145,22 @@ cdef class JobList(Listing):
         self.body = PyBytes_FromStringAndSize(NULL, store.job_size_max if needle else 0)
         self.position = 1
         self.ids = []
-        self.keep(tube)
+        self.pieces = [b"---\n"]
+        self.size = DOCUMENT_HEAD
+        self.tube = tube
+        tube_at(&store.queues.tubes, tube).walks += 1
+
+    cdef void end(self) noexcept:
+        tube_at(&self.store.queues.tubes, self.tube).walks -= 1
+        tube_settle(&self.store.queues.tubes, self.tube)
+
+    cdef int add(self, bytes piece) except -1:
+        self.pieces.append(piece)
+        self.size += PyBytes_GET_SIZE(piece)
+        return 0
+
+    cdef bytes reply(self):
+        return b"OK %d\r\n%b\r\n" % (self.size, b"".join(self.pieces))
 
     cdef bint go_on(self, int64_t budget_floor) except -1:
         cdef const Jobs* jobs = &self.store.queues.jobs

@@ -9,7 +9,7 @@ from counterd.engine.table cimport name_read
 from counterd.protocols.beanstalk._jobs cimport Job, job_at, job_id, job_read
 from counterd.protocols.beanstalk._queues cimport Queues
 from counterd.protocols.beanstalk._tubes cimport Tube, tube_at
-from counterd.protocols.beanstalk._wire cimport CRLF_SIZE, NAME_MAX
+from counterd.protocols.beanstalk._wire cimport BATCH_RESERVE, CRLF_SIZE, NAME_MAX
 
 cdef enum:
     DIGITS_MAX = 20         # of a number of 64 bits
@@ -97,6 +97,13 @@ cdef inline uint8_t* write_end(uint8_t* target) noexcept nogil:
 cdef inline uint8_t* write_job_line(uint8_t* target, const Job* job, Reply reply) noexcept nogil:
     """Writes the line before a job's body, with the id and the size: less than JOB_HEAD_MAX bytes."""
     return write_end(write_number(write_number(write_word(target, reply), job_id(job)), job.size))
+
+
+cdef inline uint8_t* write_given_line(uint8_t* target, const Job* job, uint8_t command) noexcept nogil:
+    """Writes the lines before the body of a job that ends a wait. Returns the end of these lines."""
+    if command == BATCH_RESERVE:
+        target = write_end(write_number(write_word(target, JOBS), 1))
+    return write_job_line(target, job, RESERVED_JOB)
 
 
 cdef inline uint8_t* write_body(uint8_t* target, const Queues* queues, const Job* job) noexcept nogil:

@@ -10,7 +10,8 @@ from counterd.protocols.beanstalk._wire cimport Command, Request
 
 cdef class BeanstalkSession(Session):
     cdef Command discarding         # TOO_LONG_STILL or TOO_LONG_AT_CR while a line is discarded up to its end; else PUT
-    cdef Listing listing            # the list under way, or None
+    cdef bint is_listing
+    cdef Listing listing            # the list under way, if is_listing
     cdef Command sweeping           # KICK or CLEAR_TUBE, if sweep_tube is not 0
     cdef uint32_t sweep_tube        # kept from ending meanwhile
     cdef uint8_t sweep_state        # of the jobs; 0 = all that are not reserved
@@ -32,8 +33,8 @@ cdef class BeanstalkSession(Session):
     cdef Reply pause(self, uint32_t number, uint32_t seconds) except *
     cdef Reply answer_at_length(self, Command command, const Request* request, const Frame* frame) except *
     cdef Reply begin_jobs(self, const Request* request, const Frame* frame) except *
-    cdef void append(self, bytes reply) noexcept
     cdef Reply reserve_more(self, uint32_t number, uint32_t most) except *
+    cdef Reply begin_list(self, Listing listing) except *
     cdef Reply go_on_later(self) except *
     cdef Reply begin_sweep(self, Command command, const Request* request) except *
     cdef bint sweep(self) except -1

@@ -7,15 +7,13 @@ A frame is a line. In a put and a search a body follows the line. _wire.pxd pars
 replies. The store decides which connection gets which job.
 """
 
-from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
 from libc.stdint cimport INT64_MAX, int64_t, uint8_t, uint32_t, uint64_t
-from libc.string cimport memchr, memcpy
+from libc.string cimport memchr
 
 from counterd._core cimport (
-    DONE, FRAME_STEP_SHIFT, HALF_CLOSED, LATER, OUTPUT_MAX, PARK, REPLY_ROOM, SKIP, Frame, Session, Store, Why,
+    DONE, FRAME_STEP_SHIFT, HALF_CLOSED, LATER, PARK, REPLY_ROOM, SKIP, Frame, Session, Why,
 )
 from counterd.engine.chains cimport chain_blocks
-from counterd.engine.debug cimport debug_check
 from counterd.engine.pool cimport pool_left
 from counterd.engine.table cimport name_blocks, name_tag
 from counterd.protocols.beanstalk._documents cimport job_document, stats_document, tube_document
@@ -23,7 +21,7 @@ from counterd.protocols.beanstalk._jobs cimport (
     BURIED, DELAYED, JOB_COST, READY, RESERVED, Job, Jobs, job_at, job_find, job_id, job_make,
 )
 from counterd.protocols.beanstalk._keys cimport KEY_COST, key_at, key_find, key_free, key_join, key_make
-from counterd.protocols.beanstalk._listing cimport JobList, TubeList
+from counterd.protocols.beanstalk._listing cimport JobList, Listing, TubeList, WatchList
 from counterd.protocols.beanstalk._queues cimport (
     Queues, job_touch, queues_next_ready, seconds_ns, tube_count, tube_expect, worker_is_pressed,
 )
@@ -33,14 +31,17 @@ from counterd.protocols.beanstalk._replies cimport (
     OUT_OF_MEMORY, PAUSED, RELEASED, RESERVED_JOB, TIMED_OUT, TOUCHED, UNKNOWN_COMMAND, USING, WATCHING, WRITTEN,
     Answer, Reply, write_reply,
 )
-from counterd.protocols.beanstalk._store cimport UNFINISHED, BeanstalkState, BeanstalkStore
-from counterd.protocols.beanstalk._tubes cimport Tube, Tubes, tube_at, tube_find, tube_settle
+from counterd.protocols.beanstalk._store cimport UNFINISHED, BeanstalkState, BeanstalkStore, append
+from counterd.protocols.beanstalk._tubes cimport (
+    TUBE_COST, Tube, Tubes, tube_at, tube_find, tube_settle, tubes_next_left,
+)
 from counterd.protocols.beanstalk._wire cimport (
-    BATCH_MAX, BATCH_RESERVE, BURY, CLEAR_TUBE, COMMAND_WORDS, COMMANDS, CRLF_SIZE, DELETE, IGNORE, INSPECT_TUBE, KICK,
-    KICK_JOB, LIMIT_RESERVES, LINE_MAX, LIST_JOBS, LIST_TUBE_USED, LIST_TUBES, LIST_TUBES_WATCHED, MALFORMED,
-    NEEDLE_MAX, PAUSE_TUBE, PEEK, PEEK_BURIED, PEEK_DELAYED, PEEK_READY, PUT, PUT_LIMITED, PUT_UNIQUE, QUIT, RESERVE,
-    RESERVE_JOB, RESERVE_WITH_TIMEOUT, SEARCH_JOBS, STATS, STATS_JOB, TOO_BIG, TOO_LONG, TOO_LONG_AT_CR, TOO_LONG_STILL,
-    TOUCH, UNKNOWN, USE, WATCH, Command, Request, Word, line_command, line_decode, line_size,
+    BATCH_MAX, BATCH_RESERVE, BURY, CLEAR_TUBE, COMMAND_WORDS, COMMANDS, CRLF_SIZE, DELETE, IGNORE, INSPECT_TUBE,
+    KICK, KICK_JOB, LIMIT_RESERVES, LINE_MAX, LIST_JOBS, LIST_TUBE_USED, LIST_TUBES, LIST_TUBES_WATCHED, MALFORMED,
+    NAME_MAX, NEEDLE_MAX, PAUSE_TUBE, PEEK, PEEK_BURIED, PEEK_DELAYED, PEEK_READY, PUT, PUT_LIMITED, PUT_UNIQUE,
+    QUIT, RESERVE, RESERVE_JOB, RESERVE_WITH_TIMEOUT, SEARCH_JOBS, STATS, STATS_JOB, TOO_BIG, TOO_LONG,
+    TOO_LONG_AT_CR, TOO_LONG_STILL, TOUCH, UNKNOWN, USE, WATCH, Command, Request, Word, line_command, line_decode,
+    line_size,
 )
 from counterd.protocols.beanstalk._workers cimport (
     WATCH_COST, WATCHED_MAX, Worker, watch_add, watch_find, watch_remove, worker_enter, worker_use, worker_wait,
@@ -72,6 +73,24 @@ cdef inline bint has_job_room(
     return store.has_room(bytes, blocks)
 
 
+cdef bint has_tube_room(BeanstalkStore store) except -1:
+    """Returns False if two tubes might find no room only because lists under way keep tubes that have ended.
+
+    The command then is executed after a tick. If the tick can free nothing, the connection whose list began first is
+    dropped.
+    """
+    cdef Tubes* tubes = &store.queues.tubes
+    if tubes.state.ended == 0 or pool_left(tubes.table.pool) >= 2 and store.has_room(
+        2 * TUBE_COST, 2 * name_blocks(&tubes.table, NAME_MAX)
+    ):
+        return True
+    if tubes_next_left(tubes) == 0:
+        store.sessions_dropped += 1
+        (<Session>store.sessions[tubes.first_walk.connection]).drop()
+    store.stirred = True
+    return False
+
+
 cdef class BeanstalkSession(Session):
     """One connection of the beanstalk protocol."""
 
@@ -80,6 +99,7 @@ cdef class BeanstalkSession(Session):
         store.sessions[self.connection] = <void*>self
 
     def __dealloc__(self):
+        self.is_listing = False  # the list ends by itself
         if self.connection and self.store is not None:  # the store must not answer it, even before forget()
             (<BeanstalkStore>self.store).sessions[self.connection] = NULL
 
@@ -209,6 +229,8 @@ cdef class BeanstalkSession(Session):
                 return LATER
             answer.reply = self.answer_at_length(command, request, frame)
         elif USE <= command <= IGNORE or command == PAUSE_TUBE or command == LIMIT_RESERVES:
+            if not has_tube_room(self.store):
+                return LATER
             answer.reply = self.decide_on_tube(command, request, answer)
         elif command == LIST_TUBE_USED:
             answer.number = (<BeanstalkStore>self.store).queues.workers.records[self.connection].used
@@ -495,8 +517,7 @@ cdef class BeanstalkSession(Session):
         if command == KICK or command == CLEAR_TUBE:
             return self.begin_sweep(command, request)
         if command == LIST_TUBES or command == LIST_TUBES_WATCHED:
-            self.listing = TubeList(store, self.connection if command == LIST_TUBES_WATCHED else 0)
-            return self.go_on_later()
+            return self.begin_list((TubeList if command == LIST_TUBES else WatchList)(store, self.connection))
         if command == LIST_JOBS or command == SEARCH_JOBS:
             return self.begin_jobs(request, frame)
         store.budget -= TEXT_STEPS
@@ -510,15 +531,8 @@ cdef class BeanstalkSession(Session):
             )
         if text is None:
             return NOT_FOUND
-        self.append(b"OK %d\r\n%b\r\n" % (len(text), text))
+        append(store, b"OK %d\r\n%b\r\n" % (len(text), text))
         return WRITTEN
-
-    cdef void append(self, bytes reply) noexcept:
-        """Appends a reply of less than REPLY_ROOM bytes to the output."""
-        cdef Store store = self.store
-        debug_check(store.out_size + PyBytes_GET_SIZE(reply) <= OUTPUT_MAX + REPLY_ROOM)
-        memcpy(store.out + store.out_size, PyBytes_AS_STRING(reply), PyBytes_GET_SIZE(reply))
-        store.out_size += PyBytes_GET_SIZE(reply)
 
     cdef Reply begin_jobs(self, const Request* request, const Frame* frame) except *:
         """Begins a list of jobs: sections "list-jobs" and "search-jobs"."""
@@ -531,34 +545,37 @@ cdef class BeanstalkSession(Session):
                 return EXPECTED_CRLF
         if number == 0:
             return NOT_FOUND
-        self.listing = JobList(
-            store, number, request.state, request.id, min(request.count, <uint32_t>BATCH_MAX), needle
+        return self.begin_list(
+            JobList(store, number, request.state, request.id, min(request.count, <uint32_t>BATCH_MAX), needle)
         )
+
+    cdef Reply begin_list(self, Listing listing) except *:
+        self.listing = listing
+        self.is_listing = True
         return self.go_on_later()
 
     cdef Reply go_on_later(self) except *:
-        """Begins a long command.
+        """Begins a long command, after the replies that wait for the journal.
 
         While the command runs, the connection keeps its jobs, even if the peer has half-closed.
         """
         self.position = 1
         self.awaited += 1
-        self.produce()
+        if self.barrier == 0 and self.held_size == 0:
+            self.produce()
         return WRITTEN
 
     cdef int produce(self) except -1:
-        """Continues a list, a kick or a clear-tube. The reply is written when the command is complete."""
-        if self.listing is not None:
-            if self.listing.go_on(self.budget_floor):
-                self.post(self.listing.reply())
-                self.listing = None
-        elif self.sweep():
-            self.let_go()
-        else:
+        """Continues a list, a kick or a clear-tube."""
+        cdef bytes reply
+        if not (self.listing.go_on(self.budget_floor) if self.is_listing else self.sweep()):
             return 0
-        if self.listing is None:
-            self.position = 0
-            self.awaited -= 1
+        reply = self.listing.reply() if self.is_listing else None
+        self.let_go()
+        self.position = 0
+        self.awaited -= 1
+        if reply is not None:
+            self.post(reply)
         return 0
 
     cdef Reply begin_sweep(self, Command command, const Request* request) except *:
@@ -617,8 +634,11 @@ cdef class BeanstalkSession(Session):
         return True
 
     cdef void let_go(self) noexcept:
-        """Allows the tube of a kick or clear-tube to end again."""
+        """Ends a list, a kick or a clear-tube, and allows tubes to end again."""
         cdef Queues* queues = &(<BeanstalkStore>self.store).queues
+        if self.is_listing:
+            self.is_listing = False
+            self.listing = None
         if self.sweep_tube:
             tube_at(&queues.tubes, self.sweep_tube).walks -= 1
             tube_settle(&queues.tubes, self.sweep_tube)

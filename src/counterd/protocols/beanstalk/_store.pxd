@@ -1,9 +1,12 @@
 # The beanstalk protocol's store, for the modules with its sessions, listings and tables.
 
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+from libc.string cimport memcpy
 
-from counterd._core cimport Session, Store
+from counterd._core cimport OUTPUT_MAX, REPLY_ROOM, Session, Store
 from counterd.engine.chains cimport Chains
+from counterd.engine.debug cimport debug_check
 from counterd.protocols.beanstalk._jobs cimport JOB_STATES, Job
 from counterd.protocols.beanstalk._queues cimport Queues
 from counterd.protocols.beanstalk._replies cimport REPLIES, Reply
@@ -101,3 +104,10 @@ cdef class BeanstalkStore(Store):
     cdef int end_claim(self, uint32_t job) except -1
     cdef int move_claim(self, uint32_t job, uint32_t tube) except -1
     cdef int bury(self, uint32_t number) except -1
+
+
+cdef inline void append(Store store, bytes text) noexcept:
+    """Appends less than REPLY_ROOM bytes to the output."""
+    debug_check(store.out_size + PyBytes_GET_SIZE(text) <= OUTPUT_MAX + REPLY_ROOM)
+    memcpy(store.out + store.out_size, PyBytes_AS_STRING(text), PyBytes_GET_SIZE(text))
+    store.out_size += PyBytes_GET_SIZE(text)

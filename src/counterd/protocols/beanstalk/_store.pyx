@@ -36,16 +36,16 @@ from counterd.protocols.beanstalk._queues cimport (
     worker_is_pressed,
 )
 from counterd.protocols.beanstalk._replies cimport (
-    DEADLINE_SOON, GOOD, INTERNAL_ERROR, JOBS, JOB_HEAD_MAX, REPLIES, REPLY_WORDS, RESERVED_JOB, TIMED_OUT, Reply,
-    write_body, write_end, write_job_line, write_number, write_word,
+    DEADLINE_SOON, GOOD, INTERNAL_ERROR, JOB_HEAD_MAX, REPLIES, REPLY_WORDS, TIMED_OUT, Reply, write_body, write_end,
+    write_given_line, write_word,
 )
 from counterd.protocols.beanstalk._tubes cimport (
-    TUBE_COST, Tube, Tubes, tube_at, tube_find, tube_is_paused, tube_make, tubes_begin, tubes_have_room, tubes_reserve,
+    TUBE_COST, Tube, Tubes, tube_at, tube_find, tube_is_paused, tube_make, tubes_begin, tubes_count, tubes_free_ended,
+    tubes_have_room, tubes_next_left, tubes_reserve,
 )
-from counterd.protocols.beanstalk._wire cimport BATCH_RESERVE, BODY_MAX, COMMAND_WORDS, COMMANDS, CRLF_SIZE
+from counterd.protocols.beanstalk._wire cimport BODY_MAX, COMMAND_WORDS, COMMANDS, CRLF_SIZE
 from counterd.protocols.beanstalk._workers cimport (
-    WATCH_COST, Worker, worker_expect, worker_leave, worker_wake, workers_begin,
-    workers_next_left, workers_reserve,
+    WATCH_COST, Worker, worker_expect, worker_leave, worker_wake, workers_begin, workers_next_left, workers_reserve,
 )
 
 cdef enum:
@@ -471,7 +471,7 @@ cdef class BeanstalkStore(Store):
         cdef int64_t due_ns = self.journal_due_ns()
         if self.queues.workers.state.leaving_first or self.state.draining and self.queues.workers.state.waiting:
             return 0
-        if self.state.is_failing and self.behind:
+        if self.state.is_failing and self.behind or tubes_next_left(&self.queues.tubes):
             return 0
         if of_workers >= 0:
             due_ns = min(due_ns, of_workers)
@@ -495,6 +495,8 @@ cdef class BeanstalkStore(Store):
         self.serve_keys()
         self.steps = SLICE
         self.serve_gates()
+        self.steps = SLICE
+        tubes_free_ended(&self.queues.tubes, &self.steps)
         if self.state.draining:
             self.steps = SLICE
             self.end_waits()
@@ -751,7 +753,7 @@ cdef class BeanstalkStore(Store):
             "producers": self.queues.workers.state.producers,
             "workers": self.queues.workers.state.workers,
             "keys": self.queues.keys.table.pool.used,
-            "tubes": self.queues.tubes.table.pool.used,
+            "tubes": tubes_count(&self.queues.tubes),
             "tubes_max": self.queues.tubes.table.pool.capacity,
             "used_memory": self.memory_used(),
             "memory_limit": self.memory_max,
@@ -790,10 +792,3 @@ cdef class BeanstalkStore(Store):
         """Implements Store.audit_parts: checks jobs, keys, tubes and workers, and that each is in the right queues."""
         audit_queues(&self.queues)
         return 0
-
-
-cdef inline uint8_t* write_given_line(uint8_t* target, const Job* job, uint8_t command) noexcept:
-    """Writes the lines before the body of a job that ends a wait. Returns the end of these lines."""
-    if command == BATCH_RESERVE:
-        target = write_end(write_number(write_word(target, JOBS), 1))
-    return write_job_line(target, job, RESERVED_JOB)

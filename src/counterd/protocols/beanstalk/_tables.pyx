@@ -50,7 +50,7 @@ cdef class TubesWalk(RankedWalk):
             tube.waiting, 0,
         ]
         rank[0] = ranks[self.order] if self.order < 5 else <uint64_t>self.oldest_ns(tube)
-        return True
+        return tube.ended == 0
 
     cdef tuple row(self, bytes name, const Record* record):
         cdef const Tube* tube = <const Tube*>record

@@ -17,7 +17,7 @@ from counterd.engine.region cimport Region, region_reserve
 from counterd.engine.wheel cimport (
     Timer, Timers, timer_is_armed, timers_arm, timers_begin, timers_disarm, timers_reserve,
 )
-from counterd.protocols.beanstalk._tubes cimport Tube, Tubes, tube_at, tube_settle
+from counterd.protocols.beanstalk._tubes cimport LINE_MARKS, Tube, Tubes, tube_at, tube_settle
 
 cdef enum:
     WATCHED_MAX = 4096      # tubes that a connection may watch: a reserve looks at each of them
@@ -42,6 +42,7 @@ cdef struct Worker:
     uint32_t reserved       # first of the heap of its jobs, by the end of their time to run
     uint32_t jobs
     uint32_t next_leaving   # connection
+    uint32_t text           # bytes of the lines that name the tubes that it watches
     uint8_t is_waiting
     uint8_t is_producer     # has sent a put
     uint8_t is_worker       # has sent a reserve
@@ -122,6 +123,7 @@ cdef inline void watch_add(Workers* workers, Tubes* tubes, uint32_t connection, 
         worker.watch_first = number
     worker.watch_last = number
     worker.watches += 1
+    worker.text += tube_at(tubes, tube).record.name_size + LINE_MARKS
     tube_at(tubes, tube).watching += 1
 
 
@@ -139,6 +141,7 @@ cdef inline void watch_remove(Workers* workers, Tubes* tubes, uint32_t number) n
     else:
         worker.watch_first = watch.next
     worker.watches -= 1
+    worker.text -= tube_at(tubes, watch.tube).record.name_size + LINE_MARKS
     tube_at(tubes, watch.tube).watching -= 1
     tube_settle(tubes, watch.tube)
     watch.connection = 0

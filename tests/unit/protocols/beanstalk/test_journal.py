@@ -88,7 +88,7 @@ def test_what_came_and_went_is_not_written(kept: Journaled):
     assert _journal.rows(kept.piece[1], 0)[2:] == ([], [], [], [], [], [])
     kept.reach()
     assert said(peer) == b"INSERTED 1\r\nRESERVED 1 1\r\n1\r\nDELETED\r\n"
-    assert kept.bench.store.snapshot()["used_memory"] == 224
+    assert kept.bench.store.snapshot()["used_memory"] == 248
 
 
 def test_a_job_is_told_once_and_whole_once(kept: Journaled):

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pytest
+
 from conformance.beanstalk.engine import make_store
 from counterd.protocols.beanstalk import wire
+from kit.journaled import Journaled
 from kit.pump import Pump
 from unit.protocols.beanstalk.asking import ask, fill, said
 
@@ -13,6 +16,7 @@ if TYPE_CHECKING:
     from kit.pump import Peer
 
 COUNT = 3000
+TUBE, WATCH = 248, 32  # bytes
 
 
 def listed(output: bytes) -> list[bytes]:
@@ -36,6 +40,12 @@ def begun(bench: Pump, command: bytes) -> tuple[Peer, bytes]:
     return peer, peer.session.receive(command, bench.now_ns)
 
 
+def named(bench: Pump, after: bytes = b"") -> tuple[Peer, bytes]:
+    """A connection whose list of tubes has begun. after: what it asks then."""
+    peer, output = begun(bench, wire.list_tubes() + after)
+    return peer, output or peer.session.take_output(bench.now_ns)
+
+
 def finished(bench: Pump, peer: Peer, output: bytes) -> list[bytes]:
     while peer.session.more:
         output += peer.session.take_output(bench.now_ns)
@@ -46,32 +56,92 @@ def finished(bench: Pump, peer: Peer, output: bytes) -> list[bytes]:
 def test_a_list_of_many_in_the_order_in_which_they_were_made():
     bench, peer = many()
     names = [b"default", *(b"t%d" % number for number in range(COUNT))]
-    asking, output = begun(bench, wire.list_tubes())
-    assert output == b""
+    asking, output = named(bench)
     assert asking.session.more
     assert finished(bench, asking, output) == names
     peer.send(wire.list_tubes_watched())
     assert listed(said(peer)) == names
 
 
-def test_what_is_there_throughout_is_listed_once():
+def test_a_list_is_true_for_the_moment_when_it_began():
     bench, peer = many()
     other = bench.connect()
-    asking, output = begun(bench, wire.list_tubes())
-    for number in range(COUNT):
-        if number % 2:
-            ask(peer, wire.ignore(b"t%d" % number))
-    ask(other, *(wire.watch(b"new%d" % number) for number in range(COUNT // 2)))
-    found = finished(bench, asking, output)
-    assert len(found) == len(set(found))
-    stayed = [b"default", *(b"t%d" % number for number in range(0, COUNT, 2))]
-    assert [name for name in found if name in set(stayed)] == stayed
-    assert bench.store.snapshot()["tubes"] == 1 + COUNT // 2 + COUNT // 2
+    names = [b"default", *(b"t%d" % number for number in range(COUNT))]
+    asking, output = named(bench)
+    for number in range(1, COUNT, 2):
+        ask(peer, wire.ignore(b"t%d" % number))
+    ask(other, *(wire.watch(b"t%d" % number) for number in range(1, 100, 2)))  # anew, while the old ones are listed
+    later, more = named(bench)
+    for number in range(0, COUNT, 2):
+        ask(peer, wire.ignore(b"t%d" % number))
+    bench.store.audit()
+    assert bench.store.snapshot()["tubes"] == 1 + 50
+    assert finished(bench, asking, output) == names
+    again = [b"t%d" % number for number in range(1, 100, 2)]
+    assert finished(bench, later, more) == [*names[::2][:1], *names[1::2], *again]
+    bench.settle()
+    assert listed(ask(bench.connect(), wire.list_tubes())) == [b"default", *again]
+    assert bench.store.snapshot()["used_memory"] == (1 + 50) * TUBE + 50 * WATCH
+
+
+def test_the_requests_after_a_list_wait_until_it_is_read():
+    bench, _ = many()
+    asking, output = named(bench, wire.use(b"new") + wire.list_tubes())
+    assert bench.store.snapshot()["tubes"] == 1 + COUNT
+    while asking.session.more:
+        output += asking.session.take_output(bench.now_ns)
+    first, used, second = wire.Parser().feed(output)
+    assert wire.read_list(second.body) == [*wire.read_list(first.body), b"new"]
+    assert used.status == wire.Status.USING
+
+
+def test_tubes_that_are_made_and_end_while_a_list_waits_take_no_room():
+    bench, peer = many()
+    asking, output = named(bench)
+    before = bench.store.snapshot()["used_memory"]
+    for number in range(100):
+        assert ask(peer, wire.use(b"u%d" % number), wire.use(b"default")).endswith(b"USING default\r\n")
+        assert bench.store.snapshot()["used_memory"] == before
+    assert len(finished(bench, asking, output)) == 1 + COUNT
+
+
+def test_the_first_list_is_given_up_if_its_tubes_take_the_room_of_new_ones():
+    """A client that does not read its list cannot keep others from making tubes."""
+    bench = Pump(make_store(memory_limit=1 << 24, tubes=COUNT + 2))
+    peer = bench.connect()
+    ask(peer, *(wire.watch(b"t%d" % number) for number in range(COUNT)))
+    askers = [named(bench)[0] for _ in range(2)]
+    ask(peer, *(wire.ignore(b"t%d" % number) for number in range(COUNT)))
+    replies = ask(bench.connect(), *(wire.watch(b"new%d" % number) for number in range(COUNT)))
+    assert replies == b"".join(b"WATCHING %d\r\n" % (number + 2) for number in range(COUNT))
+    assert all(asker.session.dropped for asker in askers)
+    bench.settle()
+    bench.store.audit()
+    assert bench.store.sessions_dropped == 2
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_list_begins_when_the_replies_before_it_are_on_disk(fails: bool):
+    kept = Journaled(memory_limit=1 << 24, tubes=2 * COUNT)
+    peer = kept.connect()
+    ask(peer, *(wire.watch(b"t%d" % number) for number in range(COUNT)))
+    asking = kept.connect()
+    asking.send(wire.put(b"x") + wire.list_tubes())
+    assert asking.output == b""
+    ask(peer, *(wire.ignore(b"t%d" % number) for number in range(COUNT)))
+    assert kept.take()
+    if fails:
+        kept.refuse()
+    else:
+        kept.commit()
+    put, names = wire.Parser().feed(said(asking))
+    assert put.status == (wire.Status.INTERNAL_ERROR if fails else wire.Status.INSERTED)
+    assert wire.read_list(names.body) == [b"default", *(b"t%d" % number for number in range(COUNT))]
 
 
 def test_a_list_whose_asker_goes_keeps_no_tube():
     bench, peer = many()
-    asking, _ = begun(bench, wire.list_tubes())
+    asking, _ = named(bench)
     assert asking.session.more
     asking.session.closed(bench.now_ns)
     peer.close()

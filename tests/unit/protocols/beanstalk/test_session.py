@@ -81,7 +81,7 @@ def test_a_body_that_is_too_big_takes_no_memory():
     for _ in range(10):
         peer.send(b"x" * 10_000)
     assert said(peer) == b""
-    assert bench.store.snapshot()["used_memory"] == bench.store.snapshot()["tubes"] * 224
+    assert bench.store.snapshot()["used_memory"] == bench.store.snapshot()["tubes"] * 248
 
 
 def test_what_comes_behind_a_wait_waits(bench: Pump):
@@ -528,7 +528,7 @@ def test_a_key_is_taken_for_a_while_after_its_job(bench: Pump):
     assert bench.store.snapshot()["keys"] == 1
     bench.advance(5 * SECOND + TICK)
     assert bench.store.snapshot()["keys"] == 0
-    assert bench.store.snapshot()["used_memory"] == 224
+    assert bench.store.snapshot()["used_memory"] == 248
 
 
 @pytest.mark.parametrize("ending", [b"", b" k", b" k x", b" -k 1", b" k 2147483648", b" k 1 2"])

@@ -9,7 +9,7 @@ from counterd.protocols.beanstalk import wire
 from kit.pump import START_NS, Pump
 from unit.protocols.beanstalk.asking import SECOND, TICK, ask, fill, said
 
-JOB, BLOCK, TUBE, WATCH = 136, 64, 224, 32
+JOB, BLOCK, TUBE, WATCH = 136, 64, 248, 32
 
 
 @pytest.mark.parametrize(
