@@ -35,7 +35,7 @@ settings.register_profile(
     "counterd", deadline=None, derandomize=False, print_blob=True, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("counterd")
-SEED = pytest.StashKey[int]()
+SEED = pytest.StashKey[Any]()
 MOUNTED = pytest.StashKey[set[str]]()
 
 
@@ -48,7 +48,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", needs.MARKER)
     config.addinivalue_line("markers", overdue.MARKER)
     workerinput = getattr(config, "workerinput", {})
-    config.stash[SEED] = int(config.option.hypothesis_seed or workerinput.get("seed") or random.getrandbits(32))
+    config.stash[SEED] = config.option.hypothesis_seed or workerinput.get("seed") or random.getrandbits(32)
     findings.install(findings.finding_of(FOLDER, workerinput.get("workerid", "main")))
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -178,7 +178,8 @@ def pytest_terminal_summary(terminalreporter: Any, exitstatus: int) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    findings.sow(item, item.config.stash[SEED])
+    if not item.config.option.hypothesis_seed:
+        findings.sow(item, item.config.stash[SEED])
     if reason := needs.check(item):
         if needs.in_ci():
             pytest.fail(reason, pytrace=False)

@@ -60,13 +60,14 @@ def test_networks(room: str, start: Callable[..., daemon.Daemon]) -> None:
 @ROOMS
 def test_users_and_groups(room: str, start: Callable[..., daemon.Daemon], short_path: Path) -> None:
     me, mine = pwd.getpwuid(os.geteuid()).pw_name, grp.getgrgid(os.getegid()).gr_name
+    other = next(user.pw_uid for user in pwd.getpwall() if user.pw_uid != os.geteuid())
     settings = {**BEANSTALK, f"{room}.bind": " ", f"{room}.socket": str(short_path / "s")}
-    counterd = start(settings | {f"{room}.socket_allow": "user:65534"})
+    counterd = start(settings | {f"{room}.socket_allow": f"user:{other}"})
     counterd.path = str(short_path / "s")
     for allowed, served in (
-        ("user:65534", False),
+        (f"user:{other}", False),
         (f"user:{me}", True),
-        (f"user:65534 group:{mine}", True),
+        (f"user:{other} group:{mine}", True),
         ("", True),
     ):
         counterd.reload(settings | {f"{room}.socket_allow": allowed})
