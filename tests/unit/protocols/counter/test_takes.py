@@ -694,29 +694,21 @@ def test_what_is_to_be_refunded_is_not_forgotten_for_another_connection() -> Non
     assert other.has(other.take(rate(b"r", 1, 10, 5, OnDeath.CHARGED)))
 
 
-def test_no_room_for_what_was_used_beyond_a_charge() -> None:
-    desk = Desk(buckets=2)
-    (one,) = desk.some(1)
-    take = one.take(rate(b"r", 1, 10, 5, OnDeath.CHARGED))
-    desk.wait(1_000)
-    assert one.has(one.take(permit(b"a"), permit(b"b")))
-    assert one.settle(take, b"r", 9) == Status.OUT_OF_MEMORY
-    one.release(b"a")
-    assert one.settle(take, b"r", 9) == Status.NO_ERROR
-
-
-def test_a_charge_that_could_not_be_settled_ends_with_its_connection() -> None:
-    """Its rate exists no more, so there is nothing to refund."""
+@pytest.mark.parametrize("ends", [False, True])
+def test_no_room_for_what_was_used_beyond_a_charge(ends: bool) -> None:
     desk = Desk(buckets=2)
     (one,) = desk.some(1)
     take = one.take(rate(b"r", 1, 10, 5, OnDeath.REFUNDED))
     desk.wait(1_000)
     assert one.has(one.take(permit(b"a"), permit(b"b")))
     assert one.settle(take, b"r", 9) == Status.OUT_OF_MEMORY
-    one.close()
-    desk.pump.settle()
-    assert desk.store.snapshot()["charges"] == 0
-    desk.store.audit()
+    if ends:
+        one.close()
+        desk.pump.settle()
+        assert desk.store.snapshot()["charges"] == 0, "its rate exists no more: there is nothing to refund"
+    else:
+        one.release(b"a")
+        assert one.settle(take, b"r", 9) == Status.NO_ERROR
 
 
 def test_what_time_brought_back_is_not_refunded_after_another_settled_more(desk: Desk) -> None:
