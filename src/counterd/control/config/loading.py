@@ -402,8 +402,8 @@ def _weak_token(values: Mapping[str, Any], given: Mapping[str, Entry]) -> Iterat
     """Yields a warning about a token that can be guessed. Who has it can close connections."""
     token = values.get("admin.token", "")
     if 0 < len(token) < TOKEN_SHORT:
-        where = given["admin.token"].where
-        yield f"{where}: admin.token: one of less than {TOKEN_SHORT} characters can be guessed; run openssl rand -hex 24"
+        why = f"one of less than {TOKEN_SHORT} characters can be guessed; run openssl rand -hex 24"
+        yield f"{given['admin.token'].where}: admin.token: {why}"
 
 
 def _configured_but_off(rooms: Sequence[Room], values: Mapping[str, Any], given: Mapping[str, Entry]) -> Iterator[str]:

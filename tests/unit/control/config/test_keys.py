@@ -20,6 +20,7 @@ from counterd.control.config.keys import (
     split_servers,
 )
 from counterd.control.config.loading import ConfigError, changed, load, merged
+from counterd.protocols import find_rooms
 from counterd.protocols.counter import ROOM as COUNTER
 from counterd.protocols.smockron import ROOM as SMOCKRON
 from counterd.settings import integer, setting
@@ -358,3 +359,22 @@ def test_a_mistake_in_the_state_of_masters(problems):
     assert problems(
         "smockron.enable = true\nsmockron.rules = /f\nsmockron.state = redis://:secret@a/x\n", rooms=(SMOCKRON,)
     ) == ["F:3: smockron.state: expected the number of a database, as in redis://HOST:PORT/0 or unix:///PATH?db=0"]
+
+
+@pytest.mark.parametrize(
+    ("lines", "warned"),
+    [
+        ("counter.port = 31215", "F:2: counter.port is set, but counter.enable = true is not: counter is off"),
+        ("counter.enable = false\ncounter.port = 31215", ""),
+        ("counter.port = 31215\ncounter.enable = true", ""),
+        ("listener.idle_timeout = 9", ""),
+        ("admin.bind = 127.0.0.1:1", "F:2: admin.bind is set, but admin.enable = true is not: admin is off"),
+        ("admin.enable = true\nadmin.token = 15-characters..", "F:3: admin.token: one of less than 16 characters"),
+        ("admin.enable = true\nadmin.token = 16-characters...", ""),
+    ],
+)
+def test_what_is_configured_and_off_or_weak_is_warned_about(write, lines, warned):
+    path = write(f"throttr.enable = true\n{lines}\n")
+    path.chmod(0o600)
+    warnings = load(path, [], find_rooms()).warnings
+    assert [warning.startswith(warned) for warning in warnings] == [True] * bool(warned), warnings

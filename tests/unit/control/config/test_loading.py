@@ -746,25 +746,6 @@ def test_a_token_that_everybody_can_read(write, line, overrides, mode, warned):
     assert warnings == ((expected,) if warned else ())
 
 
-@pytest.mark.parametrize(
-    ("lines", "warned"),
-    [
-        ("counter.port = 31215", "F:2: counter.port is set, but counter.enable = true is not: counter is off"),
-        ("counter.enable = false\ncounter.port = 31215", ""),
-        ("counter.port = 31215\ncounter.enable = true", ""),
-        ("listener.idle_timeout = 9", ""),
-        ("admin.bind = 127.0.0.1:1", "F:2: admin.bind is set, but admin.enable = true is not: admin is off"),
-        ("admin.enable = true\nadmin.token = 15-characters..", "F:3: admin.token: one of less than 16 characters"),
-        ("admin.enable = true\nadmin.token = 16-characters...", ""),
-    ],
-)
-def test_what_is_configured_and_off_or_weak_is_warned_about(write, lines, warned):
-    path = write(f"throttr.enable = true\n{lines}\n")
-    path.chmod(0o600)
-    warnings = load(path, [], find_rooms()).warnings
-    assert [warning.startswith(warned) for warning in warnings] == [True] * bool(warned), warnings
-
-
 def shipped_keys() -> dict[str, tuple[bool, str, str]]:
     """Each key in the shipped file: whether it is set there, its value and the comment above it."""
     found = {}
