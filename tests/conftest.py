@@ -101,7 +101,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     parts.select(config, items)
     processes = getattr(config, "workerinput", {}).get("workercount", 1)
     longest = [item for item in items if item.nodeid.startswith(LONGEST)]
-    for item in longest:
+    for item in (item for item in items if item.nodeid.startswith(LONGEST) or findings.function_of(item)):
         item.add_marker(pytest.mark.limit(overdue.LONG_LIMIT_S * max(1.0, EXAMPLES)))
     if processes > 1 and len(items) > 100 * processes:
         others = [item for item in items if not item.nodeid.startswith(LONGEST)]

@@ -48,8 +48,14 @@ def install(path: Path) -> None:
     ConjectureData.mark_interesting = noted  # type: ignore[method-assign]
 
 
+def function_of(item: pytest.Item) -> Any:
+    """Returns the function of a test of hypothesis, or None."""
+    function = getattr(getattr(item, "obj", None), "__func__", getattr(item, "obj", None))
+    return function if hasattr(function, "is_hypothesis_test") else None
+
+
 def sow(item: pytest.Item, seed: int) -> None:
     """Gives a test of hypothesis the seed of the run. hypothesis.seed() would forget earlier failures too."""
-    function = getattr(getattr(item, "obj", None), "__func__", getattr(item, "obj", None))
-    if hasattr(function, "is_hypothesis_test") and not hypothesis.settings.default.derandomize:
+    function = function_of(item)
+    if function and not hypothesis.settings.default.derandomize:
         getattr(function, "_hypothesis_state_machine_class", function)._hypothesis_internal_use_seed = seed

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 LIMIT_S = 150.0  # of a test with its fixtures: more than a wait for PATIENCE, or LONG_S
-LONG_LIMIT_S = 600.0  # of the longest tests, which are named in conftest.py
+LONG_LIMIT_S = 600.0  # of the longest tests, which are named in conftest.py, and of those of hypothesis
 AGAIN_S = (
     15.0  # until the next alarm: the first may have been caught, or have been in the test and now its fixture hangs
 )
