@@ -9,6 +9,7 @@ address, so no request goes to a server that the user did not name.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -22,13 +23,19 @@ from counterd.cli.ctl.output import NOTHING, Column, Kind, Output, Row, output_o
 from counterd.errors import ConnectionLost, CounterdError, InvalidArguments, ServerError, Timeout
 
 if TYPE_CHECKING:
+    import socket
+    import threading
     from collections.abc import Callable, Container, Iterator, Mapping, Sequence
-    from http.client import HTTPConnection
+    from http.client import HTTPConnection, HTTPResponse
 
 URL = "http://127.0.0.1:11216"
 PORT = 11216
 PAGE = 1000  # rows: the most that one reply of the server has
+REPLY_MAX = 256 << 20  # bytes: more than a page of rows with the longest names has
+PIECE = 1 << 16  # bytes of a reply that are read at a time
 OK, BAD_REQUEST, UNAUTHORIZED, FORBIDDEN, NOT_FOUND, BUSY = 200, 400, 401, 403, 404, 503
+
+SHUT_RDWR = 2  # of socket, which only some commands import
 
 F = TypeVar("F", bound="Callable[..., Any]")
 
@@ -52,6 +59,7 @@ class Endpoint(NamedTuple):
         Raises Refused, ConnectionLost or Timeout.
         """
         import json
+        import threading
         from http.client import HTTPException
 
         query = urlencode({name: value for name, value in parameters.items() if value is not None})
@@ -62,19 +70,23 @@ class Endpoint(NamedTuple):
                 f"cannot connect to the admin endpoint at {self.url}: {error}; `admin.enable = true` in the server's "
                 "configuration enables it, and --admin sets its address"
             ) from error
+        overdue = threading.Event()
+        alarm = threading.Timer(self.timeout, _shut, (connection.sock, overdue))  # a reply that comes byte by byte too
+        alarm.start()
         try:
             headers = {"Authorization": f"Bearer {self.token}"} if self.token and method != "GET" else {}
             connection.request(method, f"{path}?{query}" if query else path, headers=headers)
             response = connection.getresponse()
-            answer = json.loads(response.read())
+            answer = json.loads(_read(response), parse_constant=_refuse)
             why = "" if response.status == OK else shown(str(answer["error"]).encode("utf-8", "surrogatepass"))
-        except TimeoutError:
-            raise Timeout(f"{self.url} did not answer within {self.timeout:g} s") from None
-        except OSError as error:
-            raise ConnectionLost(f"lost the connection to {self.url}: {error}") from error
-        except (HTTPException, ValueError, LookupError, TypeError):
+        except (HTTPException, OSError, ValueError, LookupError, TypeError, RecursionError) as error:
+            if overdue.is_set() or isinstance(error, TimeoutError):
+                raise Timeout(f"{self.url} did not answer within {self.timeout:g} s") from None
+            if isinstance(error, OSError):
+                raise ConnectionLost(f"lost the connection to {self.url}: {error}") from error
             raise ConnectionLost(f"{self.url} is not an admin endpoint of counterd") from None
         finally:
+            alarm.cancel()
             connection.close()
         if response.status == NOT_FOUND and may_miss:
             return None
@@ -99,6 +111,35 @@ class Endpoint(NamedTuple):
             connection.close()
             raise
         return connection
+
+
+def _shut(sock: socket.socket, overdue: threading.Event) -> None:
+    overdue.set()
+    with contextlib.suppress(OSError):
+        sock.shutdown(SHUT_RDWR)
+
+
+def _read(response: HTTPResponse) -> bytes:
+    """Reads a reply, of which not more than REPLY_MAX bytes are kept."""
+    body = bytearray()
+    while piece := response.read1(PIECE):
+        body += piece
+        if len(body) > REPLY_MAX:
+            raise ValueError("too long")
+    return bytes(body)
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is not JSON")
+
+
+@contextlib.contextmanager
+def understood() -> Iterator[None]:
+    """Raises ConnectionLost in place of what code raises that finds something else in a reply than counterd sends."""
+    try:
+        yield
+    except (LookupError, TypeError, AttributeError) as error:
+        raise ConnectionLost("this is not the reply of an admin endpoint of counterd") from error
 
 
 HINTS = {
@@ -142,7 +183,7 @@ def admin_options(function: F) -> F:
         envvar="COUNTERD_ADMIN",
         show_envvar=True,
         default=URL,
-        help=f"The admin endpoint: http://host:port or unix:/path.  [default: {URL}]",
+        help=f"The admin endpoint: http://host:port, host:port or unix:/path.  [default: {URL}]",
     )(function)
     return click.option(
         "--token-file", type=click.File(), metavar="FILE", help="The file with the server's admin.token."
@@ -154,13 +195,13 @@ def read_url(url: str) -> tuple[str, int, str]:
     if url.startswith("unix:/"):
         return "localhost", PORT, re.sub("^//(?=/)", "", url.removeprefix("unix:"))
     try:
-        read = urlsplit(url)
+        read = urlsplit(url if re.match("[a-z]+:(?![0-9])", url) else f"http://{url}")  # HOST:PORT, as in admin.bind
         port = read.port
     except ValueError as error:
         raise click.UsageError(f"{url!r}: {error}") from None
     rest = read.query or read.fragment or read.username or read.password or read.path.strip("/")
     if read.scheme != "http" or not read.hostname or rest:
-        raise click.UsageError(f"{url!r}: expected http://HOST:PORT or unix:/PATH")
+        raise click.UsageError(f"{url!r}: expected http://HOST:PORT, HOST:PORT or unix:/PATH")
     return read.hostname, PORT if port is None else port, ""
 
 
@@ -324,6 +365,7 @@ class Table(NamedTuple):
     sorts: list[str]
     parameters: list[str]
 
+    @understood()
     def ask(self, endpoint: Endpoint, /, **parameters: Any) -> Any:
         """Returns the reply with the rows, in which names are bytes. Raises the same as Endpoint.ask()."""
         answer = endpoint.ask("GET", f"/{self.name}", **parameters)
@@ -337,6 +379,7 @@ class Table(NamedTuple):
         return self._replace(columns=[each for each in self.columns if each.name not in names])
 
 
+@understood()
 def columns_of(answer: Mapping[str, Any]) -> list[Column]:
     """Returns the columns that a reply describes."""
     return [
@@ -351,6 +394,7 @@ def columns_of(answer: Mapping[str, Any]) -> list[Column]:
     ]
 
 
+@understood()
 def tables_of(endpoint: Endpoint) -> list[Table]:
     """Returns all tables of a server. Raises the same as Endpoint.ask()."""
     return [
@@ -392,6 +436,7 @@ def show_of(connection: str, endpoint: Endpoint, output: Output, limit: int, num
     return table is not None and show_rows(table, endpoint, output, connection=connection, limit=limit)
 
 
+@understood()
 def show_rows(table: Table, endpoint: Endpoint, output: Output, /, **parameters: Any) -> bool:
     """Shows the rows of a reply. Returns False if the reply has no rows."""
     answer = table.ask(endpoint, **parameters)
@@ -412,6 +457,7 @@ def say_total(answer: dict[str, Any]) -> None:
 @admin_options
 @output_option
 @click.pass_context
+@understood()
 def connections(
     context: click.Context, /, protocol: str | None, limit: int | None, output: Output, **where: Any
 ) -> None:

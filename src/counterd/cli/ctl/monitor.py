@@ -22,7 +22,17 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.live import Live
 
-from counterd.cli.ctl.admin import PAGE, Endpoint, Table, columns_of, end_connection, other_tables, table_of, tables_of
+from counterd.cli.ctl.admin import (
+    PAGE,
+    Endpoint,
+    Table,
+    columns_of,
+    end_connection,
+    other_tables,
+    table_of,
+    tables_of,
+    understood,
+)
 from counterd.cli.ctl.common import EXIT_SIGNAL, explain
 from counterd.cli.ctl.screen import Listing, Sample, Shown, Told, draw, remember, summary
 from counterd.cli.ctl.view import CONNECTIONS, COUNTERS, HOLDERS, HOLDINGS, QUEUE, WAITS, Keys, View
@@ -236,6 +246,7 @@ class Monitor:
         pages.look(jumps=(view.page, view.name) != page or bool(view.kills))
 
 
+@understood()
 def told(endpoint: Endpoint, page: str, name: bytes, tables: Sequence[Table]) -> Told | None:
     """Asks the admin endpoint for the data of a page. tables: the tables that can be pages.
 

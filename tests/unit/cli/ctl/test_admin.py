@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import re
 import socket
 import threading
+import time
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, urlsplit
@@ -14,6 +17,7 @@ from click.testing import CliRunner
 
 from counterd.cli.ctl import main
 from counterd.cli.ctl.admin import read_url
+from kit.machine import PATIENCE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -366,12 +370,47 @@ def test_what_is_refused(admin: Admin, status: int, text: str, exit_code: int, s
     assert said in done.stderr
 
 
-@pytest.mark.parametrize("answer", [(200, b"<html>"), (404, b"[]"), (404, b"{}"), (0, b"\x91\0\0\x01"), (0, b"")])
+@pytest.mark.parametrize(
+    "answer",
+    [
+        (200, b"<html>"), (404, b"[]"), (404, b"{}"), (0, b"\x91\0\0\x01"), (0, b""), (200, b"[]"), (200, b"3"),
+        (200, b'{"rows": 3, "tables": 3}'), (200, b'{"rows": NaN}'), (200, b"[" * 100_000),
+        (200, b'{"columns": [], "rows": [1], "next": null, "tables": [{}]}'),
+    ],
+)  # fmt: skip
 def test_who_is_no_admin_endpoint(admin: Admin, answer: tuple[int, bytes]) -> None:
     admin.answer = answer
+    for words in (["connections"], ["holders", "x"]):
+        done = ctl(admin, *words)
+        assert done.exit_code == 3
+        assert re.search("admin endpoint of counterd\n|lost the connection to", done.stderr)
+
+
+def test_a_reply_that_is_too_long(admin: Admin, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("counterd.cli.ctl.admin.REPLY_MAX", 99)
+    admin.answer = 200, b" " * 100 + b'{"rows": [], "columns": [], "next": null}'
     done = ctl(admin, "connections")
-    assert done.exit_code == 3
-    assert "is not an admin endpoint of counterd\n" in done.stderr or "lost the connection to" in done.stderr
+    assert (done.exit_code, "is not an admin endpoint of counterd" in done.stderr) == (3, True)
+
+
+def test_the_time_is_that_of_the_whole_reply() -> None:
+    """Each byte of it comes soon, and the last one never."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def drip() -> None:
+            peer, _ = listener.accept()
+            with peer, contextlib.suppress(OSError):
+                while True:
+                    peer.send(b"H")
+                    time.sleep(0.01)
+
+        thread = threading.Thread(target=drip)
+        thread.start()
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        done = ctl(url, "--timeout", "200ms", "connections")
+        thread.join(PATIENCE)
+    assert not thread.is_alive()
+    assert (done.exit_code, done.stderr) == (3, f"counterctl: {url} did not answer within 0.2 s\n")
 
 
 def test_a_server_that_does_not_answer() -> None:
@@ -448,6 +487,9 @@ def test_over_a_unix_socket(short_path: Path) -> None:
     [
         ("http://host", ("host", 11216, "")),
         ("http://[::1]:7/", ("::1", 7, "")),
+        ("127.0.0.1:31216", ("127.0.0.1", 31216, "")),
+        ("[::1]:31216", ("::1", 31216, "")),
+        ("localhost", ("localhost", 11216, "")),
         ("unix:/run/a", ("localhost", 11216, "/run/a")),
         ("unix:///run/a", ("localhost", 11216, "/run/a")),
     ],
@@ -458,7 +500,7 @@ def test_urls(url: str, read: tuple[str, int, str]) -> None:
 
 @pytest.mark.parametrize(
     "url",
-    ["host:11216", "https://host", "http://", "http://h/path", "http://me@h", "http://h?a", "http://h:x", "unix:"],
+    ["host:x", "https://host", "http://", "http://h/path", "http://me@h", "http://h?a", "http://h:x", "unix:"],
 )
 def test_urls_that_make_no_sense(url: str) -> None:
     assert ctl(url, "connections").exit_code == 2

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn
 
 import click
 
-from counterd.cli.ctl.admin import admin_options, endpoint_of
+from counterd.cli.ctl.admin import admin_options, endpoint_of, understood
 from counterd.cli.ctl.beanstalk.jobs import Tail, id_of, jobs_of, tubes_of
 from counterd.cli.ctl.common import (
     TIME_LIMIT,
@@ -446,10 +446,11 @@ def drain(context: click.Context, /, off: bool, show: bool, output: Output, **wh
     endpoint = endpoint_of(context, **where)
     if not show:
         endpoint.ask("DELETE" if off else "PUT", "/drain/beanstalk")
-    room = endpoint.ask("GET", "/stats")["protocols"].get("beanstalk")
+    with understood():
+        room = endpoint.ask("GET", "/stats")["protocols"].get("beanstalk")
+        figures = room["figures"] if room is not None else {}
     if room is None:
         refused("the server does not serve the beanstalk protocol")
-    figures = room["figures"]
     # The figures may be older than the request above.
     is_on = bool(figures["refuses_puts"]) if show else not off
     columns = [Column("drain_mode"), *(Column(state, Kind.NUMBER) for state in STATES)]
