@@ -24,10 +24,12 @@ SECONDS_SHOWN = 10  # of a test that runs for longer
 
 def line(total: int, ended: int, failed: int, took_s: float, running: dict[str, float]) -> str:
     """running: {test: since how many seconds}."""
-    left = f"about {took_s / ended * (total - ended):,.0f} s left, " if total and ended else ""
+    if not total:
+        return f"collecting the tests, {took_s:,.0f} s"
+    left = f"about {took_s / ended * (total - ended):,.0f} s left, " if ended else ""
     oldest = sorted(running.items(), key=lambda each: -each[1])[:NAMES_SHOWN]
     names = [f"{name} ({seconds:.0f} s)" if seconds >= SECONDS_SHOWN else name for name, seconds in oldest]
-    share = f"[{100 * ended // total if total else 0:3} %] {ended:,} of {total:,} ended, {failed:,} failed"
+    share = f"[{100 * ended // total:3} %] {ended:,} of {total:,} ended, {failed:,} failed"
     return f"{share}, {took_s:,.0f} s, {left}running: {', '.join(names) or 'none'}"
 
 

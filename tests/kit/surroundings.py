@@ -29,6 +29,7 @@ KEPT = frozenset(
 FIXED = {"LANG": "C.UTF-8", "TZ": "UTC", "TERM": "xterm-256color"}
 PLACE = "/tmp"
 FAILED_MAX = 3  # folders of earlier runs that are kept: a run in which a test failed leaves its folder
+OLD_S = 86_400  # a container that shares /tmp has other processes: they seem to have ended
 FOLDER = re.compile(r"counterd-([0-9]+)-\w+")
 
 caller: dict[str, str] = {}  # the variables of the caller; in processes of xdist those that they were started with
@@ -67,12 +68,13 @@ def is_colored() -> bool | None:
 
 
 def _remove_old() -> None:
-    """Removes the folders of this user's runs that have ended, but for the newest."""
+    """Removes the folders of this user's runs that have ended long ago, but for the newest."""
     ended = []
     for path in Path(PLACE).iterdir():
         match = FOLDER.fullmatch(path.name)
         with contextlib.suppress(FileNotFoundError):  # another run removes it
             if match and path.stat().st_uid == os.geteuid() and not Path("/proc", match[1]).exists():
                 ended.append((path.stat().st_mtime, path))
-    for _, path in sorted(ended)[:-FAILED_MAX]:
-        shutil.rmtree(path, ignore_errors=True)
+    for modified, path in sorted(ended)[:-FAILED_MAX]:
+        if time.time() - modified > OLD_S:
+            shutil.rmtree(path, ignore_errors=True)

@@ -174,4 +174,5 @@ def test_the_line_of_progress() -> None:
     assert said == (
         "[ 25 %] 4,500 of 18,000 ended, 1 failed, 100 s, about 300 s left, running: tests/b.py::b (40 s), tests/a.py::a"
     )
-    assert line(0, 0, 0, 0.0, {}) == "[  0 %] 0 of 0 ended, 0 failed, 0 s, running: none"
+    assert line(10, 0, 0, 1.0, {}) == "[  0 %] 0 of 10 ended, 0 failed, 1 s, running: none"
+    assert line(0, 0, 0, 3.0, {}) == "collecting the tests, 3 s"
