@@ -184,7 +184,8 @@ def prose(value: Any) -> str:
     lines: list[str] = []
     in_list = False
     for line in "\n\n".join(each for each in paragraphs if not INSIDE.match(each)).splitlines():
-        if MEANING.match(line):
+        begins = not lines or not lines[-1] or lines[-1].endswith((".", ":", ")"))  # else a sentence goes on
+        if begins and MEANING.match(line):
             if not in_list and lines and lines[-1]:
                 lines.append("")
             in_list = True

@@ -79,10 +79,14 @@ def test_what_names_mean_becomes_a_list(api: ModuleType) -> None:
         Before:
         one, two: what they mean,
         which is long.
-        three: less.
+        three: less, and a sentence that goes on with some
+        files: these.
 
         After: this.
         """
 
-    wanted = "First line.\n\nBefore:\n\n- one, two: what they mean,\n  which is long.\n- three: less.\n\nAfter: this.\n"
+    wanted = (
+        "First line.\n\nBefore:\n\n- one, two: what they mean,\n  which is long.\n"
+        "- three: less, and a sentence that goes on with some\n  files: these.\n\nAfter: this.\n"
+    )
     assert api.prose(Documented) == wanted

@@ -258,3 +258,5 @@ def test_there_is_a_runbook_for_each_alert() -> None:
     alerts = [rule["alert"] for group in rules["groups"] for rule in group["rules"]]
     runbook = (ROOT / "docs/operations.md").read_text("utf-8").partition("\n## Runbook\n")[2].partition("\n## ")[0]
     assert re.findall(r"^### (.+)$", runbook, re.MULTILINE) == alerts
+    urls = [rule["annotations"]["runbook_url"] for group in rules["groups"] for rule in group["rules"]]
+    assert urls == [f"docs/operations.md#{alert.lower()}" for alert in alerts]
