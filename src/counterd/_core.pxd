@@ -49,7 +49,7 @@ cdef class Store:
     cdef Region region
     cdef Header* header         # of the region
     cdef Connections connections
-    cdef int64_t budget         # steps that remain until the next turn; may fall below 0
+    cdef readonly int64_t budget    # steps that remain until the next turn; may fall below 0
     cdef int64_t now_ns         # time of the current or last call
     cdef int64_t scheduled_ns   # when the caller will call tick(): what next_deadline() last returned
     cdef uint8_t* out           # replies of the current call: OUTPUT_MAX + reply_max bytes, shared by all sessions
