@@ -71,7 +71,6 @@ ELSEWHERE = {
     "client/smockron/_tender.py": "a thread of a gatekeeper: tests/unit/client/smockron/test_smockron.py",
     "client/smockron/_told.py": "part of the core: tests/unit/client/smockron/test_gatekeeping.py",
     "client/smockron_wsgi.py": "the second shape of tests/unit/client/test_smockron_asgi.py",
-    "cli/ctl/cluster.py": "asks real servers: tests/functional/test_counterctl_cluster.py",
     "cli/ctl/smockron/serving.py": "is a process: tests/functional/test_gate.py",
     "cli/ctl/smockron/__init__.py": "asks a real master: tests/functional/test_counterctl_smockron.py",
     "client/throttr/_keys.py": "the methods of both clients: tests/unit/client/throttr/test_throttr.py",

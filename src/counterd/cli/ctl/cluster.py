@@ -7,6 +7,8 @@ that no password is on the command line. It works as well while no daemon runs.
 from __future__ import annotations
 
 import importlib.util
+import math
+import struct
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -18,12 +20,14 @@ from counterd.cli.ctl.output import Column, Kind, Output, output_option, shown_t
 from counterd.errors import ConnectionLost
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable
+    from collections.abc import Awaitable, Callable
 
+    from counterd.cluster.authority import Share
     from counterd.control.config.keys import Cluster as Settings
     from counterd.control.link import Link
 
 SCANNED = 1000  # counters of a sidecar that a server is asked for at a time: about a millisecond of its time
+PAGES_MAX = 100_000  # of them: as many counters as a daemon can have
 
 DAEMONS = (
     Column("daemon"),
@@ -181,10 +185,61 @@ class Lease(NamedTuple):
     left_s: float
 
 
-async def read_clock(link: Link) -> float:
-    """Returns the time of a server's clock, in seconds."""
-    seconds, micros = map(int, await link.ask("TIME"))
+async def answered(link: Link, read: Callable[[Any], T], *words: bytes | str | int) -> T:
+    """Asks a server, and returns what read() makes of the answer. Raises LinkFailed."""
+    from counterd.control.link import LinkFailed, OddAnswer
+
+    try:
+        found = await link.ask(*words)
+        try:
+            return read(found)
+        except (AttributeError, IndexError, OverflowError, TypeError, ValueError, struct.error):
+            raise OddAnswer(str(words[0]), found) from None
+    except LinkFailed as error:
+        raise LinkFailed(f"{link.place}: {error}") from None
+
+
+def read_time(found: Any) -> float:
+    """Returns the time of a server's clock, in seconds. This function and the next ones read answers, and raise what
+    answered() expects if an answer makes no sense."""
+    if not isinstance(found, list):  # the numbers of bytes could be taken for it
+        raise TypeError
+    seconds, micros = map(int, found)
     return seconds + micros / 1e6
+
+
+def read_scores(found: Any) -> dict[str, float]:
+    """Returns the members of a sorted set and their scores."""
+    scores = {found[at].decode(): float(found[at + 1]) for at in range(0, len(found), 2)}
+    if not all(map(math.isfinite, scores.values())):
+        raise ValueError
+    return scores
+
+
+def read_share(packed: Any) -> Share | None:
+    from counterd.cluster import authority
+
+    return authority.share(packed) if packed is not None else None
+
+
+def read_full(packed: Any) -> float | None:
+    """Returns when all units of a rate are there, in seconds of the server's clock."""
+    from counterd.cluster import authority
+
+    found = authority.full_us(packed) / 1e6 if packed is not None else None
+    if found is not None and not math.isfinite(found):
+        raise ValueError
+    return found
+
+
+def read_page(found: Any) -> tuple[bytes, list[Share]]:
+    """Returns the cursor and the values of an answer to HSCAN."""
+    from counterd.cluster import authority
+
+    cursor, page = found
+    if not isinstance(cursor, bytes):
+        raise TypeError
+    return cursor, [authority.share(packed) for packed in page[1::2]]
 
 
 async def read_leases(link: Link, partition: int) -> list[Lease]:
@@ -192,10 +247,9 @@ async def read_leases(link: Link, partition: int) -> list[Lease]:
     from counterd.cluster import authority
     from counterd.control.cluster import daemon_of
 
-    found = await link.ask("ZRANGE", authority.keys(partition, "")[0], 0, -1, "WITHSCORES")
-    now_s = await read_clock(link)
-    leases = {found[at].decode(): float(found[at + 1]) / 1e3 - now_s for at in range(0, len(found), 2)}
-    return [Lease(sidecar, daemon_of(sidecar), left_s) for sidecar, left_s in leases.items()]
+    ends_ms = await answered(link, read_scores, "ZRANGE", authority.keys(partition, "")[0], 0, -1, "WITHSCORES")
+    now_s = await answered(link, read_time, "TIME")
+    return [Lease(sidecar, daemon_of(sidecar), end_ms / 1e3 - now_s) for sidecar, end_ms in ends_ms.items()]
 
 
 async def read_daemons(links: list[Link]) -> list[tuple[Any, ...]]:
@@ -206,7 +260,7 @@ async def read_daemons(links: list[Link]) -> list[tuple[Any, ...]]:
     sums: dict[str, Counter[str]] = {}
     for partition, link in enumerate(links):
         for sidecar, daemon, left_s in await read_leases(link, partition):
-            shares = [authority.share(packed) async for packed in scan(link, authority.keys(partition, sidecar)[-1])]
+            shares = await scan(link, authority.keys(partition, sidecar)[-1])
             if left_s <= 0 and not shares:
                 continue  # nothing has to be taken back from it
             left[daemon] = max(left_s, left.get(daemon, left_s))
@@ -218,15 +272,17 @@ async def read_daemons(links: list[Link]) -> list[tuple[Any, ...]]:
     return [(daemon, left[daemon], *(sums[daemon][name] for name in names)) for daemon in sorted(left)]
 
 
-async def scan(link: Link, key: str) -> AsyncIterator[bytes]:
-    """Yields the values of a hash."""
-    cursor = b"0"
-    while True:
-        cursor, found = await link.ask("HSCAN", key, cursor, "COUNT", SCANNED)
-        for value in found[1::2]:
-            yield value
+async def scan(link: Link, key: str) -> list[Share]:
+    """Returns what a sidecar has of each counter. Raises LinkFailed."""
+    from counterd.control.link import LinkFailed
+
+    cursor, shares = b"0", []
+    for _ in range(PAGES_MAX):
+        cursor, page = await answered(link, read_page, "HSCAN", key, cursor, "COUNT", SCANNED)
+        shares += page
         if cursor == b"0":
-            return
+            return shares
+    raise LinkFailed(f"{link.place}: HSCAN does not end")
 
 
 async def read_shares(links: list[Link], name: bytes) -> list[tuple[Any, ...]]:
@@ -237,12 +293,12 @@ async def read_shares(links: list[Link], name: bytes) -> list[tuple[Any, ...]]:
     link = links[partition]
     rows = []
     for sidecar, daemon, _ in await read_leases(link, partition):
-        if packed := await link.ask("HGET", authority.keys(partition, sidecar)[-1], name):
-            share = authority.share(packed)
+        share = await answered(link, read_share, "HGET", authority.keys(partition, sidecar)[-1], name)
+        if share is not None:
             rows.append((daemon, share.rights, share.used, share.mode.name.lower(), share.waits_for, None))
-    full_s = None
-    if packed := await link.ask("GET", authority.rate_key(name)):
-        full_s = max(authority.full_us(packed) / 1e6 - await read_clock(link), 0)
+    full_s = await answered(link, read_full, "GET", authority.rate_key(name))
+    if full_s is not None:
+        full_s = max(full_s - await answered(link, read_time, "TIME"), 0)
     sums = (sum(row[1] for row in rows), sum(row[2] for row in rows), None, sum(row[4] for row in rows))
     return [(None, *sums, full_s), *sorted(rows)] if rows or full_s is not None else []
 
@@ -255,5 +311,6 @@ async def end_leases(links: list[Link], daemon: str) -> int:
     for partition, link in enumerate(links):
         for lease in await read_leases(link, partition):
             if lease.daemon == daemon:
-                ended += await link.ask("ZADD", authority.keys(partition, "")[0], "XX", "CH", 1, lease.sidecar)
+                leases = authority.keys(partition, "")[0]
+                ended += await answered(link, int, "ZADD", leases, "XX", "CH", 1, lease.sidecar)
     return ended
