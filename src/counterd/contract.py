@@ -267,6 +267,12 @@ class Lender(Protocol):
         """Ends a wait. settled() is not called for this wait."""
 
 
+# Bytes of names after which take_news() and take_rates() take no more: 400 names of 655 bytes. A call has at most three
+# times this and a name of 64 KiB, less than 1 MiB. For that a server needs no longer than for 400 short names; without
+# the bound a call can have 26 MB, for which it needs a hundred times as long, and answers nobody meanwhile.
+NEWS_BYTES_MAX = 1 << 18
+
+
 class Escrow(Protocol):
     """The rights of a store to things whose limit holds for several daemons together (`counterd.cluster`).
 
@@ -279,7 +285,8 @@ class Escrow(Protocol):
         self, partition: int, urgent_max: int, calm_max: int, every: bool = False
     ) -> list[tuple[int, bytes, int, int, int, int, int, int, bool]]:
         """Returns the shares that the next call has to be about: at most urgent_max that lack rights, or have rights
-        that others wait for, and at most calm_max of the others, in turn.
+        that others wait for, and at most calm_max of the others, in turn. Returns no more once their names have
+        NEWS_BYTES_MAX bytes: the others stay where they are.
 
         A share is (number, name, maximum, first, waiting, used, peak, rights, stays). number: for the following calls.
         maximum: of the first request that waits, or of the last one. first: what that request needs; 0 if none waits.
@@ -292,7 +299,7 @@ class Escrow(Protocol):
         self, partition: int, urgent_max: int, calm_max: int
     ) -> list[tuple[int, bytes, int, int, int, int, int, int, int]]:
         """Returns the rates that the next call has to be about: at most urgent_max that lack units, and at most
-        calm_max that have units, in turn. Called after take_news().
+        calm_max that have units, in turn. Called after take_news(), with the same bound for names.
 
         A rate is (number, name, limit, period_us, burst, first, waiting, units, taken). limit, period_us, burst:
         of the first request that waits, or of the last grant. units: those that may be taken; negative if more was used

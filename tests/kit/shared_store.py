@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from counterd.cluster import authority
 from counterd.cluster.sidecar import News
+from counterd.contract import NEWS_BYTES_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -138,11 +139,18 @@ class SharedStore:
     # ---- the sidecar's half ----
 
     def take_news(self, partition: int, urgent_max: int, calm_max: int, every: bool = False) -> list[News]:
-        urgent = [share for share in self.urgent if share.partition == partition][:urgent_max]
-        news = [self._news(share) for share in urgent]
+        news: list[News] = []
+        size = 0  # of names
+        for share in [share for share in self.urgent if share.partition == partition][:urgent_max]:
+            if size < NEWS_BYTES_MAX:
+                size += len(share.name)
+                news.append(self._news(share))
         self.urgent.update({share: False for share in self.urgent if share.partition == partition})
         for share in [share for share in self.calm if share.partition == partition][:calm_max]:
+            if size >= NEWS_BYTES_MAX:
+                break
             if every or share.rights != share.used or share.used != share.told:
+                size += len(share.name)
                 news.append(self._news(share))
             elif not share.used:
                 del self.calm[share]

@@ -102,10 +102,10 @@ def pair(server: Server) -> tuple[Machine, Machine]:
     return both
 
 
-def fill(server: Server, names: int, maximum: int = 100) -> tuple[Machine, list[bytes]]:
-    """A machine with a permit of each of many counters in one partition."""
+def fill(server: Server, names: int, maximum: int = 100, size: int = 0) -> tuple[Machine, list[bytes]]:
+    """A machine with a permit of each of many counters in one partition. size: the least of a name, in bytes."""
     machine = Machine(server)
-    numbers = (b"n%d" % number for number in itertools.count())
+    numbers = (b"n%d" % number + b"-" * size for number in itertools.count())
     found = [*itertools.islice((name for name in numbers if authority.partition_of(name) == PART), names)]
     for name in found:
         machine.ask(maximum=maximum, name=name)

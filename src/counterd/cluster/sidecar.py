@@ -26,9 +26,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from counterd.cluster import authority
 from counterd.cluster.authority import UINT32_MAX, LeaseLost, Mode, RateWish, StaleCall, Wish
+from counterd.contract import NEWS_BYTES_MAX
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from counterd.contract import Escrow
 
@@ -202,9 +203,9 @@ class Sidecar:
         if is_calm:
             rest_ns = (len(calm) + len(rates)) * CALM_NS
             part.calm_ns = _calm_ns(partition, now_ns + min(rest_ns, self._beat_ns))
-        part.has_more = max(len(news), len(rates)) >= URGENT_MAX
+        part.has_more = _is_full(urgent, URGENT_MAX) or _is_full(rates, URGENT_MAX)
         part.all_told = part.tells_all and (
-            len(calm) < CALM_MAX or any(each.name in part.told for each in news[len(urgent) :])
+            not _is_full(calm, CALM_MAX) or any(each.name in part.told for each in news[len(urgent) :])
         )
         part.wishes = [(each, self._wish(part, each)) for each in news]
         part.rates = [(each, self._rate_wish(part, each)) for each in rates]
@@ -520,6 +521,11 @@ class Sidecar:
                 names.append(name)
         if names:
             self._store.wanted_elsewhere(partition, names, now_ns)
+
+
+def _is_full(news: Sequence[tuple[Any, ...]], most: int) -> bool:
+    """Returns whether the store may have more of these than it could return."""
+    return len(news) >= most or sum(len(each[1]) for each in news) >= NEWS_BYTES_MAX
 
 
 def _calm_ns(partition: int, least_ns: int) -> int:

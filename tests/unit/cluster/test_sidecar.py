@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from counterd.cluster import authority
+from counterd.cluster import authority, sidecar
 from counterd.cluster.sidecar import (
     CALM_MAX,
     MIN_GAP_NS,
@@ -19,6 +19,7 @@ from counterd.cluster.sidecar import (
     URGENT_MAX,
     _calm_ns,
 )
+from kit import shared_store
 from kit.sidecars import LEASE_MS, NAME, PART, START_NS, Machine, Server, fill, pair, pass_time
 
 
@@ -430,6 +431,41 @@ def test_many_requests_take_several_calls_one_soon_after_the_other(server: Serve
     machine, _ = fill(server, URGENT_MAX * 3)
     assert machine.sidecar.figures(server.now_ns)["calls"] <= 5
     assert server.now_ns - START_NS == 3 * 3 * MS, "the machine looks every 3 ms"
+
+
+def spoken(monkeypatch: pytest.MonkeyPatch, server: Server) -> list[int]:
+    """The bytes of the arguments of each call from now on."""
+    sizes: list[int] = []
+    tick = server.tick
+
+    def heard(keys: list[str], arguments: list[Any]) -> Any:
+        sizes.append(sum(len(each) for each in arguments if isinstance(each, bytes)))
+        return tick(keys, arguments)
+
+    monkeypatch.setattr(server, "tick", heard)
+    return sizes
+
+
+def test_a_call_has_a_bound_of_bytes(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What finds no room is told soon after. So are all names to a server that is new, before it has learnt."""
+    for each in (sidecar, shared_store):
+        monkeypatch.setattr(each, "NEWS_BYTES_MAX", 4500)
+    sizes = spoken(monkeypatch, server)
+    machine, found = fill(server, 50, size=1000)
+    assert machine.sidecar.figures(server.now_ns)["calls"] <= 11, "five names each"
+    new_server(server)
+    server.advance(MIN_GAP_NS)
+    assert machine.turn()
+    pass_time(server, 200 * MS, machine)
+    totals = server.data[authority.keys(PART, "")[2].encode()]
+    assert {*found} <= {*totals}
+    pass_time(server, 11 * SECOND, machine)
+    assert machine.dropped == []
+    for name in found:
+        machine.release(name=name)
+    pass_time(server, 10 * SECOND, machine)
+    assert not server.data.get(authority.keys(PART, "")[2].encode()), "everything has gone back"
+    assert max(sizes) < 2 * 5 * (1010 + 60), "urgent and calm ones, each a name and numbers"
 
 
 @pytest.mark.parametrize("partition", [PART, PRESENCE], ids=["in use", "only a lease"])

@@ -8,6 +8,7 @@ from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
 from libc.stdint cimport UINT32_MAX, int64_t, uint32_t, uint64_t
 from libc.string cimport memcpy
 
+from counterd.contract import NEWS_BYTES_MAX
 from counterd.engine.fair cimport queue_find
 from counterd.engine.gcra cimport SPAN_MAX_NS
 from counterd.engine.idle_ring cimport ring_push
@@ -28,6 +29,7 @@ cdef enum:
     COUNTERS = 0            # kinds of shares
     RATES = 1
 
+cdef int64_t BYTES_MAX = NEWS_BYTES_MAX
 UNREACHABLE = ("closed", "share", "open")   # by Unreachable
 
 
@@ -229,17 +231,20 @@ cdef class Escrow:
     cdef list take(self, Part* part, int kind, int urgent_max, int calm_max, bint every):
         """Returns the news of counters or of rates."""
         cdef list news = []
+        cdef int64_t size = 0
         cdef uint32_t number, last = part.calm[kind].last
         part.is_fresh &= kind != COUNTERS   # those are taken first
-        while part.urgent[kind].first and len(news) < urgent_max:
+        while part.urgent[kind].first and len(news) < urgent_max and size < BYTES_MAX:
             number = part.urgent[kind].first
+            size += self.record(number).name_size
             news.append(self.tell(part, number, kind))
         part.is_fresh |= part.urgent[kind].first != 0
-        while part.calm[kind].first and calm_max > 0:
+        while part.calm[kind].first and calm_max > 0 and size < BYTES_MAX:
             calm_max -= 1
             number = part.calm[kind].first
             link_remove(self.shares.calm, &part.calm[kind], number)
             if every or self.has_news(number, kind):
+                size += self.record(number).name_size
                 news.append(self.tell(part, number, kind))
             else:
                 self.put_away(number)

@@ -53,6 +53,31 @@ def test_a_request_without_rights_waits_for_the_answer(shop: Shop) -> None:
     assert news[1:-1] == (NAME, 10, 1, 1, 5, 5, 5)
 
 
+def test_names_of_a_call_have_a_bound_of_bytes() -> None:
+    """Those that find no room are still urgent, or still have their turn."""
+    shop = Shop(name_memory=1 << 20)
+    pads = (b"-" * 60_000 + b"%d" % number for number in range(100))
+    pad = next(pad for pad in pads if partition_of(b"shared:" + pad) == PART)
+    # The partition depends on four bits, so these and the pad are in it too.
+    heads = (b"shared:%d" % number for number in range(1000))
+    names = [each + pad for each in heads if partition_of(each) == partition_of(b"shared:")][:8]
+    takers = shop.some(len(names))
+    for taker, name in zip(takers, names, strict=True):
+        ask(taker, name=name)
+    told = shop.news()
+    assert [each[1] for each in told] == names[:5], "262,144 bytes, and the rest of a name"
+    assert shop.escrow.hurries() == 1 << PART
+    told += shop.news()
+    assert [each[1] for each in told] == names
+    assert shop.escrow.hurries() == 0
+    for news in told:
+        shop.answer(news, 5)
+    assert [statuses(taker) for taker in takers] == [[Status.NO_ERROR]] * len(names)
+    calm = shop.news(every=True)
+    assert len(calm) == 5
+    assert {each[1] for each in calm + shop.news(every=True)} == {*names}
+
+
 def test_a_request_is_refused_after_the_answer(shop: Shop) -> None:
     one, other = shop.some(2)
     ask(one)
