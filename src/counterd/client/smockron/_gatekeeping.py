@@ -167,8 +167,8 @@ class Master:
         self.lines = (self.control, self.accounting)
         self.gates: list[Gate] = []
         self.filled: list[Gate] = []
-        self.directed = 0  # joined, when the flows of the gates were set
         self.is_stirred = self.is_blind = self.is_leaving = False
+        self.directed = self.footing  # when the flows of the gates were set
         self.stir: Callable[[], object] = _nothing
         self.away = ""  # why it cannot be reached
         self.away_since = 0.0
@@ -179,6 +179,11 @@ class Master:
         if self.is_leaving or (self.is_blind and not self.control.is_open):
             return len(self.gates)
         return self.control.joined
+
+    @property
+    def footing(self) -> tuple[int, bool, int]:
+        """Everything on which the flows of the gates depend."""
+        return self.joined, self.accounting.is_ready, self.accounting.changes
 
     @property
     def blind_at(self) -> float:
@@ -377,7 +382,7 @@ class Core:
         gate = Gate(name, master, self.told.new_domain())
         master.gates.append(gate)
         master.control.subscribe(topic)
-        self._direct(master)
+        self._redirect(master)
         if master.control.is_ready:
             master.is_stirred = True
             master.stir()
@@ -385,11 +390,13 @@ class Core:
 
     def _direct(self, master: Master) -> None:
         """Sets, for each gate, what happens to its messages, according to the subscriptions of both sides."""
-        prefixes = tuple(master.accounting.prefixes)
-        master.directed = master.joined
+        prefixes = master.accounting.prefixes
+        sizes = set(map(len, prefixes))
+        master.directed = master.footing
+        joined = master.joined
         for number, gate in enumerate(master.gates, 1):
-            is_wanted = gate.topic.startswith(prefixes)
-            if is_wanted and number <= master.directed:
+            is_wanted = any(gate.topic[:size] in prefixes for size in sizes)
+            if is_wanted and number <= joined:
                 gate.flow = OPEN
                 if gate.queue and not master.is_stirred:
                     master.is_stirred = True
@@ -401,10 +408,9 @@ class Core:
                 self._unwanted += len(gate.queue)
                 gate.queue.clear()
 
-    def _redirect(self, master: Master, now: float, *, is_changed: bool = False) -> None:
-        """Calls _direct() if it is necessary. is_changed: the subscriptions of the master may have changed."""
-        master.is_blind = now >= master.blind_at
-        if is_changed or master.joined != master.directed:
+    def _redirect(self, master: Master) -> None:
+        """Calls _direct() if it is necessary."""
+        if master.directed != master.footing:
             self._direct(master)
 
     # ---- what the owner of the sockets calls ----
@@ -417,7 +423,8 @@ class Core:
         if line.is_ready and not was_ready:
             for each in master.lines:
                 each.hurry(now)
-        self._redirect(master, now, is_changed=line is master.accounting)
+        master.is_blind = now >= master.blind_at
+        self._redirect(master)
         for parts in messages:
             control = wire.control(parts)
             gate = self._gates.get(control.domain) if control else None
@@ -435,7 +442,8 @@ class Core:
     def look(self, master: Master, line: Line, now: float) -> News:
         """Does what is due on an open connection. After a Timeout the caller has to close the connection."""
         line.look(now)
-        self._redirect(master, now)
+        master.is_blind = now >= master.blind_at
+        self._redirect(master)
         return self._back(master, now)
 
     def _back(self, master: Master, now: float) -> News:
@@ -476,7 +484,8 @@ class Core:
         """Called when a connection has ended, or could not be made."""
         self._lost += 1
         line.closed(now)
-        self._redirect(master, now, is_changed=True)
+        master.is_blind = now >= master.blind_at
+        self._redirect(master)
         if master.away:
             return None
         master.away, master.away_since = why, now
@@ -485,7 +494,7 @@ class Core:
     def leave(self, master: Master) -> None:
         """Called when the gatekeeper closes: what is kept can be sent without waiting for control messages."""
         master.is_leaving = True
-        self._direct(master)
+        self._redirect(master)
 
     def has_left(self, master: Master) -> bool:
         """Returns whether bytes still have to be sent to the master, and the master can be reached."""

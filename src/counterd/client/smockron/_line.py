@@ -34,7 +34,8 @@ BEGIN, END = b"\x01", b"\x00"  # the first byte of a message that subscribes or 
 class Line:
     """kind: the socket type of this end.
 
-    address: the peer's. prefixes: the peer's subscriptions, and how often it has subscribed to each.
+    address: the peer's. prefixes: the peer's subscriptions, and how often it has subscribed to each. changes: how often
+    it has subscribed or unsubscribed, on all connections.
 
     joined: how many of its own subscriptions, in their order, the peer has taken. A PING follows each subscription, and
     its context says how many were sent before. As the peer handles what it receives in order, it has taken these when
@@ -49,7 +50,7 @@ class Line:
         self.address = address
         self.out = bytearray()
         self.is_connecting = self.is_open = self.is_ready = False
-        self.joined = 0
+        self.joined = self.changes = 0
         self.has_failed = False  # the last attempt failed, or the last connection was lost
         self.prefixes: Counter[bytes] = Counter()
         self.retry_at = self.ready_at = self.away_since = 0.0
@@ -211,6 +212,7 @@ class Line:
 
     def _take_subscription(self, prefix: bytes, begins: bool) -> None:
         """Handles a subscription (section "Subscriptions"). Repeated subscriptions are counted."""
+        self.changes += 1
         if begins:
             if len(prefix) > PREFIX_MAX or len(self.prefixes) >= PREFIXES_MAX:
                 raise ProtocolError(

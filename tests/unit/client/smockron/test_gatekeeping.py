@@ -466,6 +466,24 @@ def test_a_batch_has_an_end() -> None:
     assert stats(core, NOW).sent == BATCH + 2
 
 
+def test_a_master_may_subscribe_to_each_of_many_domains(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The work is for each domain and each subscription, not for each pair, and only when something changes."""
+    directed: list[int] = []
+    direct = Core._direct
+    monkeypatch.setattr(Core, "_direct", lambda core, master: (directed.append(1), direct(core, master))[1])
+    core = core_of()
+    names = [b"%d" % number for number in range(1, DOMAINS_MAX)]
+    for name in names:
+        decide(core, "a", name, b"", NOW)
+    assert not directed
+    master = connect(core, b"".join(wire.subscribe(wire.topic(name)) for name in names))
+    assert len(directed) < 5
+    assert sum(gate.flow.name == "OPEN" for gate in master.gates) == len(names), "all but the default"
+    directed.clear()
+    feed(core, master, master.accounting, wire.command(b"PONG"))
+    assert not directed
+
+
 def test_a_subscription_that_is_taken_back_is_respected() -> None:
     core = core_of()
     master = connect(core, wire.subscribe(b"d\0"))

@@ -90,6 +90,13 @@ def test_what_no_peer_says_is_refused(data: bytes, text: str) -> None:
     assert refused(data).startswith(text)
 
 
+@pytest.mark.parametrize(("version", "minor"), [(b"\3\0", 0), (b"\3\1", 1), (b"\3\2", 2), (b"\4\0", 1)])
+def test_with_a_peer_of_a_higher_version_3_1_is_spoken(version: bytes, minor: int) -> None:
+    parser = Parser()
+    parser.feed(wire.greeting()[:10] + version + wire.greeting()[12:])
+    assert parser.minor == minor
+
+
 def test_commands_come_between_the_frames_of_a_message() -> None:
     ping = wire.ping(1.5, b"now")
     assert parsed(b"\x01\x01a" + ping + b"\x00\x01b") == [Command(b"PING", b"\x00\x0fnow"), (b"a", b"b")]
