@@ -425,6 +425,18 @@ class JournalSource(Protocol):
     def refuse(self, store: Any, now_ns: int) -> None:
         """Called when the journal cannot be written. Refuses requests until the next call of reach()."""
 
+    def fill(self, store: Any, is_full: bool, now_ns: int) -> None:
+        """Called when the journal has no room for new records, and when it has room again.
+
+        Until then, refuses requests that make new records, also those whose replies wait.
+        """
+
+    def renew(self, store: Any, piece: bytes, now_ns: int) -> bytes | None:
+        """Returns a piece that could not be written, without the records that need not be written any more.
+
+        Returns None as long as fill() or refuse() has still replies to change, which the store does in its ticks.
+        """
+
     def end(self, store: Any) -> Mapping[str, int]:
         """Called when all changes are written and no change may follow. Returns the arguments for Ledger.release()."""
 
@@ -442,6 +454,15 @@ class Ledger(Protocol):
 
     def write(self, database: sqlite3.Connection, piece: bytes) -> None:
         """Writes a piece, in the caller's transaction. Writing a piece twice is the same as writing it once."""
+
+    def growth(self, piece: bytes) -> int:
+        """Returns how many bytes the new records of a piece add to the database at most; 0: it has none."""
+
+    def split(self, piece: bytes, rows_max: int) -> Sequence[bytes]:
+        """Splits a piece into pieces with so many records at most, in an order in which each can be written alone.
+
+        Records that make room come first.
+        """
 
     def reserve(self, database: sqlite3.Connection) -> Mapping[str, int]:
         """Returns the arguments for JournalSource.begin(). Runs in the caller's transaction."""

@@ -96,7 +96,7 @@ class Keeper(Mortal):
 
     def fill_disk(self) -> None:
         """No file may be longer than the journal's are now."""
-        sizes = [path.stat().st_size for path in self.directory.glob("journal*")]
+        sizes = [path.stat().st_size for path in self.directory.glob("journal*") if not path.name.endswith("-ballast")]
         self._limit_files(max(sizes))
 
     def empty_disk(self) -> None:

@@ -220,6 +220,10 @@ def outcomes(job: Job | None, operation: Operation, clock: Clock) -> Iterator[tu
             yield "RESERVED", job._replace(state=RESERVED, since=since, holder=operation.client, ends=ends)
     elif isinstance(call, Peek):
         yield (NOT_FOUND if job is None else "FOUND"), job
+    elif answered(operation, REFUSED):  # nothing was done; or it was, and a crash may undo it
+        yield REFUSED, job
+        if job is not None and may_do(job, operation):
+            yield REFUSED, done(job, operation, since, clock)
     elif job is None or not may_do(job, operation):
         yield NOT_FOUND, job
     else:

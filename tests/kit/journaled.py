@@ -69,6 +69,18 @@ class Journaled:
         _journal.refuse(self.bench.store, self.bench.now_ns)
         self.bench.settle()
 
+    def fill(self, *, is_full: bool) -> None:
+        """Notifies the store that the journal has no room, or has room again."""
+        _journal.fill(self.bench.store, is_full, self.bench.now_ns)
+        self.bench.settle()
+
+    def renew(self) -> None:
+        """Leaves out of the piece what need not be written any more, if that is known by now."""
+        assert self.piece is not None
+        renewed = _journal.renew(self.bench.store, self.piece[1], self.bench.now_ns)
+        if renewed is not None:
+            self.piece = self.piece[0], renewed
+
     def commit(self) -> None:
         """Writes all changes, and notifies the store, which answers the clients."""
         while self.take():

@@ -48,6 +48,14 @@ def can_make_networks() -> bool:
     return False
 
 
+def can_mount() -> bool:
+    """Returns True if mounting a file system is permitted."""
+    command = ["unshare", "--mount", "mount", "-t", "tmpfs", "tmpfs", "/mnt"]
+    with contextlib.suppress(OSError):
+        return subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=False).returncode == 0
+    return False
+
+
 def find(program: str) -> str | None:
     """Finds a program on the path or in the sbin folders."""
     return shutil.which(program) or shutil.which(program, path="/usr/sbin:/sbin")
@@ -77,6 +85,11 @@ TABLE: Mapping[str, Need] = {
         "hosts that vanish, in network namespaces",
         remedy="run them as root, where namespaces can be made: most containers forbid it",
         is_there=can_make_networks,
+    ),
+    "mounts": Need(
+        "small disks",
+        remedy="run them as root, where file systems can be mounted: most containers forbid it",
+        is_there=can_mount,
     ),
     "ipv6": Need("::1", remedy="enable IPv6 on the loopback interface", is_there=has_ipv6),
 }

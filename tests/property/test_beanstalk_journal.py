@@ -55,8 +55,8 @@ class Client:
         self.asked.append((kind, number, body))
         self.peer.send(command)
 
-    def hear(self, *, failing: bool) -> None:
-        """Takes note of what was answered by now. failing: nothing but that a job was put is promised."""
+    def hear(self) -> None:
+        """Takes note of what was answered by now."""
         output = bytes(self.peer.output)
         known = self.known
         while output:
@@ -75,8 +75,6 @@ class Client:
                 number = int(head[0].split()[1])
                 known.seen.add(number)
                 self.own.append(number)
-            elif failing:
-                pass
             elif kind == "delete" and word == "DELETED":
                 known.ended.add(number)
             elif kind == "bury" and word == "BURIED":
@@ -85,10 +83,9 @@ class Client:
         del self.peer.output[:]
 
 
-def hear(kept: Journaled, clients: list[Client]) -> None:
-    failing = bool(kept.bench.store.snapshot()["journal_failing"])
+def hear(clients: list[Client]) -> None:
     for client in clients:
-        client.hear(failing=failing)
+        client.hear()
 
 
 def serve(generator: random.Random, clients: list[Client], known: Known, serial: list[int]) -> None:
@@ -130,6 +127,11 @@ def work_disk(generator: random.Random, kept: Journaled) -> None:
         kept.reach()
     elif chance < 0.65:
         kept.refuse()
+    elif chance < 0.7:
+        kept.fill(is_full=True)
+        kept.renew()
+    if chance > 0.9:
+        kept.fill(is_full=False)
 
 
 def compare(kept: Journaled, known: Known) -> None:
@@ -163,10 +165,10 @@ def test_what_was_acknowledged_outlives_the_process(seed: int):
             clients = [Client(kept.connect(), known) for _ in range(3)]
             for _ in range(STEPS):
                 serve(generator, clients, known, serial)
-                hear(kept, clients)
+                hear(clients)
                 if generator.random() < 0.5:
                     work_disk(generator, kept)
-                    hear(kept, clients)
+                    hear(clients)
                 if generator.random() < 0.1:
                     kept.bench.advance(int(generator.random() * SECOND))
             kept.bench.store.audit()

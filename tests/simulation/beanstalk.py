@@ -447,13 +447,33 @@ class BeanstalkWorld(World):
         self.books.is_failing = False
         self.step("reach", None)
 
-    def on_refuse(self) -> None:
+    def on_fill(self) -> None:
         """Puts whose replies wait are refused, and their jobs gone, unless somebody was given them."""
-        books = self.books
-        books.is_failing, books.now = True, self.now
+        self.books.is_full = True
+        self.refuse_puts()
+        self.step("fill", None)
+
+    def on_room(self) -> None:
+        self.books.is_full = False
+        self.step("room", None)
+
+    def on_refuse(self) -> None:
+        """The same, and of nothing else it may be said that it was done, unless it is on disk."""
+        self.books.is_failing = True
         for link in self.links.values():
             for request in link.todo:
-                request.acks.clear()
+                if request.word == "touch":
+                    request.acks.clear()
+                elif request.word in PROMISED and request.replies:
+                    request.replies += (b"INTERNAL_ERROR\r\n",)
+        self.refuse_puts()
+        self.step("refuse", None)
+
+    def refuse_puts(self) -> None:
+        books = self.books
+        books.now = self.now
+        for link in self.links.values():
+            for request in link.todo:
                 job: Any = books.jobs.get(request.id)
                 exists = bool(request.replies) and request.replies[0].startswith(b"EXISTS")
                 if exists or (job is not None and job.counts["reserves"]):
@@ -462,11 +482,10 @@ class BeanstalkWorld(World):
                     request.replies = (b"INTERNAL_ERROR\r\n",)
                     if job.key:
                         del books.keys[job.key]
-                        job.key = ""
+                        job.key, job.keep = "", 0
                     books.end(job)
         books.settle_tubes()
         self.settle_versions()
-        self.step("refuse", None)
 
     def crash(self, _: None = None) -> None:
         """The daemon is killed, and another one is started."""
@@ -510,12 +529,16 @@ class BeanstalkWorld(World):
         books.now, books.open = self.now, store.sessions_open
         due: int = store.next_deadline()
         figures = store.snapshot()
-        told = {name: figures[name] for name in ("jobs", "waiting", "tubes", "keys", "used_memory", "journal_failing")}
+        told = {
+            name: figures[name]
+            for name in ("jobs", "waiting", "tubes", "keys", "used_memory", "journal_failing", "journal_full")
+        }
         for state in ("ready", "reserved", "delayed", "buried"):
             told[state] = figures[f"jobs:{state}"]
         known = {
             "jobs": len(books.jobs), "waiting": len(books.waiting()), "tubes": len(books.tubes),
             "keys": len(books.keys), "used_memory": books.memory(), "journal_failing": books.is_failing,
+            "journal_full": books.is_full,
             **{state: books.count_state(state) for state in ("ready", "reserved", "delayed", "buried")},
         }  # fmt: skip
         listed = any(peer.lists is not None for peer in books.peers.values())

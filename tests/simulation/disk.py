@@ -5,9 +5,10 @@ control/journal.py makes of it. Transactions are there or not, whole; what they 
 
     fine    written at once, nearly
     slow    some are written seconds later, when they have been given up already
-    full    nothing is written, and that is said
+    full    nothing new is written, and that is said; everything else is, at the second attempt
+    spent   nothing at all is written, and that is said
     flaky   the process is killed, before it has written or before it has said so, and another one comes
-    gone    like full, for good: until the daemon is started again
+    gone    like spent, for good: until the daemon is started again
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
     from simulation.beanstalk import BeanstalkWorld
 
-MOODS = ("fine", "fine", "fine", "slow", "full", "flaky", "flaky", "gone")
+MOODS = ("fine", "fine", "fine", "slow", "full", "full", "spent", "flaky", "flaky", "gone")
 UNIX_NS = 1_700_000_000 * SECOND  # when the world's clock was 0
 PATIENCE_NS = 5 * SECOND
 RETRY_NS = SECOND // 10, 10 * SECOND
@@ -35,7 +36,8 @@ CRASHES = 0.02  # of the transactions, at one of their ends
 class Disk:
     """piece: what the store has told and does not know to be written. is_up: the process is there.
 
-    is_failing: as the store was told. failures: how often it was.
+    is_failing, is_full: as the store was told. failures: how often it was. is_needed: the piece has to be written on a
+    full disk.
     """
 
     def __init__(self, world: BeanstalkWorld) -> None:
@@ -50,7 +52,7 @@ class Disk:
         """For another daemon; what was under way is void."""
         self.piece: tuple[int, bytes] | None = None
         self.is_up = True
-        self.is_failing = False
+        self.is_failing = self.is_full = self.is_needed = False
         if self.mood == "gone":
             self.mood = "fine"
 
@@ -80,10 +82,35 @@ class Disk:
         _journal.refuse(self.world.store, self.world.now)
         self.world.on_refuse()
 
+    def fill(self) -> None:
+        """As Keeper.on_full, and the store takes back at once what it can."""
+        assert self.piece is not None
+        self.is_full = self.is_needed = True
+        _journal.fill(self.world.store, True, self.world.now)
+        self.world.on_fill()
+        self.renew()
+        self.later(self.random.randrange(*RETRY_NS), self.make_room)
+
+    def renew(self) -> None:
+        assert self.piece is not None
+        renewed = _journal.renew(self.world.store, self.piece[1], self.world.now)
+        assert renewed is not None
+        self.piece = self.piece[0], renewed
+        self.send()
+
+    def make_room(self) -> None:
+        """As Keeper.on_room."""
+        if self.is_full and not self.is_needed:
+            self.is_full = False
+            _journal.fill(self.world.store, False, self.world.now)
+            self.world.on_room()
+        elif self.is_full:
+            self.later(self.random.randrange(*RETRY_NS), self.make_room)
+
     def acknowledge(self) -> None:
         """As Keeper.on_written."""
         position, self.piece = self.piece[0] if self.piece is not None else 0, None
-        self.is_failing = False
+        self.is_failing = self.is_needed = False
         self.world.store.reach(position, self.world.now)
         self.world.on_reach()
 
@@ -96,9 +123,11 @@ class Disk:
 
     def write(self) -> None:
         draw = self.random.random()
-        if self.mood in ("full", "gone"):
+        if self.mood in ("spent", "gone"):
             self.die()
             self.fail()
+        elif self.mood == "full" and not self.is_needed and self.piece and journal.growth(self.piece[1]):
+            self.fill()
         elif self.mood == "flaky" and draw < 0.4:
             self.die()
         else:
@@ -121,13 +150,13 @@ class Disk:
 
     def start(self) -> None:
         """Another process: it can fail at once, or gets the piece again that was not acknowledged."""
-        if self.mood == "gone" or (self.mood in ("full", "flaky") and self.random.random() < 0.5):
+        if self.mood == "gone" or (self.mood in ("spent", "flaky") and self.random.random() < 0.5):
             self.die()
             self.fail()
             return
         self.is_up = True
         if self.piece is not None:
-            self.send()
+            self.renew()
         elif self.is_failing:
             self.acknowledge()
 

@@ -159,6 +159,12 @@ class Drive:
     def on_refuse(self) -> None:
         self.world.step("refuse", None)
 
+    def on_fill(self) -> None:
+        self.world.step("fill", None)
+
+    def on_room(self) -> None:
+        self.world.step("room", None)
+
     def crash(self) -> None:
         self.world.crash(None)
 

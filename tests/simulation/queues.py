@@ -17,6 +17,7 @@ from simulation.world import Violation
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+FAILED = b"INTERNAL_ERROR\r\n"
 ORPHANED = -2  # holder of what a worker of the process before had
 OBSERVER = 0  # number of the connection by which the world looks at the engine
 JOB_COST, BLOCK_COST, TUBE_COST, KEY_COST, WATCH_COST, BLOCK = 136, 64, 248, 104, 32, 60
@@ -67,7 +68,7 @@ class Books(Model):
         self.touched: dict[Any, None] = {}
         self.ended = 0  # records of jobs that have ended, for the journal
         self.open = 1  # connections
-        self.is_journaled = self.is_failing = self.is_draining = False
+        self.is_journaled = self.is_failing = self.is_full = self.is_draining = False
         self.peers[OBSERVER] = Client(OBSERVER)
         self.engine: Any = None  # says what it has made of jobs
 
@@ -168,7 +169,7 @@ class Books(Model):
             return b"EXPECTED_CRLF\r\n"
         if self.refuses_puts or self.is_draining:
             return b"DRAINING\r\n"
-        return b"INTERNAL_ERROR\r\n" if self.is_failing else None
+        return FAILED if self.is_failing or self.is_full else None
 
     def shortage(self, tube: str, key: str, size: int) -> bytes | None:
         """Of a key that is free, or of room."""
@@ -232,6 +233,18 @@ class Books(Model):
         self.tube(name)
         return True
 
+    def on_delete(self, peer: Peer, *words: Any) -> bytes:
+        return FAILED if self.is_failing else super().on_delete(peer, *words)
+
+    def on_release(self, peer: Peer, *words: Any) -> bytes:
+        return FAILED if self.is_failing else super().on_release(peer, *words)
+
+    def on_bury(self, peer: Peer, *words: Any) -> bytes:
+        return FAILED if self.is_failing else super().on_bury(peer, *words)
+
+    def on_kick_job(self, peer: Peer, *words: Any) -> bytes:
+        return FAILED if self.is_failing else super().on_kick_job(peer, *words)
+
     def on_use(self, peer: Peer, name: str) -> bytes:
         return super().on_use(peer, name) if self.tube_of_room(name) else b"OUT_OF_MEMORY\r\n"
 
@@ -241,8 +254,8 @@ class Books(Model):
         return super().on_watch(peer, name)
 
     def on_limit_reserves(self, peer: Peer, name: str, reserves: str, target: str) -> bytes:
-        if self.is_failing:
-            return b"INTERNAL_ERROR\r\n"
+        if self.is_failing or self.is_full:
+            return FAILED
         if not self.tube_of_room(name) or not self.tube_of_room(target):
             return b"OUT_OF_MEMORY\r\n"
         self.touched[name] = None
@@ -250,12 +263,17 @@ class Books(Model):
 
     # ---- what takes long ----
 
-    def on_kick(self, peer: Any, count: str) -> None:
+    def on_kick(self, peer: Any, count: str) -> bytes | None:
+        if self.is_failing:
+            return FAILED
         buried = len(self.tubes[peer.used].buried)
         state = "buried" if buried else "delayed"
         peer.sweep = Sweep("KICKED", peer.used, state, min(int(count), buried or len(self.delayed(peer.used))))
+        return None
 
     def on_clear_tube(self, peer: Any, name: str, state: str) -> bytes | None:
+        if self.is_failing:
+            return FAILED
         if name not in self.tubes:
             return b"NOT_FOUND\r\n"
         left = sum(job.state != "reserved" for job in self.chosen(name, state))

@@ -44,7 +44,7 @@ class Keeper:
     finish() and stop().
 
     values: the values of the settings, by key. report: called with a cause and a sentence, as in net.server.
-    failing: why the journal cannot be written now, or "". restored: how many records were restored.
+    failing: why the journal cannot be written now, or has no room, or "". restored: how many records were restored.
     """
 
     def __init__(
@@ -58,6 +58,8 @@ class Keeper:
         assert room.journal is not None
         self.failing = ""
         self.restored = 0
+        self._full = ""  # why there is no room for new records, or ""
+        self._is_refused = False  # the piece could not be written: it has to be renewed before it is sent again
         self._room = room.name
         self._source: JournalSource = importlib.import_module(room.journal.source)
         self._path = values[room.journal.path]
@@ -90,15 +92,14 @@ class Keeper:
 
         The driver of the store calls this in each turn.
         """
-        if self._piece is not None or not self._begun.done():
-            return
-        self._piece = self._source.take(self._store, now_ns)
-        if self._piece is not None:
-            self._sent = self._loop.time()
-            if self._patience is None:
-                self._patience = self._loop.call_later(PATIENCE_S, self._look)
-            if self._talk is not None:
-                self._talk.send(self._piece[1])
+        if self._piece is not None and self._is_refused:
+            renewed = self._source.renew(self._store, self._piece[1], now_ns)
+            if renewed is not None:
+                self._send((self._piece[0], renewed))
+        elif self._piece is None and self._begun.done():
+            piece = self._source.take(self._store, now_ns)
+            if piece is not None:
+                self._send(piece)
 
     async def finish(self, timeout: float) -> None:
         """Waits until all changes are on disk and the journal process has closed its file.
@@ -147,6 +148,7 @@ class Keeper:
             "path": self._path,
             "is_synced": self._is_synced,
             "is_new": not self._begun.done(),
+            "is_full": bool(self._full),
         }
         return json.dumps(told).encode()
 
@@ -173,7 +175,7 @@ class Keeper:
             self._begun.set_result(None)
             self._driver.wake()
         elif self._piece is not None:
-            talk.send(self._piece[1])
+            self._renew()
         elif self.failing:
             self.on_written()
 
@@ -182,12 +184,27 @@ class Keeper:
 
         Also called, without a piece, when the journal can be written again.
         """
-        if self.failing:
+        if self.failing != self._full:
             log.info(f"the journal {self._path} can be written again")
-            self.failing = ""
+            self.failing = self._full
         position, self._piece = self._piece[0] if self._piece is not None else 0, None
         self._store.reach(position, time.monotonic_ns())
         self._driver.wake()
+
+    def on_full(self, text: str) -> None:
+        """Called when there is no room for the last piece. The next one is written in any case."""
+        self._report("journal", f"new jobs are refused: {text}")
+        self.failing = self._full = text
+        self._source.fill(self._store, True, time.monotonic_ns())
+        self._renew()
+
+    def on_room(self) -> None:
+        """Called when there is room again."""
+        log.info(f"the journal {self._path} has room again")
+        if self.failing == self._full:
+            self.failing = ""
+        self._full = ""
+        self._source.fill(self._store, False, time.monotonic_ns())
 
     def on_error(self, text: str) -> None:
         """Called when the journal process reports an error.
@@ -208,6 +225,21 @@ class Keeper:
             self.on_error(f"{self._path}: the process that reads the journal ended")
 
     # ---- inside ----
+
+    def _send(self, piece: tuple[int, bytes]) -> None:
+        self._piece = piece
+        self._is_refused = False
+        self._sent = self._loop.time()
+        if self._patience is None:
+            self._patience = self._loop.call_later(PATIENCE_S, self._look)
+        if self._talk is not None:
+            self._talk.send(piece[1])
+
+    def _renew(self) -> None:
+        """Sends the piece again, without what need not be written any more: now, or in one of the next turns."""
+        self._is_refused = True
+        self.turn(time.monotonic_ns())
+        self._driver.wake()
 
     def _behind(self) -> int:
         """Returns the number of changes that are not on disk."""
@@ -283,6 +315,10 @@ class Talk:
             self._keeper.on_count(json.loads(body))
         elif letter == b"B":
             self._keeper.on_begin(self, json.loads(body))
+        elif letter == b"F":
+            self._keeper.on_full(body.decode())
+        elif letter == b"R":
+            self._keeper.on_room()
         elif letter == b"E":
             self._keeper.on_error(body.decode())
         elif letter != b"L":

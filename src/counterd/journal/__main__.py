@@ -5,11 +5,13 @@ process writes the pieces that it has received, and ends. If the daemon was kill
 process has these pieces.
 
 The frames on this socket are those of frames.py:
-    daemon to child   first JSON: {"room": name, "path": ..., "is_synced": ..., "is_new": ...}; is_new: the store has to
-                      be restored. Then one piece per frame; the next piece is sent when the last one is written. An
-                      empty frame: no more pieces follow. Then the frame is JSON: the arguments of release(), after
-                      which the child closes the file
+    daemon to child   first JSON: {"room": name, "path": ..., "is_synced": ..., "is_new": ..., "is_full": ...}; is_new:
+                      the store has to be restored; is_full: the last process has said F, and not R. Then one piece per
+                      frame; the next piece is sent when the last one is written. An empty frame: no more pieces
+                      follow. Then the frame is JSON: the arguments of release(), after which the child closes the file
     child to daemon   a letter, then its data.   A: no data; the last piece is written. L: no data; the child is alive.
+                      F: a message; there is no room for the last piece. The next one has to be written, whatever is in
+                      it. R: no data; there is room again.
                       P: a piece to restore. C: JSON, the number of records that follow. B: JSON, the arguments of
                       begin(); the child is ready. E: an error message; the child ends
 """
@@ -27,10 +29,11 @@ import time
 from typing import TYPE_CHECKING
 
 from counterd.frames import PIECE_MAX, Frames, frame
-from counterd.journal.database import JournalError, explained, find_ledger, lock, open_database, transaction
+from counterd.journal.database import JournalError, explained
+from counterd.journal.writer import Writer
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
 LIVES_PERIOD_S = 2
 LIVES_STEPS = 1_000_000  # instructions of SQLite's virtual machine, which take about 0.1 s
@@ -56,8 +59,8 @@ class Link:
             with contextlib.suppress(OSError):  # the next say() raises it again
                 self.say(b"L")
 
-    def frames(self) -> Iterator[bytes]:
-        """Yields the daemon's frames until the daemon has ended. Sends L while there are no frames."""
+    def frames(self) -> Iterator[bytes | None]:
+        """Yields the daemon's frames until the daemon has ended. While there are none, sends L and yields None."""
         frames = Frames(PIECE_MAX)
         data = memoryview(bytearray(READ_SIZE))
         while True:
@@ -66,6 +69,7 @@ class Link:
             except BlockingIOError:  # no data for LIVES_PERIOD_S
                 with contextlib.suppress(BrokenPipeError):  # there may still be something to read
                     self.say(b"L")
+                yield None
                 continue
             if size == 0:
                 return
@@ -75,32 +79,35 @@ class Link:
 def write_journal(link: Link) -> None:
     """Writes the pieces that the daemon sends. Raises JournalError, or OSError if the daemon has ended."""
     frames = link.frames()
-    told = json.loads(next(frames))
-    ledger = find_ledger(told["room"])
-    path = told["path"]
-    with explained(path):
-        lock(path)
-        database = open_database(path, told["room"], is_synced=told["is_synced"])
-        database.set_progress_handler(link.live, LIVES_STEPS)
-        begin = {}
+    told = json.loads(next(filter(None, frames)))
+    with explained(told["path"]):
+        writer = Writer(told["path"], told["room"], is_synced=told["is_synced"])
+        writer.database.set_progress_handler(link.live, LIVES_STEPS)
+        ledger = writer.ledger
+        begin: Mapping[str, int] = {}
         if told["is_new"]:
-            link.say(b"C", json.dumps(ledger.count(database)).encode())
-            for piece in ledger.read(database):
-                link.say(b"P", piece)
-            with transaction(database):
-                begin = dict(ledger.reserve(database))
+            link.say(b"C", json.dumps(ledger.count(writer.database)).encode())
+            for kept in ledger.read(writer.database):
+                link.say(b"P", kept)
+            begin = writer.update(ledger.reserve)
         link.say(b"B", json.dumps(begin).encode())
+        is_full, is_needed = told["is_full"], False
         for piece in frames:
-            if not piece:
-                if (left := next(frames, None)) is not None:  # otherwise the daemon has ended
-                    with transaction(database):
-                        ledger.release(database, **json.loads(left))
+            if piece is None:
+                pass
+            elif not piece:
+                if left := next(filter(None, frames), None):  # otherwise the daemon has ended
+                    writer.update(ledger.release, **json.loads(left))
                 break
-            with transaction(database):
-                ledger.write(database, piece)
-            with contextlib.suppress(BrokenPipeError):  # the daemon has ended, but some pieces may not be written yet
-                link.say(b"A")
-        database.close()
+            else:
+                is_written = writer.write(piece, is_needed=is_needed)
+                with contextlib.suppress(BrokenPipeError):  # the daemon has ended, but some pieces may not be written
+                    link.say(*(b"A",) if is_written else (b"F", f"{told['path']}: the disk is full".encode()))
+                is_full, is_needed = is_full or not is_written, not is_written
+            if is_full and not is_needed and writer.has_room():
+                is_full = False
+                link.say(b"R")
+        writer.close()
 
 
 def main() -> None:

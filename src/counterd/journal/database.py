@@ -159,11 +159,13 @@ def ledger_of(database: sqlite3.Connection, path: str) -> Ledger:
     return ledger
 
 
-def open_database(path: str, room: str, *, is_synced: bool) -> sqlite3.Connection:
+def open_database(
+    path: str, room: str, *, is_synced: bool, checkpoint_pages: int = CHECKPOINT_PAGES
+) -> sqlite3.Connection:
     """Opens the journal of a protocol. The file must be locked. Creates the tables if the file is empty, and converts a
     journal of an older layout. Raises JournalError.
 
-    is_synced: whether each commit waits until it is on disk.
+    is_synced: whether each commit waits until it is on disk. checkpoint_pages: about the size of the write-ahead log.
     """
     ledger = find_ledger(room)
     with explained(path), contextlib.ExitStack() as undo:
@@ -176,10 +178,11 @@ def open_database(path: str, room: str, *, is_synced: bool) -> sqlite3.Connectio
             upgrade(database, ledger, check_layout(database, path, ledger))
         database.execute("PRAGMA journal_mode = WAL")
         database.execute(f"PRAGMA synchronous = {'FULL' if is_synced else 'OFF'}")
-        database.execute(f"PRAGMA wal_autocheckpoint = {CHECKPOINT_PAGES}")
+        database.execute(f"PRAGMA wal_autocheckpoint = {checkpoint_pages}")
         database.execute(f"PRAGMA journal_size_limit = {LOG_SIZE_MAX}")
         database.execute(f"PRAGMA cache_size = -{CACHE_KIB}")
         database.execute("PRAGMA temp_store = MEMORY")
+        database.execute("PRAGMA secure_delete = OFF")  # a deleted body need not be written again
         if not tables:
             database.executescript(
                 f"BEGIN; {ledger.SCHEMA} {OWN_SCHEMA}"

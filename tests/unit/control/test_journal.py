@@ -32,7 +32,7 @@ class Store:
         self.told = 0
         self.reached = 0
         self.refused = self.hurried = 0
-        self.is_failing = False
+        self.is_failing = self.is_full = False
         self.restored: list[bytes] = []
         self.begun: dict[str, int] = {}
 
@@ -68,6 +68,12 @@ class Store:
         self.refused += 1
         self.is_failing = True
 
+    def fill(self, is_full: bool, _now_ns: int) -> None:
+        self.is_full = is_full
+
+    def renew(self, old: bytes, _now_ns: int) -> bytes | None:
+        return old
+
     def end(self) -> dict[str, int]:
         return {"last_id": 70}
 
@@ -78,7 +84,7 @@ def piece(*ids: int) -> bytes:
 
 # This module is a JournalSource.
 restore, begin, take, hurry = Store.restore, Store.begin, Store.take, Store.hurry
-refuse, end = Store.refuse, Store.end
+refuse, fill, renew, end = Store.refuse, Store.fill, Store.renew, Store.end
 
 
 class Kept:
@@ -222,6 +228,32 @@ def test_a_piece_that_cannot_be_written(path: Path) -> None:
 
     asyncio.run(history())
     assert ids(path) == [1]
+
+
+def test_a_full_disk_refuses_what_is_new_and_writes_the_rest(path: Path) -> None:
+    async def history() -> None:
+        kept = Kept(path)
+        await kept.keeper.restore()
+        kept.store.pieces.append(piece(1))
+        kept.keeper.turn(0)
+        await kept.written(1)
+        kept.store.pieces.append(piece(2))
+        kept.keeper.turn(0)
+        kept.keeper.on_full("the disk is full")  # as if it had been said before the piece was written
+        assert (kept.store.is_full, kept.keeper.failing) == (True, "the disk is full")
+        assert kept.reports == ["new jobs are refused: the disk is full"]
+        await kept.written(2)
+        assert (kept.keeper.failing, json.loads(kept.keeper.hello())["is_full"]) == ("the disk is full", True)
+        for pid in children():
+            os.kill(pid, signal.SIGKILL)
+        kept.store.pieces.append(piece(3))
+        kept.keeper.turn(0)
+        await until(lambda: not kept.keeper.failing)  # the next process has found room
+        assert not kept.store.is_full
+        await kept.written(3)
+        kept.keeper.stop()
+
+    asyncio.run(history())
 
 
 def test_a_failure_with_nothing_to_write_is_over_once_a_process_is_there(path: Path) -> None:

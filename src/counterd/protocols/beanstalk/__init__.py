@@ -122,6 +122,7 @@ FIGURES = (
     ),
     Figure("refuses_puts", "beanstalk_drain_mode", "gauge", "1 in drain mode, in which put gets the reply DRAINING."),
     Figure("journal_failing", "beanstalk_journal_failing", "gauge", "1 while the journal cannot be written."),
+    Figure("journal_full", "beanstalk_journal_full", "gauge", "1 while the disk has no room for more jobs."),
     Figure("journal_behind", "beanstalk_journal_behind", "gauge", "Changes in the journal that are not on disk yet."),
     Figure("journal_records", "beanstalk_journal_records_total", "counter", "Rows that were sent to the journal."),
     Figure(

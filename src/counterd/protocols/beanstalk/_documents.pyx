@@ -15,6 +15,9 @@ from counterd.protocols.beanstalk._tubes cimport Tube, tube_at, tubes_count
 from counterd.protocols.beanstalk._wire cimport COMMAND_WORDS, COMMANDS
 from counterd.protocols.beanstalk._workers cimport WorkersState
 
+# The release of beanstalkd whose commands the protocol has. Clients compare it with those in which commands were new.
+BEANSTALKD_VERSION = b"1.13"
+
 STATE_NAMES = ("", "ready", "reserved", "delayed", "buried")  # by JobState
 
 
@@ -114,7 +117,7 @@ cdef bytes stats_document(BeanstalkStore store):
         "current-waiting": workers.waiting,
         "total-connections": store.sessions_total,
         "pid": others["pid"],
-        "version": others["version"].encode(),
+        "version": BEANSTALKD_VERSION,
         "rusage-utime": others["rusage_utime"],
         "rusage-stime": others["rusage_stime"],
         "uptime": others["uptime"],
@@ -123,6 +126,7 @@ cdef bytes stats_document(BeanstalkStore store):
         "binlog-records-migrated": 0,
         "binlog-records-written": state.records_written,
         "binlog-max-size": 0,
+        "counterd-version": others["version"].encode(),
         "draining": "true" if state.refuses_puts or state.draining else "false",
     })
     return document({**figures, **store.host})

@@ -23,6 +23,7 @@ from counterd.engine.table cimport Index, IndexEntry, index_home, index_insert, 
 cdef enum:
     URGENT = 1024           # statistics count lower priorities as urgent
     IDS_BITS = 9            # 512 consecutive ids are neighbours in the index: together they take 4 KiB
+    CHANGE_COST = 128       # bytes of a change in the journal, besides the body
     JOB_COST = 136          # bytes of a job besides its body's blocks: the record and two slots of the index
 
 cdef enum JobState:
@@ -68,6 +69,7 @@ cdef struct JobsState:      # in the region
     uint64_t total          # jobs ever made
     uint64_t edits          # how often any job was changed
     uint64_t changes        # how often a job was added to the list of changes
+    uint64_t changes_size   # bytes that the list of changes takes in a piece, about
     uint32_t changed_first
     uint32_t changed_last
     uint32_t ended          # ended jobs whose record stays for the journal
@@ -136,6 +138,11 @@ cdef inline uint32_t job_find(const Jobs* jobs, uint64_t id) noexcept nogil:
     return 0
 
 
+cdef inline uint64_t change_size(const Job* job) noexcept nogil:
+    """Returns how much a change of a job adds to changes_size: the same as long as the job is in the list."""
+    return CHANGE_COST if job.is_written else <uint64_t>CHANGE_COST + job.size
+
+
 cdef inline void job_edited(Jobs* jobs, uint32_t number) noexcept nogil:
     """Called when a job has changed. Adds the job to the list of changes, if there is a journal."""
     cdef JobsState* state = jobs.state
@@ -153,6 +160,7 @@ cdef inline void job_edited(Jobs* jobs, uint32_t number) noexcept nogil:
         state.changed_first = number
     state.changed_last = number
     state.changes += 1
+    state.changes_size += change_size(job)
 
 
 cdef inline uint32_t job_place(
@@ -235,6 +243,7 @@ cdef inline uint32_t job_next_changed(Jobs* jobs) noexcept nogil:
     if state.changed_first == 0:
         state.changed_last = 0
     job.is_changed = False
+    state.changes_size -= change_size(job)
     if is_ended:
         state.ended -= 1
         pool_put(jobs.pool, &jobs.records.line_next, sizeof(Job), number)

@@ -28,13 +28,13 @@ from counterd.protocols.beanstalk._keys cimport (
     Key, Keys, key_at, key_end_at, key_find, key_join, key_let_go, key_make,
 )
 from counterd.protocols.beanstalk._queues cimport job_enter, job_hold, seconds_ns, tube_expect
-from counterd.protocols.beanstalk._store cimport ID_BLOCK, BeanstalkStore
+from counterd.protocols.beanstalk._store cimport ID_BLOCK, PIECE_SIZE, BeanstalkStore, journal_fail, journal_fill
 from counterd.protocols.beanstalk._tubes cimport tube_at, tube_find, tube_make, tubes_have_room
 from counterd.protocols.beanstalk._wire cimport BODY_MAX, read_counter, read_name
 
 cdef enum:
-    PIECE_SIZE = 1 << 18        # bytes of a piece, plus one row: some 0.3 ms
     CHANGES_MAX = 4096          # changes in a piece
+    WASTE_MAX = 2200            # bytes that a body in its own table can take, besides itself
 
 cdef enum RowKind:
     GONE = 0                    # the job has ended: only id and size are used; if it has a key, it is also a KEY
@@ -238,6 +238,7 @@ def take(BeanstalkStore store not None, int64_t now_ns):
             memcpy(target, PyBytes_AS_STRING(limit), len(limit))
             target += len(limit)
         del store.limits[:len(limits)]
+        store.state.sent_ns, store.state.sent_size = now_ns, size
         if jobs.state.changed_first == 0 and not store.limits:
             store.state.taken_ns = now_ns
     return head.position, piece
@@ -251,11 +252,47 @@ def hurry(BeanstalkStore store not None):
 def refuse(BeanstalkStore store not None, int64_t now_ns):
     """Called when the journal cannot be written.
 
-    Refuses puts until reach() is called. Other requests are still served.
+    Refuses all requests that change what is in the journal, until reach() is called. See section "The journal".
     """
     with store.at(now_ns):
         store.state.is_failing = True
-        store.give_up()
+        journal_fail(store)
+
+
+def fill(BeanstalkStore store not None, bint is_full, int64_t now_ns):
+    """Called when the journal has no more room, and when it has room again.
+
+    Refuses requests that need more room, among them those whose replies wait for the journal. All others are served.
+    """
+    with store.at(now_ns):
+        store.state.is_full = is_full
+        store.state.refusing = 0
+        if is_full:
+            journal_fill(store)
+
+
+def renew(BeanstalkStore store not None, bytes piece not None, int64_t now_ns):
+    """Returns a piece that was not written, without the jobs that have ended since, because their puts were refused.
+
+    Returns None while there are still puts to refuse.
+    """
+    cdef const uint8_t* data = <const uint8_t*>PyBytes_AS_STRING(piece)
+    cdef const uint8_t* end = data + PyBytes_GET_SIZE(piece)
+    cdef const uint8_t* start
+    cdef list kept = [data[:sizeof(Head)]]
+    cdef Row row
+    data += sizeof(Head)
+    with store.at(now_ns):
+        if store.behind and (
+            store.state.is_failing or store.state.is_full and store.state.refusing < <size_t>len(store.behind)
+        ):
+            return None
+        while data < end:
+            start = data
+            data = row_end(data, &row)
+            if row.kind != WHOLE or job_find(&store.queues.jobs, row.id):
+                kept.append(start[:data - start])
+    return b"".join(kept)
 
 
 def end(BeanstalkStore store not None):
@@ -417,7 +454,50 @@ cdef int restore_job(BeanstalkStore store, const Row* row, const uint8_t* data) 
     return 0
 
 
+cdef inline const uint8_t* row_end(const uint8_t* data, Row* row) noexcept:
+    """Reads a row. Returns its end."""
+    memcpy(row, data, sizeof(Row))
+    data += sizeof(Row) + row.name_size + row.key_size + row.claim_size
+    return data + row.size if row.kind == WHOLE or row.kind == LIMIT else data
+
+
 # ---- in the writer process -----------------------------------------------------------------------------------------
+
+def growth(bytes piece not None, uint32_t inline_max):
+    """Returns how many bytes a piece adds to the database at most: see section "Size" of docs/operations.md."""
+    cdef const uint8_t* data = <const uint8_t*>PyBytes_AS_STRING(piece)
+    cdef const uint8_t* end = data + PyBytes_GET_SIZE(piece)
+    cdef uint64_t size = 0
+    cdef Row row
+    data += sizeof(Head)
+    while data < end:
+        data = row_end(data, &row)
+        if row.kind == WHOLE:
+            size += sizeof(Row) + row.size + (WASTE_MAX if row.size > inline_max else 0)
+        elif row.kind == LIMIT:
+            size += sizeof(Row)
+    return size
+
+
+def split(bytes piece not None, size_t rows_max):
+    """Splits a piece into pieces of at most rows_max rows that can be written one after the other: first the rows of
+    ended jobs, then those of changed jobs, then those of new jobs.
+    """
+    cdef const uint8_t* data = <const uint8_t*>PyBytes_AS_STRING(piece)
+    cdef const uint8_t* end = data + PyBytes_GET_SIZE(piece)
+    cdef const uint8_t* start
+    cdef bytes head = data[:sizeof(Head)]
+    cdef tuple kinds = ([], [], [])
+    cdef Row row
+    data += sizeof(Head)
+    while data < end:
+        start = data
+        data = row_end(data, &row)
+        kinds[0 if row.kind == GONE else 2 if row.kind == WHOLE else 1].append(start[:data - start])
+    return [
+        head + b"".join(one[first:first + rows_max]) for one in kinds for first in range(0, len(one), rows_max)
+    ] or [head]
+
 
 def rows(bytes piece not None, uint32_t inline_max):
     """Parses a piece into (now, id_limit, whole, bodies, changed, gone, limits, keys):

@@ -39,7 +39,7 @@ from counterd.protocols.beanstalk._wire cimport (
     BATCH_MAX, BATCH_RESERVE, BURY, CLEAR_TUBE, COMMAND_WORDS, COMMANDS, CRLF_SIZE, DELETE, IGNORE, INSPECT_TUBE,
     KICK, KICK_JOB, LIMIT_RESERVES, LINE_MAX, LIST_JOBS, LIST_TUBE_USED, LIST_TUBES, LIST_TUBES_WATCHED, MALFORMED,
     NAME_MAX, NEEDLE_MAX, PAUSE_TUBE, PEEK, PEEK_BURIED, PEEK_DELAYED, PEEK_READY, PUT, PUT_LIMITED, PUT_UNIQUE,
-    QUIT, RESERVE, RESERVE_JOB, RESERVE_WITH_TIMEOUT, SEARCH_JOBS, STATS, STATS_JOB, TOO_BIG, TOO_LONG,
+    QUIT, RELEASE, RESERVE, RESERVE_JOB, RESERVE_WITH_TIMEOUT, SEARCH_JOBS, STATS, STATS_JOB, TOO_BIG, TOO_LONG,
     TOO_LONG_AT_CR, TOO_LONG_STILL, TOUCH, UNKNOWN, USE, WATCH, Command, Request, Word, line_command, line_decode,
     line_size,
 )
@@ -222,6 +222,8 @@ cdef class BeanstalkSession(Session):
         """Executes a command and sets its reply. Returns DONE, LATER or PARK."""
         if command == PUT or command == PUT_UNIQUE or command == PUT_LIMITED:
             answer.reply = self.put(command, request, frame, answer)
+        elif (<BeanstalkStore>self.store).state.is_failing and is_lasting(command):
+            answer.reply = INTERNAL_ERROR
         elif command == RESERVE or command == RESERVE_WITH_TIMEOUT or command == BATCH_RESERVE:
             return self.reserve(command, request, answer)
         elif is_long(command):
@@ -257,7 +259,7 @@ cdef class BeanstalkSession(Session):
             return EXPECTED_CRLF
         if store.state.refuses_puts or store.state.draining:
             return DRAINING
-        if store.state.is_failing or queues.jobs.state.last_id >= queues.jobs.state.id_limit:
+        if store.state.is_failing or store.state.is_full or queues.jobs.state.last_id >= queues.jobs.state.id_limit:
             return INTERNAL_ERROR
         if command == PUT_LIMITED and store.lender is None:
             return NOT_ENABLED
@@ -445,7 +447,9 @@ cdef class BeanstalkSession(Session):
         cdef Worker* worker = queues.workers.records + self.connection
         cdef uint32_t tag = name_tag(&queues.tubes.table, request.name, request.name_size)
         cdef uint32_t number, watch
-        if command == LIMIT_RESERVES and (store.state.is_failing or len(store.limits) >= LIMITS_MAX):
+        if command == LIMIT_RESERVES and (
+            store.state.is_failing or store.state.is_full or len(store.limits) >= LIMITS_MAX
+        ):
             return INTERNAL_ERROR
         if command == USE or command == WATCH or command == LIMIT_RESERVES:
             number = store.find_tube(tag, request.name, request.name_size)
@@ -649,30 +653,53 @@ cdef class BeanstalkSession(Session):
         Session.leave(self)
 
     cdef bytes give_up_on(self, bytes replies):
-        """Deletes jobs that were put, unless a worker has got them. See section "The journal"."""
+        """Deletes jobs that were put, unless a worker has got them. See section "The journal".
+
+        If the journal has no room, changes only replies to puts; if it fails, all that promise that it has something.
+        """
         cdef BeanstalkStore store = <BeanstalkStore>self.store
         cdef Jobs* jobs = &store.queues.jobs
         cdef list kept = []
         cdef Py_ssize_t at = 0, end
         cdef uint32_t number
         cdef Command command
+        cdef bint is_refused
         while at < len(replies):
             end = replies.index(b"\r\n", at) + CRLF_SIZE
             words = replies[at:end].split()
             if words[0] in (b"RESERVED", b"FOUND", b"OK"):
                 end += int(words[len(words) - 1]) + CRLF_SIZE
             number = job_find(jobs, int(words[1])) if words[0] == b"INSERTED" else 0
-            if number or words[0] == b"EXISTS":
-                command = PUT_UNIQUE if number == 0 or job_at(jobs, number).key else PUT
+            is_refused = number or words[0] == b"EXISTS" or store.state.is_failing and words[0] in LASTING
+            if is_refused:
+                command = LASTING[words[0]] if words[0] in LASTING else PUT_UNIQUE if not number else PUT
+                command = PUT_UNIQUE if number and job_at(jobs, number).key else command
                 command = PUT_LIMITED if number and job_at(jobs, number).is_gated else command
+                command = KICK if command == KICK_JOB and len(words) > 1 else command
                 store.state.given_up[<int>command] += 1
             if number and job_at(jobs, number).reserves == 0:
                 if job_at(jobs, number).key:  # free for a client that puts the job again
                     key_free(&store.queues.keys, jobs, job_at(jobs, number).key)
                 store.end_job(number)
-            kept.append(b"INTERNAL_ERROR\r\n" if number or words[0] == b"EXISTS" else replies[at:end])
+            kept.append(b"INTERNAL_ERROR\r\n" if is_refused else replies[at:end])
             at = end
         return b"".join(kept)
+
+
+# Replies that say what the journal has, besides those to puts, and the commands that get them. TOUCHED is none of them:
+# a time to run says little after a crash, because the worker is gone.
+cdef dict LASTING = {
+    b"DELETED": DELETE, b"RELEASED": RELEASE, b"BURIED": BURY, b"KICKED": KICK_JOB, b"CLEARED": CLEAR_TUBE,
+    b"LIMITED": LIMIT_RESERVES,
+}
+
+
+cdef inline bint is_lasting(Command command) noexcept nogil:
+    """Returns whether a command ends a job, or changes its state for longer than its connection."""
+    return (
+        command == DELETE or command == RELEASE or command == BURY or command == KICK or command == KICK_JOB
+        or command == CLEAR_TUBE
+    )
 
 
 cdef inline bint is_long(Command command) noexcept nogil:

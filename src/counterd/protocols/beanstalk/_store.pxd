@@ -16,7 +16,12 @@ from counterd.protocols.beanstalk._wire cimport COMMANDS
 
 cdef enum:
     UNFINISHED = 0xffffffff     # of next_permitted(): the budget is used up
+    PIECE_SIZE = 1 << 18        # bytes of a piece for the journal, plus one row: some 0.3 ms
     ID_BLOCK = 1 << 20          # ids that the journal reserves at a time; after a crash none of them is used again
+    PIECE_NS = 20000000         # for a piece, as long as none was measured: a slow disk
+    AVERAGED = 4                # pieces
+    GIVEN_UP = 512              # steps per call for replies that are given up: some 0.3 ms
+    REPLY_SHIFT = 4             # a step for each 16 bytes of them
 
 
 cdef struct BeanstalkState:     # in the region
@@ -35,10 +40,15 @@ cdef struct BeanstalkState:     # in the region
     uint64_t records_written
     int64_t taken_ns            # when the journal was last given all changes
     int64_t behind_ns           # since when changes are not on disk; 0: all are
+    int64_t sent_ns             # when the journal was given the piece that it has now
+    uint64_t sent_size          # bytes of that piece
+    int64_t piece_ns            # how long the journal needs for PIECE_SIZE bytes: an average
     uint32_t lost_worker        # a connection number for jobs that workers of the previous process hold; 0: none
     uint8_t refuses_puts        # in the protocol's drain mode
     uint8_t draining            # the daemon is about to stop
     uint8_t is_failing          # the journal cannot be written
+    uint8_t is_full             # the journal has no room for more
+    uint32_t refusing           # while is_full: the sessions of `behind` up to this one were told so
 
 
 cdef class BeanstalkStore(Store):
@@ -60,7 +70,6 @@ cdef class BeanstalkStore(Store):
     cdef dict host              # the figures of the machine, for stats
 
     cdef uint64_t memory_used(self) noexcept
-    cdef int give_up(self) except -1
     cdef void promise(self, Session session) noexcept
     cdef bint is_held_by(self, const Job* job, uint32_t connection) noexcept
     cdef int64_t journal_due_ns(self) noexcept
@@ -111,3 +120,64 @@ cdef inline void append(Store store, bytes text) noexcept:
     debug_check(store.out_size + PyBytes_GET_SIZE(text) <= OUTPUT_MAX + REPLY_ROOM)
     memcpy(store.out + store.out_size, PyBytes_AS_STRING(text), PyBytes_GET_SIZE(text))
     store.out_size += PyBytes_GET_SIZE(text)
+
+
+# What the journal does not have yet: how long it takes to write, and replies that must no longer say that it has it.
+
+cdef inline void journal_measure(BeanstalkStore store) noexcept:
+    """Called when the last piece is on disk: adds its time to the average. A short piece says little, unless it
+    took longer than a whole one should."""
+    cdef int64_t took_ns = store.now_ns - store.state.sent_ns
+    if store.state.sent_size > PIECE_SIZE // 4:
+        took_ns = <int64_t>(took_ns * (<double>PIECE_SIZE / store.state.sent_size))
+    elif took_ns < store.state.piece_ns:
+        return
+    store.state.piece_ns += (took_ns - store.state.piece_ns) // AVERAGED
+
+
+cdef inline int64_t journal_backlog_ns(BeanstalkStore store) noexcept:
+    """Returns how long the journal will need to write what it does not have yet, about."""
+    cdef uint64_t size = store.queues.jobs.state.changes_size
+    if store.durable < store.state.changes_taken:
+        size += store.state.sent_size
+    return <int64_t>(store.state.piece_ns * (<double>size / PIECE_SIZE))
+
+
+cdef inline int journal_fill(BeanstalkStore store) except -1:
+    """The journal has no room: changes a slice of the held replies as give_up_on() says. They are still held."""
+    cdef Session session
+    store.steps = GIVEN_UP
+    while store.state.refusing < <size_t>len(store.behind):
+        session = store.behind[store.state.refusing]
+        for at, (position, replies) in enumerate(session.held or []):
+            if <uint64_t>position > store.durable and (b"INSERTED" in replies or b"EXISTS" in replies):
+                if store.steps <= 0:
+                    return 0
+                store.steps -= 1 + (<int>PyBytes_GET_SIZE(replies) >> REPLY_SHIFT)
+                session.held[at] = (position, session.give_up_on(replies))
+                session.held_size += PyBytes_GET_SIZE(session.held[at][1]) - PyBytes_GET_SIZE(replies)
+        store.steps -= 1
+        store.state.refusing += 1
+    return 0
+
+
+cdef inline int journal_fail(BeanstalkStore store) except -1:
+    """The journal cannot be written: sends a slice of the held replies, as give_up_on() changes them."""
+    cdef Session session
+    cdef list held
+    store.steps = GIVEN_UP
+    while store.behind and store.steps > 0:
+        session = store.behind[len(store.behind) - 1]
+        held = session.held or []
+        for at, (position, replies) in enumerate(held):
+            if <uint64_t>position > store.durable and store.steps > 0:
+                store.steps -= 1 + (<int>PyBytes_GET_SIZE(replies) >> REPLY_SHIFT)
+                held[at] = (0, session.give_up_on(replies))
+        session.held_size = sum([PyBytes_GET_SIZE(replies) for _, replies in held])
+        session.is_behind = session.held_size != 0 and session.last_held() > store.durable
+        if not session.is_behind:
+            store.behind.pop()
+        if session.has_due():
+            session.settle()
+            session.tell_dirty()
+    return 0

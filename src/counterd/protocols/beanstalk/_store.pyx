@@ -7,7 +7,7 @@ Every job that becomes ready goes through make_ready(), which immediately gives 
 has both ready jobs and waiting connections, unless it is paused or its pause has just ended.
 """
 
-from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from cpython.mem cimport PyMem_RawCalloc, PyMem_RawFree
 from libc.stdint cimport INT64_MAX, int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memcpy
@@ -50,7 +50,6 @@ from counterd.protocols.beanstalk._workers cimport (
 
 cdef enum:
     SLICE = 512             # steps per tick for each kind of work (jobs given back, jobs due, ...): some 0.3 ms
-    REPLY_SHIFT = 4         # a step for each 16 bytes of replies that are given up
     BODY_SHIFT = 11         # a step for each 2 KiB of a body
     WATCH_SHIFT = 4         # a step for each 16 watches of a connection whose wait ends
     PERMIT_STEPS = 2        # of a slice, for a call of the lender: some 1 us
@@ -117,6 +116,7 @@ cdef class BeanstalkStore(Store):
         self.queues.enter_gated, self.queues.leave_gated = job_enter_gated, job_leave_gated
         self.queues.urgent = &self.state.urgent
         name = b"default"
+        self.state.piece_ns = PIECE_NS
         self.state.default_tube = self.find_tube(
             name_tag(&self.queues.tubes.table, name, 7), name, 7
         )
@@ -164,40 +164,24 @@ cdef class BeanstalkStore(Store):
             self.state.is_failing = False
             if position >= self.state.changes_taken:
                 self.queues.jobs.state.id_limit = self.state.id_limit_asked
+                journal_measure(self)
             if max(position, self.durable) >= self.queues.jobs.state.changes:
                 self.state.behind_ns = 0
             else:
                 self.state.behind_ns = max(self.state.behind_ns, self.state.taken_ns)
         Store.reach(self, position, now_ns)
 
-    cdef int give_up(self) except -1:
-        """The journal cannot be written: sends a slice of the held replies, as give_up_on() changes them."""
-        cdef Session session
-        cdef list held
-        self.steps = SLICE
-        while self.behind and self.steps > 0:
-            session = self.behind[len(self.behind) - 1]
-            held = session.held or []
-            for at, (position, replies) in enumerate(held):
-                if <uint64_t>position > self.durable and self.steps > 0:
-                    self.steps -= 1 + (<int>PyBytes_GET_SIZE(replies) >> REPLY_SHIFT)
-                    held[at] = (0, session.give_up_on(replies))
-            session.held_size = sum([PyBytes_GET_SIZE(replies) for _, replies in held])
-            session.is_behind = session.held_size != 0 and session.last_held() > self.durable
-            if not session.is_behind:
-                self.behind.pop()
-            if session.has_due():
-                session.settle()
-                session.tell_dirty()
-        return 0
-
     cdef void promise(self, Session session) noexcept:
-        """Called when a request has changed jobs. If the journal is behind for too long, holds the reply back."""
+        """Called when a request has changed jobs. Holds the reply back if the journal is behind for too long, or will
+        need too long for what it does not have yet."""
         if self.state.is_failing or self.durable >= self.queues.jobs.state.changes:
             return
         if self.state.behind_ns == 0:
             self.state.behind_ns = self.now_ns
-        if self.now_ns - self.state.behind_ns > self.journal_lag_ns:
+        if (
+            self.now_ns - self.state.behind_ns > self.journal_lag_ns
+            or self.journal_period_ns and journal_backlog_ns(self) > self.journal_period_ns
+        ):
             session.hold_back(self.queues.jobs.state.changes)
         self.expect(self.journal_due_ns())
 
@@ -207,7 +191,9 @@ cdef class BeanstalkStore(Store):
             return INT64_MAX
         if self.queues.jobs.state.id_limit - self.queues.jobs.state.last_id < ID_BLOCK // 2:
             return 0  # the piece asks for more ids before the reserved ones are used up
-        return self.state.taken_ns + self.journal_period_ns if self.journal_period_ns else 0
+        if self.journal_period_ns == 0 or journal_backlog_ns(self) > self.journal_period_ns // 2:
+            return 0
+        return self.state.taken_ns + self.journal_period_ns
 
     cdef int limit_reserves(self, uint32_t number, uint32_t reserves_max, uint32_t target) except -1:
         """Implements section "limit-reserves". target: the tube of retired jobs; 0 or the same tube buries them."""
@@ -471,7 +457,11 @@ cdef class BeanstalkStore(Store):
         cdef int64_t due_ns = self.journal_due_ns()
         if self.queues.workers.state.leaving_first or self.state.draining and self.queues.workers.state.waiting:
             return 0
-        if self.state.is_failing and self.behind or tubes_next_left(&self.queues.tubes):
+        if tubes_next_left(&self.queues.tubes):
+            return 0
+        if self.behind and (
+            self.state.is_failing or self.state.is_full and self.state.refusing < <size_t>len(self.behind)
+        ):
             return 0
         if of_workers >= 0:
             due_ns = min(due_ns, of_workers)
@@ -501,7 +491,9 @@ cdef class BeanstalkStore(Store):
             self.steps = SLICE
             self.end_waits()
         if self.state.is_failing:
-            self.give_up()
+            journal_fail(self)
+        elif self.state.is_full:
+            journal_fill(self)
         return 0
 
     cdef int give_back(self) except -1:
@@ -760,6 +752,7 @@ cdef class BeanstalkStore(Store):
             "longest_probe": self.queues.jobs.index.state.longest,
             "refuses_puts": state.refuses_puts,
             "journal_failing": state.is_failing,
+            "journal_full": state.is_full,
             "journal_behind": self.queues.jobs.state.changes - self.durable,
             "journal_records": state.records_written,
         })

@@ -13,7 +13,8 @@ import itertools
 import zlib
 from typing import TYPE_CHECKING, Any
 
-from counterd.protocols.beanstalk._journal import CONSTANTS, packed, packed_keys, packed_limits, rows
+from counterd.protocols.beanstalk._journal import CONSTANTS, packed, packed_keys, packed_limits, rows, split  # noqa: F401 - split belongs to the Ledger
+from counterd.protocols.beanstalk._journal import growth as growth_of
 
 if TYPE_CHECKING:
     import sqlite3
@@ -127,6 +128,11 @@ def write(database: sqlite3.Connection, piece: bytes) -> None:
         database.executemany("INSERT OR REPLACE INTO limits VALUES (?, ?, ?)", limits)
         database.execute("DELETE FROM limits WHERE reserves = 0")
     database.execute("UPDATE numbers SET value = ? WHERE name = 'id_limit' AND value < ?", (id_limit, id_limit))
+
+
+def growth(piece: bytes) -> int:
+    """Returns how many bytes the new records of a piece add to the database at most."""
+    return growth_of(piece, BODY_INLINE_MAX)
 
 
 def insert(database: sqlite3.Connection, jobs: Sequence[tuple[object, ...]]) -> None:

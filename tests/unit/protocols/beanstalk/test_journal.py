@@ -228,14 +228,17 @@ def test_a_put_that_cannot_be_written_is_refused_and_gone(kept: Journaled):
     kept.refuse()
     replies = said(peer)
     assert replies.startswith(b"INSERTED 2\r\nFOUND 2 12\r\n" + body + b"\r\nOK ")  # it came and went
-    assert replies.endswith(b"\r\nINTERNAL_ERROR\r\nDELETED\r\n")
-    # From now on at once; and what there was before goes on.
+    assert replies.endswith(b"\r\nINTERNAL_ERROR\r\nINTERNAL_ERROR\r\n")
+    # From now on at once. What is not to be written goes on.
     assert ask(peer, wire.put(b"new")) == b"INTERNAL_ERROR\r\n"
-    assert ask(peer, wire.reserve(), wire.delete(1)) == b"RESERVED 1 3\r\nold\r\nDELETED\r\n"
-    assert ask(worker, wire.release(3, 0, 0)) == b"RELEASED\r\n"
+    assert ask(peer, wire.reserve(), wire.touch(1)) == b"RESERVED 1 3\r\nold\r\nTOUCHED\r\n"
+    lasting = (wire.delete(1), wire.release(1, 0, 0), wire.bury(1, 0), wire.kick(1), wire.clear_tube(b"default"))
+    assert ask(peer, *lasting, wire.kick_job(1)) == b"INTERNAL_ERROR\r\n" * 6
+    assert ask(worker, wire.release(3, 0, 0)) == b"INTERNAL_ERROR\r\n"
     kept.write()
     kept.reach()
-    assert told(kept, peer, wire.put(b"again")) == b"INSERTED 4\r\n"
+    assert told(kept, worker, wire.release(3, 0, 0)) == b"RELEASED\r\n"
+    assert told(kept, peer, wire.put(b"again"), wire.delete(1)) == b"INSERTED 4\r\nDELETED\r\n"
     kept.crash()
     peer = kept.connect()
     assert [ask(peer, wire.peek(number))[:5] for number in (1, 2, 3, 4)] == [b"NOT_F", b"NOT_F", b"FOUND", b"FOUND"]
@@ -251,12 +254,74 @@ def test_a_refused_job_that_a_worker_was_given_stays_whatever_became_of_it(kept:
     assert kept.take()
     kept.refuse()
     assert said(peer) == b"INTERNAL_ERROR\r\n" * 3
-    assert said(worker) == b"RELEASED\r\nBURIED\r\n"
+    assert said(worker) == b"INTERNAL_ERROR\r\n" * 2  # that was done, and may be undone by a crash
     kept.write()
     kept.reach()
     kept.commit()
     kept.crash()
     assert kept.restored == 3
+
+
+def test_a_full_disk_takes_back_puts_and_keeps_everything_else(kept: Journaled):
+    peer, other = kept.connect(), kept.connect()
+    told(kept, peer, wire.put_unique(b"old", b"k", 9), wire.put(b"older"))
+    other.send(wire.delete(1))
+    peer.send(wire.put(b"3") + wire.put_unique(b"4", b"k2", 0) + wire.delete(2))
+    assert kept.take()
+    assert kept.piece is not None
+    _journal.fill(kept.bench.store, True, kept.bench.now_ns)
+    assert kept.bench.store.snapshot()["journal_full"] == 1
+    peer.send(wire.put(b"5") + wire.limit_reserves(b"a", 1, b"b"))
+    assert said(peer) == said(other) == b""  # nothing is on disk yet
+    renewed = _journal.renew(kept.bench.store, kept.piece[1], kept.bench.now_ns)
+    assert renewed is not None
+    assert len(renewed) < len(kept.piece[1])
+    assert _journal.growth(renewed, 1000) == 0
+    kept.piece = kept.piece[0], renewed
+    kept.write()
+    kept.reach()
+    assert said(other) == b"DELETED\r\n"
+    assert said(peer) == b"INTERNAL_ERROR\r\n" * 2 + b"DELETED\r\n" + b"INTERNAL_ERROR\r\n" * 2
+    assert kept.bench.store.snapshot()["jobs"] == 0
+    _journal.fill(kept.bench.store, False, kept.bench.now_ns)
+    assert told(kept, peer, wire.put_unique(b"6", b"k2", 0)) == b"INSERTED 5\r\n"
+    kept.commit()
+    kept.crash()
+    assert kept.restored == 1
+
+
+def test_a_full_disk_keeps_what_was_acknowledged_or_given_to_a_worker(kept: Journaled):
+    peer, worker = kept.connect(), kept.connect()
+    peer.send(wire.put(b"1"))
+    assert ask(worker, wire.reserve_job(1)) == b"RESERVED 1 1\r\n1\r\n"
+    assert kept.take()
+    assert kept.piece is not None
+    _journal.fill(kept.bench.store, True, kept.bench.now_ns)
+    assert _journal.renew(kept.bench.store, kept.piece[1], kept.bench.now_ns) == kept.piece[1]
+    kept.write()
+    kept.reach()
+    assert said(peer) == b"INTERNAL_ERROR\r\n"
+
+
+def test_many_replies_on_a_full_disk_are_changed_in_slices(kept: Journaled):
+    peers = [kept.connect() for _ in range(40)]
+    for peer in peers:
+        peer.send(wire.put(b"x") * 40)
+    assert kept.take()
+    assert kept.piece is not None
+    store = kept.bench.store
+    _journal.fill(store, True, kept.bench.now_ns)
+    assert _journal.renew(store, kept.piece[1], kept.bench.now_ns) is None
+    assert store.next_deadline() == 0
+    while (renewed := _journal.renew(store, kept.piece[1], kept.bench.now_ns)) is None:
+        store.tick(kept.bench.now_ns)
+    assert _journal.growth(renewed, 1000) == 0
+    kept.piece = kept.piece[0], renewed
+    kept.write()
+    kept.reach()
+    assert {said(peer) for peer in peers} == {b"INTERNAL_ERROR\r\n" * 40}
+    assert store.snapshot()["jobs"] == 0
+    store.audit()
 
 
 def test_a_ready_job_that_was_refused_does_not_come_back(kept: Journaled):
@@ -280,10 +345,10 @@ def test_what_was_refused_late_is_counted(kept: Journaled):
     peer.send(wire.put(b"2") + wire.put_unique(b"3", b"k", 0) + wire.put_unique(b"4", b"l", 0) + wire.delete(1))
     assert kept.take()
     kept.refuse()
-    assert [line.split()[0] for line in said(peer).splitlines()] == [b"INTERNAL_ERROR"] * 3 + [b"DELETED"]
+    assert [line.split()[0] for line in said(peer).splitlines()] == [b"INTERNAL_ERROR"] * 4
     counted = kept.bench.store.outcomes()
-    assert {each for each in counted if each[0].startswith("put")} == {
-        ("put", "ok", 1), ("put", "internal_error", 1),
+    assert {each for each in counted if each[0].startswith(("put", "delete"))} == {
+        ("delete", "ok", 1), ("delete", "internal_error", 1), ("put", "ok", 1), ("put", "internal_error", 1),
         ("put-unique", "ok", 2), ("put-unique", "exists", 1), ("put-unique", "internal_error", 2),
     }  # fmt: skip
 
@@ -319,7 +384,7 @@ def test_with_a_period_replies_do_not_wait():
 
 
 def test_what_does_not_go_into_one_piece_does_not_wait_for_the_next_period():
-    kept = Journaled(journal_period_ns=5_000_000, journal_lag_ns=10_000_000)
+    kept = Journaled(journal_period_ns=5_000_000_000, journal_lag_ns=10_000_000_000)
     peer = kept.connect()
     count = 2 * _journal.CONSTANTS["CHANGES_MAX"] + 1
     for _ in range(0, count, 1000):
@@ -335,6 +400,30 @@ def test_what_does_not_go_into_one_piece_does_not_wait_for_the_next_period():
     assert not kept.take()
     _journal.hurry(kept.bench.store)
     assert kept.take()
+
+
+def test_replies_wait_for_a_burst_that_the_disk_cannot_write_in_time():
+    """Although it is younger than the period: what is acknowledged has to be on disk after two periods."""
+    kept = Journaled(journal_period_ns=100_000_000, journal_lag_ns=200_000_000)
+    peer = kept.connect()
+    bytes_of_a_piece = 1 << 18
+    acknowledged = 0
+    while ask(peer, wire.put(b"x" * 10_000)):
+        acknowledged += 1
+    assert bytes_of_a_piece * 4 < acknowledged * 10_000 < bytes_of_a_piece * 6  # 20 ms each, if nothing is known
+    assert kept.take()  # that does not wait for the period either
+    for _ in range(acknowledged):
+        kept.take()
+        kept.write()
+        kept.bench.advance(1_000_000)
+        kept.reach()
+        if kept.bench.store.snapshot()["journal_behind"] == 0:
+            break
+    assert said(peer).count(b"INSERTED") == 1
+    again = 0
+    while ask(peer, wire.put(b"x" * 10_000)) and again < 10 * acknowledged:
+        again += 1
+    assert again > 2 * acknowledged  # the disk is faster than it was thought to be
 
 
 def test_replies_wait_for_a_journal_that_is_too_far_behind():
@@ -644,7 +733,7 @@ def test_what_is_on_disk_already_is_not_given_up(kept: Journaled):
     kept.bench.store.reach(1, kept.bench.now_ns)
     kept.piece = None
     kept.refuse()
-    assert said(peer) == b"INSERTED 1\r\nINTERNAL_ERROR\r\nDELETED\r\n"
+    assert said(peer) == b"INSERTED 1\r\nINTERNAL_ERROR\r\nINTERNAL_ERROR\r\n"
 
 
 def test_many_replies_are_given_up_in_slices(kept: Journaled):
