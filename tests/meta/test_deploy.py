@@ -118,7 +118,7 @@ def test_what_the_image_is_made_from_is_in_its_context() -> None:
 
 def test_what_the_image_installs_is_pinned() -> None:
     declared = map(Requirement, metadata.requires("counterd") or ())
-    extras = [{"extra": "admin"}, {"extra": "redis"}]
+    extras = [{"extra": "admin"}, {"extra": "cli"}, {"extra": "redis"}]
     needed = [each for each in declared if each.marker is None or any(map(each.marker.evaluate, extras))]
     build = re.findall(r"^[A-Za-z].*", (CONTAINERFILE.with_name("build.in")).read_text("utf-8"), re.MULTILINE)
     assert json.dumps(build) in (ROOT / "pyproject.toml").read_text("utf-8")
