@@ -43,7 +43,7 @@ env -i "${variables[@]}" ${CI:+CI="$CI"} HOME=/nonexistent TERM=dumb NO_COLOR=1 
 as=()
 if [ "$(id -u)" = 0 ]; then
     mkdir -m 755 "$odd/tree"
-    (umask 022; git ls-files -z | xargs -0 cp --parents -t "$odd/tree")
+    (umask 022; git ls-files -z | xargs -0 cp -d --parents -t "$odd/tree")
     chown -R "$uid:$uid" "$odd/tree"
     as=(setpriv "--reuid=$uid" "--regid=$uid" --clear-groups --inh-caps=-all)
     cd "$odd/tree"
