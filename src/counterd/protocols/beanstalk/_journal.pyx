@@ -266,7 +266,7 @@ def fill(BeanstalkStore store not None, bint is_full, int64_t now_ns):
     """
     with store.at(now_ns):
         store.state.is_full = is_full
-        store.state.refusing = 0
+        store.state.refusing = store.state.refused = 0
         if is_full:
             journal_fill(store)
 

@@ -49,6 +49,7 @@ cdef struct BeanstalkState:     # in the region
     uint8_t is_failing          # the journal cannot be written
     uint8_t is_full             # the journal has no room for more
     uint32_t refusing           # while is_full: the sessions of `behind` up to this one were told so
+    uint32_t refused            # and of the next one, so many of the held replies that are not due
 
 
 cdef class BeanstalkStore(Store):
@@ -146,18 +147,24 @@ cdef inline int64_t journal_backlog_ns(BeanstalkStore store) noexcept:
 cdef inline int journal_fill(BeanstalkStore store) except -1:
     """The journal has no room: changes a slice of the held replies as give_up_on() says. They are still held."""
     cdef Session session
+    cdef uint32_t count
     store.steps = GIVEN_UP
     while store.state.refusing < <size_t>len(store.behind):
         session = store.behind[store.state.refusing]
+        count = 0
         for at, (position, replies) in enumerate(session.held or []):
-            if <uint64_t>position > store.durable and (b"INSERTED" in replies or b"EXISTS" in replies):
+            count += <uint64_t>position > store.durable  # the others can be sent meanwhile
+            if count > store.state.refused:
                 if store.steps <= 0:
                     return 0
-                store.steps -= 1 + (<int>PyBytes_GET_SIZE(replies) >> REPLY_SHIFT)
-                session.held[at] = (position, session.give_up_on(replies))
-                session.held_size += PyBytes_GET_SIZE(session.held[at][1]) - PyBytes_GET_SIZE(replies)
+                store.state.refused = count
+                if b"INSERTED" in replies or b"EXISTS" in replies:
+                    store.steps -= 1 + (<int>PyBytes_GET_SIZE(replies) >> REPLY_SHIFT)
+                    session.held[at] = (position, session.give_up_on(replies))
+                    session.held_size += PyBytes_GET_SIZE(session.held[at][1]) - PyBytes_GET_SIZE(replies)
         store.steps -= 1
         store.state.refusing += 1
+        store.state.refused = 0
     return 0
 
 

@@ -324,6 +324,22 @@ def test_many_replies_on_a_full_disk_are_changed_in_slices(kept: Journaled):
     store.audit()
 
 
+def test_replies_that_stay_as_they_are_are_looked_at_once(kept: Journaled):
+    peer, worker = kept.connect(), kept.connect()
+    for first in (1, 1001):
+        peer.send(wire.put(b"x") * 1000)
+        worker.send(b"".join(wire.delete(id_) for id_ in range(first, first + 1000)))
+    peer.send(wire.put(b"x"))
+    assert kept.take()
+    _journal.fill(kept.bench.store, True, kept.bench.now_ns)
+    for _ in range(10):
+        kept.bench.store.tick(kept.bench.now_ns)
+    kept.renew()
+    kept.write()
+    kept.reach()
+    assert said(peer) == b"".join(b"INSERTED %d\r\n" % id_ for id_ in range(1, 2001)) + b"INTERNAL_ERROR\r\n"
+
+
 def test_a_ready_job_that_was_refused_does_not_come_back(kept: Journaled):
     peer = kept.connect()
     peer.send(wire.put(b"1") + wire.put(b"2", delay=5))
