@@ -302,8 +302,10 @@ class Books(Model):
         return 1 if told is None else 0 if int(told["kicks"]) > job.counts["kicks"] else 2
 
     def sweep(self, peer: Any, most: int) -> bytes | None:
-        """Kicks or clears so many jobs; the reply if that is all."""
+        """Kicks or clears so many jobs, none if the journal cannot be written; the reply if that is all."""
         sweep = peer.sweep
+        if self.is_failing and most:
+            sweep.left = 0
         while sweep.left and most and (job := self.next_swept(sweep)):
             most -= 1
             sweep.left -= 1
@@ -318,7 +320,7 @@ class Books(Model):
             return None
         peer.sweep = None
         self.settle_tubes()
-        return b"%b %d\r\n" % (sweep.word.encode(), sweep.swept)
+        return FAILED if self.is_failing else b"%b %d\r\n" % (sweep.word.encode(), sweep.swept)
 
     # ---- a tick ----
 

@@ -611,13 +611,13 @@ cdef class BeanstalkSession(Session):
     cdef bint sweep(self) except -1:
         """Kicks or clears jobs within the budget of this call.
 
-        When all jobs are done, writes the reply and returns True.
+        When all jobs are done, or the journal cannot be written, writes the reply and returns True.
         """
         cdef BeanstalkStore store = <BeanstalkStore>self.store
         cdef Queues* queues = &store.queues
         cdef Answer answer
         cdef uint32_t number
-        while self.sweep_left:
+        while self.sweep_left and not store.state.is_failing:
             if store.budget <= self.budget_floor:
                 return False
             number = tube_next(tube_at(&queues.tubes, self.sweep_tube), self.sweep_state)
@@ -631,9 +631,13 @@ cdef class BeanstalkSession(Session):
                 store.take_back(number)
             else:
                 store.end_job(number)
-        if self.swept:
-            store.promise(self)
-        answer = Answer(KICKED_JOBS if self.sweeping == KICK else CLEARED, self.swept)
+        if store.state.is_failing:
+            store.state.given_up[<int>self.sweeping] += 1
+            answer = Answer(INTERNAL_ERROR, 0)
+        else:
+            if self.swept:
+                store.promise(self)
+            answer = Answer(KICKED_JOBS if self.sweeping == KICK else CLEARED, self.swept)
         store.out_size = write_reply(store.out + store.out_size, queues, &answer) - store.out
         return True
 

@@ -10,9 +10,10 @@ import pytest
 from conformance.beanstalk.engine import make_store
 from counterd.protocols.beanstalk import wire
 from kit.pump import Pump
-from unit.protocols.beanstalk.asking import SECOND, TICK, ask, fill, said
+from unit.protocols.beanstalk.asking import SECOND, TICK, ask, fill, said, told
 
 if TYPE_CHECKING:
+    from kit.journaled import Journaled
     from kit.pump import Peer
 
 LONG = b"put " + b"x" * 400
@@ -551,3 +552,15 @@ def test_a_key_takes_memory(bench: Pump):
     before = bench.store.snapshot()["used_memory"]
     ask(peer, wire.put_unique(b"", b"k" * 40))
     assert bench.store.snapshot()["used_memory"] - before == 136 + 104
+
+
+@pytest.mark.parametrize("command", [wire.kick(5), wire.clear_tube(b"default", "buried")])
+def test_a_long_command_that_begins_behind_held_replies_is_refused_after_a_failure(kept: Journaled, command: bytes):
+    peer = kept.connect()
+    told(kept, peer, wire.put(b"1"))
+    told(kept, peer, wire.reserve(), wire.bury(1, 0))
+    assert ask(peer, wire.put(b"2"), command) == b""
+    kept.refuse()
+    assert said(peer) == b"INTERNAL_ERROR\r\n" * 2
+    kept.commit()
+    assert told(kept, peer, command).endswith(b"ED 1\r\n")
