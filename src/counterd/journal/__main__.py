@@ -71,6 +71,8 @@ class Link:
                     self.say(b"L")
                 yield None
                 continue
+            except ConnectionResetError:  # the daemon has ended, and has not read everything
+                return
             if size == 0:
                 return
             yield from frames.feed(data[:size])
@@ -91,7 +93,7 @@ def write_journal(link: Link) -> None:
                 link.say(b"P", kept)
             begin = writer.update(ledger.reserve)
         link.say(b"B", json.dumps(begin).encode())
-        is_full, is_needed = told["is_full"], False
+        is_full, refused = told["is_full"], b""  # refused: the last piece, if there was no room for it
         for piece in frames:
             if piece is None:
                 pass
@@ -100,13 +102,16 @@ def write_journal(link: Link) -> None:
                     writer.update(ledger.release, **json.loads(left))
                 break
             else:
-                is_written = writer.write(piece, is_needed=is_needed)
+                is_written = writer.write(piece, is_needed=bool(refused))
+                is_full, refused = is_full or not is_written, b"" if is_written else piece
                 with contextlib.suppress(BrokenPipeError):  # the daemon has ended, but some pieces may not be written
                     link.say(*(b"A",) if is_written else (b"F", f"{told['path']}: the disk is full".encode()))
-                is_full, is_needed = is_full or not is_written, not is_written
-            if is_full and not is_needed and writer.has_room():
+            if is_full and not refused and writer.has_room():
                 is_full = False
-                link.say(b"R")
+                with contextlib.suppress(BrokenPipeError):
+                    link.say(b"R")
+        if refused:  # the daemon has ended, and takes nothing back: some of it may be acknowledged
+            writer.write(refused, is_needed=True)
         writer.close()
 
 

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import json
+import socket
 import sqlite3
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from counterd.frames import PIECE_MAX, frame
+from counterd.journal import __main__ as process
 from counterd.journal import writer as module
 from counterd.journal.writer import Writer
-from counterd.protocols.beanstalk import _journal, wire
+from counterd.protocols.beanstalk import _journal, journal, wire
 from kit.journaled import Journaled
 
 if TYPE_CHECKING:
@@ -191,3 +195,54 @@ def test_growth_is_that_of_new_records() -> None:
     puts, ends = pieces((wire.put(b"x" * 10), wire.put(BODY)), (wire.delete(1),))
     assert 3010 < _journal.growth(puts, 1000) < 3010 + 2 * 128 + 2200
     assert _journal.growth(ends, 1000) == 0
+
+
+# ---- the process around it, after the daemon was killed ----
+
+
+class Told:
+    """Stands for a Writer. has: whether there is room for new records. written: the pieces that were written."""
+
+    def __init__(self, *, has: bool) -> None:
+        self.has = has
+        self.written: list[bytes] = []
+        self.database = sqlite3.connect(":memory:")
+        self.ledger = journal
+
+    def write(self, piece: bytes, *, is_needed: bool = False) -> bool:
+        if self.has or is_needed:
+            self.written.append(piece)
+        return self.has or is_needed
+
+    def has_room(self) -> bool:
+        return self.has
+
+    def close(self) -> None:
+        self.database.close()
+
+
+@pytest.mark.parametrize("reads", [False, True])
+@pytest.mark.parametrize(("has_room", "pieces"), [(False, [b"1"]), (True, [b"1", b"2"])])
+def test_what_was_received_is_written(
+    monkeypatch: pytest.MonkeyPatch, has_room: bool, pieces: list[bytes], reads: bool
+) -> None:
+    """Also a piece that was refused, because nobody takes back the new jobs in it. reads: the daemon has read all."""
+    writer = Told(has=has_room)
+    monkeypatch.setattr(process, "Writer", lambda *_told, **_more: writer)
+    told = {"room": "beanstalk", "path": "jobs", "is_synced": True, "is_new": False, "is_full": True}
+    daemon, child = socket.socketpair()
+    with child:
+        link = process.Link(child)
+        say = link.say
+
+        def say_and_kill(letter: bytes, body: bytes = b"") -> None:
+            say(letter, body)
+            if letter != b"B":
+                if reads:
+                    daemon.recv(1000)
+                daemon.close()
+
+        monkeypatch.setattr(link, "say", say_and_kill)
+        daemon.sendall(b"".join(frame(body, PIECE_MAX) for body in (json.dumps(told).encode(), *pieces)))
+        process.write_journal(link)
+    assert writer.written == pieces
