@@ -234,7 +234,7 @@ class BeanstalkWorld(World):
             if client.waits:
                 books.end_wait(client, b"TIMED_OUT\r\n")
         if client.sweep is not None or client.lists is not None:
-            self.go_on(link, client.asking, session.awaited != 0)
+            self.go_on(link, client.asking, link.executed == session.requests and session.awaited != 0)
         while link.executed < session.requests:
             link.executed += 1
             self.execute(link, client.sent.popleft(), link.executed == session.requests and session.awaited != 0)

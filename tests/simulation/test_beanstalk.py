@@ -256,7 +256,7 @@ NOTICED_IN = {
     nothing_is_written: 7,
     a_key_is_forgotten: 7,
     nobody_is_told_that_it_fails: 7,
-    jobs_retire_later: 20,
+    jobs_retire_later: 38,
 }
 
 
