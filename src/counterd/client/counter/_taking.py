@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from counterd.client._connection import as_bytes
-from counterd.client._holding import NO_LOSS, Wanted, printed
+from counterd.client._holding import NO_LOSS, Single, Wanted, printed
 from counterd.errors import ConnectionLost
 from counterd.protocols.counter import wire
 from counterd.protocols.counter.wire import OnDeath
@@ -46,8 +46,9 @@ class Rate:
     """An item of a Take: units of a rate, such as requests or tokens in a minute.
 
     limit: how many units are allowed in `per` seconds (None: 1). burst: how many units can be taken at once after a
-    pause; None means limit. Without a limit, the numbers come from the server's file of limits; NotFound is raised if
-    the file has none.
+    pause; None means limit. So a period can contain limit + burst - 1 units: after a pause, a rate of 10 in a minute
+    lets up to 19 through, and only 10 with burst=1. Without a limit, the numbers come from the server's file of limits;
+    NotFound is raised if the file has none.
     after_death: what happens to the units if the connection ends before settle(): "charge" means that they stay taken,
     "refund" means that they are given back. "final" means that they stay taken and that settle() cannot change that;
     the server then has to remember less.
@@ -129,7 +130,7 @@ class AskedItems(Wanted):
         return ConnectionLost(f"lost {self} with the connection to {where}: {why}")
 
 
-class TakenCore:
+class TakenCore(Single):
     """The object that Client.take() returns, without the calls that wait. The blocking client and the asyncio client
     share it.
 
@@ -159,6 +160,7 @@ class TakenCore:
     def _enter(self) -> None:
         if not self._entered.acquire(blocking=False):
             raise RuntimeError("this Take is already in use: make another one")
+        self._is_used = True
 
     def _entered_link(self) -> Any:
         """Returns the connection through which the permits are held."""
