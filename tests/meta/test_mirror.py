@@ -18,7 +18,7 @@ BENCHMARKS = ROOT / "benchmarks"
 ELSEWHERE = {
     "admin/__main__.py": "is a process: tests/functional/test_admin.py",
     "__main__.py": "one call; tests/kit/daemon.py starts every daemon through it",
-    "__init__.py": "the end of tests/unit/client/test_holding.py imports from it what is not there",
+    "__init__.py": "the end of tests/unit/test_errors.py",
     "engine/byteorder.pxd": "inlined everywhere; tests/unit/protocols/counter/test_session.py compares byte by byte",
     "engine/audit.pxd": "part of every store: tests/unit/protocols/counter/test_counters.py calls it after every step",
     "protocols/counter/_audits.pxd": "tests/property/test_takes_model.py calls it after every step",
@@ -76,6 +76,7 @@ ELSEWHERE = {
     "cli/ctl/smockron/__init__.py": "asks a real master: tests/functional/test_counterctl_smockron.py",
     "client/throttr/_keys.py": "the methods of both clients: tests/unit/client/throttr/test_throttr.py",
     "client/counter/__init__.py": "the client of the package: tests/unit/client/test_client.py",
+    "client/_holding.py": "the base of what is asked for: tests/unit/client/counter/test_asked.py",
     "client/beanstalk/_worker.py": "is tried with servers: tests/functional/test_client_beanstalk.py",
     "client/beanstalk/__init__.py": "is tried with servers: tests/functional/test_client_beanstalk.py",
     "client/sentinel/__init__.py": "tests/functional/test_client_sentinel.py and tests/functional/test_aio_sentinel.py",

@@ -6,6 +6,7 @@ import pickle
 
 import pytest
 
+import counterd
 from counterd import errors
 
 REFUSALS = [errors.NotFound, errors.InvalidArguments, errors.NotAvailable, errors.NotAcquired]
@@ -38,3 +39,12 @@ def test_lost_events_survive_pickling() -> None:
     error = pickle.loads(pickle.dumps(errors.EventsLost(3)))
     assert (type(error), error.count) == (errors.EventsLost, 3)
     assert str(error) == "3 events were lost, because the events before them were not taken in time"
+
+
+def test_an_import_from_the_wrong_place_says_the_right_one() -> None:
+    with pytest.raises(ImportError, match=r"^counterd has no Client: write `from counterd.client import Client`$"):
+        exec("from counterd import Client", {})
+
+
+def test_other_names_are_missing_as_ever() -> None:
+    assert not hasattr(counterd, "Clients")

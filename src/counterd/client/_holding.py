@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import sys
-import warnings
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
 from counterd.client._connection import CLOSED, FORKED
@@ -43,26 +41,12 @@ class Wanted:
         self.on_lost: Callable[[Any], object] | str = on_lost
 
 
-class Single:
-    """A hold or a Take, which does nothing until it is entered, acquired or used as a decorator.
-
-    If it is dropped before that, Python warns: the caller has probably forgotten the `with`, and limits nothing.
-    """
-
-    _is_used = False
-
-    def __del__(self) -> None:
-        if not self._is_used and not sys.is_finalizing():
-            warnings.warn(f"{self!r} was never entered, so nothing was taken: use it in a `with`", RuntimeWarning, 2)
-
-
 def printed(name: bytes) -> str:
     return name.decode("utf-8", "backslashreplace")
 
 
-def decorated(decorator: Single, function: F, hold: Callable[[], AbstractContextManager[object]]) -> F:
+def decorated(function: F, hold: Callable[[], AbstractContextManager[object]]) -> F:
     """Returns a function, or a generator, that runs inside a hold. Each call makes a new hold."""
-    decorator._is_used = True
     if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
         raise TypeError(
             f"{function!r} is asynchronous: it needs a hold of a client for asyncio, such as counterd.client.aio.Client"
@@ -80,9 +64,8 @@ def decorated(decorator: Single, function: F, hold: Callable[[], AbstractContext
     return cast("F", wrapped)
 
 
-def decorated_async(decorator: Single, function: F, hold: Callable[[], AbstractAsyncContextManager[object]]) -> F:
+def decorated_async(function: F, hold: Callable[[], AbstractAsyncContextManager[object]]) -> F:
     """Does the same as decorated(), for a coroutine function or an asynchronous generator."""
-    decorator._is_used = True
 
     async def generate(*arguments: Any, **named: Any) -> Any:
         async with hold():

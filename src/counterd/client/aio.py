@@ -19,7 +19,7 @@ from counterd.client._addresses import read_default
 from counterd.client._aioshared import Shared, Turn
 from counterd.client._backoff import ASK_FIRST_S, ASK_LONGEST_S, Backoff
 from counterd.client._connection import as_bytes, lost
-from counterd.client._holding import NO_LOSS, RAISE, REACQUIRE, Single, decorated_async, printed
+from counterd.client._holding import NO_LOSS, RAISE, REACQUIRE, decorated_async, printed
 from counterd.client._tenure import Tenure
 from counterd.client._turns import COUNTED_FOR_S, Queue
 from counterd.client._waiting import PAUSE, QUEUE, Patience, drive_async, holding, queued
@@ -473,7 +473,7 @@ async def _found(asked: Coroutine[Any, Any, int], default: int) -> int:
         return default
 
 
-class Hold(Single):
+class Hold:
     """Permits of a counter that are held while a block runs. Client.hold() returns it, for `async with` or as a
     decorator.
 
@@ -493,7 +493,7 @@ class Hold(Single):
     async def __aenter__(self) -> Hold:
         if self._entered:
             raise RuntimeError("this hold is already in use: make another one")
-        self._entered = self._is_used = True
+        self._entered = True
         try:
             if self._asked.on_lost == REACQUIRE:
                 async with self._client._reacquiring:
@@ -530,7 +530,7 @@ class Hold(Single):
 
         Each call has its own hold.
         """
-        return decorated_async(self, function, lambda: Hold(self._client, self._asked))
+        return decorated_async(function, lambda: Hold(self._client, self._asked))
 
     @property
     def lost(self) -> bool:
@@ -678,7 +678,7 @@ class Taken(TakenCore):
 
         Each call takes its own items.
         """
-        return decorated_async(self, function, lambda: Taken(self._client, self._asked))
+        return decorated_async(function, lambda: Taken(self._client, self._asked))
 
     def _returns(self) -> list[Request]:
         return [(wire.release, item.name, item.amount) for item in self._asked.permits]
@@ -731,7 +731,7 @@ class Semaphore:
         self._client = client
         self._name = as_bytes(name)
         self._maximum = maximum
-        client.hold(name, maximum=maximum)._is_used = True  # raises for arguments that do not fit the protocol
+        client.hold(name, maximum=maximum)  # raises for arguments that do not fit the protocol
         self._holds: list[Hold] = []
 
     async def acquire(self) -> Literal[True]:

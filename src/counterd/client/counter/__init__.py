@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from counterd.client._addresses import read_default
 from counterd.client._backoff import ASK_FIRST_S, ASK_LONGEST_S, Backoff
 from counterd.client._connection import as_bytes
-from counterd.client._holding import NO_LOSS, RAISE, REACQUIRE, Single, decorated, printed
+from counterd.client._holding import NO_LOSS, RAISE, REACQUIRE, decorated, printed
 from counterd.client._link import NotSent
 from counterd.client._portable import Waker
 from counterd.client._shared import Shared
@@ -455,7 +455,7 @@ class Client(Shared):
             return asked.gives_up(queue)
 
 
-class Hold(Single):
+class Hold:
     """Permits of a counter that are held while a block runs. Client.hold() returns it, for `with` or as a decorator.
 
     Use a hold in one thread and for one block at a time: make another hold for each, or share a Semaphore. As a
@@ -479,7 +479,7 @@ class Hold(Single):
             raise RuntimeError("this hold is already in use: make another one")
         try:
             with self._client._reacquiring if self._asked.on_lost == REACQUIRE else nullcontext():
-                self._inside = self._is_used = True  # no permits are acquired again for the last block any more
+                self._inside = True  # no permits are acquired again for the last block any more
             self._tenure = self._client._turns.tenure(self._asked.name)
             self._link = self._client._hold(self, self._asked, self._tenure)
             self._tenure.granted(self, time.monotonic())
@@ -514,7 +514,7 @@ class Hold(Single):
 
     def __call__(self, function: F) -> F:
         """Returns a function, or a generator, that holds permits while it runs. Each call has its own permits."""
-        return decorated(self, function, lambda: Hold(self._client, self._asked))
+        return decorated(function, lambda: Hold(self._client, self._asked))
 
     @property
     def lost(self) -> bool:
@@ -641,7 +641,7 @@ class Taken(TakenCore):
 
     def __call__(self, function: F) -> F:
         """Returns a function, or a generator, that has the items while it runs. Each call takes its own items."""
-        return decorated(self, function, lambda: Taken(self._client, self._asked))
+        return decorated(function, lambda: Taken(self._client, self._asked))
 
 
 class _Watcher:
@@ -750,7 +750,7 @@ class Semaphore:
         self._client = client
         self._name = as_bytes(name)
         self._maximum = maximum
-        client.hold(name, maximum=maximum)._is_used = True  # raises for arguments that do not fit the protocol
+        client.hold(name, maximum=maximum)  # raises for arguments that do not fit the protocol
         self._holds: list[Hold] = []
 
     def acquire(self, blocking: bool = True, timeout: float | None = None) -> bool:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from counterd.client._connection import as_bytes
-from counterd.client._holding import NO_LOSS, Single, Wanted, printed
+from counterd.client._holding import NO_LOSS, Wanted, printed
 from counterd.errors import ConnectionLost
 from counterd.protocols.counter import wire
 from counterd.protocols.counter.wire import OnDeath
@@ -130,7 +130,7 @@ class AskedItems(Wanted):
         return ConnectionLost(f"lost {self} with the connection to {where}: {why}")
 
 
-class TakenCore(Single):
+class TakenCore:
     """The object that Client.take() returns, without the calls that wait. The blocking client and the asyncio client
     share it.
 
@@ -160,7 +160,6 @@ class TakenCore(Single):
     def _enter(self) -> None:
         if not self._entered.acquire(blocking=False):
             raise RuntimeError("this Take is already in use: make another one")
-        self._is_used = True
 
     def _entered_link(self) -> Any:
         """Returns the connection through which the permits are held."""

@@ -20,7 +20,7 @@ from counterd.client._aiolink import LOOP_CLOSED
 from counterd.client._aioshared import Shared as AioShared
 from counterd.client._command import Awaiting, Blocking
 from counterd.client._connection import CLOSED, FORKED
-from counterd.client._holding import Single, decorated, decorated_async
+from counterd.client._holding import decorated, decorated_async
 from counterd.client._portable import is_mine
 from counterd.client._shared import Shared
 from counterd.client._waiting import drive, drive_async
@@ -65,7 +65,7 @@ __all__ = [
 F = TypeVar("F", bound="Callable[..., Any]")
 
 
-class Hold(Held, Single):
+class Hold(Held):
     """A token that is held while a block runs. Client.hold() returns it, for `with` or as a decorator.
 
     Use a hold in one thread and for one block at a time: make another hold for each. As a decorator, a hold acquires
@@ -92,7 +92,7 @@ class Hold(Held, Single):
 
     def __call__(self, function: F) -> F:
         """Returns a function, or a generator, that holds a token while it runs. Each call has its own token."""
-        return decorated(self, function, lambda: Hold(self._client, self._asked))
+        return decorated(function, lambda: Hold(self._client, self._asked))
 
 
 class Client(Commands[Hold], Shared, Blocking):
@@ -193,7 +193,7 @@ class Client(Commands[Hold], Shared, Blocking):
         self._outage = ""
 
 
-class AsyncHold(Held, Single):
+class AsyncHold(Held):
     """A token that is held while a block runs. AsyncClient.hold() returns it, for `async with` or as a decorator.
 
     The hold has the methods of Hold.
@@ -211,7 +211,7 @@ class AsyncHold(Held, Single):
 
         Each call has its own token.
         """
-        return decorated_async(self, function, lambda: AsyncHold(self._client, self._asked))
+        return decorated_async(function, lambda: AsyncHold(self._client, self._asked))
 
 
 class AsyncClient(Commands[AsyncHold], AioShared, Awaiting):

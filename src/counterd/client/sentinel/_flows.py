@@ -410,7 +410,6 @@ class Held:
     def _entering(self) -> Steps[None]:
         if not self._entered.acquire(blocking=False):
             raise RuntimeError("this hold is already in use: make another one")
-        self._is_used = True
         try:
             yield TAKE, self, self._asked
             assert self._token is not None
