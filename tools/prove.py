@@ -56,7 +56,7 @@ PROOFS = (
     Proof("simulate", 10, "make simulate SIMULATE_SEED={seed}", r"^\w+: [\d,]+ steps.*"),
     Proof("chaos", 10, "make chaos CHAOS_SECONDS=300 CHAOS_SEED={seed}", r"^.*\d+ rounds.*"),
     Proof("chaos-shared", 8, "make chaos-shared CHAOS_SECONDS=200 CHAOS_SEED={seed}", r"^.*\d+ (?:faults|grants).*"),
-    Proof("drain", 3, "{python} tests/drills/drain.py", r"^.*(?:stop|drain).*"),
+    Proof("drain", 3, "{python} benchmarks/load/stops.py", r".*(?:close|wait).*"),
     Proof("soak", 5, "make soak SOAK_SECONDS=180", r"^soak: .*"),
     Proof("fuzz", 25, "make fuzz FUZZ_SECONDS=60", r"^\w+ .*(?:inputs|executed).*"),
     Proof("asan", 25, "make asan", r"^asan: .*"),

@@ -66,6 +66,15 @@ def test_a_name_that_no_proof_has_is_a_mistake(
     assert "no proof bed; there are good, bad, long" in capsys.readouterr().err
 
 
+def test_what_is_run_exists() -> None:
+    text = (ROOT / "tools" / "prove.py").read_text("utf-8")
+    makefile = (ROOT / "Makefile").read_text("utf-8")
+    scripts, targets = re.findall(r"\{python\} (\S+?)\"", text), re.findall(r"\bmake ([a-z-]+)", text)
+    assert scripts
+    assert [script for script in scripts if not (ROOT / script).exists()] == []
+    assert [target for target in targets if not re.search(rf"^{target}:", makefile, re.MULTILINE)] == []
+
+
 def test_the_page_has_a_place_for_the_table_and_names_each_target() -> None:
     page = (ROOT / "docs" / "reliability.md").read_text("utf-8")
     assert page.count("<!-- what make prove wrote -->") == 1
