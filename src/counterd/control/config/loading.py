@@ -410,10 +410,11 @@ def _configured_but_off(rooms: Sequence[Room], values: Mapping[str, Any], given:
     """Yields a warning for each protocol of which a key is set, but which is neither enabled nor disabled."""
     for owner in (*(room.name for room in rooms), ADMIN):
         switch = f"{owner}.enable"
-        own = [key for key in given if key.startswith(f"{owner}.") and not given[key].name.startswith(LISTENER)]
-        keys = [key for key in own if given[key].text]
-        if keys and switch not in given and not values.get(switch, True):
-            entry = given[keys[0]]
+        if switch in given or values.get(switch, True):
+            continue
+        entries = (entry for key, entry in given.items() if key.startswith(f"{owner}."))
+        entry = next((each for each in entries if each.text and not each.name.startswith(LISTENER)), None)
+        if entry is not None:
             yield f"{entry.where}: {entry.name} is set, but {switch} = true is not: {owner} is off"
 
 
