@@ -71,6 +71,7 @@ $(VENV)/.ready:
 	@PYTHON="$(PYTHON)" sh tools/preflight.sh
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) 'setuptools>=77' 'Cython>=3.1,<4'
+	@find $(VENV)/lib -path '*/Cython/Includes/*' -exec touch -d 2000-01-01 {} +  # else the C of other environments looks old
 	@touch $@
 
 $(VENV)/.built: $(VENV)/.ready $(SOURCES)

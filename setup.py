@@ -11,8 +11,10 @@ import sys
 import zlib
 from pathlib import Path
 
+from Cython import __version__ as cython_version
 from Cython.Build import cythonize
 from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
 
 MODE = os.environ.get("COUNTERD_BUILD", "release")
 COMPILE_ARGS = {
@@ -41,29 +43,42 @@ if not sys.platform.startswith("linux"):
 
 JOBS = len(os.sched_getaffinity(0))
 
+
+class BuildExtensions(build_ext):
+    """Makes the C only where something is compiled: neither for a source distribution nor for the metadata."""
+
+    def run(self) -> None:
+        made = cythonize(
+            list(self.extensions),
+            nthreads=JOBS,
+            # One C for all modes and Pythons; but trace has more in it, beside its source, for coverage's plugin.
+            build_dir=None if MODE == "trace" else f"build/cython-{cython_version}",
+            include_path=["src"],
+            compiler_directives={
+                "language_level": 3,
+                "boundscheck": False,
+                "wraparound": False,
+                "initializedcheck": False,
+                "cdivision": True,
+                "embedsignature": True,
+                "linetrace": MODE == "trace",
+            },
+        )
+        sources = {extension.name: extension.sources for extension in made}
+        for extension in self.extensions:  # setuptools has prepared these, and would miss that in others
+            extension.sources = sources[extension.name]
+        super().run()
+
+
 setup(
+    cmdclass={"build_ext": BuildExtensions},
     options={"build": {"build_base": BUILD}, "build_ext": {"parallel": JOBS}},
-    ext_modules=cythonize(
-        [
-            Extension(
-                ".".join(source.relative_to("src").with_suffix("").parts),
-                [str(source)],
-                extra_compile_args=[*COMPILE_ARGS[MODE], "-Wno-unused-function"],
-            )
-            for source in SOURCES
-        ],
-        nthreads=JOBS,
-        # One C for all modes and Pythons; but trace has more in it, and coverage's plugin wants it beside its source.
-        build_dir=None if MODE == "trace" else "build/cython",
-        include_path=["src"],
-        compiler_directives={
-            "language_level": 3,
-            "boundscheck": False,
-            "wraparound": False,
-            "initializedcheck": False,
-            "cdivision": True,
-            "embedsignature": True,
-            "linetrace": MODE == "trace",
-        },
-    ),
+    ext_modules=[
+        Extension(
+            ".".join(source.relative_to("src").with_suffix("").parts),
+            [str(source)],
+            extra_compile_args=[*COMPILE_ARGS[MODE], "-Wno-unused-function"],
+        )
+        for source in SOURCES
+    ],
 )

@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[2]
 def test_another_system_is_told_that_it_cannot_build() -> None:
     """As on macOS, which has no os.sched_getaffinity."""
     lacking = "import os, runpy, sys; sys.platform = 'darwin'; del os.sched_getaffinity"
-    code = f"import setuptools, Cython.Build; {lacking}; runpy.run_path('setup.py')"
+    code = f"import setuptools.command.build_ext, Cython.Build; {lacking}; runpy.run_path('setup.py')"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert done.stderr.startswith("counterd is for Linux, and cannot be built on darwin: run it in a container.")
