@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 ROOMS = sorted(run.ROOMS)
 WORLDS = 8  # of each room: with 1 to 300 connections, that ask one thing or hundreds at once
 STEPS = {
-    "beanstalk": 4_000, "counter": 6_000, "lent": 1_500, "sentinel": 1_500, "smockron": 7_000, "takes": 1_500,
+    "beanstalk": 4_000, "counter": 6_000, "lent": 1_500, "sentinel": 1_500, "smockron": 2_000, "takes": 1_500,
     "throttr": 6_000,
 }  # fmt: skip
 # Those of these rooms are lived through once, to see both that promises hold and which answers are given.
