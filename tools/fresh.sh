@@ -3,11 +3,11 @@
 # clones this repository (what is committed), then `make run` until a permit is held, and `make test`; as root and as an
 # ordinary user. Needs root, debootstrap and git.
 #
-#   tools/fresh.sh [--root-only | --user-only] [--deps] [--no-run] [--suite bookworm] [--] [ARGUMENTS OF PYTEST]
+#   tools/fresh.sh [--root-only | --user-only] [--times N] [--deps] [--no-run] [--suite bookworm] [--] [ARGUMENTS OF PYTEST]
 #
-# --deps: then `make test-deps`, and the tests once more with CI set, so that one without a package fails. --no-run: the
-# tests alone. COUNTERD_BUILD and JOBS are passed on. build/fresh keeps the clean Debian and that with README's packages;
-# remove it to have them made anew.
+# --times: so many runs of `make test` in a row. --deps: then `make test-deps`, and the tests once more with CI set, so that
+# one without a package fails. --no-run: the tests alone. COUNTERD_BUILD and JOBS are passed on. build/fresh keeps the clean
+# Debian and that with README's packages; remove it to have them made anew.
 #
 # All mounts are in a mount namespace of its own and all processes in a PID namespace, which end with it. Of this machine
 # it has the network, the apt sources that serve the suite, apt's proxies and keys, and pip's configuration with the files
@@ -18,6 +18,7 @@ cd "$(dirname "$0")/.."
 cache=$PWD/build/fresh
 suite=bookworm
 users=(root user)
+times=1
 deps=
 run=yes
 arguments=()
@@ -25,6 +26,7 @@ while [ $# -gt 0 ]; do
     case $1 in
         --root-only) users=(root) ;;
         --user-only) users=(user) ;;
+        --times) times=$2; shift ;;
         --deps) deps=yes ;;
         --no-run) run= ;;
         --suite) suite=$2; shift ;;
@@ -54,7 +56,7 @@ if [ -z "${FRESH_ROOT:-}" ]; then
     chmod 755 "$FRESH_ROOT"
     export FRESH_ROOT
     trap 'rm -rf --one-file-system "$FRESH_ROOT"' EXIT
-    words=(--suite "$suite" ${deps:+--deps})
+    words=(--suite "$suite" --times "$times" ${deps:+--deps})
     [ -n "$run" ] || words+=(--no-run)
     [ ${#users[@]} = 2 ] || words+=("--${users[0]}-only")
     unshare --mount --propagation private --pid --fork --kill-child \
@@ -243,8 +245,10 @@ for user in "${users[@]}"; do
         step "make run, as $user"
         try_run "$user" || { echo "fresh: make run fails as $user" >&2; status=1; continue; }
     fi
-    step "make test, as $user"
-    inside "$user" "make test ARGS=$(printf '%q' "$given")" || { echo "fresh: make test fails as $user" >&2; status=1; }
+    for turn in $(seq "$times"); do
+        step "make test, as $user, $turn of $times"
+        inside "$user" "make test ARGS=$(printf '%q' "$given")" || { echo "fresh: make test fails as $user" >&2; status=1; }
+    done
     if [ -n "$deps" ]; then
         step "make test-deps, then make test in CI, as $user"
         inside root "make test-deps" || status=1
