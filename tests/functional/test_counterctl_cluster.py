@@ -14,7 +14,7 @@ from counterd.cluster.authority import PARTITIONS
 from functional.test_cluster import FAILOVER_LEASE_S, LEASE_S, MAXIMUM, NAME, acquire_all, acquired, is_lost
 from functional.test_counterctl import ctl
 from kit import cluster
-from kit.daemon import wait_until
+from kit.daemon import PATIENCE, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -75,7 +75,8 @@ def test_the_daemons_and_one_limit_across_all_of_them(share: Callable[[], Daemon
 def test_a_rate(share: Callable[[], Daemon]) -> None:
     """A tenth of it was taken, and is there again after a tenth of its period."""
     daemon = share()
-    with daemon.client() as client, client.take(Permit("units", maximum=1), Rate("units", 10, limit=100, per=3600)):
+    items = Permit("units", maximum=1), Rate("units", 10, limit=100, per=3600)
+    with daemon.client() as client, client.take(*items, timeout=PATIENCE):  # nothing is granted before a first answer
         (everything, _) = listed(daemon, "units")
         assert 300 < everything["full_seconds"] <= 360
     wait_until(lambda: len(listed(daemon, "units")) == 1, "nobody has permits of that name")
