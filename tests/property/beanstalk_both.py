@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 TICK = 1 << 20  # of the wheel: what is due is done when the next one begins
 START = 5000 * TICK
-PAUSE = 4 * TICK  # between two commands, so that no two things are due in the same tick
+PAUSE = 4 * TICK  # between most commands, so that few things are due in the same tick
 PEERS = range(4)
 NAMES = ("default", "a", "a-tube-with-a-name-that-is-longer-than-what-its-record-has-room-for")
 PRIORITIES = (0, 1, 1023, 1024, 2**32 - 1)
@@ -32,7 +32,7 @@ WITHOUT_ARGUMENTS = (
 
 
 class Tied(Exception):
-    """Two things are due in the same tick: which of them comes first is nobody's business."""
+    """Two things of tubes, or two of workers, are due in the same tick: which comes first is nobody's business."""
 
 
 class Generator(Protocol):
@@ -70,9 +70,11 @@ class Both:
         end = b"\r\n" * (command.partition(" ")[0] in WITH_BODY)
         for piece in self.pieces(line + body + end):
             self.output[number] += self.sessions[number].receive(piece, self.now)
+        self.collect([self.sessions[number]])
         self.model.ask(number, command, body)
         self.compare()
-        self.let_pass(PAUSE)
+        if not command.startswith("reserve-with-timeout"):  # a job can become ready at the moment at which it ends
+            self.let_pass(PAUSE)
 
     def pieces(self, data: bytes) -> Iterable[bytes]:
         """What a command comes in."""
@@ -103,8 +105,9 @@ class Both:
         while self.now < end:
             due = self.model.next_due()
             self.now = min(end, max(-(-due // TICK) * TICK, self.now + TICK)) if due < FOREVER else end
-            if sum(self.now - TICK < each <= self.now for each in self.model.dues()) > 1:
-                raise Tied
+            for dues in (self.model.dues_of_tubes(), self.model.dues_of_workers()):
+                if sum(self.now - TICK < each <= self.now for each in dues) > 1:
+                    raise Tied
             self.model.advance(self.now)
             self.compare()
 
@@ -114,15 +117,16 @@ class Both:
     # ---- inside ----
 
     def work(self) -> None:
-        """All that is due by now."""
-        self.collect(self.sessions.values())
-        while 0 <= self.store.next_deadline() <= self.now:
-            self.store.tick(self.now)
-            self.collect(self.store.take_dirty())
+        """All that is due by now. Connections that were woken go on in that order, as in the model."""
+        while (woken := self.store.take_dirty()) or 0 <= self.store.next_deadline() <= self.now:
+            if woken:
+                self.collect(woken)
+            else:
+                self.store.tick(self.now)
 
-    def collect(self, sessions: Any) -> None:
+    def collect(self, sessions: Iterable[Any]) -> None:
         numbers = {session: number for number, session in self.sessions.items()}
-        for session in list(sessions):
+        for session in sessions:
             while session.more:
                 self.output[numbers.get(session, -1)] += session.take_output(self.now)
 

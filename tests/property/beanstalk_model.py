@@ -1,7 +1,7 @@
 """The beanstalk protocol's store in plain dicts: what every command answers, to whom, and what becomes of jobs.
 
-Time is told. Whatever is due is done at its very moment, one after the other; what is due at the same moment is left to
-the tests to avoid.
+Time is told. Whatever is due is done at its very moment, one after the other. At the same moment, what is due in a tube
+comes before what is due to a worker; two of the same kind are left to the tests to avoid.
 """
 
 from __future__ import annotations
@@ -108,16 +108,22 @@ class Model:
         peer.asked.append((command, body))
         self.awake.append(peer)
         self.go_on()
-        self.end_pauses()
 
-    def dues(self) -> list[int]:
-        """When something happens by time."""
-        dues = [job.due for job in self.jobs.values() if job.state in ("reserved", "delayed")]
-        dues += [tube.paused_until for tube in self.tubes.values() if tube.paused_until > self.now]
+    def dues_of_tubes(self) -> list[int]:
+        """When a delay or a pause ends."""
+        dues = [job.due for job in self.jobs.values() if job.state == "delayed"]
+        return dues + [tube.paused_until for tube in self.tubes.values() if tube.paused_until > self.now]
+
+    def dues_of_workers(self) -> list[int]:
+        """When a time to run or a wait ends."""
+        dues = [job.due for job in self.jobs.values() if job.state == "reserved"]
         for peer in self.peers.values():
             if peer.waits:
                 dues += [peer.until, *(job.due - SECOND for job in self.jobs.values() if job.holder == peer.number)]
         return dues
+
+    def dues(self) -> list[int]:
+        return self.dues_of_tubes() + self.dues_of_workers()
 
     def next_due(self) -> int:
         return min([*self.dues(), *(until for _, until in self.keys.values())], default=FOREVER)
@@ -126,6 +132,8 @@ class Model:
         """Nothing was due before that moment, and perhaps something is now."""
         self.now = now
         self.keys = {name: key for name, key in self.keys.items() if key[1] > now}
+        self.take_due("delayed", GONE)
+        self.give_ready()
         for number in sorted(self.peers):
             self.take_due("reserved", number)
             peer = self.peers[number]
@@ -133,13 +141,12 @@ class Model:
                 self.end_wait(peer, b"DEADLINE_SOON\r\n")
             elif peer.waits and peer.until <= now:
                 self.end_wait(peer, b"TIMED_OUT\r\n")
-        self.take_due("delayed", GONE)
-        self.end_pauses()
+        self.go_on()
 
     # ---- inside ----
 
     def go_on(self) -> None:
-        """Does what was asked by those that do not wait, one connection after the other."""
+        """Does what was asked by those that do not wait, one connection after the other, and what follows from that."""
         self.settle_tubes()
         while self.awake:
             peer = self.awake.popleft()
@@ -148,6 +155,8 @@ class Model:
                 if reply is not None:
                     self.replies.append((peer.number, reply))
                 self.settle_tubes()
+            if not self.awake:
+                self.give_ready()
 
     def take_due(self, state: str, holder: int) -> None:
         due = [job for job in self.jobs.values() if (job.state, job.holder) == (state, holder) and job.due <= self.now]
@@ -155,12 +164,11 @@ class Model:
             job.counts["timeouts"] += state == "reserved"
             self.come_back(job)
 
-    def end_pauses(self) -> None:
-        """After which ready jobs are for those that wait."""
+    def give_ready(self) -> None:
+        """Gives ready jobs to those that wait, after pauses."""
         for tube in self.tubes.values():
             while (job := self.first_ready([tube.name])) and (peer := self.first_waiting(tube.name)):
                 self.give(peer, job)
-        self.go_on()
 
     def settle_tubes(self) -> None:
         for name in set(self.tubes) - self.needed():

@@ -339,6 +339,8 @@ class Books(Model):
         self.claim_turns(waiting, given, before)
         for peer in waiting:
             if peer.waits and (self.is_pressed(peer) or peer.until <= self.now or self.is_draining):
+                if (job := self.first_ready(peer.watched)) and job in delayed:
+                    raise Violation("idle", f"connection {peer.number} was told to go when job {job.number} was ready")
                 self.end_wait(peer, b"DEADLINE_SOON\r\n" if self.is_pressed(peer) else b"TIMED_OUT\r\n")
         for peer in waiting:
             if peer.waits and (job := self.first_ready(peer.watched)):

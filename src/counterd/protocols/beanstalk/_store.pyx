@@ -478,9 +478,9 @@ cdef class BeanstalkStore(Store):
         self.steps = SLICE
         self.give_back()
         self.steps = SLICE
-        self.serve_workers()
+        self.serve_tubes()  # before waits end, because a job that becomes ready in the same tick still ends a wait
         self.steps = SLICE
-        self.serve_tubes()
+        self.serve_workers()
         self.steps = SLICE
         self.serve_keys()
         self.steps = SLICE

@@ -157,6 +157,20 @@ def test_who_waits_after_a_pause_is_served_by_age_and_jobs_by_priority(bench: Pu
     assert b"pause: 0\n" in ask(producer, wire.stats_tube(b"default"))
 
 
+@pytest.mark.parametrize("becomes_ready", ["by its delay", "by the end of a pause"])
+def test_a_job_that_becomes_ready_when_a_wait_ends_is_reserved(bench: Pump, becomes_ready: str):
+    worker, producer = bench.connect(), bench.connect()
+    if becomes_ready == "by its delay":
+        ask(producer, wire.put(b"x", delay=5))
+    else:
+        ask(producer, wire.put(b"x"), wire.pause_tube(b"default", 5))
+    assert ask(worker, wire.reserve(5)) == b""
+    bench.advance(5 * SECOND - 1)
+    assert said(worker) == b""
+    bench.advance(1 + TICK)
+    assert said(worker) == b"RESERVED 1 1\r\nx\r\n"
+
+
 def test_many_wait_for_the_end_of_a_pause(bench: Pump):
     producer = bench.connect()
     ask(producer, wire.pause_tube(b"default", 10))
