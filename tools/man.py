@@ -25,7 +25,7 @@ BEGIN = '.\\" Written by `make docs` from here'
 END = '.\\" to here'
 
 SECTION = re.compile(r"# -+ (.+)")
-KEY = re.compile(r"(?:# )?([a-z_]+(?:\.[a-z_]+)*) =(.*)")
+KEY = re.compile(r"(?:# )?([a-z0-9_]+(?:\.[a-z0-9_]+)*) =(.*)")
 LINE_MAX = 78
 
 

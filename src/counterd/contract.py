@@ -588,6 +588,7 @@ class Room:
     tables: returns the tables that people can request. Unlike the other fields, it may import compiled modules.
     drain_mode: makes a running store refuse new work (True) or accept it again (False). Other requests are still
         served.
+    usr1: the setting that says whether the signal SIGUSR1 begins the drain mode: if its value is `drain`.
     lend: lends permits of its store to another protocol's store. It is called with the store, a function that is called
         with the ticket and the outcome of each wait, and a function that is called when the lending store has work to
         do.
@@ -611,6 +612,7 @@ class Room:
     journal: Journal | None = None
     shared: Shared | None = None
     drain_mode: Callable[[Any, bool], None] | None = None
+    usr1: str = ""
     lend: Callable[[Any, Callable[[int, bool], None], Callable[[], None]], Lender] | None = None
     borrows: bool = False
     escrow: Callable[[Any, bytes], Escrow] | None = None

@@ -259,8 +259,7 @@ class Inspector:
         service = self._services.get(room)
         if service is None or service.room.drain_mode is None:
             raise Refused(404, f"no protocol {room!r} with a drain mode is enabled")
-        service.room.drain_mode(service.store, on)
-        log.info(f"drain mode of {room} is {'on: new work is refused' if on else 'off'}")
+        service.set_drain_mode(on)
         return {"protocol": room, "drain_mode": on}
 
     # ---- configuration ----

@@ -11,6 +11,8 @@ import time
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
+import structlog
+
 from counterd.control.cluster import Cluster, read_login
 from counterd.control.config.keys import account_number, ports_of
 from counterd.control.config.loading import ConfigError
@@ -37,6 +39,8 @@ if TYPE_CHECKING:
 
     # Called with a cause (repeated lines are limited for each cause), a sentence, and fields of the line.
     Report = Callable[..., None]
+
+log = structlog.get_logger()
 
 TLS_FILES = ("tls.cert", "tls.key", "tls.client_ca")
 
@@ -220,6 +224,17 @@ class Service:
     def failing(self) -> bool:
         """Whether the journal of this protocol currently cannot be written."""
         return self.keeper is not None and bool(self.keeper.failing)
+
+    def set_drain_mode(self, on: bool) -> None:
+        """Makes the store refuse new work, or accept it again. The protocol must have a drain mode."""
+        assert self.room.drain_mode is not None
+        self.room.drain_mode(self.store, on)
+        log.info(f"drain mode of {self.room.name} is {'on: new work is refused' if on else 'off'}")
+
+    def on_usr1(self) -> None:
+        """Called at the signal SIGUSR1. Begins the drain mode if the protocol's setting says so."""
+        if self.room.usr1 and self._config.values[self.room.usr1] == "drain":
+            self.set_drain_mode(True)
 
     async def finish(self, timeout: float) -> None:
         """Waits until all changes are in the journal. timeout: as for Keeper.finish(). Gives shared rights back."""

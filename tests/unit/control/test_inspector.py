@@ -103,7 +103,7 @@ def service(
     name: str,
     connections: Iterable[Connection] = (),
     opened: Callable[..., Any] | None = None,
-    drain_mode: Callable[[Any, bool], None] | None = None,
+    drain_mode: Callable[[bool], None] | None = None,
     columns: tuple[Column, ...] = COLUMNS,
 ) -> Any:
     tables = (Table(f"things_{name}", "Things.", columns, ("amount",), opened),) if opened else ()
@@ -118,6 +118,7 @@ def service(
         room=SimpleNamespace(name=name, tables=lambda: tables, drain_mode=drain_mode),
         server=Server(connections),
         store=store,
+        set_drain_mode=drain_mode,
         snapshot=store.snapshot,
         failing=False,
         borrowers={},
@@ -461,16 +462,12 @@ def test_closing_one() -> None:
     assert refused(asked, "close", connection="one-7-3")[0] == 404
 
 
-def test_drain_mode_is_switched_and_logged() -> None:
-    switched: list[tuple[Any, bool]] = []
-    one = service("one", drain_mode=lambda store, on: switched.append((store, on)))
-    asked = inspector(one, service("two"))
-    with structlog.testing.capture_logs() as logged:
-        assert ask(asked, "drain", protocol="one", on=True) == {"protocol": "one", "drain_mode": True}
-        assert ask(asked, "drain", protocol="one", on=False) == {"protocol": "one", "drain_mode": False}
-    assert switched == [(one.store, True), (one.store, False)]
-    said = ["drain mode of one is on: new work is refused", "drain mode of one is off"]
-    assert [line["event"] for line in logged] == said
+def test_drain_mode_is_switched() -> None:
+    switched: list[bool] = []
+    asked = inspector(service("one", drain_mode=switched.append), service("two"))
+    assert ask(asked, "drain", protocol="one", on=True) == {"protocol": "one", "drain_mode": True}
+    assert ask(asked, "drain", protocol="one", on=False) == {"protocol": "one", "drain_mode": False}
+    assert switched == [True, False]
     for room in ("two", "three", ""):
         text = f"no protocol {room!r} with a drain mode is enabled"
         assert refused(asked, "drain", protocol=room, on=True) == (404, text)

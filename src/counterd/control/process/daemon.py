@@ -109,7 +109,7 @@ class Daemon:
             journaled = [service for service in self.services if service.keeper is not None]
             self._listen([service for service in self.services if service.keeper is None])
             loop.add_signal_handler(signal.SIGHUP, self.reload)
-            loop.add_signal_handler(signal.SIGUSR1, self.log_stats)
+            loop.add_signal_handler(signal.SIGUSR1, self._on_usr1)
             gc.collect()
             gc.freeze()  # the objects that exist now will stay, so garbage collections can skip them
             if self._admin_listening is not None:
@@ -323,6 +323,11 @@ class Daemon:
     def _log_warnings(self) -> None:
         for warning in self.view.config.warnings:
             log.warning(warning)
+
+    def _on_usr1(self) -> None:
+        for service in self.services:
+            service.on_usr1()
+        self.log_stats()
 
     def _on_stop(self) -> None:
         if self._stopping.is_set():

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from counterd.contract import Figures, Journal, Room
 from counterd.listing import Figure
 from counterd.protocols.beanstalk.wire import BODY_MAX, PORT
-from counterd.settings import absolute_path, integer, setting, size
+from counterd.settings import absolute_path, choice, integer, setting, size
 
 if TYPE_CHECKING:
     from counterd.listing import Table
@@ -52,6 +52,7 @@ class BeanstalkSettings:
     max_job_size: int = setting(size(1, BODY_MAX), 65535, "bytes")
     max_tubes: int = setting(integer(1, TUBES_MAX), 100_000)
     max_jobs_per_tube: int = setting(integer(1, JOBS_MAX), JOBS_MAX)
+    usr1: str = setting(choice("stats", "drain"), "stats", reload=True)
 
 
 def make_store(settings: BeanstalkSettings, figures: Figures, now_ns: int) -> BeanstalkStore:
@@ -148,5 +149,6 @@ ROOM = Room(
         "counterd.protocols.beanstalk.journal",
     ),
     drain_mode=set_drain_mode,
+    usr1="beanstalk.usr1",
     borrows=True,
 )

@@ -751,7 +751,7 @@ def shipped_keys() -> dict[str, tuple[bool, str, str]]:
     found = {}
     for paragraph in SHIPPED.read_text().split("\n\n"):
         *comment, last = paragraph.rstrip().split("\n")
-        if match := re.fullmatch(r"(# )?([a-z_.]+) =(?: (.*))?", last):
+        if match := re.fullmatch(r"(# )?([a-z0-9_.]+) =(?: (.*))?", last):
             assert match[2] not in found
             found[match[2]] = (match[1] is None, match[3] or "", "\n".join(comment))
     return found
