@@ -112,7 +112,7 @@ def of_class(module: str, name: str, cls: type, said: Said) -> Iterator[str]:
 def members(cls: type) -> Iterator[tuple[str, Any]]:
     """Yields public methods and properties, those of bases first. The fields of a tuple are in its signature."""
     ours = [base for base in reversed(cls.__mro__) if base.__module__.startswith("counterd.")]
-    found = {name: getattr(cls, name) for base in ours for name in vars(base)}
+    found = {name: getattr(cls, name, None) for base in ours for name in vars(base)}
     for name, value in found.items():
         shown = not name.startswith("_") or (name == "__call__" and value.__doc__)
         if shown and (inspect.isfunction(value) or isinstance(value, property)):

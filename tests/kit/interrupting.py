@@ -76,7 +76,8 @@ class Points:
     function in C; within such a call, before it has done anything, if it may wait; at a `with`, which may wait for a
     lock; and where a function begins that counterd itself calls. It is no point where the test calls counterd, or a
     `with` calls __exit__(): whatever a client does, Python itself does not begin what it was about to do. Nor is it one
-    where a generator goes on, because an exception of a tracing function would not reach the generator's handlers.
+    where a generator goes on, because an exception of a tracing function would not reach the generator's handlers. Nor
+    is it one in a __del__(), whose exceptions Python only reports.
     """
 
     def __init__(self, at: int) -> None:
@@ -125,7 +126,7 @@ class Points:
 
 
 def _is_ours(frame: FrameType | None) -> bool:
-    return frame is not None and frame.f_code.co_filename.startswith(PACKAGE)
+    return frame is not None and frame.f_code.co_filename.startswith(PACKAGE) and frame.f_code.co_name != "__del__"
 
 
 def _is_exempt(code: CodeType) -> bool:

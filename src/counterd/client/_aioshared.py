@@ -25,6 +25,7 @@ from counterd.client._connection import (
     not_accepted,
     open_transport,
 )
+from counterd.client._entering import ForAsyncWith
 from counterd.client._turns import Turns
 from counterd.client._waiting import ASK, GIVE_UP, LOOK, WAIT, Patience, drive_async, waiting
 from counterd.errors import ConnectionLost, CounterdError, ServerError
@@ -75,7 +76,7 @@ class Turn:
             self._future.set_result(None)
 
 
-class Shared:
+class Shared(ForAsyncWith):
     """A connection to a server. If it is lost, the client makes a new one."""
 
     def __init__(self, addresses: list[Address], timeout: float, connect_timeout: float | None) -> None:

@@ -24,6 +24,7 @@ from counterd.client._connection import (
     no_connection,
     not_accepted,
 )
+from counterd.client._entering import ForWith
 from counterd.client._link import Link, interrupted
 from counterd.client._portable import is_mine
 from counterd.client._turns import Turns
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
 Self = TypeVar("Self", bound="Shared")
 
 
-class Shared:
+class Shared(ForWith):
     """A connection to a server. If it is lost, the client makes a new one."""
 
     def __init__(self, addresses: list[Address], timeout: float, connect_timeout: float | None) -> None:

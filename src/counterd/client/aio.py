@@ -19,6 +19,7 @@ from counterd.client._addresses import read_default
 from counterd.client._aioshared import Shared, Turn
 from counterd.client._backoff import ASK_FIRST_S, ASK_LONGEST_S, Backoff
 from counterd.client._connection import as_bytes, lost
+from counterd.client._entering import Entering, ForAsyncWith
 from counterd.client._holding import NO_LOSS, RAISE, REACQUIRE, decorated_async, printed
 from counterd.client._tenure import Tenure
 from counterd.client._turns import COUNTED_FOR_S, Queue
@@ -473,7 +474,7 @@ async def _found(asked: Coroutine[Any, Any, int], default: int) -> int:
         return default
 
 
-class Hold:
+class Hold(Entering, ForAsyncWith):
     """Permits of a counter that are held while a block runs. Client.hold() returns it, for `async with` or as a
     decorator.
 
@@ -493,7 +494,7 @@ class Hold:
     async def __aenter__(self) -> Hold:
         if self._entered:
             raise RuntimeError("this hold is already in use: make another one")
-        self._entered = True
+        self._entered = self._is_used = True
         try:
             if self._asked.on_lost == REACQUIRE:
                 async with self._client._reacquiring:
@@ -603,7 +604,7 @@ class Hold:
             return True
 
 
-class Taken(TakenCore):
+class Taken(TakenCore, ForAsyncWith):
     """Permits and units of rates that are taken together. Client.take() returns it, for `async with` or as a decorator.
 
     The object has the methods of counterd.client.Taken.
@@ -694,7 +695,7 @@ class Taken(TakenCore):
         return link
 
 
-class Pipeline(Requests):
+class Pipeline(Requests, ForAsyncWith):
     """Requests that are sent together. Client.pipeline() returns it.
 
     In an `async with`, requests that were not sent when the block ends are forgotten.
@@ -720,7 +721,7 @@ class Pipeline(Requests):
         return await self._client._run(self._taken())
 
 
-class Semaphore:
+class Semaphore(ForAsyncWith):
     """A counter with the methods of asyncio.BoundedSemaphore. Only locked() differs: it has to be awaited, because it
     asks the server.
 
@@ -729,9 +730,8 @@ class Semaphore:
 
     def __init__(self, client: Client, name: str | bytes, maximum: int) -> None:
         self._client = client
-        self._name = as_bytes(name)
+        self._name = client.hold(name, maximum=maximum)._asked.name  # raises for arguments that do not fit the protocol
         self._maximum = maximum
-        client.hold(name, maximum=maximum)  # raises for arguments that do not fit the protocol
         self._holds: list[Hold] = []
 
     async def acquire(self) -> Literal[True]:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from counterd.client._addresses import read_default
 from counterd.client._backoff import ASK_FIRST_S, ASK_LONGEST_S, Backoff
 from counterd.client._connection import as_bytes
+from counterd.client._entering import Entering, ForWith
 from counterd.client._holding import NO_LOSS, RAISE, REACQUIRE, decorated, printed
 from counterd.client._link import NotSent
 from counterd.client._portable import Waker
@@ -455,7 +456,7 @@ class Client(Shared):
             return asked.gives_up(queue)
 
 
-class Hold:
+class Hold(Entering, ForWith):
     """Permits of a counter that are held while a block runs. Client.hold() returns it, for `with` or as a decorator.
 
     Use a hold in one thread and for one block at a time: make another hold for each, or share a Semaphore. As a
@@ -479,7 +480,7 @@ class Hold:
             raise RuntimeError("this hold is already in use: make another one")
         try:
             with self._client._reacquiring if self._asked.on_lost == REACQUIRE else nullcontext():
-                self._inside = True  # no permits are acquired again for the last block any more
+                self._inside = self._is_used = True  # no permits are acquired again for the last block any more
             self._tenure = self._client._turns.tenure(self._asked.name)
             self._link = self._client._hold(self, self._asked, self._tenure)
             self._tenure.granted(self, time.monotonic())
@@ -558,7 +559,7 @@ class Hold:
             return True
 
 
-class Taken(TakenCore):
+class Taken(TakenCore, ForWith):
     """Permits and units of rates that are taken together. Client.take() returns it, for `with` or as a decorator.
 
     Use it in one thread and for one block at a time. As a decorator, it takes other items for each call.
@@ -711,7 +712,7 @@ class _Watcher:
             return False
 
 
-class Pipeline(Requests):
+class Pipeline(Requests, ForWith):
     """Requests that are sent together. Client.pipeline() returns it.
 
     In a `with`, requests that were not sent when the block ends are forgotten.
@@ -739,7 +740,7 @@ class Pipeline(Requests):
         return self._client._run(self._taken())
 
 
-class Semaphore:
+class Semaphore(ForWith):
     """A counter with the methods of threading.BoundedSemaphore, also for `with`. Client.semaphore() returns it.
 
     Threads may share a semaphore. Each acquire() takes one permit. At most as many permits can be released as were
@@ -748,9 +749,8 @@ class Semaphore:
 
     def __init__(self, client: Client, name: str | bytes, maximum: int) -> None:
         self._client = client
-        self._name = as_bytes(name)
+        self._name = client.hold(name, maximum=maximum)._asked.name  # raises for arguments that do not fit the protocol
         self._maximum = maximum
-        client.hold(name, maximum=maximum)  # raises for arguments that do not fit the protocol
         self._holds: list[Hold] = []
 
     def acquire(self, blocking: bool = True, timeout: float | None = None) -> bool:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from counterd.client._connection import as_bytes
+from counterd.client._entering import Entering
 from counterd.client._holding import NO_LOSS, Wanted, printed
 from counterd.errors import ConnectionLost
 from counterd.protocols.counter import wire
@@ -130,7 +131,7 @@ class AskedItems(Wanted):
         return ConnectionLost(f"lost {self} with the connection to {where}: {why}")
 
 
-class TakenCore:
+class TakenCore(Entering):
     """The object that Client.take() returns, without the calls that wait. The blocking client and the asyncio client
     share it.
 
@@ -158,6 +159,7 @@ class TakenCore:
         return self._grant.number
 
     def _enter(self) -> None:
+        self._is_used = True
         if not self._entered.acquire(blocking=False):
             raise RuntimeError("this Take is already in use: make another one")
 

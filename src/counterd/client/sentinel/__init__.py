@@ -20,6 +20,7 @@ from counterd.client._aiolink import LOOP_CLOSED
 from counterd.client._aioshared import Shared as AioShared
 from counterd.client._command import Awaiting, Blocking
 from counterd.client._connection import CLOSED, FORKED
+from counterd.client._entering import Entering, ForAsyncWith, ForWith
 from counterd.client._holding import decorated, decorated_async
 from counterd.client._portable import is_mine
 from counterd.client._shared import Shared
@@ -65,7 +66,7 @@ __all__ = [
 F = TypeVar("F", bound="Callable[..., Any]")
 
 
-class Hold(Held):
+class Hold(Held, Entering, ForWith):
     """A token that is held while a block runs. Client.hold() returns it, for `with` or as a decorator.
 
     Use a hold in one thread and for one block at a time: make another hold for each. As a decorator, a hold acquires
@@ -76,6 +77,7 @@ class Hold(Held):
     CAUGHT = BaseException
 
     def __enter__(self) -> Hold:
+        self._is_used = True
         self._client._run_command(self._entering())
         return self
 
@@ -193,13 +195,14 @@ class Client(Commands[Hold], Shared, Blocking):
         self._outage = ""
 
 
-class AsyncHold(Held):
+class AsyncHold(Held, Entering, ForAsyncWith):
     """A token that is held while a block runs. AsyncClient.hold() returns it, for `async with` or as a decorator.
 
     The hold has the methods of Hold.
     """
 
     async def __aenter__(self) -> AsyncHold:
+        self._is_used = True
         await self._client._run_command(self._entering())
         return self
 

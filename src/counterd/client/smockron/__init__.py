@@ -18,6 +18,7 @@ from time import monotonic_ns, time_ns
 from typing import TYPE_CHECKING, Any, Literal
 
 from counterd.client._connection import forked
+from counterd.client._entering import ForWith
 from counterd.client.smockron._aiogatekeeper import AsyncAdmission, AsyncGatekeeper
 from counterd.client.smockron._gatekeeping import ALL, Core, Decision, Options, Stats, Verdict, closed, report
 from counterd.client.smockron._tender import Tender
@@ -42,7 +43,7 @@ __all__ = [
 ]
 
 
-class Gatekeeper:
+class Gatekeeper(ForWith):
     """Decides which requests pass, wait or are rejected. Use the gatekeeper in a `with`, or close() it. Threads may
     share a gatekeeper.
 
@@ -204,7 +205,7 @@ class Gatekeeper:
         self._core.reset()
 
 
-class Admission:
+class Admission(ForWith):
     """One request at a gatekeeper. Gatekeeper.admit() returns it, for one `with`, which gives the Decision."""
 
     def __init__(

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Literal, cast
 
 from counterd.client._aiolink import hang_up, put_away
 from counterd.client._connection import forked, open_transport, set_options
+from counterd.client._entering import ForAsyncWith
 from counterd.client.smockron._gatekeeping import ALL, Core, Decision, Options, Stats, Verdict, closed, log, report
 from counterd.client.smockron._tender import LINGER_S, SEND_PAUSE_S
 from counterd.errors import CounterdError
@@ -238,7 +239,7 @@ class AioTender:
             put_away(wire.transport)
 
 
-class AsyncGatekeeper:
+class AsyncGatekeeper(ForAsyncWith):
     """The Gatekeeper for the tasks of one event loop. Use the gatekeeper in an `async with`, or await close().
 
     AsyncGatekeeper has the same arguments, results and errors as Gatekeeper. The gatekeeper needs no thread, and is not
@@ -385,7 +386,7 @@ class AsyncGatekeeper:
         self._core.reset()
 
 
-class AsyncAdmission:
+class AsyncAdmission(ForAsyncWith):
     """One request at a gatekeeper.
 
     AsyncGatekeeper.admit() returns it, for one `async with`, which gives the Decision.
