@@ -4,9 +4,11 @@ damaged, and copies that are made while it runs."""
 from __future__ import annotations
 
 import contextlib
+import http.client
 import json
 import os
 import resource
+import shutil
 import signal
 import sqlite3
 import subprocess
@@ -83,6 +85,14 @@ def refused(path: Path, directory: Path) -> str:
     ended = daemon.run("-c", config)
     assert ended.returncode == 2
     return ended.stderr.strip().splitlines()[-1]
+
+
+def asked(address: tuple[str, int], what: str) -> tuple[int, str]:
+    """What the admin endpoint answers."""
+    with contextlib.closing(http.client.HTTPConnection(*address, timeout=PATIENCE)) as connection:
+        connection.request("GET", what)
+        response = connection.getresponse()
+        return response.status, response.read().decode()
 
 
 def tool(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
@@ -182,13 +192,7 @@ def test_readiness_and_figures_tell_of_a_full_disk(path: Path):
         peer.ask(wire.put(b"x"))
 
         def get(what: str) -> tuple[int, str]:
-            import http.client
-
-            connection = http.client.HTTPConnection(*address, timeout=PATIENCE)
-            with contextlib.closing(connection):
-                connection.request("GET", what)
-                response = connection.getresponse()
-                return response.status, response.read().decode()
+            return asked(address, what)
 
         wait_until(lambda: get("/readyz") == (200, "ready\n"), "it is ready")
         unlimited = resource.prlimit(counterd.pid, resource.RLIMIT_FSIZE)
@@ -200,6 +204,106 @@ def test_readiness_and_figures_tell_of_a_full_disk(path: Path):
         resource.prlimit(counterd.pid, resource.RLIMIT_FSIZE, unlimited)
         wait_until(lambda: get("/readyz") == (200, "ready\n"), "it is ready again")
         peer.close()
+
+
+@pytest.mark.parametrize(("mode", "warned"), [(0o600, False), (0o640, True), (0o602, True)])
+def test_a_journal_that_others_can_open(path: Path, mode: int, warned: bool):
+    with running(path):
+        pass
+    path.chmod(mode)
+    with running(path) as (counterd, _):
+        said = f"WARN.* {path}: other users can open the journal: its mode is {mode:04o}; run chmod 600 {path}\\*"
+        assert bool(counterd.lines(said)) is warned, counterd.log
+
+
+# ---- files that go while it runs ----
+
+
+def test_a_file_that_is_moved_away_and_back(path: Path):
+    away = path.with_name("away")
+    settings = {**ALONE, "beanstalk.journal": path, "admin.enable": "true", "admin.bind": "127.0.0.1:0"}
+    with daemon.running(path.parent / "d", settings) as counterd:
+        (address,) = counterd.served("admin listens on")
+        counterd.addresses = counterd.served("beanstalk listens on")
+        peer = Peer(counterd)
+        assert peer.ask(wire.put(b"1")) == [b"INSERTED 1"]
+        path.rename(away)
+        counterd.wait_for_log(f"the journal cannot be written: {path}: the file is gone; move the journal back ")
+        assert peer.ask(wire.put(b"2"), wire.reserve(), wire.delete(1)) == [
+            b"INTERNAL_ERROR", b"RESERVED 1 1", b"INTERNAL_ERROR",
+        ]  # fmt: skip
+        wait_until(lambda: asked(address, "/readyz") == (503, "failing\n"), "it is not ready")
+        away.rename(path)
+        counterd.wait_for_log("can be written again")
+        assert peer.ask(wire.delete(1), wire.put(b"3")) == [b"DELETED", b"INSERTED 2"]
+        wait_until(lambda: asked(address, "/readyz") == (200, "ready\n"), "it is ready")
+        assert not counterd.lines("the journal process|no write finished")
+        peer.close()
+    with running(path) as (counterd, _):
+        assert counterd.lines("restored 1 records")
+
+
+def test_nothing_is_acknowledged_that_is_in_a_file_without_a_name(path: Path):
+    """Not even the put that finds out."""
+    with running(path) as (counterd, peer):
+        for number in range(1, 4):
+            path.rename(path.with_name("away"))
+            assert peer.ask(wire.put(b"x")) == [b"INTERNAL_ERROR"]
+            path.with_name("away").rename(path)
+            counterd.wait_for_log("can be written again", number)
+
+
+def test_a_deleted_file_is_saved_as_the_log_says(path: Path):
+    with running(path) as (counterd, peer):
+        assert peer.ask(*[wire.put(b"%d" % number) for number in range(100)])[-1] == b"INSERTED 100"
+        for suffix in ("", "-wal", "-shm"):
+            Path(f"{path}{suffix}").unlink()
+        said = counterd.wait_for_log("the file is gone; it was deleted, but it is still open")
+        _, source, target = said.split("`")[1].split()
+        shutil.copyfile(source, target)
+    with running(path) as (counterd, peer):
+        assert counterd.lines("restored 100 records")
+        assert peer.ask(wire.peek(100)) == [b"FOUND 100 2"]
+
+
+def test_the_log_that_is_deleted_loses_nothing(path: Path):
+    with running(path, status=-signal.SIGKILL) as (counterd, peer):
+        for suffix in ("-wal", "-shm", "-wal"):
+            assert set(peer.ask(*[wire.put(b"x")] * 50)) < {b"INSERTED %d" % number for number in range(1, 151)}
+            Path(f"{path}{suffix}").unlink()
+        assert len(peer.ask(*[wire.put(b"x")] * 100)) == 100
+        os.kill(writer_of(counterd), signal.SIGSTOP)  # so that it cannot write more when the daemon is gone
+        stopped = writer_of(counterd)
+        counterd.send_signal(signal.SIGKILL)
+        counterd.process.wait(PATIENCE)
+        os.kill(stopped, signal.SIGKILL)
+        counterd.ended()
+    with running(path) as (counterd, _):
+        assert counterd.lines("restored 250 records")
+
+
+@pytest.mark.parametrize("how", ["moved away", "truncated"])
+def test_a_process_that_is_replaced_meanwhile_writes_to_no_other_file(path: Path, how: str):
+    away = path.with_name("away")
+    with running(path) as (counterd, peer):
+        peer.ask(*[wire.put(b"x" * 100)] * 1000)
+        writer = writer_of(counterd)
+        os.kill(writer, signal.SIGSTOP)
+        if how == "moved away":
+            path.rename(away)
+        else:
+            away.write_bytes(path.read_bytes())
+            os.truncate(path, 0)
+        os.kill(writer, signal.SIGKILL)
+        counterd.wait_for_log(f"{path}: the file is gone; move it back" if how == "moved away" else "was truncated")
+        assert peer.ask(wire.put(b"y")) == [b"INTERNAL_ERROR"]
+        if how == "moved away":
+            assert not path.exists()
+            away.rename(path)
+            counterd.wait_for_log("can be written again")
+            assert peer.ask(wire.put(b"z"))[0].startswith(b"INSERTED")
+        else:
+            assert path.stat().st_size == 0
 
 
 # ---- files ----

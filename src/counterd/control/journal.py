@@ -11,7 +11,9 @@ import asyncio
 import contextlib
 import importlib
 import json
+import stat
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import structlog
@@ -32,6 +34,7 @@ log = structlog.get_logger()
 KIND = Kind("journal", "counterd.journal", 1 << 20)
 PATIENCE_S = 5.0  # time limit for writing a piece; after it, the journal counts as failing
 CHECK_S = 0.01
+OTHERS = stat.S_IRGRP | stat.S_IWGRP | stat.S_IROTH | stat.S_IWOTH
 PROGRESS_S = 1.0  # between two lines of the log
 
 
@@ -59,6 +62,8 @@ class Keeper:
         self.failing = ""
         self.restored = 0
         self._full = ""  # why there is no room for new records, or ""
+        self._lost = ""  # what has happened to the file, or ""
+        self._seen: Any = None  # what the last process saw last of the file
         self._is_refused = False  # the piece could not be written: it has to be renewed before it is sent again
         self._room = room.name
         self._source: JournalSource = importlib.import_module(room.journal.source)
@@ -82,6 +87,7 @@ class Keeper:
         """Starts the journal process, and restores the store from the journal. Raises JournalFailed."""
         self._said = self._loop.time()
         log.info(f"reading the journal {self._path}")
+        self._warn_of_mode()
         self._supervisor.start()
         await asyncio.shield(self._begun)
         if self._count:
@@ -149,6 +155,7 @@ class Keeper:
             "is_synced": self._is_synced,
             "is_new": not self._begun.done(),
             "is_full": bool(self._full),
+            "seen": self._seen,
         }
         return json.dumps(told).encode()
 
@@ -169,6 +176,7 @@ class Keeper:
     def on_begin(self, talk: Talk, told: dict[str, Any]) -> None:
         """Called when the journal process is ready for pieces."""
         self._talk = talk
+        self._lost = ""
         self._closed.clear()
         if not self._begun.done():
             self._source.begin(self._store, **told)
@@ -206,6 +214,18 @@ class Keeper:
         self._full = ""
         self._source.fill(self._store, False, time.monotonic_ns())
 
+    def on_seen(self, seen: Any) -> None:
+        """Called with what the journal process has seen of the file, for the next process."""
+        self._seen = seen
+
+    def on_lost(self, text: str) -> None:
+        """Called when the file was deleted, moved, replaced or truncated, and without a text when it is there again."""
+        self._lost = text
+        if text:
+            self._fail(text)
+        elif self._piece is None:
+            self.on_written()
+
     def on_error(self, text: str) -> None:
         """Called when the journal process reports an error.
 
@@ -241,6 +261,14 @@ class Keeper:
         self.turn(time.monotonic_ns())
         self._driver.wake()
 
+    def _warn_of_mode(self) -> None:
+        """Warns if other users can open the file. The files that SQLite makes beside it get the same mode."""
+        with contextlib.suppress(OSError):  # the journal process reports it
+            mode = stat.S_IMODE(Path(self._path).stat().st_mode)
+            if mode & OTHERS:
+                where = f"{self._path}: other users can open the journal"
+                log.warning(f"{where}: its mode is {mode:04o}; run chmod 600 {self._path}*")
+
     def _behind(self) -> int:
         """Returns the number of changes that are not on disk."""
         return int(self._store.snapshot()["journal_behind"])
@@ -253,7 +281,7 @@ class Keeper:
         left = self._sent + PATIENCE_S - self._loop.time()
         if left > 0:
             self._patience = self._loop.call_later(left, self._look)
-        else:
+        elif not self._lost:
             self._fail(f"{self._path}: no write finished for {PATIENCE_S:g} s")
 
     def _fail(self, why: str) -> None:
@@ -319,6 +347,10 @@ class Talk:
             self._keeper.on_full(body.decode())
         elif letter == b"R":
             self._keeper.on_room()
+        elif letter == b"S":
+            self._keeper.on_seen(json.loads(body))
+        elif letter == b"X":
+            self._keeper.on_lost(body.decode())
         elif letter == b"E":
             self._keeper.on_error(body.decode())
         elif letter != b"L":

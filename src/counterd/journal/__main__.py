@@ -5,13 +5,16 @@ process writes the pieces that it has received, and ends. If the daemon was kill
 process has these pieces.
 
 The frames on this socket are those of frames.py:
-    daemon to child   first JSON: {"room": name, "path": ..., "is_synced": ..., "is_new": ..., "is_full": ...}; is_new:
-                      the store has to be restored; is_full: the last process has said F, and not R. Then one piece per
-                      frame; the next piece is sent when the last one is written. An empty frame: no more pieces
-                      follow. Then the frame is JSON: the arguments of release(), after which the child closes the file
+    daemon to child   first JSON: {"room": name, "path": ..., "is_synced": ..., "is_new": ..., "is_full": ..., "seen":
+                      ...}; is_new: the store has to be restored; is_full: the last process has said F, and not R; seen:
+                      the last S, or null. Then one piece per frame; the next piece is sent when the last one is
+                      written. An empty frame: no more pieces follow. Then the frame is JSON: the arguments of
+                      release(), after which the child closes the file
     child to daemon   a letter, then its data.   A: no data; the last piece is written. L: no data; the child is alive.
                       F: a message; there is no room for the last piece. The next one has to be written, whatever is in
-                      it. R: no data; there is room again.
+                      it. R: no data; there is room again. S: JSON, a Seen (watch.py), when that has changed.
+                      X: a message; the file was deleted, moved, replaced or truncated, and the last piece will be
+                      written when it is there again: then X follows with an empty message.
                       P: a piece to restore. C: JSON, the number of records that follow. B: JSON, the arguments of
                       begin(); the child is ready. E: an error message; the child ends
 """
@@ -30,13 +33,13 @@ from typing import TYPE_CHECKING
 
 from counterd.frames import PIECE_MAX, Frames, frame
 from counterd.journal.database import JournalError, explained
+from counterd.journal.watch import Seen
 from counterd.journal.writer import Writer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-LIVES_PERIOD_S = 2
-LIVES_STEPS = 1_000_000  # instructions of SQLite's virtual machine, which take about 0.1 s
+LIVES_PERIOD_S = 1  # and between two looks at the files
 READ_SIZE = 1 << 20
 
 
@@ -46,6 +49,8 @@ class Link:
     def __init__(self, connected: socket.socket) -> None:
         self._socket = connected
         self._said = time.monotonic()
+        self._seen: Seen | None = None
+        self.loss = ""  # what the daemon was told of the files
         connected.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", LIVES_PERIOD_S, 0))
 
     def say(self, letter: bytes, body: bytes = b"") -> None:
@@ -58,6 +63,17 @@ class Link:
         if time.monotonic() - self._said > LIVES_PERIOD_S:
             with contextlib.suppress(OSError):  # the next say() raises it again
                 self.say(b"L")
+
+    def tell(self, writer: Writer) -> bool:
+        """Looks at the files, and tells the daemon what is new of them. Returns whether something may be written."""
+        loss = writer.look()
+        with contextlib.suppress(BrokenPipeError):  # the daemon has ended, but some pieces may not be written
+            if writer.watch.seen != self._seen:
+                self.say(b"S", json.dumps(writer.watch.seen).encode())
+            if loss != self.loss:
+                self.say(b"X", loss.encode())
+        self._seen, self.loss = writer.watch.seen, loss
+        return not loss
 
     def frames(self) -> Iterator[bytes | None]:
         """Yields the daemon's frames until the daemon has ended. While there are none, sends L and yields None."""
@@ -83,8 +99,8 @@ def write_journal(link: Link) -> None:
     frames = link.frames()
     told = json.loads(next(filter(None, frames)))
     with explained(told["path"]):
-        writer = Writer(told["path"], told["room"], is_synced=told["is_synced"])
-        writer.database.set_progress_handler(link.live, LIVES_STEPS)
+        before = told["seen"] and Seen(*told["seen"])
+        writer = Writer(told["path"], told["room"], is_synced=told["is_synced"], before=before, live=link.live)
         ledger = writer.ledger
         begin: Mapping[str, int] = {}
         if told["is_new"]:
@@ -93,26 +109,35 @@ def write_journal(link: Link) -> None:
                 link.say(b"P", kept)
             begin = writer.update(ledger.reserve)
         link.say(b"B", json.dumps(begin).encode())
-        is_full, refused = told["is_full"], b""  # refused: the last piece, if there was no room for it
-        for piece in frames:
-            if piece is None:
-                pass
-            elif not piece:
-                if left := next(filter(None, frames), None):  # otherwise the daemon has ended
-                    writer.update(ledger.release, **json.loads(left))
-                break
-            else:
-                is_written = writer.write(piece, is_needed=bool(refused))
-                is_full, refused = is_full or not is_written, b"" if is_written else piece
-                with contextlib.suppress(BrokenPipeError):  # the daemon has ended, but some pieces may not be written
-                    link.say(*(b"A",) if is_written else (b"F", f"{told['path']}: the disk is full".encode()))
-            if is_full and not refused and writer.has_room():
-                is_full = False
-                with contextlib.suppress(BrokenPipeError):
-                    link.say(b"R")
-        if refused:  # the daemon has ended, and takes nothing back: some of it may be acknowledged
-            writer.write(refused, is_needed=True)
+        write_pieces(link, writer, frames, told["is_full"])
         writer.close()
+
+
+def write_pieces(link: Link, writer: Writer, frames: Iterator[bytes | None], is_full: bool) -> None:
+    """Writes the pieces that the daemon sends, until it says that no more follow, or has ended."""
+    piece = refused = b""  # refused: the last piece, if there was no room for it
+    for received in frames:
+        if received == b"":
+            if left := next(filter(None, frames), None):  # otherwise the daemon has ended
+                writer.update(writer.ledger.release, **json.loads(left))
+            return
+        piece = received or piece
+        if (link.loss or not piece) and not link.tell(writer):
+            continue
+        if piece:
+            is_written = writer.write(piece, is_needed=bool(refused))
+            if not link.tell(writer):  # writing it again is the same as writing it once
+                continue
+            is_full, refused = is_full or not is_written, b"" if is_written else piece
+            piece = b""
+            with contextlib.suppress(BrokenPipeError):  # the daemon has ended, but some pieces may not be written
+                link.say(*(b"A",) if is_written else (b"F", f"{writer.path}: the disk is full".encode()))
+        if is_full and not refused and writer.has_room():
+            is_full = False
+            with contextlib.suppress(BrokenPipeError):
+                link.say(b"R")
+    if left := piece or refused:  # the daemon has ended, and takes nothing back: some of it may be acknowledged
+        writer.write(left, is_needed=True)
 
 
 def main() -> None:

@@ -8,35 +8,69 @@ to nothing, and takes the ballast again. The records of ended jobs come first, b
 
 from __future__ import annotations
 
+import contextlib
 import sqlite3
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from counterd.journal.database import BUSY_MS, find_ledger, lock, open_database, transaction
+from counterd.journal.database import BUSY_MS, JournalError, find_ledger, lock, open_database, transaction
 from counterd.journal.space import PAGE_SIZE, Ballast
+from counterd.journal.watch import GONE, Watch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from counterd.journal.watch import Seen
+
+LIVES_STEPS = 1_000_000  # instructions of SQLite's virtual machine, which take about 0.1 s
 RETRY_S = 2.0  # after an error although the disk seems to have room: a quota may be used up
 SQUEEZE_BUSY_MS = 500  # how long a checkpoint waits for other programs that read the database
 FULL = ("database or disk is full", "disk I/O error")  # the second if a quota or a limit of the process is used up
 
 
 class Writer:
-    """The database of a journal, open for writing. ledger: the Ledger of its protocol.
+    """The database of a journal, open for writing. ledger: the Ledger of its protocol. watch: looks at its files.
 
+    before: what another process saw last of this journal, which then has to be there. live: called while SQLite works.
     Locks the file. Raises JournalError, sqlite3.Error or OSError.
     """
 
-    def __init__(self, path: str, room: str, *, is_synced: bool) -> None:
+    def __init__(
+        self,
+        path: str,
+        room: str,
+        *,
+        is_synced: bool,
+        before: Seen | None = None,
+        live: Callable[[], None] = lambda: None,
+    ) -> None:
         self.ledger = find_ledger(room)
-        self._locked = lock(path)
+        self.path, self._room, self._is_synced, self._live = path, room, is_synced, live
+        if before is not None and not Path(path).exists():  # lock() would create it
+            raise JournalError(f"{path}: {GONE}; move it back")
+        self.watch = Watch(path, lock(path), before)
+        if loss := self.watch.loss():
+            raise JournalError(loss)
         self._failed = -RETRY_S  # when a write failed for want of room
         self._ballast = Ballast(path)
         self._ballast.give_up()  # the files beside the database may need it
-        self.database = open_database(path, room, is_synced=is_synced, checkpoint_pages=self._ballast.checkpoint_pages)
+        self._open()
         self._ballast.take()
+
+    def look(self) -> str:
+        """Looks at the files. Returns why nothing may be acknowledged, for people, or "".
+
+        If the log was lost, the database gets what the log had, and begins another one.
+        """
+        loss = self.watch.loss()
+        if loss:
+            if not self.watch.is_truncated:  # then whoever saves the database has all
+                with contextlib.suppress(sqlite3.Error):
+                    self.database.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
+        elif self.watch.has_lost_log() and not self._renew_log():
+            return f"{self.path}: the files beside it were deleted, and another program reads it: end that program"
+        return loss
 
     def write(self, piece: bytes, *, is_needed: bool = False) -> bool:
         """Writes a piece. Returns False, and has written nothing, if there is no room for its new records.
@@ -96,6 +130,25 @@ class Writer:
 
     def close(self) -> None:
         self.database.close()
+
+    def _open(self) -> None:
+        pages = self._ballast.checkpoint_pages
+        self.database = open_database(self.path, self._room, is_synced=self._is_synced, checkpoint_pages=pages)
+        self.database.set_progress_handler(self._live, LIVES_STEPS)
+        self.watch.begin()
+
+    def _renew_log(self) -> bool:
+        """Moves what the log has to the database, and begins another log. Returns False if that is not possible now."""
+        self.database.execute(f"PRAGMA busy_timeout = {SQUEEZE_BUSY_MS}")
+        try:
+            ((is_busy, _, _),) = self.database.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+        except sqlite3.OperationalError:
+            is_busy = True
+        if is_busy:
+            return False
+        self.database.close()
+        self._open()
+        return True
 
     def _spare(self) -> int:
         """Returns how many bytes of the database are free."""

@@ -6,6 +6,7 @@ import contextlib
 import json
 import socket
 import sqlite3
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -13,6 +14,7 @@ import pytest
 from counterd.frames import PIECE_MAX, frame
 from counterd.journal import __main__ as process
 from counterd.journal import writer as module
+from counterd.journal.watch import Seen
 from counterd.journal.writer import Writer
 from counterd.protocols.beanstalk import _journal, journal, wire
 from kit.journaled import Journaled
@@ -208,6 +210,11 @@ class Told:
         self.written: list[bytes] = []
         self.database = sqlite3.connect(":memory:")
         self.ledger = journal
+        self.watch = SimpleNamespace(seen=Seen(1, 2, 3))
+        self.path = "jobs"
+
+    def look(self) -> str:
+        return ""
 
     def write(self, piece: bytes, *, is_needed: bool = False) -> bool:
         if self.has or is_needed:
@@ -229,7 +236,7 @@ def test_what_was_received_is_written(
     """Also a piece that was refused, because nobody takes back the new jobs in it. reads: the daemon has read all."""
     writer = Told(has=has_room)
     monkeypatch.setattr(process, "Writer", lambda *_told, **_more: writer)
-    told = {"room": "beanstalk", "path": "jobs", "is_synced": True, "is_new": False, "is_full": True}
+    told = {"room": "beanstalk", "path": "jobs", "is_synced": True, "is_new": False, "is_full": True, "seen": None}
     daemon, child = socket.socketpair()
     with child:
         link = process.Link(child)
@@ -237,7 +244,7 @@ def test_what_was_received_is_written(
 
         def say_and_kill(letter: bytes, body: bytes = b"") -> None:
             say(letter, body)
-            if letter != b"B":
+            if letter not in b"BS":
                 if reads:
                     daemon.recv(1000)
                 daemon.close()
