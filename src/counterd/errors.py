@@ -80,8 +80,10 @@ class ServerError(CounterdError):
         name = self.name.decode("utf-8", "backslashreplace")
         if self.resources is None:
             return f"{said}: {name}"
-        maximum = "" if self.maximum is None else f", maximum {self.maximum}"
-        return f"{said}: asked for {self.resources} of {name}{maximum}"
+        return f"{said}: asked for {self.resources} of {name}{self._bounds()}"
+
+    def _bounds(self) -> str:
+        return "" if self.maximum is None else f", maximum {self.maximum}"
 
 
 class NotFound(ServerError):
@@ -110,6 +112,7 @@ class NotAvailable(ServerError):
     waited: float | None = None
     retry_after: float | None = None
     limit: int | None = None
+    _rate = ""  # for people: the numbers of the rate, if units of a rate were asked for
 
     @property
     def draining(self) -> bool:
@@ -117,9 +120,13 @@ class NotAvailable(ServerError):
         return self.text == DRAINING
 
     def __str__(self) -> str:
-        used = "" if self.consumption is None else f", {self.consumption} in use"
+        used = "" if self.consumption is None or self._rate else f", {self.consumption} in use"
         waited = "" if self.waited is None else f", waited {self.waited:g} s"
-        return super().__str__() + used + waited
+        later = "" if self.retry_after is None else f", retry after {self.retry_after:g} s"
+        return super().__str__() + used + waited + later
+
+    def _bounds(self) -> str:
+        return f", {self._rate}" if self._rate else super()._bounds()
 
 
 class NotAcquired(ServerError):

@@ -33,6 +33,7 @@ from kit.certificates import client_context
 from kit.daemon import Daemon, running, wait_until
 from kit.machine import LONG_S, PATIENCE
 from kit.shapes import BLOCKING, SHAPES, begun, got, opened, run
+from scenarios.thing import cut
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -332,7 +333,9 @@ def test_over_tls_and_a_unix_socket(start: Callable[..., Daemon], pem: Files, sh
 class Bench:
     """A tube, and a worker of either shape for it. done: the bodies that its function has been given."""
 
-    def __init__(self, shape: str, port: int, function: Callable[[Job], object], **options: Any) -> None:
+    def __init__(
+        self, shape: str, port: int, function: Callable[[Job], object], count: int = 2, **options: Any
+    ) -> None:
         self.client = Client(port=port, use="work", watch="work", timeout=PATIENCE)
         self._shape = shape
         self.done: list[bytes] = []
@@ -348,9 +351,11 @@ class Bench:
 
         self.worker: Any
         if shape == BLOCKING:
-            self.worker = Worker(work, lambda: Client(port=port, watch="work", timeout=PATIENCE), threads=2, **options)
+            self.worker = Worker(
+                work, lambda: Client(port=port, watch="work", timeout=PATIENCE), threads=count, **options
+            )
         else:
-            self.worker = AsyncWorker(work_too, lambda: AsyncClient(port=port, watch="work"), tasks=2, **options)
+            self.worker = AsyncWorker(work_too, lambda: AsyncClient(port=port, watch="work"), tasks=count, **options)
 
     def put(self, *bodies: str, **options: Any) -> list[int]:
         return [self.client.put(body, **options) for body in bodies]
@@ -517,6 +522,31 @@ def test_a_job_that_is_lost_is_told_of(
         wait_until(
             lambda: any("was gone" in text or "it is not known" in text for text in caplog.messages), "that is told"
         )
+    work.client.close()
+
+
+@SHAPES
+def test_a_job_that_a_worker_deletes_after_a_loss_was_not_gone(
+    start: Callable[..., Daemon], shape: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    begun, ends = threading.Event(), threading.Event()
+
+    def function(job: Any) -> None:
+        if shape == BLOCKING:
+            cut(job._client)
+        else:
+            job._client._loop.call_soon_threadsafe(cut, job._client)
+        begun.set()
+        ends.wait(LONG_S)
+
+    work = Bench(shape, port_of(start(ALONE)), function, count=1)  # nobody else reserves the job
+    (id,) = work.put("a")
+    with work.runs():
+        assert begun.wait(PATIENCE)
+        wait_until(lambda: int(work.client.stats()["cmd-stats-job"]), "the worker knows of the loss")
+        ends.set()
+        wait_until(lambda: work.client.stats_job(id) is None, "it is deleted")
+    assert not [text for text in caplog.messages if "was gone" in text]
     work.client.close()
 
 

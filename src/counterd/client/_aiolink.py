@@ -14,7 +14,16 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, cast
 
 from counterd.client._calls import PROBE_S, UNANSWERED_MAX, Call, Pending
-from counterd.client._connection import CLOSED, FORKED, PEER_CLOSED, closed_by_server, lost, not_answered, set_options
+from counterd.client._connection import (
+    CLOSED,
+    FORKED,
+    PEER_CLOSED,
+    closed_by_server,
+    lost,
+    misunderstood,
+    not_answered,
+    set_options,
+)
 from counterd.client._portable import has_ended
 from counterd.client._resumable import Resumable
 from counterd.errors import Cancelled, CounterdError, ProtocolError, Timeout
@@ -310,8 +319,8 @@ class Link(asyncio.Protocol, Resumable):
         try:
             self.calls.feed(data)
         except ProtocolError as error:
-            why = str(error)
-            self.drop(why, lambda: ProtocolError(why))
+            text = misunderstood(self.where, error, data)
+            self.drop(str(error), lambda: ProtocolError(text))
         else:
             if self.calls.give_back:
                 self._give_back()

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from counterd.client._addresses import Tls
 from counterd.client._portable import set_tcp_option
-from counterd.errors import ConnectionLost, ServerError, Timeout
+from counterd.errors import ConnectionLost, ProtocolError, ServerError, Timeout
 
 if TYPE_CHECKING:
     import asyncio
@@ -336,6 +336,12 @@ def not_accepted(where: str, timeout: float) -> Timeout:
 
 def not_answered(where: str, timeout: float, doubt: str = "") -> Timeout:
     return Timeout(f"{where} did not answer within {timeout:g} s{doubt}")
+
+
+def misunderstood(where: str, error: ProtocolError, data: bytes) -> str:
+    """Returns the text of the error for bytes that the protocol does not allow."""
+    hint = ": this is an HTTP server, perhaps the admin endpoint" if data.startswith(b"HTTP/1.") else ""
+    return f"{where}: {error}{hint}"
 
 
 def too_late(timeout: float) -> str:

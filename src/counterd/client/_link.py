@@ -28,6 +28,7 @@ from counterd.client._connection import (
     DeadlinePassed,
     closed_by_server,
     lost,
+    misunderstood,
     not_answered,
 )
 from counterd.client._portable import is_mine
@@ -458,8 +459,8 @@ class Link(Resumable):
         except OSError as error:
             self._drop(str(error))
         except ProtocolError as error:
-            why = str(error)
-            self._drop(why, lambda: ProtocolError(why))
+            text = misunderstood(self.where, error, data)
+            self._drop(str(error), lambda: ProtocolError(text))
         except BaseException:
             self._drop("reading was interrupted")
             raise

@@ -251,7 +251,9 @@ def test_all_hear_of_the_end(pair: Pair) -> None:
     callers = reading_and_waiting(pair, *[(wire.noop,)] * 3)
     pair.server.shutdown(socket.SHUT_WR)
     errors = [caller.ends() for caller in callers]
-    assert [str(error) for error in errors] == ["there closed the connection"] * 3
+    assert [str(error) for error in errors] == [
+        "there closed the connection: does this address serve the counter protocol?"
+    ] * 3
     assert {type(error) for error in errors} == {ConnectionLost}
     assert len(set(map(id, errors))) == 3
     assert pair.ended == [pair.link]

@@ -55,8 +55,8 @@ class Worker:
     connect: makes a Client for a thread.
     threads: how many jobs are worked on at the same time.
     attempts: how many times a job is tried before it is buried. Attempts by other workers count too.
-    backoff: the seconds before the second attempt, and the longest delay. The delay doubles with each attempt, and is
-    shortened at random by up to half.
+    backoff: the seconds before the second attempt, and the longest delay. The delay doubles with each attempt, is
+    shortened at random by up to half, and rounded up to whole seconds.
 
     If a connection is lost while a function runs, the server gives the job to another worker, and the logger
     counterd.client.beanstalk logs a warning. If a function must never run twice at the same time, it can hold a permit
@@ -171,9 +171,9 @@ class Worker:
         except BaseException as error:  # noqa: BLE001 - the policy decides what it means
             failure = error
         with self._changed:
-            tended, slot.tended = slot.tended, None
+            slot.tended = None
         try:
-            if not self._end(job, failure) or (tended is not None and tended.lost):
+            if not self._end(job, failure):
                 report_lost(job)
         except CounterdError as error:
             report_unended(job, error)
@@ -358,7 +358,7 @@ class AsyncWorker:
             failure = error
         tending.cancel()
         try:
-            if not await self._end(job, failure) or tended.lost:
+            if not await self._end(job, failure):
                 report_lost(job)
         except CounterdError as error:
             report_unended(job, error)

@@ -70,14 +70,19 @@ class Policy:
     """When a job is tried again after its function has raised an exception.
 
     attempts: after this many attempts the job is buried. backoff: the seconds before the second attempt, and the
-    longest delay. Each delay is twice the previous one, and then shortened at random by up to half.
+    longest delay. Each delay is twice the previous one, then shortened at random by up to half, and rounded up to whole
+    seconds.
     """
 
     def __init__(self, attempts: int, backoff: tuple[float, float]) -> None:
         if attempts < 1:
             raise ValueError(f"attempts must be at least 1, not {attempts}")
-        first, longest = backoff
-        if not 0 <= first <= longest <= wire.NUMBER_MAX:
+        try:
+            first, longest = backoff
+            is_allowed = 0 <= first <= longest <= wire.NUMBER_MAX
+        except (TypeError, ValueError):
+            raise TypeError(f"backoff must be a pair of seconds, such as (1, 600), not {backoff!r}") from None
+        if not is_allowed:
             raise ValueError(
                 f"backoff must be 0 to {wire.NUMBER_MAX} seconds, with the longest delay last, not {backoff}"
             )

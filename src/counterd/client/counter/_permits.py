@@ -69,6 +69,10 @@ class PermitCalls(Pending):
         self.names: Counter[bytes] | None = None
         self.doubtful: list[bytes] = []
 
+    @property
+    def doubt(self) -> str:
+        return "" if self.answered else ": does this address serve the counter protocol?"
+
     def add(self, call: Call, encode: Callable[..., bytes], *arguments: Any) -> bytes:
         frame = super().add(call, encode, *arguments)
         if frame[1] == _TAKE:
@@ -105,6 +109,8 @@ class PermitCalls(Pending):
                 self._dumped(call, opaque, body)
                 continue
             else:
+                if opcode == _ACQUIRE and body > call.frame[HEADER_SIZE : HEADER_SIZE + 4]:
+                    raise ProtocolError(f"more was granted than was asked for: {body[:16].hex(' ')}")
                 result = _DECODERS[opcode](body)
                 pending.pop(opaque, None)
                 if opcode == _ACQUIRE:
@@ -255,18 +261,29 @@ def _name_item(error: ServerError, item: Permit | Rate) -> None:
     error.maximum = item.maximum if isinstance(item, Permit) else item.burst or None
 
 
+def _numbers(rate: Rate, most: int) -> str:
+    """Returns the numbers of a rate for people. most: how many units can be taken at once."""
+    if not rate.limit:
+        return f"at most {most} at once"
+    burst = "" if most == rate.limit else f", at most {most} at once"
+    return f"limit {rate.limit} per {rate.period_us / 1_000_000:g} s{burst}"
+
+
 def _shortage(items: Sequence[Permit | Rate], short: Shortage) -> ServerError:
     """Returns the error for a Take that was refused."""
     error = NotAvailable(_NOT_AVAILABLE, short.text)
     if short.item >= len(items):
         raise ProtocolError(f"too little of item {short.item} of {len(items)} is available")
-    _name_item(error, items[short.item])
+    item = items[short.item]
+    _name_item(error, item)
+    if isinstance(item, Rate):
+        error._rate = _numbers(item, short.most)
     error.retry_after = None if short.retry_ms is None else short.retry_ms / 1000
     error.maximum = short.most
     if error.draining:  # not because of what is in use
         return error
     error.consumption = max(short.most - short.left, 0)
-    if items[short.item].amount > short.most:
+    if item.amount > short.most:
         error.limit = short.most
     return error
 

@@ -303,7 +303,7 @@ def acquire(opaque: int, name: bytes, resources: int, maximum: int) -> bytes:
     try:
         return _ACQUIRE.pack(_ACQUIRE_HEAD, _ACQUIRE_FIXED + size, opaque, resources, maximum, size) + name
     except struct.error:
-        _check_u32(resources=resources, maximum=maximum, opaque=opaque)
+        _check_u32(permits=resources, maximum=maximum, opaque=opaque)
         raise
 
 
@@ -313,7 +313,7 @@ def release(opaque: int, name: bytes, resources: int) -> bytes:
     try:
         return _RELEASE.pack(_RELEASE_HEAD, _RELEASE_FIXED + size, opaque, resources, size) + name
     except struct.error:
-        _check_u32(resources=resources, opaque=opaque)
+        _check_u32(permits=resources, opaque=opaque)
         raise
 
 
@@ -384,9 +384,9 @@ def _item(item: Permit | Rate) -> bytes:
         try:
             return _PERMIT.pack(1, 0, size, item.amount, item.maximum)
         except struct.error:
-            _check_u32(amount=item.amount, maximum=item.maximum)
+            _check_u32(permits=item.amount, maximum=item.maximum)
             raise
-    _check_u32(amount=item.amount, burst=item.burst)
+    _check_u32(units=item.amount, burst=item.burst)
     if (item.limit, item.period_us, item.burst) == (0, 0, 0):
         return _PERMIT.pack(3, item.on_death, size, item.amount, 0)
     if not 1 <= item.limit <= LIMIT_MAX:

@@ -70,3 +70,9 @@ def test_a_delay_that_the_protocol_cannot_have(delay: Any, kind: type[Exception]
 def test_a_backoff_that_cannot_be(backoff: tuple[float, float]) -> None:
     with pytest.raises(ValueError, match=r"^backoff must be 0 to 4294967295 seconds"):
         Policy(1, backoff)
+
+
+@pytest.mark.parametrize("backoff", [lambda attempt: attempt, 5, (1, 2, 3), (1,), ("1", "2"), "12", None])
+def test_a_backoff_that_is_no_pair(backoff: Any) -> None:
+    with pytest.raises(TypeError, match=r"^backoff must be a pair of seconds, such as \(1, 600\), not .+$"):
+        Policy(1, backoff)

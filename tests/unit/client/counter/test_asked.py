@@ -28,7 +28,8 @@ def test_names_are_bytes() -> None:
     ("changes", "error", "message"),
     [
         ({"name": ""}, ValueError, "^name must have 1 to 65535 bytes, not 0$"),
-        ({"resources": -1}, ValueError, "^resources must be 0 to 4294967295, not -1$"),
+        ({"resources": -1}, ValueError, "^permits must be 0 to 4294967295, not -1$"),
+        ({"resources": "2"}, TypeError, "^permits must be a whole number, not '2'$"),
         ({"maximum": 1 << 32}, ValueError, "^maximum must be 0 to 4294967295, not 4294967296$"),
         ({"maximum": "3"}, TypeError, "^maximum must be a whole number, not '3'$"),
         ({"where": place("k" * 256, 1, 0)}, ValueError, "^key must have 0 to 255 bytes, not 256$"),

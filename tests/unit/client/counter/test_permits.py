@@ -109,6 +109,21 @@ def test_a_refusal_tells_what_was_asked_for() -> None:
         assert str(call.ends[0][1]) == shown
 
 
+@pytest.mark.parametrize(
+    ("rate", "most", "retry_ms", "shown"),
+    [
+        (Rate(b"r", 1, 2, 60_000_000, 2), 2, 29_500, ", limit 2 per 60 s, retry after 29.5 s"),
+        (Rate(b"r", 1, 2, 500_000, 9), 9, wire.U32_MAX, ", limit 2 per 0.5 s, at most 9 at once"),
+        (Rate(b"r", 1), 5, 1, ", at most 5 at once, retry after 0.001 s"),
+    ],
+)
+def test_a_refused_rate_tells_its_numbers(rate: Rate, most: int, retry_ms: int, shown: str) -> None:
+    calls = PermitCalls()
+    call = asked(calls, wire.take, [rate])
+    calls.feed(answer(call, struct.pack(">BIII", 0, 0, most, retry_ms) + b"no", 0x21))
+    assert str(call.ends[0][1]) == f"no (status 0x21): asked for 1 of r{shown}"
+
+
 def test_what_is_granted_to_nobody() -> None:
     calls = PermitCalls()
     calls.feed(answer(asked(calls, wire.acquire, b"a\0", 5, 9, wanted=False), b"\0\0\0\5"))
@@ -204,6 +219,7 @@ def test_the_end_of_all() -> None:
         ((wire.release, b"a", 1), responded(3, 1, b"a"), "expected a reply without a body, not 61"),
         ((wire.get, b"a"), responded(1, 1, b"abc"), "61 62 63"),
         ((wire.acquire, b"a", 1, 1), responded(2, 1), "nothing"),
+        ((wire.acquire, b"a", 1, 9), responded(2, 1, b"\0\0\0\2"), "more was granted than was asked for: 00 00 00 02"),
         ((wire.stats,), responded(16, 1, b"a"), "61"),
         ((wire.dump,), responded(17, 1, b"a"), "61"),
         ((wire.noop,), b"\x90", "not the start"),

@@ -75,9 +75,9 @@ def test_names_that_do_not_fit(encode, length: int) -> None:
 @pytest.mark.parametrize(
     ("what", "encode"),
     [
-        ("resources", lambda value: wire.acquire(1, b"n", value, 1)),
+        ("permits", lambda value: wire.acquire(1, b"n", value, 1)),
         ("maximum", lambda value: wire.acquire(1, b"n", 1, value)),
-        ("resources", lambda value: wire.release(1, b"n", value)),
+        ("permits", lambda value: wire.release(1, b"n", value)),
         ("opaque", lambda value: wire.acquire(value, b"n", 1, 1)),
         ("opaque", lambda value: wire.release(value, b"n", 1)),
         ("opaque", lambda value: wire.get(value, b"n")),
@@ -306,7 +306,7 @@ def test_a_take_that_is_sent_again(opaque: int, wait_ms: int, where: dict[str, A
     [
         ({"opaque": -1}, "opaque must be 0 to 4294967295, not -1"),
         ({"wait_ms": 1 << 32}, "wait_ms must be 0 to 4294967295"),
-        ({"items": [wire.Permit(b"p", -1, 2)]}, "amount must be 0 to 4294967295"),
+        ({"items": [wire.Permit(b"p", -1, 2)]}, "permits must be 0 to 4294967295"),
         ({"items": [wire.Permit(b"p", 1, 1 << 32)]}, "maximum must be 0 to 4294967295"),
         ({"items": []}, "a Take has 1 to 16 items, not 0"),
         ({"weight": 0}, "weight must be 1 to 1000"),
@@ -319,5 +319,5 @@ def test_a_number_of_a_take_that_does_not_fit_is_named(changes: dict[str, Any], 
 
 
 def test_a_number_of_a_take_that_is_none_is_named() -> None:
-    with pytest.raises(TypeError, match="amount must be a whole number, not 'x'"):
+    with pytest.raises(TypeError, match="permits must be a whole number, not 'x'"):
         wire.take(1, [wire.Permit(b"p", "x", 2)])  # type: ignore[arg-type]
