@@ -497,12 +497,14 @@ class Journal:
     sync: the setting that says when a change is on disk. `always`: before its reply. `never`: when the kernel writes
         it. A number: within that many milliseconds.
     source, ledger: the names of modules that are a JournalSource and a Ledger.
+    most: the highest values of other settings that are possible with a journal.
     """
 
     path: str
     sync: str
     source: str
     ledger: str
+    most: Mapping[str, int] = field(default_factory=dict)
 
 
 class BorrowingStore(Store, Protocol):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import signal
 from typing import TYPE_CHECKING
 
+import pytest
+
 from counterd.protocols.beanstalk import wire
 from counterd.protocols.beanstalk.wire import Status
 from counterd.version import __version__
@@ -23,6 +25,8 @@ ALONE = {
     "beanstalk.bind": "127.0.0.1",
 }
 
+LARGE = 100 << 20
+
 
 def stats(peer: Peer) -> dict[str, str]:
     return wire.read_dictionary(peer.ask(wire.stats()).body)
@@ -33,6 +37,42 @@ def test_stats_says_both_versions(tmp_path: Path) -> None:
         lines = Peer(connected).ask(wire.stats()).body.decode().splitlines()
         assert 'version: "1.13"' in lines
         assert f'counterd-version: "{__version__}"' in lines
+
+
+@pytest.mark.parametrize("has_journal", [False, True])
+def test_a_large_job(tmp_path: Path, has_journal: bool) -> None:
+    """From a put to a worker, and over a restart; and what it takes is given back with it."""
+    journal = {"beanstalk.journal": tmp_path / "jobs"} if has_journal else {}
+    largest = "256M" if has_journal else "1G"
+    settings = {**ALONE, **journal, "beanstalk.max_job_size": largest}
+    body = b"0123456789abcdef" * (LARGE >> 4)
+    with daemon.running(tmp_path / "d", settings) as counterd, counterd.connect() as connected:
+        peer = Peer(connected)
+        assert peer.ask(wire.put(b"small")).status is Status.INSERTED
+        before = counterd.rss()
+        assert peer.ask(wire.put(body, priority=0)).status is Status.INSERTED
+        if not has_journal:
+            taken = peer.ask(wire.reserve())
+            assert (taken.number, taken.body == body) == (2, True)
+            assert peer.ask(wire.delete(2)).status is Status.DELETED
+            assert int(counterd.status("VmHWM").split()[0]) * 1024 - before < 5 * LARGE
+    if has_journal:
+        with daemon.running(tmp_path / "d", settings) as counterd, counterd.connect() as connected:
+            peer = Peer(connected)
+            assert counterd.lines("restored 2 records")
+            taken = peer.ask(wire.reserve())
+            assert (taken.number, taken.body == body) == (2, True)
+
+
+def test_the_largest_job_that_a_journal_can_have(tmp_path: Path) -> None:
+    config = tmp_path / "counterd.conf"
+    config.write_text(daemon.config_text({**ALONE, "beanstalk.journal": "/jobs", "beanstalk.max_job_size": "1G"}))
+    ended = daemon.run("--check", "-c", config)
+    said = "beanstalk.max_job_size: with beanstalk.journal at most 268435456 is possible, not 1073741824"
+    assert (ended.returncode, ended.stderr) == (2, f"{config}:6: {said}\n")
+    for allowed in ({"beanstalk.journal": "/jobs", "beanstalk.max_job_size": "256M"}, {"beanstalk.max_job_size": "1G"}):
+        config.write_text(daemon.config_text({**ALONE, **allowed}))
+        assert daemon.run("--check", "-c", config).returncode == 0
 
 
 def test_usr1_begins_the_drain_mode_if_told_so(tmp_path: Path) -> None:

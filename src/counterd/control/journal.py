@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
-from counterd.control.process.child import Kind
+from counterd.control.process.child import SLOWEST, Kind
 from counterd.control.process.supervisor import Supervisor
 from counterd.frames import PIECE_MAX, Frames, frame
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 log = structlog.get_logger()
 
 KIND = Kind("journal", "counterd.journal", 1 << 20)
-PATIENCE_S = 5.0  # time limit for writing a piece; after it, the journal counts as failing
+PATIENCE_S = 5.0  # time limit for writing a piece, besides its size / SLOWEST; then the journal counts as failing
 CHECK_S = 0.01
 OTHERS = stat.S_IRGRP | stat.S_IWGRP | stat.S_IROTH | stat.S_IWOTH
 PROGRESS_S = 1.0  # between two lines of the log
@@ -278,11 +278,12 @@ class Keeper:
         self._patience = None
         if self._piece is None:
             return
-        left = self._sent + PATIENCE_S - self._loop.time()
+        patience = PATIENCE_S + len(self._piece[1]) // SLOWEST
+        left = self._sent + patience - self._loop.time()
         if left > 0:
             self._patience = self._loop.call_later(left, self._look)
         elif not self._lost:
-            self._fail(f"{self._path}: no write finished for {PATIENCE_S:g} s")
+            self._fail(f"{self._path}: no write finished for {patience:g} s")
 
     def _fail(self, why: str) -> None:
         self._report("journal", f"the journal cannot be written: {why}")
@@ -303,6 +304,7 @@ class Talk:
     def send(self, body: bytes) -> None:
         """Sends a frame to the journal process, if the process is connected."""
         if self._child is not None:
+            self._child.slack = len(body) // SLOWEST
             self._child.write(frame(body, PIECE_MAX))
 
     # ---- called by the child ----

@@ -207,6 +207,26 @@ def test_one_that_hangs_counts_as_a_failure_until_it_goes_on(path: Path, monkeyp
     asyncio.run(history())
 
 
+def test_a_large_piece_has_more_time(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "SLOWEST", 1)
+
+    async def history() -> None:
+        kept = Kept(path)
+        await kept.keeper.restore()
+        for pid in children():
+            os.kill(pid, signal.SIGSTOP)
+        kept.store.pieces.append(piece(1))
+        kept.keeper.turn(0)
+        most = len(piece(1)) + module.PATIENCE_S
+        for ago, why in ((most - 60, ""), (most, f"{path}: no write finished for {most:g} s")):
+            kept.keeper._sent = asyncio.get_running_loop().time() - ago
+            kept.keeper._look()
+            assert kept.keeper.failing == why
+        kept.keeper.stop()
+
+    asyncio.run(history())
+
+
 def test_a_piece_that_cannot_be_written(path: Path) -> None:
     """The process that meets the error ends; one of those after it can write."""
 

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 
-    from counterd.contract import Room
+    from counterd.contract import Journal, Room
     from counterd.control.process.systemd import Passed
 
 SYSTEM_FILE = Path("/etc/counterd/counterd.conf")
@@ -530,10 +530,18 @@ def _contradictions(
             yield from _listener_contradictions(room.name, values, places)
             if room.shared is not None and values.get(room.shared.address):
                 yield from _redis_mistakes(room.shared.address, values, places)
+            if room.journal is not None and values.get(room.journal.path):
+                yield from _unfit_for_journal(room.journal, values, places)
     yield from _collisions(rooms, values, places)
     if values.get("admin.enable"):
         yield from _admin_contradictions(values, places.where)
     yield from _cluster_contradictions(rooms, values, places)
+
+
+def _unfit_for_journal(journal: Journal, values: Mapping[str, Any], places: Places) -> Iterator[str]:
+    for key, most in journal.most.items():
+        if values.get(key, 0) > most:
+            yield f"{places.of(key)}: with {journal.path} at most {most} is possible, not {values[key]}"
 
 
 def _redis_mistakes(key: str, values: Mapping[str, Any], places: Places) -> Iterator[str]:

@@ -29,6 +29,7 @@ LISTEN_PERIOD_S = 5.0
 SILENT_MAX = 4
 FIRST_SILENT_MAX = 24
 LAST_WORDS = 64 << 10  # bytes that a pipe holds
+SLOWEST = 4 << 20  # bytes a second that a child has to handle at least
 END_S = 1.0  # how long the kernel may take to end a killed process
 
 # Variables that the service manager sets for the daemon only.
@@ -68,7 +69,10 @@ class Conversation(Protocol):
 
 
 class Child(asyncio.Protocol):
-    """A child process, from open() to ended() or end()."""
+    """A child process, from open() to ended() or end().
+
+    slack: for how many seconds it may be silent in addition, because it handles something large.
+    """
 
     def __init__(self, kind: Kind, given: Sequence[socket.socket], conversation: Conversation) -> None:
         """Starts the process. given: the sockets that the process inherits. Raises OSError."""
@@ -89,6 +93,7 @@ class Child(asyncio.Protocol):
         self._has_spoken = False
         self._silent = 0
         self._silent_max = FIRST_SILENT_MAX
+        self.slack = 0
 
     async def open(self) -> None:
         """Connects the daemon's end of the socket to the event loop. Raises OSError."""
@@ -169,7 +174,7 @@ class Child(asyncio.Protocol):
             return
         self._silent = 0 if self._has_spoken else self._silent + 1
         self._has_spoken = False
-        if self._silent >= self._silent_max:
+        if self._silent >= self._silent_max + self.slack / LISTEN_PERIOD_S:
             self.cut(f"was silent for {self._silent * LISTEN_PERIOD_S:g} s")
         self._loop.call_later(LISTEN_PERIOD_S, self._check)
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from counterd.contract import Figures, Journal, Room
 from counterd.listing import Figure
-from counterd.protocols.beanstalk.wire import BODY_MAX, PORT
+from counterd.protocols.beanstalk.wire import BODY_MAX, KEPT_BODY_MAX, PORT
 from counterd.settings import absolute_path, choice, integer, setting, size
 
 if TYPE_CHECKING:
@@ -147,6 +147,7 @@ ROOM = Room(
         "beanstalk.sync",
         "counterd.protocols.beanstalk._journal",
         "counterd.protocols.beanstalk.journal",
+        {"beanstalk.max_job_size": KEPT_BODY_MAX},
     ),
     drain_mode=set_drain_mode,
     usr1="beanstalk.usr1",

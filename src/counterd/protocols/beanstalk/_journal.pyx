@@ -30,7 +30,7 @@ from counterd.protocols.beanstalk._keys cimport (
 from counterd.protocols.beanstalk._queues cimport job_enter, job_hold, seconds_ns, tube_expect
 from counterd.protocols.beanstalk._store cimport ID_BLOCK, PIECE_SIZE, BeanstalkStore, journal_fail, journal_fill
 from counterd.protocols.beanstalk._tubes cimport tube_at, tube_find, tube_make, tubes_have_room
-from counterd.protocols.beanstalk._wire cimport BODY_MAX, read_counter, read_name
+from counterd.protocols.beanstalk._wire cimport KEPT_BODY_MAX, read_counter, read_name
 
 cdef enum:
     CHANGES_MAX = 4096          # changes in a piece
@@ -49,7 +49,10 @@ cdef uint64_t ID_MAX = <uint64_t>INT64_MAX - ID_BLOCK
 
 assert GATE_HEAD == sizeof(uint32_t)  # so that a claim takes as many bytes as the name of its gate
 
-CONSTANTS = {"ID_BLOCK": ID_BLOCK, "ID_MAX": ID_MAX, "CHANGES_MAX": CHANGES_MAX}  # for journal.py, and tests
+CONSTANTS = {  # for journal.py, and tests
+    "ID_BLOCK": ID_BLOCK, "ID_MAX": ID_MAX, "CHANGES_MAX": CHANGES_MAX, "KEPT_BODY_MAX": KEPT_BODY_MAX,
+    "PIECE_SIZE": PIECE_SIZE,
+}
 
 
 cdef packed struct Head:
@@ -628,7 +631,7 @@ def packed(list jobs not None, uint64_t id_limit=0):
             name = tube.encode()
             row.kind = WHOLE
             row.size = len(body)
-            if not 0 < row.id <= ID_MAX or not READY <= row.state <= BURIED or len(body) > BODY_MAX:
+            if not 0 < row.id <= ID_MAX or not READY <= row.state <= BURIED or len(body) > KEPT_BODY_MAX:
                 raise ValueError("its id, state or body is impossible")
             name_of_key = b"" if key is None else key.encode()
             if not is_name(name) or key is not None and not is_name(name_of_key):

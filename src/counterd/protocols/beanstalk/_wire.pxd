@@ -10,7 +10,8 @@ from libc.string cimport memchr, memcmp
 cdef enum:
     LINE_MAX = 224          # bytes of a command's line, with its CRLF
     NAME_MAX = 200          # bytes of a tube's name
-    BODY_MAX = 1 << 26  # bytes of a job's body, whatever the settings say
+    BODY_MAX = 1 << 30  # bytes of a job's body, whatever the settings say
+    KEPT_BODY_MAX = 1 << 28  # of a job in a journal: its row and its piece have bounds of their own
     TIMEOUT_MAX = 0x7fffffff  # seconds that a reserve may wait
     BATCH_MAX = 1000        # jobs of a batch-reserve, a list-jobs or a search-jobs
     NEEDLE_MAX = 1024       # bytes of the text of a search

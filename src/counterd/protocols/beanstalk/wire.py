@@ -27,7 +27,8 @@ STATES = ("ready", "reserved", "delayed", "buried")
 URGENT = 1024  # priorities below count as urgent, in statistics
 # The most bytes of a job's body, for all settings. It is also the default limit of a parser: a faulty server cannot
 # make a client keep more bytes.
-BODY_MAX = 64 << 20
+BODY_MAX = 1 << 30
+KEPT_BODY_MAX = 256 << 20  # of a job in a journal
 
 _NAME = re.compile(rb"[A-Za-z0-9+/;.$_()][A-Za-z0-9\-+/;.$_()]{0,199}")
 _SHOWN = 60  # bytes of a reply that an error shows

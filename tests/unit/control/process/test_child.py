@@ -170,6 +170,23 @@ def test_one_that_says_something_in_each_period_is_not_cut(monkeypatch: pytest.M
     play(monkeypatch, scene)
 
 
+def test_one_that_handles_something_large_may_be_silent_for_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LISTEN_PERIOD_S", 3600)
+
+    async def scene(talk: Talk, child: Child, process: Process) -> None:
+        process.socket.send(b".")
+        await talk.until(lambda: len(talk.heard) == 1)
+        child._check()
+        child.slack = 3600
+        for _ in range(module.SILENT_MAX + 1):
+            assert "closed" not in talk.steps
+            child._check()
+        await talk.until(lambda: "closed" in talk.steps)
+        await child.ended()
+
+    play(monkeypatch, scene)
+
+
 def test_only_what_it_is_given_is_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """And nothing of what a service manager told the daemon."""
     told = """

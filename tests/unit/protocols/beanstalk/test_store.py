@@ -15,7 +15,7 @@ JOB, BLOCK, TUBE, WATCH = 136, 64, 248, 32
 @pytest.mark.parametrize(
     ("sizes", "said"),
     [
-        ({"job_size_max": (1 << 26) + 1}, "job_size_max must be at most 67108864 bytes, not 67108865"),
+        ({"job_size_max": (1 << 30) + 1}, "job_size_max must be at most 1073741824 bytes, not 1073741825"),
         ({"memory_limit": 1 << 40}, "at most 4294967294 blocks"),
         ({"tubes": 1 << 31}, "at most 1073741824 tubes"),
     ],

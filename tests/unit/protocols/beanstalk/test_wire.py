@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from counterd.errors import ProtocolError
-from counterd.protocols.beanstalk import wire
+from counterd.frames import PIECE_MAX
+from counterd.protocols.beanstalk import _journal, wire
 from counterd.protocols.beanstalk.wire import Parser, Reply, Status
 
 REPLIES = [
@@ -165,3 +166,12 @@ def test_documents():
     for wrong in (b"", b"a: b\n", b"---\na\n"):
         with pytest.raises(ProtocolError, match="not a dictionary"):
             wire.read_dictionary(wrong)
+
+
+def test_a_body_that_no_journal_can_have():
+    assert _journal.CONSTANTS["KEPT_BODY_MAX"] == wire.KEPT_BODY_MAX
+    job = (1, "t", 1, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, None, 0, None, 0)
+    with pytest.raises(ValueError, match="job 1: its id, state or body is impossible"):
+        _journal.packed([(*job, bytes(wire.KEPT_BODY_MAX + 1))])
+    rows = _journal.CONSTANTS["PIECE_SIZE"] + len(_journal.packed([(*job, b"")])) + 3 * wire.NAME_MAX
+    assert rows + wire.KEPT_BODY_MAX < PIECE_MAX

@@ -13,6 +13,7 @@ import pytest
 from click import UsageError
 from click.testing import CliRunner
 
+from counterd.cli.ctl import beanstalk as module
 from counterd.cli.ctl import main
 from counterd.cli.ctl.beanstalk import KEY, TEXT, TUBE, read_body, valued, whole_seconds
 from counterd.protocols.beanstalk import wire
@@ -98,12 +99,12 @@ def test_where_the_server_is(arguments: list[str], environment: str | None, wher
     assert done.stderr.startswith(f"counterctl: cannot connect to {where}: ")
 
 
-def test_a_body_that_no_server_takes(tmp_path: Path) -> None:
+def test_a_body_that_no_server_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "BODY_MAX", 1000)
     file = tmp_path / "body"
-    with file.open("wb") as written:
-        written.truncate(wire.BODY_MAX + 1)
+    file.write_bytes(bytes(1001))
     done = CliRunner().invoke(main, ["beanstalk", "-p", "1", "put", "--file", str(file)])
-    assert (done.exit_code, done.stderr) == (2, "counterctl: a body has at most 67,108,864 bytes\n")
+    assert (done.exit_code, done.stderr) == (2, "counterctl: a body has at most 1,000 bytes\n")
 
 
 def test_a_body_from_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
