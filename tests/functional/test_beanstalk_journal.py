@@ -7,6 +7,7 @@ import contextlib
 import http.client
 import json
 import os
+import pwd
 import resource
 import shutil
 import signal
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from counterd.protocols.beanstalk import wire
-from kit import daemon, needs
+from kit import daemon, needs, nobody
 from kit.daemon import PATIENCE, wait_until
 from kit.jobs import writer_of
 
@@ -471,6 +472,33 @@ def test_a_copy_that_is_made_while_it_runs(path: Path, tmp_path: Path):
         assert (dumped[0]["tube"], dumped[0]["state"], dumped[0]["body"]) == ("default", "ready", "x")
     with running(copy) as (counterd, _):
         assert counterd.lines("restored 100 records")
+
+
+@pytest.mark.needs("mounts")
+def test_a_journal_of_another_user(tmp_path: Path):
+    """The daemon is started by root, and the journal process writes as the user whom the daemon has become."""
+    uid = pwd.getpwnam("nobody").pw_uid
+    settings = {**ALONE, "user": "nobody", "beanstalk.journal": f"{nobody.PLACE}/own/jobs"}
+    with daemon.running(tmp_path / "d", settings, program=nobody.PROGRAM) as counterd:
+        peer = Peer(counterd)
+        assert peer.ask(wire.put(b"x")) == [b"INSERTED 1"]
+        writer = writer_of(counterd)
+        assert Path(f"/proc/{writer}/status").read_text().split("Uid:\t")[1].split()[:4] == [str(uid)] * 4
+        for suffix in ("", "-wal", "-shm", "-ballast"):
+            status = Path(f"/proc/{writer}/root{nobody.PLACE}/own/jobs{suffix}").stat()
+            assert (status.st_uid, status.st_mode & 0o777) == (uid, 0o600)
+        peer.close()
+
+
+@pytest.mark.needs("mounts")
+def test_a_folder_in_which_another_user_cannot_write(tmp_path: Path):
+    config = tmp_path / "counterd.conf"
+    path = f"{nobody.PLACE}/roots/jobs"
+    config.write_text(daemon.config_text({**ALONE, "user": "nobody", "beanstalk.journal": path}))
+    ended = daemon.run("-c", config, program=nobody.PROGRAM)
+    uid = pwd.getpwnam("nobody").pw_uid
+    said = f"{path}: Permission denied: uid {uid} must be able to write to the file and to its folder"
+    assert (ended.returncode, ended.stderr.splitlines()[-1]) == (2, said)
 
 
 def test_the_tool_without_a_journal(path: Path):

@@ -52,6 +52,9 @@ def explained(path: str, *, repairs: bool = False) -> Iterator[None]:
         raise JournalError(f"{path}: {error}{advice if damaged else ''}") from None
     except (BrokenPipeError, ConnectionResetError):  # an error of the socket, not of the file
         raise
+    except PermissionError as error:
+        needed = f"uid {os.geteuid()} must be able to write to the file and to its folder"
+        raise JournalError(f"{path}: {error.strerror}: {needed}") from None
     except OSError as error:
         raise JournalError(f"{path}: {error.strerror or error}") from None
     except ValueError as error:
