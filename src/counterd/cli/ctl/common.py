@@ -25,6 +25,8 @@ from counterd.units import printable, seconds
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from click.shell_completion import CompletionItem
+
     from counterd.client import Client
     from counterd.client._addresses import Address
     from counterd.errors import NotAvailable
@@ -38,6 +40,7 @@ HOST = "127.0.0.1"
 PORT = 11215
 
 NAME_MAX = 65_535  # bytes
+COMPLETION_S = 0.5  # how long somebody who presses Tab waits for the names of counters
 DURATION_MAX = 60e6  # seconds, two years: every clock and every system call can wait for this time
 
 
@@ -217,7 +220,23 @@ class Bytes(ParamType):
         return found
 
 
-NAME = Bytes("name", 1, NAME_MAX)
+class CounterName(Bytes):
+    """The type of the name of a counter. Shells complete the names that the server has, if it answers at once."""
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        from click.shell_completion import CompletionItem
+
+        try:
+            with Target(chosen_address(ctx.find_root(), "counter", PORT), COMPLETION_S).make() as client:
+                found = sorted(as_text(entry.name) for entry in client.dump())
+        except (CounterdError, OSError, click.UsageError):
+            return []
+        # Shells would need quotes, or a second line, for others.
+        plain = (name for name in found if name.startswith(incomplete) and re.fullmatch(r"[\w.:/@%+=,-]+", name))
+        return [CompletionItem(name) for name in plain]
+
+
+NAME = CounterName("name", 1, NAME_MAX)
 
 
 def as_text(name: bytes) -> str:
