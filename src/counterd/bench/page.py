@@ -70,6 +70,7 @@ POINTS_MAX = 240
 LINEAR_MAX = 25
 # The columns that fit on a phone; a table with more columns scrolls.
 COLUMNS_MAX = 3
+MANY_COLUMNS = 7  # a table with more may scroll on a tablet too
 # How many points a curve has each time that the distance to 100 % halves.
 TICKS_PER_HALF = 5
 
@@ -99,14 +100,15 @@ figure{margin:0;border:1px solid var(--grid);border-radius:8px;padding:8px;min-w
 figure svg{display:block;width:100%;height:auto}.small,.wide .medium{display:none}
 .scroll{overflow-x:auto}.hint{display:none;font-size:13px}
 table{border-collapse:collapse;font-variant-numeric:tabular-nums;font-size:14px;width:100%}
-th,td{padding:5px 12px;text-align:right;border-bottom:1px solid var(--grid);white-space:nowrap;vertical-align:top}
-th{font-weight:600;color:var(--soft)}thead th{vertical-align:bottom}
+th,td{padding:5px 12px;text-align:right;border-bottom:1px solid var(--grid);vertical-align:top}
+th{white-space:nowrap;font-weight:600;color:var(--soft)}thead th{vertical-align:bottom}
 th:first-child,td:first-child,.words th,.words td{text-align:left}
 tbody th{color:var(--ink);font-weight:500;white-space:normal;min-width:130px;overflow-wrap:anywhere}
-.words td{white-space:normal;overflow-wrap:anywhere;min-width:140px}
+.words td{overflow-wrap:anywhere;min-width:140px}
 tr.bad th,tr.bad td{color:var(--bad)}
 footer{margin-top:36px;font-size:13px;color:var(--soft)}
 @media(max-width:900px){.charts{grid-template-columns:minmax(0,1fr)}.large{display:none}.wide .medium{display:block}}
+@media(max-width:960px){.many{display:block}}
 @media(max-width:560px){.hint{display:block}body{padding:16px 12px 32px}h1{font-size:22px}th,td{padding:5px 8px}
  .medium,.wide .medium{display:none}.small{display:block}}
 """
@@ -469,7 +471,8 @@ def _table(title: str, columns: Sequence[str], rows: Sequence[Row], *, words: bo
         f"{''.join(f'<td>{escape(cell)}</td>' for cell in row.cells[1:])}</tr>"
         for row in rows
     )
-    hint = '<p class="hint soft">This table scrolls sideways.</p>' if len(columns) > COLUMNS_MAX else ""
+    many = " many" if len(columns) > MANY_COLUMNS else ""
+    hint = f'<p class="hint{many} soft">This table scrolls sideways.</p>' if len(columns) > COLUMNS_MAX else ""
     return (
         f"<h3>{escape(title)}</h3>{hint}"
         f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(title)}">'

@@ -238,11 +238,13 @@ def test_where_it_comes_from_in_the_words_of_the_command_line() -> None:
     assert ">command<" not in page([("a", report(run(), command=""))])
 
 
-def test_a_wide_table_says_on_a_phone_that_it_scrolls() -> None:
+def test_a_wide_table_says_on_a_narrow_screen_that_it_scrolls() -> None:
     text = page([("a", report(run()))])
     requests, _, words = text.partition("<h3>Times</h3>")[0], "", text.partition("<h3>Options</h3>")[2]
-    assert '<h3>Requests</h3><p class="hint soft">This table scrolls sideways.</p>' in requests
+    assert '<h3>Requests</h3><p class="hint many soft">This table scrolls sideways.</p>' in requests
+    assert '<h3>Times</h3><p class="hint soft">This table scrolls sideways.</p>' in text
     assert "hint" not in words
+    assert "@media(max-width:960px){.many{display:block}}" in text
     assert "@media(max-width:560px){.hint{display:block}" in text
 
 
