@@ -42,7 +42,7 @@ FLOOR_0 = {"contract", "documents", "errors", "frames", "listing", "settings", "
 BELOW_NET = {
     "__future__", "collections", "collections.abc", "cpython.bytes", "cpython.list", "cpython.mem", "cython",
     "dataclasses", "enum", "functools", "importlib", "ipaddress", "libc.stdint", "libc.string", "math", "pkgutil",
-    "operator", "pathlib", "posix.mman", "re", "struct", "typing",
+    "operator", "pathlib", "posix.mman", "re", "struct", "typing", "unicodedata",
 }  # fmt: skip
 # The key of the hash, drawn when a room makes its store.
 BELOW_NET_EXCEPT = {str(path.relative_to(PACKAGE)): {"os"} for path in PACKAGE.glob("protocols/*/__init__.py")}

@@ -51,6 +51,7 @@ from counterd.protocols.counter._takes cimport (
     TakesState, ask_left, rate_end, rates_max, take_asks, take_end, take_find, take_look, take_move, take_try,
     take_wait, takes_begin, takes_epoch, takes_reserve,
 )
+from counterd.protocols.counter.wire import is_legible
 
 # Those of the reference implementation, in the order in which its Stats has them.
 REFERENCE_COMMANDS = {
@@ -528,10 +529,10 @@ cdef class CounterStore(Store):
         return self.holds_nothing(connection)
 
     cdef bint entitle(self, uint32_t connection, const uint8_t* title, uint32_t size) except -1:
-        """Stores the name of a connection. Returns False if the name is not printable UTF-8."""
+        """Stores the name of a connection. Returns False if the name is not UTF-8 that people can see."""
         cdef Stay* stay = self.stays.stays + connection
         try:
-            if not (<const char*>title)[:size].decode("utf-8").isprintable():
+            if not is_legible((<const char*>title)[:size].decode("utf-8")):
                 return False
         except UnicodeDecodeError:
             return False

@@ -12,6 +12,7 @@ import re
 import struct
 from enum import IntEnum, IntFlag
 from typing import TYPE_CHECKING, NamedTuple
+from unicodedata import category
 
 from counterd.errors import (
     Cancelled,
@@ -46,6 +47,9 @@ BODY_MAX = 10 + NAME_MAX  # bytes of a request's body: an Acquire with the longe
 # Bytes of a response's body. Dump entries and the reference's Stats stay below 64 KiB + 14; more is allowed for longer
 # statistics. The limit bounds the memory that a faulty server can make a client use.
 RESPONSE_BODY_MAX = 1 << 20
+
+# Printable characters that look like nothing: the space, four fillers of Hangul, and an empty pattern of Braille.
+_BLANK = " \u115f\u1160\u3164\uffa0\u2800"
 
 _HEADER = struct.Struct(">BBBBII")
 _U32 = struct.Struct(">I")
@@ -437,10 +441,15 @@ def who(opaque: int, name: str) -> bytes:
     encoded = name.encode("utf-8")
     if not 1 <= len(encoded) <= TITLE_MAX:
         raise ValueError(f"a connection's name must have 1 to {TITLE_MAX} bytes, not {len(encoded)}")
-    if not name.isprintable():
-        raise ValueError(f"a connection's name must be printable, not {name!r}")
+    if not is_legible(name):
+        raise ValueError(f"a connection's name must be printable, with something to be seen, not {name!a}")
     _check_u32(opaque=opaque)
     return frame(Opcode.WHO, opaque, encoded)
+
+
+def is_legible(name: str) -> bool:
+    """Returns whether a name can be printed and seen: not only spaces, combining marks and letters that are blank."""
+    return name.isprintable() and any(letter not in _BLANK and category(letter)[0] != "M" for letter in name)
 
 
 def held(opaque: int, name: bytes) -> bytes:

@@ -424,7 +424,7 @@ def test_a_goodbye_with_much_to_give_back() -> None:
 # ---- Who and Held ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["a", "billing-3", "\N{SNOWMAN} man", "x" * 64, "\N{SNOWMAN}" * 21, " "])
+@pytest.mark.parametrize("name", ["a", "billing-3", "\N{SNOWMAN} man", "x" * 64, "\N{SNOWMAN}" * 21, " a ", "e\u0301"])
 def test_a_name(desk: Desk, name: str) -> None:
     (one,) = desk.some(1)
     assert desk.store.about(one.session.number)[0] == ""
@@ -438,7 +438,21 @@ def test_a_name(desk: Desk, name: str) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    [b"", b"x" * 65, b"\xff", b"\xc3", b"a\nb", b"a\0", b"\x1b[2J", b"\xe2\x80\xa8", b"\xed\xa0\x80", b"\xe2\x80\xae"],
+    [
+        *(
+            b"",
+            b"x" * 65,
+            b"\xff",
+            b"\xc3",
+            b"a\nb",
+            b"a\0",
+            b"\x1b[2J",
+            b"\xe2\x80\xa8",
+            b"\xed\xa0\x80",
+            b"\xe2\x80\xae",
+        ),
+        *(blank.encode() for blank in (" ", "\u3164", "\u115f" * 21, "\u0301" * 32, "\u2800 \uffa0\u1160", "\ufe0f")),
+    ],
 )
 def test_what_no_name_can_be(desk: Desk, name: bytes) -> None:
     (one,) = desk.some(1)

@@ -321,3 +321,9 @@ def test_a_number_of_a_take_that_does_not_fit_is_named(changes: dict[str, Any], 
 def test_a_number_of_a_take_that_is_none_is_named() -> None:
     with pytest.raises(TypeError, match="permits must be a whole number, not 'x'"):
         wire.take(1, [wire.Permit(b"p", "x", 2)])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["a\nb", " ", "\u3164", "\u115f" * 21, "\u0301" * 32])
+def test_a_name_that_nobody_would_see(name: str) -> None:
+    with pytest.raises(ValueError, match=r"^a connection's name must be printable, with something to be seen, not '"):
+        wire.who(1, name)
