@@ -115,6 +115,8 @@ def player_of(
 def play(session, requests: Iterable[bytes]) -> None:
     for batch in frames.batches_of(list(requests), DEPTH):
         session.receive(batch, next(CLOCK))
+        while session.more:  # requests that make records are more work than one call does
+            session.take_output(next(CLOCK))
 
 
 def pairs(names: Iterable[bytes]) -> list[bytes]:
@@ -168,6 +170,8 @@ def requests_player(make: Callable[[bytes], bytes], *, others: bool = False, ref
     names = frames.make_names(KNOWN)
     session, other = store.session(), store.session()
     play(other if others else session, map(frames.acquire, names))
+    if not refused:
+        play(session, map(make, names))  # for the names of further items
     batches = frames.batches_of([make(name) for name in names * (REQUESTS // KNOWN)], DEPTH)
     return player_of(store, [(session, batch) for batch in batches], holders=(other,), refused=refused)
 

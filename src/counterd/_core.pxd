@@ -13,9 +13,7 @@ cdef enum:
     OUTPUT_MAX = 262144     # bytes of replies in one piece, plus one reply; then the rest of the input waits
     REPLY_ROOM = 65600      # default bytes of the longest reply: a name of 65,535 bytes and a header
     SLICE_STEPS = 2048      # holdings given back, records expired or swept per tick; at most 250 ns each
-    TURN_STEPS = 4096       # steps of all sessions together per turn; a step is some 40 ns
-    TURN_NS = 1000000       # the steps are granted again after this time, even within one turn
-    GRACE_STEPS = 128       # steps that a call always has: only long replies and large input ever wait
+    CALL_STEPS = 4096       # steps of work in one call; a step is some 40 ns, so a call takes some 0.2 ms
     FRAME_STEP_SHIFT = 6    # a frame costs one step, plus one for each 64 bytes to be hashed and copied
     DONE = 0                # execute_frame: executed
     LATER = 1               # execute_frame: nothing was done, because it is too much work for this call
@@ -49,7 +47,7 @@ cdef class Store:
     cdef Region region
     cdef Header* header         # of the region
     cdef Connections connections
-    cdef readonly int64_t budget    # steps that remain until the next turn; may fall below 0
+    cdef readonly int64_t budget    # steps that remain to the current or last call; may fall below 0
     cdef int64_t now_ns         # time of the current or last call
     cdef int64_t scheduled_ns   # when the caller will call tick(): what next_deadline() last returned
     cdef uint8_t* out           # replies of the current call: OUTPUT_MAX + reply_max bytes, shared by all sessions
@@ -61,7 +59,6 @@ cdef class Store:
     cdef list orphans           # connections whose sessions were collected during a call: tick() forgets them
     cdef readonly uint64_t durable  # the journal is on disk up to this position
     cdef list behind            # sessions whose replies wait for a later position, each once
-    cdef int64_t budgeted_ns    # when the budget was last filled
     cdef readonly uint64_t sessions_open
     cdef readonly uint64_t sessions_total
     cdef readonly uint64_t bytes_in
@@ -81,7 +78,6 @@ cdef class Store:
     cdef int64_t due_ns(self) except? -2
     cdef void expect(self, int64_t due_ns) noexcept
     cdef void forget(self, uint32_t connection) noexcept
-    cdef void fill_budget(self, int64_t now_ns) noexcept
     cpdef list take_dirty(self)
     cdef dict figures(self)
     cdef int audit_parts(self) except -1
@@ -99,7 +95,7 @@ cdef class Session:
     cdef readonly uint64_t requests     # frames executed so far
     cdef readonly State state   # changed by settle() and detach() only
     cdef uint32_t position      # next record of the long reply under way; 0 = there is none
-    cdef int64_t budget_floor   # the call stops at this budget; INT64_MAX: before the next frame, and settles the state
+    cdef bint stops             # the call stops before the next frame, and settles the state
     cdef bint unfinished        # kept requests can be executed in the next call
     cdef bint waiting           # a request is parked until resume()
     cdef bint input_over        # the peer has sent its last byte, or framing is lost

@@ -51,7 +51,6 @@ cdef class Store:
         self.posted_max = posted_max
         self.now_ns = now_ns
         self.scheduled_ns = INT64_MAX
-        self.budget = TURN_STEPS
         self.dirty, self.behind, self.orphans = [], [], []
         self.out = <uint8_t*>PyMem_RawMalloc(OUTPUT_MAX + reply_max)
         if self.out == NULL:
@@ -85,6 +84,7 @@ cdef class Store:
             raise RuntimeError("a call is in progress")
         self.entered = True
         self.now_ns = now_ns
+        self.budget = CALL_STEPS
         region_open(&self.region)
         return 0
 
@@ -157,10 +157,6 @@ cdef class Store:
 
     cpdef set_wall(self, int64_t unix_ns, int64_t now_ns):
         """Gets the time of both clocks at one instant, for protocols that show Unix time."""
-
-    cdef void fill_budget(self, int64_t now_ns) noexcept:
-        self.budget = TURN_STEPS
-        self.budgeted_ns = now_ns
 
     cpdef list take_dirty(self):
         """Returns the sessions that got output from another session or tick(), or were dropped, since the last call."""
@@ -279,9 +275,7 @@ for _state, _followers in TRANSITIONS.items():
 
 cdef inline bint is_stopped(Session session) noexcept:
     """Returns whether the rest of the input has to wait for the next call."""
-    return (
-        session.position != 0 or session.store.budget <= session.budget_floor or session.store.out_size >= OUTPUT_MAX
-    )
+    return session.stops or session.position != 0 or session.store.budget <= 0 or session.store.out_size >= OUTPUT_MAX
 
 
 @cython.no_gc_clear  # a collected session gives back its holdings, and needs its store for that
@@ -364,12 +358,11 @@ cdef class Session:
         """Returns the next piece of output: of a long reply, then posted messages, then replies to kept requests.
 
         The piece can be empty although more output follows, because the work of one call is bounded. The caller serves
-        other connections between two calls. Each call gives all sessions TURN_STEPS again.
+        other connections between two calls.
         """
         if not is_streaming(self):
             return b""
         self.blocked = False
-        self.store.fill_budget(now_ns)
         self.begin_call(now_ns)
         try:
             if self.has_due():
@@ -396,7 +389,7 @@ cdef class Session:
         try:
             self.input_over = True
             self.hung_up = True
-            self.budget_floor = INT64_MAX
+            self.stops = True
             if self.waiting:
                 self.end_wait(HALF_CLOSED)
             return self.end_call()
@@ -476,7 +469,7 @@ cdef class Session:
                 store.behind.append(self)
             self.held.append((self.barrier, PyBytes_FromStringAndSize(<const char*>store.out + free, size)))
             self.held_size += size
-            self.budget_floor = INT64_MAX
+            self.stops = True
         self.barrier = 0
         store.bytes_out += free
         return PyBytes_FromStringAndSize(<const char*>store.out, free)
@@ -498,7 +491,7 @@ cdef class Session:
             self.posted = []
         self.posted.append(message)
         self.posted_size += PyBytes_GET_SIZE(message)
-        self.budget_floor = INT64_MAX
+        self.stops = True
         self.settle()
         if self.blocked or self.position or self.held_size:
             self.drop_overdue()
@@ -599,15 +592,13 @@ cdef class Session:
         cdef Store store = self.store
         store.begin_call(now_ns)
         store.out_size = 0
-        if now_ns - store.budgeted_ns >= TURN_NS:
-            store.fill_budget(now_ns)
-        self.budget_floor = min(0, store.budget - GRACE_STEPS)
+        self.stops = False
         return 0
 
     cdef void break_off(self) noexcept:
         """Stops reading input. The connection ends when its output was sent."""
         self.broken = self.input_over = True
-        self.budget_floor = INT64_MAX
+        self.stops = True
 
     cdef void settle(self) noexcept:
         """Sets the state from the work that remains."""
@@ -644,7 +635,7 @@ cdef class Session:
             store.bytes_out += store.out_size
         if self.input_over and not self.awaited and not self.waiting and not (self.kept_size and self.has_request()):
             self.leave()  # no request remains, and pending output needs no holdings
-        if self.state != READING or self.unfinished or self.position or self.budget_floor == INT64_MAX:
+        if self.state != READING or self.unfinished or self.position or self.stops:
             self.settle()
         if self.kept != NULL and (self.kept_size == 0 or self.state == CLOSING):
             self.drop_kept()
@@ -748,7 +739,7 @@ cdef class Session:
     cdef int park(self) except -1:
         """Lets the last executed request wait, or ends its wait immediately if the peer has hung up."""
         self.waiting = True
-        self.budget_floor = INT64_MAX
+        self.stops = True
         return self.end_wait(HALF_CLOSED) if self.hung_up else 0
 
     cdef int run_kept(self) except -1:

@@ -5,7 +5,7 @@
 
 drain        in both modes        reload    of files with mistakes      rotation  of the certificate
 descriptors  none left            output    nobody reads it, disk full  clock     an hour back, and forth
-admin        attacked, killed, stopped
+admin        attacked, killed, stopped          floods    beside a client that asks for little
 
 The clients (crowd.py) keep books of what they were granted. In each drill these are compared with what the server says
 is held, counter by counter, and after all clients have gone nothing may be held. Exit status: 1 if a promise is not
@@ -35,6 +35,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from counterd.client import Client, throttr
 from counterd.protocols.counter import wire
+from drills.floods import floods
 from drills.stage import POLL_S, Stage, wait_until
 from kit.machine import PATIENCE
 
@@ -521,7 +522,7 @@ def hang(daemon: Daemon, before: Figures) -> None:
 
 DRILLS: dict[str, Callable[[Stage], None]] = {
     "drain": drain, "reload": reload, "rotation": rotation, "descriptors": descriptors, "output": output,
-    "clock": clock, "admin": admin,
+    "clock": clock, "admin": admin, "floods": floods,
 }  # fmt: skip
 
 

@@ -21,8 +21,8 @@ def test_all_drills_are_played_and_all_promises_kept() -> None:
     assert (found.returncode, found.stderr) == (0, ""), found.stdout
     operations = (ROOT / "docs" / "operations.md").read_text("utf-8")
     described = re.findall("^### .*", operations.partition("## Drills")[2], re.MULTILINE)
-    assert len(described) == 7
-    assert len(re.findall("all clients gone", found.stdout)) == 7  # two drains end without, as does the server
+    assert len(described) == 8
+    assert len(re.findall("all clients gone", found.stdout)) == 8  # two drains end without, as does the server
 
 
 def test_the_soak_runs_and_nothing_is_held_afterwards() -> None:

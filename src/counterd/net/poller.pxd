@@ -1,9 +1,11 @@
 # The epoll set of a server, and the sockets in it.
 
-from libc.stdint cimport uint8_t, uint16_t, uint32_t
+from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t
+
+from counterd.net.kernel cimport epoll_event
 
 cdef enum:
-    COSTLY = 4                  # costly reads in a batch of all sockets; each takes some 1 ms
+    FETCH = 64                  # events fetched at a time
 
 
 cdef class Poller:
@@ -15,13 +17,17 @@ cdef class Poller:
     cdef int spare              # a reserve descriptor, freed when no other is left
     cdef uint8_t* buffer        # for the bytes of a read
     cdef size_t read_size       # most bytes of a read
-    cdef int costly             # costly reads in this batch so far
-    cdef object waiting         # sockets whose costly read waits for a later batch, in order
+    cdef epoll_event[FETCH] events  # that were fetched
+    cdef int next               # of `events`, the first that was not served yet
+    cdef int count
+    cdef public int64_t batch_ns    # a batch ends after the socket that exceeds this time
+    cdef object waiting         # sockets whose costly read waits for its turn, in order
     cdef bint calling           # call_up() is scheduled
     cdef bint running
     cdef bint releasing         # release() is scheduled
 
-    cdef bint has_turn(self, Socket entry) except -1
+    cdef int put_off(self, Socket entry) except -1
+    cdef int serve(self, Socket entry, uint32_t events) except -1
     cdef int watch(self, Socket entry, uint32_t events) except -1
     cdef int unwatch(self, Socket entry) except -1
     cdef int release_later(self, Socket entry) except -1
@@ -33,10 +39,9 @@ cdef class Socket:              # in the epoll set
     cdef readonly int fd
     cdef uint32_t events        # the events that the epoll set reports; 0 = only errors
     cdef bint watched
-    cdef bint called            # it has waited for its costly read, which may be now
 
     cdef int ready(self, uint32_t events) except -1
-    cdef int resume(self) except -1
+    cdef int take_turn(self) except -1
     cdef int release(self) except -1
     cdef int give_up(self) except -1
 

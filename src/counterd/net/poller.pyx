@@ -1,14 +1,19 @@
 """A separate epoll set within the event loop, which serves sockets in batches.
 
 Floor 3 (ARCHITECTURE.md). The event loop sees one descriptor for all sockets of a server: the descriptor of the epoll
-set. When this descriptor is readable, run() serves one batch of ready sockets. Timers, signals and turns of the driver
-run between two batches. The event loop's own transports do more work for each read and each connection, which this file
-avoids: docs/PERFORMANCE.md.
+set. When this descriptor is readable, run() serves one batch of ready sockets. Timers, signals, turns of the driver and
+batches of other servers run between two batches. The event loop's own transports do more work for each read and each
+connection, which this file avoids: docs/PERFORMANCE.md.
+
+A batch ends when its time is over. The events that were fetched and not served yet are kept, and the next batch begins
+with them, in order. So each socket is served once before any is served again. The descriptor of the epoll set is still
+readable then, because a socket whose input was not read is still ready.
 
 The poller knows when a socket is ready. Each Socket (stream.pyx) sends and receives by itself.
 
 - The epoll set holds a reference to each Socket that it watches.
-- A socket that ends keeps its descriptor until the end of the batch, because the batch may still have an event for it.
+- A kept event is discarded when its socket leaves the epoll set.
+- A socket that ends keeps its descriptor until the end of the batch, because its own methods may still be running.
 - An exception is a bug in counterd. An exception ends the socket that raised it; the other sockets are still served.
 """
 
@@ -18,11 +23,12 @@ from cpython.bytes cimport PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.mem cimport PyMem_Free, PyMem_Malloc
 from cpython.ref cimport Py_DECREF, Py_INCREF
 from libc.errno cimport EAGAIN, EMFILE, ENFILE, ENOBUFS, ENOMEM, errno
-from libc.stdint cimport uint16_t
+from libc.stdint cimport int64_t, uint16_t
 from libc.string cimport memset
 from posix.fcntl cimport O_RDONLY, open as c_open
 from posix.unistd cimport close as c_close
 
+from counterd.net.clock cimport monotonic_ns
 from counterd.net.kernel cimport (
     AF_INET, AF_INET6, EPOLLIN, EPOLL_CLOEXEC, EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLL_CTL_MOD, SOCK_CLOEXEC,
     SOCK_NONBLOCK, SOL_SOCKET, SO_KEEPALIVE, accept4, epoll_create1, epoll_ctl, epoll_event, epoll_wait, ntohs,
@@ -35,10 +41,12 @@ cdef extern from "<fcntl.h>" nogil:
     int O_CLOEXEC
 
 cdef enum:
-    BATCH = 64          # sockets served in one batch
     ACCEPTS = 32        # connections accepted in one batch from each listening socket: some 10 us each
 
-READ_MAX = 262144           # bytes of one read
+READ_MAX = 32768            # bytes of one read; the smallest requests in it, 2,730, take less time than a batch
+# A batch ends after the socket that exceeds it. It is some 100 reads of a single request, so what the loop does between
+# two batches costs little. A request waits for a batch and a turn of the driver of each protocol that is busy.
+BATCH_NS = 500_000
 REST_S = 0.1                # seconds before the next try, after accept4() ran out of a resource
 
 
@@ -50,6 +58,7 @@ cdef class Poller:
         self.epoll = self.spare = -1
         self.loop = loop
         self.reject = reject
+        self.batch_ns = BATCH_NS
         self.waiting = deque()
         self.listeners = []
         self.closing = []
@@ -96,57 +105,67 @@ cdef class Poller:
 
     def run(self):
         """Serves one batch of ready sockets."""
-        cdef epoll_event[BATCH] events
-        cdef int count = epoll_wait(self.epoll, events, BATCH, 0)
-        cdef int i = 0
-        cdef Socket entry = None
+        cdef int64_t begun_ns = monotonic_ns()
+        cdef epoll_event* event
         self.running = True
-        self.costly = 0
         try:
-            while i < count:
-                try:
-                    while i < count:
-                        entry = <Socket>events[i].data.ptr
-                        i += 1
-                        entry.ready(events[i - 1].events)
-                except Exception as error:
-                    self.fail(entry, error)
+            if self.next == self.count:
+                self.next = self.count = 0
+                self.count = max(0, epoll_wait(self.epoll, self.events, FETCH, 0))
+            while self.next < self.count:
+                event = &self.events[self.next]
+                self.next += 1
+                if event.data.ptr != NULL:
+                    self.serve(<Socket>event.data.ptr, event.events)
+                    if monotonic_ns() - begun_ns >= self.batch_ns:
+                        break
         finally:
             self.running = False
         if self.closing:
             self.release()
 
+    cdef int serve(self, Socket entry, uint32_t events) except -1:
+        """Serves a socket that has events, or whose turn for a costly read has come, if there are none."""
+        try:
+            if events:
+                entry.ready(events)
+            elif entry.watched:
+                entry.take_turn()
+        except Exception as error:
+            self.fail(entry, error)
+        return 0
+
     # ---- turns of costly reads ----
 
-    cdef bint has_turn(self, Socket entry) except -1:
-        """Returns whether a costly read is allowed now. If a costly read is not allowed, the socket waits, in order,
-        for a later batch.
+    cdef int put_off(self, Socket entry) except -1:
+        """Lets a costly read, of some 1 ms, wait for its turn between two batches, in order.
 
-        Until then the epoll set does not report the socket. Otherwise each batch would be full of waiting sockets, and
+        Until then the epoll set does not report the socket. Otherwise the batches would be full of waiting sockets, and
         the other sockets would be served late.
         """
-        if self.costly < COSTLY and (entry.called or not self.waiting):
-            entry.called = False
-            self.costly += 1
-            return True
         self.watch(entry, 0)
         self.waiting.append(entry)
         if not self.calling:
             self.calling = True
             self.loop.call_soon(self.call_up)
-        return False
+        return 0
 
     def call_up(self):
-        """Lets the sockets that have waited the longest read in the next batch."""
-        cdef Socket entry
-        cdef int _turn
-        for _turn in range(min(COSTLY, len(self.waiting))):
-            entry = self.waiting.popleft()
-            entry.called = True
-            entry.resume()
+        """Lets the sockets that have waited the longest read, for the time of a batch."""
+        cdef int64_t begun_ns = monotonic_ns()
+        self.running = True
+        try:
+            while self.waiting:
+                self.serve(<Socket>self.waiting.popleft(), 0)
+                if monotonic_ns() - begun_ns >= self.batch_ns:
+                    break
+        finally:
+            self.running = False
         self.calling = bool(self.waiting)
         if self.calling:
             self.loop.call_soon(self.call_up)
+        if self.closing:
+            self.release()
 
     # ---- descriptors ----
 
@@ -222,9 +241,13 @@ cdef class Poller:
         Called before the descriptor of the socket is closed: a closed descriptor stays in the set while another process
         has a copy of it. A child process has copies until it calls exec().
         """
+        cdef int i
         if entry.watched:
             entry.watched = False
             epoll_ctl(self.epoll, EPOLL_CTL_DEL, entry.fd, NULL)
+            for i in range(self.next, self.count):
+                if self.events[i].data.ptr == <void*>entry:
+                    self.events[i].data.ptr = NULL
             Py_DECREF(entry)
         return 0
 
@@ -239,8 +262,8 @@ cdef class Socket:
     cdef int ready(self, uint32_t events) except -1:
         return 0
 
-    cdef int resume(self) except -1:
-        """Called when the wait for a costly read is over. Makes the epoll set report the socket again."""
+    cdef int take_turn(self) except -1:
+        """Called for the costly read that was put off. Makes the epoll set report the socket again."""
         return 0
 
     cdef int release(self) except -1:

@@ -171,6 +171,8 @@ cdef class Stream(Socket):
         if self.closed:
             return 0
         if self.reading and (events & EPOLLIN or self.keeps()):
+            if self.tls is not None and self.tls.shaking:
+                return self.poller.put_off(self)
             return self.read()
         if self.heeding and events & EPOLLRDHUP and not events & EPOLLERR:
             self.heed_end(False)
@@ -179,8 +181,9 @@ cdef class Stream(Socket):
             return self.end(os_error(socket_error(self.fd)))
         return 0
 
-    cdef int resume(self) except -1:
-        return self.update()
+    cdef int take_turn(self) except -1:
+        self.update()
+        return self.read() if self.reading else 0
 
     cdef int release(self) except -1:
         cdef Handler handler = self.handler
@@ -201,8 +204,6 @@ cdef class Stream(Socket):
         cdef ssize_t size
         cdef size_t most = self.poller.read_size
         if self.tls is not None:
-            if self.tls.shaking and not self.poller.has_turn(self):
-                return 0
             if self.tls.kept:
                 return self.decrypt(0)
             most = min(most, self.tls.wanted())

@@ -14,8 +14,8 @@ A peer can do the following, at these costs:
   the rest of a record and READ_BEYOND bytes, so the work of a read is bounded. New keys take about 15 us.
 - Renegotiate: the server refuses renegotiation (see Server.context).
 - Stop reading: OpenSSL's output is queued, and queued output stops the reading of input.
-- Begin many handshakes: a read during a handshake counts as a costly read in the poller. A batch contains a few costly
-  reads. The other reads wait, in order, while other connections are served.
+- Begin many handshakes: a read during a handshake is costly, so it waits for its turn between two batches of the
+  poller. Other connections are served between two turns.
 """
 
 import ssl

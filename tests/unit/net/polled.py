@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
+ENDLESS_NS = 1 << 62  # of a batch: it does not depend on the machine how many sockets it serves
+
+
 class Probe(Handler):
     """Remembers what it is told. fails: the call in which it raises."""
 
@@ -62,6 +65,7 @@ class Polled(Acceptor):
         self.probes: list[Probe] = []
         self.fails = ""
         self.poller = Poller(self.loop, lambda cause, _: self.rejected.append(cause))  # type: ignore[arg-type]
+        self.poller.batch_ns = ENDLESS_NS
         self.poller.listen(listening.fileno(), self)
         (self.batch,) = self.loop.readers.values()
         self._stack = contextlib.ExitStack()

@@ -12,6 +12,7 @@ from counterd.net.sockets import Keepalive, open_tcp
 from kit.certificates import client_context, server_context
 from property.model import TURNS_MAX
 from unit.net.fakes import Net, nets
+from unit.net.polled import ENDLESS_NS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -28,6 +29,8 @@ class Site:
         self.listening = listening
         self.server.context = server_context(**options)
         self.server.listen(listening)
+        self.poller = self.server._poller
+        self.poller.batch_ns = ENDLESS_NS
         (self.batch,) = self.loop.readers.values()
         self._stack = contextlib.ExitStack()
 

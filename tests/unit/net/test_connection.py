@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from counterd.net.connection import peer_process
+from counterd.net.poller import READ_MAX
 from counterd.protocols.counter import wire
 from counterd.protocols.counter._session import CounterSession
 from counterd.protocols.counter._session import open_store as open_counters
@@ -182,14 +183,15 @@ def test_what_is_posted_waits_until_the_last_output_has_gone_out(channels: Net) 
     publisher = channels.connect()
     reader = subscribed(channels.connect(kind=socket.SOCK_STREAM))
     reader.shorten()
-    publisher.send(publish(bytes(50_000)))
-    channels.loop.run()
+    for _ in range(2):
+        publisher.send(publish(bytes(30_000)))
+        channels.loop.run()
     queued = reader.queued
     assert queued > 0
     publisher.send(publish(b"next"))
     channels.loop.run()
     assert reader.queued == queued
-    assert reader.finish() == event(bytes(50_000)) + event(b"next")
+    assert reader.finish() == event(bytes(30_000)) * 2 + event(b"next")
 
 
 def test_who_does_not_take_what_is_posted_is_dropped_at_the_bound(channels: Net) -> None:
@@ -289,14 +291,15 @@ def test_input_that_comes_during_a_long_output_is_answered_behind_it(net: Net) -
 def test_more_requests_than_one_turn_has_time_for_are_answered_in_order(net: Net) -> None:
     peers = [net.connect(), net.connect()]
     for peer in peers:
-        peer.send(b"".join(wire.noop(number) for number in range(20_000)))
+        name = b"%d" % id(peer)  # to make a counter is much work
+        peer.send(b"".join(wire.acquire(number, name + b"%d" % number, 1, 1) for number in range(700)))
         assert not peer.reading
     outputs = [b"", b""]
     while net.loop.turn():
         for number, peer in enumerate(peers):
             outputs[number] += peer.recv_all()
     for output, peer in zip(outputs, peers, strict=True):
-        assert [int.from_bytes(frame[8:12], "big") for frame in frames_of(output)] == list(range(20_000))
+        assert [int.from_bytes(frame[8:12], "big") for frame in frames_of(output)] == list(range(700))
         assert peer.reading
 
 
@@ -364,8 +367,8 @@ def test_a_peer_that_closes_after_its_broken_frame_is_closed_at_once(net: Net) -
 def test_a_peer_that_sends_on_and_on_after_its_broken_frame_is_cut_off(net: Net) -> None:
     peer = net.connect()
     peer.send(BROKEN)
-    for _ in range(LINGER_BYTES // 65536):
-        peer.send(bytes(65536))
+    for _ in range(LINGER_BYTES // READ_MAX):
+        peer.send(bytes(READ_MAX))
     assert not peer.closed
     peer.send(b"\0")
     assert peer.closed

@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 from counterd.net.poller import REST_S
-from unit.net.polled import Polled, polling
+from unit.net.polled import ENDLESS_NS, Polled, polling
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from unit.net.polled import Probe
 
 needs_ipv6 = pytest.mark.needs("ipv6")
 
@@ -39,6 +41,71 @@ def test_more_than_a_batch_is_served_in_the_next(polled: Polled) -> None:
     assert 0 < served < 100
     polled.batch()
     assert sum(b"x" in probe.told for probe in polled.probes) == 100
+
+
+def crowd(polled: Polled, count: int) -> list[tuple[socket.socket, Probe]]:
+    """Connections that have sent a byte, of which no batch has told yet, and the limit of a batch is one socket."""
+    connected = [polled.connect() for _ in range(count)]
+    for client, _ in connected:
+        client.sendall(b"a")
+    polled.poller.batch_ns = 0
+    return connected
+
+
+def test_a_batch_ends_when_its_time_is_over_and_all_are_served_once_before_any_is_served_again(polled: Polled) -> None:
+    """What comes later, from whomever, is behind all whose events were fetched."""
+    connected = crowd(polled, 5)
+    told = []
+    for turn in range(5):
+        polled.batch()
+        (now,) = [number for number, (_, probe) in enumerate(connected) if len(probe.told) > 0 and number not in told]
+        told.append(now)
+        connected[now][0].sendall(b"b")
+        assert len(told) == turn + 1
+    assert told == [0, 1, 2, 3, 4]
+    assert all(probe.told == [b"a"] for _, probe in connected)
+    for _ in range(5):
+        polled.batch()
+    assert all(probe.told == [b"a", b"b"] for _, probe in connected)
+
+
+def test_the_loop_calls_again_while_events_are_kept(polled: Polled) -> None:
+    connected = crowd(polled, 3)
+    (descriptor,) = polled.loop.readers
+    batches = 0
+    while select.select([descriptor], [], [], 0)[0]:
+        polled.batch()
+        batches += 1
+    assert batches == 3
+    assert all(probe.told == [b"a"] for _, probe in connected)
+
+
+def test_an_event_that_is_kept_is_not_told_of_a_stream_that_has_ended(polled: Polled) -> None:
+    """It may be no more, and another may have its descriptor."""
+    connected = crowd(polled, 3)
+    polled.batch()
+    gone = connected[1][1]
+    gone.stream.abort()
+    polled.loop.run()
+    assert gone.stream.fd == -1
+    polled.poller.batch_ns = ENDLESS_NS
+    polled.batch()
+    polled.batch()
+    assert gone.told == [("closed", None)]
+    assert connected[2][1].told == [b"a"]
+    assert polled.loop.errors == []
+
+
+def test_an_event_that_is_kept_is_not_told_of_a_stream_that_was_paused(polled: Polled) -> None:
+    connected = crowd(polled, 2)
+    polled.batch()
+    paused = connected[1][1]
+    paused.stream.pause()
+    polled.batch()
+    assert paused.told == []
+    paused.stream.read_on()
+    polled.batch()
+    assert paused.told == [b"a"]
 
 
 @pytest.mark.parametrize("call", ["received", "eof", "closed"])

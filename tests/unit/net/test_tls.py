@@ -24,6 +24,7 @@ from counterd.protocols.counter._session import open_store as open_counters
 from counterd.protocols.throttr._session import open_store
 from kit.certificates import certificate, client_context, server_context
 from property.model import TURNS_MAX
+from unit.net.polled import ENDLESS_NS
 from unit.net.secured import Peer, Site, sites
 
 if TYPE_CHECKING:
@@ -35,7 +36,6 @@ NOOP = wire.noop(1)
 REPLY = wire.frame(0, 1, magic=0x91)
 HOLD = wire.acquire(1, b"held", 1, 9)
 RESET = struct.pack("ii", 1, 0)
-HANDSHAKES = 4  # steps in a batch
 READ_BEYOND = 512  # bytes
 
 
@@ -497,38 +497,29 @@ def test_a_peer_that_goes_before_its_handshake(site: Site, *, said: bytes, reset
     assert site.failed() == ({"protocol": 1} if said else {})
 
 
-def test_a_batch_has_few_steps_of_handshakes_and_serves_the_others(site: Site) -> None:
-    served = site.connect()
-    peers = [site.peer() for _ in range(3 * HANDSHAKES)][:9]
-    for peer in peers:
-        with pytest.raises(ssl.SSLWantReadError):
-            peer.ssl.do_handshake()
-        peer.flush()
-    assert served.ask(NOOP) == REPLY
-    for batches in range(1, 4):
-        assert sum(peer.fetch() for peer in peers) == min(HANDSHAKES, len(peers) - (batches - 1) * HANDSHAKES)
-        site.turn()
-
-
-def test_handshakes_wait_in_order_and_out_of_the_way(site: Site) -> None:
+def test_handshakes_have_their_turns_between_batches_in_order_and_the_others_are_served(site: Site) -> None:
     """The epoll set tells nothing of those that wait, as it would of others the later the more these are. One of them
     ends meanwhile."""
-    peers = [site.peer() for _ in range(10)]
-    ninth = peers[8].connection
-    answered = []
+    served = site.connect()
+    peers = [site.peer() for _ in range(6)]
+    third = peers[2].connection
     for peer in peers:
         with pytest.raises(ssl.SSLWantReadError):
             peer.ssl.do_handshake()
-    for peer in peers[:9]:
         peer.flush()
-    for _ in range(3):
-        site.batch()
-        peers[9].flush()
-        site.batch()  # which has nothing for those who wait, nor for who has come meanwhile
-        answered.append([number for number, peer in enumerate(peers) if number != 8 and peer.fetch()])
-        site.server.kill(ninth)
+    answered = []
+    while len(answered) < 5:
+        served.send(NOOP)
+        site.poller.batch_ns = ENDLESS_NS
+        site.batch()  # which reads for nobody who is in a handshake
+        assert served.read() == REPLY
+        assert not any(peer.fetch() for number, peer in enumerate(peers) if number not in {2, *answered})
+        if not answered:
+            site.server.kill(third)
+        site.poller.batch_ns = 0  # a turn ends after its first handshake
         site.loop.turn()
-    assert answered == [[0, 1, 2, 3], [4, 5, 6, 7], [9]]
+        answered += [number for number, peer in enumerate(peers) if number != 2 and peer.fetch()]
+    assert answered == [0, 1, 3, 4, 5]
 
 
 # ---- the end --------------------------------------------------------------------------------------------------------

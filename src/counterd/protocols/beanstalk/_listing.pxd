@@ -1,6 +1,6 @@
 # Lists of tubes and of jobs, made in slices.
 
-from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
 from counterd.protocols.beanstalk._jobs cimport Job
 from counterd.protocols.beanstalk._store cimport BeanstalkStore
@@ -10,7 +10,7 @@ from counterd.protocols.beanstalk._tubes cimport NamesWalk
 cdef class Listing:
     cdef BeanstalkStore store
 
-    cdef bint go_on(self, int64_t budget_floor) except -1
+    cdef bint go_on(self) except -1
     cdef bytes reply(self)
     cdef void end(self) noexcept
 
@@ -18,7 +18,7 @@ cdef class Listing:
 cdef class NamesList(Listing):
     cdef uint64_t text          # bytes of the lines; 0 once the first line of the reply was written
 
-    cdef bint go_on_naming(self, int64_t budget_floor, uint64_t* left) except -1
+    cdef bint go_on_naming(self, uint64_t* left) except -1
     cdef uint32_t next_tube(self) noexcept
 
 

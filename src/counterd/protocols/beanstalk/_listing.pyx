@@ -9,7 +9,7 @@ entries. It is collected completely before it is sent; an entry that exists duri
 from heapq import heappush, heappushpop
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
-from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
 from counterd._core cimport FRAME_STEP_SHIFT, OUTPUT_MAX
 from counterd.engine.table cimport Record, name_read
@@ -47,7 +47,7 @@ cdef class Listing:
         self.end()
         self.store.end_call()
 
-    cdef bint go_on(self, int64_t budget_floor) except -1:
+    cdef bint go_on(self) except -1:
         """Continues the list. Returns True when it is complete."""
         return True
 
@@ -62,7 +62,7 @@ cdef class Listing:
 cdef class NamesList(Listing):
     """The base of the lists of names, which are written to the output piece by piece, as the peer takes it."""
 
-    cdef bint go_on_naming(self, int64_t budget_floor, uint64_t* left) except -1:
+    cdef bint go_on_naming(self, uint64_t* left) except -1:
         """Continues for go_on(). left: bytes of the lines that remain, which next_tube() counts down."""
         cdef BeanstalkStore store = self.store
         cdef uint8_t* target
@@ -72,7 +72,7 @@ cdef class NamesList(Listing):
             append(store, b"OK %d\r\n---\n" % (self.text + DOCUMENT_HEAD))
             self.text = 0
         while left[0]:
-            if store.budget <= budget_floor or store.out_size >= OUTPUT_MAX:
+            if store.budget <= 0 or store.out_size >= OUTPUT_MAX:
                 return False
             store.budget -= 1
             number = self.next_tube()
@@ -100,8 +100,8 @@ cdef class TubeList(NamesList):
         names_begin(&store.queues.tubes, &self.walk, connection)
         self.text = self.walk.left
 
-    cdef bint go_on(self, int64_t budget_floor) except -1:
-        return self.go_on_naming(budget_floor, &self.walk.left)
+    cdef bint go_on(self) except -1:
+        return self.go_on_naming(&self.walk.left)
 
     cdef uint32_t next_tube(self) noexcept:
         return names_next(&self.store.queues.tubes, &self.walk)
@@ -119,8 +119,8 @@ cdef class WatchList(NamesList):
         self.watch = store.queues.workers.records[connection].watch_first
         self.text = self.left = store.queues.workers.records[connection].text
 
-    cdef bint go_on(self, int64_t budget_floor) except -1:
-        return self.go_on_naming(budget_floor, &self.left)
+    cdef bint go_on(self) except -1:
+        return self.go_on_naming(&self.left)
 
     cdef uint32_t next_tube(self) noexcept:
         cdef const Watch* watch = self.store.queues.workers.watches + self.watch
@@ -162,10 +162,10 @@ cdef class JobList(Listing):
     cdef bytes reply(self):
         return b"OK %d\r\n%b\r\n" % (self.size, b"".join(self.pieces))
 
-    cdef bint go_on(self, int64_t budget_floor) except -1:
+    cdef bint go_on(self) except -1:
         cdef const Jobs* jobs = &self.store.queues.jobs
         while not self.is_sorted:
-            if self.store.budget <= budget_floor:
+            if self.store.budget <= 0:
                 return False
             if self.position <= jobs.pool.fresh and self.most:
                 self.visit(self.position)
@@ -174,7 +174,7 @@ cdef class JobList(Listing):
                 self.ids.sort()
                 self.is_sorted = True
         while self.ids:
-            if self.store.budget <= budget_floor:
+            if self.store.budget <= 0:
                 return False
             self.store.budget -= JOB_STEPS
             self.tell(-self.ids.pop())

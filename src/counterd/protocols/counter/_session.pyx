@@ -51,6 +51,7 @@ cdef enum:
     SETTLE_FIXED = 14       # bytes of a Settle before its name
     HELD_SIZE = 4           # bytes of the reply
     DUMP_PIECE = 65536      # bytes of a Dump that one call produces: about 1,700 counters with 16-byte names
+    ITEM_STEPS = 8          # an item of a Take: some 0.3 us
     STATS_STEPS = 500       # a Stats takes some 20 us in Python
     LIMIT_SIZE = 4          # bytes of the limit, after the name of a Dump's entry, with LIMITS
 
@@ -294,8 +295,6 @@ cdef class CounterSession(Session):
         cdef Ask ask
         if opcode > SETTLE:
             return self.execute_stay(frame)
-        if opcode <= DUMP and store.budget <= 0:
-            return LATER
         store.requests[opcode] += 1
         if opcode <= DUMP:
             return self.reply_at_length(frame)
@@ -391,6 +390,7 @@ cdef class CounterSession(Session):
         count = wants_read(&takes.counters.permits.table, frame, wants)
         if count == 0 or not wants_are_there(takes, self.connection, wants, count):
             return self.take(frame)
+        self.store.budget -= ITEM_STEPS * count
         left = grant_reply(self, frame, takes.state.grant + 1, count)
         wants_grant(takes, self.connection, wants, count, self.store.now_ns, left)
         return DONE
@@ -428,6 +428,7 @@ cdef class CounterSession(Session):
             return self.refuse(frame, INVALID_ARGUMENTS)
         store.counters.shares.lacking = 0
         store.requests[<int>TAKE] += 1
+        store.budget -= ITEM_STEPS * head.count
         is_limited = head.has_named or store.counters.limits.generation != 0
         if store.draining:
             status = RESOURCE_NOT_AVAILABLE
@@ -554,7 +555,7 @@ cdef class CounterSession(Session):
         cdef Counter* counter
         cdef uint8_t* body
         while self.position <= counters.permits.table.pool.fresh:
-            if store.out_size >= end or store.out_size >= OUTPUT_MAX or store.budget <= self.budget_floor:
+            if store.out_size >= end or store.out_size >= OUTPUT_MAX or store.budget <= 0:
                 return 0
             store.budget -= 1
             counter = counter_at(counters, self.position)

@@ -76,6 +76,7 @@ REFERENCE_FIGURES = (
 assert sizeof(Counter) == PERMIT_CELL
 
 cdef enum:
+    WAIT_STEPS = 4          # of an item of a Take that begins to wait: its place in a queue
     REPLY_STEPS = 8         # steps of granting or refusing a Take that waits
     NS_PER_MS = 1000000
     NS_PER_S = 1000000000
@@ -346,6 +347,7 @@ cdef class CounterStore(Store):
         if number == 0:
             self.not_queued += 1
             return False
+        self.budget -= WAIT_STEPS * head.count
         waiter_label(&self.counters.fair, number, head.key, head.key_size)
         session.awaited += 1
         self.look_again()
@@ -514,7 +516,7 @@ cdef class CounterStore(Store):
         cdef uint32_t connection = session.connection, number
         cdef uint32_t* holding = &self.counters.permits.holders[connection].first
         stay_discard(&self.stays, connection)
-        while self.budget > session.budget_floor and self.out_size < OUTPUT_MAX:
+        while self.budget > 0 and self.out_size < OUTPUT_MAX:
             self.budget -= REPLY_STEPS
             number = self.counters.fair.askers[connection].first
             if number:

@@ -32,7 +32,8 @@ from counterd.engine.wheel cimport (
 )
 from counterd.protocols.counter._asks cimport ITEMS_MAX, Ask, Verdict, asks_limit
 from counterd.protocols.counter._counters cimport (
-    NS_PER_TENTH, Counters, counter_at, counter_create, counter_grant, counter_has, counter_left, make_room,
+    CREATE_STEPS, NS_PER_TENTH, Counters, counter_at, counter_create, counter_grant, counter_has, counter_left,
+    make_room,
 )
 from counterd.protocols.counter._limits cimport limits_forget
 from counterd.protocols.counter._rates cimport (
@@ -189,6 +190,7 @@ cdef inline uint32_t rate_create(Takes* takes, const Ask* ask, int64_t now_ns, i
         return 0
     if not make_room(counters, name_blocks(&counters.permits.table, ask.name_size), budget):
         return 0
+    budget[0] -= CREATE_STEPS
     number = table_insert(&counters.permits.table, ask.tag, ask.name, ask.name_size)
     limits_forget(&counters.limits, number)
     rate = rate_at(counters, number)

@@ -31,9 +31,8 @@ cdef class Listing:             # a long reply under way
     cdef uint32_t bytes         # of the entries of the current fragment
     cdef uint32_t count
     cdef uint32_t[FRAGMENT_ITEMS] numbers
-    cdef int64_t budget_floor   # at which the current call stops
 
-    cdef bint go_on(self, int64_t budget_floor) except -1
+    cdef bint go_on(self) except -1
     cdef bint must_pause(self) noexcept
     cdef bint count_items(self) noexcept
     cdef uint32_t item_size(self, uint32_t number) noexcept

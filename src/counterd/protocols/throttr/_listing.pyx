@@ -103,12 +103,11 @@ cdef class Listing:
         else:
             self.end = self.table().pool.fresh
 
-    cdef bint go_on(self, int64_t budget_floor) except -1:
-        """Appends the next piece of the reply, until the budget is used down to the floor.
+    cdef bint go_on(self) except -1:
+        """Appends the next piece of the reply, until the budget is used up.
 
         Returns True at the end of the reply.
         """
-        self.budget_floor = budget_floor
         if not self.counted:
             if not self.count_items():
                 return False
@@ -125,7 +124,7 @@ cdef class Listing:
         return True
 
     cdef bint must_pause(self) noexcept:
-        return self.store.out_size >= OUTPUT_MAX or self.store.budget <= self.budget_floor
+        return self.store.out_size >= OUTPUT_MAX or self.store.budget <= 0
 
     cdef bint count_items(self) noexcept:
         """The first pass: counts fragments, or subscriptions. Returns False if it has to continue later."""

@@ -455,8 +455,6 @@ cdef class ThrottrSession(Session):
         if opcode == WHOAMI:
             memcpy(reply(<ThrottrStore>self.store, 1 + ID_SIZE), self.member.id, ID_SIZE)
             return DONE
-        if self.store.budget <= 0:
-            return LATER
         if opcode == INFO:
             return self.info()
         if opcode == CONNECTION:
@@ -621,7 +619,7 @@ cdef class ThrottrSession(Session):
         return DONE
 
     cdef int produce(self) except -1:
-        if self.listing.go_on(self.budget_floor):
+        if self.listing.go_on():
             self.listing = None
             self.position = 0
         return 0

@@ -239,11 +239,11 @@ def test_large_jobs_are_searched_in_slices():
 
 
 def test_a_tube_stays_while_its_jobs_are_listed(bench: Pump):
-    fill(bench, 3000, tube=b"t")
+    fill(bench, 5000, tube=b"t")
     peer = bench.connect()
     asking, output = begun(bench, wire.list_jobs(b"t", count=1000))
     assert asking.session.more
-    assert ask(peer, b"clear-tube t all\r\n") == b"CLEARED 3000\r\n"
+    assert ask(peer, b"clear-tube t all\r\n") == b"CLEARED 5000\r\n"
     assert bench.store.snapshot()["tubes"] == 2
     while asking.session.more:
         output += asking.session.take_output(bench.now_ns)

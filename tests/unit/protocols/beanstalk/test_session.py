@@ -9,6 +9,7 @@ import pytest
 
 from conformance.beanstalk.engine import make_store
 from counterd.protocols.beanstalk import wire
+from kit.permits import LentPump
 from kit.pump import Pump
 from unit.protocols.beanstalk.asking import SECOND, TICK, ask, fill, said, told
 
@@ -388,6 +389,31 @@ def test_of_one_state_no_more_are_cleared_than_there_were(bench: Pump):
     assert output == b"CLEARED 3000\r\n"
 
 
+# What the parts of a command cost: see PUT_STEPS and its neighbours in _session.pyx.
+COSTS = {
+    b"list-tube-used\r\n": 1,
+    wire.put(b"x"): 1 + 16,
+    wire.put(b"x" * 64): 2 + 16,
+    wire.put(b"x", delay=1): 1 + 16 + 8,
+    wire.put_limited(b"x", b"name", 1): 1 + 16 + 12,
+    b"limit-reserves a 1 b\r\n": 1 + 8,
+    wire.reserve(0): 1 + 1 + 8,
+}
+
+
+@pytest.mark.parametrize("command", COSTS, ids=lambda command: command[:20].decode())
+def test_a_command_costs_what_its_work_is_worth_and_a_call_does_not_do_more(command: bytes):
+    lent = LentPump(make_store())
+    peer = lent.connect()
+    fill(lent, 600)
+    session = peer.session
+    done = session.requests
+    session.receive(command * 5000, lent.now_ns)
+    assert lent.store.budget <= 0
+    assert session.more
+    assert session.requests - done == -(-4096 // COSTS[command])
+
+
 LONG_COMMANDS = [wire.kick(5000), b"clear-tube default delayed\r\n", wire.list_tubes_watched(), wire.list_tubes()]
 LONG_COMMANDS += [wire.list_jobs(b"default", count=1000)]
 
@@ -398,7 +424,7 @@ def test_whose_peer_ends_in_the_midst_of_a_long_command(bench: Pump, command: by
     fill(bench, 4000, delay=9)
     peer = bench.connect()
     for number in range(900):
-        ask(peer, wire.watch(b"t%d" % number))
+        ask(peer, wire.watch(b"%d" % number + b"t" * 100))
     peer.session.owner = None
     output = peer.session.receive(command, bench.now_ns)
     assert peer.session.more

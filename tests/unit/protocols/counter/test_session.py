@@ -427,41 +427,58 @@ def test_requests_that_wait_are_answered_in_order(client: Client, count: int, fi
     assert opaques == [*range(count), OPAQUE, OPAQUE]
 
 
-def test_a_flood_is_worked_off_in_turns_and_does_not_hold_up_others(client: Client) -> None:
-    """Between two turns of the loop all floods together get so much done; a small request never waits."""
-    store = client.store
-    floods = [Client(store) for _ in range(20)]
-    done = 0
+def test_a_flood_is_worked_off_in_calls_and_does_not_hold_up_others(client: Client) -> None:
+    """Steps belong to a call: whoever asks for little never waits for a turn."""
+    floods = [Client(client.store) for _ in range(20)]
     for flood in floods:
-        done += len(flood.session.receive(NOOP * 50_000, 0)) // 12
+        assert len(flood.session.receive(NOOP * 50_000, 0)) == 4096 * len(NOOP_REPLY)
         assert flood.session.more
-    assert done <= 4096 + 20 * 128
-    for request in (NOOP, wire.get(1, b"a"), wire.acquire(1, b"a", 1, 99)):
-        assert client.session.receive(request * 40, 0).count(b"\x91") >= 40
-        assert not client.session.more
+    assert client.session.receive(NOOP * 4096, 0) == NOOP_REPLY * 4096
+    assert not client.session.more
     for flood in floods:
-        assert 0 < len(flood.session.take_output(0)) // 12 <= 4096
-    assert client.session.receive(NOOP * 100, 0) == NOOP_REPLY * 100
+        assert flood.session.take_output(0) == NOOP_REPLY * 4096
 
 
-@pytest.mark.parametrize(("passed_ns", "waits"), [(0, True), (999_999, True), (1_000_000, False)])
-def test_who_asks_much_a_while_after_others_does_not_wait(client: Client, passed_ns: int, waits: bool) -> None:
-    """Time fills the budget too: without a flood nobody takes turns."""
-    start_ns = 1_000_000_000
-    for _ in range(1000):
-        assert client.session.receive(NOOP * 100, start_ns) == NOOP_REPLY * 100
-    assert client.session.receive(NOOP * 1000, start_ns) != NOOP_REPLY * 1000
-    other = Client(client.store).session
-    assert other.take_output(start_ns) == b""  # which is no turn, as it was not due
-    assert (other.receive(NOOP * 1000, start_ns + passed_ns) != NOOP_REPLY * 1000) == waits
+PERMITS = [wire.Permit(b"%d" % number, 1, 1 << 20) for number in range(16)]
+RATES = [wire.Rate(b"r%d" % number, 1, 1 << 20, 1_000_000, 1 << 20) for number in range(16)]
+
+
+@pytest.mark.parametrize(
+    ("first", "request_", "cost"),
+    [
+        (b"", wire.acquire(1, b"a", 1, 1), 1 + 32),
+        (wire.acquire(1, b"a", 1, 9), wire.acquire(1, b"a", 1, 9), 1),
+        (b"", wire.take(1, PERMITS), 4 + 16 * (8 + 32)),
+        (wire.take(1, PERMITS), wire.take(1, PERMITS), 4 + 16 * 8),
+        (b"", wire.take(1, RATES), 7 + 16 * (8 + 32)),
+        (
+            wire.take(1, PERMITS) + wire.acquire(1, b"0", (1 << 20) - 1, 1 << 20),
+            wire.take(1, PERMITS, wait_ms=1000),
+            4 + 16 * (8 + 4),
+        ),
+    ],
+)
+def test_a_request_costs_what_its_work_is_worth(first: bytes, request_: bytes, cost: int) -> None:
+    client = Client(make_store(100, 100, waiters=64))
+    client.raw(first)
+    client.session.receive(request_, 0)
+    assert 4096 - client.store.budget == cost
+
+
+def test_no_call_takes_many_items_more_than_it_has_steps_for() -> None:
+    client = Client(make_store(100, 100))
+    client.raw(wire.take(1, PERMITS))
+    done = client.session.requests
+    client.session.receive(wire.take(1, PERMITS) * 100, 0)
+    assert client.session.requests - done == 32  # of 132 steps
+    assert client.session.more
 
 
 def test_requests_are_counted_once_however_often_they_wait(client: Client) -> None:
-    Client(client.store).session.receive(NOOP * 50_000, 0)
-    assert client.session.receive(NOOP * 3 + wire.stats(1), 0) == NOOP_REPLY * 3
-    assert client.session.requests == 3
+    assert client.session.receive(NOOP * 4096 + wire.stats(1), 0) == NOOP_REPLY * 4096
+    assert client.session.requests == 4096
     assert client.session.take_output(0) != b""
-    assert client.session.requests == 4
+    assert client.session.requests == 4097
 
 
 def test_many_costly_requests_at_once_have_to_wait() -> None:
