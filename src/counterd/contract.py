@@ -170,6 +170,13 @@ class Peer(Protocol):
     def origin(self) -> str:
         """Returns the peer's address for people: 127.0.0.1:5432, [::1]:5432 or unix uid=0 pid=12."""
 
+    def whom(self) -> tuple[bytes, bool]:
+        """Returns with whom the peer shares what one peer can have, and whether that is on this machine.
+
+        The bytes are an IPv4 address, the first 64 bits of an IPv6 address, or a user on a Unix socket. They differ for
+        all of these.
+        """
+
 
 class Busy(Exception):
     """A job was rejected, because the queue is full or every thread is stuck."""

@@ -104,7 +104,7 @@ def test_of_one_that_never_read_its_answers(unix: bool, reset: bool, counterd: d
         connection.settimeout(0.3)
         with contextlib.suppress(TimeoutError):  # the daemon takes no more of them
             connection.sendall(b"".join(wire.acquire(1, b"%d" % number, 1, 1) for number in range(60_000)))
-        assert counterd.stats()["holdings"] > 1000
+        assert counterd.stats()["holdings"] > 100
         if reset:
             peers.reset(connection)
     comes_back(counterd)

@@ -86,12 +86,13 @@ class Pump:
 class Peer:
     """A client's end of a connection, which treats its session as net does. output: what the session has sent.
 
-    deaf: the client does not read any more.
+    deaf: the client does not read any more. who: as whom() says.
     """
 
     def __init__(self, pump: Pump, session: Session) -> None:
         self.pump = pump
         self.deaf = False
+        self.who = (b"user 0", True)
         self.session = session
         session.owner = self
         self.output = bytearray()
@@ -128,6 +129,10 @@ class Peer:
     def origin(self) -> str:
         """As Connection.origin."""
         return "unix"
+
+    def whom(self) -> tuple[bytes, bool]:
+        """As Connection.whom."""
+        return self.who
 
     def half_close(self) -> None:
         self.take(self.session.eof(self.pump.now_ns))

@@ -141,11 +141,13 @@ class Wait:
 class Party:
     """Who holds something: a connection, or what has stayed of one. number: the engine's.
 
+    peer: as Connection.whom() says.
     state: open, kept (for its grace time) or leaving (to be given back in the next tick).
     """
 
     number: int
     link: Any
+    peer: tuple[bytes, bool]
     held: dict[bytes, int] = field(default_factory=dict)
     token: bytes = b""
     former: tuple[bytes, int] = (b"", 0)
@@ -164,6 +166,7 @@ class Sizes:
     waiters_per_connection: int
     settle_s: int
     resume_s: int
+    shares: tuple[int, int]  # in percent: of a peer elsewhere, and on this machine
 
 
 class Books:
@@ -280,14 +283,34 @@ class Books:
             self.events.append(("charge", "dropped"))
         return True
 
+    def share(self, party: Party, places: int) -> int:
+        """How many of these places its peer can have."""
+        return max(1, places * self.sizes.shares[party.peer[1]] // 100)
+
     def can_wait(self, party: Party, items: tuple[Item, ...]) -> bool:
-        others = sum(len(wait.items) - 1 for wait in self.waits.values())
-        most = self.sizes.waiters_per_connection or self.sizes.waiters
-        return (
-            len(self.waits) < self.sizes.waiters
-            and len(self.waits_of(party)) < most
-            and others + len(items) - 1 <= self.sizes.waiters
-        )
+        sizes, more = self.sizes, len(items) - 1
+        others = [wait for wait in self.waits.values() if wait.party.peer == party.peer]
+        most = self.share(party, sizes.waiters)
+        if len(self.waits) >= sizes.waiters or further_items(self.waits.values()) + more > sizes.waiters:
+            return False
+        if len(self.waits_of(party)) >= (sizes.waiters_per_connection or sizes.waiters):
+            return False
+        if len(others) < most and (not more or further_items(others) + more <= most):
+            return True
+        self.events.append(("share", "waits"))
+        return False
+
+    def can_stay(self, party: Party) -> bool:
+        kept, held = self.kept(), len(party.held)
+        others = [other for other in kept if other.peer == party.peer]
+        most, most_held = 2 * self.sizes.holdings, (self.sizes.holdings + 1) // 2
+        if len(kept) >= most or sum(len(other.held) for other in kept) + held > most_held:
+            return False
+        of_peer = sum(len(other.held) for other in others) + held
+        if len(others) < self.share(party, most) and (not held or of_peer <= self.share(party, most_held)):
+            return True
+        self.events.append(("share", "stays"))
+        return False
 
     # ---- what happens ----
 
@@ -334,11 +357,8 @@ class Books:
 
     def end(self, party: Party) -> None:
         """Its connection has ended: what it holds stays for its grace time, or is given back in the next tick."""
-        held = len(party.held)
-        kept = sum(len(other.held) for other in self.kept())
-        has_room = held <= (self.sizes.holdings + 1) // 2 - kept
-        holds = held > 0 or bool(self.charges_of(party))
-        if holds and party.token and self.sizes.resume_s and has_room and not self.draining:
+        holds = bool(party.held or self.charges_of(party))
+        if holds and party.token and self.sizes.resume_s and not self.draining and self.can_stay(party):
             party.state = "kept"
             party.until = self.now + min(party.grace_ms, self.sizes.resume_s * 1000) * MS
         elif holds or self.waits_of(party):
@@ -408,6 +428,11 @@ class Books:
             latest = max((each for each in dues if each is not None), default=Fraction(0))
             if None not in dues and (due < 0 or late > max(math.ceil(latest) + 2 * (1 << 20), self.now)):
                 raise Violation("asleep", f"somebody waits for {thing}, of which there was enough at {float(latest)}")
+
+
+def further_items(waits: Iterable[Wait]) -> int:
+    """The items of these Takes after the first of each."""
+    return sum(len(wait.items) - 1 for wait in waits)
 
 
 class Pair:

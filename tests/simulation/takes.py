@@ -55,6 +55,7 @@ if TYPE_CHECKING:
 TICK = 1 << 20  # ns, of the engine's wheels
 UNIX_NS = 1_700_000_000 * SECOND
 ROWS = 1000
+SHARES = ((100, 100), (50, 100), (20, 60))  # in percent: of a peer elsewhere, and on this machine
 LABEL_MAX = 31  # bytes of a key that the table shows
 
 _HEADER = struct.Struct(">BBBBII").unpack_from
@@ -101,6 +102,7 @@ class TakesWorld(World):
             waiters_per_connection=draw.choice((0, 2, 10)),
             settle_s=draw.choice((1, 3, 3600)),
             resume_s=draw.choice((0, 1, 5, 5)),
+            shares=SHARES[self.seed % len(SHARES)],
         )
         self.asker = Asker(draw, self.sizes, tight=tight, narrow=self.narrow)
         self.seen: Tally[tuple[Any, Any]] = Tally()  # answers by opcode and status, and what else has happened
@@ -127,6 +129,7 @@ class TakesWorld(World):
         self.books = Books(sizes)
         self.store.limit_takes(sizes.waiters_per_connection, sizes.settle_s)
         self.store.limit_stays(sizes.resume_s)
+        self.store.limit_shares(*sizes.shares)
         self.store.set_wall(UNIX_NS + self.now + self.ahead, self.now)
         self.granted = self.resumed = 0
         self.mixed: set[tuple[bytes, bool]] = set()
@@ -136,7 +139,7 @@ class TakesWorld(World):
 
     def admit(self, session: Any) -> Link:
         link = super().admit(session)
-        link.books.party = Party(session.number, link)
+        link.books.party = Party(session.number, link, link.whom())
         self.books.parties.append(link.books.party)
         return link
 
@@ -372,6 +375,7 @@ class TakesWorld(World):
             old = other.link
             old.books.party, own.link = own, old
             own.token, own.former = b"", (b"", 0)
+        own.peer, other.peer = other.peer, own.peer
         link.books.party, other.link = other, link
         if not link.books.title:
             link.books.title = other.title
@@ -502,7 +506,9 @@ class TakesWorld(World):
         """Gives them what they were given, in an order in which that is right: the smallest maximum first."""
         books = self.books
         self.decided += 1
-        for wait in sorted(granted, key=lambda wait: min((item.maximum for item in wait.items), default=0)):
+        for wait in sorted(
+            granted, key=lambda wait: min((item.maximum for item in wait.items if not item.is_rate), default=0)
+        ):
             self.claim_room(wait)
             wait.charges = books.grant(wait.party, [books.limited(item) for item in wait.items], 0)
 
@@ -634,6 +640,10 @@ class TakesWorld(World):
             self.step("drain", None)
         elif draw < 0.86:
             self.crash(self.store)
+        elif draw < 0.90:
+            self.sizes.shares = self.random.choice(SHARES)
+            self.store.limit_shares(*self.sizes.shares)
+            self.step("settings", None, self.sizes.shares[0])
 
     def reload(self) -> None:
         """The server's limits change."""

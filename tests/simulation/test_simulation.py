@@ -34,7 +34,7 @@ DIGESTS = {
     "lent": "acc5fe2b",
     "sentinel": "d19d1fae",
     "smockron": "5a104faf",
-    "takes": "647d25cd",
+    "takes": "a4b7190f",
     "throttr": "b812e208",
 }
 WAITS = {"DEADLINE_SOON", "TIMED_OUT"}
@@ -117,6 +117,7 @@ ANSWERS: dict[str, set[tuple[Any, Any]]] = {
         *(("resumed", how) for how in ("kept", "open", "at first", "again", "cancelled")),
         *(("charge", end) for end in ("refunded", "expired", "dropped")),
         *(("grace", "over"), ("dropped", "posted"), ("daemon", "killed")),
+        *(("share", of) for of in ("waits", "stays")),
     },
     "throttr": {
         *((opcode, status) for opcode in range(throttr.INSERT, throttr.GET + 1) for status in (0, 1)),

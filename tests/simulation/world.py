@@ -84,6 +84,11 @@ class Link:
         """As Connection.origin."""
         return f"127.0.0.1:{self.number & 0xFFFF}"
 
+    def whom(self) -> tuple[bytes, bool]:
+        """As Connection.whom: one of three peers, of which one is on this machine."""
+        peer = self.number % 3
+        return b"%d" % peer, peer == 0
+
 
 class World:
     """One store and all that happens to it. A room's world says what clients ask, and what has to hold.

@@ -157,7 +157,7 @@ COMMON: dict[str, tuple[Any, ...]] = {
 OWN: dict[str, dict[str, tuple[Any, ...]]] = {
     "counter": {
         "begin_window": (1,), "limit_holdings": (1,), "limit_takes": (1, 1), "set_wall": (0, 0), "begin_drain": (),
-        "limit_stays": (1,), "about": (1,), "evict": (1, 0), "part": (),
+        "limit_shares": (50, 100), "limit_stays": (1,), "about": (1,), "evict": (1, 0), "part": (),
     },
     "throttr": {"set_wall": (0, 0), "outcomes": ()},
     "smockron": {

@@ -28,6 +28,7 @@ from counterd._core cimport CLOSING, PARKED, READING, Session, Store, is_owed, i
 from counterd.net.clock cimport monotonic_ns
 from counterd.net.driver cimport Driver
 from counterd.net.kernel cimport SO_PEERCRED, SO_PEERGROUPS, SOL_SOCKET, getsockopt, os_error, ucred
+from counterd.net.poller cimport is_loopback
 from counterd.net.stream cimport Handler, Stream
 
 from counterd.net.access import address_text
@@ -296,6 +297,14 @@ cdef class Connection(Handler):
             return f"unix uid={uid} pid={pid}"
         address, port = self.peer()
         return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+
+    def whom(self):
+        """Implements contract.Peer.whom. A host with IPv6 mostly has a whole /64 of addresses."""
+        if self.address is None:
+            _, uid, _ = peer_process(self.stream.fd)
+            return b"user %d" % uid, True
+        is_local = is_loopback(self.address)
+        return (self.address if len(self.address) == 4 or is_local else self.address[:8]), is_local
 
     def tls(self):
         """Returns the TLS version, the cipher, and the subject of the peer's certificate or "".

@@ -8,6 +8,9 @@ cdef enum:
     FETCH = 64                  # events fetched at a time
 
 
+cdef bint is_loopback(bytes address)
+
+
 cdef class Poller:
     cdef readonly object loop
     cdef object reject          # called with a cause and a sentence for a connection that had to be closed

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import socket
 from typing import TYPE_CHECKING
@@ -143,3 +144,29 @@ def test_a_broken_context_costs_that_connection(make_net: Callable[..., Net]) ->
             net.entrance(secure=True).accepted(theirs.detach(), None, 0)
         assert ours.recv(1) == b""
     assert len(net.server._table) == 0
+
+
+# ---- with whom a peer shares -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("address", "whom"),
+    [
+        ("192.0.2.1", (b"\xc0\0\2\1", False)),
+        ("127.0.0.2", (b"\x7f\0\0\2", True)),
+        ("::1", (bytes(15) + b"\1", True)),
+        ("2001:db8:1:2:3:4:5:6", (b"\x20\x01\x0d\xb8\0\1\0\2", False)),
+        ("2001:db8:1:2::", (b"\x20\x01\x0d\xb8\0\1\0\2", False)),
+        (None, (b"user %d" % os.geteuid(), True)),
+    ],
+)
+def test_an_address_a_network_or_a_user_is_one_peer(
+    make_net: Callable[..., Net], address: str | None, whom: tuple[bytes, bool]
+) -> None:
+    net = make_net()
+    ours, theirs = socket.socketpair()
+    with ours:
+        packed = ipaddress.ip_address(address).packed if address else None
+        net.entrance().accepted(theirs.detach(), packed, 0)
+        (connection,) = net.server.connections.values()
+        assert connection.whom() == whom

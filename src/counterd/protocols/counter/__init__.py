@@ -48,6 +48,8 @@ class CounterSettings:
     resume_max: int = setting(
         integer(0, 86_400), 60, "seconds; 0 means that no connection has a grace time", reload=True
     )
+    remote_share: int = setting(integer(1, 100), 50, "percent", reload=True)
+    local_share: int = setting(integer(1, 100), 100, "percent", reload=True)
     limits: str = setting(absolute_path, "", "absolute path; empty means that the server sets no limits", reload=True)
     name_memory: int = setting(size(0, NAME_MEMORY_MAX), 256 << 20, "bytes")
     stats_interval: int = setting(integer(10, 1 << 31), 86400, "seconds", reload=True)
@@ -70,6 +72,7 @@ def make_store(settings: CounterSettings, figures: Figures, now_ns: int) -> Coun
     )
     store.limit_takes(settings.waiters_per_connection, settings.settle_time)
     store.limit_stays(settings.resume_max)
+    store.limit_shares(settings.remote_share, settings.local_share)
     return store
 
 
@@ -92,6 +95,7 @@ def reload(store: CounterStore, settings: CounterSettings) -> None:
     store.limit_holdings(settings.holdings_per_connection)
     store.limit_takes(settings.waiters_per_connection, settings.settle_time)
     store.limit_stays(settings.resume_max)
+    store.limit_shares(settings.remote_share, settings.local_share)
 
 
 def lend(store: CounterStore, settled: Callable[[int, bool], None], wake: Callable[[], None]) -> Lender:
@@ -161,6 +165,12 @@ FIGURES = (
         "counter",
         "Take requests that could not wait because too many others waited.",
     ),
+    Figure(
+        "waits_over_share",
+        "waits_over_share_total",
+        "counter",
+        "Take requests that could not wait because their peer had its share of the waiting requests.",
+    ),
     Figure("rates", "rates", "gauge", "Rates that are not full, because something was taken recently."),
     Figure("rates_max", "rates_limit", "gauge", "Rates that can exist."),
     Figure("charges", "charges", "gauge", "Charges of rates that can still be settled."),
@@ -168,6 +178,12 @@ FIGURES = (
     Figure("kept_holdings", "grace_holdings", "gauge", "Holdings of connections that may still be resumed."),
     Figure("resumed", "resumed_total", "counter", "Connections that were resumed by another connection."),
     Figure("expired_stays", "grace_expired_total", "counter", "Connections that were not resumed in their grace time."),
+    Figure(
+        "stays_over_share",
+        "grace_over_share_total",
+        "counter",
+        "Connections that got no grace time because their peer had its share of the grace times.",
+    ),
     Figure("charges_max", "charges_limit", "gauge", "Charges that can exist."),
     Figure(
         "charges_dropped",

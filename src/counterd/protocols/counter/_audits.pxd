@@ -1,4 +1,5 @@
-# Checks for CounterStore.audit: those that wait, their queues, what may be settled, and what stays for a grace time.
+# Checks for CounterStore.audit: counters, those that wait, their queues, what may be settled, what stays for a grace
+# time, and the places of peers.
 #
 # Floor 2, header only; see engine/audit.pxd.
 
@@ -6,9 +7,12 @@ from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
 from counterd.engine.audit cimport audit_heap, audit_index, audit_pool, audit_timers
 from counterd.engine.fair cimport Fair, Flow, Queue, Waiter, waiter_goes_before
+from counterd.engine.idle_ring cimport FLAG_IN_RING
 from counterd.engine.permits cimport Permit, Permits, permit_at
 from counterd.engine.table cimport RECORD_USED
 from counterd.engine.wheel cimport timer_at, timer_is_armed
+from counterd.protocols.counter._counters cimport Counter, Counters, counter_at, counter_exists
+from counterd.protocols.counter._peers cimport PLACES, STAYS, WAITS, Peer, Peers
 from counterd.protocols.counter._rates cimport FLAG_AWAITED, FLAG_PINNED, FLAG_RATE
 from counterd.protocols.counter._shares cimport (
     FLAG_KEPT, FLAG_SHARED, KINDS, PARTITIONS, Ends, Link, Share, Shares, share_rights,
@@ -209,6 +213,54 @@ cdef inline int audit_stays(const Stays* stays, void** sessions) except -1:
             raise AssertionError(f"connection {number} is free, but has data about a grace time")
         number = stays.permits.connections.links[number]
     audit_timers(&stays.timers, last)
+    return 0
+
+
+cdef inline int audit_counters(const Counters* counters) except -1:
+    """Checks how many counters are busy and idle, and that all idle ones are in the ring."""
+    cdef uint32_t number, busy = 0, idle = 0
+    cdef Counter* counter
+    for number in range(1, counters.permits.table.pool.fresh + 1):
+        counter = counter_at(counters, number)
+        if counter.permit.record.flags & (RECORD_USED | FLAG_RATE) != RECORD_USED:
+            continue
+        busy += counter.permit.consumption != 0
+        idle += counter.permit.consumption == 0 and counter_exists(counters, counter)
+        if counter.permit.consumption == 0 and not counter.permit.record.flags & (
+            FLAG_IN_RING | FLAG_PINNED | FLAG_KEPT
+        ):
+            raise AssertionError(f"record {number} is idle, but not in the ring")
+    if busy != counters.state.busy or idle != counters.state.idle:
+        raise AssertionError(f"{busy} busy and {idle} idle, {counters.state.busy} and {counters.state.idle} counted")
+    return 0
+
+
+cdef inline int audit_peers(const Peers* peers, const Takes* takes, const Stays* stays) except -1:
+    """Checks the places of each peer."""
+    cdef const Fair* fair = &takes.counters.fair
+    cdef uint32_t number, connection
+    cdef int kind
+    cdef dict found = {}
+    for number in range(1, fair.state.waiters.fresh + 1):
+        connection = fair.waiters[number].connection
+        if connection and peers.keys[connection]:
+            places = found.setdefault(peers.keys[connection], [0] * PLACES)
+            places[<int>WAITS] += 1
+            places[WAITS + 1] += takes.waiting[number].items - 1
+    for connection in range(1, stays.permits.connections.pool.fresh + 1):
+        if stays.stays[connection].is_kept and peers.keys[connection]:
+            places = found.setdefault(peers.keys[connection], [0] * PLACES)
+            places[<int>STAYS] += 1
+            places[STAYS + 1] += stays.permits.holders[connection].holdings
+    for number in range(1, peers.state.peers.fresh + 1):
+        if peers.peers[number].key:
+            places = [peers.peers[number].used[kind] for kind in range(PLACES)]
+            if found.pop(peers.peers[number].key, None) != places:
+                raise AssertionError(f"peer {number}: {places} places are counted wrongly")
+    if found:
+        raise AssertionError(f"{len(found)} peers with places have no record")
+    audit_index(&peers.index, &peers.state.peers, "peers")
+    audit_pool(&peers.state.peers, &peers.peers.next, sizeof(Peer), "peers")
     return 0
 
 

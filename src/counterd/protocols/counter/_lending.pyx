@@ -48,6 +48,7 @@ cdef class Lending(Session):
     def __cinit__(self, CounterStore store not None):
         store.sessions[self.connection] = <void*>self
         store.counters.permits.holders[self.connection].is_exempt = True
+        store.peers.keys[self.connection] = 0
         store.lendings.append(self.connection)
         store.sessions_open -= 1    # it is nobody's connection
         store.sessions_total -= 1

@@ -133,6 +133,7 @@ cdef class CounterSession(Session):
 
     def __cinit__(self, CounterStore store not None):
         store.sessions[self.connection] = <void*>self
+        store.peers.keys[self.connection] = 0
 
     def __dealloc__(self):
         if self.connection and self.store is not None:  # the store must not post to it, even before forget()
@@ -357,6 +358,7 @@ cdef class CounterSession(Session):
             return Answer(RESOURCE_NOT_AVAILABLE, 0, b"Draining")
         if store.stays.state.max_ms == 0:
             return Answer(RESOURCE_NOT_AVAILABLE, 0, NULL)
+        store.meet(self)
         if frame.size == HEADER_SIZE + RESUME_SIZE:
             stay_ask(&store.stays, self.connection, load_be32(body), 0, 0)
             return Answer(NO_ERROR, 0, NULL)

@@ -23,6 +23,7 @@ from counterd.engine.permits cimport Permits
 from counterd.engine.region cimport Region, region_reserve
 from counterd.engine.siphash cimport siphash13
 from counterd.engine.wheel cimport Timer, Timers, timers_arm, timers_begin, timers_disarm, timers_reserve
+from counterd.protocols.counter._peers cimport STAYS, Peers, peer_give_back, peer_take
 
 cdef enum:
     TOKEN_SIZE = 12         # bytes: the number, 4, and the secret, 8
@@ -58,11 +59,23 @@ cdef struct Stays:          # this process's view
     Stay* stays             # by connection
     Timers timers
     Permits* permits
+    Peers* peers
     const uint64_t* key
 
 
-cdef inline int stays_reserve(Stays* stays, Region* region, Permits* permits) except -1:
+cdef inline uint32_t stays_holdings(uint32_t holdings) noexcept nogil:
+    """Returns how many holdings, of this many in all, can be in their grace time."""
+    return (holdings + 1) // 2
+
+
+cdef inline uint32_t stays_max(uint32_t holdings) noexcept nogil:
+    """Returns how many connections can be in their grace time. Each has had a holding or a charge."""
+    return min(<uint32_t>KEPT_MAX, 2 * holdings)
+
+
+cdef inline int stays_reserve(Stays* stays, Region* region, Permits* permits, Peers* peers) except -1:
     stays.permits = permits
+    stays.peers = peers
     region_reserve(region, b"stays", sizeof(StaysState), <void**>&stays.state)
     region_reserve(region, b"stays", (CONNECTIONS_MAX + 1) * sizeof(Stay), <void**>&stays.stays)
     timers_reserve(&stays.timers, region, b"stays")
@@ -150,16 +163,18 @@ cdef inline void stay_forget(Stays* stays, uint32_t connection) noexcept nogil:
 
 cdef inline bint stay_keep(Stays* stays, uint32_t connection, int64_t now_ns) noexcept nogil:
     """Keeps what an ended connection holds. Returns False if the connection has no token, or if too much is kept
-    already.
+    already, in all or of its peer.
 
     At most half of all connection numbers and of all holdings are kept, so that the rest is free for open connections.
     """
     cdef StaysState* state = stays.state
     cdef Stay* stay = stays.stays + connection
     cdef uint32_t holdings = stays.permits.holders[connection].holdings
-    if stay.secret == 0 or state.max_ms == 0 or state.kept >= KEPT_MAX:
+    if stay.secret == 0 or state.max_ms == 0 or state.kept >= stays.peers.most[<int>STAYS]:
         return False
-    if holdings > (stays.permits.state.holdings.capacity + 1) // 2 - state.kept_holdings:
+    if holdings > stays.peers.most[STAYS + 1] - state.kept_holdings:
+        return False
+    if not peer_take(stays.peers, connection, STAYS, holdings):
         return False
     stay.is_kept = True
     state.kept += 1
@@ -172,11 +187,13 @@ cdef inline void stay_end(Stays* stays, uint32_t connection) noexcept nogil:
     """Ends the grace time of a connection, because another connection has resumed it or its holdings will be given
     back."""
     cdef Stay* stay = stays.stays + connection
+    cdef uint32_t holdings = stays.permits.holders[connection].holdings
     debug_check(stay.is_kept)
     timers_disarm(&stays.timers, connection)
     stay.is_kept = False
     stays.state.kept -= 1
-    stays.state.kept_holdings -= stays.permits.holders[connection].holdings
+    stays.state.kept_holdings -= holdings
+    peer_give_back(stays.peers, connection, STAYS, holdings)
 
 
 # ---- what people are shown -----------------------------------------------------------------------------------------

@@ -6,12 +6,14 @@ from counterd._core cimport Frame, Session, Store
 from counterd.protocols.counter._asks cimport Ask, Verdict
 from counterd.protocols.counter._counters cimport Counters
 from counterd.protocols.counter._messages cimport OPCODES, TakeHead
+from counterd.protocols.counter._peers cimport Peers
 from counterd.protocols.counter._stays cimport Stays
 from counterd.protocols.counter._takes cimport Takes
 
 
 cdef class CounterStore(Store):
     cdef Counters counters
+    cdef Peers peers
     cdef Takes takes
     cdef Stays stays
     # Not in the region:
@@ -32,7 +34,8 @@ cdef class CounterStore(Store):
 
     cdef bint wait_for(
         self, Session session, const Frame* frame, const TakeHead* head, const Ask* asks, const Verdict* verdict
-    ) noexcept
+    ) except -1
+    cdef int meet(self, Session session) except -1
     cdef bint cancel(self, Session session, uint32_t opaque) except -1
     cdef void cancel_one(self, Session session, uint32_t number) noexcept
     cdef bint give_back(self, Session session) except -1

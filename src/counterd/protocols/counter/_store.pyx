@@ -19,20 +19,19 @@ from counterd.engine.connections cimport CONNECTIONS_MAX, connections_put
 from counterd.engine.fair cimport (
     Fair, FairState, Queue, fair_serve, flows_tidy, queue_next_ready, queue_settle, queue_wake, waiter_label,
 )
-from counterd.engine.idle_ring cimport FLAG_IN_RING
 from counterd.engine.permits cimport (
     ABSENT, FULL, GRANTED, PERMIT_CELL, REFUSED, Holding, Permits, permit_at, permits_leave,
 )
 from counterd.engine.pool cimport Pool
 from counterd.engine.siphash cimport siphash13
-from counterd.engine.table cimport RECORD_USED, name_bytes
+from counterd.engine.table cimport name_bytes
 from counterd.engine.wheel cimport timers_arm, timers_next_ns, timers_take
 from counterd.protocols.counter._asks cimport ITEMS_MAX, Ask, Verdict, asks_limit
-from counterd.protocols.counter._audits cimport audit_shares, audit_stays, audit_takes
+from counterd.protocols.counter._audits cimport audit_counters, audit_peers, audit_shares, audit_stays, audit_takes
 from counterd.protocols.counter._charges cimport charge_leave, charges_expire, takes_leave, takes_left
 from counterd.protocols.counter._counters cimport (
-    NS_PER_TENTH, Counter, Counters, CountersState, counter_at, counter_exists, counters_begin, counters_give_back,
-    counters_reserve, holding_give_back, sweep, sweep_begin,
+    NS_PER_TENTH, Counter, Counters, CountersState, counters_begin, counters_give_back, counters_reserve,
+    holding_give_back, sweep, sweep_begin,
 )
 from counterd.protocols.counter._leases cimport leases_end, session_unpark
 from counterd.protocols.counter._limits cimport Limits, limits_free, limits_make
@@ -42,10 +41,11 @@ from counterd.protocols.counter._messages cimport (
     UNKNOWN_COMMAND, WHO, TakeHead, absence_encode, ask_decode, error_text, frame_opaque, grant_encode, head_decode,
     refusal_encode, retry_ms, shortage_encode,
 )
-from counterd.protocols.counter._rates cimport FLAG_PINNED, FLAG_RATE
-from counterd.protocols.counter._shares cimport FLAG_KEPT, shares_due_ns
+from counterd.protocols.counter._peers cimport STAYS, WAITS, peer_meet, peers_begin, peers_reserve
+from counterd.protocols.counter._shares cimport shares_due_ns
 from counterd.protocols.counter._stays cimport (
-    Stay, stay_about, stay_discard, stay_end, stay_forget, stay_keep, stays_begin, stays_reserve, title_copy,
+    Stay, stay_about, stay_discard, stay_end, stay_forget, stay_keep, stays_begin, stays_holdings, stays_max,
+    stays_reserve, title_copy,
 )
 from counterd.protocols.counter._takes cimport (
     TakesState, ask_left, rate_end, rates_max, take_asks, take_end, take_find, take_look, take_move, take_try,
@@ -110,10 +110,12 @@ cdef class CounterStore(Store):
         counters_reserve(
             &self.counters, &self.region, &self.connections, buckets, holdings, name_memory // BLOCK_SIZE, waiters
         )
-        takes_reserve(&self.takes, &self.region, &self.counters, holdings)
-        stays_reserve(&self.stays, &self.region, &self.counters.permits)
+        peers_reserve(&self.peers, &self.region, waiters, stays_max(holdings), stays_holdings(holdings))
+        takes_reserve(&self.takes, &self.region, &self.counters, &self.peers, holdings)
+        stays_reserve(&self.stays, &self.region, &self.counters.permits, &self.peers)
         self.map_region(hash_key)
         counters_begin(&self.counters, self.header.key, now_ns)
+        peers_begin(&self.peers, self.header.key)
         takes_begin(&self.takes, now_ns)
         stays_begin(&self.stays, self.header.key, now_ns)
         self.counters.shares.now_ns = &self.now_ns
@@ -138,6 +140,11 @@ cdef class CounterStore(Store):
         """Sets the longest grace time in seconds. 0 means that connections get no tokens any more."""
         with self:
             self.stays.state.max_ms = resume_max * MS_PER_S
+
+    def limit_shares(self, uint32_t remote, uint32_t local):
+        """Sets how much of the places for waiting Takes and for grace times one peer can have, in percent."""
+        with self:
+            self.peers.state.shares = [remote, local]
 
     def load_limits(self, limits not None):
         """Replaces the limits of the server.
@@ -323,7 +330,7 @@ cdef class CounterStore(Store):
 
     cdef bint wait_for(
         self, Session session, const Frame* frame, const TakeHead* head, const Ask* asks, const Verdict* verdict
-    ) noexcept:
+    ) except -1:
         """Lets a Take wait. Returns False if there is no room."""
         cdef uint64_t key = <uint64_t>1 << 63 | session.connection
         cdef uint32_t number
@@ -331,6 +338,7 @@ cdef class CounterStore(Store):
         cdef Ask[ITEMS_MAX] stated
         cdef const uint8_t* item
         cdef int i
+        self.meet(session)
         if head.key_size:
             key = siphash13(self.header.key, head.key, head.key_size)
         if self.counters.limits.generation:     # it remembers its own numbers, as the limits may change
@@ -352,6 +360,10 @@ cdef class CounterStore(Store):
         session.awaited += 1
         self.look_again()
         return True
+
+    cdef int meet(self, Session session) except -1:
+        """Notes who the peer is. Not inlined into sessions, where a second SipHash would make the first a call."""
+        return peer_meet(&self.peers, session.connection, session.owner)
 
     cdef bint cancel(self, Session session, uint32_t opaque) except -1:
         """Ends the wait of a Take, and appends its reply. Returns False if the Take does not wait."""
@@ -583,6 +595,7 @@ cdef class CounterStore(Store):
         if stay.is_kept:
             stay_end(&self.stays, number)
         stay_forget(&self.stays, own)
+        self.peers.keys[own], self.peers.keys[number] = self.peers.keys[number], self.peers.keys[own]
         self.sessions[own] = self.sessions[number]
         self.sessions[number] = <void*>session
         session.connection = number
@@ -672,28 +685,13 @@ cdef class CounterStore(Store):
     cdef int audit_parts(self) except -1:
         """Implements Store.audit_parts: checks the counters, their holdings and the ring of idle counters."""
         cdef Counters* counters = &self.counters
-        cdef uint32_t number, busy = 0, idle = 0
-        cdef Counter* counter
         audit_chains(&counters.chains, audit_permits(&counters.permits))
         audit_ring(&counters.ring, &counters.permits.table)
         audit_takes(&self.takes)
         audit_shares(&counters.shares, &counters.permits)
         audit_stays(&self.stays, self.sessions)
-        for number in range(1, counters.permits.table.pool.fresh + 1):
-            counter = counter_at(counters, number)
-            if counter.permit.record.flags & (RECORD_USED | FLAG_RATE) != RECORD_USED:
-                continue
-            busy += counter.permit.consumption != 0
-            idle += counter.permit.consumption == 0 and counter_exists(counters, counter)
-            if counter.permit.consumption == 0 and not counter.permit.record.flags & (
-                FLAG_IN_RING | FLAG_PINNED | FLAG_KEPT
-            ):
-                raise AssertionError(f"record {number} is idle, but not in the ring")
-        if busy != counters.state.busy or idle != counters.state.idle:
-            raise AssertionError(
-                f"{busy} busy and {idle} idle, {counters.state.busy} and {counters.state.idle} counted"
-            )
-        return 0
+        audit_peers(&self.peers, &self.takes, &self.stays)
+        return audit_counters(counters)
 
     cdef dict figures(self):
         cdef dict figures = Store.figures(self)
@@ -734,6 +732,7 @@ cdef class CounterStore(Store):
             "granted_later_seconds": self.waited_us // 1000 / 1e3,
             "timed_out": self.timed_out,
             "not_queued": self.not_queued,
+            "waits_over_share": self.peers.state.refused[<int>WAITS],
             "rates": self.takes.state.rates,
             "rates_max": rates_max(&self.takes),
             "charges": self.takes.state.charges.used,
@@ -741,6 +740,7 @@ cdef class CounterStore(Store):
             "kept_holdings": self.stays.state.kept_holdings,
             "resumed": self.stays.state.resumed,
             "expired_stays": self.stays.state.expired,
+            "stays_over_share": self.peers.state.refused[<int>STAYS],
             "charges_max": self.takes.state.charges.capacity,
             "charges_dropped": self.takes.state.charges_dropped,
         })

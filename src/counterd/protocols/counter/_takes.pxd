@@ -36,6 +36,7 @@ from counterd.protocols.counter._counters cimport (
     make_room,
 )
 from counterd.protocols.counter._limits cimport limits_forget
+from counterd.protocols.counter._peers cimport WAITS, Peers, peer_give_back, peer_take
 from counterd.protocols.counter._rates cimport (
     FLAG_AWAITED, FLAG_PINNED, FLAG_RATE, Pace, Rate, RateRecord, pace_first, rate_after,
     rate_full_ns, rate_is_full, rate_left, rate_set, span_ceil, span_left,
@@ -118,6 +119,7 @@ cdef struct TakesState:     # in the region
 cdef struct Takes:          # this process's view
     TakesState* state
     Counters* counters
+    Peers* peers
     Take* waiting           # by waiter
     Item* items
     Charge* charges
@@ -128,10 +130,13 @@ cdef struct Takes:          # this process's view
 
 # ---- region --------------------------------------------------------------------------------------------------------
 
-cdef inline int takes_reserve(Takes* takes, Region* region, Counters* counters, uint32_t charges) except -1:
+cdef inline int takes_reserve(
+    Takes* takes, Region* region, Counters* counters, Peers* peers, uint32_t charges
+) except -1:
     """Reserves memory for as many waiting Takes as there can be waiters, and for `charges` charges."""
     cdef size_t waiters = counters.fair.capacity
     takes.counters = counters
+    takes.peers = peers
     takes.charges_max = charges
     region_reserve(region, b"takes", sizeof(TakesState), <void**>&takes.state)
     region_reserve(region, b"takes", (waiters + 1) * sizeof(Take), <void**>&takes.waiting)
@@ -577,6 +582,7 @@ cdef inline uint32_t take_wait(
         pool_left(&fair.state.waiters) == 0
         or fair.askers[connection].waiters >= most
         or pool_left(&takes.state.items) < <uint32_t>count - 1
+        or not peer_take(takes.peers, connection, WAITS, <uint32_t>count - 1)
     ):
         return 0
     for i in range(count):
@@ -584,6 +590,7 @@ cdef inline uint32_t take_wait(
             while i > 0:
                 i -= 1
                 item_unpin(takes, &made[i])
+            peer_give_back(takes.peers, connection, WAITS, <uint32_t>count - 1)
             return 0
     queue = made[verdict.item].queue
     number = fair_enter(fair, connection, queue, key, weight, priority, asks[verdict.item].amount)
@@ -608,7 +615,9 @@ cdef inline uint32_t take_wait(
 
 cdef inline void take_end(Takes* takes, uint32_t number) noexcept nogil:
     """Removes a waiting Take, whether it was granted or not."""
-    cdef uint32_t queue = takes.counters.fair.waiters[number].queue
+    cdef const Waiter* waiter = waiter_at(&takes.counters.fair, number)
+    cdef uint32_t queue = waiter.queue
+    peer_give_back(takes.peers, waiter.connection, WAITS, <uint32_t>takes.waiting[number].items - 1)
     timers_disarm(&takes.deadlines, number)
     fair_remove(&takes.counters.fair, number)
     awaited_set(takes, queue)
