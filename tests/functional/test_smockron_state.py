@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 from typing import TYPE_CHECKING, Any
 
@@ -11,9 +12,10 @@ import pytest
 import redis
 
 from counterd.protocols.smockron.wire import Status
-from kit import gates, needs
+from kit import certificates, gates, needs
 from kit.daemon import wait_until
 from kit.gates import DAY_MS, SETTINGS, gate
+from ports import free_ports
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -201,3 +203,51 @@ def test_a_wrong_password_is_told_and_not_shown(serve: Callable[..., Daemon], sh
     line = warned(counterd, 1)
     assert "password" in line.lower()
     assert "guessed" not in "".join(counterd.log)
+
+
+# ---- TLS ----
+
+
+@pytest.fixture
+def secured(shared: Redis, tmp_path: Path) -> tuple[certificates.Files, int]:
+    """A Redis that serves only clients with TLS: the files, and its port."""
+    files = certificates.Files(tmp_path)
+    (port,) = free_ports(1)
+    shared.stop()
+    shared.start(
+        "--tls-port", str(port), "--tls-auth-clients", "no", "--tls-ca-cert-file", str(files.cacert),
+        "--tls-cert-file", str(files.server), "--tls-key-file", str(files.server),
+    )  # fmt: skip
+    return files, port
+
+
+def test_over_tls(serve: Callable[..., Daemon], shared: Redis, secured: tuple[certificates.Files, int]) -> None:
+    files, port = secured
+    url = f"rediss://localhost:{port}/3?ssl_ca_certs={files.cacert}"
+    with gate(serve(**{"smockron.state": url})) as one:
+        wait_until(lambda: alone(one, shared), DECIDES)
+
+
+def test_a_redis_whose_certificate_nobody_known_has_signed(
+    serve: Callable[..., Daemon], secured: tuple[certificates.Files, int]
+) -> None:
+    files, port = secured
+    daemon = serve(**{"smockron.state": f"rediss://localhost:{port}/3?ssl_ca_certs={files.other}"})
+    with gate(daemon) as one:
+        one.account(b"slow", b"me")
+        assert "certificate verify failed" in warned(daemon, 1)
+
+
+def test_a_redis_that_never_ends_the_handshake_of_tls(
+    serve: Callable[..., Daemon], secured: tuple[certificates.Files, int]
+) -> None:
+    """The master decides alone meanwhile."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        daemon = serve(**{"smockron.state": f"rediss://localhost:{port}/3?ssl_ca_certs={secured[0].cacert}"})
+        with gate(daemon) as one:
+            one.account(b"api", b"me")
+            one.account(b"api", b"me")
+            one.account(b"api", b"me")
+            assert one.told().identifier == b"me"
+        assert "no connection within 1 s" in warned(daemon, 1)
