@@ -46,7 +46,7 @@ class Proof(NamedTuple):
 PROOFS = (
     Proof("tests", 20, "make test-part PART=proofs", r"\d+ (?:passed|failed).*"),
     Proof(
-        "interrupted", 10, "COUNTERD_EXAMPLES=4 make test ARGS=tests/scenarios/test_interrupted.py",
+        "interrupted", 10, "COUNTERD_EXAMPLES=8 make test ARGS=tests/scenarios/test_interrupted.py",
         r"\d+ (?:passed|failed).*",
     ),
     Proof(

@@ -267,8 +267,9 @@ from counterd.control import service
 def fill(*arguments):
     size = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (size, size))
-    while ctypes.CDLL(None).malloc(256 << 10):
-        pass
+    for room in 256 << 10, 32 << 10:
+        while ctypes.CDLL(None).malloc(room):
+            pass
     return Server(*arguments)
 Server, service.Server = service.Server, fill"""
     result = daemon.run("-c", path, program=daemon.within(code))

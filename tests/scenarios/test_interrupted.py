@@ -35,7 +35,7 @@ pytestmark = pytest.mark.usefixtures("unhurried")
 # A wait in a loop of its own waits as often as it takes; after so many interruptions all its awaits were met.
 AWAITS_MAX = 12
 POINTS_MAX = 1000
-STRIDE = max(1, round(4 / EXAMPLES))  # so COUNTERD_EXAMPLES=4 takes every point
+STRIDE = max(1, round(8 / EXAMPLES))  # so COUNTERD_EXAMPLES=8 takes every point
 # An interrupted caller waits so long for its reply. Some points are after the reply was read, so it never comes.
 SETTLE_S = 0.05
 MANY_S = 10 * PATIENCE  # for all interruptions of a use; each step of one has PATIENCE

@@ -73,18 +73,16 @@ cdef inline void peers_begin(Peers* peers, const uint64_t* key) noexcept nogil:
     peers.state.shares = [100, 100]
 
 
-cdef inline int peer_meet(Peers* peers, uint32_t connection, object owner) except -1:
-    """Notes who the peer of a connection is. Call this before the connection needs a place.
+cdef inline bint peer_is_known(const Peers* peers, uint32_t connection) noexcept nogil:
+    return peers.keys[connection] != 0
 
-    owner: of its session, a contract.Peer or None.
-    """
-    cdef bytes name
-    cdef uint64_t key
-    if peers.keys[connection] == 0 and owner is not None:
-        name, is_local = owner.whom()
-        key = siphash13(peers.key, <const uint8_t*>PyBytes_AS_STRING(name), <uint32_t>PyBytes_GET_SIZE(name))
-        peers.keys[connection] = key & ~<uint64_t>IS_LOCAL | IS_KNOWN | (<uint64_t>IS_LOCAL if is_local else 0)
-    return 0
+
+cdef inline void peer_meet(Peers* peers, uint32_t connection, bytes name, bint is_local) noexcept:
+    """Notes who the peer of a connection is, as contract.Peer.whom says. Before the connection needs a place."""
+    cdef uint64_t key = siphash13(
+        peers.key, <const uint8_t*>PyBytes_AS_STRING(name), <uint32_t>PyBytes_GET_SIZE(name)
+    )
+    peers.keys[connection] = key & ~<uint64_t>IS_LOCAL | IS_KNOWN | (<uint64_t>IS_LOCAL if is_local else 0)
 
 
 cdef inline uint32_t peer_tag(uint64_t key) noexcept nogil:

@@ -35,7 +35,7 @@ cdef class CounterStore(Store):
     cdef bint wait_for(
         self, Session session, const Frame* frame, const TakeHead* head, const Ask* asks, const Verdict* verdict
     ) except -1
-    cdef int meet(self, Session session) except -1
+    cdef void meet(self, Session session) except *
     cdef bint cancel(self, Session session, uint32_t opaque) except -1
     cdef void cancel_one(self, Session session, uint32_t number) noexcept
     cdef bint give_back(self, Session session) except -1

@@ -41,7 +41,7 @@ from counterd.protocols.counter._messages cimport (
     UNKNOWN_COMMAND, WHO, TakeHead, absence_encode, ask_decode, error_text, frame_opaque, grant_encode, head_decode,
     refusal_encode, retry_ms, shortage_encode,
 )
-from counterd.protocols.counter._peers cimport STAYS, WAITS, peer_meet, peers_begin, peers_reserve
+from counterd.protocols.counter._peers cimport STAYS, WAITS, peer_is_known, peer_meet, peers_begin, peers_reserve
 from counterd.protocols.counter._shares cimport shares_due_ns
 from counterd.protocols.counter._stays cimport (
     Stay, stay_about, stay_discard, stay_end, stay_forget, stay_keep, stays_begin, stays_holdings, stays_max,
@@ -361,9 +361,11 @@ cdef class CounterStore(Store):
         self.look_again()
         return True
 
-    cdef int meet(self, Session session) except -1:
+    cdef void meet(self, Session session) except *:
         """Notes who the peer is. Not inlined into sessions, where a second SipHash would make the first a call."""
-        return peer_meet(&self.peers, session.connection, session.owner)
+        if session.owner is not None and not peer_is_known(&self.peers, session.connection):
+            name, is_local = session.owner.whom()
+            peer_meet(&self.peers, session.connection, name, is_local)
 
     cdef bint cancel(self, Session session, uint32_t opaque) except -1:
         """Ends the wait of a Take, and appends its reply. Returns False if the Take does not wait."""
