@@ -13,6 +13,7 @@ import logging
 from asyncio import get_running_loop
 from collections import Counter
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
 from counterd.client._addresses import read_default
@@ -531,7 +532,7 @@ class Hold(Entering, ForAsyncWith):
 
         Each call has its own hold.
         """
-        return decorated_async(function, lambda: Hold(self._client, self._asked))
+        return decorated_async(function, partial(Hold, self._client, self._asked))
 
     @property
     def lost(self) -> bool:
@@ -679,7 +680,7 @@ class Taken(TakenCore, ForAsyncWith):
 
         Each call takes its own items.
         """
-        return decorated_async(function, lambda: Taken(self._client, self._asked))
+        return decorated_async(function, partial(Taken, self._client, self._asked))
 
     def _returns(self) -> list[Request]:
         return [(wire.release, item.name, item.amount) for item in self._asked.permits]

@@ -122,7 +122,7 @@ def write_pieces(link: Link, writer: Writer, frames: Iterator[bytes | None], is_
                 writer.update(writer.ledger.release, **json.loads(left))
             return
         piece = received or piece
-        if (link.loss or not piece) and not link.tell(writer):
+        if not link.tell(writer):
             continue
         if piece:
             is_written = writer.write(piece, is_needed=bool(refused))

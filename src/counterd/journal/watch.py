@@ -79,7 +79,10 @@ class Watch:
         return found
 
     def _remedy(self) -> str:
-        if os.fstat(self._locked).st_nlink:
+        locked = os.fstat(self._locked)
+        if see(locked)[:2] != self.seen[:2]:  # this process began when the journal was lost already
+            return "move the journal back, or restart counterd to use this file, without jobs that are only in memory"
+        if locked.st_nlink:
             return "move the journal back"
         saved = f"`cp /proc/{os.getpid()}/fd/{self._locked} {self._path}` saves it; then restart counterd"
         return f"it was deleted, but it is still open: {saved}"

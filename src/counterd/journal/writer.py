@@ -145,6 +145,7 @@ class Writer:
         except sqlite3.OperationalError:
             is_busy = True
         if is_busy:
+            self.database.execute(f"PRAGMA busy_timeout = {BUSY_MS}")
             return False
         self.database.close()
         self._open()

@@ -119,6 +119,19 @@ def test_what_could_not_be_awaited_says_nothing(make: Callable[[], Any], recwarn
     assert not recwarn
 
 
+@of_each
+def test_what_decorates_a_function_says_nothing(make: Callable[[], Any], recwarn: pytest.WarningsRecorder) -> None:
+    """It is never entered, as each call has its own, and may die where the function is thrown away."""
+
+    async def coroutine() -> None: ...
+
+    def function() -> None: ...
+
+    kept = [make()(coroutine if make in AWAITED.values() else function)]
+    kept.pop()
+    assert not recwarn.list
+
+
 def test_a_semaphore_says_nothing(recwarn: pytest.WarningsRecorder) -> None:
     Client(*NOWHERE).semaphore("a", 1)
     AsyncClient(*NOWHERE).semaphore("a", 1)

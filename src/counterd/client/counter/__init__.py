@@ -1,7 +1,6 @@
 """The blocking client for the counter protocol: Client of counterd.client.
 
-Floor: side (ARCHITECTURE.md). The package needs only the wire module and counterd.errors, and works without any
-compiled module.
+Floor: side (ARCHITECTURE.md). The package needs only the wire module and counterd.errors, and no compiled module.
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ import threading
 import time
 from collections import Counter, deque
 from contextlib import ExitStack, nullcontext, suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from counterd.client._addresses import read_default
@@ -515,7 +515,7 @@ class Hold(Entering, ForWith):
 
     def __call__(self, function: F) -> F:
         """Returns a function, or a generator, that holds permits while it runs. Each call has its own permits."""
-        return decorated(function, lambda: Hold(self._client, self._asked))
+        return decorated(function, partial(Hold, self._client, self._asked))
 
     @property
     def lost(self) -> bool:
@@ -642,7 +642,7 @@ class Taken(TakenCore, ForWith):
 
     def __call__(self, function: F) -> F:
         """Returns a function, or a generator, that has the items while it runs. Each call takes its own items."""
-        return decorated(function, lambda: Taken(self._client, self._asked))
+        return decorated(function, partial(Taken, self._client, self._asked))
 
 
 class _Watcher:

@@ -14,6 +14,7 @@ import asyncio
 import math
 import time
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from counterd.client._aiolink import LOOP_CLOSED
@@ -94,7 +95,7 @@ class Hold(Held, Entering, ForWith):
 
     def __call__(self, function: F) -> F:
         """Returns a function, or a generator, that holds a token while it runs. Each call has its own token."""
-        return decorated(function, lambda: Hold(self._client, self._asked))
+        return decorated(function, partial(Hold, self._client, self._asked))
 
 
 class Client(Commands[Hold], Shared, Blocking):
@@ -214,7 +215,7 @@ class AsyncHold(Held, Entering, ForAsyncWith):
 
         Each call has its own token.
         """
-        return decorated_async(function, lambda: AsyncHold(self._client, self._asked))
+        return decorated_async(function, partial(AsyncHold, self._client, self._asked))
 
 
 class AsyncClient(Commands[AsyncHold], AioShared, Awaiting):
