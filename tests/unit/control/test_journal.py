@@ -184,16 +184,22 @@ def children() -> list[int]:
     return [int(pid) for pid in found]
 
 
+async def hung(path: Path) -> Kept:
+    """One whose process does not write the piece that it was given."""
+    kept = Kept(path)
+    await kept.keeper.restore()
+    for pid in children():
+        os.kill(pid, signal.SIGSTOP)
+    kept.store.pieces.append(piece(1))
+    kept.keeper.turn(0)
+    return kept
+
+
 def test_one_that_hangs_counts_as_a_failure_until_it_goes_on(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "PATIENCE_S", 0.05)
 
     async def history() -> None:
-        kept = Kept(path)
-        await kept.keeper.restore()
-        for pid in children():
-            os.kill(pid, signal.SIGSTOP)
-        kept.store.pieces.append(piece(1))
-        kept.keeper.turn(0)
+        kept = await hung(path)
         await until(lambda: kept.keeper.failing)
         assert kept.store.refused == 1
         assert kept.keeper.failing == f"{path}: no write finished for 0.05 s"
@@ -211,12 +217,7 @@ def test_a_large_piece_has_more_time(path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(module, "SLOWEST", 1)
 
     async def history() -> None:
-        kept = Kept(path)
-        await kept.keeper.restore()
-        for pid in children():
-            os.kill(pid, signal.SIGSTOP)
-        kept.store.pieces.append(piece(1))
-        kept.keeper.turn(0)
+        kept = await hung(path)
         most = len(piece(1)) + module.PATIENCE_S
         for ago, why in ((most - 60, ""), (most, f"{path}: no write finished for {most:g} s")):
             kept.keeper._sent = asyncio.get_running_loop().time() - ago
