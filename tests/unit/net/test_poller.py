@@ -8,6 +8,8 @@ import os
 import resource
 import select
 import socket
+import subprocess
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -94,6 +96,31 @@ def test_an_event_that_is_kept_is_not_told_of_a_stream_that_has_ended(polled: Po
     assert gone.told == [("closed", None)]
     assert connected[2][1].told == [b"a"]
     assert polled.loop.errors == []
+
+
+def test_an_event_that_is_kept_is_not_told_of_a_stream_that_is_no_more(tmp_path: Path) -> None:
+    """In a process of its own, as one that uses memory that was freed, and overwritten, ends by a signal."""
+    code = """\
+import pathlib, socket
+from unit.net.polled import ENDLESS_NS, polling
+with polling(socket.AF_INET, pathlib.Path()) as polled:
+    for client in [polled.connect()[0] for _ in range(3)]:
+        client.sendall(b"a")
+    polled.poller.batch_ns = 0
+    polled.batch()
+    polled.probes[1].stream.abort()
+    polled.loop.run()
+    del polled.probes[1]
+    polled.poller.batch_ns = ENDLESS_NS
+    polled.batch()
+    assert [probe.told for probe in polled.probes] == [[b"a"], [b"a"]]
+    assert polled.loop.errors == []
+"""
+    environment = {**os.environ, "PYTHONMALLOC": "debug", "PYTHONPATH": str(Path(__file__).parents[2])}
+    done = subprocess.run(
+        (sys.executable, "-c", code), cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_an_event_that_is_kept_is_not_told_of_a_stream_that_was_paused(polled: Polled) -> None:
