@@ -50,7 +50,9 @@ PROOFS = (
         r"\d+ (?:passed|failed).*",
     ),
     Proof(
-        "examples", 15, "COUNTERD_EXAMPLES=5 make test COUNTERD_BUILD=debug TOOLS=test ARGS=tests/property",
+        "examples", 20,
+        "COUNTERD_EXAMPLES=5 make test COUNTERD_BUILD=debug TOOLS=test "
+        "ARGS='--part engine tests/property tests/simulation'",
         r"\d+ (?:passed|failed).*",
     ),
     Proof("simulate", 10, "make simulate SIMULATE_SEED={seed}", r"^\w+: [\d,]+ steps.*"),
@@ -62,6 +64,7 @@ PROOFS = (
     Proof("asan", 25, "make asan", r"^asan: .*"),
     Proof("model", 20, "make model", r"^.*(?:states|as expected).*"),
     Proof("mutants", 20, "make mutants MUTANTS=40 MUTANTS_SEED={seed}", r"^.*(?:score|noticed).*"),
+    Proof("bench-smoke", 5, "make bench-smoke", r"\d+ (?:passed|failed).*"),
     Proof("bench-regress", 5, "make bench-regress", r"^.*(?:worse|regress).*"),
 )  # fmt: skip
 

@@ -20,6 +20,8 @@ ROOT = Path(__file__).parents[2]
         ("tests/functional/test_counterbench_takes.py::test_sizes_of_names[8]", "proofs"),
         ("tests/functional/test_counterbench_beanstalk.py::test_every_request[counterd]", "daemon"),
         ("tests/history/test_takes.py::test_wrong_server_is_caught[LetsSleep]", "proofs"),
+        ("tests/scenarios/test_restarted.py::test_it[counter acquire-uvloop]", "proofs"),
+        ("tests/scenarios/test_restarted.py::test_it[counter acquire-asyncio]", "daemon"),
     ],
 )
 def test_a_part_is_found_by_name(test: str, part: str) -> None:

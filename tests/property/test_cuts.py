@@ -174,7 +174,7 @@ streams = st.builds(
 )
 
 
-@settings(max_examples=examples(200), deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(stream=streams, end=st.booleans())
 def test_any_stream_cut_once_anywhere_or_everywhere(stream: bytes, end: bool) -> None:
     expected = comparable(play([stream], end=end))
@@ -183,7 +183,7 @@ def test_any_stream_cut_once_anywhere_or_everywhere(stream: bytes, end: bool) ->
     assert comparable(play(chunks(stream, 1), end=end)) == expected
 
 
-@settings(max_examples=examples(200), deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(
     stream=streams,
     end=st.booleans(),

@@ -487,7 +487,7 @@ class SmockronMachine(RuleBasedStateMachine):
 
 
 SmockronMachine.TestCase.settings = settings(
-    max_examples=examples(150),
+    max_examples=examples(100),
     stateful_step_count=40,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],

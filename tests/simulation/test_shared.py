@@ -15,6 +15,7 @@ import pytest
 from counterd.cluster import authority, sidecar
 from counterd.cluster.authority import Mode
 from counterd.cluster.sidecar import HEARTBEAT_NS, LONG_TURN_NS, UNKNOWN, Sidecar
+from kit.machine import examples
 from simulation.shared import MS, SECOND, Daemon, Demand, Host, Ideal, Load, Model, Sizes, Violation, World, trouble
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ def test_nothing_is_granted_above_its_maximum(kind: str) -> None:
 @pytest.mark.parametrize("kind", STORES)
 def test_nothing_is_granted_above_a_smaller_maximum(kind: str) -> None:
     """Although others may be granted more."""
-    assert all(mixed(seed, STORES[kind]) for seed in range(8))
+    assert all(mixed(seed, STORES[kind]) for seed in range(examples(4)))
 
 
 @pytest.mark.parametrize(("split_ms", "most"), [(100, 0), (3000, 10)])

@@ -16,18 +16,33 @@ _POP_TOP = opmap["POP_TOP"]
 _CALLS = {code for name, code in opmap.items() if name.startswith("CALL") and "INTRINSIC" not in name}
 
 
+class _Alone:
+    """Tells how many references an object has in its __del__() if no other object refers to it."""
+
+    references = 0
+
+    def __del__(self) -> None:
+        _Alone.references = sys.getrefcount(self)
+
+
+_Alone()
+
+
 class Entering:
     """An object that is to be entered. A caller that throws it away instead, like `client.hold("db", maximum=2)` as a
     statement, is warned.
 
     The warning must not come if the caller is interrupted between making the object and entering it. So what counts is
-    where the object dies: at the instruction that throws away the result of the call before it.
+    where the object dies: at the instruction that throws away the result of the call before it. An object that others
+    still refer to dies of a garbage collection, which can happen at any instruction.
     """
 
     _is_used = False  # it was entered, or an attempt was made
 
     def __del__(self) -> None:
-        if not self._is_used and (frame := sys._getframe().f_back) is not None:
+        if self._is_used or sys.getrefcount(self) > _Alone.references:
+            return
+        if (frame := sys._getframe().f_back) is not None:
             code, at = frame.f_code.co_code, frame.f_lasti
             if at >= 0 and code[at] == _POP_TOP and _before(code, at) in _CALLS:
                 text = f"{self!r} was never entered, so nothing was taken: use it in a `with` or `async with`"

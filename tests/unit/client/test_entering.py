@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import gc
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -88,6 +89,22 @@ def test_a_caller_that_was_interrupted_says_nothing(make: Callable[[], Any], rec
     except KeyboardInterrupt:
         pass
     asyncio.run(cancelled())
+    assert not recwarn
+
+
+@of_each
+def test_what_a_garbage_collection_finds_says_nothing(
+    make: Callable[[], Any], recwarn: pytest.WarningsRecorder
+) -> None:
+    """Although it runs where the result of a call is thrown away."""
+
+    class Collects:
+        __del__ = staticmethod(gc.collect)
+
+    cycle = [make()]
+    cycle.append(cycle)
+    del cycle
+    Collects()
     assert not recwarn
 
 

@@ -416,7 +416,7 @@ class WheelMachine(RuleBasedStateMachine):
 
 
 WheelMachine.TestCase.settings = settings(
-    max_examples=examples(300),
+    max_examples=examples(150),
     stateful_step_count=50,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much],
