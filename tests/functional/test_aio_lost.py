@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import logging
 import signal
 import socket
@@ -21,7 +20,7 @@ import pytest
 from counterd.client import aio
 from counterd.errors import ConnectionLost, NotAvailable, NotFound
 from kit import daemon
-from kit.loops import NEW_LOOP, run, until
+from kit.loops import NEW_LOOP, leaves_connections_open, run, until
 from kit.machine import own_address
 
 if TYPE_CHECKING:
@@ -374,8 +373,8 @@ def test_a_program_that_ends_inside_a_hold(counterd, mode: str, status: int, com
 # ---- event loops ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")
 @LOOPS
+@leaves_connections_open
 def test_a_loop_that_was_closed_takes_what_was_held_along(counterd, loop: str) -> None:
     """As with one asyncio.run() after the other: the client goes on, says what was lost, and leaks nothing."""
 
@@ -397,7 +396,6 @@ def test_a_loop_that_was_closed_takes_what_was_held_along(counterd, loop: str) -
         each = NEW_LOOP[loop]()
         each.run_until_complete(main)
         each.close()
-    gc.collect()  # the sockets that were left open, which is what the warnings are about
 
 
 def test_another_loop_is_told_before_anything_is_sent(counterd) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import socket
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +11,7 @@ import pytest
 
 from counterd.client.sentinel import Answer, AsyncClient, AsyncHold, Blocked, TokenLost
 from kit import sentinels
-from kit.loops import NEW_LOOP, PATIENCE, run, until
+from kit.loops import NEW_LOOP, PATIENCE, leaves_connections_open, run, until
 from kit.sentinels import flow, param
 
 if TYPE_CHECKING:
@@ -101,8 +100,8 @@ def test_many_tasks_share_a_client(counterd: tuple[str, int]) -> None:
 # ---- leases and connections -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")
 @LOOPS
+@leaves_connections_open
 def test_a_loop_that_was_closed_takes_what_was_held_along(counterd: tuple[str, int], loop: str) -> None:
     """As with one asyncio.run() after the other. Another that runs is told so."""
     client = made(counterd)
@@ -125,7 +124,6 @@ def test_a_loop_that_was_closed_takes_what_was_held_along(counterd: tuple[str, i
     held = first.run_until_complete(holds())
     first.close()
     run(goes_on(held), loop)
-    gc.collect()  # the sockets that were left open, which is what the warnings are about
 
 
 # ---- a server that does not decide ----------------------------------------------------------------------------------

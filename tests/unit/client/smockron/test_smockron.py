@@ -638,7 +638,7 @@ def test_a_gatekeeper_belongs_to_one_loop_until_that_is_closed(master: Master) -
 
 
 @LOOPS
-@pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")
+@loops.leaves_connections_open
 def test_after_its_loop_was_closed_its_connections_are_ended_and_it_can_be_closed(
     master: Master, loop_name: str
 ) -> None:
