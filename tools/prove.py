@@ -61,7 +61,7 @@ PROOFS = (
     Proof("drain", 3, "{python} benchmarks/load/stops.py", r".*(?:close|wait).*"),
     Proof("soak", 5, "make soak SOAK_SECONDS=180", r"^soak: .*"),
     Proof("fuzz", 25, "make fuzz FUZZ_SECONDS=60", r"^\w+ .*(?:inputs|executed).*"),
-    Proof("asan", 25, "make asan", r"^asan: .*"),
+    Proof("asan", 40, "make asan", r"^asan: .*"),
     Proof("model", 20, "make model", r"^.*(?:states|as expected).*"),
     Proof("mutants", 20, "make mutants MUTANTS=40 MUTANTS_SEED={seed}", r"^.*(?:score|noticed).*"),
     Proof("bench-smoke", 5, "make bench-smoke", r"\d+ (?:passed|failed).*"),

@@ -92,9 +92,13 @@ def blocks_needed(name: bytes) -> int:
 
 def frames_of(stream: bytes) -> Iterator[bytes]:
     """The complete frames at the start of a stream of requests or responses."""
-    while len(stream) >= 12 and len(stream) >= (end := 12 + int.from_bytes(stream[4:8], "big")):
-        yield stream[:end]
-        stream = stream[end:]
+    start = 0
+    while len(stream) >= start + 12:
+        end = start + 12 + int.from_bytes(stream[start + 4 : start + 8], "big")
+        if end > len(stream):
+            return
+        yield stream[start:end]
+        start = end
 
 
 # ---- the model ------------------------------------------------------------------------------------------------------
