@@ -20,7 +20,7 @@ from counterd.errors import CounterdError
 from kit import memory
 
 NAMES = ["a", "b"]
-# After a cut, who waits finds out what became free when it asks again: a quarter of a second, and a connection.
+# After a cut, who waits finds out what became free when it asks again: an eighth of a second, and a connection.
 ASKS_AGAIN_S = 0.5
 
 programs = st.lists(

@@ -260,9 +260,6 @@ class Link(asyncio.Protocol, Resumable):
         self.calls.forget(call)
         self._give_back()
 
-    def now(self) -> float:
-        return self._loop.time()
-
     def flush(self) -> None:
         """Passes all unsent bytes to the transport, which immediately sends what the kernel accepts."""
         self._flush()

@@ -27,7 +27,7 @@ from counterd.client._connection import (
 )
 from counterd.client._entering import ForAsyncWith
 from counterd.client._turns import Turns
-from counterd.client._waiting import ASK, GIVE_UP, LOOK, WAIT, Patience, drive_async, waiting
+from counterd.client._waiting import ASK, GIVE_UP, WAIT, Patience, drive_async, waiting
 from counterd.errors import ConnectionLost, CounterdError, ServerError
 
 if TYPE_CHECKING:
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from counterd.client._addresses import Address
     from counterd.client._calls import Pending
     from counterd.client._holding import Wanted
-    from counterd.client._tenure import Seen, Tenure
     from counterd.client._turns import Queue
 
 Self = TypeVar("Self", bound="Shared")
@@ -152,13 +151,6 @@ class Shared(ForAsyncWith):
         """Asks the server once for what a hold wants.
 
         After NotAvailable or ConnectionLost the hold waits. Any other error ends the wait of the hold.
-        """
-        raise NotImplementedError
-
-    async def _look_around(self, asked: Any) -> Seen:
-        """Returns whether other clients want the same as a hold of this client.
-
-        Called only if the hold has a tenure.
         """
         raise NotImplementedError
 
@@ -290,7 +282,7 @@ class Shared(ForAsyncWith):
 
     # ---- waiting ----
 
-    async def _take(self, hold: Any, asked: Wanted, tenure: Tenure | None = None) -> Any:
+    async def _take(self, hold: Any, asked: Wanted) -> Any:
         """Waits until it is the hold's turn and the hold gets what it wants.
 
         Returns the result of _ask(). See waiting().
@@ -298,14 +290,13 @@ class Shared(ForAsyncWith):
         loop = self._own_loop()
         turn = Turn(loop)
         patience = Patience(asked.timeout, loop.time)
-        steps = waiting(self._turns, turn, asked, tenure, patience, retry_at=self._next_attempt)
+        steps = waiting(self._turns, turn, asked, patience, retry_at=self._next_attempt)
         return await drive_async(steps, self._waiting_acts(turn, hold, asked))
 
     def _waiting_acts(self, turn: Turn, hold: Any, asked: Any) -> dict[Any, Callable[..., Any]]:
         """Returns what this client does for each step of waiting()."""
         return {
             WAIT: turn.wait,
-            LOOK: lambda: self._look_around(asked),
             ASK: lambda: self._ask(hold, asked),
             GIVE_UP: lambda queue: self._gives_up(queue, asked),
         }

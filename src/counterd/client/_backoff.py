@@ -39,14 +39,10 @@ class Backoff:
         """Called after a success: the next delay is the shortest delay again."""
         self._next = self._first
 
-    def lengthen(self) -> None:
-        """Called to let other clients go first: the next delay is the longest delay."""
-        self._next = self._longest
 
-
-# Asking for permits again. A permit that another program gives back is found after 0.25 s at most. However many wait
-# for a counter in one program, it asks some five times a second, and ten times after LONG_WAIT_S.
-ASK_FIRST_S, ASK_LONGEST_S = 0.005, 0.25
+# Asking for permits again. A permit that another program gives back is found after 0.125 s at most. However many wait
+# for a counter in one program, it asks some ten times a second.
+ASK_FIRST_S, ASK_LONGEST_S = 0.005, 0.125
 # Connecting again.
 CONNECT_FIRST_S, CONNECT_LONGEST_S = 0.05, 2.0
 

@@ -51,7 +51,6 @@ class Pending:
     def __init__(self) -> None:
         self.pending: dict[int, Call] = {}  # by opaque, the oldest first
         self.listeners: list[Call] = []  # calls that wait for what the server sends unasked
-        self.refused = 0  # acquires for which no permits were available; only the counter protocol counts them
         self.answered = False  # the server has sent a valid reply
         self.held = 0  # how much would be lost with the connection, without what is being released
         self.give_back: list[Request] = []  # requests that give back what was granted to callers that have gone

@@ -28,7 +28,7 @@ from counterd.client._entering import ForWith
 from counterd.client._link import Link, interrupted
 from counterd.client._portable import is_mine
 from counterd.client._turns import Turns
-from counterd.client._waiting import ASK, GIVE_UP, LOOK, WAIT, Patience, drive, waiting
+from counterd.client._waiting import ASK, GIVE_UP, WAIT, Patience, drive, waiting
 from counterd.errors import ConnectionLost, CounterdError
 
 if TYPE_CHECKING:
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from counterd.client._addresses import Address
     from counterd.client._calls import Pending
     from counterd.client._holding import Wanted
-    from counterd.client._tenure import Seen, Tenure
     from counterd.client._tls import SecureSocket
     from counterd.client._turns import Queue
 
@@ -106,13 +105,6 @@ class Shared(ForWith):
         """Asks the server once for what a hold wants.
 
         After NotAvailable or ConnectionLost the hold waits. Any other error ends the wait of the hold.
-        """
-        raise NotImplementedError
-
-    def _look_around(self, asked: Any) -> Seen:
-        """Returns whether other clients want the same as a hold of this client.
-
-        Called only if the hold has a tenure.
         """
         raise NotImplementedError
 
@@ -219,18 +211,17 @@ class Shared(ForWith):
 
     # ---- waiting ----
 
-    def _take(self, hold: Any, asked: Wanted, tenure: Tenure | None = None) -> Any:
+    def _take(self, hold: Any, asked: Wanted) -> Any:
         """Waits until it is the hold's turn and it gets what it wants. Returns the result of _ask(). See waiting()."""
         turn = threading.Event()
         patience = Patience(asked.timeout, time.monotonic)
-        steps = waiting(self._turns, turn, asked, tenure, patience, retry_at=self._next_attempt)
+        steps = waiting(self._turns, turn, asked, patience, retry_at=self._next_attempt)
         return drive(steps, self._waiting_acts(turn, hold, asked))
 
     def _waiting_acts(self, turn: threading.Event, hold: Any, asked: Any) -> dict[Any, Callable[..., Any]]:
         """Returns what this client does for each step of waiting()."""
         return {
             WAIT: lambda seconds: turn.wait(None if seconds is None else min(seconds, threading.TIMEOUT_MAX)),
-            LOOK: lambda: self._look_around(asked),
             ASK: lambda: self._ask(hold, asked),
             GIVE_UP: lambda queue: self._gives_up(queue, asked),
         }

@@ -16,10 +16,8 @@ from collections import OrderedDict
 from typing import Any, Protocol
 
 from counterd.client._backoff import ASK_FIRST_S, ASK_LONGEST_S, Backoff
-from counterd.client._tenure import LONG_WAIT_S, Tenure
 
 COUNTED_FOR_S = 0.1  # for how long a consumption that was asked for serves other holds that give up
-TENURES_MAX = 256  # names whose use a client remembers, in some 40 KiB. A name that was forgotten begins anew
 
 
 class Waiter(Protocol):
@@ -48,14 +46,6 @@ class Queue:
         self.counting: Any = None  # the task that asks for it now; other holds that give up wait for this task
         self.is_full = False  # so is the queue of the server: only one waiter at a time may try to wait there
 
-    def delay(self, waited: float) -> float:
-        """Returns how many seconds the first hold pauses before it asks again.
-
-        waited: how many seconds it has waited.
-        """
-        delay = self.backoff.delay()
-        return delay / 2 if waited > LONG_WAIT_S else delay
-
     def wake(self) -> None:
         """Lets the first waiter, if any, ask again."""
         for first in self.waiters:
@@ -64,22 +54,11 @@ class Queue:
 
 
 class Turns:
-    """The queues of a client by name, and how long it has held permits of each name. Threads may share a Turns."""
+    """The queues of a client by name. Threads may share a Turns."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()  # reentrant: the garbage collector may end a hold at any moment
         self._queues: dict[bytes, Queue] = {}
-        self._tenures: dict[bytes, Tenure] = {}
-
-    def tenure(self, name: bytes) -> Tenure:
-        """Returns the Tenure of this client for a name."""
-        tenure = self._tenures.get(name)
-        if tenure is None:
-            with self._lock:
-                while len(self._tenures) >= TENURES_MAX:
-                    del self._tenures[next(iter(self._tenures))]
-                tenure = self._tenures.setdefault(name, Tenure())
-        return tenure
 
     def has(self, name: bytes) -> bool:
         """Returns whether there is a queue for a name."""

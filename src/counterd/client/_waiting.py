@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Mapping
 
     from counterd.client._holding import Wanted
-    from counterd.client._tenure import Tenure
     from counterd.client._turns import Queue, Turns
 
     Steps = Generator[tuple[Any, ...], Any, Any]
@@ -29,19 +28,17 @@ class Act(Enum):
 
     WAIT: waits until the turn is set, or until this many seconds have passed (None: for ever). Returns whether the turn
     is set.
-    LOOK: checks the server and returns a Seen. ASK: asks the server once, and returns the result. After NotAvailable or
-    ConnectionLost the hold waits.
+    ASK: asks the server once, and returns the result. After NotAvailable or ConnectionLost the hold waits.
     GIVE_UP: returns the error for a hold whose timeout is over: ConnectionLost if the server cannot be reached. The
     argument of GIVE_UP is the queue.
     """
 
     WAIT = 0
-    LOOK = 1
-    ASK = 2
-    GIVE_UP = 3
+    ASK = 1
+    GIVE_UP = 2
 
 
-WAIT, LOOK, ASK, GIVE_UP = Act
+WAIT, ASK, GIVE_UP = Act
 
 
 class InServer(Enum):
@@ -71,11 +68,7 @@ class Patience:
 
     def __init__(self, seconds: float | None, now: Callable[[], float]) -> None:
         self.now = now
-        self._begun = now()
-        self._until = None if seconds is None else self._begun + seconds
-
-    def waited(self) -> float:
-        return self.now() - self._begun
+        self._until = None if seconds is None else now() + seconds
 
     def left(self) -> float | None:
         """Returns how many seconds remain, or None for a wait without end."""
@@ -115,7 +108,6 @@ def holding(
     turns: Turns,
     turn: Turn,
     asked: Wanted,
-    tenure: Tenure,
     patience: Patience,
     *,
     retry_at: Callable[[], float | None],
@@ -139,7 +131,7 @@ def holding(
                 error.waited = asked.timeout
             if patience.is_over() or retry_at() is None or is_futile(error):
                 raise  # else the server drains, or was lost
-    steps = waiting(turns, turn, asked, tenure, patience, retry_at=retry_at, queues=queues, is_full=is_full)
+    steps = waiting(turns, turn, asked, patience, retry_at=retry_at, queues=queues, is_full=is_full)
     return (yield from steps)
 
 
@@ -147,7 +139,6 @@ def waiting(
     turns: Turns,
     turn: Turn,
     asked: Wanted,
-    tenure: Tenure | None,
     patience: Patience,
     *,
     retry_at: Callable[[], float | None],
@@ -157,7 +148,6 @@ def waiting(
     """The steps until something succeeds. Returns its result. Close this generator in any case, so that the hold leaves
     the queue.
 
-    tenure: the Tenure of this client for the name. None: this client never lets other clients go first.
     retry_at: returns when a client without a connection may connect again. The function returns None if the client is
     closed and never may connect again.
     queues: whether the server may have a queue. If it has one, the first hold of the client's queue waits there, with
@@ -177,9 +167,7 @@ def waiting(
                 continue
             in_server, tries_server = tries_server, queues
             try:
-                taken = yield from (
-                    _queueing(turns, turn, asked, patience, queue) if in_server else _asking(tenure, patience, queue)
-                )
+                taken = yield from (_queueing(turns, turn, asked, patience, queue) if in_server else _asking(queue))
             except (NotAvailable, ConnectionLost) as error:
                 before, queue = queue, turns.join(asked.name, turn)  # it may have left it
                 if len(queue.waiters) == 1:
@@ -216,20 +204,9 @@ def _queueing(turns: Turns, turn: Turn, asked: Wanted, patience: Patience, queue
         return _NOT_YET
 
 
-def _asking(tenure: Tenure | None, patience: Patience, queue: Queue) -> Steps:
-    """The steps of the first hold of a queue, which asks the server, or lets other clients go first."""
-    if tenure is not None and not patience.is_over() and not tenure.may_ask(patience.now()):
-        away = tenure.looked(patience.now(), (yield (LOOK,)))
-        if away is not None:
-            queue.backoff.lengthen()
-            yield WAIT, patience.at_most(away)
-            return _NOT_YET
-    try:
-        taken = yield (ASK,)
-    except NotAvailable:
-        if tenure is not None:
-            tenure.refused()
-        raise
+def _asking(queue: Queue) -> Steps:
+    """The step of the first hold of a queue, which asks the server."""
+    taken = yield (ASK,)
     queue.backoff.reset()
     return taken
 
@@ -248,10 +225,10 @@ def _refused(
         again_at = retry_at()
         if again_at is None:
             raise error
-        return error, max(queue.delay(0), again_at - patience.now())
+        return error, max(queue.backoff.delay(), again_at - patience.now())
     if is_futile(error):
         raise error
-    pause = queue.delay(patience.waited())
+    pause = queue.backoff.delay()
     if error.consumption is None and not queue.draining:
         return None, pause
     error.waited = asked.timeout

@@ -22,7 +22,6 @@ from counterd.client._backoff import ASK_FIRST_S, ASK_LONGEST_S, Backoff
 from counterd.client._connection import as_bytes, lost
 from counterd.client._entering import Entering, ForAsyncWith
 from counterd.client._holding import NO_LOSS, RAISE, REACQUIRE, decorated_async, printed
-from counterd.client._tenure import Tenure
 from counterd.client._turns import COUNTED_FOR_S, Queue
 from counterd.client._waiting import PAUSE, QUEUE, Patience, drive_async, holding, queued
 from counterd.client.counter._asked import Asked
@@ -51,7 +50,6 @@ if TYPE_CHECKING:
 
     from counterd.client._aiolink import Link
     from counterd.client._calls import Request
-    from counterd.client._tenure import Seen
     from counterd.protocols.counter.wire import DumpEntry, Grant
 
 __all__ = ["Client", "Hold", "Permit", "Pipeline", "Rate", "Semaphore", "Taken"]
@@ -334,13 +332,11 @@ class Client(Shared):
 
         return await self._asked_again(ask)
 
-    async def _hold(self, hold: Hold, asked: Asked, tenure: Tenure) -> Link:
+    async def _hold(self, hold: Hold, asked: Asked) -> Link:
         """Waits for the permits of a hold. Returns the connection through which the hold has its permits."""
         loop = self._own_loop()
         turn = Turn(loop)
-        steps = holding(
-            self._turns, turn, asked, tenure, Patience(asked.timeout, loop.time), retry_at=self._next_attempt
-        )
+        steps = holding(self._turns, turn, asked, Patience(asked.timeout, loop.time), retry_at=self._next_attempt)
         acts = self._waiting_acts(turn, hold, asked)
         acts[QUEUE] = lambda seconds, sent: self._queue(hold, asked, seconds, sent)
         link: Link = await drive_async(steps, acts)
@@ -404,11 +400,6 @@ class Client(Shared):
                 await turn.wait(left)
         finally:
             self._turns.leave(_PAUSES, turn)
-
-    async def _look_around(self, asked: Asked) -> Seen:
-        link = await self._server()
-        consumption, stats = await self._answers(link, [(wire.get, asked.name), (wire.stats,)])
-        return asked.seen(consumption, stats, link.calls.refused)
 
     async def _gives_up(self, queue: Queue, asked: Asked) -> CounterdError:
         """Says how many permits are in use. If many holds give up together, one asks the server."""
@@ -485,7 +476,6 @@ class Hold(Entering, ForAsyncWith):
     def __init__(self, client: Client, asked: Asked) -> None:
         self._client = client
         self._asked = asked
-        self._tenure = Tenure()  # of the name, while the hold is entered
         self._entered = False
         self._link: Link | None = None  # through which they are held
 
@@ -500,9 +490,7 @@ class Hold(Entering, ForAsyncWith):
             if self._asked.on_lost == REACQUIRE:
                 async with self._client._reacquiring:
                     pass  # no permits are acquired again for the last block any more
-            self._tenure = self._client._turns.tenure(self._asked.name)
-            self._link = await self._client._hold(self, self._asked, self._tenure)
-            self._tenure.granted(self, self._link.now())
+            self._link = await self._client._hold(self, self._asked)
         except BaseException:
             self._entered = False
             raise
@@ -564,7 +552,6 @@ class Hold(Entering, ForAsyncWith):
         assert ended is not None
         link = ended.last()
         link.holds.pop(self, None)
-        self._tenure.released(self, link.now())
         self._client._turns.wake(self._asked.name)
         return link
 

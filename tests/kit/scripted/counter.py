@@ -70,13 +70,12 @@ def refusal(request: Request, status: int) -> bytes:
 class Counters:
     """What a correct server without Takes keeps.
 
-    used, most: permits that are, or were, in use at once. refused: acquires.
+    used, most: permits that are, or were, in use at once.
     """
 
     def __init__(self) -> None:
         self.used: Counter[bytes] = Counter()
         self.most: Counter[bytes] = Counter()
-        self.refused = 0
 
     def execute(self, held: Counter[bytes], request: Request, maximum: int) -> bytes:
         """Executes a request of a connection that holds this, as if it asked with this maximum. Returns the answer."""
@@ -87,7 +86,6 @@ class Counters:
             bodies = [struct.pack(">I", self.used[name])]
         elif request.opcode == Opcode.ACQUIRE:
             if self.used[name] + resources > maximum:
-                self.refused += 1
                 return refusal(request, Status.RESOURCE_NOT_AVAILABLE)
             self.used[name] += resources
             self.most[name] = max(self.most[name], self.used[name])
@@ -99,8 +97,7 @@ class Counters:
             self.used[name] -= resources
             held[name] -= resources
         elif request.opcode == Opcode.STATS:
-            key, value = b"refused:not_available", b"%d" % self.refused
-            bodies = [struct.pack(">HH", len(key), len(value)) + key + value]
+            bodies = [b""]
         elif request.opcode == Opcode.DUMP:
             entries = [struct.pack(">IIH", used, self.most[key], len(key)) + key for key, used in self.used.items()]
             bodies = [*entries, b""]

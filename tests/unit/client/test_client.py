@@ -23,7 +23,6 @@ import pytest
 import counterd.client
 from counterd import errors
 from counterd.client import Client, DumpEntry
-from counterd.client._tenure import Seen
 from counterd.protocols.counter import wire
 from kit.daemon import wait_until
 from kit.machine import PATIENCE
@@ -502,78 +501,6 @@ def test_a_call_that_may_take_for_ever(serve) -> None:
     script = serve(success(b""))
     with Client(port=script.port, timeout=math.inf) as client:
         client.noop()
-
-
-class Away:
-    """A tenure whose client lets others go first, until it has looked three times."""
-
-    def __init__(self) -> None:
-        self.seen: list[Seen] = []
-        self.told: list[str] = []
-
-    def may_ask(self, now: float) -> bool:
-        return len(self.seen) == 3
-
-    def looked(self, now: float, seen: Seen) -> float | None:
-        self.seen.append(seen)
-        return 0.001 if len(self.seen) < 3 else None
-
-    def refused(self) -> None:
-        self.told.append("refused")
-
-    def granted(self, hold: object, now: float) -> None:
-        self.told.append("granted")
-
-    def released(self, hold: object, now: float) -> None:
-        self.told.append("released")
-
-
-def refused_so_far(count: int) -> Answer:
-    name, value = b"refused:not_available", b"%d" % count
-    return success(struct.pack(">HH", len(name), len(value)) + name + value)
-
-
-def test_a_hold_lets_others_go_first(serve) -> None:
-    """While it does it only looks: 8 of 10 are in use, then there is no counter, then the server does not tell."""
-    tenure: Any = Away()
-    script = serve(
-        *(success(struct.pack(">I", 8)), refused_so_far(5)),
-        *(failure(0x01, b"Not found"), refused_so_far(6)),
-        *(success(struct.pack(">I", 9)), success(b"")),
-        *(failure(0x21, b"Resource not available"), success(b"\0\0\0\2"), success()),
-    )
-    with connected(script) as client:
-        client._turns._tenures[b"n"] = tenure
-        with client.hold("n", 2, maximum=10):
-            pass
-    assert [opcode for opcode, _ in script.seen] == [0x01, 0x10] * 3 + [0x02, 0x02, 0x03]
-    assert tenure.seen == [Seen(1, 5), Seen(5, 6), Seen(0, None)]
-    assert tenure.told == ["refused", "granted", "released"]
-
-
-def test_a_hold_whose_time_is_over_asks_all_the_same(serve) -> None:
-    tenure: Any = Away()
-    script = serve(success(b"\0\0\0\1"), success())
-    with connected(script) as client:
-        client._turns._tenures[b"n"] = tenure
-        with client.hold("n", maximum=10, timeout=0):
-            pass
-    assert [opcode for opcode, _ in script.seen] == [0x02, 0x03]
-
-
-def test_own_refusals_are_none_of_others(serve) -> None:
-    tenure: Any = Away()
-    refusal, grant = failure(0x21, b"Resource not available"), success(b"\0\0\0\1")
-    looks = [answer for _ in range(3) for answer in (success(struct.pack(">I", 0)), refused_so_far(7))]
-    script = serve(refusal, refusal, *looks, grant, success())
-    with connected(script) as client:
-        for _ in range(2):
-            with pytest.raises(errors.NotAvailable):
-                client.acquire("n", maximum=1)
-        client._turns._tenures[b"n"] = tenure
-        with client.hold("n", maximum=1):
-            pass
-    assert {seen.refused for seen in tenure.seen} == {5}
 
 
 def test_made_before_its_server(serve, tmp_path: Path) -> None:

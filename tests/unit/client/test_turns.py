@@ -7,9 +7,7 @@ from typing import Any
 
 import pytest
 
-from counterd.client._backoff import ASK_LONGEST_S
-from counterd.client._tenure import LONG_WAIT_S
-from counterd.client._turns import TENURES_MAX, Turns
+from counterd.client._turns import Turns
 
 
 class Waiter:
@@ -110,21 +108,3 @@ def test_who_is_interrupted_while_leaving_has_left(late: bool) -> None:
         turns.leave(b"n", waiters[0])
     assert turns.is_first(b"n", waiters[1])
     assert waiters[1].sets >= 1
-
-
-def test_who_has_waited_long_asks_twice_as_often() -> None:
-    queue = Turns().join(b"n", Waiter())
-    queue.backoff.lengthen()
-    assert ASK_LONGEST_S / 2 <= queue.delay(LONG_WAIT_S) <= ASK_LONGEST_S
-    assert ASK_LONGEST_S / 4 <= queue.delay(LONG_WAIT_S + 0.01) <= ASK_LONGEST_S / 2
-
-
-def test_what_was_had_of_a_name_is_remembered_for_so_many_names() -> None:
-    turns = Turns()
-    first = turns.tenure(b"0")
-    tenures = [turns.tenure(b"%d" % number) for number in range(TENURES_MAX)]
-    assert tenures[0] is first
-    assert len({id(tenure) for tenure in tenures}) == TENURES_MAX
-    assert turns.tenure(b"one more") is turns.tenure(b"one more")
-    assert len(turns._tenures) == TENURES_MAX
-    assert turns.tenure(b"0") is not first

@@ -10,12 +10,10 @@ import pytest
 
 from counterd.client._backoff import ASK_LONGEST_S
 from counterd.client._holding import RAISE, Wanted
-from counterd.client._tenure import AWAY_S, SLICE_S, Seen, Tenure
 from counterd.client._turns import Turns
 from counterd.client._waiting import (
     ASK,
     GIVE_UP,
-    LOOK,
     PAUSE,
     QUEUE,
     WAIT,
@@ -47,14 +45,14 @@ class Scene:
         self.retry_at: float | None = 0.0
         self.turns = Turns()
 
-    def steps(self, timeout: float | None = None, tenure: Tenure | None = None) -> tuple[Steps, threading.Event]:
+    def steps(self, timeout: float | None = None) -> tuple[Steps, threading.Event]:
         turn, wanted = threading.Event(), Wanted(NAME, timeout, RAISE)
         patience = Patience(timeout, lambda: self.now)
-        return waiting(self.turns, turn, wanted, tenure, patience, retry_at=lambda: self.retry_at), turn
+        return waiting(self.turns, turn, wanted, patience, retry_at=lambda: self.retry_at), turn
 
     def hold(self, timeout: float | None = None) -> tuple[Steps, threading.Event]:
         turn, wanted, patience = threading.Event(), Wanted(NAME, timeout, RAISE), Patience(timeout, lambda: self.now)
-        return holding(self.turns, turn, wanted, Tenure(), patience, retry_at=lambda: self.retry_at), turn
+        return holding(self.turns, turn, wanted, patience, retry_at=lambda: self.retry_at), turn
 
 
 def test_the_first_asks_at_once() -> None:
@@ -160,24 +158,6 @@ def test_but_not_by_who_is_closed_and_nothing_else_is() -> None:
     with pytest.raises(Timeout):
         steps.throw(Timeout("t"))
     assert next(scene.steps()[0]) == (ASK,), "they have left the queue"
-
-
-def test_who_has_had_it_for_a_while_looks_and_lets_others_go_first() -> None:
-    scene, tenure = Scene(), Tenure()
-    tenure.granted("hold", scene.now)
-    tenure.released("hold", scene.now)
-    scene.now += 1.5 * SLICE_S
-    steps, _ = scene.steps(tenure=tenure)
-    assert next(steps) == (LOOK,)
-    act, *_ = steps.send(Seen(1, 5))  # nothing was known before: so nobody waits
-    assert act is ASK
-    tenure.granted("hold", scene.now)
-    tenure.released("hold", scene.now)
-    scene.now += 1.5 * SLICE_S
-    steps, _ = scene.steps(tenure=tenure)
-    assert next(steps) == (LOOK,)
-    act, pause = steps.send(Seen(1, 6))
-    assert (act, 0 < pause <= AWAY_S) == (WAIT, True)
 
 
 @pytest.mark.parametrize("is_async", [False, True])

@@ -21,7 +21,6 @@ from counterd.client._holding import NO_LOSS, RAISE, REACQUIRE, decorated, print
 from counterd.client._link import NotSent
 from counterd.client._portable import Waker
 from counterd.client._shared import Shared
-from counterd.client._tenure import Tenure
 from counterd.client._turns import COUNTED_FOR_S, Queue
 from counterd.client._waiting import PAUSE, QUEUE, Patience, drive, holding, queued
 from counterd.client.counter._asked import Asked
@@ -50,7 +49,6 @@ if TYPE_CHECKING:
 
     from counterd.client._calls import Request
     from counterd.client._link import Link, ThreadCall
-    from counterd.client._tenure import Seen
     from counterd.protocols.counter.wire import DumpEntry, Grant
 
 __all__ = ["Client", "Hold", "Permit", "Pipeline", "Rate", "Semaphore", "Taken"]
@@ -225,9 +223,8 @@ class Client(Shared):
         is then in `limit` of the error. The permits are given back at the end of the block.
 
         If the server's queue is full, or the server has no queue (yrmcdsd), holds wait in a queue of this client. The
-        first hold in this queue asks up to ten times a second; key, weight and priority have no effect. If this client
-        has had permits of the name for some time and the server refused other clients, those clients go first, for up
-        to 0.375 s.
+        first hold in this queue asks some ten times a second; key, weight and priority have no effect. Among clients
+        that ask in this way, the permits are not shared fairly.
 
         on_lost: what to do when the connection and the permits are lost while the block runs.
         "raise": the end of the block raises ConnectionLost, unless the block has raised another exception. If only the
@@ -370,11 +367,11 @@ class Client(Shared):
 
         return self._asked_again(ask)
 
-    def _hold(self, hold: Hold, asked: Asked, tenure: Tenure) -> Link:
+    def _hold(self, hold: Hold, asked: Asked) -> Link:
         """Waits for the permits of a hold. Returns the connection through which the hold has its permits."""
         turn = threading.Event()
         patience = Patience(asked.timeout, time.monotonic)
-        steps = holding(self._turns, turn, asked, tenure, patience, retry_at=self._next_attempt)
+        steps = holding(self._turns, turn, asked, patience, retry_at=self._next_attempt)
         acts = self._waiting_acts(turn, hold, asked)
         acts[QUEUE] = lambda seconds, sent: self._queue(hold, asked, seconds, sent)
         link: Link = drive(steps, acts)
@@ -436,11 +433,6 @@ class Client(Shared):
         finally:
             self._turns.leave(_PAUSES, turn)
 
-    def _look_around(self, asked: Asked) -> Seen:
-        link = self._server()
-        consumption, stats = link.run(((wire.get, asked.name), (wire.stats,)))
-        return asked.seen(consumption.result, stats.result, link.calls.refused)
-
     def _gives_up(self, queue: Queue, asked: Asked) -> CounterdError:
         """Says how many permits are in use. If many holds give up together, one asks the server."""
         with self._counting:
@@ -467,7 +459,6 @@ class Hold(Entering, ForWith):
     def __init__(self, client: Client, asked: Asked) -> None:
         self._client = client
         self._asked = asked
-        self._tenure = Tenure()  # of the name, while the hold is entered
         self._entered = threading.Lock()  # locked from entering to leaving
         self._inside = False
         self._link: Link | None = None  # through which they are held
@@ -481,13 +472,10 @@ class Hold(Entering, ForWith):
         try:
             with self._client._reacquiring if self._asked.on_lost == REACQUIRE else nullcontext():
                 self._inside = self._is_used = True  # no permits are acquired again for the last block any more
-            self._tenure = self._client._turns.tenure(self._asked.name)
-            self._link = self._client._hold(self, self._asked, self._tenure)
-            self._tenure.granted(self, time.monotonic())
+            self._link = self._client._hold(self, self._asked)
         except BaseException:  # an interrupt may come after the grant
             self._inside = False
             self._client._link.disown(self, self._asked.name)
-            self._tenure.released(self, time.monotonic())
             self._entered.release()
             raise
         return self
@@ -509,7 +497,6 @@ class Hold(Entering, ForWith):
                 raise
         finally:
             link.disown(self, self._asked.name)  # if release() was not called, or was interrupted
-            self._tenure.released(self, time.monotonic())
             self._entered.release()
             self._client._turns.wake(self._asked.name)
 

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from counterd.client._connection import as_bytes
 from counterd.client._holding import Wanted, printed
-from counterd.client._tenure import Seen
 from counterd.client.counter._taking import Request
 from counterd.errors import DRAINING, ConnectionLost, NotAvailable
 from counterd.protocols.counter import wire
@@ -18,8 +17,6 @@ from counterd.protocols.counter.wire import ERROR_TEXTS, Status
 if TYPE_CHECKING:
     from counterd.client._turns import Queue
     from counterd.errors import CounterdError
-
-REFUSED = "refused:not_available"  # a statistic, which the reference server does not have
 
 
 class Asked(Wanted):
@@ -57,15 +54,6 @@ class Asked(Wanted):
         error.name, error.resources, error.maximum = self.name, self.resources, self.maximum
         error.consumption, error.waited = None if queue.draining else queue.consumption, self.timeout
         return error
-
-    def seen(self, consumption: int | None, stats: dict[str, str] | None, own_refusals: int) -> Seen:
-        """Returns what the replies to Get and Stats mean for the hold.
-
-        consumption: None if the counter does not exist.
-        """
-        refused = (stats or {}).get(REFUSED)
-        others = int(refused) - own_refusals if refused is not None and refused.isdecimal() else None
-        return Seen((self.maximum - (consumption or 0)) // max(self.resources, 1), others)
 
     def lost(self, where: str, why: str) -> ConnectionLost:
         return ConnectionLost(f"lost {self} with the connection to {where}: {why}")

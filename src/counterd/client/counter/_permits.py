@@ -101,7 +101,6 @@ class PermitCalls(Pending):
             if status:
                 pending.pop(opaque, None)  # it may be gone: a signal handler may have closed the connection
                 self.held += _released(call.frame)
-                self.refused += status == _NOT_AVAILABLE
                 if status == _UNKNOWN and call.frame[1] == _TAKE:
                     self.has_takes = False
                 wanted = call.settle(None, _refusal(call, status, body))
