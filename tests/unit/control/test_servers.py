@@ -203,6 +203,7 @@ def test_a_partition_moves(monkeypatch: pytest.MonkeyPatch) -> None:
         first.knows(second)
         scene.servers.refused(3, f"MOVED 1 127.0.0.1:{second.redis.place.port}")
         await scene.reached("run0", "run1")
+        await until(lambda: len(scene.whys) == 2)
 
     scene.play(act, lambda: first.knows(first))
     assert scene.found[PARTITIONS:] == [3]
