@@ -167,7 +167,11 @@ def waiting(
                 continue
             in_server, tries_server = tries_server, queues
             try:
-                taken = yield from (_queueing(turns, turn, asked, patience, queue) if in_server else _asking(queue))
+                if in_server:
+                    taken = yield from _queueing(turns, turn, asked, patience, queue)
+                else:
+                    taken = yield (ASK,)
+                    queue.backoff.reset()
             except (NotAvailable, ConnectionLost) as error:
                 before, queue = queue, turns.join(asked.name, turn)  # it may have left it
                 if len(queue.waiters) == 1:
@@ -177,10 +181,10 @@ def waiting(
                     raise (refusal or (yield GIVE_UP, queue)) from None
                 yield WAIT, patience.at_most(pause)
             else:
-                if taken is not _NOT_YET:
+                if taken is not _NO_ROOM:
                     return taken
                 queue = turns.join(asked.name, turn)
-                tries_server = queues and not in_server
+                tries_server = False
     finally:
         try:
             turns.leave(asked.name, turn)
@@ -189,7 +193,7 @@ def waiting(
             raise
 
 
-_NOT_YET = object()  # instead of the result: it asks later, or in the other way
+_NO_ROOM = object()  # instead of the result: the server has no queue, or it is full, so the hold has to ask
 
 
 def _queueing(turns: Turns, turn: Turn, asked: Wanted, patience: Patience, queue: Queue) -> Steps:
@@ -198,17 +202,10 @@ def _queueing(turns: Turns, turn: Turn, asked: Wanted, patience: Patience, queue
         leave = functools.partial(turns.leave, asked.name, turn)
         return (yield QUEUE, patience.left(), None if queue.is_full else leave)
     except UnknownCommand:
-        return _NOT_YET
+        return _NO_ROOM
     except OutOfMemory:  # of what: the reply to an acquire says it
         turns.join(asked.name, turn).is_full = True
-        return _NOT_YET
-
-
-def _asking(queue: Queue) -> Steps:
-    """The step of the first hold of a queue, which asks the server."""
-    taken = yield (ASK,)
-    queue.backoff.reset()
-    return taken
+        return _NO_ROOM
 
 
 def _refused(

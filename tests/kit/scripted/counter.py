@@ -96,8 +96,6 @@ class Counters:
                 return refusal(request, Status.NOT_ACQUIRED)
             self.used[name] -= resources
             held[name] -= resources
-        elif request.opcode == Opcode.STATS:
-            bodies = [b""]
         elif request.opcode == Opcode.DUMP:
             entries = [struct.pack(">IIH", used, self.most[key], len(key)) + key for key, used in self.used.items()]
             bodies = [*entries, b""]
