@@ -50,7 +50,7 @@ def test_what_is_left_is_named_and_ended(suite: list[str], processes: str) -> No
     assert "1 passed" in done.stdout
     process = re.search(r"left behind:\n  process (\d+): sleep 1001 \n  file .*/forgotten-\w+\n", done.stdout)
     assert process, done.stdout
-    assert not Path("/proc", process[1], "exe").exists(), "it was ended"
+    wait_until(lambda: not Path("/proc", process[1], "exe").exists(), "it was ended")
 
 
 @pytest.mark.parametrize(("processes", "number"), [("0", signal.SIGINT), ("1", signal.SIGINT), ("1", signal.SIGTERM)])
