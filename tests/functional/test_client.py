@@ -181,15 +181,6 @@ def test_a_signal_handler_that_uses_the_client_it_interrupted(server: servers.Se
             client.noop()
 
 
-def test_a_signal_handler_while_who_gives_up_counts(server: servers.Server) -> None:
-    with server.client() as client, server.client() as other, other.hold("counting", maximum=1):
-        client.noop()
-        client._link.calls.has_takes = False  # so that it asks how much is in use
-        with client._counting, pytest.raises(NotAvailable) as caught, client.hold("counting", maximum=1, timeout=0):
-            raise AssertionError
-        assert caught.value.consumption == 1
-
-
 def test_decorates(server: servers.Server) -> None:
     with server.client() as client:
         hold = client.hold("decorated", maximum=2)

@@ -434,7 +434,7 @@ def test_leaving_while_it_is_acquired_again(tmp_path: Path) -> None:
         server.wait_for_use("leaving", 0)
         client.noop()
         assert client._link.calls.held == 0
-        assert client._link.holds == {}
+        assert client._link.holds == set()
 
 
 def test_closing_in_a_callback(server: servers.Server) -> None:

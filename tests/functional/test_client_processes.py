@@ -226,11 +226,11 @@ def test_a_child_watches_by_itself(counterd: servers.Server) -> None:
             assert names() == []
             with client.hold("reacquired", maximum=1, on_lost="reacquire") as hold:
                 assert names() == ["counterd-watch"]
-                lost = hold._link
+                lost = hold._has
                 with socket.socket(fileno=os.dup(client.fileno())) as connection:
                     connection.shutdown(socket.SHUT_RDWR)
                 end = time.monotonic() + 10
-                while hold._link is lost or hold.lost:
+                while hold._has is lost or hold.lost:
                     assert time.monotonic() < end
                     time.sleep(0.001)
             assert client.get("reacquired") == 0

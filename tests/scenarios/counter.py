@@ -189,7 +189,7 @@ async def acquired_again(visit: Visit) -> None:
     client = visit.another
     async with opened(client.hold(visit.name, maximum=9, on_lost="reacquire")) as hold:
         cut(client)
-        await visit.until(lambda: not hold.lost and hold._link is client._link, "it is held again")
+        await visit.until(lambda: not hold.lost and hold._has.link is client._link, "it is held again")
     await got(client.close())
 
 

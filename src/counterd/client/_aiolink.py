@@ -18,6 +18,7 @@ from counterd.client._connection import (
     CLOSED,
     FORKED,
     PEER_CLOSED,
+    NotSent,
     closed_by_server,
     lost,
     misunderstood,
@@ -26,12 +27,13 @@ from counterd.client._connection import (
 )
 from counterd.client._portable import has_ended
 from counterd.client._resumable import Resumable
-from counterd.errors import Cancelled, CounterdError, ProtocolError, Timeout
+from counterd.errors import Cancelled, ConnectionLost, CounterdError, ProtocolError, ServerError, Timeout
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from counterd.client._calls import Request
+    from counterd.client._holding import Held
 
 LOOP_CLOSED = "its event loop was closed"
 
@@ -98,7 +100,7 @@ class Link(asyncio.Protocol, Resumable):
         self.where = where
         self.closed = ""  # why it is not connected any more
         self.calls = calls
-        self.holds: dict[Any, int] = {}  # and the number of permits of each
+        self.holds: set[Held] = set()
         self.unheard = False  # it was lost with permits of no hold, and no call has raised that yet
         self._loop = loop
         self._timeout = timeout
@@ -155,7 +157,7 @@ class Link(asyncio.Protocol, Resumable):
                 self.calls.listeners.remove(call)
         return future.done()
 
-    async def result(self, *request: Any) -> Any:
+    async def call(self, *request: Any) -> Any:
         """Sends a request and waits for its result.
 
         If the wait is interrupted, everything that the call is granted is given back.
@@ -174,29 +176,48 @@ class Link(asyncio.Protocol, Resumable):
             raise
         return [future.exception() or future.result() for future in futures]
 
-    async def acquire(self, hold: object, request: Request) -> None:
-        """Does the same as result(), for a hold. The hold has the permits from the moment of the grant."""
+    async def call_all(
+        self, requests: Sequence[Request], calls: list[FutureCall] | None = None, patience: float = 0.0
+    ) -> list[Any]:
+        """Sends requests together, and returns their results, including refusals. Raises any other error of a call.
+
+        calls: a list for the calls, so that the caller can forget() them.
+        """
+        calls = [] if calls is None else calls
+        calls += self.start_all(requests, patience)
+        futures = [cast("asyncio.Future[Any]", call.future) for call in calls]
+        try:
+            await asyncio.wait(futures)
+            for future in futures:
+                if not isinstance(future.exception(), (ServerError, type(None))):
+                    future.result()
+        except BaseException:
+            self.forget(*calls)
+            raise
+        return [future.exception() or future.result() for future in futures]
+
+    async def acquire(self, held: Held, request: Request) -> None:
+        """Does the same as call(), for a hold, which has the permits from the moment of the grant."""
         call = self.start(*request)
-        call.granted = lambda granted: self.holds.__setitem__(hold, granted)
+        call.granted = lambda _: self.holds.add(held)
         try:
             await self._result(call)
         except BaseException:
-            self.holds.pop(hold, None)
+            self.holds.discard(held)
             raise
 
     async def queue(
         self,
-        held: Sequence[tuple[object, int]],
+        held: Sequence[Held],
         request: Request,
         seconds: float | None,
         probe: Request,
         sent: Callable[[], object] | None = None,
     ) -> Any:
-        """Does the same as result(), for a request that may wait in the server for this many seconds. None means for
-        ever.
+        """Does the same as call(), for a request that may wait in the server for so many seconds. None means for ever.
 
-        held: the holds that get permits, and how many each of them has from the moment of the grant. probe: a request
-        that is sent from time to time, to check that the server still answers. sent: called when the request was sent.
+        held: what holds have from the moment of the grant. probe: a request that is sent from time to time, to check
+        that the server still answers. sent: called when the request was sent.
         """
         call = self.start(*request, patience=math.inf if seconds is None else seconds)
         call.granted = lambda _: self.holds.update(held)
@@ -210,24 +231,35 @@ class Link(asyncio.Protocol, Resumable):
             return await call.future
         except BaseException as error:
             self.forget(call)
-            for hold, _ in held:
-                self.holds.pop(hold, None)
+            self.holds.difference_update(held)
             if isinstance(error, Cancelled):  # the server has given up the Takes of this connection
                 raise lost(self.where, self.closed or CLOSED) from None
             raise
         finally:
             del self._waiting[call]
 
-    def last(self) -> Link:
-        """Returns the connection that has resumed this one. If that connection was resumed too, returns the connection
-        that has resumed it, and so on.
+    async def release(self, *held: Held) -> None:
+        """Gives permits back. If the connection was lost and can be resumed, they are given back later."""
+        link: Link = self.last()
+        returns = link._take_from(held)
+        if link.may_resume():
+            link.calls.give_back += returns
+            return
+        was_open = link.is_open()
+        try:
+            for answer in await link.results(returns):
+                if isinstance(answer, BaseException):
+                    raise answer
+        except ConnectionLost:
+            if link.heir is None and not link.may_resume() and not link.has_read_all(was_open):
+                raise
 
-        Returns this connection if no other connection has resumed it.
-        """
-        link = self
-        while link.heir is not None:
-            link = link.heir
-        return link
+    def disown(self, *held: Held) -> None:
+        """Gives back what of these permits is held through this connection, without waiting for the reply."""
+        link: Link = self.last()
+        link.calls.give_back += link._take_from(held)
+        if not link.may_resume():
+            link._give_back()
 
     def is_alive(self) -> bool:
         """Returns whether the holdings of this connection are not lost, as far as the event loop knows."""
@@ -248,16 +280,17 @@ class Link(asyncio.Protocol, Resumable):
         ended.heir, ended.token, ended.unheard = self, None, False
         self._give_back()
 
-    def forget(self, call: FutureCall) -> None:
-        """Called when the task no longer waits: everything that the call was granted, or will be granted, is given
+    def forget(self, *calls: FutureCall) -> None:
+        """Called when the task no longer waits: everything that the calls were granted, or will be granted, is given
         back."""
-        future = call.future
-        assert future is not None
-        if not future.cancel() and not future.cancelled():
-            future.exception()  # else asyncio would log that nobody looked at it
-        if (cancel := self.calls.cancel(call)) and not self.closed:
-            self.start_unawaited(*cancel)
-        self.calls.forget(call)
+        for call in calls:
+            future = call.future
+            assert future is not None
+            if not future.cancel() and not future.cancelled():
+                future.exception()  # else asyncio would log that nobody looked at it
+            if (cancel := self.calls.cancel(call)) and not self.closed:
+                self.start_unawaited(*cancel)
+            self.calls.forget(call)
         self._give_back()
 
     def flush(self) -> None:
@@ -270,7 +303,7 @@ class Link(asyncio.Protocol, Resumable):
             return
         self._ended(why)
         self.closed = why
-        self.unheard = self.calls.held > sum(self.holds.values())
+        self.unheard = self.calls.held > sum(held.amount for held in self.holds)
         self._unsent.clear()
         self.calls.fail(error or (lambda: lost(self.where, why)))
         for timer in (self._timer, self._prober):
@@ -298,7 +331,7 @@ class Link(asyncio.Protocol, Resumable):
         self.token = None
         if not self.closed:
             self.closed = LOOP_CLOSED
-            self.unheard = self.calls.held > sum(self.holds.values())
+            self.unheard = self.calls.held > sum(held.amount for held in self.holds)
             self.calls.pending.clear()
             if self._transport is not None:
                 hang_up(self._transport)
@@ -355,7 +388,13 @@ class Link(asyncio.Protocol, Resumable):
 
     def _check(self) -> None:
         if self.closed:
-            raise lost(self.where, self.closed)
+            raise NotSent(*lost(self.where, self.closed).args)
+
+    def _take_from(self, held: Sequence[Held]) -> list[Request]:
+        """Takes these permits from their holds. Returns the requests that give them back."""
+        returns = [self.calls.release(each.name, each.amount) for each in held if each in self.holds]
+        self.holds.difference_update(held)
+        return returns
 
     def _send(self, data: bytes, deadline: float) -> None:
         """Sends the data now, or together with everything else that is sent in this turn of the event loop."""

@@ -26,8 +26,19 @@ from counterd.client._connection import (
     open_transport,
 )
 from counterd.client._entering import ForAsyncWith
-from counterd.client._turns import Turns
-from counterd.client._waiting import ASK, GIVE_UP, WAIT, Patience, drive_async, waiting
+from counterd.client._steps import (
+    ACQUIRE,
+    CALL,
+    CALL_ALL,
+    CONNECT,
+    PAUSE,
+    QUEUE,
+    RELEASE,
+    RUN,
+    WAIT,
+    drive_async,
+)
+from counterd.client._turns import PAUSES, Turns
 from counterd.errors import ConnectionLost, CounterdError, ServerError
 
 if TYPE_CHECKING:
@@ -36,10 +47,10 @@ if TYPE_CHECKING:
 
     from counterd.client._addresses import Address
     from counterd.client._calls import Pending
-    from counterd.client._holding import Wanted
-    from counterd.client._turns import Queue
+    from counterd.client._steps import Steps
 
 Self = TypeVar("Self", bound="Shared")
+T = TypeVar("T")
 
 
 class Turn:
@@ -83,6 +94,17 @@ class Shared(ForAsyncWith):
         self._timeout, self._connect_timeout = check_timeouts(timeout, connect_timeout)
         self._closed = False
         self._attempts = Attempts()
+        self._acts: dict[Any, Callable[..., Any]] = {
+            CONNECT: lambda hears=True: self._connected(hears=hears),
+            CALL: Link.call,
+            CALL_ALL: Link.call_all,
+            QUEUE: Link.queue,
+            ACQUIRE: Link.acquire,
+            RELEASE: Link.release,
+            RUN: self._run_command,
+            WAIT: Turn.wait,
+            PAUSE: self._pause,
+        }
         self._loop: asyncio.AbstractEventLoop | None = None  # in which it is used
         self._link: Link | None = None
         self._lost: Link | None = None  # the connection with which something was lost, until a call has raised that
@@ -147,15 +169,7 @@ class Shared(ForAsyncWith):
     def _on_connected(self, link: Link) -> None:
         """Called when there is a new connection."""
 
-    async def _ask(self, hold: Any, asked: Any) -> Any:
-        """Asks the server once for what a hold wants.
-
-        After NotAvailable or ConnectionLost the hold waits. Any other error ends the wait of the hold.
-        """
-        raise NotImplementedError
-
-    async def _gives_up(self, queue: Queue, asked: Any) -> CounterdError:
-        """Returns the error for a hold whose timeout is over."""
+    def _run_command(self, made: Any) -> Coroutine[Any, Any, Any]:
         raise NotImplementedError
 
     # ---- connecting ----
@@ -280,26 +294,29 @@ class Shared(ForAsyncWith):
         self._tasks = set()
         self._turns = Turns()
 
-    # ---- waiting ----
+    # ---- step machines ----
 
-    async def _take(self, hold: Any, asked: Wanted) -> Any:
-        """Waits until it is the hold's turn and the hold gets what it wants.
+    def _new_turn(self) -> Turn:
+        return Turn(self._own_loop())
 
-        Returns the result of _ask(). See waiting().
-        """
-        loop = self._own_loop()
+    def _now(self) -> float:
+        return self._own_loop().time()
+
+    def _drive(self, steps: Steps[T]) -> Coroutine[Any, Any, T]:
+        return drive_async(steps, self._acts)
+
+    async def _pause(self, seconds: float) -> None:
+        """Waits, but only until close() at the longest."""
+        loop = get_running_loop()
         turn = Turn(loop)
-        patience = Patience(asked.timeout, loop.time)
-        steps = waiting(self._turns, turn, asked, patience, retry_at=self._next_attempt)
-        return await drive_async(steps, self._waiting_acts(turn, hold, asked))
-
-    def _waiting_acts(self, turn: Turn, hold: Any, asked: Any) -> dict[Any, Callable[..., Any]]:
-        """Returns what this client does for each step of waiting()."""
-        return {
-            WAIT: turn.wait,
-            ASK: lambda: self._ask(hold, asked),
-            GIVE_UP: lambda queue: self._gives_up(queue, asked),
-        }
+        until = loop.time() + seconds
+        self._turns.join(PAUSES, turn)
+        try:
+            while not self._closed and (left := until - loop.time()) > 0:
+                turn.clear()  # set also when the one before in this queue leaves it
+                await turn.wait(left)
+        finally:
+            self._turns.leave(PAUSES, turn)
 
     def _next_attempt(self) -> float | None:
         return None if self._closed else self._attempts.retry_at

@@ -9,14 +9,15 @@ Floor: side (ARCHITECTURE.md).
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeAlias, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, cast, overload
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Generator
+    from collections.abc import Callable, Coroutine
     from typing import Concatenate
 
+    from counterd.client._steps import Steps
+
 T = TypeVar("T")
-Steps: TypeAlias = "Generator[tuple[Any, ...], Any, T]"  # for a driver of _waiting
 P = ParamSpec("P")
 RecordingT = TypeVar("RecordingT", bound="Recording")
 
@@ -39,6 +40,19 @@ class Request(Generic[T]):
         self.read = read
         self.patience = patience
         self.is_repeatable = is_repeatable
+
+
+if TYPE_CHECKING:
+
+    class Encoded(tuple[Any, ...], Generic[T]):
+        """An encoder of a wire module and its arguments except the opaque."""
+
+    def encoded(encode: Callable[..., bytes], *arguments: Any) -> Encoded[Any]: ...
+
+else:
+
+    def encoded(*request):
+        return request
 
 
 class Shape:
@@ -74,7 +88,7 @@ class Command(Generic[P, T]):
         def __get__(self, client: Any, owner: object = None) -> Any: ...
 
 
-def command(make: Callable[Concatenate[Any, P], Request[T] | Steps[T]]) -> Command[P, T]:
+def command(make: Callable[Concatenate[Any, P], Request[T] | Encoded[T] | Steps[T]]) -> Command[P, T]:
     """Returns a method that runs the request, or the steps, that the function makes from its arguments."""
     said: str = make.__annotations__["return"]
     make.__annotations__["return"] = said.partition("[")[2].removesuffix("]")  # for help()

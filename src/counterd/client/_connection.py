@@ -49,6 +49,10 @@ _sockets: weakref.WeakSet[socket.socket] = weakref.WeakSet()
 Self = TypeVar("Self", bound="Connection")
 
 
+class NotSent(ConnectionLost):
+    """The connection ended before the request was sent."""
+
+
 class DeadlinePassed(Exception):
     """The deadline of a call has passed. A TimeoutError means something else: the kernel has given up the peer."""
 

@@ -23,6 +23,17 @@ RAISE: Literal["raise"] = "raise"
 NO_LOSS = (CLOSED, FORKED)
 
 
+class Held:
+    """Permits that a connection has for a hold, or will have when they are granted."""
+
+    __slots__ = ("amount", "hold", "name")
+
+    def __init__(self, hold: Any, name: bytes, amount: int) -> None:
+        self.hold = hold
+        self.name = name
+        self.amount = amount
+
+
 class Wanted:
     """The thing that a hold waits for.
 

@@ -26,6 +26,7 @@ from counterd.client._connection import (
     POLL_MAX,
     RECEIVE_SIZE,
     DeadlinePassed,
+    NotSent,
     closed_by_server,
     lost,
     misunderstood,
@@ -33,12 +34,13 @@ from counterd.client._connection import (
 )
 from counterd.client._portable import is_mine
 from counterd.client._resumable import Resumable
-from counterd.errors import Cancelled, ConnectionLost, CounterdError, ProtocolError
+from counterd.errors import Cancelled, ConnectionLost, CounterdError, ProtocolError, ServerError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from counterd.client._calls import Request
+    from counterd.client._holding import Held
     from counterd.client._tls import SecureSocket
 
 PUSH_SLICE_S = 0.05  # a thread that only sends checks so often whether another thread still reads
@@ -74,10 +76,6 @@ class ThreadCall(Call):
         return not self.abandoned
 
 
-class NotSent(ConnectionLost):
-    """The connection ended before the request was sent."""
-
-
 class Link(Resumable):
     """A connected socket, and the calls that wait for replies on it.
 
@@ -98,12 +96,12 @@ class Link(Resumable):
         self._timeout = timeout
         self.closed = ""  # why it is not connected any more
         self.calls = calls
-        self.holds: dict[Any, int] = {}  # and the number of permits of each
+        self.holds: set[Held] = set()
         self.unheard = False  # it was lost with permits of no hold, and no call has raised that yet
         self._socket = connected
         # Reentrant only because a thread has to know whether it has the lock itself.
         self._lock: Any = threading.RLock()
-        self._disowned: list[tuple[Any, bytes]] = []  # the garbage collector ended them under the lock
+        self._disowned: list[Held] = []  # the garbage collector ended them under the lock
         self._unsent = bytearray()
         self._reading = 0  # the id of the thread that reads
         self._watched = False
@@ -130,6 +128,21 @@ class Link(Resumable):
         calls = [ThreadCall() for _ in requests]
         self._complete(requests, calls, patience=patience)
         return calls
+
+    def call_all(
+        self, requests: Sequence[Request], calls: list[ThreadCall] | None = None, patience: float = 0.0
+    ) -> list[Any]:
+        """Does the same as run(), and returns the results, including refusals. Raises any other error of a call.
+
+        calls: a list for the calls, so that an interrupted caller can forget() them.
+        """
+        calls = [] if calls is None else calls
+        calls += [ThreadCall() for _ in requests]
+        self._complete(requests, calls, patience=patience)
+        for call in calls:
+            if call.error is not None and not isinstance(call.error, ServerError):
+                raise call.error
+        return [call.result if call.error is None else call.error for call in calls]
 
     def take(self, request: Request, granted: Callable[[Any], object] | None) -> Any:
         """Does the same as call(), and calls `granted` with the result at the moment of the grant.
@@ -212,32 +225,27 @@ class Link(Resumable):
             if not self.closed:
                 self._tell(*request)
 
-    def acquire(self, hold: object, name: bytes, request: Request) -> None:
-        """Does the same as call(), for a hold. The hold has the permits from the moment of the grant."""
+    def acquire(self, held: Held, request: Request) -> None:
+        """Does the same as call(), for a hold, which has the permits from the moment of the grant."""
         try:
-            self.take(request, lambda granted: self.holds.__setitem__(hold, granted))
+            self.take(request, lambda _: self.holds.add(held))
         except BaseException:  # an interrupt may have come after the grant
-            self.disown(hold, name)
+            self.disown(held)
             raise
 
     def queue(
         self,
-        held: Sequence[tuple[object, bytes, int]],
+        held: Sequence[Held],
         request: Request,
         seconds: float | None,
         probe: Request,
         sent: Callable[[], object] | None = None,
     ) -> Any:
-        """Does the same as wait(), for holds.
-
-        From the moment of the grant each hold has this many permits of its name.
-        """
-
+        """Does the same as wait(), for holds, which have their permits from the moment of the grant."""
         grants: list[Any] = []
 
         def granted(grant: Any) -> None:
-            for hold, _name, permits in held:
-                self.holds[hold] = permits
+            self.holds.update(held)
             grants.append(grant)
 
         try:
@@ -247,11 +255,10 @@ class Link(Resumable):
                 for grant in grants:
                     self.calls.give_back += self.calls.refunds(grant, request)
                 self._give_back()
-            for hold, name, _permits in held:
-                self.disown(hold, name)
+            self.disown(*held)
             raise
 
-    def release(self, *held: tuple[object, bytes]) -> None:
+    def release(self, *held: Held) -> None:
         """Gives back the permits that the holds have on this connection, with the exceptions of call(). If the call is
         interrupted, disown() gives back the rest.
 
@@ -266,20 +273,19 @@ class Link(Resumable):
             elif not self.may_resume() and not self.has_read_all(was_open):
                 raise
 
-    def _release(self, *held: tuple[object, bytes]) -> None:
+    def _release(self, *held: Held) -> None:
         calls = [ThreadCall() for _ in held]
-        requests = [self.calls.release(name, self.holds.get(hold, 0)) for hold, name in held]
-        self._complete(requests, calls, [hold for hold, _ in held])
+        self._complete([self.calls.release(each.name, each.amount) for each in held], calls, held)
         for call in calls:
             if call.error is not None:
                 raise call.error
 
-    def disown(self, hold: object, name: bytes) -> None:
-        """Gives back the permits of the hold on this connection, if it has any, without waiting for the reply.
+    def disown(self, *held: Held) -> None:
+        """Gives back what of these permits is held through this connection, without waiting for the reply.
 
         The garbage collector calls this when it ends a generator, perhaps in the middle of a call of the same thread.
         """
-        self._disowned.append((hold, name))
+        self._disowned += held
         if not is_mine(self._lock):
             with self._lock:
                 self._give_back()
@@ -300,7 +306,7 @@ class Link(Resumable):
         with self._lock:
             return not self.closed and not _portable.has_ended(self._socket)
 
-    def forget(self, calls: Sequence[ThreadCall]) -> None:
+    def forget(self, *calls: ThreadCall) -> None:
         """Gives back what these calls of run() were granted, because their caller does not get it."""
         with self._lock:
             for call in calls:
@@ -366,7 +372,7 @@ class Link(Resumable):
     def _drop(self, why: str, error: Callable[[], CounterdError] | None = None) -> None:
         """Ends the connection. Calls without a reply raise error, or ConnectionLost."""
         if not self.closed:
-            self.unheard = self.calls.held > sum(self.holds.values())
+            self.unheard = self.calls.held > sum(held.amount for held in self.holds)
             self._ended(why)
             self.closed = why  # from now on another thread may read unheard and connect again
             self._unsent.clear()
@@ -410,11 +416,12 @@ class Link(Resumable):
     def _give_back(self) -> None:
         """Releases what was granted to callers that no longer wait, and what holds have left behind."""
         while self._disowned and not self.may_resume():  # then the next connection gives it back
-            hold, name = self._disowned.pop()
+            held = self._disowned.pop()
             if self.heir is not None:
-                self.heir.disown(hold, name)
-            elif permits := self.holds.pop(hold, 0):
-                self.calls.give_back.append(self.calls.release(name, permits))
+                self.heir.disown(held)
+            elif held in self.holds:
+                self.holds.discard(held)
+                self.calls.give_back.append(self.calls.release(held.name, held.amount))
         if self.heir is not None and self.calls.give_back:
             with self.heir._lock:
                 self.heir.calls.give_back += self.calls.give_back
@@ -484,7 +491,7 @@ class Link(Resumable):
         self,
         requests: Sequence[Request],
         calls: list[ThreadCall],
-        leaving: Sequence[object] = (),
+        leaving: Sequence[Held] = (),
         patience: float = 0.0,
     ) -> None:
         self._check_interrupted()
@@ -503,7 +510,7 @@ class Link(Resumable):
             self._give_up(calls, SETTLE_S)
             raise
 
-    def _begin(self, requests: Sequence[Request], calls: list[ThreadCall], leaving: Sequence[object] = ()) -> None:
+    def _begin(self, requests: Sequence[Request], calls: list[ThreadCall], leaving: Sequence[Held] = ()) -> None:
         """Sends all requests, or none.
 
         leaving: holds that give back their permits; nothing is sent for a hold without permits.
@@ -513,7 +520,8 @@ class Link(Resumable):
                 raise NotSent(*lost(self.where, self.closed).args)
             try:
                 if leaving:
-                    has = [bool(self.holds.pop(hold, 0)) for hold in leaving]
+                    has = [held in self.holds for held in leaving]
+                    self.holds.difference_update(leaving)
                     requests = [request for request, any_left in zip(requests, has, strict=True) if any_left]
                     calls[:] = [call for call, any_left in zip(calls, has, strict=True) if any_left]
                 if calls:
@@ -521,7 +529,7 @@ class Link(Resumable):
             except BaseException as error:
                 if self.calls.IS_ORDERED and not isinstance(error, (ValueError, TypeError)):
                     self._drop("sending was interrupted")  # a call that was not sent would take the next one's reply
-                if any(hold not in self.holds for hold in leaving):
+                if any(held not in self.holds for held in leaving):
                     self._drop("giving permits back was interrupted")  # it is not known whether the release was sent
                 raise
 

@@ -24,6 +24,16 @@ class Resumable:
     heir: Any = None
     _resumable_until = 0.0
 
+    def last(self) -> Any:
+        """Returns the connection that has resumed this one, or the one that has resumed that, and so on.
+
+        Returns this connection if no other connection has resumed it.
+        """
+        link = self
+        while link.heir is not None:
+            link = link.heir
+        return link
+
     def may_resume(self) -> bool:
         """Returns whether this connection was lost, but another connection can still resume it."""
         return bool(self.closed and self.token is not None and time.monotonic() < self._resumable_until)

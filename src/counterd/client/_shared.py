@@ -27,8 +27,19 @@ from counterd.client._connection import (
 from counterd.client._entering import ForWith
 from counterd.client._link import Link, interrupted
 from counterd.client._portable import is_mine
-from counterd.client._turns import Turns
-from counterd.client._waiting import ASK, GIVE_UP, WAIT, Patience, drive, waiting
+from counterd.client._steps import (
+    ACQUIRE,
+    CALL,
+    CALL_ALL,
+    CONNECT,
+    PAUSE,
+    QUEUE,
+    RELEASE,
+    RUN,
+    WAIT,
+    drive,
+)
+from counterd.client._turns import PAUSES, Turns
 from counterd.errors import ConnectionLost, CounterdError
 
 if TYPE_CHECKING:
@@ -37,11 +48,11 @@ if TYPE_CHECKING:
 
     from counterd.client._addresses import Address
     from counterd.client._calls import Pending
-    from counterd.client._holding import Wanted
+    from counterd.client._steps import Steps
     from counterd.client._tls import SecureSocket
-    from counterd.client._turns import Queue
 
 Self = TypeVar("Self", bound="Shared")
+T = TypeVar("T")
 
 
 class Shared(ForWith):
@@ -53,6 +64,17 @@ class Shared(ForWith):
         self._timeout, self._connect_timeout = check_timeouts(timeout, connect_timeout)
         self._closed = False
         self._attempts = Attempts()
+        self._acts: dict[Any, Callable[..., Any]] = {
+            CONNECT: lambda hears=True: self._connected(hears=hears),
+            CALL: Link.call,
+            CALL_ALL: Link.call_all,
+            QUEUE: Link.queue,
+            ACQUIRE: Link.acquire,
+            RELEASE: Link.release,
+            RUN: self._run_command,
+            WAIT: lambda turn, seconds: turn.wait(None if seconds is None else min(seconds, threading.TIMEOUT_MAX)),
+            PAUSE: self._pause,
+        }
         self._make_locks()
         self._link = self._before = self._no_link()  # the connection, which may have ended, and the one before it
         forked.add(self)
@@ -101,15 +123,7 @@ class Shared(ForWith):
     def _on_connected(self) -> None:
         """Called when there is a new connection."""
 
-    def _ask(self, hold: Any, asked: Any) -> Any:
-        """Asks the server once for what a hold wants.
-
-        After NotAvailable or ConnectionLost the hold waits. Any other error ends the wait of the hold.
-        """
-        raise NotImplementedError
-
-    def _gives_up(self, queue: Queue, asked: Any) -> CounterdError:
-        """Returns the error for a hold whose timeout is over."""
+    def _run_command(self, made: Any) -> Any:
         raise NotImplementedError
 
     # ---- connecting ----
@@ -209,22 +223,25 @@ class Shared(ForWith):
         self._before = self._link
         self._make_locks()
 
-    # ---- waiting ----
+    # ---- step machines ----
 
-    def _take(self, hold: Any, asked: Wanted) -> Any:
-        """Waits until it is the hold's turn and it gets what it wants. Returns the result of _ask(). See waiting()."""
+    _new_turn = threading.Event
+    _now = staticmethod(time.monotonic)
+
+    def _drive(self, steps: Steps[T]) -> T:
+        return drive(steps, self._acts)
+
+    def _pause(self, seconds: float) -> None:
+        """Waits, but only until close() at the longest."""
         turn = threading.Event()
-        patience = Patience(asked.timeout, time.monotonic)
-        steps = waiting(self._turns, turn, asked, patience, retry_at=self._next_attempt)
-        return drive(steps, self._waiting_acts(turn, hold, asked))
-
-    def _waiting_acts(self, turn: threading.Event, hold: Any, asked: Any) -> dict[Any, Callable[..., Any]]:
-        """Returns what this client does for each step of waiting()."""
-        return {
-            WAIT: lambda seconds: turn.wait(None if seconds is None else min(seconds, threading.TIMEOUT_MAX)),
-            ASK: lambda: self._ask(hold, asked),
-            GIVE_UP: lambda queue: self._gives_up(queue, asked),
-        }
+        until = time.monotonic() + seconds
+        self._turns.join(PAUSES, turn)
+        try:
+            while not self._closed and (left := until - time.monotonic()) > 0:
+                turn.clear()  # set also when the one before in this queue leaves it
+                turn.wait(left)
+        finally:
+            self._turns.leave(PAUSES, turn)
 
     def _next_attempt(self) -> float | None:
         return None if self._closed else self._attempts.retry_at

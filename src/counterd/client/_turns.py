@@ -13,11 +13,11 @@ from __future__ import annotations
 import math
 import threading
 from collections import OrderedDict
-from typing import Any, Protocol
+from typing import Protocol
 
 from counterd.client._backoff import ASK_FIRST_S, ASK_LONGEST_S, Backoff
 
-COUNTED_FOR_S = 0.1  # for how long a consumption that was asked for serves other holds that give up
+PAUSES = b""  # no name: of those who wait until they may connect again
 
 
 class Waiter(Protocol):
@@ -28,6 +28,7 @@ class Waiter(Protocol):
     """
 
     def set(self) -> object: ...
+    def clear(self) -> object: ...
 
 
 class Queue:
@@ -39,11 +40,13 @@ class Queue:
     def __init__(self) -> None:
         self.waiters: OrderedDict[Waiter, None] = OrderedDict()
         self.backoff = Backoff(ASK_FIRST_S, ASK_LONGEST_S)
-        self.consumption: int | None = None  # when a hold last gave up
-        self.unreachable = ""  # why the server could not be asked for it
         self.draining = False  # so the server said when it last refused a request of this queue
+        # When a hold gives up, it asks how much is in use, for all that give up at that time.
+        self.consumption: int | None = None
+        self.unreachable = ""  # why the server could not be asked for it
         self.counted_at = -math.inf
-        self.counting: Any = None  # the task that asks for it now; other holds that give up wait for this task
+        self.counting = False
+        self.told: list[Waiter] = []  # to be set when it is known
         self.is_full = False  # so is the queue of the server: only one waiter at a time may try to wait there
 
     def wake(self) -> None:

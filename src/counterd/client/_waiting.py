@@ -1,5 +1,4 @@
-"""How a hold waits for its turn, and then for what it wants: a step machine. A small driver for each kind of client
-runs it.
+"""How a hold waits for its turn, and then for what it wants: step machines (_steps.py).
 
 Floor: side (ARCHITECTURE.md). No I/O, and no clock of its own.
 """
@@ -7,53 +6,18 @@ Floor: side (ARCHITECTURE.md). No I/O, and no clock of its own.
 from __future__ import annotations
 
 import functools
-from enum import Enum
 from typing import TYPE_CHECKING, Any, Protocol
 
 from counterd.client._backoff import CONNECT_FIRST_S, CONNECT_LONGEST_S, Backoff
+from counterd.client._steps import PAUSE, WAIT
 from counterd.errors import ConnectionLost, CounterdError, NotAvailable, OutOfMemory, UnknownCommand
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Mapping
+    from collections.abc import Callable
 
     from counterd.client._holding import Wanted
+    from counterd.client._steps import Steps
     from counterd.client._turns import Queue, Turns
-
-    Steps = Generator[tuple[Any, ...], Any, Any]
-    Acts = Mapping[Any, Callable[..., Any]]
-
-
-class Act(Enum):
-    """The actions that a driver performs for a step. The arguments of the action follow it.
-
-    WAIT: waits until the turn is set, or until this many seconds have passed (None: for ever). Returns whether the turn
-    is set.
-    ASK: asks the server once, and returns the result. After NotAvailable or ConnectionLost the hold waits.
-    GIVE_UP: returns the error for a hold whose timeout is over: ConnectionLost if the server cannot be reached. The
-    argument of GIVE_UP is the queue.
-    """
-
-    WAIT = 0
-    ASK = 1
-    GIVE_UP = 2
-
-
-WAIT, ASK, GIVE_UP = Act
-
-
-class InServer(Enum):
-    """The actions that a driver performs for a caller that can wait in the server. The arguments of the action follow
-    it.
-
-    QUEUE: asks, and waits in the server for at most this many seconds (None: for ever). The second argument, if it is
-    not None, is called when the request was sent. PAUSE: waits for this many seconds.
-    """
-
-    QUEUE = 0
-    PAUSE = 1
-
-
-QUEUE, PAUSE = InServer
 
 
 class Turn(Protocol):
@@ -61,6 +25,27 @@ class Turn(Protocol):
 
     def set(self) -> object: ...
     def clear(self) -> object: ...
+
+
+class Ways(Protocol):
+    """How a hold asks for what it wants. Each method returns the steps.
+
+    ask: asks once. Raises NotAvailable or ConnectionLost if the hold has to wait.
+    give_up: returns the error for a hold whose timeout is over.
+    """
+
+    def ask(self) -> Steps[Any]: ...
+    def give_up(self, queue: Queue, turn: Turn) -> Steps[CounterdError]: ...
+
+
+class ServerWays(Ways, Protocol):
+    """The same, for a hold that can wait in the server.
+
+    queue: as ask(), but waits in the queue of the server for at most so many seconds. `sent`, if it is not None, is
+    called when the request was sent.
+    """
+
+    def queue(self, seconds: float | None, sent: Callable[[], object] | None) -> Steps[Any]: ...
 
 
 class Patience:
@@ -83,18 +68,21 @@ class Patience:
         return self.left() == 0
 
 
-def queued(patience: Patience, *, retry_at: Callable[[], float | None]) -> Steps:
-    """The steps of a caller that waits only in the server's queue. Returns the result of QUEUE.
+def queued(
+    patience: Patience, queue: Callable[[float | None], Steps[Any]], *, retry_at: Callable[[], float | None]
+) -> Steps[Any]:
+    """The steps of a caller that waits only in the server's queue. Returns the result of `queue`.
 
     If the server drains or is lost, the caller waits for the next one.
 
+    queue: returns the steps that wait in the server for at most so many seconds.
     retry_at: returns when a client without a connection may connect again. The function returns None if the client is
     closed and never may connect again.
     """
     backoff = Backoff(CONNECT_FIRST_S, CONNECT_LONGEST_S)
     while True:
         try:
-            return (yield QUEUE, patience.left(), None)
+            return (yield from queue(patience.left()))
         except (NotAvailable, ConnectionLost) as error:
             if isinstance(error, NotAvailable) and not error.draining:
                 raise
@@ -109,9 +97,10 @@ def holding(
     turn: Turn,
     asked: Wanted,
     patience: Patience,
+    ways: ServerWays,
     *,
     retry_at: Callable[[], float | None],
-) -> Steps:
+) -> Steps[Any]:
     """Does the same as waiting(), for a hold that waits in the server's queue if there is one, it has room, and the
     server can be reached.
 
@@ -121,7 +110,7 @@ def holding(
     queues, is_full = asked.timeout != 0, False
     if not (queues and turns.has(asked.name)):
         try:
-            return (yield QUEUE, patience.left(), None)
+            return (yield from ways.queue(patience.left(), None))
         except UnknownCommand:
             pass
         except OutOfMemory:
@@ -131,7 +120,8 @@ def holding(
                 error.waited = asked.timeout
             if patience.is_over() or retry_at() is None or is_futile(error):
                 raise  # else the server drains, or was lost
-    steps = waiting(turns, turn, asked, patience, retry_at=retry_at, queues=queues, is_full=is_full)
+    queue = ways.queue if queues else None
+    steps = waiting(turns, turn, asked, patience, ways, retry_at=retry_at, queue_in_server=queue, is_full=is_full)
     return (yield from steps)
 
 
@@ -140,37 +130,40 @@ def waiting(
     turn: Turn,
     asked: Wanted,
     patience: Patience,
+    ways: Ways,
     *,
     retry_at: Callable[[], float | None],
-    queues: bool = False,
+    queue_in_server: Callable[[float | None, Callable[[], object] | None], Steps[Any]] | None = None,
     is_full: bool = False,
-) -> Steps:
+) -> Steps[Any]:
     """The steps until something succeeds. Returns its result. Close this generator in any case, so that the hold leaves
     the queue.
 
     retry_at: returns when a client without a connection may connect again. The function returns None if the client is
     closed and never may connect again.
-    queues: whether the server may have a queue. If it has one, the first hold of the client's queue waits there, with
-    QUEUE. The hold leaves the client's queue as soon as it has asked, so that the next hold can ask, unless the
-    server's queue is_full.
+    queue_in_server: ServerWays.queue, if the server may have a queue. If it has one, the first hold of the client's
+    queue waits there. The hold leaves the client's queue as soon as it has asked, so that the next hold can ask, unless
+    the server's queue is_full.
     """
     try:
         queue = turns.join(asked.name, turn)
         queue.is_full |= is_full
-        tries_server = queues
+        tries_server = queue_in_server
         while True:
             turn.clear()
             # A hold that does not wait needs no turn: what it wants may be available although the first was refused.
             if asked.timeout != 0 and not turns.is_first(asked.name, turn):
-                if not (yield WAIT, patience.left()):
-                    raise (yield GIVE_UP, queue)
+                if not (yield WAIT, turn, patience.left()):
+                    raise (yield from ways.give_up(queue, turn))
                 continue
-            in_server, tries_server = tries_server, queues
+            in_server, tries_server = tries_server, queue_in_server
             try:
-                if in_server:
-                    taken = yield from _queueing(turns, turn, asked, patience, queue)
+                if in_server is not None:
+                    leave = functools.partial(turns.leave, asked.name, turn)
+                    steps = in_server(patience.left(), None if queue.is_full else leave)
+                    taken = yield from _queueing(steps, turns, asked.name, turn)
                 else:
-                    taken = yield (ASK,)
+                    taken = yield from ways.ask()
                     queue.backoff.reset()
             except (NotAvailable, ConnectionLost) as error:
                 before, queue = queue, turns.join(asked.name, turn)  # it may have left it
@@ -178,13 +171,13 @@ def waiting(
                     queue.backoff = before.backoff  # in a queue made anew too, the pauses go on growing
                 refusal, pause = _refused(error, asked, patience, queue, retry_at)
                 if patience.is_over():
-                    raise (refusal or (yield GIVE_UP, queue)) from None
-                yield WAIT, patience.at_most(pause)
+                    raise (refusal or (yield from ways.give_up(queue, turn))) from None
+                yield WAIT, turn, patience.at_most(pause)
             else:
                 if taken is not _NO_ROOM:
                     return taken
                 queue = turns.join(asked.name, turn)
-                tries_server = False
+                tries_server = None
     finally:
         try:
             turns.leave(asked.name, turn)
@@ -196,15 +189,14 @@ def waiting(
 _NO_ROOM = object()  # instead of the result: the server has no queue, or it is full, so the hold has to ask
 
 
-def _queueing(turns: Turns, turn: Turn, asked: Wanted, patience: Patience, queue: Queue) -> Steps:
+def _queueing(steps: Steps[Any], turns: Turns, name: bytes, turn: Turn) -> Steps[Any]:
     """The steps of the first hold of a queue, which waits in the server's queue if there is one and it has room."""
     try:
-        leave = functools.partial(turns.leave, asked.name, turn)
-        return (yield QUEUE, patience.left(), None if queue.is_full else leave)
+        return (yield from steps)
     except UnknownCommand:
         return _NO_ROOM
     except OutOfMemory:  # of what: the reply to an acquire says it
-        turns.join(asked.name, turn).is_full = True
+        turns.join(name, turn).is_full = True
         return _NO_ROOM
 
 
@@ -215,7 +207,7 @@ def _refused(
     queue: Queue,
     retry_at: Callable[[], float | None],
 ) -> tuple[CounterdError | None, float]:
-    """Returns the error for a hold whose time is over, or None for the error of GIVE_UP; and how long another hold
+    """Returns the error for a hold whose time is over, or None for that of ways.give_up(); and how long another hold
     pauses."""
     queue.draining = isinstance(error, NotAvailable) and error.draining
     if isinstance(error, ConnectionLost):
@@ -235,42 +227,3 @@ def _refused(
 def is_futile(error: CounterdError) -> bool:
     """Whether it is of no use to wait after this refusal: it was asked for more than the limit of the server."""
     return isinstance(error, NotAvailable) and error.limit is not None
-
-
-def drive(steps: Steps, acts: Acts) -> Any:
-    """Performs each step, and returns the result of the step machine.
-
-    Any error except a CounterdError closes the step machine.
-    """
-    try:
-        act, *arguments = next(steps)
-        while True:
-            try:
-                result = acts[act](*arguments)
-            except CounterdError as error:
-                act, *arguments = steps.throw(error)
-            else:
-                act, *arguments = steps.send(result)
-    except StopIteration as done:
-        return done.value  # a call, such as close(), would give a signal the chance to lose it
-    except BaseException:
-        steps.close()
-        raise
-
-
-async def drive_async(steps: Steps, acts: Acts) -> Any:
-    """Does the same as drive(), but awaits each step."""
-    try:
-        act, *arguments = next(steps)
-        while True:
-            try:
-                result = await acts[act](*arguments)
-            except CounterdError as error:
-                act, *arguments = steps.throw(error)
-            else:
-                act, *arguments = steps.send(result)
-    except StopIteration as done:
-        return done.value  # a call, such as close(), would give a signal the chance to lose it
-    except BaseException:
-        steps.close()
-        raise

@@ -10,6 +10,7 @@ import pytest
 
 from counterd.client import _aiolink
 from counterd.client._aiolink import Link
+from counterd.client._holding import Held
 from counterd.client.counter._permits import PermitCalls
 from counterd.errors import ConnectionLost, NotAvailable, ProtocolError, Timeout
 from counterd.protocols.counter import wire
@@ -95,7 +96,7 @@ async def turns(count: int = 3) -> None:
 
 def test_requests_of_one_turn_go_out_together() -> None:
     async def main(case: Case) -> None:
-        calls = [asyncio.ensure_future(case.link.result(wire.get, b"n%d" % number)) for number in range(4)]
+        calls = [asyncio.ensure_future(case.link.call(wire.get, b"n%d" % number)) for number in range(4)]
         await turns()
         assert [len(piece) for piece in case.transport.written] == [16, 48]  # the first need not wait for any other
         for number in (1, 2, 3, 4):
@@ -136,7 +137,7 @@ def test_cancelled(request_: Any, body: bytes, given_back: list[Any], when: str)
     """Before the answer, or when it is there already: only what was granted to nobody is given back."""
 
     async def main(case: Case) -> None:
-        call = asyncio.ensure_future(case.link.result(*request_))
+        call = asyncio.ensure_future(case.link.call(*request_))
         await turns()
         opcode = case.sent()[0][0]
         if when == "with":
@@ -156,7 +157,7 @@ def test_cancelled(request_: Any, body: bytes, given_back: list[Any], when: str)
 
 def test_a_refusal_that_is_there_when_its_caller_is_cancelled() -> None:
     async def main(case: Case) -> None:
-        call = asyncio.ensure_future(case.link.result(wire.acquire, b"n", 1, 1))
+        call = asyncio.ensure_future(case.link.call(wire.acquire, b"n", 1, 1))
         await turns()
         case.answer(1, 2, b"no", 0x21)
         call.cancel()
@@ -172,7 +173,7 @@ def test_an_answer_that_comes_too_late() -> None:
         with pytest.raises(
             Timeout, match=r"^there did not answer within 5 s: does this address serve the counter protocol\?$"
         ):
-            await case.link.result(wire.acquire, b"n", 2, 2)
+            await case.link.call(wire.acquire, b"n", 2, 2)
         assert case.loop.now == TIMEOUT
         assert not case.link.closed
         case.answer(1, 2, one(2))
@@ -190,7 +191,7 @@ def test_each_call_has_its_own_deadline() -> None:
         async def call(after: float) -> float:
             await asyncio.sleep(after)
             with pytest.raises(Timeout):
-                await case.link.result(wire.noop)
+                await case.link.call(wire.noop)
             return case.loop.now
 
         assert await asyncio.gather(call(0), call(1), call(2.5)) == [5, 6, 7.5]
@@ -204,9 +205,9 @@ def test_a_server_that_does_not_read_is_left(waits: bool) -> None:
 
     async def main(case: Case) -> None:
         case.transport.room = 100
-        calls = [asyncio.ensure_future(case.link.result(wire.get, b"n")) for _ in range(100)]
+        calls = [asyncio.ensure_future(case.link.call(wire.get, b"n")) for _ in range(100)]
         await turns()
-        more = [asyncio.ensure_future(case.link.result(wire.get, b"n")) for _ in range(100)]
+        more = [asyncio.ensure_future(case.link.call(wire.get, b"n")) for _ in range(100)]
         await turns()
         written = len(case.sent())
         assert written == 100
@@ -225,9 +226,9 @@ def test_a_server_that_does_not_read_is_left(waits: bool) -> None:
 def test_what_waits_goes_out_when_there_is_room() -> None:
     async def main(case: Case) -> None:
         case.transport.room = 20
-        calls = [asyncio.ensure_future(case.link.result(wire.get, b"n%d" % number)) for number in range(4)]
+        calls = [asyncio.ensure_future(case.link.call(wire.get, b"n%d" % number)) for number in range(4)]
         await turns()
-        more = asyncio.ensure_future(case.link.result(wire.noop))
+        more = asyncio.ensure_future(case.link.call(wire.noop))
         await turns()
         assert len(case.sent()) == 4
         case.transport.room = 1 << 30
@@ -261,7 +262,7 @@ def test_the_end_of_a_connection(how: str) -> None:
     """Each call that has no answer gets an error of its own; later ones are not sent."""
 
     async def main(case: Case) -> None:
-        calls = [asyncio.ensure_future(case.link.result(wire.noop)) for _ in range(3)]
+        calls = [asyncio.ensure_future(case.link.call(wire.noop)) for _ in range(3)]
         await turns()
         if how == "eof":
             case.link.eof_received()
@@ -284,7 +285,7 @@ def test_the_end_of_a_connection(how: str) -> None:
         assert case.ended == [case.link]
         sent = len(case.sent())
         with pytest.raises(ConnectionLost):
-            await case.link.result(wire.noop)
+            await case.link.call(wire.noop)
         assert len(case.sent()) == sent
 
     play(main)
@@ -294,12 +295,12 @@ def test_the_end_of_a_connection(how: str) -> None:
 def test_permits_that_nobody_looks_after(raw: int, held: int, unheard: bool) -> None:
     async def main(case: Case) -> None:
         for number, mine in enumerate([False] * raw + [True] * held, 1):
-            call = asyncio.ensure_future(case.link.result(wire.acquire, b"n", 2, 9))
+            call = asyncio.ensure_future(case.link.call(wire.acquire, b"n", 2, 9))
             await turns()
             case.answer(number, 2, one(2))
             assert await call == 2
             if mine:
-                case.link.holds[object()] = 2
+                case.link.holds.add(Held("hold", b"n", 2))
         case.link.drop("a test")
         assert case.link.unheard is unheard
 

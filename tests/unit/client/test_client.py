@@ -356,9 +356,9 @@ def test_who_has_left_a_block_is_not_told_of_its_loss(serve) -> None:
     with Client(port=script.port, timeout=PATIENCE, watch=True) as client:
         hold = client.hold("n", maximum=1, on_lost=called.append)
         with hold:
-            assert not hold._tell()  # it is not wanted again
+            assert not hold._is_to_be_acquired_again()
         assert called == [hold]
-        assert not hold._tell()
+        assert not hold._is_to_be_acquired_again()
         assert called == [hold]
 
 
@@ -424,7 +424,7 @@ def test_interrupted_while_it_waits_the_grant_is_given_back(serve) -> None:
         client.noop()
         client.noop()  # after which the release has been answered
         assert client._link.calls.held == 1
-        assert client._link.holds == {}
+        assert client._link.holds == set()
         assert not client._turns._queues
     assert sorted(script.seen[2:]) == [(0x00, b""), (0x00, b""), (0x03, b"\0\0\0\2\0\1n")]
 

@@ -12,6 +12,7 @@ import pytest
 
 from counterd.client import _link
 from counterd.client._connection import DeadlinePassed
+from counterd.client._holding import Held
 from counterd.client._link import Link
 from counterd.client.counter import _permits
 from counterd.client.counter._permits import PermitCalls
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 ONE = b"\0\0\0\1"
-HOLD = object()
+HOLD = Held("hold", b"a", 2)
 
 
 class Pair:
@@ -394,15 +395,15 @@ def closing(pair: Pair, function: Callable[..., Any]) -> Callable[..., Any]:
 
 def test_a_hold_has_what_was_granted_and_gives_it_back(pair: Pair) -> None:
     pair.says(responded(2, 1, b"\0\0\0\2"))
-    pair.link.acquire(HOLD, b"a", (wire.acquire, b"a", 2, 3))
-    assert pair.link.holds == {HOLD: 2}
+    pair.link.acquire(HOLD, (wire.acquire, b"a", 2, 3))
+    assert pair.link.holds == {HOLD}
     assert pair.link.calls.held == 2
     pair.says(responded(3, 2))
-    pair.link.release((HOLD, b"a"))
-    assert pair.link.holds == {}
+    pair.link.release(HOLD)
+    assert pair.link.holds == set()
     assert pair.link.calls.held == 0
-    pair.link.release((HOLD, b"a"))  # nothing is there, so nothing is asked
-    pair.link.disown(HOLD, b"a")
+    pair.link.release(HOLD)  # nothing is there, so nothing is asked
+    pair.link.disown(HOLD)
     pair.asked(wire.acquire(1, b"a", 2, 3), wire.release(2, b"a", 2))
 
 
@@ -417,8 +418,8 @@ def test_a_hold_has_its_permits_before_its_thread_goes_on() -> None:
 
 def test_disowned_permits_are_given_back_by_nobody_in_particular(pair: Pair) -> None:
     pair.says(responded(2, 1, b"\0\0\0\2"))
-    pair.link.acquire(HOLD, b"a", (wire.acquire, b"a", 2, 3))
-    pair.link.disown(HOLD, b"a")
+    pair.link.acquire(HOLD, (wire.acquire, b"a", 2, 3))
+    pair.link.disown(HOLD)
     pair.asked(wire.acquire(1, b"a", 2, 3), wire.release(2, b"a", 2))
     pair.says(responded(3, 2, b"no", 0x22), responded(0, 3))  # and a refusal hurts nobody
     pair.link.call(wire.noop)
@@ -439,24 +440,24 @@ def test_granted_at_the_very_end(
     pair.link._wait = too_late  # type: ignore[method-assign]
     pair.says(responded(2, 1, b"\0\0\0\2"))
     with pytest.raises(raised):
-        pair.link.acquire(HOLD, b"a", (wire.acquire, b"a", 2, 3)) if hold else pair.link.call(wire.acquire, b"a", 2, 3)
+        pair.link.acquire(HOLD, (wire.acquire, b"a", 2, 3)) if hold else pair.link.call(wire.acquire, b"a", 2, 3)
     pair.asked(wire.acquire(1, b"a", 2, 3), wire.release(2, b"a", 2))
-    assert pair.link.holds == {}
+    assert pair.link.holds == set()
     assert pair.link.calls.held == 0
 
 
 def test_a_refused_hold_has_nothing(pair: Pair) -> None:
     pair.says(responded(2, 1, b"no", 0x21))
     with pytest.raises(NotAvailable):
-        pair.link.acquire(HOLD, b"a", (wire.acquire, b"a", 2, 3))
-    assert pair.link.holds == {}
+        pair.link.acquire(HOLD, (wire.acquire, b"a", 2, 3))
+    assert pair.link.holds == set()
 
 
 @pytest.mark.parametrize(("raw", "released", "unheard"), [(0, 0, False), (1, 0, True), (1, 1, False), (2, 1, True)])
 def test_whether_somebody_has_to_hear_of_the_end(pair: Pair, raw: int, released: int, unheard: bool) -> None:
     """Holds look after themselves, and what is on its way back is not missed, answered or not."""
     pair.says(responded(2, 1, b"\0\0\0\2"))
-    pair.link.acquire(HOLD, b"a", (wire.acquire, b"a", 2, 9))
+    pair.link.acquire(HOLD, (wire.acquire, b"a", 2, 9))
     if raw:
         pair.says(responded(2, 2, raw.to_bytes(4, "big")))
         pair.link.call(wire.acquire, b"a", raw, 9)
@@ -470,15 +471,16 @@ def test_whether_somebody_has_to_hear_of_the_end(pair: Pair, raw: int, released:
 
 def test_timed_out_but_something_is_held(pair: Pair) -> None:
     """Then the connection stays, and a late grant is given back by whoever reads next."""
+    one, another = Held("hold", b"a", 1), Held("another", b"b", 3)
     pair.says(responded(2, 1, ONE))
-    pair.link.acquire(HOLD, b"a", (wire.acquire, b"a", 1, 9))
+    pair.link.acquire(one, (wire.acquire, b"a", 1, 9))
     pair.link._timeout = 0.001
     with pytest.raises(Timeout, match=r"^there did not answer within 0.001 s$"):
-        pair.link.acquire("another", b"b", (wire.acquire, b"b", 3, 9))
+        pair.link.acquire(another, (wire.acquire, b"b", 3, 9))
     pair.link._timeout = PATIENCE
     pair.says(responded(2, 2, b"\0\0\0\3"), responded(0, 3))
     pair.link.call(wire.noop)
-    assert pair.link.holds == {HOLD: 1}
+    assert pair.link.holds == {one}
     pair.asked(*[wire.acquire(1, b"a", 1, 9), wire.acquire(2, b"b", 3, 9), wire.noop(3), wire.release(4, b"b", 3)])
 
 
@@ -503,7 +505,7 @@ def test_after_a_fork_the_copy_is_closed_and_not_shut_down(pair: Pair) -> None:
             pair.link.after_fork()
         with pytest.raises(ConnectionLost, match="the process forked"):
             pair.link.call(wire.noop)
-        pair.link.disown(HOLD, b"a")
+        pair.link.disown(HOLD)
         pair.link.close()
         pair.server.setblocking(False)
         with pytest.raises(BlockingIOError):

@@ -99,7 +99,7 @@ class Client(ClientCommands["Job"], Commanded):
                     raise call.error
             return [call.result if call.error is None else call.error for call in calls]
         except BaseException:
-            link.forget(calls)
+            link.forget(*calls)
             raise
 
 

@@ -25,9 +25,8 @@ from counterd.client._entering import Entering, ForAsyncWith, ForWith
 from counterd.client._holding import decorated, decorated_async
 from counterd.client._portable import is_mine
 from counterd.client._shared import Shared
-from counterd.client._waiting import drive, drive_async
 from counterd.client.sentinel._fallback import Stats
-from counterd.client.sentinel._flows import Commands, Held
+from counterd.client.sentinel._flows import Commands, HoldSteps
 from counterd.client.sentinel._keeper import Keeper, TokenLink
 from counterd.client.sentinel._tokens import Answer, Token, TokenCalls
 from counterd.errors import ConnectionLost, CounterdError
@@ -41,10 +40,8 @@ if TYPE_CHECKING:
 
     from counterd.client import _aiolink, _link
     from counterd.client._calls import Request
-    from counterd.client._command import Steps
+    from counterd.client._steps import Steps
     from counterd.client._tls import SecureSocket
-    from counterd.client._turns import Queue
-    from counterd.client.sentinel._tokens import AskedToken
     from counterd.protocols.sentinel.wire import Response
 
 __all__ = [
@@ -67,7 +64,7 @@ __all__ = [
 F = TypeVar("F", bound="Callable[..., Any]")
 
 
-class Hold(Held, Entering, ForWith):
+class Hold(HoldSteps, Entering, ForWith):
     """A token that is held while a block runs. Client.hold() returns it, for `with` or as a decorator.
 
     Use a hold in one thread and for one block at a time: make another hold for each. As a decorator, a hold acquires
@@ -75,7 +72,7 @@ class Hold(Held, Entering, ForWith):
     token.
     """
 
-    CAUGHT = BaseException
+    _CAUGHT = BaseException
 
     def __enter__(self) -> Hold:
         self._is_used = True
@@ -141,10 +138,7 @@ class Client(Commands[Hold], Shared, Blocking):
     _make_hold = Hold
 
     def _run_command(self, made: Steps[Any]) -> Any:
-        return drive(made, self._acts)
-
-    def _now(self) -> float:
-        return time.monotonic()
+        return self._drive(made)
 
     def _usable_link(self) -> _link.Link | None:
         link = self._link
@@ -171,9 +165,6 @@ class Client(Commands[Hold], Shared, Blocking):
         self._run_command(self._keeping(connects))
         return self._link, self._due_at()
 
-    def _gives_up(self, queue: Queue, asked: AskedToken) -> Blocked:
-        return asked.blocked(asked.timeout)
-
     def _make_link(self, connected: socket.socket | SecureSocket, where: str) -> TokenLink:
         late, tally = self._keeper.stir, self._fallback.tally
         return TokenLink(connected, where, self._timeout, self._on_end, on_late=late, tally=tally)
@@ -196,7 +187,7 @@ class Client(Commands[Hold], Shared, Blocking):
         self._outage = ""
 
 
-class AsyncHold(Held, Entering, ForAsyncWith):
+class AsyncHold(HoldSteps, Entering, ForAsyncWith):
     """A token that is held while a block runs. AsyncClient.hold() returns it, for `async with` or as a decorator.
 
     The hold has the methods of Hold.
@@ -238,7 +229,7 @@ class AsyncClient(Commands[AsyncHold], AioShared, Awaiting):
     # ---- inside ----
 
     def _run_command(self, made: Steps[Any]) -> Coroutine[Any, Any, Any]:
-        return drive_async(made, self._acts)
+        return self._drive(made)
 
     def _now(self) -> float:
         loop = self._loop
@@ -254,7 +245,7 @@ class AsyncClient(Commands[AsyncHold], AioShared, Awaiting):
             self._connecting_now(self._own_loop())
 
     async def _send(self, link: _aiolink.Link, request: Request, granted: Callable[[Response], object] | None) -> Any:
-        response = await link.result(*request)
+        response = await link.call(*request)
         if granted is not None:
             granted(response)
         return response
@@ -291,9 +282,6 @@ class AsyncClient(Commands[AsyncHold], AioShared, Awaiting):
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-
-    async def _gives_up(self, queue: Queue, asked: AskedToken) -> Blocked:
-        return asked.blocked(asked.timeout)
 
     async def _greet(self, link: _aiolink.Link) -> None:
         link.start_unawaited(wire.ping, self._namespace)

@@ -20,6 +20,8 @@ from counterd.client._addresses import read_addresses
 from counterd.client._command import Shape, command
 from counterd.client._connection import CLOSED
 from counterd.client._holding import NO_LOSS, RAISE
+from counterd.client._steps import CONNECT
+from counterd.client._waiting import Patience, waiting
 from counterd.client.sentinel._fallback import LOCAL, Fallback, Stats, log
 from counterd.client.sentinel._tokens import (
     FAILURES,
@@ -47,8 +49,9 @@ if TYPE_CHECKING:
 
     from counterd.client._backoff import Attempts
     from counterd.client._calls import Request
-    from counterd.client._command import Steps
-    from counterd.client._turns import Turns
+    from counterd.client._steps import Steps
+    from counterd.client._turns import Queue, Turns
+    from counterd.client._waiting import Turn
     from counterd.client.sentinel._tokens import Lease, Token
     from counterd.protocols.sentinel.wire import Response, Value
 
@@ -56,27 +59,24 @@ HoldT = TypeVar("HoldT")
 
 
 class Act(Enum):
-    """The actions that a client performs for a step. The value of an action is the name of the client's method.
+    """The actions of this client besides those of _steps.py. The value is the name of the client's method.
 
-    CONNECT: returns the connection. If the connection was lost, returns a new one. Raises ConnectionLost or Timeout.
     SEND: sends a request through a link and returns the response. If a function is given, calls it with the response in
     the same step. SEND_ALL: sends requests together and returns their responses, with None for each request without a
     response.
-    TAKE: waits in the queue for the token of a hold.
     """
 
-    CONNECT = "_connected"
     SEND = "_send"
     SEND_ALL = "_send_all"
-    TAKE = "_take"
 
 
-CONNECT, SEND, SEND_ALL, TAKE = Act
+SEND, SEND_ALL = Act
 
 
 class Commands(Shape, Generic[HoldT]):
     """The methods of a client, blocking or for asyncio."""
 
+    _acts: dict[Any, Callable[..., Any]]
     _attempts: Attempts
     _closed: bool
     _link: Any
@@ -84,6 +84,8 @@ class Commands(Shape, Generic[HoldT]):
     _connect_soon: Callable[[], None]  # starts to connect, if it is time to, without waiting
     _due: Callable[[float], None]  # has _keeping() run at that time
     _make_hold: Callable[[Any, AskedToken], HoldT]  # of this client
+    _new_turn: Any  # makes a Turn
+    _next_attempt: Callable[[], float | None]
     _now: Callable[[], float]  # seconds of a monotonic clock
     _send_back: Callable[[Token], None]  # releases a token, if there is a connection, without waiting
     _usable_link: Callable[[], Any]  # the connection, or None if there is none now
@@ -105,9 +107,9 @@ class Commands(Shape, Generic[HoldT]):
         self._fallback = Fallback(fallback, limits or {}, time.monotonic)  # even if an event loop has another clock
         self._leases = Leases()
         self._outage = ""  # why no call connects
-        self._acts = {act: getattr(self, act.value) for act in Act}
         addresses = read_addresses(host, port, path, "sentinel", tls)
         super().__init__(addresses, timeout, connect_timeout)  # type: ignore[call-arg] # of the base with the connection
+        self._acts |= {act: getattr(self, act.value) for act in Act}
 
     @command
     def flow(self, flow_id: int, count: int = 1, *, prioritized: bool = False) -> Steps[Answer]:
@@ -270,7 +272,7 @@ class Commands(Shape, Generic[HoldT]):
             return self._fallback.answer(flow_id, count, values, decision)
         return Answer(decision.status, decision.remaining, decision.wait_ms)
 
-    def _asked(self, hold: Held, asked: AskedToken) -> Steps[Token]:
+    def _asked(self, hold: HoldSteps, asked: AskedToken) -> Steps[Token]:
         """Returns a token of the server or of the fallback. Raises Blocked, or the reason why there was no decision."""
 
         def granted(response: Response) -> None:
@@ -286,11 +288,8 @@ class Commands(Shape, Generic[HoldT]):
             raise asked.blocked(None)
         return hold._token
 
-    def _ask(self, hold: Held, asked: AskedToken) -> Any:
-        return self._run_command(self._asked(hold, asked))
-
     def _acquired(self, asked: AskedToken) -> Steps[Token]:
-        hold = Held(self, asked)
+        hold = HoldSteps(self, asked)
         try:
             return (yield from self._asked(hold, asked))
         except BaseException:
@@ -331,7 +330,7 @@ class Commands(Shape, Generic[HoldT]):
 
     # ---- leases and connections ----
 
-    def _began(self, hold: Held, token: Token) -> Lease:
+    def _began(self, hold: HoldSteps, token: Token) -> Lease:
         """Returns the lease of a hold's token. The lease is kept alive from now on."""
         lease = self._leases.begin(token, hold, self._now())
         if self._closed:  # meanwhile
@@ -371,10 +370,10 @@ class Commands(Shape, Generic[HoldT]):
             self._due(0.0)
 
 
-class Held:
+class HoldSteps:
     """The base of the holds for threads and for asyncio."""
 
-    CAUGHT: type[BaseException] = Exception  # after these exceptions of on_lost, other holds are still notified
+    _CAUGHT: type[BaseException] = Exception  # after these exceptions of on_lost, other holds are still notified
 
     def __init__(self, client: Commands[Any], asked: AskedToken) -> None:
         self._client = client
@@ -411,7 +410,9 @@ class Held:
         if not self._entered.acquire(blocking=False):
             raise RuntimeError("this hold is already in use: make another one")
         try:
-            yield TAKE, self, self._asked
+            client, asked = self._client, self._asked
+            turn, patience, waits = client._new_turn(), Patience(asked.timeout, client._now), Waits(self)
+            yield from waiting(client._turns, turn, asked, patience, waits, retry_at=client._next_attempt)
             assert self._token is not None
             if not self._token.fallback:
                 self._lease = self._client._began(self, self._token)
@@ -457,5 +458,19 @@ class Held:
         if callable(on_lost):
             try:
                 on_lost(self)
-            except self.CAUGHT:
+            except self._CAUGHT:
                 log.exception("the function on_lost of %s failed", self._asked)
+
+
+class Waits:
+    """How a hold asks for its token, for waiting()."""
+
+    def __init__(self, hold: HoldSteps) -> None:
+        self._hold = hold
+
+    def ask(self) -> Steps[Token]:
+        return self._hold._client._asked(self._hold, self._hold._asked)
+
+    def give_up(self, queue: Queue, turn: Turn) -> Steps[CounterdError]:
+        yield from ()
+        return self._hold._asked.blocked(self._hold._asked.timeout)

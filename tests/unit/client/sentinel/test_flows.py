@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,12 +12,13 @@ import pytest
 from counterd.client._backoff import Attempts
 from counterd.client._command import Shape
 from counterd.client._connection import CLOSED, FORKED
+from counterd.client._steps import CONNECT
 from counterd.client._turns import Turns
-from counterd.client.sentinel._flows import CONNECT, SEND, SEND_ALL, TAKE, Commands, Held
+from counterd.client.sentinel._flows import SEND, SEND_ALL, Commands, HoldSteps
 from counterd.client.sentinel._tokens import Answer, Token
 from counterd.errors import ConnectionLost, ProtocolError, Timeout
 from counterd.protocols.sentinel import wire
-from counterd.protocols.sentinel.errors import Blocked, TokenLost, TokenRefused
+from counterd.protocols.sentinel.errors import TokenLost, TokenRefused
 from counterd.protocols.sentinel.wire import MessageType, Response, Status
 
 AWAY = ConnectionLost("cannot connect to there")
@@ -30,17 +32,19 @@ class Base:
     """Has what a client has of its shape."""
 
     def __init__(self, *_: Any) -> None:
+        self._acts: dict[Any, Any] = {}
         self._attempts = Attempts()
         self._closed = False
         self._link: Any = None
         self._turns = Turns()
 
 
-class Client(Commands[Held], Base, Shape):
+class Client(Commands[HoldSteps], Base, Shape):
     """Its commands return their steps. sent_back: tokens. soon: how often it was to connect soon. at: its timer."""
 
-    _make_hold = Held
-    _connected = _send = _send_all = _take = None  # type: ignore[assignment] # the test does that
+    _make_hold = HoldSteps
+    _send = _send_all = None  # type: ignore[assignment] # the test does that
+    _new_turn = threading.Event
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**{"fallback": "closed", **options})
@@ -54,6 +58,9 @@ class Client(Commands[Held], Base, Shape):
 
     def _now(self) -> float:
         return self.now
+
+    def _next_attempt(self) -> float | None:
+        return 0.0
 
     def _usable_link(self) -> Any:
         return None if self._link is None or self._link.closed else self._link
@@ -73,15 +80,23 @@ class Client(Commands[Held], Base, Shape):
         self._link = SimpleNamespace(closed="", calls=SimpleNamespace(answered=answered))
         return self._link
 
-    def held(self, **options: Any) -> Held:
+    def held(self, **options: Any) -> HoldSteps:
         """A hold that has a token."""
         hold = self.hold(101, **options)
         steps = hold._entering()
-        act, taker, _ = next(steps)
-        assert (act, taker) == (TAKE, hold)
-        hold._token = TOKEN
-        assert ended(steps) is None
+        grant(steps)
         return hold
+
+
+def grant(steps: Any) -> None:
+    """Answers the steps of a hold that enters, until it has the token."""
+    act, *arguments = next(steps)
+    if act is CONNECT:
+        act, *arguments = steps.send(SimpleNamespace(closed="", calls=SimpleNamespace(answered=True)))
+    assert act is SEND
+    granted = responded(MessageType.ACQUIRE, Status.OK, token_id=TOKEN.id)
+    arguments[-1](granted)
+    assert ended(steps, granted) is None
 
 
 def ended(steps: Any, sent: Any = None) -> Any:
@@ -257,8 +272,10 @@ def test_a_hold_that_cannot_be_given_back_ends_with_its_lease(error: Exception) 
 
 def test_a_hold_that_is_thrown_away_does_not_wait() -> None:
     client = Client()
-    assert ended(client.held()._leaving(GeneratorExit)) is None
-    assert client.sent_back == [TOKEN]
+    hold = client.held()
+    token = hold.token
+    assert ended(hold._leaving(GeneratorExit)) is None
+    assert client.sent_back == [token]
 
 
 @pytest.mark.parametrize("why", [CLOSED, FORKED])
@@ -283,8 +300,8 @@ def test_an_interrupted_hold_has_nothing() -> None:
     assert (client.sent_back, hold.token) == ([TOKEN], None)
     steps = hold._entering()
     next(steps)
-    with pytest.raises(Blocked):
-        steps.throw(hold._asked.blocked(0))
+    with pytest.raises(KeyboardInterrupt):
+        steps.throw(KeyboardInterrupt)
     next(hold._entering())
 
 
