@@ -1,7 +1,6 @@
 """`counterctl smockron gate`: a gatekeeper that proxies ask over HTTP.
 
-Floor 5 (ARCHITECTURE.md). This file has the options, serving.py has the server, and client/smockron/_gate.py makes the
-replies.
+Floor 5 (ARCHITECTURE.md). This file has the options, serving.py has the server, and answers.py makes the replies.
 """
 
 from __future__ import annotations
@@ -115,9 +114,9 @@ def gate(
         refused("gate needs aiohttp: in the source tree, run `make setup` or pip install '.[admin]'")
     import uvloop
 
+    from counterd.cli.ctl.smockron.answers import Gate
     from counterd.cli.ctl.smockron.serving import Serving, listening_at
     from counterd.client.smockron import AsyncGatekeeper
-    from counterd.client.smockron._gate import Gate
 
     logging.basicConfig(format="counterctl: %(message)s", level=logging.WARNING)
     logging.getLogger("counterd.client.smockron").setLevel(logging.INFO)  # also reports that the master is back

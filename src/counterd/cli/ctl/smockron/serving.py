@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Iterator
 
+    from counterd.cli.ctl.smockron.answers import Gate
     from counterd.client.smockron import AsyncGatekeeper
-    from counterd.client.smockron._gate import Gate
 
 SOCKET_MODE = 0o666  # as open as a TCP port of this host; the folder can restrict access
 PLACES = 1024  # connections in addition to those that wait

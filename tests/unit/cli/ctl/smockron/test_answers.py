@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from multidict import CIMultiDict
 
+from counterd.cli.ctl.smockron.answers import Gate
 from counterd.client.smockron._aiogatekeeper import AsyncAdmission
-from counterd.client.smockron._gate import Gate
 from counterd.client.smockron._gatekeeping import PASSED, Core, Decision, Options, Verdict
 
 if TYPE_CHECKING:

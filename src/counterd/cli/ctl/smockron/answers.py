@@ -1,7 +1,7 @@
 """A gatekeeper for a proxy that asks about each request before it forwards the request.
 
-Floor: side (ARCHITECTURE.md); needs aiohttp, which receives the proxy's requests. The method of the proxy's request has
-no effect, and its body is not read. The gate cannot know whether the proxy or the proxy's client has written a header.
+Floor 5 (ARCHITECTURE.md); needs aiohttp, which receives the proxy's requests. The method of the proxy's request has no
+effect, and its body is not read. The gate cannot know whether the proxy or the proxy's client has written a header.
 The configuration of the proxy has to ensure that only the proxy writes this header.
 """
 
