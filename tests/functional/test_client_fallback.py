@@ -26,7 +26,7 @@ from counterd.client.sentinel import (
     TokenLost,
     TokenRefused,
     _fallback,
-    _keeper,
+    _token_link,
 )
 from counterd.errors import ConnectionLost, ProtocolError, Timeout
 from counterd.protocols.sentinel.wire import MessageType, Status
@@ -153,7 +153,7 @@ def test_a_grant_that_comes_too_late_is_given_back(server: Room, shape: str, hol
 
 
 def test_a_server_that_owes_grants_for_too_long(server: Room, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_keeper, "LATE_MAX_S", 2 * SHORT)
+    monkeypatch.setattr(_token_link, "LATE_MAX_S", 2 * SHORT)
 
     async def scenario() -> None:
         async with opened(made(BLOCKING, server, fallback="closed")) as client:
@@ -455,7 +455,7 @@ def test_a_lock_that_a_thread_of_the_client_has(server: Room) -> None:
     """A signal handler may close the client wherever it comes."""
     for keepers in (True, False):
         client = made(BLOCKING, server)
-        with client.hold(101), client._keeper.lock if keepers else client._connecting:
+        with client.hold(101), client._background._lock if keepers else client._connecting:
             client.close()
         wait_until(lambda: not any(thread.name == "counterd-keep" for thread in threading.enumerate()), "it ends")
 

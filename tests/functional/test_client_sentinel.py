@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from counterd.client.sentinel import AsyncClient, Blocked, Client, NoSuchRule, Tag, TokenLost, Typed, _keeper
+from counterd.client import sentinel
+from counterd.client.sentinel import AsyncClient, Blocked, Client, NoSuchRule, Tag, TokenLost, Typed
 from counterd.errors import ConnectionLost, ServerError
 from kit import daemon, sentinels
 from kit.daemon import PATIENCE, environment, wait_until
@@ -439,13 +440,13 @@ def test_short_holds_cost_no_more_requests(server: Server, shape: str) -> None:
     run(shape, scenario())
 
 
-def test_the_keeper_ends_when_there_is_nothing_to_do(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_keeper, "IDLE_S", 0.02)
-    for _ in range(2):
-        with client.hold(105):
-            assert len(keepers()) == 1
-        wait_until(lambda: not keepers(), "the thread ends")
-        assert client._keeper._waker is None
+def test_the_keeper_ends_when_there_is_nothing_to_do(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sentinel, "IDLE_S", 0.02)
+    with server.client() as client:
+        for _ in range(2):
+            with client.hold(105):
+                assert len(keepers()) == 1
+            wait_until(lambda: not keepers(), "the thread ends")
 
 
 # ---- connections ----------------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from counterd.client import _shared, throttr
 from counterd.client._calls import Call
 from counterd.client._link import Link
 from counterd.client.counter._permits import PermitCalls
-from counterd.client.sentinel._keeper import TokenLink
+from counterd.client.sentinel._token_link import TokenLink
 from counterd.client.sentinel._tokens import Tally, TokenCalls
 from counterd.client.smockron._gatekeeping import Core, Options
 from counterd.client.smockron._told import STALE_MAX

@@ -342,10 +342,10 @@ class Link(Resumable):
         self._lock = threading.RLock()
         self._socket.close()
 
-    # ---- the watching thread ----
+    # ---- the background thread ----
 
-    def watch(self, wake: int, timeout: float | None) -> None:
-        """Waits until the connection ends, the descriptor wake is readable, or this many seconds have passed.
+    def watch(self, wake: int, seconds: float) -> None:
+        """Waits until the connection ends, the descriptor `wake` is readable, or this many seconds have passed.
 
         On a system whose poll() does not report the end of a connection, this may return earlier.
         """
@@ -356,9 +356,9 @@ class Link(Resumable):
         if self._watched:
             poller.register(self._socket, _portable.PEER_ENDED)
             if not _portable.PEER_ENDED:
-                timeout = _portable.LOOK_S if timeout is None else min(timeout, _portable.LOOK_S)
+                seconds = min(seconds, _portable.LOOK_S)
         try:
-            ended = any(ready & _ENDED for _, ready in poller.poll(None if timeout is None else timeout * 1000))
+            ended = any(ready & _ENDED for _, ready in poller.poll(math.ceil(min(seconds * 1000, POLL_MAX))))
             ended = ended or (self._watched and not _portable.PEER_ENDED and _portable.has_ended(self._socket))
         finally:
             with self._lock:

@@ -516,12 +516,12 @@ def test_after_a_fork_the_copy_is_closed_and_not_shut_down(pair: Pair) -> None:
 def test_watching(pair: Pair) -> None:
     wake = os.eventfd(1)
     try:
-        pair.link.watch(wake, None)
+        pair.link.watch(wake, PATIENCE)
         assert not pair.ended
         os.eventfd_read(wake)
         pair.link.watch(wake, 0.001)
         assert not pair.ended
-        watching = Caller(pair.link.watch, wake, None)
+        watching = Caller(pair.link.watch, wake, PATIENCE)
         wait_until(lambda: pair.link._watched, "it watches")
         pair.server.shutdown(socket.SHUT_WR)
         watching.ends()
@@ -535,7 +535,7 @@ def test_watching(pair: Pair) -> None:
 def test_closing_wakes_who_watches(pair: Pair) -> None:
     wake = os.eventfd(0)
     try:
-        watching = Caller(pair.link.watch, wake, None)
+        watching = Caller(pair.link.watch, wake, PATIENCE)
         wait_until(lambda: pair.link._watched, "it watches")
         pair.link.close()
         watching.ends()

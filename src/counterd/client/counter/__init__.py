@@ -5,16 +5,17 @@ Floor: side (ARCHITECTURE.md). The package needs only the wire module and counte
 
 from __future__ import annotations
 
+import math
 import threading
 from contextlib import ExitStack, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from counterd.client._addresses import read_default
+from counterd.client._background import Background
 from counterd.client._command import Blocking, Recording
 from counterd.client._entering import ForWith
 from counterd.client._holding import RAISE, decorated, printed
-from counterd.client._portable import Waker
 from counterd.client._shared import Shared
 from counterd.client.counter._asked import Asked
 from counterd.client.counter._commands import Commands, Pipelined, Result
@@ -169,11 +170,10 @@ class Client(Commands, Shared, Blocking):
     ) -> None:
         greeting = Greeting(resume, name)
         self._watch = watch or greeting.resumes
-        self._watcher: _Watcher | None = None
         where = read_default(host, port, path, tls, default_port=wire.PORT)
         super().__init__(where, timeout, connect_timeout, greeting)
         if self._watch:
-            self._watcher = _Watcher(self)
+            self._background.start()
 
     def fileno(self) -> int:
         """Returns the descriptor of the connection's socket, to pass it to another process. Connects if necessary.
@@ -191,8 +191,8 @@ class Client(Commands, Shared, Blocking):
             with suppress(CounterdError, RuntimeError):  # in a signal handler: the grace time ends instead
                 link.call(wire.goodbye)
         super().close()
-        if self._watcher is not None:
-            self._watcher.stop()
+        self._background.stop()
+        self._background.join(self._connecting, self._link._lock)
 
     def pipeline(self) -> Pipeline:
         """Collects requests and sends them together: `client.pipeline().get("a").get("b").execute()`."""
@@ -293,65 +293,29 @@ class Client(Commands, Shared, Blocking):
         """Does nothing: the watching thread finds it."""
 
     def _on_end(self, link: Link) -> None:
-        if self._watcher is not None:
+        if self._watch:
             self._ended.append(link)
-            self._watcher.wake()
+            self._background.wake()
 
     def _on_connected(self) -> None:
-        if self._watcher is not None:
-            self._watcher.wake()
-        elif self._watch:
-            self._watcher = _Watcher(self)
+        if self._watch:
+            self._background.start()
+
+    def _work(self) -> tuple[Link, float]:
+        """Runs in the watching thread: notifies holds of a loss, resumes connections, and acquires permits again."""
+        pause = self._drive(self._tend())
+        return self._link, math.inf if pause is None else self._now() + pause
 
     def _make_locks(self) -> None:
         super()._make_locks()
         self._swapping: Any = threading.RLock()
+        self._background = Background("counterd-watch", self._work)
 
     def _after_fork(self) -> None:
+        self._background.after_fork()
         super()._after_fork()
         self._ended.clear()
         self._again.clear()
-        if self._watcher is not None:
-            self._watcher.after_fork()
-            self._watcher = None
-
-
-class _Watcher:
-    """The thread of a Client(watch=True): notices lost connections, notifies holds, and acquires permits again."""
-
-    def __init__(self, client: Client) -> None:
-        self._client = client
-        self._waker = Waker()
-        self._lock = threading.Lock()  # protects _waker, which is closed once the thread has ended
-        self._stopped = False
-        self._thread = threading.Thread(target=self._run, name="counterd-watch", daemon=True)
-        self._thread.start()
-
-    def wake(self) -> None:
-        """Called when there is a new connection, or when a connection has ended."""
-        with self._lock:
-            self._waker.wake()
-
-    def stop(self) -> None:
-        self._stopped = True
-        self.wake()
-        if self._thread is not threading.current_thread():
-            self._thread.join()
-
-    def after_fork(self) -> None:
-        """Called in the child of a fork, where the thread does not run."""
-        self._waker.close()
-
-    def _run(self) -> None:
-        client = self._client
-        try:
-            while not self._stopped:
-                pause = client._drive(client._tend())
-                client._link.watch(self._waker.fileno(), pause)
-                self._waker.take()
-        finally:
-            with self._lock:
-                self._waker.close()
 
 
 class Pipeline(Pipelined, Recording, ForWith):

@@ -19,15 +19,15 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from counterd.client._aiolink import LOOP_CLOSED
 from counterd.client._aioshared import Shared as AioShared
+from counterd.client._background import Background
 from counterd.client._command import Awaiting, Blocking
 from counterd.client._connection import CLOSED, FORKED
 from counterd.client._entering import Entering, ForAsyncWith, ForWith
 from counterd.client._holding import decorated, decorated_async
-from counterd.client._portable import is_mine
 from counterd.client._shared import Shared
 from counterd.client.sentinel._fallback import Stats
 from counterd.client.sentinel._flows import Commands, HoldSteps
-from counterd.client.sentinel._keeper import Keeper, TokenLink
+from counterd.client.sentinel._token_link import TokenLink
 from counterd.client.sentinel._tokens import Answer, Token, TokenCalls
 from counterd.errors import ConnectionLost, CounterdError
 from counterd.protocols.sentinel import wire
@@ -62,6 +62,7 @@ __all__ = [
 ]
 
 F = TypeVar("F", bound="Callable[..., Any]")
+IDLE_S = 5.0  # the background thread of a client ends if it had nothing to do for this time
 
 
 class Hold(HoldSteps, Entering, ForWith):
@@ -125,17 +126,16 @@ class Client(Commands[Hold], Shared, Blocking):
     def close(self) -> None:
         """Gives back all tokens, and ends the connection. Later calls raise ConnectionLost."""
         self._closed = True
-        self._keeper.stop()
+        self._background.stop()
         self._leases.forget(CLOSED)
         self._link.leave(self._fallback.close())
         self._turns.wake_all()
-        # A signal handler may have interrupted something that the keeper waits for.
-        if not any(is_mine(lock) for lock in (self._keeper.lock, self._connecting, self._link._lock)):
-            self._keeper.join()
+        self._background.join(self._connecting, self._link._lock)
 
     # ---- inside ----
 
     _make_hold = Hold
+    _connects = False  # the background thread is to connect, even if there is no lease
 
     def _run_command(self, made: Steps[Any]) -> Any:
         return self._drive(made)
@@ -146,7 +146,8 @@ class Client(Commands[Hold], Shared, Blocking):
 
     def _connect_soon(self) -> None:
         if time.monotonic() >= self._attempts.retry_at:
-            self._keeper.stir(connects=True)
+            self._connects = True
+            self._due(0.0)
 
     def _send(self, link: TokenLink, request: Request, granted: Callable[[Response], object] | None) -> Any:
         return link.take(request, granted)
@@ -158,15 +159,17 @@ class Client(Commands[Hold], Shared, Blocking):
         self._link.give_back(token)
 
     def _due(self, at: float) -> None:
-        self._keeper.stir(at)
+        with suppress(RuntimeError):  # when the program ends, no thread can be started
+            self._background.start(at)
 
-    def _work(self, connects: bool) -> tuple[TokenLink, float]:
-        """Runs in the keeper's thread: does the work that is due."""
+    def _work(self) -> tuple[TokenLink, float]:
+        """Runs in the background thread: renews leases, and connects again."""
+        connects, self._connects = self._connects, False
         self._run_command(self._keeping(connects))
         return self._link, self._due_at()
 
     def _make_link(self, connected: socket.socket | SecureSocket, where: str) -> TokenLink:
-        late, tally = self._keeper.stir, self._fallback.tally
+        late, tally = partial(self._due, 0.0), self._fallback.tally
         return TokenLink(connected, where, self._timeout, self._on_end, on_late=late, tally=tally)
 
     def _greet(self, link: _link.Link) -> None:
@@ -177,10 +180,10 @@ class Client(Commands[Hold], Shared, Blocking):
 
     def _make_locks(self) -> None:
         super()._make_locks()
-        self._keeper = Keeper(self._leases, self._work)
+        self._background = Background("counterd-keep", self._work, IDLE_S)
 
     def _after_fork(self) -> None:
-        self._keeper.after_fork()
+        self._background.after_fork()
         self._leases.forget(FORKED)
         super()._after_fork()
         self._fallback.after_fork()

@@ -1,6 +1,6 @@
 """A connection of tokens that threads share: a pair of sockets, of which the test has the server's end.
 
-The thread that keeps leases is tried with servers, in tests/functional/test_client_sentinel.py.
+The background thread is tried with servers, in tests/functional/test_client_sentinel.py.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from counterd.client.sentinel import _keeper
-from counterd.client.sentinel._keeper import TokenLink
+from counterd.client.sentinel import _token_link
+from counterd.client.sentinel._token_link import TokenLink
 from counterd.client.sentinel._tokens import Tally, Token
 from counterd.errors import Timeout
 from counterd.protocols.sentinel import wire
@@ -116,7 +116,7 @@ def test_others_call_while_it_collects(pair: Pair) -> None:
 def test_who_owes_for_too_long_is_given_up(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     given_up(pair)
     assert pair.link.owes_grants()
-    monkeypatch.setattr(_keeper, "LATE_MAX_S", 0.0)
+    monkeypatch.setattr(_token_link, "LATE_MAX_S", 0.0)
     assert not pair.link.owes_grants()
     assert pair.link.closed == "an acquire was not answered within 0 s"
 

@@ -1,0 +1,106 @@
+"""The connection of a blocking client for the sentinel protocol. While the client's background thread watches the
+connection, it takes grants that arrive too late.
+
+Floor: side (ARCHITECTURE.md).
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING, cast
+
+from counterd.client._connection import DeadlinePassed
+from counterd.client._link import Link, ThreadCall
+from counterd.client._portable import is_mine
+from counterd.client.sentinel._tokens import TokenCalls, release
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Callable
+
+    from counterd.client._tls import SecureSocket
+    from counterd.client.sentinel._tokens import Tally, Token
+
+SLICE_S = 0.05  # how long the thread reads for late grants before it checks what else is due
+LATE_MAX_S = 10.0  # how long a server may owe the reply to an acquire
+
+
+class TokenLink(Link):
+    """One connection of the sentinel protocol, registered in its namespace."""
+
+    def __init__(
+        self,
+        connected: socket.socket | SecureSocket,
+        where: str,
+        timeout: float,
+        on_end: Callable[[Link], object],
+        *,
+        on_late: Callable[[], object],
+        tally: Tally,
+    ) -> None:
+        """on_late: called, by a caller that has the lock, when a grant may arrive while no thread reads."""
+        super().__init__(connected, where, timeout, on_end, calls=TokenCalls(tally))
+        self._on_late = on_late
+        self._late_since = 0.0
+
+    def give_back(self, *tokens: Token) -> None:
+        """Gives tokens back without waiting for the replies.
+
+        The garbage collector calls this when it ends a generator, perhaps in the middle of a call of the same thread.
+        """
+        self.calls.give_back += [release(token) for token in tokens]
+        if not is_mine(self._lock):
+            with self._lock:
+                self._give_back()
+
+    def leave(self, tokens: list[Token]) -> None:
+        """Gives tokens back and ends the connection. If this interrupts a call, the tokens end with their leases."""
+        if not is_mine(self._lock):
+            self.give_back(*tokens)
+        self.close()
+
+    def owes_grants(self) -> bool:
+        """Returns whether a grant may arrive whose caller no longer waits.
+
+        Ends the connection if that takes longer than LATE_MAX_S.
+        """
+        if not self._late():
+            self._late_since = 0.0
+            return False
+        now = time.monotonic()
+        self._late_since = self._late_since or now
+        if now - self._late_since >= LATE_MAX_S:
+            self.close(f"an acquire was not answered within {LATE_MAX_S:g} s")
+            return False
+        return True
+
+    def collect(self, seconds: float) -> None:
+        """Reads for this many seconds, or until no more late grants can arrive, and gives late grants back."""
+        late = self._late()
+        deadline = time.monotonic() + seconds
+        try:
+            with suppress(DeadlinePassed):
+                for call in late:
+                    self._wait(call, deadline)
+        finally:
+            with self._lock:
+                for call in late:
+                    call.wake = None
+                self._pass_on()
+
+    def watch(self, wake: int, seconds: float) -> None:
+        """Does the same as Link.watch(). While grants are owed, reads for them, and returns after SLICE_S at the
+        latest."""
+        if self.owes_grants():
+            self.collect(min(seconds, SLICE_S))
+        else:
+            super().watch(wake, seconds)
+
+    def _late(self) -> list[ThreadCall]:
+        with self._lock:
+            pending = cast("list[ThreadCall]", list(self.calls.pending.values()))
+            return [call for call in pending if call.abandoned and self.calls.may_grant(call)]
+
+    def _expect_late_grants(self) -> None:
+        self._on_late()
