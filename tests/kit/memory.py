@@ -124,19 +124,24 @@ class Pipe(asyncio.Transport):
 
     def post(self, replies: bytes) -> None:
         """Sends replies, now or when a Take need not wait any more."""
+        self._replies.append(replies)
+        self._answer_later()
+
+    def _answer_later(self) -> None:
         loop, server = self._server.loop, self._server
         server.in_flight += 1
         self._answers = max(self._answers, loop.now + server.delay())
-        self._replies.append(replies)
         loop.call_at(self._answers, self._answered)
 
     def _answered(self) -> None:
         replies = self._replies.popleft()
         self._server.in_flight -= 1
-        where = self._server.split(len(replies))
-        for piece in (replies[:where], replies[where:]):
-            if piece and not self.closed:
-                self.protocol.data_received(piece)
+        where = self._server.split(len(replies)) or len(replies)
+        if rest := replies[where:]:
+            self._replies.appendleft(rest)
+            self._answer_later()
+        if replies and not self.closed:
+            self.protocol.data_received(replies[:where])
 
 
 class Waiting(NamedTuple):

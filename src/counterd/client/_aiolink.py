@@ -165,16 +165,8 @@ class Link(asyncio.Protocol, Resumable):
         return await self._result(self.start(*request))
 
     async def results(self, requests: Sequence[Request]) -> list[Any]:
-        """As result(), of requests that are granted nothing. Errors are among the results."""
-        futures = [cast("asyncio.Future[Any]", call.future) for call in self.start_all(requests)]
-        try:
-            if futures:
-                await asyncio.wait(futures)
-        except BaseException:
-            for future in futures:
-                future.cancel()
-            raise
-        return [future.exception() or future.result() for future in futures]
+        """As call_all(), of requests that are granted nothing. All errors are among the results."""
+        return await self._answers(self.start_all(requests), CounterdError)
 
     async def call_all(
         self, requests: Sequence[Request], calls: list[FutureCall] | None = None, patience: float = 0.0
@@ -185,16 +177,7 @@ class Link(asyncio.Protocol, Resumable):
         """
         calls = [] if calls is None else calls
         calls += self.start_all(requests, patience)
-        futures = [cast("asyncio.Future[Any]", call.future) for call in calls]
-        try:
-            await asyncio.wait(futures)
-            for future in futures:
-                if not isinstance(future.exception(), (ServerError, type(None))):
-                    future.result()
-        except BaseException:
-            self.forget(*calls)
-            raise
-        return [future.exception() or future.result() for future in futures]
+        return await self._answers(calls, ServerError)
 
     async def acquire(self, held: Held, request: Request) -> None:
         """Does the same as call(), for a hold, which has the permits from the moment of the grant."""
@@ -385,6 +368,21 @@ class Link(asyncio.Protocol, Resumable):
         except BaseException:
             self.forget(call)
             raise
+
+    async def _answers(self, calls: Sequence[FutureCall], kept: type[CounterdError]) -> list[Any]:
+        """Waits for the results of calls. Errors of this kind are among the results."""
+        answers: list[Any] = []
+        try:
+            for call in calls:
+                assert call.future is not None
+                try:
+                    answers.append(await call.future)
+                except kept as error:
+                    answers.append(error)
+        except BaseException:
+            self.forget(*calls)
+            raise
+        return answers
 
     def _check(self) -> None:
         if self.closed:

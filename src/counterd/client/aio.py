@@ -31,7 +31,7 @@ from counterd.protocols.counter import wire
 if TYPE_CHECKING:
     import os
     import ssl
-    from collections.abc import Callable, Coroutine, Sequence
+    from collections.abc import Callable, Sequence
 
     from counterd.client._aiolink import Link
     from counterd.client._calls import Request
@@ -213,29 +213,28 @@ class Client(Commands, Shared, Awaiting):
         if self._link is not None:
             self._link.disown(*held)
 
-    def _run_command(self, made: Any) -> Coroutine[Any, Any, Any]:
-        return self._call(made) if isinstance(made, tuple) else self._drive(made)
-
-    async def _call(self, request: Request) -> Any:
+    async def _run_command(self, made: Any) -> Any:
+        if not isinstance(made, tuple):
+            return await self._drive(made)
         link = self._link
         if link is None or link.closed or self._lost is not None or self._loop is not get_running_loop():
             link = await self._connected()
-        is_release = request[0] is wire.release
+        is_release = made[0] is wire.release
         was_good, was_open = link.calls.answered, is_release and link.is_open()
-        call = link.start(*request)
+        call = link.start(*made)
         assert call.future is not None
         if is_release:
-            self._turns.wake(request[1])  # a request that is made from here on is sent after the release
+            self._turns.wake(made[1])  # a request that is made from here on is sent after the release
         try:
             return await call.future
         except (ConnectionLost, ProtocolError) as error:
             link.forget(call)
-            steps = self._recovered(link, request, error, was_good=was_good, was_open=was_open)
+            steps = self._recovered(link, made, error, was_good=was_good, was_open=was_open)
         except BaseException:
             link.forget(call)
             raise
         again = await self._drive(steps)
-        return None if again is None else await again.call(*request)
+        return None if again is None else await again.call(*made)
 
     async def _greet(self, link: Link) -> None:
         await self._drive(self._greeted(link))

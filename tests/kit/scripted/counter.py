@@ -83,6 +83,8 @@ class Counters:
         if request.opcode >= Opcode.TAKE:
             return refusal(request, Status.UNKNOWN_COMMAND)
         if request.opcode == Opcode.GET:
+            if name not in self.used:
+                return refusal(request, Status.NOT_FOUND)
             bodies = [struct.pack(">I", self.used[name])]
         elif request.opcode == Opcode.ACQUIRE:
             if self.used[name] + resources > maximum:

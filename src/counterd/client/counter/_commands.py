@@ -14,7 +14,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from counterd.client._backoff import ASK_FIRST_S, ASK_LONGEST_S, Backoff
-from counterd.client._command import Shape, command, encoded
+from counterd.client._command import Shape, command
 from counterd.client._connection import NotSent, as_bytes, lost
 from counterd.client._holding import NO_LOSS, Held
 from counterd.client._steps import ACQUIRE, CALL, CALL_ALL, CONNECT, QUEUE, RUN, WAIT
@@ -65,7 +65,7 @@ class Requests(Shape):
     @command
     def noop(self) -> Encoded[None]:
         """Sends a request that does nothing, and waits for the reply (section "Noop")."""
-        return encoded(wire.noop)
+        return (wire.noop,)
 
     @command
     def acquire(self, name: str | bytes, resources: int = 1, *, maximum: int) -> Encoded[int]:
@@ -76,7 +76,7 @@ class Requests(Shape):
         free, InvalidArguments if resources are 0 or above maximum, OutOfMemory if the server has no room for another
         counter or holding.
         """
-        return encoded(wire.acquire, as_bytes(name), resources, maximum)
+        return (wire.acquire, as_bytes(name), resources, maximum)
 
     @command
     def release(self, name: str | bytes, resources: int = 1) -> Encoded[None]:
@@ -86,17 +86,17 @@ class Requests(Shape):
         of the server nothing is released. If the server reads the release and then ends the connection without a reply,
         ConnectionLost is only raised if more was held.
         """
-        return encoded(wire.release, as_bytes(name), resources)
+        return (wire.release, as_bytes(name), resources)
 
     @command
     def stats(self) -> Encoded[dict[str, str]]:
         """Returns the server's statistics by name, in the server's order and as strings (section "Stats")."""
-        return encoded(wire.stats)
+        return (wire.stats,)
 
     @command
     def dump(self) -> Encoded[list[DumpEntry]]:
         """Returns all counters, in use or not, in no particular order (section "Dump"). Keeps the list in memory."""
-        return encoded(wire.dump, True, True)
+        return (wire.dump, True, True)
 
 
 class Pipelined(Requests):
@@ -108,7 +108,7 @@ class Pipelined(Requests):
     @command
     def get(self, name: str | bytes, *, everywhere: bool = False) -> Encoded[int]:
         """Adds a request whose result is the same as that of Client.get()."""
-        return encoded(wire.get, as_bytes(name), everywhere)
+        return (wire.get, as_bytes(name), everywhere)
 
     def _run_command(self, request: Request) -> Any:
         self._requests.append(request)
@@ -154,7 +154,7 @@ class Commands(Requests):
         If the counter does not exist, returns default, or raises NotFound without a default. A program that only reads
         needs default=0: a counter does not exist before its first acquire, nor after a restart of the server.
         """
-        asked = encoded(wire.get, as_bytes(name), everywhere)
+        asked = (wire.get, as_bytes(name), everywhere)
         return asked if default is None else self._get(asked, default)  # type: ignore[return-value]
 
     def _get(self, asked: Request, default: int) -> Steps[int]:
