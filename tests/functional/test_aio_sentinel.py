@@ -10,8 +10,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from counterd.client.sentinel import Answer, AsyncClient, AsyncHold, Blocked, TokenLost
+from counterd.protocols.sentinel.wire import MessageType
 from kit import sentinels
+from kit.connections import fill, sockets
 from kit.loops import NEW_LOOP, PATIENCE, leaves_connections_open, run, until
+from kit.scripted.sentinel import Room
 from kit.sentinels import flow, param
 
 if TYPE_CHECKING:
@@ -89,10 +92,11 @@ def test_many_tasks_share_a_client(counterd: tuple[str, int]) -> None:
                     await asyncio.sleep(0)
                     inside -= 1
 
+        before = asyncio.all_tasks()
         async with made(counterd) as client:
             await asyncio.gather(*(work() for _ in range(20)))
             assert most <= 2
-            assert client._tasks == set()
+            assert asyncio.all_tasks() == before
 
     run(main())
 
@@ -102,13 +106,13 @@ def test_many_tasks_share_a_client(counterd: tuple[str, int]) -> None:
 
 @LOOPS
 @leaves_connections_open
-def test_a_loop_that_was_closed_takes_what_was_held_along(counterd: tuple[str, int], loop: str) -> None:
+def test_a_loop_that_was_closed_takes_what_was_held_along(loop: str) -> None:
     """As with one asyncio.run() after the other. Another that runs is told so."""
-    client = made(counterd)
 
     async def holds() -> AsyncHold:
         hold = await client.hold(105).__aenter__()
-        await until(lambda: 105 in client._leases.usual, "its lease is known")
+        await until(lambda: server.of(MessageType.KEEP), "it is kept")
+        await client.ping()  # its lease is known
         with pytest.raises(RuntimeError, match="belongs to another event loop"):
             await asyncio.to_thread(asyncio.run, client.ping())
         return hold
@@ -121,9 +125,11 @@ def test_a_loop_that_was_closed_takes_what_was_held_along(counterd: tuple[str, i
         await client.close()
 
     first = NEW_LOOP[loop]()
-    held = first.run_until_complete(holds())
-    first.close()
-    run(goes_on(held), loop)
+    with Room() as server:
+        client = made(server.address)
+        held = first.run_until_complete(holds())
+        first.close()
+        run(goes_on(held), loop)
 
 
 # ---- a server that does not decide ----------------------------------------------------------------------------------
@@ -134,23 +140,20 @@ def test_no_call_waits_for_a_server_that_does_not_accept() -> None:
 
     async def main(port: int) -> None:
         async with AsyncClient(port=port, connect_timeout=SHORT, fallback="open") as client:
-            attempts: set[object] = set()
+            before = sockets()
+            attempts: set[str] = set()  # each has a socket
             assert await client.flow(101) == PASSED
 
             def asks() -> bool:
                 with pytest.raises(StopIteration) as ended:
                     client.flow(101).send(None)
                 assert ended.value.value == PASSED
-                attempts.add(client._connecting)
-                return len(attempts) == 3
+                attempts.update(sockets() - before)
+                return len(attempts) >= 3
 
             await until(asks, "it has tried again")
 
     with contextlib.ExitStack() as stack:
         listening = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
-        listening.listen(0)
-        for _ in range(3):  # now its queue is full, and the kernel leaves further connections unanswered
-            connection = stack.enter_context(socket.socket())
-            connection.setblocking(False)
-            connection.connect_ex(listening.getsockname())
+        fill(listening, stack)
         run(main(listening.getsockname()[1]))

@@ -8,26 +8,29 @@ from __future__ import annotations
 import contextlib
 import gc
 import itertools
-import operator
 import threading
 import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from counterd.client.counter._permits import PermitCalls
+from counterd.client import Client
 from counterd.errors import ConnectionLost, InvalidArguments, NotAcquired, NotAvailable, NotFound, ServerError
 from counterd.protocols.counter import wire
 from kit import servers
+from kit.connections import cut, hears_of_loss, is_asleep
 from kit.daemon import PATIENCE, wait_until
-from kit.servers import count_waiting
+from kit.interrupting import Points
+from kit.scripted.counter import Server as WithoutTakes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from counterd.client import Client
+    from kit.scripted.counter import Request
 
 THREADS = 16
+PAUSE_S = 0.125  # the shortest pause between two requests of one that has waited for long
+POINTS_MAX = 1000
 
 
 @pytest.fixture(scope="module", params=["counterd", pytest.param("yrmcdsd", marks=pytest.mark.needs("yrmcdsd"))])
@@ -65,8 +68,9 @@ def threads(*functions: Callable[[], object]) -> Iterator[list[threading.Thread]
         raise errors[0]
 
 
-def wait_for_waiters(client: Client, name: str, count: int) -> None:
-    wait_until(lambda: count_waiting(client, name) == count, f"{count} wait for {name}")
+def wait_until_asleep(thread: threading.Thread) -> None:
+    """Waits until a thread waits in its client for its turn. What its hold asks a server has a deadline."""
+    wait_until(lambda: thread.native_id and is_asleep(thread.native_id), "it waits for its turn")
 
 
 def test_the_whole_protocol(server: servers.Server) -> None:
@@ -142,43 +146,57 @@ def test_gives_back_however_the_block_is_left(server: servers.Server) -> None:
         wait_until(lambda: server.used("left") == 0, "it is back")
 
 
-def test_a_generator_that_the_collector_ends(server: servers.Server) -> None:
+def test_a_generator_that_the_collector_ends(counterd: servers.Server) -> None:
     """It may do that anywhere, while this thread itself sends a request too."""
 
     class Loop:
         generator: Iterator[None]
+        itself: Loop
 
-    with server.client() as client:
+    with counterd.client() as client:
 
         def generates() -> Iterator[None]:
-            with client.hold("collected", maximum=1):
+            with client.hold("collected", maximum=1, timeout=PATIENCE):
                 yield
 
-        loop = Loop()
-        loop.generator = generates()
-        next(loop.generator)
-        unreachable = [loop]
-        unreachable.append(unreachable)  # type: ignore[arg-type]
-        add_all = client._link.calls.add_all
-
-        def collecting(*arguments: Any) -> bytes:
-            gc.collect()
-            return add_all(*arguments)
-
-        del loop, unreachable
-        client._link.calls.add_all = collecting  # type: ignore[method-assign]
-        client.noop()
-        wait_until(lambda: server.used("collected") == 0, "it is back")
+        for at in range(1, POINTS_MAX):
+            loop = Loop()
+            loop.generator, loop.itself = generates(), loop
+            next(loop.generator)
+            gc.disable()
+            del loop
+            with Points(at, gc.collect) as points:
+                client.noop()
+            gc.enable()
+            if not points.fired:
+                break
+            counterd.wait_for_use("collected", 0)
+    assert at > 1
 
 
-@pytest.mark.parametrize("lock", ["_link._lock", "_connecting"])
-def test_a_signal_handler_that_uses_the_client_it_interrupted(server: servers.Server, lock: str) -> None:
-    """Else it would wait for ever, for what is below it."""
-    with server.client() as client:
-        if lock == "_connecting":
-            client._link.close("it was lost")
-        with operator.attrgetter(lock)(client), pytest.raises(RuntimeError, match="signal handler"):
+@pytest.mark.parametrize("connects", [False, True])
+def test_a_signal_handler_that_uses_the_client_it_interrupted(counterd: servers.Server, connects: bool) -> None:
+    """Wherever it comes, it has its answer or an error at once: else it would wait for ever, for what is below it."""
+
+    def handle() -> None:
+        try:
             client.noop()
+            answers.add("done")
+        except RuntimeError as error:
+            answers.add(str(error))
+
+    answers: set[str] = set()
+    with counterd.client() as client:
+        for at in range(1, POINTS_MAX):
+            client.noop()
+            if connects:
+                cut(client)
+            with Points(at, handle) as points:
+                client.noop()
+            if not points.fired:
+                break
+    assert at > 1
+    assert answers <= {"done", "a signal handler cannot use the client that it interrupted"}
 
 
 def test_decorates(server: servers.Server) -> None:
@@ -302,74 +320,90 @@ def test_waits_until_another_program_gives_back(server: servers.Server) -> None:
             with client.hold("awaited", maximum=1, timeout=PATIENCE):
                 assert server.used("awaited") == 1
 
-        with threads(wait):
-            wait_for_waiters(client, "awaited", 1)
+        with server.expecting_waiter(), threads(wait):
+            server.wait_for_waiter()
             other.release("awaited")
 
 
-@pytest.fixture
-def _no_takes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The clients behave as with a server that has no Takes."""
-    monkeypatch.setattr(PermitCalls, "has_takes", False)
-
-
-@pytest.mark.usefixtures("_no_takes")
-def test_who_waits_gets_it_in_order_and_only_the_first_asks(server: servers.Server) -> None:
+def test_who_waits_gets_it_in_order_and_only_the_first_asks() -> None:
+    """Where the server has no queue."""
     order: list[int] = []
-    with server.client() as client, contextlib.ExitStack() as stack:
-        held = stack.enter_context(client.hold("line", maximum=1))
+    with WithoutTakes() as server, Client(*server.address, timeout=PATIENCE) as client:
+        held = client.hold("line", maximum=1)
 
         def wait(number: int) -> None:
             with client.hold("line", maximum=1):
                 order.append(number)
 
-        before = server.acquires()
-        start = time.monotonic()
-        with contextlib.ExitStack() as waiters:
-            for number in range(THREADS):
-                waiters.enter_context(threads(lambda number=number: wait(number)))
-                wait_for_waiters(client, "line", number + 1)
-            time.sleep(0.3)
-            asked = server.acquires() - before
+        def until_asked_again(times: int) -> int:
+            before = len(server.asked())
+            wait_until(lambda: len(server.asked()) >= before + times, "the first asks again")
+            return len(server.asked()) - before
+
+        with contextlib.ExitStack() as waiters, held:
+            waiters.enter_context(threads(lambda: wait(0)))
+            until_asked_again(3)
+            for number in range(1, THREADS):
+                (thread,) = waiters.enter_context(threads(lambda number=number: wait(number)))
+                wait_until_asleep(thread)
+            start = time.monotonic()
+            asked = until_asked_again(3)
             # One that asks: at 5 ms, then twice as late each time, to 250 ms, each shortened by half at most.
-            assert 3 <= asked <= 8 + (time.monotonic() - start) / 0.125
-            stack.close()
+            assert asked <= 8 + (time.monotonic() - start) / PAUSE_S
+            assert not held.lost
         assert order == list(range(THREADS))
-        assert not held.lost
-        assert server.used("line") == 0
-        assert count_waiting(client, "line") == 0
+        assert server.used[b"line"] == 0
+        assert server.counters.most[b"line"] == 1
 
 
-@pytest.mark.usefixtures("_no_takes")
-def test_a_release_through_the_same_client_wakes_the_first_at_once(counterd: servers.Server) -> None:
-    """It is the release that does it: the queue has grown so patient that it would not have asked by then."""
-    for release in ("release", "hold", "pipeline"):
-        with counterd.client() as client, contextlib.ExitStack() as stack:
-            if release == "hold":
-                stack.enter_context(client.hold("woken", maximum=1))
-            else:
-                client.acquire("woken", maximum=1)
-            got = threading.Event()
+class Impatient(WithoutTakes):
+    """A server that lets a test release at once after a refusal. woken_s: how long after a release the next asked."""
 
-            def wait(client: Client = client, got: threading.Event = got) -> None:
-                with client.hold("woken", maximum=1):
-                    got.set()
+    def __init__(self) -> None:
+        super().__init__()
+        self.released = 0.0
+        self.refusals = 0
+        self.woken_s: list[float] = []
 
-            with threads(wait):
-                wait_for_waiters(client, "woken", 1)
-                queue = client._turns._queues[b"woken"]
-                queue.backoff._first = queue.backoff._next = queue.backoff._longest = 1000.0
-                time.sleep(0.02)  # the first pauses were short; then it waits for 500 s at least
-                wait_until(lambda: counterd.used("woken") == 1, "held")
-                asked = counterd.acquires()
-                wait_until(lambda asked=asked: counterd.acquires() == asked, "it waits")
+    def answer(self, request: Request) -> bytes:
+        answer = super().answer(request)
+        if request.opcode == wire.Opcode.RELEASE:
+            self.released = time.monotonic()
+        elif request.opcode == wire.Opcode.ACQUIRE and answer[2]:
+            self.refusals += 1
+        elif request.opcode == wire.Opcode.ACQUIRE and self.refusals:
+            self.woken_s.append(time.monotonic() - self.released)
+        return answer
+
+
+@pytest.mark.parametrize("release", ["release", "hold", "pipeline"])
+def test_a_release_through_the_same_client_wakes_the_first_at_once(release: str) -> None:
+    """It is the release that does it: the queue has grown so patient that it would not ask so soon. A busy machine can
+    be slower now and then, but not each time."""
+    with Impatient() as server, Client(*server.address, timeout=PATIENCE) as client:
+
+        def wait() -> None:
+            with client.hold("woken", maximum=1):
+                pass
+
+        def wakes() -> bool:
+            server.refusals = 0
+            with contextlib.ExitStack() as stack:
                 if release == "hold":
-                    stack.close()
-                elif release == "pipeline":
-                    assert client.pipeline().noop().release("woken").execute() == [None, None]
+                    stack.enter_context(client.hold("woken", maximum=1))
                 else:
-                    client.release("woken")
-                assert got.wait(PATIENCE)
+                    client.acquire("woken", maximum=1)
+                with threads(wait):
+                    wait_until(lambda: server.refusals >= 8, "its pauses are long")
+                    if release == "hold":
+                        stack.close()
+                    elif release == "pipeline":
+                        assert client.pipeline().noop().release("woken").execute() == [None, None]
+                    else:
+                        client.release("woken")
+            return server.woken_s[-1] < PAUSE_S
+
+        wait_until(wakes, "it is woken")
 
 
 def test_a_big_request_at_the_head_is_not_overtaken(server: servers.Server) -> None:
@@ -381,10 +415,10 @@ def test_a_big_request_at_the_head_is_not_overtaken(server: servers.Server) -> N
             with client.hold("big", resources, maximum=3):
                 order.append(name)
 
-        with threads(lambda: wait("big", 3)):
-            wait_for_waiters(client, "big", 1)
-            with threads(lambda: wait("small", 1)):
-                wait_for_waiters(client, "big", 2)
+        with server.expecting_waiter(), threads(lambda: wait("big", 3)):
+            server.wait_for_waiter()
+            with threads(lambda: wait("small", 1)) as (small,):
+                server.wait_for_waiter(small)
                 time.sleep(0.05)
                 assert order == []
                 stack.close()
@@ -392,6 +426,7 @@ def test_a_big_request_at_the_head_is_not_overtaken(server: servers.Server) -> N
 
 
 def test_those_whose_time_is_over_leave_the_line(server: servers.Server) -> None:
+    """The first of it, and those behind it."""
     with server.client() as client, contextlib.ExitStack() as stack:
         stack.enter_context(client.hold("late", maximum=1))
         refused: list[NotAvailable] = []
@@ -405,16 +440,11 @@ def test_those_whose_time_is_over_leave_the_line(server: servers.Server) -> None
             with client.hold("late", maximum=1):
                 pass
 
-        with threads(lambda: give_up(0.3)):
-            wait_for_waiters(client, "late", 1)
-            with threads(lambda: give_up(0.1)):
-                wait_for_waiters(client, "late", 2)
-                with threads(wait):
-                    wait_until(lambda: len(refused) == 2, "two have given up")
-                    assert [error.waited for error in refused] == [0.1, 0.3]
-                    assert [error.consumption for error in refused] == [1, 1]
-                    wait_for_waiters(client, "late", 1)
-                    stack.close()
+        with threads(lambda: give_up(0.3)), threads(lambda: give_up(0.1)), threads(wait):
+            wait_until(lambda: len(refused) == 2, "two have given up")
+            assert sorted(error.waited or 0 for error in refused) == [0.1, 0.3]
+            assert [error.consumption for error in refused] == [1, 1]
+            stack.close()
 
 
 def test_waiting_as_long_as_there_is_time(counterd: servers.Server) -> None:
@@ -427,7 +457,7 @@ def test_waiting_as_long_as_there_is_time(counterd: servers.Server) -> None:
                 pass
 
         with threads(lambda: wait(float("inf")), lambda: wait(1e12), lambda: wait(1e9)):
-            wait_for_waiters(client, "ages", 3)
+            counterd.wait_for_waiters(3)
             stack.close()
 
 
@@ -487,8 +517,8 @@ def test_calls_of_many_threads_get_their_own_answers(server: servers.Server) -> 
 
         with threads(*[lambda number=number: work(number) for number in range(1, THREADS + 1)]):
             pass
-        assert client._link.calls.pending == {}
-        assert client._link.calls.held == 1
+        client.release("noise")
+        assert not hears_of_loss(client), "everything was given back"
 
 
 def test_large_pipelines_of_several_threads(server: servers.Server) -> None:
@@ -504,7 +534,8 @@ def test_large_pipelines_of_several_threads(server: servers.Server) -> None:
 
         with threads(*[lambda number=number: work(number) for number in range(4)]):
             pass
-        assert client._link.calls.held == 4 * count
+        assert [client.get(f"piped{number}" + "x" * 50) for number in range(4)] == [count] * 4
+        assert hears_of_loss(client)
 
 
 def test_a_long_answer_does_not_hold_up_others(counterd: servers.Server) -> None:
@@ -543,7 +574,7 @@ def test_closing_ends_the_calls_of_other_threads(counterd: servers.Server) -> No
             errors.append(str(caught.value))
 
         with threads(*[wait] * 3, *[call] * 3):
-            wait_for_waiters(client, "closed", 3)
+            counterd.wait_for_waiters(3)
             client.close()
     assert len(errors) == 6
     assert all("close() was called" in error for error in errors)

@@ -28,12 +28,11 @@ from counterd.client.beanstalk import (
     Worker,
 )
 from counterd.errors import ConnectionLost, OutOfMemory, Timeout
-from kit import loops, reference
+from kit import cuts, loops, reference
 from kit.certificates import client_context
 from kit.daemon import Daemon, running, wait_until
 from kit.machine import LONG_S, PATIENCE
-from kit.shapes import BLOCKING, SHAPES, begun, got, opened, run
-from scenarios.thing import cut
+from kit.shapes import BLOCKING, SHAPES, answered, got, opened, run
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -265,26 +264,32 @@ def test_a_put_is_not_sent_twice(start: Callable[..., Daemon], shape: str) -> No
 def test_a_job_that_comes_too_late_keeps_its_priority(port: int, shape: str) -> None:
     """It is given to nobody, and the jobs that this client has reserved stay."""
 
-    async def scenario() -> None:
-        async with opened(made(shape, port=port)) as client, opened(made(shape, port=port)) as other:
-            await got(client.put("held"))
-            held = await got(client.reserve(0))
-            request = client._reserving(b"reserve\r\n", 0)
-            request.patience = 0.1 - PATIENCE
-            waiting = begun(shape, lambda: client._run_command(request))
-            with pytest.raises(Timeout):
-                await waiting
+    async def scenario(relay: cuts.Relay) -> None:
+        hasty = made(shape, port=relay.port, timeout=0.1, connect_timeout=PATIENCE)
+        async with opened(hasty) as client, opened(made(shape, port=port)) as other:
+            await got(other.put("held"))
+            held = await loops.until(lambda: answered(lambda: client.reserve(0)), "it has one")
             late = await got(other.put("late", priority=7))
+            relay.hold_back()
+            with pytest.raises(Timeout):
+                await got(client.reserve(0))
+            await loops.until(lambda: has_reserved(other, late), "it was reserved")
+            relay.go_on()
             await loops.until(lambda: is_ready(other, late, held), "it is ready again")
             assert (await got(other.stats_job(late)))["pri"] == "7"
-            assert await got(held.delete())
+            assert await answered(held.delete)
+
+    async def has_reserved(client: Any, id: int) -> bool:
+        figures = await got(client.stats_job(id))
+        return bool(figures["reserves"] == "1")
 
     async def is_ready(client: Any, id: int, held: Any) -> bool:
-        assert await got(held.touch()), "the blocking client reads when it is used"
+        assert await answered(held.touch), "the blocking client reads when it is used"
         figures = await got(client.stats_job(id))
         return figures["state"] == "ready" and figures["reserves"] == "1"
 
-    run(shape, scenario())
+    with cuts.Relay(("127.0.0.1", port)) as relay:
+        run(shape, scenario(relay))
 
 
 @pytest.mark.parametrize("loop_name", loops.NEW_LOOP)
@@ -331,13 +336,17 @@ def test_over_tls_and_a_unix_socket(start: Callable[..., Daemon], pem: Files, sh
 
 
 class Bench:
-    """A tube, and a worker of either shape for it. done: the bodies that its function has been given."""
+    """A tube, and a worker of either shape for it. done: the bodies that its function has been given.
+
+    through: the port to which the worker connects, if it is another.
+    """
 
     def __init__(
-        self, shape: str, port: int, function: Callable[[Job], object], count: int = 2, **options: Any
+        self, shape: str, port: int, function: Callable[[Job], object], count: int = 2, through: int = 0, **options: Any
     ) -> None:
         self.client = Client(port=port, use="work", watch="work", timeout=PATIENCE)
-        self._shape = shape
+        self.shape = shape
+        port = through or port
         self.done: list[bytes] = []
         self.result: bool | None = None
 
@@ -370,17 +379,17 @@ class Bench:
             self.result = await self.worker.run(grace=grace)
 
         def thread() -> None:
-            if self._shape == BLOCKING:
+            if self.shape == BLOCKING:
                 self.result = self.worker.run(grace=grace)
             else:
-                loops.run(main(), self._shape)
+                loops.run(main(), self.shape)
 
         running = threading.Thread(target=thread)
         running.start()
         try:
             yield
         finally:
-            if self._shape == BLOCKING:
+            if self.shape == BLOCKING:
                 self.worker.stop()
             else:
                 wait_until(lambda: loop, "it runs")
@@ -494,7 +503,7 @@ def test_but_not_for_ever(bench: Callable[..., Bench]) -> None:
     (id,) = work.put("a")
     with work.runs(grace=0.01):
         assert begun.wait(PATIENCE)
-        if work._shape != BLOCKING:  # a task is cancelled, but what it has a thread do is waited for
+        if work.shape != BLOCKING:  # a task is cancelled, but what it has a thread do is waited for
             threading.Timer(0.2, ends.set).start()
     assert work.result is False
     wait_until(lambda: (work.client.stats_job(id) or {}).get("state") == "ready", "it is ready again")
@@ -532,16 +541,15 @@ def test_a_job_that_a_worker_deletes_after_a_loss_was_not_gone(
     begun, ends = threading.Event(), threading.Event()
 
     def function(job: Any) -> None:
-        if shape == BLOCKING:
-            cut(job._client)
-        else:
-            job._client._loop.call_soon_threadsafe(cut, job._client)
+        relay.cut()
         begun.set()
         ends.wait(LONG_S)
 
-    work = Bench(shape, port_of(start(ALONE)), function, count=1)  # nobody else reserves the job
+    port = port_of(start(ALONE))
+    relay = cuts.Relay(("127.0.0.1", port))
+    work = Bench(shape, port, function, count=1, through=relay.port)  # nobody else reserves the job
     (id,) = work.put("a")
-    with work.runs():
+    with relay, work.runs():
         assert begun.wait(PATIENCE)
         wait_until(lambda: int(work.client.stats()["cmd-stats-job"]), "the worker knows of the loss")
         ends.set()

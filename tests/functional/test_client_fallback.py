@@ -16,31 +16,23 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from counterd.client import _shared
-from counterd.client.sentinel import (
-    Answer,
-    AsyncClient,
-    Blocked,
-    Client,
-    NoSuchRule,
-    TokenLost,
-    TokenRefused,
-    _fallback,
-    _token_link,
-)
+from counterd.client.sentinel import Answer, AsyncClient, Blocked, Client, NoSuchRule, TokenLost, TokenRefused
 from counterd.errors import ConnectionLost, ProtocolError, Timeout
 from counterd.protocols.sentinel.wire import MessageType, Status
+from kit.connections import fill, sockets
 from kit.daemon import PATIENCE, wait_until
+from kit.interrupting import Points
 from kit.loops import until
 from kit.scripted import Hangup
 from kit.scripted.sentinel import Asked, Room
-from kit.shapes import BLOCKING, SHAPES, begun, got, opened, run
+from kit.shapes import BLOCKING, SHAPES, answered, begun, got, opened, run
 from ports import free_ports
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import Iterator
 
 SHORT = 0.05  # a timeout that passes
+POINTS_MAX = 1000
 LEASE_MS = 4000
 PASSED, REFUSED = Answer(0, fallback=True), Answer(1, fallback=True)
 
@@ -60,13 +52,9 @@ def made(shape: str, server: Room | None = None, **options: Any) -> Any:
     return client(*server.address if server else (), **{"timeout": PATIENCE, "limits": {101: 1}, **options})
 
 
-@contextlib.asynccontextmanager
-async def impatient(client: Any) -> AsyncIterator[None]:
-    """Its connection waits for no answer that is not there already."""
-    await got(client.ping())
-    client._link._timeout = SHORT
-    yield
-    client._link._timeout = PATIENCE
+def hasty(shape: str, server: Room, **options: Any) -> Any:
+    """A client whose calls wait for no answer that does not come soon."""
+    return made(shape, server, **{"timeout": SHORT, "connect_timeout": PATIENCE, **options})
 
 
 async def entered(hold: Any) -> Any:
@@ -109,7 +97,6 @@ def test_the_namespace_is_said_first(server: Room, shape: str) -> None:
         async with opened(made(shape, server, namespace="sch\u00f6n")) as client:
             await got(client.flow(101))
             server.hang_up()
-            await until(lambda: not client._link.is_alive() if shape == BLOCKING else client._link.closed, "it ends")
             await got(client.flow(101))
 
     run(shape, scenario())
@@ -138,50 +125,36 @@ def test_a_grant_that_comes_too_late_is_given_back(server: Room, shape: str, hol
     """At once, though nobody uses the client any more."""
 
     async def scenario() -> None:
-        async with opened(made(shape, server, fallback="closed")) as client:
-            async with impatient(client):
-                server.waits = {MessageType.ACQUIRE}
-                with pytest.raises(Timeout):
-                    await (entered(client.hold(101)) if holds else got(client.acquire(101)))
+        async with opened(hasty(shape, server, fallback="closed")) as client:
+            await answered(client.ping)
+            server.waits = {MessageType.ACQUIRE}
+            with pytest.raises(Timeout):
+                await (entered(client.hold(101)) if holds else got(client.acquire(101)))
             server.go_on()
             await until(lambda: server.of(MessageType.RELEASE), "it is given back")
             await until(lambda: server.used[101] == 0, "it is free")
             await until(lambda: client.stats().late == 1, "it is counted")
-            assert not client._link.closed
+            assert [peer.is_there() for peer in server.peers] == [True]
 
     run(shape, scenario())
-
-
-def test_a_server_that_owes_grants_for_too_long(server: Room, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_token_link, "LATE_MAX_S", 2 * SHORT)
-
-    async def scenario() -> None:
-        async with opened(made(BLOCKING, server, fallback="closed")) as client:
-            server.waits = {MessageType.ACQUIRE}
-            async with impatient(client):
-                with pytest.raises(Timeout):
-                    client.acquire(101)
-            await until(lambda: client._link.closed, "it is given up")
-            server.go_on()
-            assert client.ping()
-
-    run(BLOCKING, scenario())
 
 
 @SHAPES
 def test_leases_are_kept_while_a_grant_is_owed(server: Room, shape: str) -> None:
     async def scenario() -> None:
         server.limits = {101: 1, 102: 1}
-        async with opened(made(shape, server, fallback="closed")) as client, opened(client.hold(101)) as hold:
+        async with opened(hasty(shape, server, fallback="closed")) as client:
+            hold = await answered(lambda: entered(client.hold(101)))
+            before = client.stats().late
             server.waits = {MessageType.ACQUIRE}
-            async with impatient(client):
-                with pytest.raises(Timeout):
-                    await got(client.acquire(102))
-            await until(lambda: len(server.of(MessageType.KEEP)) > 1, "it is kept again")
+            with pytest.raises(Timeout):
+                await got(client.acquire(102))
+            kept = len(server.of(MessageType.KEEP))
+            await until(lambda: len(server.of(MessageType.KEEP)) > kept + 1, "it is kept again")
             assert not hold.lost
             assert server.used[101] == 1
             server.go_on()
-            await until(lambda: client.stats().late == 1, "it is given back")
+            await until(lambda: client.stats().late == before + 1, "it is given back")
 
     run(shape, scenario())
 
@@ -206,9 +179,11 @@ def test_a_lease_that_is_not_renewed_now(server: Room, shape: str, status: Statu
 @SHAPES
 def test_a_token_that_is_unknown_when_it_is_given_back(server: Room, shape: str) -> None:
     async def scenario() -> None:
+        server.lease_ms = 600_000  # so that it is not kept again before
         async with opened(made(shape, server)) as client:
-            client._leases.usual[101] = 60.0  # so that it is not kept before
             hold = await entered(client.hold(101))
+            await until(lambda: server.of(MessageType.KEEP), "it is kept")
+            await got(client.ping())  # that it was is known as well
             server.end_all()
             assert not hold.lost
             with pytest.raises(TokenLost, match="the server no longer knows the token"):
@@ -257,25 +232,27 @@ def test_local_limits_while_there_is_no_server(shape: str, caplog: pytest.LogCap
 
 
 @SHAPES
-def test_it_ends_when_the_server_is_back(
-    server: Room, shape: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(_fallback, "QUIET_S", 0.0)
-
+def test_it_ends_when_the_server_is_back(server: Room, shape: str, caplog: pytest.LogCaptureFixture) -> None:
     async def scenario() -> None:
-        async with opened(made(shape, server, fallback="open")) as client:
+        async with opened(hasty(shape, server, fallback="open")) as client:
+
+            async def is_over() -> bool:
+                await got(client.flow(101))
+                return not client.stats().falling_back
+
+            passed = 0
             for _ in range(2):
-                async with impatient(client):
-                    server.waits = {MessageType.FLOW}
-                    assert [await got(client.flow(101)) for _ in range(2)] == [PASSED, PASSED]
+                server.waits = {MessageType.FLOW}
+                passed = client.stats().passed
+                assert [await got(client.flow(101)) for _ in range(2)] == [PASSED, PASSED]
                 server.go_on()
-                assert not (await got(client.flow(101))).fallback
-                assert client.stats().falling_back == ""
+                await until(is_over, "the server decides again")
+            passed = client.stats().passed - passed
         assert [line.partition(":")[0].partition(" after")[0] for line in lines(caplog)] == [
             "127.0.0.1",
             "the server decides again",
         ] * 2
-        assert lines(caplog)[3].endswith("2 calls passed without the server, and 0 were refused")
+        assert lines(caplog)[3].endswith(f"{passed} calls passed without the server, and 0 were refused")
 
     run(shape, scenario())
 
@@ -377,24 +354,22 @@ def test_calls_go_on_with_another_connection(server: Room, shape: str) -> None:
     run(shape, scenario())
 
 
-def test_no_call_waits_for_a_server_that_does_not_accept(monkeypatch: pytest.MonkeyPatch) -> None:
-    """But the first: then only the keeper does. With asyncio: tests/functional/test_aio_sentinel.py."""
-    connecting: list[str] = []
-
-    def does_not_accept(*_: object) -> None:
-        connecting.append(threading.current_thread().name)
-        raise TimeoutError
-
-    monkeypatch.setattr(_shared, "connected_socket", does_not_accept)
-    with Client(fallback="open", connect_timeout=SHORT) as client:
+def test_no_call_waits_for_a_server_that_does_not_accept() -> None:
+    """But the first, which is refused here: then only the keeper does. With asyncio: test_aio_sentinel.py."""
+    (port,) = free_ports(1)
+    with contextlib.ExitStack() as stack:
+        client = stack.enter_context(Client(port=port, fallback="open", connect_timeout=PATIENCE))
+        assert client.flow(101) == PASSED
+        fill(stack.enter_context(socket.create_server(("127.0.0.1", port))), stack)
+        before = sockets()
 
         def asks() -> bool:
             assert client.flow(101) == PASSED
-            return len(connecting) == 4
+            return bool(sockets() - before)
 
-        wait_until(asks, "it has tried again")
-        assert client.stats().falling_back == "127.0.0.1:18730 did not accept a connection within 0.05 s"
-    assert connecting == ["MainThread"] + ["counterd-keep"] * 3
+        wait_until(asks, "the keeper connects")
+        assert client.flow(101) == PASSED
+        assert sockets() - before, "it still does"
 
 
 @SHAPES
@@ -441,7 +416,8 @@ def test_a_hold_is_lost_when_its_lease_is_over_without_a_server(shape: str) -> N
         server.lease_ms = 300
         async with opened(made(shape, server)) as client:
             async with opened(client.hold(101, on_lost=lost.append)) as hold:
-                await until(lambda: 101 in client._leases.usual, "its lease is known")
+                await until(lambda: server.of(MessageType.KEEP), "it is kept")
+                await got(client.ping())  # its lease is known
                 leaving.close()
                 await until(lambda: lost, "it is lost")
                 assert hold.lost
@@ -451,13 +427,21 @@ def test_a_hold_is_lost_when_its_lease_is_over_without_a_server(shape: str) -> N
         run(shape, scenario(leaving.enter_context(room())))
 
 
-def test_a_lock_that_a_thread_of_the_client_has(server: Room) -> None:
-    """A signal handler may close the client wherever it comes."""
-    for keepers in (True, False):
+def test_a_signal_handler_closes_the_client(server: Room) -> None:
+    """Wherever it comes: whatever lock the thread that it interrupts has, the client is closed."""
+    server.limits = {101: POINTS_MAX}
+    for at in range(1, POINTS_MAX):
         client = made(BLOCKING, server)
-        with client.hold(101), client._background._lock if keepers else client._connecting:
+        with Points(at, client.close) as points, contextlib.suppress(ConnectionLost), client.hold(101):
+            pass
+        if not points.fired:
             client.close()
-        wait_until(lambda: not any(thread.name == "counterd-keep" for thread in threading.enumerate()), "it ends")
+            break
+        with pytest.raises(ConnectionLost, match=r"close\(\) was called"):
+            client.ping()
+    assert at > 1
+    wait_until(lambda: not any(thread.name == "counterd-keep" for thread in threading.enumerate()), "it ends")
+    server.wait_for_ends(len(server.peers))
 
 
 @SHAPES

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import socket
 import threading
 import time
@@ -12,9 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from counterd.client import Client, Hold, _connection, _shared
+from counterd.client import Client, Hold
 from counterd.errors import ConnectionLost, NotAvailable
 from kit import daemon, servers
+from kit.connections import cut, fill, hears_of_loss, is_connecting, name_of, sockets
+from kit.cuts import Relay
 from kit.daemon import PATIENCE, wait_until
 from kit.needs import has_ipv6
 
@@ -60,12 +61,6 @@ def mortal(request: pytest.FixtureRequest, tmp_path: Path, short_path: Path) -> 
     server.start()
     yield server
     server.kill()
-
-
-def cut(client: Client) -> None:
-    """Ends the connection as a server does that closes it: both sides see that the other one has ended."""
-    with socket.socket(fileno=os.dup(client._link.fileno())) as connection:
-        connection.shutdown(socket.SHUT_RDWR)
 
 
 def watchers() -> list[threading.Thread]:
@@ -115,13 +110,14 @@ def test_nor_does_leaving_a_semaphore(server: servers.Server) -> None:
 def test_one_call_hears_that_what_it_acquired_is_lost(server: servers.Server) -> None:
     with server.client() as client:
         client.acquire("heard", maximum=1)
-        cut(client)
-        assert not client._link.is_alive()
-        with pytest.raises(
-            ConnectionLost, match="everything that was acquired through this connection has been given back"
-        ):
+        with contextlib.suppress(ConnectionLost), client.hold("seen", maximum=1) as hold:
+            cut(client)
+            assert hold.lost
+            with pytest.raises(
+                ConnectionLost, match="everything that was acquired through this connection has been given back"
+            ):
+                client.noop()
             client.noop()
-        client.noop()
         server.wait_for_use("heard", 0)
 
 
@@ -149,9 +145,9 @@ def test_the_call_under_way_is_the_one_that_hears(server: servers.Server) -> Non
 
 def test_nobody_hears_if_only_holds_have_lost(server: servers.Server) -> None:
     with server.client() as client:
-        with contextlib.suppress(ConnectionLost), client.hold("only", maximum=1):
+        with contextlib.suppress(ConnectionLost), client.hold("only", maximum=1) as hold:
             cut(client)
-            assert not client._link.is_alive()
+            assert hold.lost
             client.noop()
         client.noop()
 
@@ -186,7 +182,7 @@ def test_waits_for_a_server_that_comes_back(mortal: Mortal) -> None:
 
         waiting = threading.Thread(target=wait, daemon=True)
         waiting.start()
-        wait_until(lambda: client._link.calls.answered, "it waits")
+        wait_until(lambda: int(other.stats()["waiters"]) == 1, "it waits")
         mortal.kill()
         errors = []
         while len(errors) < 30:
@@ -228,48 +224,22 @@ def test_a_hold_waits_for_a_server_that_does_not_accept() -> None:
     with contextlib.ExitStack() as stack:
         listening = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
         client = stack.enter_context(Client(port=listening.getsockname()[1], timeout=PATIENCE, connect_timeout=0.05))
-        client.fileno()  # connects
-        cut(client)
-        assert not client._link.is_alive()
-        listening.listen(0)
-        for _ in range(3):  # now its queue is full, and the kernel leaves further connections unanswered
-            connection = stack.enter_context(socket.socket())
-            connection.setblocking(False)
-            connection.connect_ex(listening.getsockname())
+        fill(listening, stack)
         with pytest.raises(ConnectionLost, match="did not accept"), client.hold("mute", maximum=1, timeout=0.3):
             pytest.fail("granted")
 
 
-def test_a_port_that_nobody_listens_on_is_not_oneself(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The kernel may choose the very port that is connected to for this side of the connection."""
-    with socket.socket() as itself:
-        itself.bind(("127.0.0.1", 0))
-        itself.connect(itself.getsockname())
-        monkeypatch.setattr(_connection, "_connected_tcp", lambda *_: itself)
-        with pytest.raises(ConnectionLost, match="refused"):
-            Client(port=1).noop()
-        assert itself.fileno() == -1
-
-
-def test_attempts_grow_rare(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_attempts_grow_rare() -> None:
     """However many calls there are: after 50 ms, 100, 200 and so on, each shortened by half at most."""
     attempts = 0
-    connect = _shared.connected_socket
-
-    def counted(*arguments: Any) -> socket.socket:
-        nonlocal attempts
-        attempts += 1
-        return connect(*arguments)
-
     with socket.create_server(("127.0.0.1", 0)) as listening:
-        client = Client(port=listening.getsockname()[1], timeout=PATIENCE)
-    assert not client._link.is_alive()
-    monkeypatch.setattr(_shared, "connected_socket", counted)
+        port = listening.getsockname()[1]
     start = time.monotonic()
-    with client:
+    with Client(port=port, timeout=PATIENCE) as client:
         while time.monotonic() - start < 0.5:
-            with pytest.raises(ConnectionLost):
+            with pytest.raises(ConnectionLost, match="cannot connect") as caught:
                 client.noop()
+            attempts += not str(caught.value).endswith("another attempt is due within 2 s")
         taken = time.monotonic() - start
     assert 2 <= attempts <= 6 + (taken - 0.5) / 0.025
 
@@ -309,22 +279,34 @@ def test_the_first_address_that_answers(tmp_path: Path) -> None:
             Client([f"counter://127.0.0.1:{dead}", f"counter+unix://{path}"]).noop()
 
 
-def test_closing_while_it_connects(monkeypatch: pytest.MonkeyPatch, server: servers.Server) -> None:
+def test_closing_while_it_connects() -> None:
     """What is connected after that is closed as well."""
-    client = server.client(watch=True)
-    connect = _shared.connected_socket
+    with contextlib.ExitStack() as stack:
+        listening = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+        listening.settimeout(PATIENCE)
+        fill(listening, stack)
+        before = sockets()
+        port = listening.getsockname()[1]
+        client = Client(port=port, timeout=PATIENCE, watch=True)
+        errors: list[str] = []
 
-    def closing(*arguments: Any) -> socket.socket:
-        connected = connect(*arguments)
+        def call() -> None:
+            with pytest.raises(ConnectionLost) as caught:
+                client.noop()
+            errors.append(str(caught.value))
+
+        calling = threading.Thread(target=call, daemon=True)
+        calling.start()
+        wait_until(lambda: sockets() - before and is_connecting(port), "it connects")
         client.close()
-        return connected
-
-    cut(client)
-    assert not client._link.is_alive()
-    monkeypatch.setattr(_shared, "connected_socket", closing)
-    with pytest.raises(ConnectionLost, match=r"close\(\) was called"):
-        client.noop()
-    assert client._link._socket.fileno() == -1
+        made = []
+        while calling.is_alive():  # the kernel tries to connect again, and there is room
+            listening.settimeout(0.1)
+            with contextlib.suppress(TimeoutError):
+                made.append(stack.enter_context(listening.accept()[0]))
+        assert len(errors) == 1
+        assert errors[0].endswith("close() was called")
+        assert sockets() - before <= set(map(name_of, made))
     wait_until(lambda: not watchers(), "nobody watches")
 
 
@@ -394,21 +376,20 @@ def test_acquires_again(server: servers.Server) -> None:
         assert server.used("again") == 0
 
 
-def test_acquires_again_when_others_have_it_meanwhile(mortal: Mortal, monkeypatch: pytest.MonkeyPatch) -> None:
-    def not_yet(**_: object) -> None:
-        raise ConnectionLost("not yet")
-
-    with mortal.client(watch=True) as client, mortal.client() as other:
+def test_acquires_again_when_others_have_it_meanwhile(tmp_path: Path) -> None:
+    with (
+        servers.running("counterd", tmp_path) as server,
+        Relay(server.address) as relay,
+        Client(*relay.address, timeout=PATIENCE, watch=True) as client,
+        server.client() as other,
+    ):
         with client.hold("taken", maximum=1, on_lost="reacquire") as hold:
-            with contextlib.ExitStack() as meanwhile:
-                with monkeypatch.context() as patched:
-                    patched.setattr(client, "_connected", not_yet)  # so that the other one is first
-                    mortal.kill()
-                    mortal.start()
-                    client_is_back(other)
-                    meanwhile.enter_context(other.hold("taken", maximum=1, timeout=PATIENCE))
-                wait_until(lambda: not client._link.closed, "connected again")
-                time.sleep(0.05)
+            relay.is_open = False
+            relay.cut()
+            with other.hold("taken", maximum=1, timeout=PATIENCE):
+                relay.is_open = True
+                before = server.takes()
+                wait_until(lambda: server.takes() > before, "it asks for it")
                 assert hold.lost
             wait_until(lambda: not hold.lost, "acquired again")
             assert other.get("taken") == 1
@@ -433,8 +414,7 @@ def test_leaving_while_it_is_acquired_again(tmp_path: Path) -> None:
                         pass
         server.wait_for_use("leaving", 0)
         client.noop()
-        assert client._link.calls.held == 0
-        assert client._link.holds == set()
+        assert not hears_of_loss(client)
 
 
 def test_closing_in_a_callback(server: servers.Server) -> None:

@@ -6,17 +6,16 @@ import asyncio
 import os
 import signal
 import threading
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from counterd.client import Client, Permit, Rate, aio
-from counterd.errors import ConnectionLost, NotAvailable, NotFound, OutOfMemory, UnknownCommand
+from counterd.errors import NotAvailable, NotFound, OutOfMemory, UnknownCommand
 from kit import daemon, loops, servers
+from kit.cuts import Relay
 from kit.daemon import PATIENCE, wait_until
-from kit.shapes import BLOCKING, SHAPES, begun, entered, got, opened, run
-from ports import free_ports
+from kit.shapes import BLOCKING, SHAPES, begins, begun, entered, got, opened, queued, run
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -262,14 +261,15 @@ def test_holds_for_which_the_queue_has_no_room_wait_too(tmp_path: Path, shape: s
         async with opened(made(shape, counterd)) as one, opened(made(shape, counterd)) as other:
             await got(one.acquire(NAME, maximum=1))
             waiting: list[asyncio.Task[Any]] = []
-            for _ in range(4):
+            for number in range(room):
                 waiting.append(entering(shape, hold(other)))
-                for _ in range(2):  # a Take that the server then refuses for want of room is no place in a queue yet
-                    await asyncio.to_thread(
-                        wait_until, lambda: servers.count_waiting(other, NAME.decode()) == len(waiting), "it waits"
-                    )
-                    await got(other.noop())
-            await until_waiting(counterd, room)
+                await until_waiting(counterd, number + 1)
+            before = figure(counterd, "command:acquire")
+            waiting.append(entering(shape, hold(other)))
+            await loops.until(lambda: figure(counterd, "command:acquire") > before, "the first in the client asks")
+            while len(waiting) < 4:
+                waiting.append(await queued(shape, begins(hold(other)), other.noop))
+            assert figure(counterd, "waiters") == room
             await got(one.release(NAME))
             order: list[asyncio.Task[Any]] = []
             while len(order) < 4:
@@ -278,7 +278,8 @@ def test_holds_for_which_the_queue_has_no_room_wait_too(tmp_path: Path, shape: s
                 for each in done:
                     await left(each.result())
             assert order == waiting
-            assert not other._turns.has(NAME)
+            async with opened(hold(other)):  # nobody is before it in the queue
+                pass
 
     setting = {"counter.waiters": "0"} if room == 0 else {"counter.waiters_per_connection": str(room)}
     with daemon.running(tmp_path, setting) as counterd:
@@ -292,23 +293,23 @@ def test_lost_permits_are_acquired_again_although_others_always_wait(counterd, s
     async def scenario() -> None:
         options = {"watch": True} if shape == BLOCKING else {}
         async with (
-            opened(made(shape, counterd, **options)) as client,
+            opened(Relay(counterd.address)) as relay,
+            opened(made(shape, relay, **options)) as client,
             opened(made(shape, counterd)) as one,
             opened(made(shape, counterd)) as two,
         ):
             ours = hold(client, on_lost="reacquire")
             async with opened(ours):
-                waiting = [entering(shape, hold(each)) for each in (one, two)]
+                waiting = {entering(shape, hold(each)): each for each in (one, two)}
                 await until_waiting(counterd, 2)
-                cut(client)
+                await asyncio.to_thread(relay.cut)
                 done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
                 assert ours.lost
                 while done:
                     (first,) = done
-                    waiting.remove(first)
-                    held = first.result()
+                    owner, held = waiting.pop(first), first.result()
                     # Two wait at any time, so that nothing is free when it is given back.
-                    waiting.append(entering(shape, hold(held._client)))
+                    waiting[entering(shape, hold(owner))] = owner
                     await asyncio.to_thread(wait_until, lambda: figure(counterd, "waiters") >= 2, "two wait")
                     await left(held)
                     done = set()
@@ -319,11 +320,6 @@ def test_lost_permits_are_acquired_again_although_others_always_wait(counterd, s
                 await left(await each)
 
     run(shape, scenario())
-
-
-def cut(client: Any) -> None:
-    """Ends the connection of a client."""
-    client._link.close("the test cut it") if isinstance(client, Client) else client._link.drop("the test cut it")
 
 
 # ---- several at once ----
@@ -436,29 +432,6 @@ def test_rates_alone_are_not_lost_with_the_connection(tmp_path: Path, shape: str
 
     with daemon.running(tmp_path, status=-9) as counterd:
         run(shape, scenario(counterd))
-
-
-@SHAPES
-def test_many_that_wait_for_a_server_ask_rarely(shape: str) -> None:
-    """And not each time that one of the others has asked."""
-
-    async def scenario() -> None:
-        client = made(shape, SimpleNamespace(address=("127.0.0.1", free_ports(1)[0])))
-        connected = client._server
-        asked = []
-
-        def count() -> Any:
-            asked.append(1)
-            return connected()
-
-        client._server = count
-        takes = [begun(shape, permit(client, timeout=0.4).acquire) for _ in range(20)]
-        for error in await asyncio.gather(*takes, return_exceptions=True):
-            assert isinstance(error, ConnectionLost)
-        assert len(asked) < 20 * 20
-        await got(client.close())
-
-    run(shape, scenario())
 
 
 @SHAPES

@@ -6,9 +6,8 @@ What a server does wrong, or not at all, is in test_client_fallback.py; what onl
 from __future__ import annotations
 
 import contextlib
-import os
+import re
 import signal
-import socket
 import subprocess
 import sys
 import textwrap
@@ -23,14 +22,17 @@ import pytest
 from counterd.client import sentinel
 from counterd.client.sentinel import AsyncClient, Blocked, Client, NoSuchRule, Tag, TokenLost, Typed
 from counterd.errors import ConnectionLost, ServerError
+from counterd.protocols.sentinel.wire import MessageType
 from kit import daemon, sentinels
+from kit.cuts import Relay
 from kit.daemon import PATIENCE, environment, wait_until
 from kit.loops import NEW_LOOP, until
+from kit.scripted.sentinel import Room
 from kit.sentinels import flow, param
-from kit.shapes import BLOCKING, SHAPES, begun, got, opened, run
+from kit.shapes import BLOCKING, SHAPES, begun, got, opened, queued, run
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Coroutine, Iterator
     from pathlib import Path
 
     from kit.certificates import Files
@@ -55,6 +57,11 @@ PARAMS = [param(2001 + number, 2) for number in OWN.values()]
 RULES = {"default": {"flowRules": FLOWS, "paramFlowRules": PARAMS}, "other": {"flowRules": [flow(301, 1)]}}
 
 
+def made(shape: str, address: tuple[str, int], **options: Any) -> Any:
+    client = Client if shape == BLOCKING else AsyncClient
+    return client(*address, **{"timeout": PATIENCE, "fallback": "closed", **options})
+
+
 class Server:
     """One that runs. observer: a client of its own, to look at what is in use."""
 
@@ -63,8 +70,7 @@ class Server:
         self.observer = Client(*address, timeout=PATIENCE, namespace="observers")
 
     def made(self, shape: str, **options: Any) -> Any:
-        client = Client if shape == BLOCKING else AsyncClient
-        return client(*self.address, **{"timeout": PATIENCE, "fallback": "closed", **options})
+        return made(shape, self.address, **options)
 
     def client(self, **options: Any) -> Client:
         made: Client = self.made(BLOCKING, **options)
@@ -95,16 +101,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 def client(server: Server) -> Iterator[Client]:
     with server.client() as made:
         yield made
-
-
-def cut(client: Any) -> None:
-    """Ends the connection as a server does that closes it: both sides see that the other one has ended."""
-    if isinstance(client, AsyncClient):
-        assert client._link is not None
-        client._link.drop("the test cut it")
-        return
-    with socket.socket(fileno=os.dup(client._link.fileno())) as connection:
-        connection.shutdown(socket.SHUT_RDWR)
 
 
 def keepers() -> list[threading.Thread]:
@@ -271,12 +267,12 @@ def test_as_a_decorator(server: Server, client: Client) -> None:
 
 
 @SHAPES
-def test_waits_until_it_is_given_back(server: Server, shape: str) -> None:
+def test_waits_until_it_is_given_back(shape: str) -> None:
     """The waiters of one client in order."""
 
-    async def scenario() -> None:
+    async def scenario(server: Room) -> None:
         order: list[Any] = []
-        async with opened(server.made(shape)) as client:
+        async with opened(made(shape, server.address)) as client:
 
             def wait(hold: Any) -> Any:
                 if shape == BLOCKING:
@@ -289,22 +285,19 @@ def test_waits_until_it_is_given_back(server: Server, shape: str) -> None:
                 async with hold:
                     order.append(hold)
 
-            holds = [client.hold(101, 2, timeout=PATIENCE) for _ in range(3)]
-            waiting = []
+            first, *others = holds = [client.hold(101, 2) for _ in range(3)]
             async with opened(client.hold(101, 2)):
-                for number, hold in enumerate(holds, 1):
-                    waiting.append(begun(shape, lambda hold=hold: wait(hold)))
-                    await until(lambda number=number: waiters(client, 101) == number, "it waits")
+                waiting = [begun(shape, lambda: wait(first))]
+                await until(lambda: len(server.of(MessageType.ACQUIRE)) > 3, "it asks again and again")
+                for hold in others:
+                    waiting.append(await queued(shape, lambda hold=hold: wait(hold), client.ping))
+                assert order == []
             for each in waiting:
                 await each
             assert order == holds
 
-    run(shape, scenario())
-
-
-def waiters(client: Any, flow_id: int) -> int:
-    queue = client._turns._queues.get(flow_id.to_bytes(8, "big"))
-    return len(queue.waiters) if queue else 0
+    with Room(2) as server:
+        run(shape, scenario(server))
 
 
 @SHAPES
@@ -318,12 +311,13 @@ def test_gives_up_in_time(server: Server, shape: str) -> None:
                     pytest.fail("granted")
             assert time.monotonic() - start >= 0.09  # uvloop's clock counts milliseconds
             server.observer.release(token)
-            assert waiters(client, 101) == 0
+            async with opened(client.hold(101)):  # which would be behind it, if it still waited
+                pass
 
     run(shape, scenario())
 
 
-def test_threads_share_a_client(client: Client) -> None:
+def test_threads_share_a_client(server: Server) -> None:
     """One connection, one keeper, and never more than the limit."""
     inside: Counter[int] = Counter()
     most = 0
@@ -340,13 +334,13 @@ def test_threads_share_a_client(client: Client) -> None:
                 with lock:
                     inside[101] -= 1
 
-    client._fallback._mode = "open"  # 105 has no rate
-    threads = [threading.Thread(target=work) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    assert len(keepers()) <= 1
-    for thread in threads:
-        thread.join(PATIENCE)
+    with server.client(fallback="open") as client:  # 105 has no rate
+        threads = [threading.Thread(target=work) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        assert len(keepers()) <= 1
+        for thread in threads:
+            thread.join(PATIENCE)
     assert inside[101] == 0
     assert most <= 2
 
@@ -358,12 +352,12 @@ def test_threads_share_a_client(client: Client) -> None:
 def test_a_hold_outlives_its_lease_and_its_connection(server: Server, shape: str) -> None:
     """Also the first of its flow, whose lease nobody has told yet. Nobody calls; a token without a hold is kept too."""
 
-    async def scenario() -> None:
-        async with opened(server.made(shape)) as client:
+    async def scenario(relay: Relay) -> None:
+        async with opened(made(shape, relay.address)) as client:
             async with opened(client.hold(108)) as hold, opened(client.hold(109)):
                 mine = await got(client.acquire(109))
                 for _ in range(2):
-                    cut(client)
+                    relay.cut()
                     await sleep(LASTING_S * 0.75)  # by the second time the first lease is over
                     assert not hold.lost
                     assert not server.is_free(108, 2)
@@ -372,7 +366,7 @@ def test_a_hold_outlives_its_lease_and_its_connection(server: Server, shape: str
             assert server.is_free(109, 2)
             assert client.stats() == ("", 0, 0, 0, 0, 0)
 
-    run(shape, scenario())
+    behind_relay(server, shape, scenario)
 
 
 @SHAPES
@@ -424,20 +418,22 @@ def test_what_a_callback_raises_is_logged(server: Server, shape: str, caplog: py
 
 
 @SHAPES
-def test_short_holds_cost_no_more_requests(server: Server, shape: str) -> None:
+def test_short_holds_cost_no_more_requests(shape: str) -> None:
     """Once a lease of that flow was seen."""
 
-    async def scenario() -> None:
-        async with opened(server.made(shape)) as client:
+    async def scenario(server: Room) -> None:
+        async with opened(made(shape, server.address)) as client:
             async with opened(client.hold(105)):
-                await until(lambda: 105 in client._leases.usual, "it has asked")
-            before = client._link.calls._opaque
+                await until(lambda: server.of(MessageType.KEEP), "it has asked")
+                await got(client.ping())  # and was answered
+            before = len(server.seen)
             for _ in range(20):
                 async with opened(client.hold(105)):
                     pass
-            assert client._link.calls._opaque - before <= 41
+            assert len(server.seen) - before <= 41
 
-    run(shape, scenario())
+    with Room() as server:
+        run(shape, scenario(server))
 
 
 def test_the_keeper_ends_when_there_is_nothing_to_do(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -452,40 +448,50 @@ def test_the_keeper_ends_when_there_is_nothing_to_do(server: Server, monkeypatch
 # ---- connections ----------------------------------------------------------------------------------------------------
 
 
+def behind_relay(server: Server, shape: str, scenario: Callable[[Relay], Coroutine[Any, Any, None]]) -> None:
+    """Runs a scenario with a relay to the server, which it cuts."""
+    with Relay(server.address) as relay:
+        run(shape, scenario(relay))
+
+
 @SHAPES
 def test_what_was_given_back_unheard_ends_soon(server: Server, shape: str) -> None:
-    async def scenario() -> None:
-        async with opened(server.made(shape)) as client:
+    async def scenario(relay: Relay) -> None:
+        async with opened(made(shape, relay.address)) as client:
             await got(client.acquire(101, 2))
-            cut(client)
             start = time.monotonic()
+            relay.cut()
             await server.until_free(101, 2)
             assert time.monotonic() - start > OFFLINE_MS / 1000 * 0.9
 
-    run(shape, scenario())
+    behind_relay(server, shape, scenario)
 
 
 @SHAPES
 def test_calls_go_on_with_another_connection(server: Server, shape: str) -> None:
-    async def scenario() -> None:
-        async with opened(server.made(shape, fallback="open")) as client:
+    async def scenario(relay: Relay) -> None:
+        async with opened(made(shape, relay.address, fallback="open")) as client:
             for _ in range(3):
                 await got(client.ping())
-                cut(client)
+                relay.cut()
                 assert (await got(client.flow(1002 + OWN[shape]))).status in (0, 1)
                 token = await got(client.acquire(101))
-                cut(client)
+                relay.cut()
                 assert await got(client.keep(token))
-                cut(client)
+                relay.cut()
                 assert await got(client.release(token))
             assert client.stats().fallbacks == 0
 
-    run(shape, scenario())
+    behind_relay(server, shape, scenario)
 
 
 @SHAPES
 def test_a_server_that_is_started_anew_has_forgotten_all(tmp_path: Path, shape: str) -> None:
     rules = {"default": {"flowRules": [flow(101, 2, resourceTimeout=int(PATIENCE * 1000))]}}
+
+    def is_kept(first: daemon.Daemon) -> bool:
+        (line,) = first.logged_stats(["sentinel"]).values()
+        return re.search(r"\bkept=0\b", line) is None
 
     async def granted(client: Any) -> Any:
         token = await got(client.acquire(101))
@@ -496,7 +502,8 @@ def test_a_server_that_is_started_anew_has_forgotten_all(tmp_path: Path, shape: 
 
     async def hold(client: Any, first: daemon.Daemon, start_again: Callable[[], object]) -> None:
         async with opened(client.hold(101)) as held:
-            await until(lambda: 101 in client._leases.usual, "its lease is known")
+            await until(lambda: is_kept(first), "it is kept")
+            await got(client.ping())  # its lease is known
             first.process.kill()
             first.process.wait()
             with pytest.raises(Blocked, match="maximum 1"):
@@ -552,17 +559,21 @@ def test_closing_in_a_callback(server: Server) -> None:
 
 @SHAPES
 def test_tls_and_unix_sockets(tmp_path: Path, short_path: Path, pem: Files, shape: str) -> None:
-    path = str(short_path / "s")
+    path, other_path = str(short_path / "s"), str(short_path / "o")
     made: Any = Client if shape == BLOCKING else AsyncClient
 
-    async def scenario(url: str) -> None:
+    async def scenario(url: str, relay: Relay) -> None:
         async with opened(made(url, timeout=PATIENCE, fallback="closed")) as client, opened(client.hold(105)) as hold:
-            cut(client)
-            await until(lambda: client._link.calls.answered and not hold.lost, "it is back")
+            relay.cut()
+            await until(lambda: relay.accepted == 2, "it is back")
+            await got(client.ping())
+            assert not hold.lost
 
     with sentinels.running(tmp_path, RULES, socket=path, **{"tls.cert": pem.server}) as (_, address):
-        for url in (f"sentinels://localhost:{address.port}?cacert={pem.cacert}", f"sentinel+unix://{path}"):
-            run(shape, scenario(url))
+        with Relay(address) as relay:
+            run(shape, scenario(f"sentinels://localhost:{relay.port}?cacert={pem.cacert}", relay))
+        with Relay(path, other_path) as relay:
+            run(shape, scenario(f"sentinel+unix://{other_path}", relay))
 
 
 # ---- processes ------------------------------------------------------------------------------------------------------

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
-import signal
-import socket
 import ssl
 import subprocess
 import sys
@@ -20,6 +19,8 @@ from counterd.client import Client, aio, throttr
 from counterd.errors import ConnectionLost, Timeout
 from kit import daemon, loops, servers
 from kit.certificates import client_context
+from kit.connections import cut, hears_of_loss
+from kit.cuts import Relay
 from kit.daemon import PATIENCE, wait_until
 
 if TYPE_CHECKING:
@@ -42,11 +43,14 @@ class Secured:
         self.counters = running.address
         self.keys = running.address_of("throttr")
         seen = servers.Server(running.address, observer)
-        self.used, self.wait_for_use = seen.used, seen.wait_for_use
+        self.used, self.wait_for_use, self.acquires = seen.used, seen.wait_for_use, seen.acquires
 
     @property
     def url(self) -> str:
-        return f"counters://localhost:{self.counters.port}?cacert={self.pem.cacert}"
+        return self.url_at(self.counters.port)
+
+    def url_at(self, port: int) -> str:
+        return f"counters://localhost:{port}?cacert={self.pem.cacert}"
 
     def client(self, **options: Any) -> Client:
         return Client(self.url, **{"timeout": PATIENCE, **options})
@@ -60,12 +64,6 @@ def server(tmp_path_factory: pytest.TempPathFactory, pem: Files) -> Iterator[Sec
         rooms |= {f"{room}.tls.cert": pem.server for room in ("counter", "throttr")}
         with daemon.running(tmp_path_factory.mktemp("counterd"), rooms) as running, Client(path=path) as observer:
             yield Secured(running, pem, observer)
-
-
-def cut(descriptor: int) -> None:
-    """Ends a connection as a server does that closes it: both sides see that the other one has ended."""
-    with socket.socket(fileno=os.dup(descriptor)) as connection:
-        connection.shutdown(socket.SHUT_RDWR)
 
 
 # ---- the blocking client ----
@@ -131,7 +129,7 @@ def test_threads_share_it(server: Secured) -> None:
         for thread in threads:
             thread.join()
         assert errors == []
-        assert client._link.calls.held == 0
+        assert not hears_of_loss(client)
 
 
 def test_a_loss_is_seen_and_told(server: Secured) -> None:
@@ -142,7 +140,7 @@ def test_a_loss_is_seen_and_told(server: Secured) -> None:
 
     with server.client(watch=True) as client:
         with client.hold("told", maximum=1, on_lost=tell):
-            cut(client.fileno())
+            cut(client)
             assert lost.wait(PATIENCE)
         with pytest.raises(ConnectionLost, match="lost 1 of lost"):
             lose(client)
@@ -152,23 +150,30 @@ def test_a_loss_is_seen_and_told(server: Secured) -> None:
 
 def lose(client: Client) -> None:
     with client.hold("lost", maximum=1) as hold:
-        cut(client.fileno())
+        cut(client)
         wait_until(lambda: hold.lost, "lost")
 
 
 def test_what_is_granted_too_late_is_given_back(server: Secured) -> None:
-    with server.client() as client:
-        client.noop()
-        server.daemon.send_signal(signal.SIGSTOP)
-        client._link._timeout = 0.05
-        try:
+    with Relay(server.counters) as relay:
+        options = {"timeout": 0.05, "connect_timeout": PATIENCE}
+        with Client(server.url_at(relay.port), **options) as client:
+            wait_until(lambda: is_answered(client), "it is connected")
+            before = server.acquires()
+            relay.hold_back()
             with pytest.raises(Timeout):
                 client.acquire("late", maximum=1)
-        finally:
-            client._link._timeout = PATIENCE
-            server.daemon.send_signal(signal.SIGCONT)
-        server.wait_for_use("late", 0)
+            wait_until(lambda: server.acquires() > before, "it is granted")
+            relay.go_on()
+            server.wait_for_use("late", 0)
+            wait_until(lambda: is_answered(client), "it answers")
+
+
+def is_answered(client: Client) -> bool:
+    with contextlib.suppress(Timeout):
         client.noop()
+        return True
+    return False
 
 
 def test_a_fork_leaves_the_connection_to_the_parent(server: Secured) -> None:
@@ -191,18 +196,16 @@ def test_a_fork_leaves_the_connection_to_the_parent(server: Secured) -> None:
 # ---- asyncio ----
 
 
-async def lose_in_a_task(client: aio.Client) -> None:
+async def lose_in_a_task(client: aio.Client, relay: Relay) -> None:
     async with client.hold("lost", maximum=1) as hold:
-        assert client._link is not None
-        assert client._link._transport is not None
-        cut(client._link._transport.get_extra_info("socket").fileno())
+        await asyncio.to_thread(relay.cut)
         await loops.until(lambda: hold.lost, "lost")
 
 
 @pytest.mark.parametrize("loop", loops.NEW_LOOP)
 def test_asyncio(loop: str, server: Secured) -> None:
-    async def main() -> None:
-        async with aio.Client(server.url, timeout=PATIENCE) as client:
+    async def main(relay: Relay) -> None:
+        async with aio.Client(server.url_at(relay.port), timeout=PATIENCE) as client:
             pipeline = client.pipeline()
             for name in MANY[:5000]:
                 pipeline.acquire(name, maximum=1)
@@ -214,13 +217,14 @@ def test_asyncio(loop: str, server: Secured) -> None:
             await client.noop()
             await loops.until(lambda: server.used("cancelled") == 0, "given back")
             with pytest.raises(ConnectionLost, match="lost 1 of lost"):
-                await lose_in_a_task(client)
+                await lose_in_a_task(client, relay)
         for options in ({"tls": True}, {"tls": ssl.create_default_context()}):
             with pytest.raises(ConnectionLost, match=r"TLS handshake: .*CERTIFICATE_VERIFY_FAILED"):
                 async with aio.Client(*server.counters, **options) as refused:
                     await refused.noop()
 
-    loops.run(main(), loop)
+    with Relay(server.counters) as relay:
+        loops.run(main(relay), loop)
 
 
 # ---- throttr ----

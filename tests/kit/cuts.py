@@ -5,12 +5,8 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
-from typing import TYPE_CHECKING
 
-from kit.daemon import wait_until
-
-if TYPE_CHECKING:
-    from kit.daemon import Address
+from kit.daemon import Address, wait_until
 
 HOST = "127.0.0.1"
 CUTS = 20  # of a test
@@ -18,33 +14,62 @@ GRACE_S = 60  # for which a server keeps what was held: no test takes so long
 
 
 class Relay:
-    """Passes bytes on. port: for clients. is_open: whether it accepts connections.
+    """Passes bytes on, during the block or until close(). is_open: whether it accepts connections.
 
     muted: a reply of the server is thrown away, and the connection is cut then. lost: how many replies were.
+    accepted: connections so far. asked: pieces that clients have sent.
     """
 
-    def __init__(self, server: Address) -> None:
+    def __init__(self, server: tuple[str, int] | str, path: str = "") -> None:
+        """server: its address, or the path of its Unix socket. path: a Unix socket for clients, in place of a port."""
         self.is_open = True
         self.muted = False
-        self.lost = 0
+        self.lost = self.accepted = self.asked = 0
         self._server = server
         self._pairs: list[tuple[socket.socket, socket.socket, list[threading.Thread]]] = []
         self._lock = threading.Lock()
-        self._listening = socket.create_server((HOST, 0))
-        self.port: int = self._listening.getsockname()[1]
+        self._flows = threading.Event()  # what the server says
+        self._flows.set()
+        self._listening = socket.socket(socket.AF_UNIX if path else socket.AF_INET)
+        self._listening.bind(path or (HOST, 0))
+        self._listening.listen()
         self._thread = threading.Thread(target=self._accept, daemon=True)
         self._thread.start()
+
+    def __enter__(self) -> Relay:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def address(self) -> Address:
+        """For clients, of TCP."""
+        return Address(*self._listening.getsockname())
+
+    @property
+    def port(self) -> int:
+        return self.address.port
 
     def cut(self) -> None:
         """Ends all connections."""
         with self._lock:
             pairs, self._pairs = self._pairs, []
-        for client, server, threads in pairs:
+        for client, server, _ in pairs:
             end(client, server)
+        self.go_on()
+        for client, server, threads in pairs:
             for thread in threads:
                 thread.join()
             client.close()
             server.close()
+
+    def hold_back(self) -> None:
+        """Keeps what the server says from now on, until go_on()."""
+        self._flows.clear()
+
+    def go_on(self) -> None:
+        self._flows.set()
 
     def close(self) -> None:
         end(self._listening)
@@ -60,10 +85,10 @@ class Relay:
         with contextlib.suppress(OSError):
             while True:
                 client, _ = self._listening.accept()
-                if not self.is_open:
+                server = self._connected() if self.is_open else None
+                if server is None:
                     client.close()
                     continue
-                server = socket.create_connection((self._server.host, self._server.port))
                 threads = [
                     threading.Thread(target=self._pass_on, args=(source, target, server), daemon=True)
                     for source, target in ((client, server), (server, client))
@@ -72,14 +97,28 @@ class Relay:
                     self._pairs.append((client, server, threads))
                     for thread in threads:
                         thread.start()
+                self.accepted += 1
+
+    def _connected(self) -> socket.socket | None:
+        connected = socket.socket(socket.AF_UNIX if isinstance(self._server, str) else socket.AF_INET)
+        try:
+            connected.connect(self._server)
+        except OSError:
+            connected.close()
+            return None
+        return connected
 
     def _pass_on(self, source: socket.socket, target: socket.socket, server: socket.socket) -> None:
         with contextlib.suppress(OSError):
             while data := source.recv(65536):
-                if self.muted and source is server:
+                if source is not server:
+                    self.asked += 1
+                elif self.muted:
                     self.muted = False
                     self.lost += 1
                     break
+                else:
+                    self._flows.wait()
                 target.sendall(data)
         end(source, target)
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import counterd
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Generator
+    from collections.abc import Callable, Coroutine, Generator
     from types import CodeType, FrameType
 
 CANCELLED = "cancelled"  # while it waits; the awaited result comes later or never
@@ -69,8 +69,13 @@ class Interrupted:
             asyncio.get_running_loop().call_soon(task.cancel)
 
 
+def interrupt() -> None:
+    """What Python does when SIGINT has come."""
+    raise KeyboardInterrupt
+
+
 class Points:
-    """Raises KeyboardInterrupt at the at-th point of the block, in this thread. Then `fired` is true.
+    """Raises KeyboardInterrupt at the at-th point of the block, in this thread, or calls `act`. Then `fired` is true.
 
     Points are the places in counterd's own code where CPython runs the handler of a signal: after each call of a
     function in C; within such a call, before it has done anything, if it may wait; at a `with`, which may wait for a
@@ -80,9 +85,10 @@ class Points:
     is it one in a __del__(), whose exceptions Python only reports.
     """
 
-    def __init__(self, at: int) -> None:
+    def __init__(self, at: int, act: Callable[[], object] = interrupt) -> None:
         self.fired = False
         self._at = at
+        self._act = act
         self._passed = 0
         self._before = sys.gettrace()
         self._blocks: set[tuple[FrameType, int]] = set()  # that have begun: their line comes up again at their end
@@ -100,7 +106,7 @@ class Points:
         self._passed += 1
         if self._passed == self._at:
             self.fired = True
-            raise KeyboardInterrupt
+            self._act()
 
     def _called(self, frame: FrameType, event: str, function: Any) -> None:
         if not _is_ours(frame):

@@ -8,14 +8,17 @@ from typing import TYPE_CHECKING, Any
 from counterd.client import Client
 from counterd.errors import NotFound
 from kit import daemon, reference
+from kit.connections import is_asleep
 
 if TYPE_CHECKING:
+    import threading
     from collections.abc import Iterator
     from pathlib import Path
 
     from kit.daemon import Address
 
 PATIENCE = daemon.PATIENCE
+ASKS = 3  # after so many requests one is certainly in the queue of its client
 
 
 class Server:
@@ -24,6 +27,7 @@ class Server:
     def __init__(self, address: tuple[str, int], observer: Client) -> None:
         self.address = address
         self.observer = observer
+        self._waiters = self._before = 0
 
     def client(self, **options: Any) -> Client:
         client = Client(*self.address, **{"timeout": PATIENCE, **options})
@@ -43,17 +47,32 @@ class Server:
         """Returns the number of Acquire requests so far."""
         return int(self.observer.stats()["command:acquire"])
 
+    def takes(self) -> int:
+        """Only of a counterd: returns the number of Takes so far."""
+        return int(self.observer.stats()["command:take"])
+
     def wait_for_waiters(self, count: int) -> None:
         """Only of a counterd: waits until so many Takes wait."""
         daemon.wait_until(lambda: int(self.observer.stats()["waiters"]) == count, f"{count} wait")
 
+    @contextlib.contextmanager
+    def expecting_waiter(self) -> Iterator[None]:
+        """In the block, threads of one client begin to wait for one name, each after wait_for_waiter()."""
+        self._waiters, self._before = 0, self.acquires()
+        yield
 
-def count_waiting(client: Any, name: str) -> int:
-    """Returns how many wait for a name in a client of either shape, or ask, or wait in the server."""
-    queue = client._turns._queues.get(name.encode())
-    calls = [] if client._link is None else list(client._link.calls.pending.values())
-    in_server = [call for call in calls if call.items and call.items[0].name == name.encode()]
-    return len(in_server) + (len(queue.waiters) if queue else 0)
+    def wait_for_waiter(self, thread: threading.Thread | None = None) -> None:
+        """Waits until one more waits: in the server, or in the client, whose first waiter asks again and again.
+
+        thread: which waits without a timeout, behind that.
+        """
+        self._waiters += 1
+        if "waiters" in self.observer.stats():
+            self.wait_for_waiters(self._waiters)
+        elif thread is None:
+            daemon.wait_until(lambda: self.acquires() >= self._before + ASKS, "the first asks again")
+        else:
+            daemon.wait_until(lambda: is_asleep(thread.native_id or 0), "it waits for its turn")
 
 
 @contextlib.contextmanager

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
+import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from counterd.errors import Timeout
 from kit import loops
+from kit.connections import is_asleep
 from kit.machine import PATIENCE
 
 if TYPE_CHECKING:
@@ -41,6 +45,38 @@ async def got(value: Any) -> Any:
 def begun(shape: str, call: Callable[[], Any]) -> asyncio.Task[Any]:
     """Starts a call that waits while the scenario continues: in a thread, or as a task."""
     return asyncio.create_task(asyncio.to_thread(call) if shape == BLOCKING else call())
+
+
+async def queued(shape: str, call: Callable[[], Any], ask: Callable[[], Any]) -> asyncio.Task[Any]:
+    """Starts a call that waits without a timeout behind others in its client, and waits until it does.
+
+    ask: a call of the client that the server answers.
+    """
+    if shape != BLOCKING:
+        task = begun(shape, call)
+        await ask()  # meanwhile the task runs until it waits
+        return task
+    ids: list[int] = []
+
+    def called() -> Any:
+        ids.append(threading.get_native_id())
+        return call()
+
+    task = begun(shape, called)
+    await loops.until(lambda: ids and is_asleep(ids[0]), "it waits")
+    return task
+
+
+async def answered(call: Callable[[], Any]) -> Any:
+    """Calls until the server answers in time, for a client with a timeout that a busy machine exceeds."""
+
+    async def tried() -> tuple[Any] | None:
+        with contextlib.suppress(Timeout):
+            return (await got(call()),)
+        return None
+
+    (result,) = await loops.until(tried, "it is answered in time")
+    return result
 
 
 def begins(manager: Any) -> Callable[[], Any]:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from counterd.client import _connection
 from counterd.client._addresses import Address
 from counterd.client._connection import (
     Connection,
@@ -214,3 +215,14 @@ def test_a_full_queue_is_waited_for_by_tasks(full: tuple[socket.socket, str]) ->
         made[0].close()
 
     asyncio.run(scene())
+
+
+def test_a_port_that_nobody_listens_on_is_not_oneself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel may choose the very port that is connected to for this side of the connection."""
+    with socket.socket() as itself:
+        itself.bind(("127.0.0.1", 0))
+        itself.connect(itself.getsockname())
+        monkeypatch.setattr(_connection, "_connected_tcp", lambda *_: itself)
+        with pytest.raises(ConnectionRefusedError):
+            connected_socket(Address("127.0.0.1", 1), 1)
+        assert itself.fileno() == -1

@@ -1,11 +1,19 @@
-"""What a pipeline asks for, in order."""
+"""What a pipeline asks for, in order; how often those who wait ask for the connection."""
 
 from __future__ import annotations
 
+import asyncio
+from typing import Any
+
 import pytest
 
+from counterd.client import Client, Permit, aio
 from counterd.client.counter._commands import Pipelined
+from counterd.errors import ConnectionLost
 from counterd.protocols.counter import wire
+from kit.machine import PATIENCE
+from kit.shapes import BLOCKING, SHAPES, begun, got, run
+from ports import free_ports
 
 
 def test_requests_in_order() -> None:
@@ -36,3 +44,27 @@ def test_requests_in_order() -> None:
 def test_each_method_gives_the_pipeline(method: str) -> None:
     requests = Pipelined()
     assert getattr(requests, method)("a") is requests
+
+
+@SHAPES
+def test_many_that_wait_for_a_server_ask_rarely(shape: str) -> None:
+    """And not each time that one of the others has asked."""
+
+    async def scenario() -> None:
+        kind: Any = Client if shape == BLOCKING else aio.Client
+        client = kind("127.0.0.1", free_ports(1)[0], timeout=PATIENCE)
+        connected = client._server
+        asked = []
+
+        def count() -> Any:
+            asked.append(1)
+            return connected()
+
+        client._server = count
+        takes = [begun(shape, client.take(Permit(b"a", maximum=1), timeout=0.4).acquire) for _ in range(20)]
+        for error in await asyncio.gather(*takes, return_exceptions=True):
+            assert isinstance(error, ConnectionLost)
+        assert len(asked) < 20 * 20
+        await got(client.close())
+
+    run(shape, scenario())

@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from counterd.client.sentinel import _token_link
+from counterd.client.sentinel import Client, _token_link
 from counterd.client.sentinel._token_link import TokenLink
 from counterd.client.sentinel._tokens import Tally, Token
 from counterd.errors import Timeout
 from counterd.protocols.sentinel import wire
 from kit.daemon import wait_until
 from kit.machine import PATIENCE
+from kit.scripted.sentinel import Room
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -149,3 +150,16 @@ def test_leaving_in_a_signal_handler_leaves_them_to_their_leases(pair: Pair) -> 
     with pair.link._lock:
         pair.link.leave([TOKEN])
     assert pair.server.recv(1) == b""
+
+
+def test_a_server_that_owes_grants_for_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The background thread ends the connection."""
+    monkeypatch.setattr(_token_link, "LATE_MAX_S", 2 * SHORT)
+    with (
+        Room() as server,
+        Client(*server.address, timeout=SHORT, connect_timeout=PATIENCE, fallback="closed") as client,
+    ):
+        server.waits = {wire.MessageType.ACQUIRE}
+        with pytest.raises(Timeout):
+            client.acquire(101)
+        server.wait_for_ends(1)
