@@ -217,7 +217,7 @@ def short_path() -> Iterator[Path]:
 def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
     """Gatekeepers drop no old messages, and close() waits until all are sent, even on a busy machine."""
     monkeypatch.setattr("counterd.client.smockron._gatekeeping.HELD_NS", int(LONG_S * 1e9))
-    for module in ("_tender", "_aiogatekeeper"):
+    for module in ("_sockets", "_aio"):
         monkeypatch.setattr(f"counterd.client.smockron.{module}.LINGER_S", LONG_S)
 
 

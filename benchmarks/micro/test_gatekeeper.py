@@ -20,7 +20,7 @@ UNTIL_S = {Verdict.PASS: 0, Verdict.DELAY: 3600, Verdict.REJECT: 7200}  # from n
 def test_decide(benchmark, verdict):
     with Gatekeeper("127.0.0.1:1", max_delay_s=5_400) as gatekeeper:
         core, now_ns = gatekeeper._core, time.monotonic_ns()
-        core.told.remember(core.masters[0].gates[0].times, IDENTIFIER, now_ns + UNTIL_S[verdict] * 10**9, now_ns)
+        core.delays.remember(core.masters[0].gates[0].times, IDENTIFIER, now_ns + UNTIL_S[verdict] * 10**9, now_ns)
         decided = []
 
         def leave() -> None:

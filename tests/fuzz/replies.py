@@ -19,8 +19,8 @@ from counterd.client._link import Link
 from counterd.client.counter._permits import PermitCalls
 from counterd.client.sentinel._token_link import TokenLink
 from counterd.client.sentinel._tokens import Tally, TokenCalls
+from counterd.client.smockron._delays import STALE_MAX
 from counterd.client.smockron._gatekeeping import Core, Options
-from counterd.client.smockron._told import STALE_MAX
 from counterd.client.throttr._events import Events
 from counterd.client.throttr._keys import asked
 from counterd.errors import ConnectionLost, CounterdError, EventsLost, ProtocolError, ServerError
@@ -240,8 +240,8 @@ def gatekeeper(on_control: bool, is_ready: bool) -> Callable[[bytes], Iterable[A
 
     def feed(data: bytes) -> Iterable[Any]:
         core.feed(master, line, data, 0, 0)
-        assert core.told.count == sum(map(len, core.told._domains)) <= REMEMBERED_MAX
-        assert len(core.told._heap) <= 2 * core.told.count + STALE_MAX
+        assert core.delays.count == sum(map(len, core.delays._domains)) <= REMEMBERED_MAX
+        assert len(core.delays._heap) <= 2 * core.delays.count + STALE_MAX
         assert all(line.prefixes.values())
         assert len(line._parser._rest) < smockron_wire.MESSAGE_MAX + 9
         return core.take(master, line, 0)

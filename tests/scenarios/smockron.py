@@ -100,7 +100,7 @@ class Delayed(Thing):
         client, visit.prepared = visit.client, new_identifier()
         await self._connect(client)
         assert client.decide(visit.prepared, "quick").verdict is Verdict.PASS
-        told, identifier = client._core.told, visit.prepared.encode()
+        told, identifier = client._core.delays, visit.prepared.encode()
         await loops.until(lambda: any(identifier in times for times in told._domains), "the master has said: wait")
 
 

@@ -132,7 +132,7 @@ class SmockronWorld(World):
                 heartbeat=draw.choice((5.0, 60.0)),
             )
             keeper = Keeper(options)
-            keeper.master.stir = lambda keeper=keeper: self.push(1, self.flush, keeper)  # type: ignore[misc]
+            keeper.core.wake = lambda keeper=keeper: self.push(1, self.flush, keeper)  # type: ignore[misc]
             self.keepers.append(keeper)
 
     def begin(self) -> Any:
@@ -249,7 +249,7 @@ class SmockronWorld(World):
 
     def flush(self, keeper: Keeper) -> None:
         """Sends all that there is to send."""
-        keeper.master.is_stirred = False
+        keeper.core.is_awake = False
         for port, link in list(keeper.links.items()):
             while data := keeper.core.take(keeper.master, keeper.lines[port], self.now):
                 self.emit(link, data)
@@ -308,7 +308,7 @@ class SmockronWorld(World):
             fits = delay_s <= keeper.options.max_delay_s and len(keeper.waiting) < keeper.options.max_delayed
             expected = Verdict.DELAY if fits else Verdict.REJECT
         as_told = (decision.verdict, decision.until_ms) == (expected, until_ms)
-        is_forgotten = keeper.core.told.evicted and decision.until_ms < until_ms  # there was no room for it
+        is_forgotten = keeper.core.delays.evicted and decision.until_ms < until_ms  # there was no room for it
         if not as_told and not is_forgotten:
             raise Violation("obeys", f"{decision} of {key} at {self.now_ms}, which was told to wait until {until_ms}")
         if decision.verdict is Verdict.DELAY:

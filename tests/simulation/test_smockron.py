@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from counterd.client.smockron._delays import DelayCache
 from counterd.client.smockron._gatekeeping import Core
 from counterd.client.smockron._line import Line
-from counterd.client.smockron._told import Told
 from property.smockron_model import Model
 from simulation import run
 from simulation.smockron import SmockronWorld
@@ -29,17 +29,17 @@ def a_gatekeeper_decides_a_millisecond_early(patch: pytest.MonkeyPatch) -> None:
 
 
 def a_gatekeeper_believes_what_it_was_told_last(patch: pytest.MonkeyPatch) -> None:
-    def remember(told: Told, times: dict[bytes, int], identifier: bytes, until_ns: int, now_ns: int) -> None:
+    def remember(told: DelayCache, times: dict[bytes, int], identifier: bytes, until_ns: int, now_ns: int) -> None:
         told.forget(times, identifier)
         before(told, times, identifier, until_ns, now_ns)
 
-    before = Told.remember
-    patch.setattr(Told, "remember", remember)
+    before = DelayCache.remember
+    patch.setattr(DelayCache, "remember", remember)
 
 
 def a_gatekeeper_does_not_listen(patch: pytest.MonkeyPatch) -> None:
     """And the books believe that it need not."""
-    patch.setattr(Told, "remember", lambda *_: None)
+    patch.setattr(DelayCache, "remember", lambda *_: None)
     patch.setattr(SmockronWorld, "hear", lambda *_: None)
     patch.setattr(SmockronWorld, "unheard", lambda *_: 0)
 

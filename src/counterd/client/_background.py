@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 class Watched(Protocol):
     """What the thread waits for."""
 
-    def watch(self, wake: int, seconds: float) -> object:
+    def watch(self, wake: int, seconds: float) -> bool:
         """Waits until there is something to do, the descriptor `wake` is readable, or this many seconds have passed.
 
-        May handle what has come, and may return earlier.
+        May handle what has come, and may return earlier. Returns False if `wake` is certainly not readable.
         """
 
 
@@ -113,11 +113,13 @@ class Background:
     def _turn(self, waker: Waker) -> None:
         self._due = math.inf  # start() wakes the thread for everything that becomes due meanwhile
         watched, due = self._work()
+        if self._is_stopped:
+            return
         self._due = due
         start = time.monotonic()
         seconds = self._idle_s if due == math.inf else max(due - start, 0.0)
-        watched.watch(waker.fileno(), seconds)
-        if waker.take() or due < math.inf or time.monotonic() < start + seconds:
+        is_woken = watched.watch(waker.fileno(), seconds) and waker.take()
+        if is_woken or due < math.inf or time.monotonic() < start + seconds:
             return
         with self._lock:  # so that start() does not run meanwhile
             if not waker.take():

@@ -344,8 +344,9 @@ class Link(Resumable):
 
     # ---- the background thread ----
 
-    def watch(self, wake: int, seconds: float) -> None:
-        """Waits until the connection ends, the descriptor `wake` is readable, or this many seconds have passed.
+    def watch(self, wake: int, seconds: float) -> bool:
+        """Waits until the connection ends, the descriptor `wake` is readable, or this many seconds have passed. Returns
+        whether `wake` is readable.
 
         On a system whose poll() does not report the end of a connection, this may return earlier.
         """
@@ -358,7 +359,8 @@ class Link(Resumable):
             if not _portable.PEER_ENDED:
                 seconds = min(seconds, _portable.LOOK_S)
         try:
-            ended = any(ready & _ENDED for _, ready in poller.poll(math.ceil(min(seconds * 1000, POLL_MAX))))
+            ready = dict(poller.poll(math.ceil(min(seconds * 1000, POLL_MAX))))
+            ended = any(events & _ENDED for events in ready.values())
             ended = ended or (self._watched and not _portable.PEER_ENDED and _portable.has_ended(self._socket))
         finally:
             with self._lock:
@@ -366,6 +368,7 @@ class Link(Resumable):
                 self._pass_on()
         if ended:
             self.close(PEER_CLOSED)
+        return wake in ready
 
     # ---- with the lock ----
 

@@ -47,11 +47,11 @@ class Worker:
             raise self.failure
         return self, self.due
 
-    def watch(self, wake: int, seconds: float) -> None:
+    def watch(self, wake: int, seconds: float) -> bool:
         self.waits.append(seconds)
         poller = select.poll()
         poller.register(wake, select.POLLIN)
-        poller.poll(None if seconds == math.inf else seconds * 1000)
+        return bool(poller.poll(None if seconds == math.inf else seconds * 1000))
 
     def until_it_waits(self, count: int) -> None:
         wait_until(lambda: len(self.waits) == count, f"it has waited {count} times")

@@ -89,13 +89,13 @@ class TokenLink(Link):
                     call.wake = None
                 self._pass_on()
 
-    def watch(self, wake: int, seconds: float) -> None:
+    def watch(self, wake: int, seconds: float) -> bool:
         """Does the same as Link.watch(). While grants are owed, reads for them, and returns after SLICE_S at the
         latest."""
-        if self.owes_grants():
-            self.collect(min(seconds, SLICE_S))
-        else:
-            super().watch(wake, seconds)
+        if not self.owes_grants():
+            return super().watch(wake, seconds)
+        self.collect(min(seconds, SLICE_S))
+        return True
 
     def _late(self) -> list[ThreadCall]:
         with self._lock:

@@ -15,21 +15,17 @@ from __future__ import annotations
 import threading
 import time
 from time import monotonic_ns, time_ns
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING
 
-from counterd.client._connection import forked
 from counterd.client._entering import ForWith
-from counterd.client.smockron._aiogatekeeper import AsyncAdmission, AsyncGatekeeper
-from counterd.client.smockron._gatekeeping import ALL, Core, Decision, Options, Stats, Verdict, closed, report
-from counterd.client.smockron._tender import Tender
+from counterd.client.smockron._aio import AsyncAdmission, AsyncGatekeeper
+from counterd.client.smockron._base import AdmissionBase, GatekeeperBase
+from counterd.client.smockron._gatekeeping import Decision, Stats, Verdict, closed
+from counterd.client.smockron._sockets import Sockets
 from counterd.protocols.smockron.errors import Rejected
 
 if TYPE_CHECKING:
-    import ssl
     from types import TracebackType
-
-    from counterd.client.smockron._gatekeeping import Master, News
-    from counterd.client.smockron._masters import Masters
 
 __all__ = [
     "Admission",
@@ -43,13 +39,13 @@ __all__ = [
 ]
 
 
-class Gatekeeper(ForWith):
+class Gatekeeper(GatekeeperBase, ForWith):
     """Decides which requests pass, wait or are rejected. Use the gatekeeper in a `with`, or close() it. Threads may
     share a gatekeeper.
 
-    The gatekeeper connects with its first decision, or with connect(). A gatekeeper has a thread for each master, which
-    sends, receives and connects again. After a fork the connections belong to the parent; the child connects with its
-    first decision.
+    The gatekeeper connects with its first decision, or with connect(). A gatekeeper has a thread, which sends and
+    receives, and another thread during each attempt to connect. After a fork the connections belong to the parent; the
+    child connects with its first decision.
 
     masters: one master for all domains, or a mapping from domains to masters. A master is HOST, HOST:PORT,
     smockron://HOST[:PORT], smockrons://HOST[:PORT] (with TLS), or a pair of such addresses: one for accounting and one
@@ -76,32 +72,6 @@ class Gatekeeper(ForWith):
     reached again; stats() has the figures.
     """
 
-    def __init__(
-        self,
-        masters: Masters = "127.0.0.1",
-        domain: str | bytes = "default",
-        *,
-        tls: bool | ssl.SSLContext = False,
-        max_delay_s: float = 5.0,
-        max_delayed: int = 1000,
-        rejected: Literal["all", "none"] | float = ALL,
-        max_remembered: int = 100_000,
-        max_held: int = 10_000,
-        heartbeat: float = 5.0,
-        timeout: float = 5.0,
-    ) -> None:
-        options = Options(max_delay_s, max_delayed, rejected, max_remembered, max_held, heartbeat, timeout)
-        self._core = Core(masters, domain, tls, options)
-        self._timeout = timeout
-        self._tenders: dict[Master, Tender] = {}
-        self._is_started = False  # a thread for each master
-        self._closed = False
-        self._make_locks()
-        forked.add(self)
-
-    def __repr__(self) -> str:
-        return f"<Gatekeeper {self._core.where}>"
-
     def __enter__(self) -> Gatekeeper:
         return self
 
@@ -119,7 +89,7 @@ class Gatekeeper(ForWith):
         """
         self._start()
         with self._changed:
-            is_ready = self._changed.wait_for(lambda: self._closed or self._is_ready, timeout)
+            is_ready = self._changed.wait_for(lambda: self._closed or self._core.is_ready, timeout)
             if self._closed:
                 raise closed()
             return is_ready
@@ -128,12 +98,8 @@ class Gatekeeper(ForWith):
         """Sends unsent messages, for up to a second, and ends the connections. Later decisions raise ConnectionLost."""
         with self._lock:
             self._closed, self._is_started = True, False
-            tenders, self._tenders = list(self._tenders.values()), {}
-            for tender in tenders:
-                tender.end()
             self._changed.notify_all()
-        for tender in tenders:
-            tender.join()
+        self._sockets.close()
 
     def decide(
         self, identifier: str | bytes, domain: str | bytes | None = None, log_info: str | bytes = b""
@@ -148,11 +114,6 @@ class Gatekeeper(ForWith):
         with self._lock:
             return self._core.decide(identifier, domain, log_info, monotonic_ns(), time_ns())
 
-    def gave_up(self, decision: Decision) -> None:
-        """Call this when a delayed request stops waiting, because its client has disconnected or its delay is over."""
-        with self._lock:
-            self._core.gave_up(decision)
-
     def admit(
         self, identifier: str | bytes, domain: str | bytes | None = None, log_info: str | bytes = b""
     ) -> Admission:
@@ -160,64 +121,44 @@ class Gatekeeper(ForWith):
         Rejected."""
         return Admission(self, identifier, domain, log_info)
 
-    def stats(self) -> Stats:
-        """Returns how requests were decided, and what happened to the messages. stats() asks no master."""
-        with self._lock:
-            return self._core.stats(monotonic_ns())
-
     # ---- inside ----
 
-    @property
-    def _is_ready(self) -> bool:
-        return all(master.is_ready for master in self._core.masters)
-
     def _start(self) -> None:
-        """Starts a thread for each master.
+        """Starts the thread.
 
-        If a thread cannot be started, requests pass, and the gatekeeper tries again later.
+        If the thread cannot be started, requests pass, and the gatekeeper tries again when it would connect again.
         """
-        news: list[News] = []
         with self._lock:
             if self._closed:
                 raise closed()
-            for master in self._core.masters:
-                now = time.monotonic()
-                if master in self._tenders or now < master.control.retry_at:
-                    continue
-                try:
-                    self._tenders[master] = Tender(self._core, master, self._changed, self._timeout)
-                except (RuntimeError, OSError) as error:
-                    news.append(self._core.lost(master, master.control, f"cannot start a thread: {error}", now))
-            self._is_started = len(self._tenders) == len(self._core.masters)
-        for each in news:
-            report(each)
+            if time.monotonic() < self._core.masters[0].control.retry_at:
+                return
+            try:
+                self._sockets.start()
+            except (RuntimeError, OSError) as error:
+                why = f"cannot start a thread: {error}"
+            else:
+                self._is_started = True
+                return
+        for master in self._core.masters:
+            self._sockets.lose(master.control, why)
 
     def _make_locks(self) -> None:
-        """Makes the lock. The lock is reentrant, because a signal handler may interrupt a thread that has it."""
-        self._lock: Any = threading.RLock()
+        super()._make_locks()
         self._changed = threading.Condition(self._lock)
+        self._sockets = Sockets(self._core, self._changed, self._timeout)
+        self._is_started = False
 
     def _after_fork(self) -> None:
-        self._make_locks()
-        for tender in self._tenders.values():
-            tender.after_fork()
-        self._tenders, self._is_started = {}, False
-        self._core.reset()
+        self._sockets.after_fork()
+        super()._after_fork()
 
 
-class Admission(ForWith):
+class Admission(AdmissionBase, ForWith):
     """One request at a gatekeeper. Gatekeeper.admit() returns it, for one `with`, which gives the Decision."""
 
-    def __init__(
-        self, gatekeeper: Gatekeeper, identifier: str | bytes, domain: str | bytes | None, log_info: str | bytes
-    ) -> None:
-        self._gatekeeper = gatekeeper
-        self._asked = identifier, domain, log_info
-
     def __enter__(self) -> Decision:
-        decision = self._gatekeeper.decide(*self._asked)
-        if decision.verdict is Verdict.REJECT:
-            raise self._gatekeeper._core.rejection(*self._asked[:2], decision)
+        decision = self._decide()
         if decision.verdict is Verdict.DELAY:
             try:
                 time.sleep(decision.delay_s)

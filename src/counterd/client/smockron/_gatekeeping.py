@@ -22,10 +22,9 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Union
 
 from counterd.client._connection import as_bytes
-from counterd.client.smockron._delays import Delays
+from counterd.client.smockron._delays import DelayCache, DelayedRequests
 from counterd.client.smockron._line import TTL, Line
 from counterd.client.smockron._masters import read_masters
-from counterd.client.smockron._told import Told
 from counterd.errors import ConnectionLost
 from counterd.protocols.smockron import wire
 from counterd.protocols.smockron.errors import Rejected
@@ -158,7 +157,6 @@ class Master:
 
     is_blind: the accounting connection works, but the control connection has been missing for BLIND_S.
     is_leaving: the gatekeeper closes, so it needs no control messages.
-    is_stirred: whether the sender will look for bytes to send by itself; otherwise stir() has to wake it.
     """
 
     def __init__(self, pair: Pair, options: Options) -> None:
@@ -167,9 +165,8 @@ class Master:
         self.lines = (self.control, self.accounting)
         self.gates: list[Gate] = []
         self.filled: list[Gate] = []
-        self.is_stirred = self.is_blind = self.is_leaving = False
+        self.is_blind = self.is_leaving = False
         self.directed = self.footing  # when the flows of the gates were set
-        self.stir: Callable[[], object] = _nothing
         self.away = ""  # why it cannot be reached
         self.away_since = 0.0
 
@@ -211,15 +208,16 @@ class Master:
             return False
         return line is self.control or self.control.is_ready or self.control.has_failed
 
-    def due(self, now: float) -> float:
-        """Seconds until there is work for a connection. Infinity if there is no work."""
+    @property
+    def due(self) -> float:
+        """When there is work for a connection. Infinity if there is no work."""
         times = [line.due for line in self.lines if line.is_open]
         if not self.is_blind:
             times.append(self.blind_at)
         times += [
             line.retry_at for line in self.lines if line.has_failed and not line.is_open and not line.is_connecting
         ]
-        return max(min(times, default=math.inf) - now, 0.0)
+        return min(times, default=math.inf)
 
 
 class Kind(NamedTuple):
@@ -248,18 +246,23 @@ class Gate:
 
 
 class Core:
-    """The state of a gatekeeper."""
+    """The state of a gatekeeper.
+
+    is_awake: whether a turn is due soon, which looks for bytes to send; otherwise wake() has to cause one.
+    """
 
     def __init__(self, masters: Masters, domain: str | bytes, tls: bool | ssl.SSLContext, options: Options) -> None:
         self.masters: list[Master] = []
-        self.told = Told(options.max_remembered)
+        self.is_awake = False
+        self.wake: Callable[[], object] = _nothing
+        self.delays = DelayCache(options.max_remembered)
         self._options = options
         self._max_delay_ns = options.max_delay_s * 1e9
         self._share = options.share
         self._default = as_bytes(domain)
         self._gates: dict[str | bytes | None, Gate] = {}  # by every form of their names
         self._pairs: dict[Pair, Master] = {}
-        self._delays = Delays()
+        self._waiting = DelayedRequests()
         self._received_ms, self._received = -1, b""  # the time of the last message, and the frame that has it
         self._passed = self._delayed = self._rejected = 0
         self._heard = self._unknown = self._sent = self._dropped = self._unwanted = self._lost = 0
@@ -270,6 +273,10 @@ class Core:
     @property
     def where(self) -> str:
         return ", ".join(str(master.accounting.address) for master in self.masters)
+
+    @property
+    def is_ready(self) -> bool:
+        return all(master.is_ready for master in self.masters)
 
     # ---- deciding ----
 
@@ -291,7 +298,7 @@ class Core:
 
     def gave_up(self, decision: Decision) -> None:
         """Called when the request no longer waits."""
-        self._delays.remove(decision.number)
+        self._waiting.remove(decision.number)
 
     def rejection(self, identifier: str | bytes, domain: str | bytes | None, decision: Decision) -> Rejected:
         """Returns the error for a request that was rejected."""
@@ -303,14 +310,14 @@ class Core:
     ) -> Decision:
         delay_ns = until_ns - now_ns
         until_ms = (wall_ns + delay_ns + HALF_MS) // MS
-        if delay_ns > self._max_delay_ns or self._delays.count(now_ns) >= self._options.max_delayed:
+        if delay_ns > self._max_delay_ns or self._waiting.count(now_ns) >= self._options.max_delayed:
             if self._share == 1 or random.random() < self._share:
                 self._put(gate, gate.rejected, identifier, log_info, now_ns, wall_ns=wall_ns)
             self._rejected += 1
             return Decision(REJECT, delay_ns / 1e9, until_ms)
         self._put(gate, gate.delayed, identifier, log_info, now_ns, wall_ns=wall_ns, until_ms=until_ms)
         self._delayed += 1
-        return Decision(DELAY, delay_ns / 1e9, until_ms, self._delays.add(until_ns))
+        return Decision(DELAY, delay_ns / 1e9, until_ms, self._waiting.add(until_ns))
 
     def _put(
         self,
@@ -350,9 +357,13 @@ class Core:
             queue.popleft()
             self._dropped += 1
         queue.append((now_ns, message))
-        if gate.flow is OPEN and not master.is_stirred:
-            master.is_stirred = True
-            master.stir()
+        if gate.flow is OPEN and not self.is_awake:
+            self._has_work()
+
+    def _has_work(self) -> None:
+        if not self.is_awake:
+            self.is_awake = True
+            self.wake()
 
     # ---- domains ----
 
@@ -379,13 +390,12 @@ class Core:
             self.masters.append(master)
         if len(master.gates) >= DOMAINS_MAX:
             raise ValueError(f"the master at {pair.accounting} has {DOMAINS_MAX} domains already")
-        gate = Gate(name, master, self.told.new_domain())
+        gate = Gate(name, master, self.delays.new_domain())
         master.gates.append(gate)
         master.control.subscribe(topic)
         self._redirect(master)
         if master.control.is_ready:
-            master.is_stirred = True
-            master.stir()
+            self._has_work()
         return gate
 
     def _direct(self, master: Master) -> None:
@@ -398,9 +408,8 @@ class Core:
             is_wanted = any(gate.topic[:size] in prefixes for size in sizes)
             if is_wanted and number <= joined:
                 gate.flow = OPEN
-                if gate.queue and not master.is_stirred:
-                    master.is_stirred = True
-                    master.stir()
+                if gate.queue:
+                    self._has_work()
             elif is_wanted or not master.accounting.is_ready:
                 gate.flow = HELD
             elif gate.flow is OPEN:
@@ -433,10 +442,10 @@ class Core:
                 continue
             self._heard += 1
             if control.word == Word.FORGET.value:
-                self.told.forget(gate.times, control.identifier)
+                self.delays.forget(gate.times, control.identifier)
             else:
                 until_ns = now_ns + control.time_ms * MS - wall_ns
-                self.told.remember(gate.times, control.identifier, until_ns, now_ns)
+                self.delays.remember(gate.times, control.identifier, until_ns, now_ns)
         return self._back(master, now)
 
     def look(self, master: Master, line: Line, now: float) -> News:
@@ -455,7 +464,7 @@ class Core:
         return logging.INFO, "the master at %s is back after %.1f s", master.accounting.address, away_s
 
     def take(self, master: Master, line: Line, now_ns: int) -> bytes:
-        """Returns the bytes to send now. The caller sets master.is_stirred if it will call take() again by itself."""
+        """Returns the bytes to send now."""
         found = bytes(line.out)
         line.out.clear()
         return found + self._collect(master, now_ns) if line is master.accounting and line.is_ready else found
@@ -491,23 +500,25 @@ class Core:
         master.away, master.away_since = why, now
         return logging.WARNING, "cannot reach the master at %s; requests pass: %s", master.accounting.address, why
 
-    def leave(self, master: Master) -> None:
+    def leave(self) -> None:
         """Called when the gatekeeper closes: what is kept can be sent without waiting for control messages."""
-        master.is_leaving = True
-        self._redirect(master)
+        for master in self.masters:
+            master.is_leaving = True
+            self._redirect(master)
 
-    def has_left(self, master: Master) -> bool:
-        """Returns whether bytes still have to be sent to the master, and the master can be reached."""
-        is_reached = master.accounting.is_ready or not master.away
-        return is_reached and any(gate.queue for gate in master.gates)
+    def has_unsent(self) -> bool:
+        """Returns whether a master that can be reached has yet to be sent something."""
+        reached = (master for master in self.masters if master.accounting.is_ready or not master.away)
+        return any(gate.queue for master in reached for gate in master.gates)
 
     def reset(self) -> None:
         """Forgets connections and unsent messages, which belong to the parent process or to a closed event loop."""
-        self._delays = Delays()
-        self.told.rebuild()
+        self.is_awake = False
+        self._waiting = DelayedRequests()
+        self.delays.rebuild()
         for master in self.masters:
             master.filled.clear()
-            master.is_stirred, master.away = False, ""
+            master.away = ""
             for line in master.lines:
                 line.reset()
             for gate in master.gates:
@@ -515,14 +526,14 @@ class Core:
                 gate.flow = HELD
 
     def stats(self, now_ns: int) -> Stats:
-        self.told.expire(now_ns)
+        self.delays.expire(now_ns)
         return Stats(
             passed=self._passed,
             delayed=self._delayed,
             rejected=self._rejected,
-            delaying=self._delays.count(now_ns),
-            remembered=self.told.count,
-            evicted=self.told.evicted,
+            delaying=self._waiting.count(now_ns),
+            remembered=self.delays.count,
+            evicted=self.delays.evicted,
             told=self._heard,
             unknown=self._unknown,
             sent=self._sent,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from counterd.client._addresses import Address, Tls
-from counterd.client.smockron._delays import Delays
+from counterd.client.smockron._delays import STALE_MAX, DelayCache, DelayedRequests
 from counterd.client.smockron._gatekeeping import (
     BATCH,
     BLIND_S,
@@ -24,7 +24,6 @@ from counterd.client.smockron._gatekeeping import (
 )
 from counterd.client.smockron._line import JOIN_S, Line
 from counterd.client.smockron._masters import Pair, read_masters
-from counterd.client.smockron._told import STALE_MAX, Told
 from counterd.protocols.smockron import wire
 from counterd.protocols.smockron.wire import Command, Parser, SocketType
 from unit.client.smockron.test_line import OLD, items, ready
@@ -42,7 +41,7 @@ PASS, DELAY, REJECT = Verdict.PASS, Verdict.DELAY, Verdict.REJECT
 
 
 def test_the_largest_time_counts_until_it_has_passed() -> None:
-    told = Told(10)
+    told = DelayCache(10)
     times = told.new_domain()
     told.remember(times, b"a", 100, 0)
     told.remember(times, b"a", 90, 0)
@@ -57,7 +56,7 @@ def test_the_largest_time_counts_until_it_has_passed() -> None:
 
 
 def test_domains_are_apart_and_what_is_forgotten_can_be_told_again() -> None:
-    told = Told(10)
+    told = DelayCache(10)
     one, other = told.new_domain(), told.new_domain()
     told.remember(one, b"a", 100, 0)
     told.remember(other, b"a", 200, 0)
@@ -70,7 +69,7 @@ def test_domains_are_apart_and_what_is_forgotten_can_be_told_again() -> None:
 
 
 def test_beyond_the_limit_the_one_goes_whose_time_passes_first() -> None:
-    told = Told(2)
+    told = DelayCache(2)
     one, other = told.new_domain(), told.new_domain()
     told.remember(one, b"a", 300, 0)
     told.remember(other, b"b", 100, 0)
@@ -81,7 +80,7 @@ def test_beyond_the_limit_the_one_goes_whose_time_passes_first() -> None:
 
 
 def test_an_identifier_that_is_told_again_and_again_takes_no_more_memory() -> None:
-    told = Told(10)
+    told = DelayCache(10)
     times = told.new_domain()
     for until in range(1, 10_000):
         told.remember(times, b"a", until, 0)
@@ -91,7 +90,7 @@ def test_an_identifier_that_is_told_again_and_again_takes_no_more_memory() -> No
 
 
 def test_delays_end_at_their_time_or_before() -> None:
-    delays = Delays()
+    delays = DelayedRequests()
     first, second = delays.add(100), delays.add(200)
     assert delays.count(99) == 2
     delays.remove(second)
@@ -107,7 +106,7 @@ def test_delays_end_at_their_time_or_before() -> None:
 
 
 def test_delays_that_end_before_their_time_take_no_more_memory() -> None:
-    delays = Delays()
+    delays = DelayedRequests()
     stays = delays.add(2_000_000)
     for until in range(1_000_000, 1_010_000):
         delays.remove(delays.add(until))
@@ -497,18 +496,17 @@ def test_a_subscription_that_is_taken_back_is_respected() -> None:
     assert [message[2] for message in accounted(core)] == [b"b"]
 
 
-def test_whoever_sends_is_stirred_once() -> None:
+def test_whoever_sends_is_awake_once() -> None:
     core = core_of()
     stirred: list[int] = []
-    master = core.masters[0]
-    master.stir = lambda: stirred.append(1)
+    core.wake = lambda: stirred.append(1)
     decide(core, "a", None, b"", NOW)
     assert stirred == []
     connect(core)
     decide(core, "a", None, b"", NOW)
     decide(core, "a", None, b"", NOW)
     assert stirred == [1]
-    master.is_stirred = False
+    core.is_awake = False
     decide(core, "a", None, b"", NOW)
     assert stirred == [1, 1]
 
@@ -552,7 +550,7 @@ def test_a_new_domain_is_subscribed_to_at_once() -> None:
     core = core_of()
     master = connect(core)
     stirred: list[int] = []
-    master.stir = lambda: stirred.append(1)
+    core.wake = lambda: stirred.append(1)
     decide(core, "a", "e", b"", NOW)
     assert stirred
     assert items(take(core, master, master.control, NOW)) == [Command(b"SUBSCRIBE", b"e\0")]
@@ -581,11 +579,11 @@ def test_a_new_domain_waits_until_its_control_messages_arrive(answers: bool) -> 
     assert subscribes == (Command(b"SUBSCRIBE", b"e\0") if answers else (b"\1e\0",))
     assert asks.name == b"PING"
     stirred: list[int] = []
-    master.stir, master.is_stirred = lambda: stirred.append(1), False
+    core.wake, core.is_awake = lambda: stirred.append(1), False
     if answers:
         feed(core, master, master.control, pong(master))
     else:
-        assert master.due(100.0 + JOIN_S) == JOIN_S
+        assert master.due == 100.0 + 2 * JOIN_S
         core.look(master, master.control, 100.0 + 2 * JOIN_S)
     assert stirred
     assert [message[0] for message in accounted(core)] == [b"e\0"]
@@ -600,13 +598,13 @@ def test_without_control_messages_nothing_waits_for_them_for_long() -> None:
     decide(core, "a", "e", b"", NOW)
     assert accounted(core) == [], "it may be back at once"
     master.control.retry_at = 200.0
-    assert master.due(100.0) == BLIND_S
+    assert master.due == 100.0 + BLIND_S
     stirred: list[int] = []
-    master.stir, master.is_stirred = lambda: stirred.append(1), False
+    core.wake, core.is_awake = lambda: stirred.append(1), False
     core.look(master, master.accounting, 100.0 + BLIND_S)
     assert stirred
     assert [message[0] for message in accounted(core)] == [b"d\0", b"e\0"]
-    assert master.due(100.0 + BLIND_S) > 1, "nothing more is due"
+    assert master.due > 101.0 + BLIND_S, "nothing more is due"
     assert BLIND_S < HELD_NS / 1e9, "nothing is dropped"
     master.control.is_connecting = True
     core.look(master, master.accounting, 101.0)
@@ -647,10 +645,10 @@ def test_one_that_closes_does_not_wait_for_control_messages() -> None:
     core.lost(master, master.control, "it ended", 100.0)
     decide(core, "a", None, b"", NOW)
     assert accounted(core) == []
-    core.leave(master)
-    assert core.has_left(master)
+    core.leave()
+    assert core.has_unsent()
     assert [message[0] for message in accounted(core)] == [b"e\0", b"d\0"]
-    assert not core.has_left(master)
+    assert not core.has_unsent()
 
 
 def test_accounting_is_connected_after_control_unless_that_fails() -> None:
@@ -661,7 +659,7 @@ def test_accounting_is_connected_after_control_unless_that_fails() -> None:
     assert not master.wants(master.control, 0.0)
     master.control.opened(0.0)
     assert not master.wants(master.accounting, 0.0)
-    assert master.due(1.0) == 4.0
+    assert master.due == 5.0
     ready(master.control, now=0.0)
     assert master.wants(master.accounting, 0.0)
     master.control.reset()
@@ -669,8 +667,7 @@ def test_accounting_is_connected_after_control_unless_that_fails() -> None:
     assert not master.wants(master.control, 0.0)
     assert master.wants(master.control, 0.05)
     assert master.wants(master.accounting, 0.0)
-    assert 0 < master.due(0.0) <= 0.05
-    assert master.due(1.0) == 0.0
+    assert 0 < master.due <= 0.05
 
 
 def test_an_outage_is_news_once_and_requests_pass() -> None:
@@ -681,7 +678,7 @@ def test_an_outage_is_news_once_and_requests_pass() -> None:
     assert core.lost(master, master.accounting, "refused too", 51.0) is None
     assert stats(core, NOW).away == {"h:10004": "refused"}
     assert decide(core, "a", None, b"", NOW).verdict is PASS
-    assert not core.has_left(master)
+    assert not core.has_unsent()
     connect(core, b"")
     back = logging.INFO, "the master at %s is back after %.1f s", master.accounting.address, 50.0
     assert feed(core, master, master.accounting, wire.subscribe(b"")) == back
@@ -709,7 +706,7 @@ def test_an_outage_also_ends_when_a_subscription_counts_as_taken_without_a_pong(
     back = logging.INFO, "the master at %s is back after %.1f s", master.accounting.address, 50.0 + JOIN_S
     assert core.look(master, master.control, 100.0 + JOIN_S) == back
     assert core.look(master, master.control, 100.0 + JOIN_S) is None
-    assert core.has_left(master)
+    assert core.has_unsent()
     assert stats(core, NOW).away == {}
     assert b"ACCEPTED" in take(core, master, master.accounting, NOW)
 

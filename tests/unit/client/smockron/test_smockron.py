@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from counterd.client import _connection, smockron
-from counterd.client.smockron import AsyncGatekeeper, Gatekeeper, Rejected, Verdict, _aiogatekeeper, _tender
+from counterd.client import _background, _connection, smockron
+from counterd.client.smockron import AsyncGatekeeper, Gatekeeper, Rejected, Verdict, _aio, _sockets
+from counterd.client.smockron._gatekeeping import Core
 from counterd.errors import ConnectionLost
 from counterd.protocols.smockron import wire
 from kit import loops
@@ -196,7 +197,7 @@ def test_what_one_read_brings_is_taken_in_pieces(master: Master, loop_name: str)
                 told.append(made.stats().told)
             await sending
             most = max(after - before for before, after in itertools.pairwise(told))
-            assert most * len(message) <= 2 * _aiogatekeeper.PIECE, "the end of one read, and the beginning of the next"
+            assert most * len(message) <= 2 * _aio.PIECE, "the end of one read, and the beginning of the next"
 
     loops.run(main(), loop_name)
 
@@ -312,45 +313,88 @@ def test_also_where_nobody_listens(loop_name: str) -> None:
     loops.run(main(), loop_name)
 
 
-def test_a_bug_in_the_thread_is_logged_and_it_goes_on(
-    master: Master, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("shape", ["threads", *loops.NEW_LOOP])
+def test_a_bug_while_it_connects_is_logged_and_it_tries_again(
+    master: Master, shape: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    connecting = _tender.connected_socket
-    monkeypatch.setattr(_tender, "connected_socket", lambda *_: 1 // 0)
-    with Gatekeeper(master.where, timeout=PATIENCE) as made:
-        assert made.decide("a").verdict is Verdict.PASS
-        wait_until(lambda: made.stats().lost, "it failed")
+    fails = [True]
+    connecting, opening = _sockets.connected_socket, _aio.open_transport
+
+    def connect(*arguments: Any) -> Any:
+        return connecting(*arguments) if not fails else 1 // 0
+
+    async def open_transport(*arguments: Any) -> Any:
+        return await opening(*arguments) if not fails else 1 // 0
+
+    def check(made: Any) -> None:
         (why,) = made.stats().away.values()
-        assert why.startswith("the thread failed: ZeroDivisionError(")
-        monkeypatch.setattr(_tender, "connected_socket", connecting)
-        assert made.connect(PATIENCE)
-    failures = [record for record in caplog.records if record.exc_info]
-    assert {record.getMessage() for record in failures} == {f"the thread for the master at {master.where[0]} failed"}
-
-
-@LOOPS
-def test_so_does_the_task(
-    master: Master, loop_name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    connecting = _aiogatekeeper.open_transport
-
-    async def fails(*_: Any) -> None:
-        raise ZeroDivisionError
+        assert why.startswith("internal error: ZeroDivisionError(")
+        fails.clear()
 
     async def main() -> None:
         async with AsyncGatekeeper(master.where, timeout=PATIENCE) as made:
-            monkeypatch.setattr(_aiogatekeeper, "open_transport", fails)
             made.decide("a")
             await loops.until(lambda: made.stats().lost, "it failed")
-            assert list(made.stats().away.values()) == ["internal error: ZeroDivisionError()"]
-            monkeypatch.setattr(_aiogatekeeper, "open_transport", connecting)
+            check(made)
             assert await made.connect(PATIENCE)
 
-    loops.run(main(), loop_name)
-    failures = [record for record in caplog.records if record.exc_info]
-    assert {record.getMessage() for record in failures} == {
-        f"a bug ended the connection to the master at {master.where[0]}"
-    }
+    monkeypatch.setattr(_sockets, "connected_socket", connect)
+    monkeypatch.setattr(_aio, "open_transport", open_transport)
+    if shape == "threads":
+        with Gatekeeper(master.where, timeout=PATIENCE) as made:
+            assert made.decide("a").verdict is Verdict.PASS
+            wait_until(lambda: made.stats().lost, "it failed")
+            check(made)
+            assert made.connect(PATIENCE)
+    else:
+        loops.run(main(), shape)
+    said = {record.getMessage() for record in caplog.records if record.exc_info}
+    assert said
+    assert said <= {f"a bug ended an attempt to connect to the master at {each}" for each in master.where}
+
+
+def test_after_a_bug_in_the_thread_it_goes_on(
+    master: Master, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    taking = Core.take
+    with gatekeeper(master) as made:
+        monkeypatch.setattr(Core, "take", lambda *_: 1 // 0)
+        made.decide("a")
+        wait_until(lambda: made.stats().lost == 2, "it failed")
+        (why,) = made.stats().away.values()
+        assert why.startswith("the thread failed: ZeroDivisionError(")
+        monkeypatch.setattr(Core, "take", taking)
+        assert made.connect(PATIENCE)
+    assert "the thread of a gatekeeper failed" in {record.getMessage() for record in caplog.records if record.exc_info}
+
+
+@pytest.mark.parametrize("cause", ["slow", "hopeless"])
+def test_a_master_that_cannot_be_connected_to_does_not_stop_the_others(
+    master: Master, monkeypatch: pytest.MonkeyPatch, cause: str
+) -> None:
+    """Not even while its host is looked up."""
+    connecting, begun, over = _sockets.connected_socket, threading.Event(), threading.Event()
+
+    def connect(address: Any, timeout: float) -> Any:
+        if address.host == "127.0.0.1":
+            return connecting(address, timeout)
+        begun.set()
+        over.wait(PATIENCE)
+        raise OSError("it cannot be found")
+
+    monkeypatch.setattr(_sockets, "connected_socket", connect)
+    with Gatekeeper({"default": master.where, "other": "other.invalid"}, timeout=PATIENCE) as made:
+        made.decide("a", "other")
+        assert begun.wait(PATIENCE)
+        if cause == "hopeless":
+            over.set()
+            wait_until(lambda: made.stats().away, "it has failed")
+        for _ in range(20):
+            made.decide("a")
+        master.wait_for(20)
+        master.tell("DELAY_UNTIL", b"a", unix_ms() + 100_000)
+        told(made)
+        over.set()
 
 
 def test_over_unix_sockets(short_path: Path) -> None:
@@ -447,7 +491,7 @@ def test_where_no_thread_can_be_started_requests_pass(
     with Gatekeeper(master.where, timeout=PATIENCE) as made:
         descriptors = len([*Path("/dev/fd").iterdir()])
         with monkeypatch.context() as patch:
-            patch.setattr(*((threading.Thread, "start") if cause == "thread" else (_tender, "Waker")), fails)
+            patch.setattr(*((threading.Thread, "start") if cause == "thread" else (_background, "Waker")), fails)
             for _ in range(3):
                 made._core.masters[0].control.retry_at = 0.0
                 assert made.decide("a").verdict is Verdict.PASS

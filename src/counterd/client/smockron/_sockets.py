@@ -1,0 +1,168 @@
+"""The sockets of a Gatekeeper, and its thread, which sends and receives.
+
+Floor: side (ARCHITECTURE.md). To look up a host, to connect and the TLS handshake may take long. So each attempt to
+connect has another thread, which leaves its result for the thread of the gatekeeper.
+"""
+
+from __future__ import annotations
+
+import math
+import select
+import threading
+import time
+from collections import deque
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from counterd.client._background import Background
+from counterd.client._backoff import CONNECT_FIRST_S
+from counterd.client._connection import POLL_MAX, RECEIVE_SIZE, connected_socket
+from counterd.client.smockron._connections import LINGER_S, SEND_PAUSE_S, Connections, reason
+from counterd.client.smockron._gatekeeping import log
+
+if TYPE_CHECKING:
+    import socket
+
+    from counterd.client._tls import SecureSocket
+    from counterd.client.smockron._gatekeeping import Core
+    from counterd.client.smockron._line import Line
+
+LOOKS = 16
+
+
+class Channel:
+    """The socket of a connection, and the bytes that the kernel has not accepted yet."""
+
+    def __init__(self, connected: socket.socket | SecureSocket) -> None:
+        self.socket = connected
+        self._unsent = b""
+
+    @property
+    def is_busy(self) -> bool:
+        return bool(self._unsent)
+
+    def send(self, data: bytes) -> None:
+        self._unsent += data
+        if self._unsent:
+            with suppress(BlockingIOError):
+                self._unsent = self._unsent[self.socket.send(self._unsent) :]
+
+    def close(self) -> None:
+        self.socket.close()
+
+
+class Sockets:
+    """changed: notified when a master can be reached, or cannot be reached any more. Its lock protects the core."""
+
+    def __init__(self, core: Core, changed: threading.Condition, timeout: float) -> None:
+        self._lock = changed
+        self._timeout = timeout
+        self._ends_at = math.inf
+        self._has_ended = False
+        self._attempts: deque[tuple[Line, Channel | str]] = deque()  # connected, or the reason why not
+        self._readable: list[Line] = []
+        self._background = Background("counterd-gatekeeper", self._work)
+        self._connections = Connections(
+            core,
+            changed,
+            changed=changed.notify_all,
+            wake=self._background.wake,
+            connect=self._connect,
+            looks=LOOKS,
+        )
+        self.start = self._background.start
+        self.lose = self._connections.lose
+
+    def close(self) -> None:
+        """Lets the thread end when it has sent everything that it can send, or when LINGER_S have passed."""
+        self._ends_at = time.monotonic() + LINGER_S
+        self._connections.leave()
+        self._background.join(self._lock, timeout=2 * LINGER_S)
+
+    def after_fork(self) -> None:
+        """Called in the child of a fork, where the thread does not run.
+
+        Closes the child's copies of the sockets, and nothing else.
+        """
+        self._close_all()
+        self._background.after_fork()
+
+    def _close_all(self) -> None:
+        for channel in (*self._connections.channels.values(), *(result for _, result in self._attempts)):
+            if isinstance(channel, Channel):
+                channel.close()
+
+    def _connect(self, line: Line) -> None:
+        try:
+            threading.Thread(target=self._attempt, args=(line,), name="counterd-connect", daemon=True).start()
+        except RuntimeError as error:
+            self.lose(line, f"cannot start a thread: {error}")
+
+    def _attempt(self, line: Line) -> None:
+        """Runs in a thread of its own."""
+        result: Channel | str
+        try:
+            result = Channel(connected_socket(line.address, self._timeout))
+        except Exception as error:  # noqa: BLE001 - also a bug: requests would pass without a limit from now on
+            result = reason(error, line, self._timeout)
+        with self._lock:
+            if not self._has_ended:
+                self._attempts.append((line, result))
+            elif isinstance(result, Channel):
+                result.close()
+        self._background.wake()
+
+    # ---- in the thread ----
+
+    def _work(self) -> tuple[Sockets, float]:
+        try:
+            due = self._turn()
+        except Exception as error:  # noqa: BLE001 - as above
+            log.exception("the thread of a gatekeeper failed")
+            for line in list(self._connections.channels):
+                self.lose(line, f"the thread failed: {error!r}")
+            due = time.monotonic() + CONNECT_FIRST_S
+        if self._ends_at < math.inf and (time.monotonic() >= self._ends_at or not self._connections.has_unsent()):
+            self._background.stop()
+            with self._lock:
+                self._has_ended = True
+            self._close_all()
+        return self, min(due, self._ends_at)
+
+    def _turn(self) -> float:
+        """Reads before it looks at the connections, because the answer to a PING may have come."""
+        while self._attempts:
+            line, result = self._attempts.popleft()
+            if isinstance(result, Channel):
+                self._connections.opened(line, result)
+            else:
+                self.lose(line, result)
+        for line in self._readable:
+            try:
+                if data := self._connections.channels[line].socket.recv(RECEIVE_SIZE):
+                    self._connections.received(line, data)
+                else:
+                    self.lose(line, f"{line.address} closed the connection")
+            except BlockingIOError:  # with TLS, if less than a record has come
+                pass
+            except OSError as error:
+                self.lose(line, str(error))
+        return self._connections.turn()
+
+    def watch(self, wake: int, seconds: float) -> bool:
+        """Waits until bytes have come or can be sent, the thread is woken, or this many seconds have passed.
+
+        A short wait ends only when it is over, so that more messages are sent together.
+        """
+        if 0 < seconds <= SEND_PAUSE_S:
+            time.sleep(seconds)
+            seconds = 0.0
+        poller = select.poll()
+        poller.register(wake, select.POLLIN)
+        lines = {}
+        for line, channel in self._connections.channels.items():
+            lines[channel.socket.fileno()] = line
+            poller.register(channel.socket, select.POLLIN | (select.POLLOUT if channel.is_busy else 0))
+        ready = dict(poller.poll(math.ceil(min(seconds * 1000, POLL_MAX))))
+        self._readable = [line for number, line in lines.items() if ready.get(number, 0) & ~select.POLLOUT]
+        return wake in ready
