@@ -45,10 +45,7 @@ class Wire(asyncio.Protocol):
         if isinstance(transport.get_extra_info("peername"), tuple):  # of TCP
             set_options(cast("socket.socket", transport.get_extra_info("socket")))
         self._owner.made[self] = self.transport
-        if self._owner.is_ended:
-            self.close()
-        else:
-            self._owner.connections.opened(self._line, self)
+        self._owner.connections.opened(self._line, self)
 
     def data_received(self, data: bytes) -> None:
         """Handles the data in pieces, so that other tasks run in between: the data can contain thousands of control
@@ -82,7 +79,7 @@ class Wire(asyncio.Protocol):
 
     def lose(self, why: str) -> None:
         """Notes that the connection has ended, or could not be made. A second call does nothing."""
-        if not self._owner.is_ended and (self.transport is None or self._is_open()):
+        if self.transport is None or self._is_open():
             self._owner.connections.lose(self._line, why)
 
     def _is_open(self) -> bool:
@@ -112,7 +109,6 @@ class Transports:
             core, lock, changed=self.changed.set, wake=self._wake, connect=self._start_to_connect, looks=1
         )
         self.made: dict[Wire, Any] = {}  # their transports
-        self.is_ended = False
         self._timeout = timeout
         self._connecting: set[asyncio.Task[None]] = set()
         self._timer: asyncio.Handle | None = None
@@ -127,7 +123,7 @@ class Transports:
         self._timer = timer
 
     def turn(self) -> None:
-        if not self.is_ended:
+        if not self.connections.is_ended:
             due = self.connections.turn()
             self._schedule(None if due == math.inf else self.loop.call_later(due - monotonic(), self.turn))
 
@@ -149,7 +145,7 @@ class Transports:
         """Waits until the condition holds, or until end(). Returns False if it does not hold after so many seconds."""
 
         async def wait() -> None:
-            while not (self.is_ended or condition()):
+            while not (self.connections.is_ended or condition()):
                 self.changed.clear()
                 await self.changed.wait()
 
@@ -161,7 +157,7 @@ class Transports:
 
     def end(self) -> None:
         """Ends the connections and the tasks. end() may be called after the event loop was closed, too."""
-        self.is_ended = True
+        self.connections.end()
         self.changed.set()
         if self.loop.is_closed():
             for transport in self.made.values():

@@ -2,9 +2,9 @@
 received bytes, or ends.
 
 Floor: side (ARCHITECTURE.md); shared by the gatekeeper for threads and the gatekeeper for asyncio. They make the
-connections, pass on what arrives, and call turn() when it is due and when wake() is called. All of that happens in one
-thread. A connection is a Channel: is_busy says whether earlier bytes have to be sent first, send(data) sends as much
-as it can without waiting, or raises OSError, and close() ends it.
+connections, pass on what arrives, and call turn() when it is due and when wake() is called. An open connection is a
+channel: is_busy says whether earlier bytes have to be sent first, send(data) sends as much as it can without waiting,
+or raises OSError, and close() ends it.
 
 A decision leaves a message for the next turn, and calls wake() if no turn is due soon. To wake a thread costs several
 times as much as the decision. So after something was sent, the next turns follow each other every SEND_PAUSE_S, until
@@ -48,6 +48,7 @@ class Connections:
         looks: int,
     ) -> None:
         self.channels: dict[Line, Any] = {}
+        self.is_ended = False  # then nothing more is connected, sent or lost
         self._core = core
         self._lock = lock
         self._changed = changed
@@ -74,10 +75,12 @@ class Connections:
             else:
                 if data or channel.is_busy:
                     self._look_again(self._looks_max if data else max(self._looks, 1))
-        for line, master in self._masters.items():
-            if master.wants(line, monotonic()):
+        with self._lock:
+            wanted = [line for line, master in self._masters.items() if master.wants(line, monotonic())]
+            for line in wanted:
                 line.is_connecting = True
-                self._connect(line)
+        for line in wanted:
+            self._connect(line)
         if self._core.is_awake:
             return monotonic() + SEND_PAUSE_S
         return min(master.due for master in self._core.masters)
@@ -85,6 +88,9 @@ class Connections:
     def opened(self, line: Line, channel: Any) -> None:
         """Called when there is a connection."""
         with self._lock:
+            if self.is_ended:
+                channel.close()
+                return
             self.channels[line] = channel
             line.opened(monotonic())
         self._wake()
@@ -97,6 +103,8 @@ class Connections:
 
     def lose(self, line: Line, why: str) -> None:
         """Called when a connection has ended, has to end, or could not be made."""
+        if self.is_ended:
+            return
         channel = self.channels.pop(line, None)
         if channel is not None:
             channel.close()
@@ -108,6 +116,10 @@ class Connections:
         with self._lock:
             self._core.leave()
         self._wake()
+
+    def end(self) -> None:
+        with self._lock:
+            self.is_ended = True
 
     def has_unsent(self) -> bool:
         """Returns whether there is something that can still be sent."""

@@ -432,8 +432,6 @@ class Core:
         if line.is_ready and not was_ready:
             for each in master.lines:
                 each.hurry(now)
-        master.is_blind = now >= master.blind_at
-        self._redirect(master)
         for parts in messages:
             control = wire.control(parts)
             gate = self._gates.get(control.domain) if control else None
@@ -446,17 +444,17 @@ class Core:
             else:
                 until_ns = now_ns + control.time_ms * MS - wall_ns
                 self.delays.remember(gate.times, control.identifier, until_ns, now_ns)
-        return self._back(master, now)
+        return self._changed(master, now)
 
     def look(self, master: Master, line: Line, now: float) -> News:
         """Does what is due on an open connection. After a Timeout the caller has to close the connection."""
         line.look(now)
+        return self._changed(master, now)
+
+    def _changed(self, master: Master, now: float) -> News:
+        """Called when the connections may have changed. Notes that the master can be reached again, if that is so."""
         master.is_blind = now >= master.blind_at
         self._redirect(master)
-        return self._back(master, now)
-
-    def _back(self, master: Master, now: float) -> News:
-        """Notes that the master can be reached again, if that is so."""
         if not master.away or not master.is_ready:
             return None
         master.away = ""
@@ -493,8 +491,7 @@ class Core:
         """Called when a connection has ended, or could not be made."""
         self._lost += 1
         line.closed(now)
-        master.is_blind = now >= master.blind_at
-        self._redirect(master)
+        self._changed(master, now)
         if master.away:
             return None
         master.away, master.away_since = why, now

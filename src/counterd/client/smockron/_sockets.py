@@ -1,7 +1,7 @@
 """The sockets of a Gatekeeper, and its thread, which sends and receives.
 
-Floor: side (ARCHITECTURE.md). To look up a host, to connect and the TLS handshake may take long. So each attempt to
-connect has another thread, which leaves its result for the thread of the gatekeeper.
+Floor: side (ARCHITECTURE.md). Looking up a host, connecting and the TLS handshake wait. So each attempt to connect
+has another thread. All other calls of Connections are made by the thread of the gatekeeper.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import math
 import select
 import threading
 import time
-from collections import deque
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -58,8 +57,6 @@ class Sockets:
         self._lock = changed
         self._timeout = timeout
         self._ends_at = math.inf
-        self._has_ended = False
-        self._attempts: deque[tuple[Line, Channel | str]] = deque()  # connected, or the reason why not
         self._readable: list[Line] = []
         self._background = Background("counterd-gatekeeper", self._work)
         self._connections = Connections(
@@ -88,9 +85,8 @@ class Sockets:
         self._background.after_fork()
 
     def _close_all(self) -> None:
-        for channel in (*self._connections.channels.values(), *(result for _, result in self._attempts)):
-            if isinstance(channel, Channel):
-                channel.close()
+        for channel in self._connections.channels.values():
+            channel.close()
 
     def _connect(self, line: Line) -> None:
         try:
@@ -100,17 +96,12 @@ class Sockets:
 
     def _attempt(self, line: Line) -> None:
         """Runs in a thread of its own."""
-        result: Channel | str
         try:
-            result = Channel(connected_socket(line.address, self._timeout))
+            connected = connected_socket(line.address, self._timeout)
         except Exception as error:  # noqa: BLE001 - also a bug: requests would pass without a limit from now on
-            result = reason(error, line, self._timeout)
-        with self._lock:
-            if not self._has_ended:
-                self._attempts.append((line, result))
-            elif isinstance(result, Channel):
-                result.close()
-        self._background.wake()
+            self.lose(line, reason(error, line, self._timeout))
+        else:
+            self._connections.opened(line, Channel(connected))
 
     # ---- in the thread ----
 
@@ -124,19 +115,12 @@ class Sockets:
             due = time.monotonic() + CONNECT_FIRST_S
         if self._ends_at < math.inf and (time.monotonic() >= self._ends_at or not self._connections.has_unsent()):
             self._background.stop()
-            with self._lock:
-                self._has_ended = True
+            self._connections.end()
             self._close_all()
         return self, min(due, self._ends_at)
 
     def _turn(self) -> float:
         """Reads before it looks at the connections, because the answer to a PING may have come."""
-        while self._attempts:
-            line, result = self._attempts.popleft()
-            if isinstance(result, Channel):
-                self._connections.opened(line, result)
-            else:
-                self.lose(line, result)
         for line in self._readable:
             try:
                 if data := self._connections.channels[line].socket.recv(RECEIVE_SIZE):
@@ -160,7 +144,7 @@ class Sockets:
         poller = select.poll()
         poller.register(wake, select.POLLIN)
         lines = {}
-        for line, channel in self._connections.channels.items():
+        for line, channel in list(self._connections.channels.items()):
             lines[channel.socket.fileno()] = line
             poller.register(channel.socket, select.POLLIN | (select.POLLOUT if channel.is_busy else 0))
         ready = dict(poller.poll(math.ceil(min(seconds * 1000, POLL_MAX))))

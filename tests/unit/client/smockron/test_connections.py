@@ -161,6 +161,18 @@ def test_a_connection_is_lost(how: str, monkeypatch: pytest.MonkeyPatch) -> None
     assert scene.woken >= 1
 
 
+def test_after_the_end_a_connection_that_is_made_is_closed_and_nothing_is_lost() -> None:
+    scene = Scene()
+    control, other = (master.control for master in scene.core.masters)
+    scene.turn()
+    scene.connections.end()
+    assert scene.opened(control).is_closed
+    scene.connections.lose(other, "refused")
+    assert scene.connections.channels == {}
+    assert scene.core.stats(time.monotonic_ns()).lost == 0
+    assert scene.woken == 0
+
+
 def test_the_reasons_of_failures(caplog: pytest.LogCaptureFixture) -> None:
     line = Scene().core.masters[0].control
     assert reason(TimeoutError(), line, 0.5) == "h:2 did not accept a connection within 0.5 s"
