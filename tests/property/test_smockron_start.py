@@ -13,14 +13,14 @@ import pytest
 
 from conformance.smockron.engine import Pump, make_store
 from counterd.client.smockron._gatekeeping import BLIND_S, Core, Options, report
-from counterd.client.smockron._line import JOIN_S
+from counterd.client.smockron._zmtp import JOIN_S
 from counterd.protocols.smockron.rules import parse_rules
 from kit.pump import START_NS, UNIX_NS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from counterd.client.smockron._line import Line
+    from counterd.client.smockron._zmtp import ZmtpSession
     from kit.pump import Peer
 
 ACCOUNTING, CONTROL = 0, 1
@@ -45,7 +45,7 @@ class Scene:
         self.pump = Pump(make_store({b"d": RULE, b"e": RULE}))
         self.core = Core("127.0.0.1", "d", tls=False, options=Options())
         self.master = self.core.masters[0]
-        self.lines = {ACCOUNTING: self.master.accounting, CONTROL: self.master.control}
+        self.sessions = {ACCOUNTING: self.master.accounting, CONTROL: self.master.control}
         self.refusals = dict(refusals)
         self.wires: dict[int, Wire] = {}
         self.has_paused = False
@@ -63,47 +63,47 @@ class Scene:
     def turn(self) -> None:
         """What the owner of the sockets does in each turn."""
         for port, wire in self.wires.items():
-            line = self.lines[port]
-            report(self.core.look(self.master, line, self.now_s))
-            wire.to_master += self.core.take(self.master, line, self.pump.now_ns)
+            session = self.sessions[port]
+            report(self.core.look(self.master, session, self.now_s))
+            wire.to_master += self.core.take(self.master, session, self.pump.now_ns)
 
     def steps(self) -> list[Callable[[], None]]:
         """What can happen next."""
         found: list[Callable[[], None]] = []
-        for port, line in self.lines.items():
+        for port, session in self.sessions.items():
             wire = self.wires.get(port)
             if wire is None:
-                if line is self.master.control or self.master.control.is_ready or self.master.control.has_failed:
-                    found.append(lambda port=port, line=line: self.connect(port, line))  # type: ignore[misc]
+                if session is self.master.control or self.master.control.is_ready or self.master.control.has_failed:
+                    found.append(lambda port=port, session=session: self.connect(port, session))  # type: ignore[misc]
                 continue
             if wire.to_master:
                 found.append(lambda wire=wire: self.hear(wire))  # type: ignore[misc]
             if wire.peer.output:
-                found.append(lambda wire=wire, line=line: self.tell(wire, line))  # type: ignore[misc]
+                found.append(lambda wire=wire, session=session: self.tell(wire, session))  # type: ignore[misc]
         if found and not self.has_paused:
             found.append(self.pause)
         return found
 
-    def connect(self, port: int, line: Line) -> None:
+    def connect(self, port: int, session: ZmtpSession) -> None:
         if self.refusals.get(port):
             self.refusals[port] -= 1
-            self.core.lost(self.master, line, "refused", self.now_s)
+            self.core.lost(self.master, session, "refused", self.now_s)
             return
         peer = self.pump.connect(port)
         self.pump.settle()
         self.wires[port] = Wire(peer)
-        line.opened(self.now_s)
+        session.opened(self.now_s)
 
     def hear(self, wire: Wire) -> None:
         data, wire.to_master = bytes(wire.to_master), bytearray()
         wire.heard += len(data)
         wire.peer.send(data)
 
-    def tell(self, wire: Wire, line: Line) -> None:
+    def tell(self, wire: Wire, session: ZmtpSession) -> None:
         wall_ns = UNIX_NS + self.pump.now_ns - START_NS
         data = wire.peer.read()
         wire.told += len(data)
-        report(self.core.feed(self.master, line, data, self.pump.now_ns, wall_ns))
+        report(self.core.feed(self.master, session, data, self.pump.now_ns, wall_ns))
 
     def pause(self) -> None:
         self.has_paused = True
@@ -111,7 +111,7 @@ class Scene:
 
     def lose(self, port: int) -> None:
         self.wires.pop(port).peer.close()
-        self.core.lost(self.master, self.lines[port], "it ended", self.now_s)
+        self.core.lost(self.master, self.sessions[port], "it ended", self.now_s)
 
     def state(self) -> object:
         """Everything on which the rest depends."""
@@ -119,11 +119,11 @@ class Scene:
             (port, wire.heard, wire.told, len(wire.to_master), len(wire.peer.output))
             for port, wire in sorted(self.wires.items())
         ]
-        lines = [
-            (line.is_ready, line.joined, tuple(line._asks), line.away_since, line.ready_at)
-            for line in self.lines.values()
+        sessions = [
+            (session.is_ready, session.joined, tuple(session._asks), session.away_since, session.ready_at)
+            for session in self.sessions.values()
         ]
-        return self.has_paused, self.requests, tuple(self.refusals.values()), tuple(wires), tuple(lines)
+        return self.has_paused, self.requests, tuple(self.refusals.values()), tuple(wires), tuple(sessions)
 
     def close(self) -> None:
         for wire in self.wires.values():

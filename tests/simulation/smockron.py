@@ -28,7 +28,7 @@ from property.test_smockron_model import VARIANTS
 from simulation.world import KEEPALIVE_NS, MS, SECOND, Violation, World
 
 if TYPE_CHECKING:
-    from counterd.client.smockron._line import Line
+    from counterd.client.smockron._zmtp import ZmtpSession
     from simulation.world import Link
 
 UNIX_NS = 1_800_000_000 * SECOND
@@ -77,7 +77,7 @@ class End:
     def __init__(self, model: Model, port: int, keeper: Keeper | None) -> None:
         self.mirror = ModelSession(model, port)
         self.port, self.keeper = port, keeper
-        self.line: Line | None = keeper.lines[port] if keeper is not None else None
+        self.line: ZmtpSession | None = keeper.lines[port] if keeper is not None else None
         self.told, self.said = Parser(), Parser()
         self.expected: deque[tuple[bytes, ...]] = deque()
         self.has_greeted = False
@@ -184,7 +184,7 @@ class SmockronWorld(World):
     def arrived(self) -> End:
         return self.coming
 
-    def watch(self, argument: tuple[Link, Line]) -> None:
+    def watch(self, argument: tuple[Link, ZmtpSession]) -> None:
         """As its owner looks after a connection: sends PINGs, and gives up a master that is silent."""
         link, line = argument
         if link.gone or link.dead or (not self.open and self.now > self.quiet_at):

@@ -8,7 +8,7 @@ import pytest
 
 from counterd.client.smockron._delays import DelayCache
 from counterd.client.smockron._gatekeeping import Core
-from counterd.client.smockron._line import Line
+from counterd.client.smockron._zmtp import ZmtpSession
 from property.smockron_model import Model
 from simulation import run
 from simulation.smockron import SmockronWorld
@@ -45,12 +45,12 @@ def a_gatekeeper_does_not_listen(patch: pytest.MonkeyPatch) -> None:
 
 
 def a_gatekeeper_subscribes_once_only(patch: pytest.MonkeyPatch) -> None:
-    def closed(line: Line, now: float) -> None:
+    def closed(line: ZmtpSession, now: float) -> None:
         before(line, now)
         line._topics.clear()
 
-    before = Line.closed
-    patch.setattr(Line, "closed", closed)
+    before = ZmtpSession.closed
+    patch.setattr(ZmtpSession, "closed", closed)
 
 
 def a_gatekeeper_loses_messages(patch: pytest.MonkeyPatch) -> None:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from counterd.client.smockron._gatekeeping import Core
-    from counterd.client.smockron._line import Line
+    from counterd.client.smockron._zmtp import ZmtpSession
 
 PIECE = 8192  # bytes that are handled in one turn of the loop: control messages for a millisecond
 
@@ -35,23 +35,23 @@ class Wire(asyncio.Protocol):
     transport: Any = None  # an asyncio.Transport
     is_busy = False
 
-    def __init__(self, owner: Transports, line: Line) -> None:
+    def __init__(self, owner: Transports, session: ZmtpSession) -> None:
         self.gone = owner.loop.create_future()
         self._owner = owner
-        self._line = line
+        self._session = session
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = transport
         if isinstance(transport.get_extra_info("peername"), tuple):  # of TCP
             set_options(cast("socket.socket", transport.get_extra_info("socket")))
         self._owner.made[self] = self.transport
-        self._owner.connections.opened(self._line, self)
+        self._owner.connections.opened(self._session, self)
 
     def data_received(self, data: bytes) -> None:
         """Handles the data in pieces, so that other tasks run in between: the data can contain thousands of control
         messages."""
         if self._is_open():
-            self._owner.connections.received(self._line, data[:PIECE])
+            self._owner.connections.received(self._session, data[:PIECE])
             self._owner.turn()
         if len(data) > PIECE:
             self.transport.pause_reading()
@@ -63,10 +63,10 @@ class Wire(asyncio.Protocol):
             self.data_received(data)
 
     def eof_received(self) -> None:
-        self.lose(f"{self._line.address} closed the connection")
+        self.lose(f"{self._session.address} closed the connection")
 
     def connection_lost(self, error: Exception | None) -> None:
-        self.lose(str(error or f"{self._line.address} closed the connection"))
+        self.lose(str(error or f"{self._session.address} closed the connection"))
         del self._owner.made[self]
         self.gone.set_result(None)
 
@@ -80,10 +80,10 @@ class Wire(asyncio.Protocol):
     def lose(self, why: str) -> None:
         """Notes that the connection has ended, or could not be made. A second call does nothing."""
         if self.transport is None or self._is_open():
-            self._owner.connections.lose(self._line, why)
+            self._owner.connections.lose(self._session, why)
 
     def _is_open(self) -> bool:
-        return self._owner.connections.channels.get(self._line) is self
+        return self._owner.connections.channels.get(self._session) is self
 
     # ---- as a Channel ----
 
@@ -127,19 +127,19 @@ class Transports:
             due = self.connections.turn()
             self._schedule(None if due == math.inf else self.loop.call_later(due - monotonic(), self.turn))
 
-    def _start_to_connect(self, line: Line) -> None:
-        task = self.loop.create_task(self._connect(line))
+    def _start_to_connect(self, session: ZmtpSession) -> None:
+        task = self.loop.create_task(self._connect(session))
         self._connecting.add(task)
         task.add_done_callback(self._connecting.discard)
 
-    async def _connect(self, line: Line) -> None:
-        wire = Wire(self, line)
+    async def _connect(self, session: ZmtpSession) -> None:
+        wire = Wire(self, session)
         try:
-            await asyncio.wait_for(open_transport(self.loop, wire, line.address), self._timeout)
+            await asyncio.wait_for(open_transport(self.loop, wire, session.address), self._timeout)
         except asyncio.TimeoutError:  # another class than TimeoutError, until Python 3.10
-            wire.lose(reason(TimeoutError(), line, self._timeout))
+            wire.lose(reason(TimeoutError(), session, self._timeout))
         except Exception as error:  # noqa: BLE001 - also a bug: requests would pass without a limit from now on
-            wire.lose(reason(error, line, self._timeout))
+            wire.lose(reason(error, session, self._timeout))
 
     async def until(self, condition: Callable[[], bool], seconds: float) -> bool:
         """Waits until the condition holds, or until end(). Returns False if it does not hold after so many seconds."""

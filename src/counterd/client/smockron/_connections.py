@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from counterd.client.smockron._gatekeeping import Core, News
-    from counterd.client.smockron._line import Line
+    from counterd.client.smockron._zmtp import ZmtpSession
 
 SEND_PAUSE_S = 0.002
 LINGER_S = 1.0  # how long close() waits for what is not sent yet
@@ -44,17 +44,17 @@ class Connections:
         *,
         changed: Callable[[], object],
         wake: Callable[[], object],
-        connect: Callable[[Line], object],
+        connect: Callable[[ZmtpSession], object],
         looks: int,
     ) -> None:
-        self.channels: dict[Line, Any] = {}
+        self.channels: dict[ZmtpSession, Any] = {}
         self.is_ended = False  # then nothing more is connected, sent or lost
         self._core = core
         self._lock = lock
         self._changed = changed
         self._wake = wake
         self._connect = connect
-        self._masters = {line: master for master in core.masters for line in master.lines}
+        self._masters = {session: master for master in core.masters for session in master.sessions}
         self._looks_max = looks
         self._looks = 0  # how many turns still follow if they find nothing
         core.wake = wake
@@ -62,53 +62,53 @@ class Connections:
     def turn(self) -> float:
         """Sends bytes and connects, if that is due. Returns when the next turn is due, on the monotonic clock."""
         self._look_again(self._looks - 1)
-        for line, channel in list(self.channels.items()):
+        for session, channel in list(self.channels.items()):
             try:
                 with self._lock:
-                    news = self._core.look(self._masters[line], line, monotonic())
-                    data = b"" if channel.is_busy else self._core.take(self._masters[line], line, monotonic_ns())
+                    news = self._core.look(self._masters[session], session, monotonic())
+                    data = b"" if channel.is_busy else self._core.take(self._masters[session], session, monotonic_ns())
                     self._changed()
                 report(news)
                 channel.send(data)
             except (OSError, CounterdError) as error:
-                self.lose(line, str(error))
+                self.lose(session, str(error))
             else:
                 if data or channel.is_busy:
                     self._look_again(self._looks_max if data else max(self._looks, 1))
         with self._lock:
-            wanted = [line for line, master in self._masters.items() if master.wants(line, monotonic())]
-            for line in wanted:
-                line.is_connecting = True
-        for line in wanted:
-            self._connect(line)
+            wanted = [session for session, master in self._masters.items() if master.wants(session, monotonic())]
+            for session in wanted:
+                session.is_connecting = True
+        for session in wanted:
+            self._connect(session)
         if self._core.is_awake:
             return monotonic() + SEND_PAUSE_S
         return min(master.due for master in self._core.masters)
 
-    def opened(self, line: Line, channel: Any) -> None:
+    def opened(self, session: ZmtpSession, channel: Any) -> None:
         """Called when there is a connection."""
         with self._lock:
             if self.is_ended:
                 channel.close()
                 return
-            self.channels[line] = channel
-            line.opened(monotonic())
+            self.channels[session] = channel
+            session.opened(monotonic())
         self._wake()
 
-    def received(self, line: Line, data: bytes) -> None:
+    def received(self, session: ZmtpSession, data: bytes) -> None:
         try:
-            self._update(self._core.feed, line, data, monotonic_ns(), time_ns())
+            self._update(self._core.feed, session, data, monotonic_ns(), time_ns())
         except CounterdError as error:
-            self.lose(line, str(error))
+            self.lose(session, str(error))
 
-    def lose(self, line: Line, why: str) -> None:
+    def lose(self, session: ZmtpSession, why: str) -> None:
         """Called when a connection has ended, has to end, or could not be made."""
         if self.is_ended:
             return
-        channel = self.channels.pop(line, None)
+        channel = self.channels.pop(session, None)
         if channel is not None:
             channel.close()
-        self._update(self._core.lost, line, why, monotonic())
+        self._update(self._core.lost, session, why, monotonic())
         self._wake()
 
     def leave(self) -> None:
@@ -131,18 +131,18 @@ class Connections:
             self._looks = max(looks, 0)
             self._core.is_awake = self._looks > 0
 
-    def _update(self, update: Callable[..., News], line: Line, *arguments: Any) -> None:
+    def _update(self, update: Callable[..., News], session: ZmtpSession, *arguments: Any) -> None:
         with self._lock:
-            news = update(self._masters[line], line, *arguments)
+            news = update(self._masters[session], session, *arguments)
             self._changed()
         report(news)
 
 
-def reason(error: Exception, line: Line, timeout: float) -> str:
+def reason(error: Exception, session: ZmtpSession, timeout: float) -> str:
     """Returns why an attempt to connect has failed, for lose(). Logs errors that only a bug can cause."""
     if isinstance(error, TimeoutError):
-        return str(not_accepted(str(line.address), timeout))
+        return str(not_accepted(str(session.address), timeout))
     if isinstance(error, OSError):
-        return str(cannot_connect(str(line.address), error))
-    log.error("a bug ended an attempt to connect to the master at %s", line.address, exc_info=error)
+        return str(cannot_connect(str(session.address), error))
+    log.error("a bug ended an attempt to connect to the master at %s", session.address, exc_info=error)
     return f"internal error: {error!r}"

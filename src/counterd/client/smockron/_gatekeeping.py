@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Union
 
 from counterd.client._connection import as_bytes
 from counterd.client.smockron._delays import DelayCache, DelayedRequests
-from counterd.client.smockron._line import TTL, Line
 from counterd.client.smockron._masters import read_masters
+from counterd.client.smockron._zmtp import TTL, ZmtpSession
 from counterd.errors import ConnectionLost
 from counterd.protocols.smockron import wire
 from counterd.protocols.smockron.errors import Rejected
@@ -160,9 +160,9 @@ class Master:
     """
 
     def __init__(self, pair: Pair, options: Options) -> None:
-        self.accounting = Line(SocketType.PUB, pair.accounting, options.heartbeat, options.timeout)
-        self.control = Line(SocketType.SUB, pair.control, options.heartbeat, options.timeout)
-        self.lines = (self.control, self.accounting)
+        self.accounting = ZmtpSession(SocketType.PUB, pair.accounting, options.heartbeat, options.timeout)
+        self.control = ZmtpSession(SocketType.SUB, pair.control, options.heartbeat, options.timeout)
+        self.sessions = (self.control, self.accounting)
         self.gates: list[Gate] = []
         self.filled: list[Gate] = []
         self.is_blind = self.is_leaving = False
@@ -199,24 +199,23 @@ class Master:
             and (not self.gates or any(gate.flow is not HELD for gate in self.gates))
         )
 
-    def wants(self, line: Line, now: float) -> bool:
+    def wants(self, session: ZmtpSession, now: float) -> bool:
         """Whether it is time to connect.
 
         The connection for control messages comes first, because it receives the effects of accounting messages.
         """
-        if line.is_open or line.is_connecting or now < line.retry_at:
+        if session.is_open or session.is_connecting or now < session.retry_at:
             return False
-        return line is self.control or self.control.is_ready or self.control.has_failed
+        return session is self.control or self.control.is_ready or self.control.has_failed
 
     @property
     def due(self) -> float:
         """When there is work for a connection. Infinity if there is no work."""
-        times = [line.due for line in self.lines if line.is_open]
+        times = [session.due for session in self.sessions if session.is_open]
         if not self.is_blind:
             times.append(self.blind_at)
-        times += [
-            line.retry_at for line in self.lines if line.has_failed and not line.is_open and not line.is_connecting
-        ]
+        away = (session for session in self.sessions if not (session.is_open or session.is_connecting))
+        times += [session.retry_at for session in away if session.has_failed]
         return min(times, default=math.inf)
 
 
@@ -424,13 +423,13 @@ class Core:
 
     # ---- what the owner of the sockets calls ----
 
-    def feed(self, master: Master, line: Line, data: bytes, now_ns: int, wall_ns: int) -> News:
+    def feed(self, master: Master, session: ZmtpSession, data: bytes, now_ns: int, wall_ns: int) -> News:
         """Takes bytes that have arrived. After a ProtocolError the caller has to close the connection."""
         now = now_ns / 1e9
-        was_ready = line.is_ready
-        messages = line.feed(data, now)
-        if line.is_ready and not was_ready:
-            for each in master.lines:
+        was_ready = session.is_ready
+        messages = session.feed(data, now)
+        if session.is_ready and not was_ready:
+            for each in master.sessions:
                 each.hurry(now)
         for parts in messages:
             control = wire.control(parts)
@@ -446,9 +445,9 @@ class Core:
                 self.delays.remember(gate.times, control.identifier, until_ns, now_ns)
         return self._changed(master, now)
 
-    def look(self, master: Master, line: Line, now: float) -> News:
+    def look(self, master: Master, session: ZmtpSession, now: float) -> News:
         """Does what is due on an open connection. After a Timeout the caller has to close the connection."""
-        line.look(now)
+        session.look(now)
         return self._changed(master, now)
 
     def _changed(self, master: Master, now: float) -> News:
@@ -461,11 +460,11 @@ class Core:
         away_s = now - master.away_since
         return logging.INFO, "the master at %s is back after %.1f s", master.accounting.address, away_s
 
-    def take(self, master: Master, line: Line, now_ns: int) -> bytes:
+    def take(self, master: Master, session: ZmtpSession, now_ns: int) -> bytes:
         """Returns the bytes to send now."""
-        found = bytes(line.out)
-        line.out.clear()
-        return found + self._collect(master, now_ns) if line is master.accounting and line.is_ready else found
+        found = bytes(session.out)
+        session.out.clear()
+        return found + self._collect(master, now_ns) if session is master.accounting and session.is_ready else found
 
     def _collect(self, master: Master, now_ns: int) -> bytes:
         pieces: list[bytes] = []
@@ -487,10 +486,10 @@ class Core:
             queue.popleft()
             self._dropped += 1
 
-    def lost(self, master: Master, line: Line, why: str, now: float) -> News:
+    def lost(self, master: Master, session: ZmtpSession, why: str, now: float) -> News:
         """Called when a connection has ended, or could not be made."""
         self._lost += 1
-        line.closed(now)
+        session.closed(now)
         self._changed(master, now)
         if master.away:
             return None
@@ -516,8 +515,8 @@ class Core:
         for master in self.masters:
             master.filled.clear()
             master.away = ""
-            for line in master.lines:
-                line.reset()
+            for session in master.sessions:
+                session.reset()
             for gate in master.gates:
                 gate.queue.clear()
                 gate.flow = HELD

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from counterd.client._tls import SecureSocket
     from counterd.client.smockron._gatekeeping import Core
-    from counterd.client.smockron._line import Line
+    from counterd.client.smockron._zmtp import ZmtpSession
 
 LOOKS = 16
 
@@ -57,7 +57,7 @@ class Sockets:
         self._lock = changed
         self._timeout = timeout
         self._ends_at = math.inf
-        self._readable: list[Line] = []
+        self._readable: list[ZmtpSession] = []
         self._background = Background("counterd-gatekeeper", self._work)
         self._connections = Connections(
             core,
@@ -88,20 +88,20 @@ class Sockets:
         for channel in self._connections.channels.values():
             channel.close()
 
-    def _connect(self, line: Line) -> None:
+    def _connect(self, session: ZmtpSession) -> None:
         try:
-            threading.Thread(target=self._attempt, args=(line,), name="counterd-connect", daemon=True).start()
+            threading.Thread(target=self._attempt, args=(session,), name="counterd-connect", daemon=True).start()
         except RuntimeError as error:
-            self.lose(line, f"cannot start a thread: {error}")
+            self.lose(session, f"cannot start a thread: {error}")
 
-    def _attempt(self, line: Line) -> None:
+    def _attempt(self, session: ZmtpSession) -> None:
         """Runs in a thread of its own."""
         try:
-            connected = connected_socket(line.address, self._timeout)
+            connected = connected_socket(session.address, self._timeout)
         except Exception as error:  # noqa: BLE001 - also a bug: requests would pass without a limit from now on
-            self.lose(line, reason(error, line, self._timeout))
+            self.lose(session, reason(error, session, self._timeout))
         else:
-            self._connections.opened(line, Channel(connected))
+            self._connections.opened(session, Channel(connected))
 
     # ---- in the thread ----
 
@@ -110,8 +110,8 @@ class Sockets:
             due = self._turn()
         except Exception as error:  # noqa: BLE001 - as above
             log.exception("the thread of a gatekeeper failed")
-            for line in list(self._connections.channels):
-                self.lose(line, f"the thread failed: {error!r}")
+            for session in list(self._connections.channels):
+                self.lose(session, f"the thread failed: {error!r}")
             due = time.monotonic() + CONNECT_FIRST_S
         if self._ends_at < math.inf and (time.monotonic() >= self._ends_at or not self._connections.has_unsent()):
             self._background.stop()
@@ -121,16 +121,16 @@ class Sockets:
 
     def _turn(self) -> float:
         """Reads before it looks at the connections, because the answer to a PING may have come."""
-        for line in self._readable:
+        for session in self._readable:
             try:
-                if data := self._connections.channels[line].socket.recv(RECEIVE_SIZE):
-                    self._connections.received(line, data)
+                if data := self._connections.channels[session].socket.recv(RECEIVE_SIZE):
+                    self._connections.received(session, data)
                 else:
-                    self.lose(line, f"{line.address} closed the connection")
+                    self.lose(session, f"{session.address} closed the connection")
             except BlockingIOError:  # with TLS, if less than a record has come
                 pass
             except OSError as error:
-                self.lose(line, str(error))
+                self.lose(session, str(error))
         return self._connections.turn()
 
     def watch(self, wake: int, seconds: float) -> bool:
@@ -143,10 +143,10 @@ class Sockets:
             seconds = 0.0
         poller = select.poll()
         poller.register(wake, select.POLLIN)
-        lines = {}
-        for line, channel in list(self._connections.channels.items()):
-            lines[channel.socket.fileno()] = line
+        sessions = {}
+        for session, channel in list(self._connections.channels.items()):
+            sessions[channel.socket.fileno()] = session
             poller.register(channel.socket, select.POLLIN | (select.POLLOUT if channel.is_busy else 0))
         ready = dict(poller.poll(math.ceil(min(seconds * 1000, POLL_MAX))))
-        self._readable = [line for number, line in lines.items() if ready.get(number, 0) & ~select.POLLOUT]
+        self._readable = [session for number, session in sessions.items() if ready.get(number, 0) & ~select.POLLOUT]
         return wake in ready

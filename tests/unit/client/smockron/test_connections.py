@@ -15,7 +15,7 @@ from counterd.protocols.smockron import wire
 from counterd.protocols.smockron.wire import SocketType
 
 if TYPE_CHECKING:
-    from counterd.client.smockron._line import Line
+    from counterd.client.smockron._zmtp import ZmtpSession
 
 LOOKS = 3
 PEERS = {SocketType.SUB: SocketType.PUB, SocketType.PUB: SocketType.SUB}
@@ -37,11 +37,11 @@ class Channel:
 
 
 class Scene:
-    """A gatekeeper. asked: the lines that were to be connected. woken: how often another turn was asked for."""
+    """A gatekeeper. asked: the sessions that were to be connected. woken: how often another turn was asked for."""
 
     def __init__(self) -> None:
         self.core = Core({"d": ("h:1", "h:2"), "e": ("i:1", "i:2")}, "d", tls=False, options=Options())
-        self.asked: list[Line] = []
+        self.asked: list[ZmtpSession] = []
         self.woken = self.changes = 0
         self.connections = Connections(
             self.core, threading.RLock(), changed=self.change, wake=self.wake, connect=self.asked.append, looks=LOOKS
@@ -61,21 +61,21 @@ class Scene:
         decision = self.core.decide(identifier, domain, b"", time.monotonic_ns(), time.time_ns())
         assert decision.verdict is Verdict.PASS
 
-    def opened(self, line: Line) -> Channel:
+    def opened(self, session: ZmtpSession) -> Channel:
         channel = Channel()
-        self.connections.opened(line, channel)
+        self.connections.opened(session, channel)
         return channel
 
     def connected(self, master: int = 0) -> Channel:
         """Connects to a master that subscribes to everything. Returns the channel for accounting."""
-        for line in self.core.masters[master].lines:
-            accounting = self.opened(line)
+        for session in self.core.masters[master].sessions:
+            accounting = self.opened(session)
             self.turn()
-            self.connections.received(line, wire.greeting() + wire.ready(PEERS[line.kind]))
-            if line.kind is SocketType.PUB:
-                self.connections.received(line, wire.subscribe(b""))
+            self.connections.received(session, wire.greeting() + wire.ready(PEERS[session.kind]))
+            if session.kind is SocketType.PUB:
+                self.connections.received(session, wire.subscribe(b""))
             else:
-                self.connections.received(line, wire.pong((1).to_bytes(4, "big")))
+                self.connections.received(session, wire.pong((1).to_bytes(4, "big")))
         self.rest()
         accounting.sent = b""
         return accounting
@@ -141,21 +141,21 @@ def test_a_channel_that_is_busy_is_looked_at_and_nothing_is_taken_for_it() -> No
 def test_a_connection_is_lost(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
     scene = Scene()
     channel = scene.connected()
-    line = scene.core.masters[0].accounting
+    session = scene.core.masters[0].accounting
     before = scene.changes
     if how == "sending fails":
         channel.failure = OSError("broken")
         scene.decide("a")
         scene.turn()
     elif how == "nonsense comes":
-        scene.connections.received(line, b"\xff\xff")
+        scene.connections.received(session, b"\xff\xff")
     else:
         for later in (1e6, 2e6):
             monkeypatch.setattr(_connections, "monotonic", lambda later=later: time.monotonic() + later)
             scene.turn()
     assert channel.is_closed
-    assert line not in scene.connections.channels
-    assert not line.is_open
+    assert session not in scene.connections.channels
+    assert not session.is_open
     assert scene.core.stats(time.monotonic_ns()).lost == (2 if how == "it is silent" else 1)
     assert scene.changes > before
     assert scene.woken >= 1
@@ -174,9 +174,9 @@ def test_after_the_end_a_connection_that_is_made_is_closed_and_nothing_is_lost()
 
 
 def test_the_reasons_of_failures(caplog: pytest.LogCaptureFixture) -> None:
-    line = Scene().core.masters[0].control
-    assert reason(TimeoutError(), line, 0.5) == "h:2 did not accept a connection within 0.5 s"
-    assert reason(OSError("refused"), line, 0.5) == "cannot connect to h:2: refused"
+    session = Scene().core.masters[0].control
+    assert reason(TimeoutError(), session, 0.5) == "h:2 did not accept a connection within 0.5 s"
+    assert reason(OSError("refused"), session, 0.5) == "cannot connect to h:2: refused"
     assert not caplog.records
-    assert reason(ZeroDivisionError("x"), line, 0.5) == "internal error: ZeroDivisionError('x')"
+    assert reason(ZeroDivisionError("x"), session, 0.5) == "internal error: ZeroDivisionError('x')"
     assert [record.name for record in caplog.records] == [_connections.log.name]

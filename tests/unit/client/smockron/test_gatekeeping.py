@@ -22,11 +22,11 @@ from counterd.client.smockron._gatekeeping import (
     Stats,
     Verdict,
 )
-from counterd.client.smockron._line import JOIN_S, Line
 from counterd.client.smockron._masters import Pair, read_masters
+from counterd.client.smockron._zmtp import JOIN_S, ZmtpSession
 from counterd.protocols.smockron import wire
 from counterd.protocols.smockron.wire import Command, Parser, SocketType
-from unit.client.smockron.test_line import OLD, items, ready
+from unit.client.smockron.test_zmtp import OLD, items, ready
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -177,12 +177,12 @@ def decide(
     return core.decide(identifier, domain, log_info, now * MS - STARTED_NS, (now + set_ms) * MS)
 
 
-def feed(core: Core, master: Master, line: Line, data: bytes, now: int = NOW, *, set_ms: int = 0) -> News:
-    return core.feed(master, line, data, now * MS - STARTED_NS, (now + set_ms) * MS)
+def feed(core: Core, master: Master, session: ZmtpSession, data: bytes, now: int = NOW, *, set_ms: int = 0) -> News:
+    return core.feed(master, session, data, now * MS - STARTED_NS, (now + set_ms) * MS)
 
 
-def take(core: Core, master: Master, line: Line, now: int) -> bytes:
-    return core.take(master, line, now * MS - STARTED_NS)
+def take(core: Core, master: Master, session: ZmtpSession, now: int) -> bytes:
+    return core.take(master, session, now * MS - STARTED_NS)
 
 
 def stats(core: Core, now: int) -> Stats:
@@ -197,11 +197,11 @@ def pong(master: Master) -> bytes:
 def connect(core: Core, says: bytes = wire.subscribe(b""), master: Master | None = None) -> Master:
     """The handshakes with a master, which then says so on its accounting port."""
     master = master or core.masters[0]
-    for line, more in ((master.control, pong(master)), (master.accounting, says)):
-        line.opened(100.0)
-        kind = SocketType.SUB if line.kind is SocketType.PUB else SocketType.PUB
-        feed(core, master, line, wire.greeting() + wire.ready(kind) + more)
-        line.out.clear()
+    for session, more in ((master.control, pong(master)), (master.accounting, says)):
+        session.opened(100.0)
+        kind = SocketType.SUB if session.kind is SocketType.PUB else SocketType.PUB
+        feed(core, master, session, wire.greeting() + wire.ready(kind) + more)
+        session.out.clear()
     return master
 
 
@@ -561,15 +561,15 @@ def test_a_new_domain_waits_until_its_control_messages_arrive(answers: bool) -> 
     """Else the effect of its first messages would be missed. Others do not wait for it, and it does not for ever."""
     core = core_of()
     master = core.masters[0]
-    for line, kind in ((master.control, SocketType.PUB), (master.accounting, SocketType.SUB)):
-        line.opened(100.0)
-        feed(core, master, line, (wire.greeting() if answers else bytes(OLD)) + wire.ready(kind))
+    for session, kind in ((master.control, SocketType.PUB), (master.accounting, SocketType.SUB)):
+        session.opened(100.0)
+        feed(core, master, session, (wire.greeting() if answers else bytes(OLD)) + wire.ready(kind))
     feed(core, master, master.accounting, wire.subscribe(b""))
     core.look(master, master.control, 100.0 + JOIN_S)
     if answers:
         feed(core, master, master.control, pong(master))
-    for line in master.lines:
-        line.out.clear()
+    for session in master.sessions:
+        session.out.clear()
     assert master.is_ready
     decide(core, "a", "e", b"", NOW)
     decide(core, "a", None, b"", NOW)
@@ -697,8 +697,8 @@ def test_an_outage_also_ends_when_a_subscription_counts_as_taken_without_a_pong(
     master = core.masters[0]
     core.lost(master, master.control, "refused", 50.0)
     decide(core, "a", None, b"", NOW)
-    for line in master.lines:
-        line.opened(100.0)
+    for session in master.sessions:
+        session.opened(100.0)
     feed(core, master, master.control, bytes(OLD) + wire.ready(SocketType.PUB))
     feed(core, master, master.accounting, wire.greeting() + wire.ready(SocketType.SUB) + wire.subscribe(b""))
     assert core.look(master, master.control, 100.0) is None

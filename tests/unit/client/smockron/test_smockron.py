@@ -24,7 +24,7 @@ from kit.certificates import client_context, server_context
 from kit.daemon import wait_until
 from kit.machine import LONG_S, PATIENCE, is_open
 from kit.scripted.smockron import Master, unix_ms
-from unit.client.smockron.test_line import OLD
+from unit.client.smockron.test_zmtp import OLD
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -75,7 +75,7 @@ def test_a_new_domain_is_accounted_for_once_its_control_messages_arrive(
     master: Master, shape: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else the master could tell what the first messages cause before it has read the subscription."""
-    monkeypatch.setattr("counterd.client.smockron._line.JOIN_S", LONG_S)
+    monkeypatch.setattr("counterd.client.smockron._zmtp.JOIN_S", LONG_S)
 
     def uses(made: Any) -> None:
         master.control.answers = False

@@ -1,8 +1,9 @@
-"""One connection of a gatekeeper to a master, without I/O: ZMTP's handshake, subscriptions and heartbeats. A line has
-no clock.
+"""A gatekeeper's session with one port of a master, without I/O: ZMTP's handshake, subscriptions and heartbeats. A
+session has no clock.
 
-Floor: side (ARCHITECTURE.md). A Line has one connection after another: opened() begins a connection and closed() ends
-it. The owner of the socket takes the bytes to send from `out`. Section names are those in docs/protocols/smockron.md.
+Floor: side (ARCHITECTURE.md). A session has one connection after another: opened() begins a connection and closed()
+ends it. The owner of the socket takes the bytes to send from `out`. Section names are those in
+docs/protocols/smockron.md.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ CONTEXT_SIZE = 4  # bytes
 BEGIN, END = b"\x01", b"\x00"  # the first byte of a message that subscribes or unsubscribes
 
 
-class Line:
+class ZmtpSession:
     """kind: the socket type of this end.
 
     address: the peer's. prefixes: the peer's subscriptions, and how often it has subscribed to each. changes: how often
