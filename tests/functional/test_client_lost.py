@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import socket
+import sys
 import threading
 import time
 from typing import TYPE_CHECKING, Any
@@ -431,3 +432,22 @@ def test_closing_in_a_callback(server: servers.Server) -> None:
     wait_until(lambda: not watchers(), "the thread ends")
     with pytest.raises(ConnectionLost, match=r"close\(\) was called"):
         client.noop()
+
+
+def test_closing_in_a_signal_handler_that_interrupts_a_call(server: servers.Server) -> None:
+    """The call has a lock that the watching thread needs to end."""
+    with server.client(watch=True) as client:
+        client.noop()
+
+        def handle(_: object, event: str, function: Any) -> None:
+            if event == "c_call" and function.__name__ == "send":
+                sys.setprofile(None)
+                client.close()
+
+        sys.setprofile(handle)
+        try:
+            with pytest.raises(ConnectionLost):
+                client.noop()
+        finally:
+            sys.setprofile(None)
+    wait_until(lambda: not watchers(), "the thread ends")

@@ -7,7 +7,11 @@ import contextlib
 import itertools
 import logging
 import os
+import subprocess
+import sys
+import textwrap
 import threading
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -564,6 +568,47 @@ def test_nothing_is_logged_while_decisions_wait(master: Master) -> None:
         logger.setLevel(level)
     assert decided[0].startswith(f"cannot reach the master at {master.where[0]}; requests pass: ")
     assert decided[1].startswith(f"the master at {master.where[0]} is back after ")
+
+
+def test_closing_in_a_signal_handler_that_interrupts_a_decision(master: Master) -> None:
+    """The decision has a lock that the thread needs: nobody waits for the thread then."""
+    with gatekeeper(master) as made:
+
+        def handle(frame: Any, event: str, _: object) -> None:
+            if event == "call" and frame.f_code is Core.decide.__code__:
+                sys.setprofile(None)
+                made.close()
+                closed.append(time.monotonic())
+
+        closed: list[float] = []
+        begun = time.monotonic()
+        sys.setprofile(handle)
+        try:
+            made.decide("a")
+        finally:
+            sys.setprofile(None)
+        assert closed[0] - begun < LONG_S, "how long close() waits for the thread"
+        with pytest.raises(ConnectionLost):
+            made.decide("b")
+    assert len(master.wait_for(1)) == 1
+
+
+@pytest.mark.parametrize("is_reached", [True, False])
+def test_a_program_ends_without_closing_it(master: Master, is_reached: bool) -> None:
+    """Also while a host is looked up."""
+    code = f"""
+        import socket, time
+        from counterd.client.smockron import Gatekeeper
+        if not {is_reached}:
+            socket.getaddrinfo = lambda *_, **__: time.sleep({LONG_S})
+        made = Gatekeeper({master.where!r})
+        assert made.connect({PATIENCE if is_reached else 0.1}) is {is_reached}
+        made.decide("a")
+    """
+    ended = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=PATIENCE, check=False
+    )
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
 
 
 # ---- threads, processes and loops ------------------------------------------------------------------------------------
