@@ -7,6 +7,7 @@ import socket
 import threading
 
 from kit.daemon import Address, wait_until
+from kit.machine import PATIENCE
 
 HOST = "127.0.0.1"
 CUTS = 20  # of a test
@@ -63,6 +64,12 @@ class Relay:
                 thread.join()
             client.close()
             server.close()
+
+    def drain(self) -> None:
+        """Waits until all clients have ended their connections, and what they said before is passed on."""
+        for _, _, (from_client, _) in self._pairs:
+            from_client.join(PATIENCE)
+            assert not from_client.is_alive(), "a client has not ended its connection"
 
     def hold_back(self) -> None:
         """Keeps what the server says from now on, until go_on()."""

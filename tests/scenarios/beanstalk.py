@@ -11,7 +11,7 @@ from counterd.client.beanstalk import AsyncClient, AsyncWorker, Client, Worker
 from kit import loops
 from kit.machine import LONG_S, PATIENCE
 from kit.shapes import BLOCKING, got
-from scenarios.thing import FORKED, INTERRUPTED, Thing, Visit, cut
+from scenarios.thing import FORKED, INTERRUPTED, Thing, Visit
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -66,7 +66,7 @@ class Reserved(Jobs):
 
     def client(self, shape: str, **options: Any) -> Any:
         kind = Client if shape == BLOCKING else AsyncClient
-        return kind(*self.server.where("beanstalk"), **{"timeout": PATIENCE, "watch": self.ONE, **options})
+        return kind(*self.where(), **{"timeout": PATIENCE, "watch": self.ONE, **options})
 
     async def take(self, client: Any, name: bytes) -> Any:
         job = await got(client.reserve_job(self.put(name)))
@@ -94,11 +94,11 @@ class Reserved(Jobs):
     async def agrees(self, visit: Visit) -> bool:
         """The jobs that the program has are its own, unless the interruption ended the connection."""
         await self.ask(visit.client)
-        visit.has = sum(not self.is_lost(visit.client, job) for job in visit.prepared or ())
+        visit.has = sum([not await self.is_lost(visit.client, job) for job in visit.prepared or ()])
         return self.in_use(self.ONE) == visit.has
 
-    def is_lost(self, client: Any, taken: Any) -> bool:
-        return bool(client._link.closed or taken.id not in client._link.calls._reserved)
+    async def is_lost(self, client: Any, taken: Any) -> bool:
+        return not await got(taken.touch())
 
 
 async def reserve(visit: Visit) -> None:
@@ -111,7 +111,7 @@ async def reserve_batch(visit: Visit) -> None:
 
 async def reserve_on_a_new_connection(visit: Visit) -> None:
     await got(visit.client.list_tube_used())
-    cut(visit.client)
+    visit.relay.cut()
     visit.prepared = [await got(visit.client.reserve(0))]
 
 
@@ -141,7 +141,7 @@ class Crew:
         self.done = 0
         self._shape = shape
         self._stops = stops
-        where = thing.server.where("beanstalk")
+        where = thing.where()
         self.worker: Any
         if shape == BLOCKING:
             self.worker = Worker(self._work, lambda: Client(*where, watch=thing.ONE))
@@ -206,7 +206,7 @@ class Working(Jobs):
     async def while_away(self, client: Crew) -> None:
         """It waits for the server."""
 
-    def is_lost(self, client: Crew, taken: bytes) -> bool:
+    async def is_lost(self, client: Crew, taken: bytes) -> bool:
         return True
 
     async def works(self, client: Crew) -> bool:
@@ -220,7 +220,7 @@ class Working(Jobs):
         return contextlib.nullcontext()
 
     def visitor(self, shape: str) -> Any:
-        return AsyncClient(*self.server.where("beanstalk"))
+        return AsyncClient(*self.where())
 
 
 async def runs(visit: Visit) -> None:

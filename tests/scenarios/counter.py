@@ -14,7 +14,7 @@ from kit.machine import PATIENCE
 from kit.shapes import BLOCKING, begins, entered, got, opened
 from scenarios import holds
 from scenarios.holds import Rival, block, closed, fails_within, gives_up, held_on_a_new_connection, waited_for
-from scenarios.thing import Thing, Visit, cut
+from scenarios.thing import Thing, Visit
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -42,7 +42,7 @@ class Permits(Thing):
 
     def client(self, shape: str, **options: Any) -> Any:
         kind = Client if shape == BLOCKING else aio.Client
-        return kind(*self.server.where("counter"), **{"timeout": PATIENCE, **options})
+        return kind(*self.where(), **{"timeout": PATIENCE, **options})
 
     def another(self, shape: str) -> Any:
         return self.client(shape, **({"watch": True} if shape == BLOCKING else {}))
@@ -86,9 +86,8 @@ class Acquired(Permits):
             return True
         return False
 
-    def is_lost(self, client: Any, taken: bytes) -> bool:
-        link = client._link
-        return bool(link.closed or not link.calls.held)
+    async def has_kept(self, visit: Visit, kept: bytes) -> bool:
+        return not visit.is_told
 
 
 class Blocks(holds.Blocks, Permits):
@@ -102,8 +101,8 @@ class Blocks(holds.Blocks, Permits):
         yield
         client.release(self.ONE, MAXIMUM)
 
-    def is_waited_for(self, visit: Visit, client: Client) -> bool:
-        return super().is_waited_for(visit, client) or int(client.stats().get("waiters", 0)) > 0
+    def is_waited_for(self, visit: Visit, asked: int, client: Client) -> bool:
+        return super().is_waited_for(visit, asked, client) or int(client.stats().get("waiters", 0)) > 0
 
     async def when_gone(self, client: Any, taken: Any) -> None:
         await loops.until(lambda: taken.lost, "it is known to be lost")
@@ -188,15 +187,16 @@ async def acquired_again(visit: Visit) -> None:
     """After its connection was cut."""
     client = visit.another
     async with opened(client.hold(visit.name, maximum=9, on_lost="reacquire")) as hold:
-        cut(client)
-        await visit.until(lambda: not hold.lost and hold._has.link is client._link, "it is held again")
+        before = visit.relay.accepted
+        visit.relay.cut()
+        await visit.until(lambda: visit.relay.accepted > before and not hold.lost, "it is held again")
     await got(client.close())
 
 
 async def left_unreachable(visit: Visit) -> None:
     with pytest.raises(ConnectionLost):
         async with opened(visit.client.hold(visit.name, maximum=9)):
-            cut(visit.client)
+            visit.relay.cut()
 
 
 async def closed_with_permits(visit: Visit) -> None:

@@ -10,12 +10,16 @@ import pytest
 from kit.daemon import wait_until
 from kit.machine import PATIENCE
 from kit.shapes import BLOCKING, entered, got, left, opened
-from scenarios.thing import Thing, cut
+from scenarios.thing import Thing
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from scenarios.thing import Visit
+
+
+# After so many pieces it waits between them: at most three are a greeting, the first request, and that of its turn.
+ASKS = 5
 
 
 class Blocks(Thing):
@@ -31,9 +35,9 @@ class Blocks(Thing):
         """A block in which a blocking client has all of ONE."""
         raise NotImplementedError
 
-    def is_waited_for(self, visit: Visit, client: Any) -> bool:
-        """Whether the client of the visit waits for it. client: another one."""
-        return bool(visit.client._turns._queues)
+    def is_waited_for(self, visit: Visit, asked: int, client: Any) -> bool:
+        """Whether the client of the visit waits for it. asked: how often it has asked. client: another one."""
+        return asked >= ASKS
 
     async def give(self, client: Any, taken: Any) -> None:
         await left(taken)
@@ -42,7 +46,7 @@ class Blocks(Thing):
         assert taken.lost
         await self.give(client, taken)
 
-    def is_lost(self, client: Any, taken: Any) -> bool:
+    async def is_lost(self, client: Any, taken: Any) -> bool:
         return bool(taken.lost)
 
 
@@ -69,12 +73,14 @@ class Rival:
         self._thread.join(PATIENCE)
 
     def _run(self) -> None:
+        relay = self._visit.relay
         with self._thing.client(BLOCKING) as client, self._thing.occupied(client):
+            before = relay.asked
             self._has.set()
-            wait_until(lambda: self._over.is_set() or self._may_yield(client), "somebody waits")
+            wait_until(lambda: self._over.is_set() or self._may_yield(relay.asked - before, client), "somebody waits")
 
-    def _may_yield(self, client: Any) -> bool:
-        return not self._is_hard and self._thing.is_waited_for(self._visit, client)
+    def _may_yield(self, asked: int, client: Any) -> bool:
+        return not self._is_hard and self._thing.is_waited_for(self._visit, asked, client)
 
 
 def block(visit: Visit, **options: Any) -> Any:
@@ -90,7 +96,7 @@ async def held(visit: Visit) -> None:
 
 async def held_on_a_new_connection(visit: Visit) -> None:
     await visit.thing.ask(visit.client)
-    cut(visit.client)
+    visit.relay.cut()
     await held(visit)
 
 

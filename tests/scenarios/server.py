@@ -75,7 +75,11 @@ class Server:
         """Returns the address of a protocol, or of its control port."""
         return self.daemon.served(f" {name} listens on")[0]
 
+    def figure(self, protocol: str, name: str) -> int:
+        """Returns a figure of a protocol, which the daemon logs."""
+        line = self.daemon.logged_stats([protocol])[protocol]
+        return int(re.findall(rf"\b{name}=(\d+)", line)[0])
+
     def connections(self, protocol: str) -> int:
         """Returns how many connections clients of a protocol have."""
-        line = self.daemon.logged_stats([protocol])[protocol]
-        return int(re.findall(r"\bcurr_connections=(\d+)", line)[0])
+        return self.figure(protocol, "curr_connections")

@@ -14,6 +14,7 @@ from kit.shapes import BLOCKING, got, opened
 from scenarios.thing import Thing, Visit
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from scenarios.server import Server
@@ -34,6 +35,26 @@ def new_identifier() -> str:
     return f"{os.getpid()} {next(numbers)}"
 
 
+def closing(kind: type[Any], on_close: Callable[[Any], object]) -> type[Any]:
+    """Returns a class of gatekeepers that call a function when they are closed for the first time."""
+
+    class Closing(kind):  # type: ignore[misc]
+        is_closing = False
+
+        def close(self) -> Any:
+            if not self.is_closing:
+                self.is_closing = True
+                on_close(self)
+            return super().close()
+
+    return Closing
+
+
+def has_heard(stats: Any) -> bool:
+    """Whether the master has said something about each request."""
+    return bool(stats.told >= stats.passed + stats.delayed)
+
+
 class Delayed(Thing):
     """A request that waits, because the master said so, has a place at its gatekeeper until it stops waiting.
 
@@ -50,9 +71,9 @@ class Delayed(Thing):
         self._others: list[Any] = []  # gatekeepers that also have a place of OTHER
 
     def client(self, shape: str, **options: Any) -> Any:
-        kind = Gatekeeper if shape == BLOCKING else AsyncGatekeeper
+        kind = closing(Gatekeeper if shape == BLOCKING else AsyncGatekeeper, self._made.remove)
         masters = tuple(f"{host}:{port}" for host, port in map(self.server.where, ("smockron", "smockron-control")))
-        made = kind(masters, "slow", max_delay_s=FAR_S, max_delayed=3, **{"timeout": PATIENCE, **options})
+        made: Any = kind(masters, "slow", max_delay_s=FAR_S, max_delayed=3, **{"timeout": PATIENCE, **options})
         self._made.append(made)
         return made
 
@@ -63,10 +84,12 @@ class Delayed(Thing):
 
     async def take(self, client: Any, name: str) -> Any:
         await self._connect(client)
-        identifier, decisions = new_identifier(), []
+        identifiers, decisions = [new_identifier()], []
 
         def is_delayed() -> bool:
-            decisions.append(client.decide(identifier))
+            decisions.append(client.decide(identifiers[-1]))
+            if decisions[-1].verdict is Verdict.REJECT:  # it has asked too often before the master said something
+                identifiers.append(new_identifier())
             return decisions[-1].verdict is Verdict.DELAY
 
         await loops.until(is_delayed, "the master has said that it has to wait")
@@ -89,19 +112,18 @@ class Delayed(Thing):
     async def while_away(self, client: Any) -> None:
         assert client.decide(new_identifier()).verdict is Verdict.PASS
 
-    def is_lost(self, client: Any, taken: Any) -> bool:
+    async def is_lost(self, client: Any, taken: Any) -> bool:
         return False
 
     def in_use(self, name: str) -> int:
-        others = sum(not made._closed for made in self._others)
-        return others if name == self.OTHER else sum(m.stats().delaying for m in self._made if not m._closed) - others
+        others = sum(made in self._made for made in self._others)
+        return others if name == self.OTHER else sum(made.stats().delaying for made in self._made) - others
 
     async def begin(self, visit: Visit) -> None:
         client, visit.prepared = visit.client, new_identifier()
         await self._connect(client)
         assert client.decide(visit.prepared, "quick").verdict is Verdict.PASS
-        told, identifier = client._core.delays, visit.prepared.encode()
-        await loops.until(lambda: any(identifier in times for times in told._domains), "the master has said: wait")
+        await loops.until(lambda: has_heard(client.stats()), "the master has said: wait")
 
 
 async def waits(visit: Visit) -> None:

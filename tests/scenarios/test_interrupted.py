@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from counterd.client import _link
 from kit import loops
+from kit.cuts import Relay
 from kit.interrupting import THROWN_AWAY, WAYS, Interrupted, Points
 from kit.machine import EXAMPLES, PATIENCE
 from kit.shapes import BLOCKING, opened, run, run_at_once
@@ -36,8 +36,6 @@ pytestmark = pytest.mark.usefixtures("unhurried")
 AWAITS_MAX = 12
 POINTS_MAX = 1000
 STRIDE = max(1, round(8 / EXAMPLES))  # so COUNTERD_EXAMPLES=8 takes every point
-# An interrupted caller waits so long for its reply. Some points are after the reply was read, so it never comes.
-SETTLE_S = 0.05
 MANY_S = 10 * PATIENCE  # for all interruptions of a use; each step of one has PATIENCE
 
 # What is thrown away while it waits, but cannot end then: until Python 3.13, an asynchronous generator is never closed;
@@ -84,7 +82,7 @@ async def goes_on(thing: Thing, visit: Visit, kept: Any, at: int) -> None:
     client = visit.client
     await loops.until(lambda: thing.agrees(visit), f"{visit.has} in use after interruption {at}")
     if kept is not None:
-        assert thing.in_use(thing.OTHER) == (not thing.is_lost(client, kept)), f"after interruption {at}"
+        assert thing.in_use(thing.OTHER) == await thing.has_kept(visit, kept), f"after interruption {at}"
     if not visit.has and not thing.IS_ALONE:
         await loops.until(lambda: thing.works(client), f"it works after interruption {at}")
 
@@ -94,13 +92,15 @@ async def everywhere(thing: Thing, shape: str, use: Use, keeps: bool, way: str =
     places_max, stride = (POINTS_MAX, STRIDE) if shape == BLOCKING else (AWAITS_MAX, 1)
     first = random.randint(1, stride)
     for at in itertools.count(first, stride):
-        async with opened(thing.visitor(shape)) as client:
-            kept = await thing.take(client, thing.OTHER) if keeps else None
-            async with opened(thing.another(shape)) as another:
-                visit = Visit(thing, shape, client, another)
-                await thing.begin(visit)
-                fired = interrupted(visit, use, at) if shape == BLOCKING else await cancelled(visit, use, at, way)
-            await goes_on(thing, visit, kept, at)
+        with Relay(thing.server.where(thing.PROTOCOL)) as thing.relay:
+            async with opened(thing.visitor(shape)) as client:
+                kept = await thing.take(client, thing.OTHER) if keeps else None
+                async with opened(thing.another(shape)) as another:
+                    visit = Visit(thing, shape, client, another)
+                    await thing.begin(visit)
+                    fired = interrupted(visit, use, at) if shape == BLOCKING else await cancelled(visit, use, at, way)
+                await goes_on(thing, visit, kept, at)
+            await asyncio.to_thread(thing.relay.drain)
         await loops.until(lambda: thing.in_use(thing.ONE) == 0, f"nothing is in use after interruption {at}")
         thing.end()
         if not fired or at >= places_max:
@@ -132,8 +132,5 @@ def test_cancelled_at_every_await(
 
 
 @pytest.mark.parametrize(("thing", "use", "keeps"), [pytest.param(*case, id=name(*case)) for case in uses(INTERRUPTED)])
-def test_interrupted_at_every_point(
-    server: Server, monkeypatch: pytest.MonkeyPatch, thing: type[Thing], use: Use, *, keeps: bool
-) -> None:
-    monkeypatch.setattr(_link, "SETTLE_S", SETTLE_S)
+def test_interrupted_at_every_point(server: Server, thing: type[Thing], use: Use, *, keeps: bool) -> None:
     check(thing(server), BLOCKING, use, keeps)

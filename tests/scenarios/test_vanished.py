@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from counterd.client import _aiolink, _connection, _link
 from counterd.errors import CounterdError
 from kit import daemon, loops
 from kit.daemon import wait_until
@@ -33,7 +32,7 @@ pytestmark = pytest.mark.needs("ip", "networks")
 CASES = [(thing, shape) for thing in THINGS if VANISHED not in thing.LACKS for shape in ALL]
 TIMEOUT_S = 0.5  # of a call, and of an attempt to connect
 DAEMON = {"insecure": "true", "keepalive_idle": 1, "keepalive_interval": 1, "keepalive_count": 2, "user_timeout": 3}
-CLIENT = {"KEEPALIVE_IDLE_S": 1, "KEEPALIVE_INTERVAL_S": 1, "KEEPALIVE_COUNT": 2, "USER_TIMEOUT_MS": 3000}
+ALL_S = 2 * PATIENCE  # of a case; its clients give the network up after 10 to 12 s
 
 HOLDING, AWAY, BACK = range(3)  # all hold something; the network is gone, and given up by all; it is there again
 
@@ -53,7 +52,7 @@ class Case:
     def _run(self) -> None:
         try:
             with inside(self._net.keepers[1]):
-                run(self.shape, self._vanishes())
+                run(self.shape, self._vanishes(), ALL_S)
         except BaseException as error:  # noqa: BLE001 - the test raises it
             self.error = error
         self.reached = BACK
@@ -88,11 +87,7 @@ class Case:
 @pytest.fixture(scope="module")
 def cases(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[tuple[type[Thing], str], Case]]:
     """All cases, which have run."""
-    with pytest.MonkeyPatch.context() as patch, joined() as net:
-        for name, value in CLIENT.items():
-            patch.setattr(_connection, name, value)
-        for module in (_link, _aiolink):
-            patch.setattr(module, "PROBE_S", TIMEOUT_S)
+    with joined() as net:
         ip(net.keepers[0], "link", "set", "lo", "up")
         directory = tmp_path_factory.mktemp("server") / "daemon"
         with Server(directory, HERE, DAEMON, (*net.here, *daemon.MODULE)) as server:

@@ -7,8 +7,6 @@ it.
 from __future__ import annotations
 
 import contextlib
-import os
-import socket
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from counterd.errors import ConnectionLost, CounterdError
@@ -19,6 +17,7 @@ from kit.shapes import BLOCKING
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
 
+    from kit.cuts import Relay
     from scenarios.server import Server
 
 CANCELLED = "cancelled at every await"
@@ -37,6 +36,7 @@ class Thing:
     USES: what is interrupted: functions that take a Visit. ASYNC_USES: more of them, for asyncio only.
     IS_GIVEN_OUT: by the server, which takes it back from a client that is gone.
     IS_ALONE: another such client would take its share.
+    relay: through which its clients connect, if there is one. The Thing itself looks at the server directly.
     """
 
     PROTOCOL: ClassVar[str]
@@ -46,6 +46,7 @@ class Thing:
     ASYNC_USES: ClassVar[tuple[Callable[[Visit], Awaitable[None]], ...]] = ()
     IS_GIVEN_OUT: ClassVar[bool] = True
     IS_ALONE: ClassVar[bool] = False
+    relay: Relay | None = None
 
     def __init__(self, server: Server, number: int = 0) -> None:
         """number: of one that is used at the same time as others."""
@@ -54,6 +55,10 @@ class Thing:
 
     def names(self, number: int) -> tuple[Any, Any]:
         return b"one %d" % number, b"other %d" % number
+
+    def where(self) -> tuple[str, int]:
+        """Where its clients find the server."""
+        return self.server.where(self.PROTOCOL) if self.relay is None else self.relay.address
 
     def client(self, shape: str, **options: Any) -> Any:
         """A client that has not connected yet."""
@@ -78,8 +83,8 @@ class Thing:
             return True
         return False
 
-    def is_lost(self, client: Any, taken: Any) -> bool:
-        """Whether the client knows that it was lost."""
+    async def is_lost(self, client: Any, taken: Any) -> bool:
+        """Whether the client tells that it was lost."""
         raise NotImplementedError
 
     def in_use(self, name: Any) -> int:
@@ -143,8 +148,12 @@ class Thing:
         try:
             await self.ask(visit.client)
         except ConnectionLost:  # once, if anything was lost
-            visit.has = 0
+            visit.has, visit.is_told = 0, True
         return self.in_use(self.ONE) == visit.has
+
+    async def has_kept(self, visit: Visit, kept: Any) -> bool:
+        """Whether the program still has what it took before the interruption."""
+        return not await self.is_lost(visit.client, kept)
 
     async def works(self, client: Any) -> bool:
         """Takes and gives back once more. False if the client was just told of a loss, or cannot connect yet."""
@@ -167,11 +176,18 @@ class Visit:
         self.another = another
         self.name = thing.ONE
         self.has = 0
+        self.is_told = False  # of a loss
         self.prepared: Any = None  # by begin()
 
     @property
     def is_blocking(self) -> bool:
         return self.shape == BLOCKING
+
+    @property
+    def relay(self) -> Relay:
+        """The connections of its clients."""
+        assert self.thing.relay is not None
+        return self.thing.relay
 
     async def until(self, condition: Callable[[], Any], what: str) -> None:
         """Waits, in a way that suits the shape."""
@@ -179,15 +195,3 @@ class Visit:
             wait_until(condition, what)
         else:
             await loops.until(condition, what)
-
-
-def cut(client: Any) -> None:
-    """Ends a connection so that both sides see that the other one has ended."""
-    link = client._link
-    if link is None or link.closed:
-        return
-    if hasattr(link, "drop"):  # of asyncio
-        link.drop("the test cut it")
-        return
-    with socket.socket(fileno=os.dup(link.fileno())) as connection, contextlib.suppress(OSError):
-        connection.shutdown(socket.SHUT_RDWR)

@@ -12,7 +12,7 @@ from counterd.errors import ConnectionLost
 from kit import loops
 from kit.machine import PATIENCE
 from kit.shapes import BLOCKING, got
-from scenarios.thing import Thing, Visit, cut
+from scenarios.thing import Thing, Visit
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -37,7 +37,7 @@ class Subscription(Thing):
 
     def client(self, shape: str, **options: Any) -> Any:
         kind = Client if shape == BLOCKING else AsyncClient
-        return kind(*self.server.where("throttr"), **{"timeout": PATIENCE, **options})
+        return kind(*self.where(), **{"timeout": PATIENCE, **options})
 
     async def take(self, client: Any, name: bytes) -> bytes:
         assert await got(client.subscribe(name))
@@ -67,7 +67,7 @@ class Subscription(Thing):
     async def ask(self, client: Any) -> None:
         await got(client.query(b"nothing"))
 
-    def is_lost(self, client: Any, taken: bytes) -> bool:
+    async def is_lost(self, client: Any, taken: bytes) -> bool:
         return False
 
     def in_use(self, name: bytes) -> int:
@@ -78,22 +78,26 @@ class Subscription(Thing):
             self._observer.close()
 
     async def agrees(self, visit: Visit) -> bool:
-        """The call may have been executed or not, but then the client is of the same opinion as the server."""
-        with contextlib.suppress(ConnectionLost):
-            await self._hear(visit.client)
-        await self.ask(visit.client)
-        believed = self.ONE in set(visit.client._exchange.channels.elements())
-        if self.in_use(self.ONE) != believed:
+        """The call may have been executed or not, but then the client is of the same opinion as the server.
+
+        On a new connection it subscribes again to what it believes that it has.
+        """
+        await self._hear(visit.client)
+        has = self.in_use(self.ONE)
+        visit.relay.cut()
+        await self._hear(visit.client)
+        if self.in_use(self.ONE) != has:
             return False
-        if believed:
+        if has:
             await got(visit.client.unsubscribe(self.ONE))
-        visit.has = 0
         return True
 
     async def _hear(self, client: Any) -> None:
-        """Takes all events, and raises once if the connection was lost."""
-        while await got(client.next_event(0)) is not None:
-            pass
+        """Takes all events, and hears of a loss if there was one. Then it is connected."""
+        with contextlib.suppress(ConnectionLost):
+            while await got(client.next_event(0)) is not None:
+                pass
+        await loops.until(lambda: self.asks(client), "it is connected")
 
 
 async def events(visit: Visit) -> None:
@@ -119,7 +123,7 @@ async def calls(visit: Visit) -> None:
 
 async def subscribed_on_a_new_connection(visit: Visit) -> None:
     assert await got(visit.client.subscribe(visit.name))
-    cut(visit.client)
+    visit.relay.cut()
     with contextlib.suppress(ConnectionLost):
         await got(visit.client.next_event(PATIENCE))
     await got(visit.client.query(b"nothing"))
