@@ -38,25 +38,55 @@ if TYPE_CHECKING:
 LOOP_CLOSED = "its event loop was closed"
 
 
-def put_away(transport: asyncio.Transport) -> None:
-    """Called in the child of a fork.
+class Wire(asyncio.Protocol):
+    """A connection in an event loop, also before it is made and after its end.
 
-    Replaces the child's copy of the socket by /dev/null, because the event loop still knows the number of the
-    descriptor.
+    is_busy: whether the transport has enough unsent bytes. over: done when the socket is closed.
     """
-    number = cast("socket.socket", transport.get_extra_info("socket")).fileno()
-    if number >= 0:
-        null = os.open(os.devnull, os.O_RDWR)
-        os.dup2(null, number, inheritable=False)
-        os.close(null)
 
+    transport: Any = None  # an asyncio.Transport
+    is_busy = False
 
-def hang_up(transport: asyncio.Transport) -> None:
-    """Ends a connection whose event loop was closed. Otherwise the server would keep the connection."""
-    connected = transport.get_extra_info("socket")
-    if isinstance(connected, TransportSocket):  # uvloop has closed its own
-        with suppress(OSError):
-            connected.shutdown(socket.SHUT_RDWR)
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.over: asyncio.Future[None] = loop.create_future()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = transport
+        if isinstance(transport.get_extra_info("peername"), tuple):  # of TCP
+            set_options(cast("socket.socket", transport.get_extra_info("socket")))
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.over.set_result(None)
+
+    def pause_writing(self) -> None:
+        self.is_busy = True
+
+    def resume_writing(self) -> None:
+        self.is_busy = False
+
+    def abort(self) -> None:
+        if self.transport is not None:
+            self.transport.abort()
+
+    def put_away(self) -> None:
+        """Called in the child of a fork.
+
+        Replaces the child's copy of the socket by /dev/null, because the event loop still knows the number of the
+        descriptor.
+        """
+        if self.transport is not None and not self.over.done():
+            number = self.transport.get_extra_info("socket").fileno()
+            if number >= 0:
+                null = os.open(os.devnull, os.O_RDWR)
+                os.dup2(null, number, inheritable=False)
+                os.close(null)
+
+    def hang_up(self) -> None:
+        """Ends a connection whose event loop was closed. Otherwise the server would keep the connection."""
+        connected = None if self.transport is None else self.transport.get_extra_info("socket")
+        if isinstance(connected, TransportSocket):  # uvloop has closed its own
+            with suppress(OSError):
+                connected.shutdown(socket.SHUT_RDWR)
 
 
 class FutureCall(Call):
@@ -84,7 +114,7 @@ class FutureCall(Call):
         return True
 
 
-class Link(asyncio.Protocol, Resumable):
+class Link(Wire, Resumable):
     """A connection, and the calls that wait for replies on it."""
 
     def __init__(
@@ -97,6 +127,7 @@ class Link(asyncio.Protocol, Resumable):
         *,
         calls: Pending,
     ) -> None:
+        super().__init__(loop)
         self.where = where
         self.closed = ""  # why it is not connected any more
         self.calls = calls
@@ -106,10 +137,7 @@ class Link(asyncio.Protocol, Resumable):
         self._timeout = timeout
         self._on_end = on_end
         self._on_release = on_release  # called with each request that gives something back
-        self._transport: asyncio.Transport | None = None
-        self._gone: asyncio.Future[None] = loop.create_future()
         self._unsent: list[bytes] = []
-        self._paused = False
         self._timer: asyncio.TimerHandle | None = None  # fires no later than the oldest call's deadline
         self._waiting: dict[FutureCall, None] = {}  # calls that may wait in the server
         self._prober: asyncio.TimerHandle | None = None
@@ -251,8 +279,7 @@ class Link(asyncio.Protocol, Resumable):
 
     def is_open(self) -> bool:
         """Checks the socket. Returns whether neither side has ended the connection, as far as this side can know."""
-        assert self._transport is not None
-        connected = self._transport.get_extra_info("socket")  # a transport need not have one
+        connected = self.transport.get_extra_info("socket")  # a transport need not have one
         return not self.closed and (connected is None or not has_ended(connected))
 
     def inherit(self, ended: Link, take_over: Callable[[], object]) -> None:
@@ -292,19 +319,17 @@ class Link(asyncio.Protocol, Resumable):
         for timer in (self._timer, self._prober):
             if timer is not None:
                 timer.cancel()
-        if self._transport is not None:
-            self._transport.abort()
+        self.abort()
         self._on_end(self)
 
     async def gone(self) -> None:
         """Returns when the socket is closed."""
-        if self._transport is not None:
-            await asyncio.shield(self._gone)
+        if self.transport is not None:
+            await asyncio.shield(self.over)
 
     def after_fork(self) -> None:
         """Called in the child of a fork. Closes the child's copy of the socket, and nothing else."""
-        if self._transport is not None and not self._gone.done():
-            put_away(self._transport)
+        self.put_away()
         self.closed = self.closed or FORKED
         self.token = None
 
@@ -316,17 +341,14 @@ class Link(asyncio.Protocol, Resumable):
             self.closed = LOOP_CLOSED
             self.unheard = self.calls.held > sum(held.amount for held in self.holds)
             self.calls.pending.clear()
-            if self._transport is not None:
-                hang_up(self._transport)
+            self.hang_up()
 
     # ---- what the loop calls ----
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast("asyncio.Transport", transport)  # uvloop's are not of its class
-        if isinstance(transport.get_extra_info("peername"), tuple):  # of TCP
-            set_options(cast("socket.socket", transport.get_extra_info("socket")))
+        super().connection_made(transport)
         if self.closed:  # while it was connecting
-            self._transport.abort()
+            self.abort()
 
     def data_received(self, data: bytes) -> None:
         try:
@@ -339,8 +361,7 @@ class Link(asyncio.Protocol, Resumable):
                 self._give_back()
 
     def eof_received(self) -> None:
-        assert self._transport is not None
-        info = self._transport.get_extra_info
+        info = self.transport.get_extra_info
         is_plain = isinstance(info("peername"), tuple) and info("ssl_object") is None
         is_new, doubt = not self.calls.answered, self.calls.doubt
         self.drop(
@@ -350,13 +371,10 @@ class Link(asyncio.Protocol, Resumable):
 
     def connection_lost(self, error: Exception | None) -> None:
         self.drop(str(error or "the client closed the connection"))
-        self._gone.set_result(None)
-
-    def pause_writing(self) -> None:
-        self._paused = True
+        super().connection_lost(error)
 
     def resume_writing(self) -> None:
-        self._paused = False
+        super().resume_writing()
         self._flush()
 
     # ---- inside ----
@@ -398,21 +416,19 @@ class Link(asyncio.Protocol, Resumable):
         """Sends the data now, or together with everything else that is sent in this turn of the event loop."""
         if self._timer is None or deadline < self._timer.when():
             self._expire_at(deadline)
-        if self._unsent or self._paused:
+        if self._unsent or self.is_busy:
             self._unsent.append(data)
         elif len(self.calls.pending) == 1:  # no other call is under way: nothing to wait for
-            assert self._transport is not None
-            self._transport.write(data)
+            self.transport.write(data)
         else:
             self._unsent.append(data)
             self._loop.call_soon(self._flush)
 
     def _flush(self) -> None:
-        if self._unsent and not self._paused and not self.closed:
-            assert self._transport is not None
+        if self._unsent and not self.is_busy and not self.closed:
             data = b"".join(self._unsent)
             self._unsent.clear()
-            self._transport.write(data)
+            self.transport.write(data)
 
     def _give_back(self) -> None:
         if self.heir is not None and self.calls.give_back:
@@ -441,7 +457,7 @@ class Link(asyncio.Protocol, Resumable):
             late += 1  # also if nobody waits for it any more
             call.settle(None, not_answered(self.where, self._timeout, self.calls.doubt))
         self._expire_at(following)
-        if late and self._paused:
+        if late and self.is_busy:
             self.drop("the server accepts no more requests")
         elif late > UNANSWERED_MAX:
             self.drop(f"{UNANSWERED_MAX} calls were not answered")

@@ -587,9 +587,9 @@ def test_after_a_fork_the_connection_is_the_parents() -> None:
         await client.acquire("n", maximum=1)
         link = client._link
         assert link is not None
-        link._transport, transport = None, link._transport  # the child would close its copy of the socket
+        link.transport, transport = None, link.transport  # the child would close its copy of the socket
         client._after_fork()
-        link._transport = transport
+        link.transport = transport
         assert (link.closed, client._tasks) == (FORKED, set())
         await client.noop()  # nothing was lost: it was never the child's
         assert len(loop.server.pipes) == 2

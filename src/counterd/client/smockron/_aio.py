@@ -9,17 +9,16 @@ import asyncio
 import math
 from asyncio import get_running_loop
 from time import monotonic, monotonic_ns, time_ns
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
-from counterd.client._aiolink import hang_up, put_away
-from counterd.client._connection import open_transport, set_options
+from counterd.client._aiolink import Wire
+from counterd.client._connection import open_transport
 from counterd.client._entering import ForAsyncWith
 from counterd.client.smockron._base import AdmissionBase, GatekeeperBase
 from counterd.client.smockron._connections import LINGER_S, Connections, reason
 from counterd.client.smockron._gatekeeping import Decision, Verdict, closed
 
 if TYPE_CHECKING:
-    import socket
     from collections.abc import Callable
     from types import TracebackType
 
@@ -29,22 +28,17 @@ if TYPE_CHECKING:
 PIECE = 8192  # bytes that are handled in one turn of the loop: control messages for a millisecond
 
 
-class Wire(asyncio.Protocol):
-    """A connection, also before it is made and after its end. is_busy: whether the transport's buffer is full."""
-
-    transport: Any = None  # an asyncio.Transport
-    is_busy = False
+class AioChannel(Wire):
+    """A connection with one port of a master."""
 
     def __init__(self, owner: Transports, session: ZmtpSession) -> None:
-        self.gone = owner.loop.create_future()
+        super().__init__(owner.loop)
         self._owner = owner
         self._session = session
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = transport
-        if isinstance(transport.get_extra_info("peername"), tuple):  # of TCP
-            set_options(cast("socket.socket", transport.get_extra_info("socket")))
-        self._owner.made[self] = self.transport
+        super().connection_made(transport)
+        self._owner.made.add(self)
         self._owner.connections.opened(self._session, self)
 
     def data_received(self, data: bytes) -> None:
@@ -67,15 +61,19 @@ class Wire(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         self.lose(str(error or f"{self._session.address} closed the connection"))
-        del self._owner.made[self]
-        self.gone.set_result(None)
-
-    def pause_writing(self) -> None:
-        self.is_busy = True
+        self._owner.made.discard(self)
+        super().connection_lost(error)
 
     def resume_writing(self) -> None:
-        self.is_busy = False
+        super().resume_writing()
         self._owner.turn()
+
+    def send(self, data: bytes) -> None:
+        if data:
+            self.transport.write(data)
+
+    def close(self) -> None:
+        self.abort()
 
     def lose(self, why: str) -> None:
         """Notes that the connection has ended, or could not be made. A second call does nothing."""
@@ -84,15 +82,6 @@ class Wire(asyncio.Protocol):
 
     def _is_open(self) -> bool:
         return self._owner.connections.channels.get(self._session) is self
-
-    # ---- as a Channel ----
-
-    def send(self, data: bytes) -> None:
-        if data:
-            self.transport.write(data)
-
-    def close(self) -> None:
-        self.transport.abort()
 
 
 class Transports:
@@ -108,7 +97,7 @@ class Transports:
         self.connections = Connections(
             core, lock, changed=self.changed.set, wake=self._wake, connect=self._start_to_connect, looks=1
         )
-        self.made: dict[Wire, Any] = {}  # their transports
+        self.made: set[AioChannel] = set()
         self._timeout = timeout
         self._connecting: set[asyncio.Task[None]] = set()
         self._timer: asyncio.Handle | None = None
@@ -133,13 +122,13 @@ class Transports:
         task.add_done_callback(self._connecting.discard)
 
     async def _connect(self, session: ZmtpSession) -> None:
-        wire = Wire(self, session)
+        channel = AioChannel(self, session)
         try:
-            await asyncio.wait_for(open_transport(self.loop, wire, session.address), self._timeout)
+            await asyncio.wait_for(open_transport(self.loop, channel, session.address), self._timeout)
         except asyncio.TimeoutError:  # another class than TimeoutError, until Python 3.10
-            wire.lose(reason(TimeoutError(), session, self._timeout))
+            channel.lose(reason(TimeoutError(), session, self._timeout))
         except Exception as error:  # noqa: BLE001 - also a bug: requests would pass without a limit from now on
-            wire.lose(reason(error, session, self._timeout))
+            channel.lose(reason(error, session, self._timeout))
 
     async def until(self, condition: Callable[[], bool], seconds: float) -> bool:
         """Waits until the condition holds, or until end(). Returns False if it does not hold after so many seconds."""
@@ -160,28 +149,28 @@ class Transports:
         self.connections.end()
         self.changed.set()
         if self.loop.is_closed():
-            for transport in self.made.values():
-                hang_up(transport)
+            for channel in self.made:
+                channel.hang_up()
             return
         self._schedule(None)
         for task in self._connecting:
             task.cancel()
-        for transport in self.made.values():
-            transport.close()
+        for channel in self.made:
+            channel.transport.close()
 
     async def ended(self) -> None:
         """Returns when all tasks and connections have ended. The transports have LINGER_S to send their bytes."""
         await asyncio.gather(*self._connecting, return_exceptions=True)
-        if gone := [wire.gone for wire in self.made]:
-            await asyncio.wait(gone, timeout=LINGER_S)
-            for wire in list(self.made):
-                wire.close()
-            await asyncio.wait(gone)
+        if over := [channel.over for channel in self.made]:
+            await asyncio.wait(over, timeout=LINGER_S)
+            for channel in list(self.made):
+                channel.abort()
+            await asyncio.wait(over)
 
     def after_fork(self) -> None:
         """Called in the child of a fork. Closes the child's copies of the sockets, and nothing else."""
-        for transport in self.made.values():
-            put_away(transport)
+        for channel in self.made:
+            channel.put_away()
 
 
 class AsyncGatekeeper(GatekeeperBase, ForAsyncWith):
