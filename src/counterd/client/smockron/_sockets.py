@@ -1,7 +1,7 @@
 """The sockets of a Gatekeeper, and its thread, which sends and receives.
 
 Floor: side (ARCHITECTURE.md). Looking up a host, connecting and the TLS handshake wait. So each attempt to connect
-has another thread. All other calls of Connections are made by the thread of the gatekeeper.
+has another thread, if one can be started.
 """
 
 from __future__ import annotations
@@ -91,11 +91,10 @@ class Sockets:
     def _connect(self, session: ZmtpSession) -> None:
         try:
             threading.Thread(target=self._attempt, args=(session,), name="counterd-connect", daemon=True).start()
-        except RuntimeError as error:
-            self.lose(session, f"cannot start a thread: {error}")
+        except RuntimeError:  # no more threads can be started
+            self._attempt(session)
 
     def _attempt(self, session: ZmtpSession) -> None:
-        """Runs in a thread of its own."""
         try:
             connected = connected_socket(session.address, self._timeout)
         except Exception as error:  # noqa: BLE001 - also a bug: requests would pass without a limit from now on

@@ -508,6 +508,29 @@ def test_where_no_thread_can_be_started_requests_pass(
     assert [record.levelno for record in caplog.records] == [logging.WARNING]
 
 
+def test_where_no_thread_can_be_started_to_connect_its_own_thread_connects(
+    master: Master, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    starting, connecting, names = threading.Thread.start, _sockets.connected_socket, []
+
+    def start(thread: threading.Thread) -> None:
+        if thread.name == "counterd-connect":
+            raise RuntimeError("can't start new thread")
+        starting(thread)
+
+    def connect(*arguments: Any) -> Any:
+        names.append(threading.current_thread().name)
+        return connecting(*arguments)
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    monkeypatch.setattr(_sockets, "connected_socket", connect)
+    with gatekeeper(master) as made:
+        master.control.hang_up()
+        wait_until(lambda: made.stats().lost, "it saw that")
+        assert made.connect(PATIENCE)
+    assert names == 3 * ["counterd-gatekeeper"]
+
+
 def test_who_connects_is_told_when_it_is_closed(master: Master) -> None:
     master.accounting.greets = False
     made = Gatekeeper(master.where, timeout=PATIENCE)
