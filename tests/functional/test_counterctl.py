@@ -182,6 +182,9 @@ def test_a_hold_waits_in_the_queue_of_the_server(counterd: Daemon, client: Clien
         wait_for_waiters(client, 1)
         with running(counterd.address.port, *urgent) as other:
             wait_for_waiters(client, 2)
+            for process in (one, other):
+                assert process.stderr is not None
+                assert process.stderr.readline() == "counterctl: waiting for 3 of awaited: 3 of 3 are in use\n"
             before = client.stats()["command:acquire"]
             client.release("awaited", 3)
             for process in (other, one):
@@ -205,11 +208,25 @@ def test_takes_all_or_nothing(counterd: Daemon, client: Client) -> None:
         assert other.stderr == "counterctl: 1 of lock not available: 1 of 1 are in use\n"
         other = ctl(counterd.address.port, "take", "--rate", "tokens=7@10/1440m", "--wait", "10ms")
         assert other.returncode == 1
-        said = "7 of tokens not available within 10.0 ms: 7 of 10 are in use; enough units may be available in 9 h"
+        said = "7 of tokens not available within 0.01 s: 7 of 10 are in use; enough units may be available in 9 h"
         assert other.stderr == f"counterctl: {said}\n"
         assert used(client, "calls") == 2
         assert end(process, signal.SIGINT) == (130, "", "counterctl: released 2 of calls, 1 of lock\n")
     assert (used(client, "calls"), used(client, "lock")) == (0, 0)
+
+
+def test_a_take_says_what_it_waits_for_until_a_signal(counterd: Daemon, client: Client) -> None:
+    client.acquire("calls", 2, maximum=3)
+    words = ("take", "calls=2/3", "free", "--rate", "tokens=7@10/1440m", "--wait", "5m")
+    with running(counterd.address.port, *words) as process:
+        assert process.stderr is not None
+        assert [process.stderr.readline() for _ in range(3)] == [
+            "counterctl: waiting for 2 of calls: 2 of 3 are in use\n",
+            "counterctl: waiting for 1 of free: 0 of 1 are in use\n",
+            "counterctl: waiting for 7 of tokens\n",
+        ]
+        assert end(process, signal.SIGTERM) == (143, "", "")
+    wait_for_waiters(client, 0)
 
 
 def test_rates_alone_are_not_held(counterd: Daemon) -> None:

@@ -18,7 +18,7 @@ from urllib.parse import quote, unquote_to_bytes, urlencode, urlsplit
 import click
 from click.core import ParameterSource
 
-from counterd.cli.ctl.common import EXIT_NOT_AVAILABLE, NAME, Server, has_address, is_said, say, shown
+from counterd.cli.ctl.common import NAME, Server, has_address, is_said, refused, say, shown
 from counterd.cli.ctl.output import NOTHING, Column, Kind, Output, Row, output_option, shown_text
 from counterd.errors import ConnectionLost, CounterdError, InvalidArguments, ServerError, Timeout
 
@@ -249,8 +249,7 @@ def holders(context: click.Context, /, name: bytes, limit: int, output: Output, 
     The exit status is 1 if no connection holds a permit of the counter.
     """
     if not show("holders", endpoint_of(context, **where), output, name=name, limit=limit):
-        say(f"nobody holds {shown(name)}")
-        context.exit(EXIT_NOT_AVAILABLE)
+        refused(f"nobody holds {shown(name)}")
 
 
 @click.command()
@@ -266,8 +265,7 @@ def holdings(context: click.Context, /, connection: str, limit: int, output: Out
     of connections. The exit status is 1 if the connection holds nothing or does not exist.
     """
     if not show_of(connection, endpoint_of(context, **where), output, limit):
-        say(f"{shown_text(connection)} holds nothing")
-        context.exit(EXIT_NOT_AVAILABLE)
+        refused(f"{shown_text(connection)} holds nothing")
 
 
 @click.command()
@@ -297,8 +295,7 @@ def waiters(
     else:
         found = show("queue", endpoint, output, name=name, limit=limit)
     if not found:
-        say("nobody waits" if name is None else f"nobody waits for {shown(name)}")
-        context.exit(EXIT_NOT_AVAILABLE)
+        refused("nobody waits" if name is None else f"nobody waits for {shown(name)}")
 
 
 @click.command()
@@ -314,8 +311,7 @@ def waits(context: click.Context, /, connection: str, limit: int, output: Output
     connection waits for nothing or does not exist.
     """
     if not show_of(connection, endpoint_of(context, **where), output, limit, number=1):
-        say(f"{shown_text(connection)} waits for nothing")
-        context.exit(EXIT_NOT_AVAILABLE)
+        refused(f"{shown_text(connection)} waits for nothing")
 
 
 @click.command()
@@ -337,8 +333,7 @@ def limit(context: click.Context, /, name: bytes | None, limit: int, output: Out
     else:
         found = show("limit", endpoint, output, name=name, limit=limit)
     if not found:
-        say("the server has no limits" if name is None else f"no limit applies to {shown(name)}")
-        context.exit(EXIT_NOT_AVAILABLE)
+        refused("the server has no limits" if name is None else f"no limit applies to {shown(name)}")
 
 
 # ---- tables: the server says which tables it has, and which columns ----
@@ -504,8 +499,7 @@ def kill(context: click.Context, /, ids: tuple[str, ...], **where: Any) -> None:
     endpoint = endpoint_of(context, **where)
     missing = [each for each in ids if not end_connection(endpoint, each)]
     if missing:
-        say(f"not found: {', '.join(missing)}")
-        context.exit(EXIT_NOT_AVAILABLE)
+        refused(f"not found: {', '.join(missing)}")
 
 
 def end_connection(endpoint: Endpoint, connection: str) -> bool:

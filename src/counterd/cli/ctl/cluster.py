@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import click
 
-from counterd.cli.ctl.common import EXIT_NOT_AVAILABLE, NAME, Server, say, shown
+from counterd.cli.ctl.common import NAME, Server, refused, say, shown
 from counterd.cli.ctl.output import Column, Kind, Output, output_option, shown_text
 from counterd.errors import ConnectionLost
 
@@ -96,8 +96,7 @@ def cluster(
     if evict is not None:
         ended = asked(settings, timeout, lambda links: end_leases(links, evict))
         if not ended:
-            say(f"no daemon {shown_text(evict)} has a lease")
-            context.exit(EXIT_NOT_AVAILABLE)
+            refused(f"no daemon {shown_text(evict)} has a lease")
         say(f"ended the leases of {shown_text(evict)} in {ended} partitions")
         return
     if name is None:
@@ -107,8 +106,7 @@ def cluster(
         rows = asked(settings, timeout, lambda links: read_shares(links, name))
         output.rows(SHARES, rows)
     if not rows:
-        say("no daemon has a lease" if name is None else unused(name, settings.prefix.encode()))
-        context.exit(EXIT_NOT_AVAILABLE)
+        refused("no daemon has a lease" if name is None else unused(name, settings.prefix.encode()))
 
 
 def unused(name: bytes, prefix: bytes) -> str:

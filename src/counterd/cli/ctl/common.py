@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
     from counterd.client import Client
     from counterd.client._addresses import Address
-    from counterd.errors import NotAvailable
 
 EXIT_NOT_AVAILABLE = 1
 EXIT_USAGE = 2
@@ -286,15 +285,6 @@ def refused(why: str) -> NoReturn:
     """Prints why the server refused the command, and ends the command with exit status 1."""
     say(why)
     click.get_current_context().exit(EXIT_NOT_AVAILABLE)
-
-
-def why_short(error: NotAvailable) -> str:
-    """Returns why something is not available, for the end of a line; "" if the server does not say it."""
-    if error.limit is not None:
-        return f": the server's limit is {error.limit}"
-    if error.draining:
-        return ": the server is draining"
-    return "" if error.consumption is None else f": {error.consumption} of {error.maximum} are in use"
 
 
 def explain(error: Exception, server: Server | None) -> tuple[str, int]:

@@ -6,10 +6,6 @@ Floor 5 (ARCHITECTURE.md).
 from __future__ import annotations
 
 import copy
-import math
-import os
-import select
-import sys
 import time
 from datetime import datetime, timezone
 from signal import SIGINT
@@ -25,26 +21,22 @@ from counterd.cli.ctl.common import (
     NAME,
     PORT,
     TIME_LIMIT,
-    Bytes,
     Target,
     explain,
     glob,
-    interrupted,
     pass_target,
     say,
     shown,
-    terminations_interrupt,
     until_interrupted,
-    why_short,
 )
+from counterd.cli.ctl.holding import Permits, held, holding_options, wait
 from counterd.cli.ctl.output import Column, Kind, Output, Row, cell, output_option, span
-from counterd.cli.reading import with_options
-from counterd.errors import ConnectionLost, NotAvailable, NotFound, ProtocolError, Timeout
+from counterd.errors import ConnectionLost, NotFound, ProtocolError, Timeout
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from counterd.client import Client, DumpEntry, Hold, Taken
+    from counterd.client import Client, DumpEntry, Hold
     from counterd.client._addresses import Address
 
 RESOURCES = click.IntRange(1, 2**32 - 1)
@@ -175,50 +167,14 @@ def dump(target: Target, match: str | None, sort: str, limit: int | None, held: 
 # ---- acquire ----
 
 
-# The place of a command in the queue of the server.
-place_options = with_options(
-    click.option(
-        "--fair-key",
-        "key",
-        metavar="KEY",
-        type=Bytes("key", 0, KEY_MAX),
-        default="",
-        help="Keys that wait take turns.  [default: one for this command alone]",
-    ),
-    click.option("--weight", type=click.IntRange(1, WEIGHT_MAX), default=1, help="The share of KEY.  [default: 1]"),
-    click.option(
-        "--priority", type=click.IntRange(0, 255), default=0, help="The highest priority is served first.  [default: 0]"
-    ),
-)
-
-# How long permits are held, and the place in the queue of those that are waited for.
-holding_options = with_options(
-    click.option(
-        "--for", "duration", type=DURATION, help="Hold the permits for this time; 0 gives them back immediately."
-    ),
-    click.option("--until-stdin-closes", "stdin", is_flag=True, help="Hold the permits until standard input ends."),
-    place_options,
-)
-
-
 @click.command()
 @click.argument("name", type=NAME)
 @click.argument("resources", metavar="N", type=RESOURCES)
 @click.argument("maximum", metavar="MAX", type=RESOURCES)
-@click.option(
-    "-w",
-    "--wait",
-    "patience",
-    type=DURATION,
-    default=0.0,
-    help="How long to wait for the permits.  [default: do not wait]",
-)
 @holding_options
 @output_option
 @pass_target
-@click.pass_context
 def acquire(
-    context: click.Context,
     target: Target,
     /,
     name: bytes,
@@ -245,59 +201,21 @@ def acquire(
         raise click.UsageError("use either --for or --until-stdin-closes")
     end = "standard input is closed" if stdin else "Ctrl-C"
     until = f" until {end}" if duration is None else f" for {span(duration)}"
-    status = 0
-    with terminations_interrupt(), target.connect() as client:
-        try:
-            with client.hold(name, resources, maximum=maximum, timeout=patience, **place) as permits:
-                add = output.stream(
-                    [NAME_COLUMN, Column("permits", Kind.NUMBER), Column("maximum", Kind.NUMBER)],
-                    lambda row: f"acquired {row[1]} of {shown(row[0])} (maximum {row[2]}){until}",
-                )
-                try:
-                    add((name, resources, maximum))
-                    wait(client, permits, duration, stdin=stdin)
-                except KeyboardInterrupt as error:
-                    status = interrupted(error)
-        except NotAvailable as error:
-            within = f" within {span(patience)}" if patience and error.limit is None else ""
-            say(f"{resources} of {shown(name)} not available{within}{why_short(error)}")
-            context.exit(EXIT_NOT_AVAILABLE)
-        say(f"released {resources} of {shown(name)}")
-    context.exit(status)
+    asked = Permits(name, resources, maximum)
+
+    def enter(client: Client) -> Hold:
+        return client.hold(name, resources, maximum=maximum, timeout=patience, **place)
+
+    with held(target, enter, [asked], patience) as (client, permits):
+        output.stream(
+            [NAME_COLUMN, Column("permits", Kind.NUMBER), Column("maximum", Kind.NUMBER)],
+            lambda row: f"acquired {asked} (maximum {maximum}){until}",
+        )(asked)
+        wait(client, permits, duration, stdin=stdin)
 
 
 hold = copy.copy(acquire)
 hold.name = "hold"
-
-
-def wait(
-    client: Client,
-    permits: Hold | Taken,
-    duration: float | None,
-    *,
-    stdin: bool,
-    told: Callable[[bytes], object] = len,
-) -> None:
-    """Waits until the hold ends. Raises ConnectionLost if the permits are lost before the hold ends.
-
-    stdin: whether the hold ends when standard input ends. told: is called with the bytes that are read from there, and
-    with b"" at the end.
-    """
-    if stdin and sys.stdin is None:
-        return  # it was closed before the start; the connection may have its descriptor's number
-    deadline = math.inf if duration is None else time.monotonic() + duration
-    poller = select.poll()
-    poller.register(client.fileno(), select.POLLRDHUP)
-    if stdin:
-        poller.register(STDIN, select.POLLIN)
-    while (left := deadline - time.monotonic()) > 0:
-        ready = dict(poller.poll(None if left == math.inf else min(math.ceil(left * 1000), POLL_MAX)))
-        permits.raise_if_lost()
-        if STDIN in ready:
-            data = os.read(STDIN, 65536) if ready[STDIN] & select.POLLIN else b""
-            told(data)
-            if not data:
-                return
 
 
 # ---- watch ----

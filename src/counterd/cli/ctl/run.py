@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import click
 
-from counterd.cli.ctl.common import DURATION, EXIT_SIGNAL, NAME, Target, explain, pass_target, say, shown, why_short
-from counterd.cli.ctl.data import place_options
+from counterd.cli.ctl.common import DURATION, EXIT_SIGNAL, NAME, Target, explain, pass_target, say, shown
+from counterd.cli.ctl.holding import Permits, place_options, unavailable, waiting_is_said
 from counterd.errors import CounterdError, NotAvailable
 
 if TYPE_CHECKING:
@@ -35,7 +35,6 @@ EXIT_FAILED = 125
 EXIT_CANNOT_RUN = 126
 EXIT_NOT_FOUND = 127
 
-SAID_AFTER_S = 1.0  # the waiting time before it is reported
 GRACE_S = 10.0  # from SIGTERM to SIGKILL, when the permits were lost
 DESCRIPTOR_MIN = 10  # for the connection in the command: shell scripts use lower descriptors themselves
 NUMBER_MAX = (1 << 32) - 1
@@ -81,30 +80,19 @@ class Words(click.Command):
         return args[: len(args) - len(rest)]
 
 
-class Asked(NamedTuple):
-    """The permits that the command asks for."""
-
-    name: bytes
-    resources: int
-    maximum: int
-
-    def __str__(self) -> str:
-        return f"{self.resources} of {shown(self.name)}"
-
-    def environment(self, descriptor: int | None) -> dict[bytes, bytes]:
-        """Returns the environment of the command: the inherited variables, and the variables that describe the
-        permits."""
-        told = {
-            b"COUNTERD_NAME": self.name,
-            b"COUNTERD_PERMITS": b"%d" % self.resources,
-            b"COUNTERD_RESOURCES": b"%d" % self.resources,  # the former name
-            b"COUNTERD_MAXIMUM": b"%d" % self.maximum,
-        }
-        if descriptor is not None:
-            told[b"COUNTERD_FD"] = b"%d" % descriptor
-        # An outer `counterctl run` may have set COUNTERD_FD, which is not the descriptor of these permits.
-        inherited = {key: value for key, value in os.environb.items() if key != b"COUNTERD_FD"}
-        return inherited | told
+def environment(asked: Permits, descriptor: int | None) -> dict[bytes, bytes]:
+    """Returns the environment of the command: the inherited variables, and the variables that describe the permits."""
+    told = {
+        b"COUNTERD_NAME": asked.name,
+        b"COUNTERD_PERMITS": b"%d" % asked.amount,
+        b"COUNTERD_RESOURCES": b"%d" % asked.amount,  # the former name
+        b"COUNTERD_MAXIMUM": b"%d" % asked.maximum,
+    }
+    if descriptor is not None:
+        told[b"COUNTERD_FD"] = b"%d" % descriptor
+    # An outer `counterctl run` may have set COUNTERD_FD, which is not the descriptor of these permits.
+    inherited = {key: value for key, value in os.environb.items() if key != b"COUNTERD_FD"}
+    return inherited | told
 
 
 class Ended(NamedTuple):
@@ -188,7 +176,7 @@ def run(
       counterctl run backups --max 2 -- rsync -a /srv backup:/srv
       counterctl run migrations --max 1 --wait 0 ./migrate || echo "another process does it"
     """
-    asked = Asked(name, resources, maximum)
+    asked = Permits(name, resources, maximum)
     if resources > maximum:
         raise Mistake(f"{asked} is more than --max {maximum}")
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
@@ -197,13 +185,14 @@ def run(
     try:
         with contextlib.ExitStack() as stack:
             client = stack.enter_context(target.connect())
-            hold = take(stack, client, asked, wait, quiet=quiet, **place)
+            entered = client.hold(name, resources, maximum=maximum, timeout=wait, **place)
+            with contextlib.nullcontext() if quiet else waiting_is_said(client, [asked], wait):
+                hold = stack.enter_context(entered)
             ended = attended(client, hold, asked, command, close=close, ends=on_lost == "term")
     except NotAvailable as error:
-        within = f" within {wait:g} s" if wait and error.limit is None else ""
         if quiet:
             raise SystemExit(EXIT_TOO_LATE) from None
-        fail(f"{asked} not available{within}{why_short(error)}", EXIT_TOO_LATE)
+        fail(unavailable(error, wait), EXIT_TOO_LATE)
     except (CounterdError, OSError, ValueError) as error:  # once the command has ended, giving back may fail
         if ended is None:
             fail(explain(error, target)[0], EXIT_FAILED)
@@ -211,43 +200,14 @@ def run(
     leave(ended)
 
 
-def take(
-    stack: contextlib.ExitStack, client: Client, asked: Asked, wait: float | None, *, quiet: bool, **place: Any
-) -> Hold:
-    """Waits for the permits, and holds them until the stack is closed. Raises NotAvailable when the wait is over."""
-    name, resources, maximum = asked
-    hold = client.hold(name, resources, maximum=maximum, timeout=wait, **place)
-    if quiet or (wait is not None and wait <= SAID_AFTER_S):
-        return stack.enter_context(hold)
-    saying = threading.Timer(SAID_AFTER_S, say_waiting, (client, asked))
-    # That thread may exist for some moments after join(). If a signal came to it then, nobody would learn of that.
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, TAKEN)
-    saying.start()
-    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-    try:
-        return stack.enter_context(hold)
-    finally:
-        saying.cancel()
-        saying.join()
-
-
-def say_waiting(client: Client, asked: Asked) -> None:
-    """Called in another thread, while the hold waits in the server's queue."""
-    try:
-        used = f"{client.get(asked.name, default=0)} of {asked.maximum} are in use"
-    except CounterdError as error:
-        used = explain(error, None)[0]
-    say(f"waiting for {asked}: {used}")
-
-
-def attended(client: Client, hold: Hold, asked: Asked, command: tuple[str, ...], *, close: bool, ends: bool) -> Ended:
+def attended(client: Client, hold: Hold, asked: Permits, command: tuple[str, ...], *, close: bool, ends: bool) -> Ended:
     """Starts the command and watches over it until it has ended."""
     descriptor = client.fileno()
     hold.raise_if_lost()  # if it is lost, the descriptor may be that of another connection
     # A duplicate for the command. Its number is neither that of a closed standard input nor one that scripts use.
     inherited = None if close else fcntl.fcntl(descriptor, fcntl.F_DUPFD, DESCRIPTOR_MIN)
     try:
-        child = Child(command, asked.environment(inherited), Signals())
+        child = Child(command, environment(asked, inherited), Signals())
     except OSError as error:
         missing = error.errno in (errno.ENOENT, errno.ENOTDIR)
         line = f"cannot run {shown(os.fsencode(command[0]))}: {error.strerror}"

@@ -23,13 +23,12 @@ from counterd.cli.ctl.common import (
     Server,
     address_options,
     chosen_address,
-    interrupted,
     refused,
     say,
     shown,
-    terminations_interrupt,
     timeout_below,
 )
+from counterd.cli.ctl.holding import held
 from counterd.cli.ctl.output import Column, Kind, Output, Row, output_option, span
 from counterd.cli.reading import ParamType
 from counterd.protocols.sentinel.wire import NAMESPACE_MAX, PORT
@@ -279,38 +278,25 @@ def param(target: SentinelTarget, flow_id: int, values: tuple[Typed, ...], outpu
 @click.option("--for", "duration", type=DURATION, help="How long to hold the token; 0 gives it back immediately.")
 @output_option
 @pass_target
-@click.pass_context
-def acquire(
-    context: click.Context, /, target: SentinelTarget, flow_id: int, count: int, duration: float | None, output: Output
-) -> None:
+def acquire(target: SentinelTarget, flow_id: int, count: int, duration: float | None, output: Output) -> None:
     """Takes a token for COUNT calls of a flow (default 1), holds it until Ctrl-C or SIGTERM, and gives it back.
 
     The option --for ends the hold earlier. The command renews the lease while it holds the token.
 
     The exit status is 1 if the flow is blocked, 3 if the token is lost.
     """
-    from counterd.client.sentinel import Blocked
-
-    status = 0
     what = f"{count:,} of flow {flow_id}"
     until = " until Ctrl-C" if duration is None else f" for {span(duration)}"
-    with terminations_interrupt(), target.connect() as client:
-        try:
-            with client.hold(flow_id, count, timeout=0) as hold:
-                try:
-                    assert hold.token is not None
-                    add = output.stream(
-                        [FLOW_COLUMN, COUNT_COLUMN, TOKEN_COLUMN],
-                        lambda row: f"acquired {what} (token {row[2]}){until}",
-                    )
-                    add((str(flow_id), count, str(hold.token.id)))
-                    wait(hold, duration)
-                except KeyboardInterrupt as error:
-                    status = interrupted(error)
-        except Blocked:
-            refused(f"blocked: {what}")
-        say(f"released {what}")
-    context.exit(status)
+
+    def enter(client: Client) -> Hold:
+        return client.hold(flow_id, count, timeout=0)
+
+    with held(target, enter, [what], why=lambda *_: f"blocked: {what}") as (_, hold):
+        assert hold.token is not None
+        output.stream(
+            [FLOW_COLUMN, COUNT_COLUMN, TOKEN_COLUMN], lambda row: f"acquired {what} (token {row[2]}){until}"
+        )((str(flow_id), count, str(hold.token.id)))
+        wait(hold, duration)
 
 
 def wait(hold: Hold, duration: float | None) -> None:

@@ -12,25 +12,20 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from counterd.cli.ctl.common import (
-    DURATION,
-    EXIT_NOT_AVAILABLE,
     NAME_MAX,
     Target,
     duration,
-    interrupted,
     pass_target,
     say,
     shown,
-    terminations_interrupt,
-    why_short,
 )
-from counterd.cli.ctl.data import NAME_COLUMN, holding_options, wait
-from counterd.cli.ctl.output import Column, Kind, Output, Row, output_option, span
+from counterd.cli.ctl.data import NAME_COLUMN
+from counterd.cli.ctl.holding import Permits, held, holding_options, wait
+from counterd.cli.ctl.output import Column, Kind, Output, Row, output_option
 from counterd.cli.reading import Reads
-from counterd.errors import NotAvailable
 
 if TYPE_CHECKING:
-    from counterd.client import Taken
+    from counterd.client import Client, Taken
 
 # What is after the last = of an item: AMOUNT/MAX of permits; UNITS, and maybe @LIMIT/PERIOD and /BURST, of a rate.
 PERMITS = re.compile(r"(.+)=([0-9]+)/([0-9]+)", re.DOTALL)
@@ -39,14 +34,6 @@ USED = re.compile(rb"(.+)=([0-9]+)\r?", re.DOTALL)
 RATE_FORM = "NAME=UNITS[@LIMIT/PERIOD[/BURST]]"
 LINE_MAX = 2 * NAME_MAX  # bytes of a line that settles: a longer one has no valid name
 SHOWN = 100  # bytes of a line in a message
-
-
-class Permits(NamedTuple):
-    """How many permits of a counter to take, and the maximum of the counter."""
-
-    name: bytes
-    amount: int = 1
-    maximum: int = 1
 
 
 class Units(NamedTuple):
@@ -60,6 +47,9 @@ class Units(NamedTuple):
     limit: int | None = None
     per: float | None = None
     maximum: int | None = None
+
+    def __str__(self) -> str:
+        return f"{self.amount} of {shown(self.name)}"
 
 
 def read_permits(text: str) -> Permits:
@@ -146,20 +136,10 @@ class Settling:
         "units that were really used. Each rate of a take can be corrected only once."
     ),
 )
-@click.option(
-    "-w",
-    "--wait",
-    "patience",
-    type=DURATION,
-    default=0.0,
-    help="How long to wait until everything is available.  [default: do not wait]",
-)
 @holding_options
 @output_option
 @pass_target
-@click.pass_context
 def take(
-    context: click.Context,
     target: Target,
     /,
     permits: tuple[Permits, ...],
@@ -195,25 +175,15 @@ def take(
     asked: list[Permits | Units] = [*permits, *rates]
     items: list[Permit | Rate] = [Permit(*each) for each in permits]
     items += [Rate(*each, "charge" if settle else "final") for each in rates]
-    status = 0
-    with terminations_interrupt(), target.connect() as client:
-        try:
-            with client.take(*items, timeout=patience, **place) as taken:
-                add = output.stream(COLUMNS, took)
-                try:
-                    for each in asked:
-                        add((each.name, each.amount, each.maximum, taken.number))
-                    if settle:
-                        wait(client, taken, None, stdin=True, told=Settling(taken).feed)
-                    elif permits:
-                        wait(client, taken, duration, stdin=stdin)
-                except KeyboardInterrupt as error:
-                    status = interrupted(error)
-        except NotAvailable as error:
-            within = f" within {span(patience)}" if patience and error.limit is None else ""
-            later = "" if error.retry_after is None else f"; enough units may be available in {span(error.retry_after)}"
-            say(f"{error.resources} of {shown(error.name)} not available{within}{why_short(error)}{later}")
-            context.exit(EXIT_NOT_AVAILABLE)
-        if permits:
-            say(f"released {', '.join(f'{each.amount} of {shown(each.name)}' for each in permits)}")
-    context.exit(status)
+
+    def enter(client: Client) -> Taken:
+        return client.take(*items, timeout=patience, **place)
+
+    with held(target, enter, permits, patience, rates) as (client, taken):
+        add = output.stream(COLUMNS, took)
+        for each in asked:
+            add((each.name, each.amount, each.maximum, taken.number))
+        if settle:
+            wait(client, taken, None, stdin=True, told=Settling(taken).feed)
+        elif permits:
+            wait(client, taken, duration, stdin=stdin)

@@ -171,7 +171,7 @@ def test_acquire_waits_for_what_is_given_back(server: Server) -> None:
         done = ctl(freed.address.port, "acquire", "db:main", "2", "4", "--for", "0", "--wait", "1m")
     assert (done.exit_code, done.stdout) == (0, "acquired 2 of db:main (maximum 4) for 0 s\n")
     done = ctl(server.address.port, "acquire", "db:main", "2", "4", "--wait", "1ms")
-    assert done.stderr == "counterctl: 2 of db:main not available within 1.00 ms: 3 of 4 are in use\n"
+    assert done.stderr == "counterctl: 2 of db:main not available within 0.001 s: 3 of 4 are in use\n"
 
 
 class Leaving(Server):

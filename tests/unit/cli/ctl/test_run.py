@@ -8,9 +8,8 @@ import signal
 import click
 import pytest
 
-from counterd.cli.ctl.common import why_short
-from counterd.cli.ctl.run import EXIT_FAILED, Asked, Taken, run, spawn
-from counterd.errors import NotAvailable
+from counterd.cli.ctl.holding import Permits
+from counterd.cli.ctl.run import EXIT_FAILED, Taken, environment, run, spawn
 
 
 def parsed(*words: str) -> dict[str, object]:
@@ -56,7 +55,7 @@ def test_what_the_command_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/home/somebody")
     for ours in ("COUNTERD_BUILD", "COUNTERD_EXAMPLES"):  # of the tests themselves
         monkeypatch.delenv(ours, raising=False)
-    told = Asked(b"db:\xff", 2, 10).environment(12)
+    told = environment(Permits(b"db:\xff", 2, 10), 12)
     assert {key: value for key, value in told.items() if key.startswith(b"COUNTERD_")} == {
         b"COUNTERD_NAME": b"db:\xff",
         b"COUNTERD_PERMITS": b"2",
@@ -65,18 +64,7 @@ def test_what_the_command_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
         b"COUNTERD_FD": b"12",
     }
     assert told[b"HOME"] == b"/home/somebody"
-    assert b"COUNTERD_FD" not in Asked(b"db", 2, 10).environment(None), "that of an outer one"
-
-
-def test_why_there_are_none() -> None:
-    refused = NotAvailable(0x21, "Resource not available")
-    assert why_short(refused) == ""
-    refused.consumption, refused.maximum = 9, 10
-    assert why_short(refused) == ": 9 of 10 are in use"
-    refused.text = "Draining"
-    assert why_short(refused) == ": the server is draining"
-    refused.limit = 10
-    assert why_short(refused) == ": the server's limit is 10"
+    assert b"COUNTERD_FD" not in environment(Permits(b"db", 2, 10), None), "that of an outer one"
 
 
 @pytest.mark.parametrize(("code", "sent"), [(0, True), (-1, True), (-6, True), (0x80, False), (1, False)])

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from counterd.cli.ctl.taking import LINE_MAX, Permits, Settling, Units, read_permits, read_units
+from counterd.cli.ctl.holding import Permits
+from counterd.cli.ctl.taking import LINE_MAX, Settling, Units, read_permits, read_units
 
 
 @pytest.mark.parametrize(
