@@ -11,7 +11,7 @@ import pytest
 from multidict import CIMultiDict
 
 from counterd.cli.ctl.smockron.answers import Gate
-from counterd.client.smockron._aiogatekeeper import AsyncAdmission
+from counterd.client.smockron import AsyncAdmission
 from counterd.client.smockron._gatekeeping import PASSED, Core, Decision, Options, Verdict
 
 if TYPE_CHECKING:
