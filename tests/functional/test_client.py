@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from kit.scripted.counter import Request
 
 THREADS = 16
-PAUSE_S = 0.125  # the shortest pause between two requests of one that has waited for long
+PAUSE_S = 0.0625  # the shortest pause between two requests of one that has waited for long
 POINTS_MAX = 1000
 
 
@@ -348,7 +348,7 @@ def test_who_waits_gets_it_in_order_and_only_the_first_asks() -> None:
                 wait_until_asleep(thread)
             start = time.monotonic()
             asked = until_asked_again(3)
-            # One that asks: at 5 ms, then twice as late each time, to 250 ms, each shortened by half at most.
+            # One that asks: at 5 ms, then twice as late each time, to 125 ms, each shortened by half at most.
             assert asked <= 8 + (time.monotonic() - start) / PAUSE_S
             assert not held.lost
         assert order == list(range(THREADS))

@@ -81,13 +81,13 @@ def test_a_hold_says_that_it_was_lost(server: servers.Server) -> None:
             assert not hold.lost
 
 
-def lose(client: Client) -> None:
+def lose(client: Client, name: str = "lost", permits: int = 2) -> None:
     """Holds permits, which are lost."""
-    with client.hold("lost", 2, maximum=2) as hold:
+    with client.hold(name, permits, maximum=2) as hold:
         assert not hold.lost
         cut(client)
         assert hold.lost
-        with pytest.raises(ConnectionLost, match=r"^lost 2 of lost with the connection"):
+        with pytest.raises(ConnectionLost, match=rf"^lost {permits} of {name} with the connection"):
             hold.raise_if_lost()
         client.noop()  # by another connection
         assert hold.lost
@@ -146,10 +146,8 @@ def test_the_call_under_way_is_the_one_that_hears(server: servers.Server) -> Non
 
 def test_nobody_hears_if_only_holds_have_lost(server: servers.Server) -> None:
     with server.client() as client:
-        with contextlib.suppress(ConnectionLost), client.hold("only", maximum=1) as hold:
-            cut(client)
-            assert hold.lost
-            client.noop()
+        with pytest.raises(ConnectionLost, match=r"^lost 1 of only"):
+            lose(client, "only", 1)
         client.noop()
 
 

@@ -70,6 +70,10 @@ class Subscription(Thing):
     async def is_lost(self, client: Any, taken: bytes) -> bool:
         return False
 
+    def subscribers(self, name: bytes) -> set[bytes]:
+        """Returns the connections that have subscribed."""
+        return {each.id for each in self.observer.channel(name) or ()}
+
     def in_use(self, name: bytes) -> int:
         return len(self.observer.channel(name) or ())
 
@@ -83,12 +87,12 @@ class Subscription(Thing):
         On a new connection it subscribes again to what it believes that it has.
         """
         await self._hear(visit.client)
-        has = self.in_use(self.ONE)
+        before = self.subscribers(self.ONE)
         visit.relay.cut()
         await self._hear(visit.client)
-        if self.in_use(self.ONE) != has:
-            return False
-        if has:
+        await loops.until(lambda: not before & self.subscribers(self.ONE), "the old connection has ended")
+        assert self.in_use(self.ONE) == len(before), "the client believes something else"
+        if before:
             await got(visit.client.unsubscribe(self.ONE))
         return True
 
