@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import signal
 import socket
@@ -19,15 +20,13 @@ from counterd.protocols.counter import wire as counter
 from counterd.version import __version__
 from kit import reference
 from kit.daemon import PATIENCE, Daemon, environment, running, wait_until
-from kit.terminals import Terminal, terminal
+from kit.terminals import SCREEN_OFF, SCREEN_ON, UNKNOWN, Terminal, terminal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
 COUNTERCTL = (sys.executable, "-c", "from counterd.cli.ctl import main; main()")
-SCREEN_ON, SCREEN_OFF = b"\x1b[?1049h", b"\x1b[?1049l"
-HOME = b"\x1b[H"  # where each drawing begins
 
 # What a shell does with a job that is stopped.
 SHELL = """
@@ -68,16 +67,9 @@ def top(port: int, *arguments: object) -> list[str]:
     return [*COUNTERCTL, *where, "top", "-i", "200ms", *map(str, arguments)]
 
 
-def screen(seen: Terminal) -> list[str]:
-    """The last that was drawn as a whole, in lines without colours."""
-    drawings = seen.read().split(HOME)
-    text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", drawings[-2 if len(drawings) > 2 else -1].decode("utf-8", "replace"))
-    return [line.rstrip() for line in text.splitlines()]
-
-
 def listed(seen: Terminal) -> list[str]:
     """The names in the list, as they are shown."""
-    lines = screen(seen)
+    lines = seen.screen()
     start = next((at for at, line in enumerate(lines) if line.startswith("name")), len(lines))
     return [line.split()[0] for line in lines[start + 1 : -1] if line]
 
@@ -86,7 +78,7 @@ def wait_for_list(seen: Terminal, *names: str) -> None:
     try:
         wait_until(lambda: listed(seen) == list(names), f"{names} are listed")
     except AssertionError as error:
-        raise AssertionError(f"{error}; there is {screen(seen)}") from None
+        raise AssertionError(f"{error}; there is {seen.screen()}") from None
 
 
 def test_holders_connections_and_the_end_of_one(start: Callable[..., Daemon], short_path: Path) -> None:
@@ -176,13 +168,13 @@ def test_tables_of_other_protocols(start: Callable[..., Daemon], short_path: Pat
         for tube, jobs in ((b"mail", 2), (b"orders", 3)):
             worker.sendall(wire.use(tube) + jobs * wire.put(b"x"))
         worker.sendall(wire.use(b"mail") + wire.watch(b"mail") + wire.reserve())
-        wait_until(lambda: any("every" in line for line in screen(seen)), "the first screen")
+        wait_until(lambda: any("every" in line for line in seen.screen()), "the first screen")
         seen.type(b"\t")
         wait_for_line(seen, "beanstalk-")
         seen.type(b"\t")
         wait_for_line(seen, "tubes by ready")
         wait_for_line(seen, "orders ")
-        lines = [line.split() for line in screen(seen)]
+        lines = [line.split() for line in seen.screen()]
         at = lines.index(["tubes", "by", "ready"])
         assert lines[at + 1][:4] == ["tube", "ready", "reserved", "delayed"]
         assert [line[:3] for line in lines[at + 2 : at + 4]] == [["orders", "3", "0"], ["mail", "1", "1"]]
@@ -209,7 +201,7 @@ def test_a_server_that_has_no_counters(start: Callable[..., Daemon], short_path:
     with terminal(top(1, "--admin", url), columns=110) as seen:
         wait_for_line(seen, "tubes by ready")
         wait_for_line(seen, "default ")
-        assert screen(seen)[1].startswith("no answer: cannot connect to 127.0.0.1:1: ")
+        assert seen.screen()[1].startswith("no answer: cannot connect to 127.0.0.1:1: ")
         seen.type(b"\t\t")
         wait_for_line(seen, "no connections")
         seen.type(b"q")
@@ -218,7 +210,7 @@ def test_a_server_that_has_no_counters(start: Callable[..., Daemon], short_path:
 
 def below(seen: Terminal, beginning: str) -> list[str]:
     """The rows of a page whose first line begins so, and what follows them."""
-    lines = screen(seen)
+    lines = seen.screen()
     start = next((at for at, line in enumerate(lines) if line.startswith(beginning)), len(lines))
     return [*lines[start + 2 :], ""]
 
@@ -233,7 +225,7 @@ def test_without_an_admin_endpoint_the_counters_are_there(
     with client.hold("seats", 4, maximum=5), terminal(top(counterd.address.port, *arguments), columns=120) as seen:
         wait_for_list(seen, "seats")
         seen.type(b"\r")
-        wait_until(lambda: any(said in line for line in screen(seen)), said)
+        wait_until(lambda: any(said in line for line in seen.screen()), said)
         seen.type(b"\x1b")
         wait_for_list(seen, "seats")
         seen.type(b"q")
@@ -242,9 +234,9 @@ def test_without_an_admin_endpoint_the_counters_are_there(
 
 def wait_for_line(seen: Terminal, beginning: str) -> None:
     try:
-        wait_until(lambda: any(line.startswith(beginning) for line in screen(seen)), beginning)
+        wait_until(lambda: any(line.startswith(beginning) for line in seen.screen()), beginning)
     except AssertionError as error:
-        raise AssertionError(f"{error}; there is {screen(seen)}") from None
+        raise AssertionError(f"{error}; there is {seen.screen()}") from None
 
 
 def test_it_shows_what_there_is(counterd: Daemon, client: Client) -> None:
@@ -257,9 +249,8 @@ def test_it_shows_what_there_is(counterd: Daemon, client: Client) -> None:
         before = seen.attributes()
         wait_for_list(seen, "seats", "jobs", "calls")
         assert seen.attributes() != before
-        wait_until(lambda: re.search(r"stats +[1-9][0-9.]*/s", "\n".join(screen(seen))), "a rate")
-        lines = screen(seen)
-        assert len(lines) == 24
+        wait_until(lambda: re.search(r"stats +[1-9][0-9.]*/s", "\n".join(seen.screen())), "a rate")
+        lines = seen.screen()
         assert lines[0].startswith(f"counterd {__version__} at 127.0.0.1:{counterd.address.port}   up 00:00:")
         assert lines[0].endswith("every 0.2 s")
         seen.type(b"\x1b[D")
@@ -275,7 +266,7 @@ def test_it_shows_what_there_is(counterd: Daemon, client: Client) -> None:
         seen.type(b"/\x7fob\r")
         wait_for_list(seen, "jobs")
         seen.type(b"h")
-        wait_until(lambda: any("any key closes it" in line for line in screen(seen)), "the help")
+        wait_until(lambda: any("any key closes it" in line for line in seen.screen()), "the help")
         seen.type(b"hq")
         assert seen.ended() == 0
         assert seen.attributes() == before
@@ -305,19 +296,66 @@ def test_it_is_stopped_and_goes_on(counterd: Daemon) -> None:
         at = seen.wait_for(b"stopped, terminal as before: True")
         assert SCREEN_OFF in seen.shown[:at]
         seen.wait_for(SCREEN_ON, at)
-        seen.wait_for(b"every", at)
+        wait_for_all_lines(seen)
         seen.type(b"q")
         assert seen.ended() == 0
 
 
 def test_it_follows_the_size(counterd: Daemon) -> None:
     """Of the terminal, not what somebody has exported once."""
-    with terminal(top(counterd.address.port), columns=80, rows=24, env={"COLUMNS": "40", "LINES": "9"}) as seen:
-        wait_until(lambda: len(screen(seen)) == 24, "24 lines")
-        seen.resize(150, 40)
-        wait_until(lambda: len(screen(seen)) == 40 and len(screen(seen)[0]) == 150, "40 lines of 150")
-        seen.resize(30, 8)
-        wait_until(lambda: len(screen(seen)) == 8, "8 lines")
+    env = {"COLUMNS": "40", "LINES": "9", "TTY_COMPATIBLE": "0"}
+    with terminal(top(counterd.address.port), columns=80, rows=24, env=env) as seen:
+        for size in ((150, 40), (150, 20), (30, 8)):
+            wait_for_all_lines(seen)
+            seen.resize(*size)
+        wait_for_all_lines(seen)
+        seen.type(b"q")
+        assert seen.ended() == 0
+
+
+def wait_for_all_lines(seen: Terminal) -> None:
+    wait_until(lambda: UNKNOWN not in seen.screen(), "all lines")
+
+
+@pytest.mark.parametrize(("columns", "rows", "count"), [(40, 16, 7), (40, 24, 11), (80, 24, 11)])
+def test_a_small_terminal_shows_counters(counterd: Daemon, client: Client, columns: int, rows: int, count: int) -> None:
+    for number in range(30):
+        client.acquire(f"c{number:02}", maximum=1)
+    with terminal(top(counterd.address.port), columns=columns, rows=rows) as seen:
+        wait_for_list(seen, *(f"c{number:02}" for number in range(count)))
+        wait_for_line(seen, "requests ")
+        seen.type(b"q")
+        assert seen.ended() == 0
+
+
+def test_only_lines_that_have_changed_are_written(counterd: Daemon, client: Client) -> None:
+    with client.hold("seats", 4, maximum=5), terminal(top(counterd.address.port)) as seen:
+        wait_for_list(seen, "seats")  # which the first drawing did not have yet
+        seen.type(b"q")
+        assert seen.ended() == 0
+    written = re.findall(rb"\x1b\[([0-9]+);1H(.*?)(?=\x1b\[[0-9]+;1H|\x1b\[\?)", seen.shown, re.DOTALL)
+    of_rows = [[line for at, line in written if int(at) == row] for row in range(1, 25)]
+    assert all(of_rows)
+    assert all(line != after for lines in of_rows for line, after in itertools.pairwise(lines))
+
+
+@pytest.mark.parametrize("how", ["Ctrl-L", "continued", "resized", "not stopped"])
+def test_all_lines_are_written_if_the_terminal_may_show_something_else(counterd: Daemon, how: str) -> None:
+    with terminal(top(counterd.address.port)) as seen:
+        wait_for_all_lines(seen)
+        seen.spoil()
+        if how == "Ctrl-L":
+            seen.type(b"\x0c")
+        elif how == "continued":
+            seen.process.send_signal(signal.SIGSTOP)
+            seen.process.send_signal(signal.SIGCONT)
+        elif how == "resized":
+            seen.resize(40, 16)
+            seen.resize(80, 24)
+        else:
+            seen.type(b"\x1a")  # which cannot stop it, as no shell in its session could continue it
+            seen.wait_for(SCREEN_OFF)
+        wait_for_all_lines(seen)
         seen.type(b"q")
         assert seen.ended() == 0
 
@@ -350,13 +388,13 @@ def test_a_server_that_goes_and_comes_back(start: Callable[..., Daemon]) -> None
     counterd = start()
     port = counterd.address.port
     with terminal(top(port)) as seen:
-        wait_until(lambda: any(line.startswith("0 counters") for line in screen(seen)), "its list")
+        wait_until(lambda: any(line.startswith("0 counters") for line in seen.screen()), "its list")
         counterd.stop()
-        wait_until(lambda: screen(seen)[1].startswith("no answer: "), "that it has gone")
+        wait_until(lambda: seen.screen()[1].startswith("no answer: "), "that it has gone")
         again = start({"counter.port": str(port)})
         with again.client() as client, client.hold("back", maximum=1):
             wait_for_list(seen, "back")
-            wait_until(lambda: screen(seen)[1] == "", "that it is back")
+            wait_until(lambda: seen.screen()[1] == "", "that it is back")
         seen.type(b"q")
         assert seen.ended() == 0
 
@@ -370,7 +408,7 @@ def test_the_reference_server(tmp_path: Path) -> None:
         terminal([*COUNTERCTL, "-h", address.host, "-p", address.port, "top"]) as seen,
     ):
         wait_for_list(seen, "seats")
-        wait_until(lambda: any(line.startswith("objects ") for line in screen(seen)), "its figures")
+        wait_until(lambda: any(line.startswith("objects ") for line in seen.screen()), "its figures")
         seen.type(b"q")
         assert seen.ended() == 0
 

@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import os
 import pty
+import re
 import select
 import signal
 import struct
@@ -13,6 +14,8 @@ import subprocess
 import sys
 import termios
 from typing import TYPE_CHECKING
+
+from rich.cells import cell_len
 
 from kit.daemon import PATIENCE, environment, wait_until
 
@@ -26,6 +29,11 @@ fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 os.execv(sys.argv[1], sys.argv[1:])
 """
 
+SCREEN_ON, SCREEN_OFF = b"\x1b[?1049h", b"\x1b[?1049l"
+COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+UNKNOWN = "?"
+LINE = re.compile(r"\x1b\[(\d+);1H([^\x1b]*)")
+
 END = b"\0end\0"  # written behind all that the process wrote
 
 
@@ -37,6 +45,7 @@ class Terminal:
         self.shown = b""
         self._master = master
         self._slave = slave
+        self._spoilt = 0  # what was written before this does not tell what is seen
 
     def type(self, keys: bytes) -> None:
         os.write(self._master, keys)
@@ -47,6 +56,30 @@ class Terminal:
             self.shown += os.read(self._master, 1 << 16)
         return self.shown
 
+    def screen(self) -> list[str]:
+        """What is seen of a program that only moves the cursor to the beginning of lines, and writes whole lines.
+
+        The lines are without colours and blanks at their ends. UNKNOWN stands for a line that was not written yet.
+        """
+        columns, rows = self.size
+        shown = self.read()
+        text = shown[max(self._spoilt, shown.rfind(SCREEN_ON)) :].decode("utf-8", "replace")
+        lines = [UNKNOWN] * rows
+        for row, line in LINE.findall(COLOUR.sub("", text)):
+            if cell_len(line) == columns and int(row) <= rows:  # else it is of another size, or only a part came so far
+                lines[int(row) - 1] = line.rstrip()
+        return lines
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Columns and rows."""
+        rows, columns, _, _ = struct.unpack("HHHH", fcntl.ioctl(self._slave, termios.TIOCGWINSZ, bytes(8)))
+        return columns, rows
+
+    def spoil(self) -> None:
+        """Forgets what is seen, as when another program writes to the terminal."""
+        self._spoilt = len(self.read())
+
     def wait_for(self, text: bytes, after: int = 0) -> int:
         """Waits until this is written, beyond so many bytes; returns how many there are up to its end."""
         try:
@@ -56,6 +89,8 @@ class Terminal:
         return self.shown.index(text, after) + len(text)
 
     def resize(self, columns: int, rows: int) -> None:
+        """Changes the size. What is seen then differs among terminals, so it does not count."""
+        self.spoil()
         fcntl.ioctl(self._slave, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
 
     def attributes(self) -> list[object]:

@@ -17,10 +17,10 @@ import threading
 import time
 import tty
 from collections import deque
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
-from rich.live import Live
 
 from counterd.cli.ctl.admin import (
     PAGE,
@@ -41,6 +41,8 @@ from counterd.errors import CounterdError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from rich.segment import Segment
+
     from counterd.cli.ctl.common import Target
     from counterd.client import Client
 
@@ -49,6 +51,7 @@ ESCAPE_S = 0.05  # an escape character after which nothing comes for this time i
 RETRY_S = 2.0  # the longest pause after a failure
 LIST_TIMEOUT_S = 60.0  # for a Dump: a million counters take seconds
 LIST_SHARE = 0.2  # the largest share of the time during which a Dump may be in progress
+CTRL_L = "\x0c"
 
 ENDING = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT)
 
@@ -116,6 +119,8 @@ class Monitor:
         os.set_blocking(self._wake, False)
         os.set_blocking(self._wakes, False)
         self._suspended = False
+        self._spoilt = False  # whether the terminal may not show any more what was drawn
+        self._drawn: list[list[Segment]] = []  # the lines that the terminal shows
         self._keys = Keys()
         self._askers = [
             Asker(view, self._ask_stats, lambda result: self._tell("stats", result)),
@@ -128,13 +133,15 @@ class Monitor:
         signal.set_wakeup_fd(self._wakes, warn_on_full_buffer=False)
         for number in ENDING:
             signal.signal(number, end)
-        signal.signal(signal.SIGWINCH, lambda *_: None)  # only to wake the loop
+        for number in (signal.SIGWINCH, signal.SIGCONT):
+            signal.signal(number, self._spoil)
         for asker in self._askers:
             asker.start()
         while not self._view.quits:
             signal.signal(signal.SIGTSTP, self._suspend)
-            with screen() as live:
-                self._attend(live)
+            with screen() as console:
+                self._spoil()
+                self._attend(console)
             if self._suspended:
                 self._suspended = False
                 signal.signal(signal.SIGTSTP, signal.SIG_DFL)
@@ -190,12 +197,15 @@ class Monitor:
     def _suspend(self, *_: object) -> None:
         self._suspended = True
 
-    def _attend(self, live: Live) -> None:
+    def _spoil(self, *_: object) -> None:
+        self._spoilt = True
+
+    def _attend(self, console: Console) -> None:
         poller = select.poll()
         poller.register(sys.stdin, select.POLLIN)
         poller.register(self._wake, select.POLLIN)
         while not (self._view.quits or self._suspended):
-            self._draw(live)
+            self._draw(console)
             timeout = ESCAPE_S if self._keys.waits else REDRAWN_S
             ready = {number for number, _ in poller.poll(timeout * 1000)}
             if self._wake in ready:
@@ -209,13 +219,21 @@ class Monitor:
             elif self._keys.waits:
                 self._press(self._keys.feed(b"", final=True))
 
-    def _draw(self, live: Live) -> None:
-        console = live.console
+    def _draw(self, console: Console) -> None:
+        """Draws the lines that have changed, or the whole screen if it was spoilt."""
+        if self._spoilt:
+            self._spoilt = False  # before the size is read, which may change again at any time
+            self._drawn = []
         columns, rows = os.get_terminal_size(sys.stdout.fileno())
         console.size = (columns or 80, rows or 24)
         self._shown.now = time.monotonic()
         plain = not (console.encoding or "").lower().startswith("utf")
-        live.update(draw(self._shown, console.width, console.height, plain=plain), refresh=True)
+        lines = console.render_lines(draw(self._shown, console.width, console.height, plain=plain))
+        with console:  # one write
+            for y, (line, before) in enumerate(zip_longest(lines, self._drawn[: len(lines)])):
+                if line != before:
+                    console.update_screen_lines([line], y=y)
+        self._drawn = lines
 
     def _take(self) -> None:
         """Processes the replies that the threads have got."""
@@ -240,6 +258,7 @@ class Monitor:
         order, page = view.listed(), (view.page, view.name)
         for key in keys:
             view.press(key)
+            self._spoilt |= key == CTRL_L
         stats, dump, pages = self._askers
         stats.look()
         dump.look(hurries=view.listed() != order and listing is not None and not listing.is_complete())
@@ -280,15 +299,14 @@ def end(number: int, _: object) -> None:
 
 
 @contextlib.contextmanager
-def screen() -> Iterator[Live]:
+def screen() -> Iterator[Console]:
     """Takes over the terminal and reads single keys; restores the terminal at the end."""
     attributes = termios.tcgetattr(sys.stdin)
     try:
         tty.setcbreak(sys.stdin)
-        with Live(
-            console=Console(), screen=True, auto_refresh=False, redirect_stdout=False, redirect_stderr=False
-        ) as live:
-            yield live
+        console = Console(force_terminal=True)  # whatever the environment says, as it was seen to be one
+        with console.screen():
+            yield console
     finally:
         with contextlib.suppress(termios.error):  # the terminal does not exist any more
             termios.tcsetattr(sys.stdin, termios.TCSANOW, attributes)

@@ -49,6 +49,7 @@ LETTER_MAX = 4  # bytes of UTF-8
 NEARLY_FULL = 0.8
 LABEL_WIDTH = 13
 LOAD_WIDTH = 20
+ROWS_BESIDE = 5  # those that are neither for figures nor for the list: the title, the problem, the foot, and two blanks
 HELP = (
     ("up, down", "move the cursor, also PgUp, PgDn, Home and End"),
     ("Enter, w", "show who holds the counter, or who waits for it; show what a connection holds, or waits for"),
@@ -57,7 +58,7 @@ HELP = (
     ("s, left, right", "sort by the previous or the next column"),
     ("r", "reverse the order"),
     ("/", "show only names with this text: Enter applies it, Esc cancels"),
-    ("space", "pause or continue"),
+    ("space, Ctrl-L", "pause or continue; draw the whole screen again"),
     ("+ -", "make the interval longer or shorter"),
     ("h ?", "show this help; any key closes it"),
     ("q", "quit"),
@@ -208,14 +209,15 @@ class Shown:
 
 
 def draw(what: Shown, columns: int, rows: int, *, plain: bool = False) -> RenderableType:
-    """Draws the whole screen with exactly this many columns and rows.
+    """Draws the whole screen with exactly this many columns and rows. From 8 rows on, at least half are for the list.
 
     plain: draws for a terminal that has only ASCII.
     """
     problem = f"no answer: {what.problem}" if what.problem else ""
     head = [_title(what, columns), Text(problem, "bold red")]
     if what.sample is not None and not what.view.helping:  # the help needs the room
-        head += _figures(what.before, what.sample, columns, plain=plain)
+        figures = _figures(what.before, what.sample, columns, plain=plain)
+        head += _most_important(figures, max(rows // 2 - ROWS_BESIDE, 0))
     foot = _foot(what, columns)
     room = max(rows - len(head) - 2, 0)
     if what.view.helping:
@@ -233,12 +235,16 @@ def draw(what: Shown, columns: int, rows: int, *, plain: bool = False) -> Render
 
 
 def _title(what: Shown, columns: int) -> Text:
-    version = what.sample.figures.get("version") if what.sample else None
-    left = Text().append(f"counterd {version} at {what.where}" if version else what.where, "bold")
+    """Draws the first line. If there is too little room, the uptime is left out first, then the version."""
+    texts = [what.where]
+    if what.sample and (version := what.sample.figures.get("version")):
+        texts.insert(0, f"counterd {version} at {what.where}")
     if what.sample and (uptime := what.sample.number("uptime")) is not None:
-        left.append(f"   up {_uptime(uptime)}")
+        texts.insert(0, f"{texts[0]}   up {_uptime(uptime)}")
     right = Text("paused", style="reverse") if what.view.paused else Text(f"every {what.view.interval:g} s", "dim")
-    return _both_ends(left, right, columns)
+    lefts = [Text(text, "bold") for text in texts]
+    fits = next((left for left in lefts if left.cell_len + right.cell_len + 1 < columns), lefts[-1])
+    return _both_ends(fits, right, columns)
 
 
 def _uptime(seconds: int) -> str:
@@ -253,24 +259,32 @@ def _both_ends(left: Text, right: Text, columns: int) -> Text:
     return left.copy().append(" " * room).append_text(right) if room > 1 else left.copy()
 
 
-def _figures(before: Sample | None, sample: Sample, columns: int, *, plain: bool) -> list[Text]:
-    """Draws the figures of Stats that this server reports."""
+def _figures(before: Sample | None, sample: Sample, columns: int, *, plain: bool) -> list[list[Text]]:
+    """Draws the figures of Stats that this server reports, as the lines of each kind of figures."""
     operations = rates(before, sample, "command:")
     names = [name[len("command:") :] for name in sample.figures if name.startswith("command:")]
-    cells = [_cell(name, _rate(operations.get(name))) for name in names]
+    cells = [_cell(name, _rate(operations.get(name))) for name in names if sample.number(f"command:{name}")]
     total = sum(operations.values()) if operations else None
-    found = _lines("requests", [_cell("all", _rate(total)), *cells], columns)
+    found = [_lines("requests", [_cell("all", _rate(total)), *cells], columns)]
     if any(name.startswith("refused:") for name in sample.figures):
         refused = rates(before, sample, "refused:")
         kinds = [name[len("refused:") :] for name in sample.figures if name.startswith("refused:")]
         ever = [kind for kind in kinds if sample.number(f"refused:{kind}")]
         cells = [_cell(kind.replace("_", " "), _rate(refused.get(kind)), 28) for kind in ever]
-        found += _lines("refused", cells or [Text("none", "dim")], columns)
+        found.append(_lines("refused", cells or [Text("none", "dim")], columns))
+    found += [_lines("connections", _connections(sample), columns), *_load(sample, columns, plain=plain)]
     traffic = rates(before, sample, "bytes_")
     if "bytes_in" in sample.figures:
         cells = [_cell(name, _bytes(traffic.get(name))) for name in ("in", "out")]
-        found += _lines("bytes", cells, columns)
-    return [*found, *_lines("connections", _connections(sample), columns), *_load(sample, columns, plain=plain)]
+        found.append(_lines("bytes", cells, columns))
+    return found
+
+
+def _most_important(kinds: list[list[Text]], room: int) -> list[Text]:
+    """Returns the lines that fit, and a blank line. The first lines of all kinds fit first, from top to bottom."""
+    places = [(line, kind) for kind, lines in enumerate(kinds) for line in range(len(lines))]
+    fitting = sorted(places)[:room]
+    return [kinds[kind][line] for line, kind in places if (line, kind) in fitting] + [Text()] * bool(fitting)
 
 
 def _cell(name: str, value: str, width: int = 20) -> Text:
@@ -293,33 +307,33 @@ def _lines(label: str, cells: list[Text], columns: int) -> list[Text]:
         if found[-1].cell_len > LABEL_WIDTH and found[-1].cell_len + len(each.plain.rstrip()) > columns:
             found.append(Text(" " * LABEL_WIDTH))
         found[-1].append_text(each)
+    for line in found:
+        line.rstrip()
     return found
 
 
 def _connections(sample: Sample) -> list[Text]:
     now, most = sample.number("curr_connections"), sample.number("connections_max")
-    text = f"{now or 0:,}" + (f" of {most:,}" if most else "")
-    if (total := sample.number("total_connections")) is not None:
-        text += f", {total:,} since the start"
+    cells = [Text(f"{now or 0:,}" + (f" of {most:,}" if most else "") + "   ")]
     causes = {name[len("rejected:") :]: sample.number(name) for name in sample.figures if name.startswith("rejected:")}
-    cells = [Text(text)]
     if rejected := ", ".join(f"{cause.replace('_', ' ')} {number:,}" for cause, number in causes.items() if number):
-        cells.append(Text(f"; rejected: {rejected}", "bold red"))
+        cells.append(Text(f"rejected: {rejected}   ", "bold red"))
+    if (total := sample.number("total_connections")) is not None:
+        cells.append(Text(f"{total:,} since the start"))
     return cells
 
 
-def _load(sample: Sample, columns: int, *, plain: bool) -> list[Text]:
+def _load(sample: Sample, columns: int, *, plain: bool) -> list[list[Text]]:
     """Draws how full the tables are. If the server does not report their sizes, draws the number of objects."""
     found = []
     for label, name, most in (("records", "records", "buckets"), ("holdings", "holdings", "holdings_max")):
         used, size = sample.number(name), sample.number(most)
         if used is not None and size:
             style = _heat(used / size)
-            cells = [_bar(used / size, LOAD_WIDTH, style, plain=plain)]
-            cells.append(Text(_percent(used / size).rjust(PERCENT_WIDTH), style))
-            cells.append(Text(f"   {used:,} of {size:,}"))
-            found += _lines(label, [Text().join(cells)], columns)
-    return found or _lines("objects", [Text(count(sample.number("objects") or 0))], columns)
+            cell = _bar(used / size, LOAD_WIDTH, style, plain=plain)
+            cell.append(_percent(used / size).rjust(PERCENT_WIDTH), style).append("   ")
+            found.append(_lines(label, [cell, Text(f"{used:,} of {size:,}")], columns))
+    return found or [_lines("objects", [Text(count(sample.number("objects") or 0))], columns)]
 
 
 def _foot(what: Shown, columns: int) -> Text:
@@ -401,22 +415,23 @@ class Layout(NamedTuple):
     def of(cls, columns: int) -> Layout:
         """Chooses the columns that fit.
 
-        If there is too little room, the history is left out first, then the peak, the limit and the share.
+        If there is too little room, the history is left out first, then the peak, the limit, the bar and the share.
         """
         in_use, limit, peak = Column("in use", 9, "in use"), Column("limit", 9), Column("peak", 9, "peak")
-        percent = PERCENT_WIDTH + GAP
+        percent = Column("share", PERCENT_WIDTH, "share")  # beside a bar it belongs to the bar
         for numbers, bars in (
             ((in_use, limit, peak), 2),
             ((in_use, limit, peak), 1),
             ((in_use, limit), 1),
             ((in_use,), 1),
+            ((in_use, percent), 0),
         ):
-            left = columns - sum(each.width + GAP for each in numbers) - percent
+            left = columns - sum(each.width + GAP for each in numbers) - (percent.width + GAP if bars else 0)
             widths = [max(left // 4, least) for least in (BAR_WIDTH_MIN, HISTORY_WIDTH_MIN)[:bars]]
             widths = [min(width, most) for width, most in zip(widths, (BAR_WIDTH_MAX, HISTORY_WIDTH_MAX), strict=False)]
             name = left - sum(width + GAP for width in widths)
             if name >= NAME_WIDTH_MIN:
-                return cls(name, numbers, widths[0], widths[1] if bars == 2 else 0)
+                return cls(name, numbers, *(*widths, 0, 0)[:2])
         return cls(max(columns - in_use.width - GAP, 1), (in_use,), 0, 0)
 
 
@@ -424,10 +439,10 @@ def _table(what: Shown, columns: int, room: int, *, plain: bool) -> list[Text]:
     """Draws the heading, and the counters around the cursor that fit."""
     layout = Layout.of(columns)
     order, cursor = what.view.listed(), what.view.cursor
-    if what.listing is None or room < 2:
-        return [Text()]
+    if what.listing is None:
+        return []
     entries = order.choose(what.listing.entries, len(what.listing.entries))
-    cursor.settle([entry.name for entry in entries], room - 2)
+    cursor.settle([entry.name for entry in entries], room - 1)
     lines = []
     for at, entry in enumerate(entries[cursor.top : cursor.top + cursor.room], cursor.top):
         lines.append(_entry(entry, what.history.get(entry.name, ()), layout, plain=plain))
@@ -435,7 +450,7 @@ def _table(what: Shown, columns: int, room: int, *, plain: bool) -> list[Text]:
             lines[-1].stylize("reverse")
     if not lines:
         lines = [Text("no counters" if not order.filter else f"no counter whose name contains {order.filter!r}", "dim")]
-    return [Text(), _heading(layout, order, columns, plain=plain), *lines]
+    return [_heading(layout, order, columns, plain=plain), *lines]
 
 
 def _heading(layout: Layout, order: Order, columns: int, *, plain: bool) -> Text:
@@ -459,17 +474,18 @@ def _heading(layout: Layout, order: Order, columns: int, *, plain: bool) -> Text
 def _entry(entry: DumpEntry, history: Sequence[int] | deque[int], layout: Layout, *, plain: bool) -> Text:
     line = Text(_beginning(entry.name, layout.name))
     line.truncate(layout.name, overflow="crop" if plain else "ellipsis", pad=True)
-    limit = limit_of(entry)
+    limit, filled = limit_of(entry), share(entry)
     values = {"in use": _number(entry.consumption), "limit": "-" if limit is None else _number(limit)}
     values["peak"] = _number(entry.peak)
+    values["share"] = f"{'' if limit else '~'}{_percent(filled)}"
+    heat = "cyan" if limit is None else _heat(filled)
+    styles = {"in use": "bold", "share": heat}
     for column in layout.numbers:
-        style = "bold" if column.title == "in use" else "dim" if values[column.title] == "-" else "none"
+        style = "dim" if values[column.title] == "-" else styles.get(column.title, "none")
         line.append(values[column.title].rjust(column.width + GAP), style)
     if layout.bar:
-        filled = share(entry)
-        style = "cyan" if limit is None else _heat(filled)
-        line.append(" " * GAP).append_text(_bar(filled, layout.bar, style, plain=plain, known=limit is not None))
-        line.append(f"{'' if limit else '~'}{_percent(filled)}".rjust(PERCENT_WIDTH + GAP), style)
+        line.append(" " * GAP).append_text(_bar(filled, layout.bar, heat, plain=plain, known=limit is not None))
+        line.append(values["share"].rjust(PERCENT_WIDTH + GAP), heat)
     if layout.history:
         drawn = sparkline(history, limit or entry.peak, layout.history, plain=plain)
         line.append(" " * GAP).append(drawn.rjust(layout.history), "cyan")
@@ -514,7 +530,7 @@ def _page(what: Shown, columns: int, room: int, *, plain: bool) -> list[Text]:
     chosen = [each for each in told.columns if not each.detail]
     if any(each.name == "client" for each in chosen):  # the name of a client says more than its address
         chosen.sort(key=lambda each: each.name == "peer")
-    fields, flexible = _fitting(chosen, columns)
+    fields, flexible = _fitting(chosen, columns, view.name.decode() if view.table else None)
     selected = "connection" if view.page in (HOLDERS, QUEUE) else next((each.name for each in told.columns), "")
     view.cursor.settle([str(row[selected]) for row in told.rows], room - 2)
     heading = _row([each.title or each.name for each in fields], fields, flexible, plain=plain)
@@ -532,14 +548,18 @@ def _page(what: Shown, columns: int, room: int, *, plain: bool) -> list[Text]:
     return [about, heading, *lines]
 
 
-def _fitting(fields: Sequence[Field], columns: int) -> tuple[Sequence[Field], int]:
-    """Returns the fields that fit, and the width for fields without a fixed width, such as the peer or a name."""
+def _fitting(fields: Sequence[Field], columns: int, order: str | None) -> tuple[Sequence[Field], int]:
+    """Returns the fields that fit, and the width for fields without a fixed width, such as the peer or a name.
+
+    The last fields are left out first, but not the field by which the rows are sorted.
+    """
     while True:
         widths = [_width(each) for each in fields]
         left = columns - sum(widths) - GAP * (len(fields) - 1)
         if left >= NAME_WIDTH_MIN * widths.count(0) or len(fields) <= 2:
             return fields, max(left // max(widths.count(0), 1), 1)
-        fields = fields[:-1]
+        last = next(each for each in reversed(fields) if order not in (each.name, each.title))
+        fields = [each for each in fields if each is not last]
 
 
 def _width(field: Field) -> int:

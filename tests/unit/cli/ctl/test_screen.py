@@ -95,20 +95,19 @@ def test_the_whole_screen() -> None:
     assert drawn(full()) == [
         "counterd 0.1.0 at 127.0.0.1:11215   up 1 d 02:03:04                    every 1 s",
         "",
-        "requests     all          100/s   noop           0/s   acquire      100/s",
-        "             dump           0/s",
+        "requests     all          100/s   acquire      100/s   dump           0/s",
         "refused      not available       10.0/s",
-        "bytes        in        10,000/s   out            0/s",
-        "connections  3 of 1,024, 1,200 since the start; rejected: max connections 7",
+        "connections  3 of 1,024   rejected: max connections 7   1,200 since the start",
         "records      ━━━━━━━━━━━━━━━━━───  85 %   850 of 1,000",
         "holdings     ━───────────────────  <1 %   5 of 2,000,000",
+        "bytes        in        10,000/s   out            0/s",
         "",
         "name                in use ▼      limit       peak  share              lately",
         "calls                      5          -          5  ┅┅┅┅┅┅┅┅┅  ~100 %  █████████",
         "jobs                       5         10          9  ━━━━─────    50 %       ▁▂▄█",
         "seats                      3          3         40  ━━━━━━━━━   100 %",
         "idle                       0          -          0  ─────────    ~0 %",
-        *[""] * 8,
+        *[""] * 9,
         "4 counters; list 1.5 s old        Enter holders  Tab connections  h help  q quit",
     ]
 
@@ -123,8 +122,70 @@ def test_any_size_is_filled_and_not_exceeded(columns: int, rows: int, key: str) 
     drawn(Shown("127.0.0.1:11215", pressed(key)), columns, rows)
 
 
-def test_a_narrow_one_shows_names_and_what_is_in_use() -> None:
-    assert any(line.split() == ["jobs", "5"] for line in drawn(full(), 40))
+BUSY = LATER | {f"command:{name}": "5" for name in ("noop", "get", "release", "stats", "take", "cancel", "who")}
+ALL = "requests refused connections records holdings bytes"
+
+
+@pytest.mark.parametrize("count", [3, 3000])
+@pytest.mark.parametrize(
+    ("size", "labels", "figures", "titles"),
+    [
+        ((40, 16), "requests refused connections", 3, "name in use ▼ share"),
+        ((40, 24), ALL, 7, "name in use ▼ share"),
+        ((60, 20), "requests refused connections records holdings", 5, "name in use ▼ limit share"),
+        ((80, 24), ALL, 7, "name in use ▼ limit peak share lately"),
+        ((160, 50), ALL, 7, "name in use ▼ limit peak share lately"),
+    ],
+)
+def test_the_list_has_at_least_half_of_the_rows(
+    size: tuple[int, int], labels: str, figures: int, titles: str, count: int
+) -> None:
+    what = full()
+    entries = [Entry(b"c%04d" % number, 5, 9, 10) for number in range(count)]
+    what.sample = Sample(11.0, BUSY)
+    what.listing = summary(entries, Order(), 10.0, 0.1)  # type: ignore[arg-type]
+    lines = drawn(what, *size)
+    heading = next(at for at, line in enumerate(lines) if line.startswith("name"))
+    assert " ".join(lines[heading].split()) == titles
+    assert " ".join(line.split()[0] for line in lines[2 : heading - 1] if not line.startswith(" ")) == labels
+    assert heading == 2 + figures + 1
+    room = size[1] - 2 - heading
+    assert room >= size[1] / 2
+    names = [line.split()[0] for line in lines[heading + 1 : -2] if line]
+    assert names == [f"c{number:04}" for number in range(min(count, room - 1))]
+    what.view.press("tab")
+    what.told = connected(30).told
+    assert drawn(what, *size)[heading] == "connections"
+
+
+def test_a_small_screen() -> None:
+    assert drawn(full(), 40, 16) == [
+        "127.0.0.1:11215                every 1 s",
+        "",
+        "requests     all          100/s",
+        "refused      not available       10.0/s",
+        "connections  3 of 1,024",
+        "",
+        "name                    in use ▼   share",
+        "calls                          5  ~100 %",
+        "jobs                           5    50 %",
+        "seats                          3   100 %",
+        "idle                           0    ~0 %",
+        *[""] * 4,
+        "4 counters; list 1.5 s …  h help  q quit",
+    ]
+
+
+def test_the_title_leaves_out_the_uptime_first_then_the_version() -> None:
+    title = "counterd 0.1.0 at 127.0.0.1:11215"
+    assert drawn(full(), 62)[0] == f"{title}   up 1 d 02:03:04  every 1 s"
+    assert drawn(full(), 61)[0] == f"{title}                   every 1 s"
+    assert drawn(full(), 43)[0] == "127.0.0.1:11215                   every 1 s"
+    assert drawn(full(" "), 40)[0].endswith("paused")
+
+
+def test_a_very_narrow_one_shows_names_and_what_is_in_use() -> None:
+    assert any(line.split() == ["jobs", "5"] for line in drawn(full(), 34))
 
 
 def test_sixty_columns_have_the_share_and_the_keys() -> None:
@@ -394,8 +455,8 @@ def test_of_long_names_only_the_beginning_is_looked_at(monkeypatch: pytest.Monke
     what.listing = summary(entries, Order(), 10.0, 0.1)  # type: ignore[arg-type]
     lines = drawn(what)
     assert max(looked) < 200
-    assert [line[:4] for line in lines[11:14]] == [r"\x00", "日日日日", "xxxx"]
-    assert all("…" in line for line in lines[11:14])
+    assert [line[:4] for line in lines[10:13]] == [r"\x00", "日日日日", "xxxx"]
+    assert all("…" in line for line in lines[10:13])
 
 
 def test_what_the_filter_lists() -> None:
@@ -434,7 +495,7 @@ def test_before_anything_is_known() -> None:
 def test_rates_are_not_known_after_one_sample() -> None:
     what = full()
     what.before = None
-    assert "             dump             -" in drawn(what)
+    assert "requests     all              -   acquire          -   dump             -" in drawn(what)
 
 
 def test_a_server_that_tells_less() -> None:
@@ -444,7 +505,7 @@ def test_a_server_that_tells_less() -> None:
     what.before, what.sample = None, Sample(11.0, figures)
     lines = drawn(what)
     assert lines[0].startswith("127.0.0.1:11215 ")
-    assert "connections  1, 2 since the start" in lines
+    assert "connections  1   2 since the start" in lines
     assert "objects      1" in lines
     assert not any(line.startswith(("refused", "bytes", "records")) for line in lines)
 
@@ -488,7 +549,7 @@ TOKEN = {
          ["tubes by ready", "tube ready reserved delayed buried waiting oldest queued",
           r"mail\xff 1.23M 2 3 4 0 1 min 2 s"]),
         ("tubes", "oldest", [TUBE], 60,
-         ["tubes by oldest", "tube ready reserved delayed buried", r"mail\xff 1.23M 2 3 4"]),
+         ["tubes by oldest", "tube ready reserved delayed oldest", r"mail\xff 1.23M 2 3 1 min"]),
         ("tubes", "ready", [], 80,
          ["tubes by ready", "tube ready reserved delayed buried waiting", "the table is empty"]),
         ("tokens", "held", [TOKEN], 120,
