@@ -541,17 +541,19 @@ def test_a_job_that_a_worker_deletes_after_a_loss_was_not_gone(
     begun, ends = threading.Event(), threading.Event()
 
     def function(job: Any) -> None:
+        before.append(relay.accepted)
         relay.cut()
         begun.set()
         ends.wait(LONG_S)
 
+    before: list[int] = []  # connections
     port = port_of(start(ALONE))
     relay = cuts.Relay(("127.0.0.1", port))
     work = Bench(shape, port, function, count=1, through=relay.port)  # nobody else reserves the job
     (id,) = work.put("a")
     with relay, work.runs():
         assert begun.wait(PATIENCE)
-        wait_until(lambda: int(work.client.stats()["cmd-stats-job"]), "the worker knows of the loss")
+        wait_until(lambda: relay.accepted > before[0], "the worker knows of the loss")
         ends.set()
         wait_until(lambda: work.client.stats_job(id) is None, "it is deleted")
     assert not [text for text in caplog.messages if "was gone" in text]
