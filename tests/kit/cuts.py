@@ -67,7 +67,9 @@ class Relay:
 
     def drain(self) -> None:
         """Waits until all clients have ended their connections, and what they said before is passed on."""
-        for _, _, (from_client, _) in self._pairs:
+        with self._lock:
+            pairs = list(self._pairs)
+        for _, _, (from_client, _) in pairs:
             from_client.join(PATIENCE)
             assert not from_client.is_alive(), "a client has not ended its connection"
 

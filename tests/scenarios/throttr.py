@@ -86,15 +86,19 @@ class Subscription(Thing):
 
         On a new connection it subscribes again to what it believes that it has.
         """
-        await self._hear(visit.client)
-        before = self.subscribers(self.ONE)
+        has = await self._has(visit.client)
         visit.relay.cut()
-        await self._hear(visit.client)
-        await loops.until(lambda: not before & self.subscribers(self.ONE), "the old connection has ended")
-        assert self.in_use(self.ONE) == len(before), "the client believes something else"
-        if before:
+        assert await self._has(visit.client) == has, "the client believes something else"
+        if has:
             await got(visit.client.unsubscribe(self.ONE))
         return True
+
+    async def _has(self, client: Any) -> bool:
+        """Whether its connection is subscribed, according to the server."""
+        await self._hear(client)
+        own = {await got(client.whoami())}
+        await loops.until(lambda: self.subscribers(self.ONE) <= own, "other connections have ended")
+        return own == self.subscribers(self.ONE)
 
     async def _hear(self, client: Any) -> None:
         """Takes all events, and hears of a loss if there was one. Then it is connected."""
