@@ -13,9 +13,9 @@ import socket
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
-from counterd.client import _shared, throttr
+from counterd.client import _threads, throttr
 from counterd.client._calls import Call
-from counterd.client._link import Link
+from counterd.client._threadlink import ThreadCall, ThreadLink
 from counterd.client.counter._permits import PermitCalls
 from counterd.client.sentinel._token_link import TokenLink
 from counterd.client.sentinel._tokens import Tally, TokenCalls
@@ -256,12 +256,17 @@ def admin_frames() -> Callable[[bytes], Iterable[Any]]:
 # ---- clients --------------------------------------------------------------------------------------------------------
 
 
+def ignore(_: Any) -> None: ...
+
+
 def counter_client(requests: list[int], source: Source) -> None:
     near, far = served(source)
     with far:
-        link = Link(near, "the server", TIMEOUT_S, lambda _: None, calls=PermitCalls())
+        link = ThreadLink(near, "the server", TIMEOUT_S, ignore, ignore, calls=PermitCalls())
         try:
-            calls = link.run([COUNTER_REQUESTS[number % len(COUNTER_REQUESTS)] for number in requests])
+            calls: list[ThreadCall] = []
+            with contextlib.suppress(ProtocolError, ConnectionLost):
+                link.call_all([COUNTER_REQUESTS[number % len(COUNTER_REQUESTS)] for number in requests], calls)
             for call in calls:
                 assert call.done
                 assert isinstance(call.error, (type(None), ServerError, ProtocolError, ConnectionLost))
@@ -274,10 +279,12 @@ def token_client(requests: list[int], source: Source) -> None:
     near, far = served(source)
     tally = Tally()
     with far:
-        link = TokenLink(near, "the server", TIMEOUT_S, lambda _: None, on_late=lambda: None, tally=tally)
+        link = TokenLink(near, "the server", TIMEOUT_S, ignore, ignore, calls=TokenCalls(tally), on_late=lambda: None)
         try:
             link.tell(*TOKEN_REQUESTS[3])
-            calls = link.run([TOKEN_REQUESTS[number % len(TOKEN_REQUESTS)] for number in requests])
+            calls: list[ThreadCall] = []
+            with contextlib.suppress(ProtocolError, ConnectionLost):
+                link.call_all([TOKEN_REQUESTS[number % len(TOKEN_REQUESTS)] for number in requests], calls)
             for call in calls:
                 assert call.done
                 assert isinstance(call.error, (type(None), ProtocolError, ConnectionLost))
@@ -291,7 +298,7 @@ def throttr_client(size: ValueSize, requests: list[int], source: Source) -> None
     near, far = served(source)
     with (
         far,
-        mock.patch.object(_shared, "connected_socket", side_effect=[near, *[ConnectionRefusedError()] * REQUESTS_MAX]),
+        mock.patch.object(_threads, "connected_socket", side_effect=[near, *[ConnectionRefusedError()] * REQUESTS_MAX]),
         throttr.Client(value_size=size, value_max=VALUE_MAX, events_max=EVENTS_MAX, timeout=TIMEOUT_S) as client,
     ):
         for number in requests:

@@ -26,8 +26,14 @@ FRAME_KEPT = 1024  # bytes: a longer request is not kept after it was sent
 
 
 class Call:
-    """A request that was sent and has no reply yet. Each client overrides settle() to define how callers wait."""
+    """A request that was sent, and its reply. A subclass defines how its caller waits."""
 
+    result: Any = None
+    error: CounterdError | None = None
+    done = False  # it has its result or error
+    abandoned = False  # its caller no longer waits
+    granted: Callable[[Any], object] | None = None  # called with the result in the same step, if its caller still waits
+    waiter: Any = None  # for what its caller waits: a lock that another thread releases, or a future
     frame = b""  # what was sent; if replies come in order, only its first byte
     request: Any = None  # if replies come in order: the object that the call was made from
     items: Sequence[Any] = ()  # of a Take: what it asked for
@@ -39,7 +45,39 @@ class Call:
 
     def settle(self, result: Any, error: CounterdError | None) -> bool:
         """Gives the result or the error to the caller. Returns False if the caller no longer waits."""
+        is_wanted = not self.abandoned
+        if error is None:
+            if is_wanted and self.granted is not None:
+                self.granted(result)
+        elif self.done:  # it has an error already
+            return False
+        self.result, self.error, self.done = result, error, True  # from here on its caller may continue
+        if self.waiter is not None:
+            self._wake()
+        return is_wanted
+
+    def outcome(self) -> Any:
+        """Returns the result, or raises the error."""
+        if self.error is not None:
+            raise self.error
+        return self.result
+
+    def _wake(self) -> None:
+        """Lets the caller continue."""
         raise NotImplementedError
+
+
+def outcomes(calls: Sequence[Call]) -> list[Any]:
+    """Returns the results of calls that are done, including refusals. Raises any other error of a call."""
+    found = []
+    for call in calls:
+        if call.error is None:
+            found.append(call.result)
+        elif isinstance(call.error, ServerError):
+            found.append(call.error)
+        else:
+            raise call.error
+    return found
 
 
 class Pending:

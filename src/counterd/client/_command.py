@@ -62,7 +62,19 @@ class Awaiting(Shape):
 
 
 class Recording(Shape):
-    """A class whose commands collect their requests, and return the collecting object."""
+    """A class whose commands collect their requests, and return the collecting object: a pipeline."""
+
+    def __init__(self) -> None:
+        self._requests: list[Any] = []
+
+    def _run_command(self, request: Any) -> Any:
+        self._requests.append(request)
+        return self
+
+    def _taken(self) -> list[Any]:
+        """Removes all requests from the pipeline, and returns them."""
+        requests, self._requests = self._requests, []
+        return requests
 
 
 class Command(Generic[P, T]):

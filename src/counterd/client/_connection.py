@@ -70,10 +70,8 @@ class Connection:
         self._closed = ""  # why the connection is closed
         try:
             self._socket = connected_socket(address, timeout)
-        except TimeoutError:
-            raise not_accepted(self._where, timeout) from None
         except OSError as error:
-            raise cannot_connect(self._where, error) from error
+            raise not_connected(self._where, error, timeout) from error
 
     def __enter__(self: Self) -> Self:
         return self
@@ -330,11 +328,10 @@ def as_bytes(text: str | bytes) -> bytes:
 # ---- one wording for all clients ----
 
 
-def cannot_connect(where: str, error: OSError) -> ConnectionLost:
-    return ConnectionLost(f"cannot connect to {where}: {error}")
-
-
-def not_accepted(where: str, timeout: float) -> Timeout:
+def not_connected(where: str, error: Exception, timeout: float) -> ConnectionLost | Timeout:
+    """Returns the error for an attempt that has failed, with an OSError or the TimeoutError of asyncio."""
+    if isinstance(error, OSError) and not isinstance(error, TimeoutError):
+        return ConnectionLost(f"cannot connect to {where}: {error}")
     return Timeout(f"{where} did not accept a connection within {timeout:g} s")
 
 

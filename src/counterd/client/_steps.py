@@ -24,24 +24,30 @@ Steps: TypeAlias = "Generator[tuple[Any, ...], Any, T]"
 
 class Act(Enum):
     """CONNECT(report_loss=True): returns the connection, a new one if it was lost. Raises ConnectionLost or Timeout.
-    CALL, CALL_ALL, QUEUE, ACQUIRE, RELEASE: call the method of the Link that is their first argument.
+    RECONNECT(): returns a new connection, which all callers share.
+    OPEN(address, opened): returns a connection to this address, and adds it to the list `opened`, so that an
+    interrupted caller can close it.
+    CALL(link, *request), CALL_ALL, QUEUE, RELEASE: call the method of the link that is their first argument.
+    TAKE(link, request, granted): as CALL, and calls `granted` with the result in the same step.
     RUN(request): runs a command of the client.
     WAIT(turn, seconds): waits until the turn is set, or so many seconds (None: for ever). Returns whether it is set.
     PAUSE(seconds): waits so many seconds, but only until close() at the longest.
     """
 
     CONNECT = 0
-    CALL = 1
-    CALL_ALL = 2
-    QUEUE = 3
-    ACQUIRE = 4
-    RELEASE = 5
-    RUN = 6
-    WAIT = 7
-    PAUSE = 8
+    RECONNECT = 1
+    OPEN = 2
+    CALL = 3
+    CALL_ALL = 4
+    TAKE = 5
+    QUEUE = 6
+    RELEASE = 7
+    RUN = 8
+    WAIT = 9
+    PAUSE = 10
 
 
-CONNECT, CALL, CALL_ALL, QUEUE, ACQUIRE, RELEASE, RUN, WAIT, PAUSE = Act
+CONNECT, RECONNECT, OPEN, CALL, CALL_ALL, TAKE, QUEUE, RELEASE, RUN, WAIT, PAUSE = Act
 
 
 def drive(steps: Steps[T], acts: Acts) -> T:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Turn(Protocol):
-    """A threading.Event, or the Turn of _aioshared."""
+    """A threading.Event, or the Turn of _tasks."""
 
     def set(self) -> object: ...
     def clear(self) -> object: ...

@@ -15,11 +15,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from counterd.client._addresses import read_default
-from counterd.client._aioshared import Shared
-from counterd.client._command import Awaiting, Recording
 from counterd.client._entering import ForAsyncWith
 from counterd.client._holding import NO_LOSS, RAISE, decorated_async, printed
 from counterd.client._steps import drive
+from counterd.client._tasks import Tasks
 from counterd.client.counter._asked import Asked
 from counterd.client.counter._commands import Commands, Pipelined, Result
 from counterd.client.counter._holds import Holding, HoldSteps, TakenSteps
@@ -33,10 +32,8 @@ if TYPE_CHECKING:
     import ssl
     from collections.abc import Callable, Sequence
 
-    from counterd.client._aiolink import Link
-    from counterd.client._calls import Request
-    from counterd.client._holding import Held
     from counterd.client._steps import Steps
+    from counterd.client._tasklink import TaskLink
 
 __all__ = ["Client", "Hold", "Permit", "Pipeline", "Rate", "Semaphore", "Taken"]
 
@@ -122,7 +119,7 @@ class Taken(TakenSteps, ForAsyncWith):
         return decorated_async(function, partial(Taken, self._client, self._asked))
 
 
-class Client(Commands, Shared, Awaiting):
+class Client(Commands, Tasks):
     """The Client of counterd.client, for the tasks of one event loop. Use it in an `async with`, or await close().
 
     The asyncio client has the same arguments, results and errors as the blocking Client, except for watch: the event
@@ -157,7 +154,7 @@ class Client(Commands, Shared, Awaiting):
         """
         self._own_loop()
         link = self._link
-        if link is not None and link.token is not None and not link.closed:
+        if link.token is not None and not link.closed:
             self._closed = True
             try:
                 with suppress(CounterdError):
@@ -208,25 +205,22 @@ class Client(Commands, Shared, Awaiting):
 
     # ---- inside ----
 
-    def _disown(self, held: Sequence[Held]) -> None:
-        """Gives back what of these permits is held, without waiting for the reply."""
-        if self._link is not None:
-            self._link.disown(*held)
-
     async def _run_command(self, made: Any) -> Any:
         if not isinstance(made, tuple):
             return await self._drive(made)
         link = self._link
-        if link is None or link.closed or self._lost is not None or self._loop is not get_running_loop():
+        if link.closed or self._before.unheard or self._loop is not get_running_loop():
             link = await self._connected()
         is_release = made[0] is wire.release
         was_good, was_open = link.calls.answered, is_release and link.is_open()
-        call = link.start(*made)
-        assert call.future is not None
+        call = link.start(made)
         if is_release:
             self._turns.wake(made[1])  # a request that is made from here on is sent after the release
         try:
-            return await call.future
+            await call.waiter
+            if call.error is None:
+                return call.result
+            raise call.error
         except (ConnectionLost, ProtocolError) as error:
             link.forget(call)
             steps = self._recovered(link, made, error, was_good=was_good, was_open=was_open)
@@ -236,20 +230,10 @@ class Client(Commands, Shared, Awaiting):
         again = await self._drive(steps)
         return None if again is None else await again.call(*made)
 
-    async def _greet(self, link: Link) -> None:
-        await self._drive(self._greeted(link))
-
-    def _report_no_loss(self, link: Link) -> None:
-        if self._lost is link:
-            self._lost = None
-
-    def _not_resumed(self, ended: Link) -> None:
+    def _not_resumed(self, ended: TaskLink) -> None:
         self._lose(ended)
 
-    def _on_release(self, request: Request) -> None:
-        self._turns.wake(request[1])  # the first hold that waits for that name may ask again
-
-    def _on_end(self, link: Link) -> None:
+    def _on_end(self, link: TaskLink) -> None:
         """Called when a connection has ended. Resumes it, or notifies its holds that they are lost."""
         if link.may_resume():
             self._ended.append(link)
@@ -257,10 +241,6 @@ class Client(Commands, Shared, Awaiting):
             self._lose(link)
         if (self._ended or self._again) and (self._tending is None or self._tending.done()):
             self._tending = self._started(self._tend_all())
-
-    def _lose(self, link: Link) -> None:
-        Shared._on_end(self, link)
-        super()._lose(link)
 
     async def _tend_all(self) -> None:
         while True:
@@ -276,7 +256,7 @@ class Client(Commands, Shared, Awaiting):
         self._again.clear()
 
 
-class Pipeline(Pipelined, Recording, ForAsyncWith):
+class Pipeline(Pipelined, ForAsyncWith):
     """Requests that are sent together. Client.pipeline() returns it.
 
     In an `async with`, requests that were not sent when the block ends are forgotten.

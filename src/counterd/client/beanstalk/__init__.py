@@ -10,21 +10,15 @@ compiled module.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from counterd.client._aioshared import Commanded as AioCommanded
-from counterd.client._command import Awaiting, Blocking, Request
-from counterd.client._shared import Commanded
+from counterd.client._command import Awaiting, Blocking
+from counterd.client._tasks import Commanded as AioCommanded
+from counterd.client._threads import Commanded
 from counterd.client.beanstalk._queue import ClientCommands, Inserted, JobCommands, Peeked, Recorded
 from counterd.client.beanstalk._worker import AsyncWorker, Worker
 from counterd.client.beanstalk._working import Bury, Retry
-from counterd.errors import ServerError
 from counterd.protocols.beanstalk.errors import DeadlineSoon, Draining, JobTooBig, NoRoom, Refused
-
-if TYPE_CHECKING:
-    import asyncio
-
-    from counterd.protocols.beanstalk.wire import Reply
 
 __all__ = [
     "AsyncClient",
@@ -77,45 +71,23 @@ class Client(ClientCommands["Job"], Commanded):
     attempt, 0.05 to 2 s later.
     """
 
+    _job = Job
+
     def pipeline(self) -> Pipeline:
         """Collects commands and sends them together: `client.pipeline().put("a").put("b").execute()`."""
         return Pipeline(self)
 
-    # ---- inside ----
-
-    def _new_job(self, reply: Reply) -> Job:
-        return Job(self, reply)
-
-    def _run_all(self, requests: list[Request[Any]]) -> list[Any]:
-        if not requests:
-            return []
-        patience = sum(request.patience for request in requests)
-        link = self._connected(hears=False)
-        calls: list[Any] = []
-        try:
-            calls = link.run([(request,) for request in requests], patience)
-            for call in calls:
-                if call.error is not None and not isinstance(call.error, ServerError):
-                    raise call.error
-            return [call.result if call.error is None else call.error for call in calls]
-        except BaseException:
-            link.forget(*calls)
-            raise
-
 
 class Pipeline(Recorded["Job"]):
     """Commands that are sent together. Client.pipeline() makes a Pipeline."""
-
-    def __init__(self, client: Client) -> None:
-        super().__init__(client)
-        self._client = client
 
     def execute(self) -> list[Any]:
         """Sends the commands and returns their results in order, including refusals.
 
         The pipeline is empty afterwards.
         """
-        return self._client._run_all(self._taken())
+        results: list[Any] = self._client._drive(self._steps())
+        return results
 
 
 class AsyncJob(JobCommands, Awaiting):
@@ -131,44 +103,17 @@ class AsyncClient(ClientCommands["AsyncJob"], AioCommanded):
     new one.
     """
 
+    _job = AsyncJob
+
     def pipeline(self) -> AsyncPipeline:
         """Collects commands and sends them together: `await client.pipeline().put("a").put("b").execute()`."""
         return AsyncPipeline(self)
-
-    # ---- inside ----
-
-    def _new_job(self, reply: Reply) -> AsyncJob:
-        return AsyncJob(self, reply)
-
-    async def _run_all(self, requests: list[Request[Any]]) -> list[Any]:
-        if not requests:
-            return []
-        link = await self._connected(hears=False)
-        patience = sum(request.patience for request in requests)
-        calls = link.start_all([(request,) for request in requests], patience)
-        futures: list[asyncio.Future[Any]] = [call.future for call in calls if call.future is not None]
-        try:
-            return [await _settled(future) for future in futures]
-        except BaseException:
-            for call in calls:
-                link.forget(call)
-            raise
 
 
 class AsyncPipeline(Recorded["AsyncJob"]):
     """Commands that are sent together. AsyncClient.pipeline() makes an AsyncPipeline."""
 
-    def __init__(self, client: AsyncClient) -> None:
-        super().__init__(client)
-        self._client = client
-
     async def execute(self) -> list[Any]:
         """Does the same as Pipeline.execute()."""
-        return await self._client._run_all(self._taken())
-
-
-async def _settled(future: asyncio.Future[Any]) -> Any:
-    try:
-        return await future
-    except ServerError as refusal:
-        return refusal
+        results: list[Any] = await self._client._drive(self._steps())
+        return results

@@ -5,6 +5,7 @@ Floor: side (ARCHITECTURE.md). No I/O and no clock. Section names are the comman
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
@@ -12,7 +13,9 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 from counterd.client._addresses import read_addresses
 from counterd.client._calls import Ordered
 from counterd.client._command import Recording, Request, Shape, command
+from counterd.client._connecting import Connecting
 from counterd.client._connection import as_bytes
+from counterd.client._steps import CALL_ALL, CONNECT
 from counterd.errors import ProtocolError
 from counterd.protocols.beanstalk import wire
 from counterd.protocols.beanstalk.errors import refused
@@ -24,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from counterd.client._calls import Call
+    from counterd.client._steps import Steps
 
 PRIORITY = 1 << 16
 TTR_S = 60
@@ -204,9 +208,7 @@ class Commands(Shape, Generic[JobT]):
     """
 
     _tubes: Tubes
-
-    def _new_job(self, reply: Reply) -> JobT:
-        raise NotImplementedError
+    _new_job: Callable[[Reply], JobT]
 
     # ---- producing ----
 
@@ -487,19 +489,15 @@ class Commands(Shape, Generic[JobT]):
 class Recorded(Commands[JobT], Recording):
     """A pipeline: the commands that a client will send together."""
 
-    def __init__(self, client: Commands[JobT]) -> None:
+    def __init__(self, client: ClientCommands[JobT]) -> None:
+        super().__init__()
+        self._client = client
         self._tubes = client._tubes
-        self._new_job = client._new_job  # type: ignore[method-assign]
-        self._requests: list[Request[Any]] = []
+        self._new_job = client._new_job
 
-    def _run_command(self, request: Request[Any]) -> Any:
-        self._requests.append(request)
-        return self
-
-    def _taken(self) -> list[Request[Any]]:
-        """Removes all requests from the pipeline, and returns them."""
-        requests, self._requests = self._requests, []
-        return requests
+    def _steps(self) -> Steps[list[Any]]:
+        """Returns the steps that send all requests, and removes them from the pipeline."""
+        return self._client._run_all(self._taken())
 
 
 class Tubes:
@@ -586,8 +584,10 @@ class QueueCalls(Ordered):
         return bool(call.request.gives)
 
 
-class ClientCommands(Commands[JobT]):
+class ClientCommands(Commands[JobT], Connecting):
     """The commands of a client, for blocking clients and for asyncio."""
+
+    _job: Callable[[Any, Reply], JobT]  # makes a job of this client
 
     def __init__(
         self,
@@ -602,11 +602,26 @@ class ClientCommands(Commands[JobT]):
         connect_timeout: float | None = None,
     ) -> None:
         self._tubes = Tubes(use, watch)
+        self._new_job = functools.partial(self._job, self)
         addresses = read_addresses(host, port, path, "beanstalk", tls)
-        super().__init__(addresses, timeout, connect_timeout)  # type: ignore[call-arg] # of the base with the connection
+        super().__init__(addresses, timeout, connect_timeout)
 
     def _make_calls(self) -> QueueCalls:
         return QueueCalls()
 
-    def _greeting(self) -> list[Request[Any]]:
-        return self._tubes.greeting()
+    def _first_requests(self) -> list[tuple[Request[Any]]]:
+        return [(request,) for request in self._tubes.greeting()]
+
+    def _run_all(self, requests: list[Request[Any]]) -> Steps[list[Any]]:
+        """Sends requests together. Returns their results, including refusals."""
+        if not requests:
+            return []
+        link = yield CONNECT, False
+        calls: list[Any] = []
+        try:
+            patience = sum(request.patience for request in requests)
+            results: list[Any] = yield CALL_ALL, link, [(request,) for request in requests], calls, patience
+            return results
+        except BaseException:
+            link.forget(*calls)
+            raise

@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from counterd.client._addresses import read_default
 from counterd.client._background import Background
-from counterd.client._command import Blocking, Recording
 from counterd.client._entering import ForWith
 from counterd.client._holding import RAISE, decorated, printed
-from counterd.client._shared import Shared
+from counterd.client._threads import Threads
 from counterd.client.counter._asked import Asked
 from counterd.client.counter._commands import Commands, Pipelined, Result
 from counterd.client.counter._holds import HoldSteps, TakenSteps
@@ -30,8 +29,7 @@ if TYPE_CHECKING:
     import ssl
     from collections.abc import Callable, Sequence
 
-    from counterd.client._holding import Held
-    from counterd.client._link import Link
+    from counterd.client._threadlink import ThreadLink
 
 __all__ = ["Client", "Hold", "Permit", "Pipeline", "Rate", "Semaphore", "Taken"]
 
@@ -111,7 +109,7 @@ class Taken(TakenSteps, ForWith):
         return decorated(function, partial(Taken, self._client, self._asked))
 
 
-class Client(Commands, Shared, Blocking):
+class Client(Commands, Threads):
     """A connection to a server, and the permits that were acquired through it. If the connection is lost, the next call
     makes a new one.
 
@@ -262,10 +260,6 @@ class Client(Commands, Shared, Blocking):
 
     # ---- inside ----
 
-    def _disown(self, held: Sequence[Held]) -> None:
-        """Gives back what of these permits is held, without waiting for the reply."""
-        self._link.disown(*held)
-
     def _run_command(self, made: Any) -> Any:
         if not isinstance(made, tuple):
             return self._drive(made)
@@ -283,16 +277,10 @@ class Client(Commands, Shared, Blocking):
         again = self._drive(steps)
         return None if again is None else again.call(*made)
 
-    def _greet(self, link: Link) -> None:
-        self._drive(self._greeted(link))
-
-    def _report_no_loss(self, link: Link) -> None:
-        link.unheard = False
-
-    def _not_resumed(self, ended: Link) -> None:
+    def _not_resumed(self, ended: ThreadLink) -> None:
         """Does nothing: the watching thread finds it."""
 
-    def _on_end(self, link: Link) -> None:
+    def _on_end(self, link: ThreadLink) -> None:
         if self._watch:
             self._ended.append(link)
             self._background.wake()
@@ -301,13 +289,13 @@ class Client(Commands, Shared, Blocking):
         if self._watch:
             self._background.start()
 
-    def _work(self) -> tuple[Link, float]:
+    def _work(self) -> tuple[ThreadLink, float]:
         """Runs in the watching thread: notifies holds of a loss, resumes connections, and acquires permits again."""
         pause = self._drive(self._tend())
         return self._link, math.inf if pause is None else self._now() + pause
 
-    def _make_locks(self) -> None:
-        super()._make_locks()
+    def _start_anew(self) -> None:
+        super()._start_anew()
         self._swapping: Any = threading.RLock()
         self._background = Background("counterd-watch", self._work)
 
@@ -318,7 +306,7 @@ class Client(Commands, Shared, Blocking):
         self._again.clear()
 
 
-class Pipeline(Pipelined, Recording, ForWith):
+class Pipeline(Pipelined, ForWith):
     """Requests that are sent together. Client.pipeline() returns it.
 
     In a `with`, requests that were not sent when the block ends are forgotten.

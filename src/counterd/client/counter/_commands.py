@@ -14,14 +14,16 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from counterd.client._backoff import ASK_FIRST_S, ASK_LONGEST_S, Backoff
-from counterd.client._command import Shape, command
-from counterd.client._connection import NotSent, as_bytes, lost
+from counterd.client._command import Recording, Shape, command
+from counterd.client._connecting import Connecting
+from counterd.client._connection import CLOSED, NotSent, as_bytes, lost
 from counterd.client._holding import NO_LOSS, Held
-from counterd.client._steps import ACQUIRE, CALL, CALL_ALL, CONNECT, QUEUE, RUN, WAIT
+from counterd.client._steps import CALL, CALL_ALL, CONNECT, QUEUE, RUN, TAKE, WAIT
 from counterd.client._waiting import Patience, holding, queued
 from counterd.client.counter._permits import PermitCalls, check_takes
 from counterd.client.counter._taking import PROBE
 from counterd.errors import (
+    Cancelled,
     ConnectionLost,
     CounterdError,
     NotAvailable,
@@ -39,11 +41,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from counterd.client._addresses import Address
-    from counterd.client._backoff import Attempts
     from counterd.client._calls import Request
     from counterd.client._command import Encoded
     from counterd.client._steps import Steps
-    from counterd.client._turns import Queue, Turns
+    from counterd.client._turns import Queue
     from counterd.client._waiting import Turn
     from counterd.client.counter._asked import Asked
     from counterd.client.counter._holds import HoldSteps
@@ -99,42 +100,20 @@ class Requests(Shape):
         return (wire.dump, True, True)
 
 
-class Pipelined(Requests):
+class Pipelined(Requests, Recording):
     """The requests that a pipeline collects."""
-
-    def __init__(self) -> None:
-        self._requests: list[Request] = []
 
     @command
     def get(self, name: str | bytes, *, everywhere: bool = False) -> Encoded[int]:
         """Adds a request whose result is the same as that of Client.get()."""
         return (wire.get, as_bytes(name), everywhere)
 
-    def _run_command(self, request: Request) -> Any:
-        self._requests.append(request)
-        return self
 
-    def _taken(self) -> list[Request]:
-        """Removes all requests from the pipeline, and returns them."""
-        requests, self._requests = self._requests, []
-        return requests
-
-
-class Commands(Requests):
+class Commands(Requests, Connecting):
     """The methods of a client, and the step machines of its holds."""
 
-    _attempts: Attempts
-    _closed: bool
-    _timeout: float
-    _link: Any
-    _turns: Turns
-    _now: Callable[[], float]  # seconds of a monotonic clock
-    _new_turn: Any  # makes a Turn
-    _drive: Any  # performs steps; for asyncio, returns a coroutine that does
     _CAUGHT: type[BaseException]  # after these exceptions of on_lost, other holds are still notified
     _swapping: Any  # locked while what a hold has is replaced
-    _next_attempt: Callable[[], float | None]
-    _report_no_loss: Callable[[Any], None]  # a call raises that this connection was lost
     _not_resumed: Callable[[Any], None]  # the server refused to resume this connection
 
     def __init__(
@@ -144,7 +123,7 @@ class Commands(Requests):
         self._ended: deque[Any] = deque()  # connections that were lost, and may have to be resumed
         self._again: list[HoldSteps] = []  # holds whose permits are to be acquired again
         self._again_backoff = Backoff(ASK_FIRST_S, ASK_LONGEST_S)
-        super().__init__(addresses, timeout, connect_timeout)  # type: ignore[call-arg] # of the base with the connection
+        super().__init__(addresses, timeout, connect_timeout)
 
     @command
     def get(self, name: str | bytes, default: int | None = None, *, everywhere: bool = False) -> Encoded[int]:
@@ -166,7 +145,7 @@ class Commands(Requests):
 
     def _disown(self, held: Sequence[Held]) -> None:
         """Gives back what of these permits is held, without waiting for the reply."""
-        raise NotImplementedError
+        self._link.disown(*held)
 
     # ---- calling ----
 
@@ -328,7 +307,7 @@ class Commands(Requests):
     def _take_items(self, asked: AskedItems, held: Sequence[Held]) -> Steps[tuple[Any, Grant]]:
         def ask(seconds: float | None) -> Steps[tuple[Any, Grant]]:
             def queue(link: Any) -> Steps[tuple[Any, Grant]]:
-                grant = yield QUEUE, link, held, asked.request(seconds), seconds, PROBE
+                grant = yield from _queueing(link, held, asked.request(seconds), seconds)
                 _check_lost(link)
                 return link, grant
 
@@ -348,7 +327,7 @@ class Waits:
     def ask(self) -> Steps[Any]:
         def ask(link: Any) -> Steps[Any]:
             asked = self._asked
-            yield ACQUIRE, link, self._held, (wire.acquire, asked.name, asked.resources, asked.maximum)
+            yield from _acquiring(link, self._held, (wire.acquire, asked.name, asked.resources, asked.maximum))
             _check_lost(link)
             return link
 
@@ -357,7 +336,7 @@ class Waits:
     def queue(self, seconds: float | None, sent: Callable[[], object] | None) -> Steps[Any]:
         def queue(link: Any) -> Steps[Any]:
             check_takes(link.calls)
-            yield QUEUE, link, (self._held,), self._asked.request(seconds), seconds, PROBE, sent
+            yield from _queueing(link, (self._held,), self._asked.request(seconds), seconds, sent)
             _check_lost(link)
             return link
 
@@ -384,6 +363,44 @@ class Waits:
                 while queue.told:
                     queue.told.pop().set()
         return self._asked.gives_up(queue)
+
+
+def _acquiring(link: Any, held: Held, request: Request) -> Steps[None]:
+    """Sends the request of a hold, which has the permits from the moment of the grant."""
+    try:
+        yield TAKE, link, request, lambda _: link.holds.add(held)
+    except BaseException:  # an interrupt may have come after the grant
+        link.disown(held)
+        raise
+
+
+def _queueing(
+    link: Any,
+    held: Sequence[Held],
+    request: Request,
+    seconds: float | None,
+    sent: Callable[[], object] | None = None,
+) -> Steps[Any]:
+    """Does the same, for a request that may wait in the server for so many seconds. None means for ever. Returns the
+    grant.
+
+    sent: called when the request was sent.
+    """
+    grants: list[Any] = []
+
+    def granted(grant: Any) -> None:
+        link.holds.update(held)
+        grants.append(grant)
+
+    try:
+        return (yield QUEUE, link, request, granted, seconds, PROBE, sent)
+    except BaseException as error:  # it may have come after the grant
+        for grant in grants:
+            link.give_back(*link.calls.refunds(grant, request))
+        link.disown(*held)
+        if isinstance(error, Cancelled):  # the server has given up the Takes of this connection
+            raise lost(link.where, link.closed or CLOSED) from None
+        raise
 
 
 def _check_lost(link: Any) -> None:

@@ -109,7 +109,7 @@ class Holding(Entering):
                 raise RuntimeError(NOT_TAKEN)
             # GeneratorExit may come in the middle of another call, and a coroutine that is destroyed cannot wait.
             if kind is not GeneratorExit and has.held:
-                yield RELEASE, has.link, *has.held
+                yield from _releasing(has.link, has.held)
         except ConnectionLost:
             assert has is not None
             link = has.link.last()
@@ -217,3 +217,16 @@ class TakenSteps(Holding):
             except NotFound:
                 if isinstance(error, NotSent):
                     raise  # else it may have been settled
+
+
+def _releasing(link: Any, held: Sequence[Held]) -> Steps[None]:
+    """Gives back the permits that holds have on this connection. If the steps are interrupted, or the connection was
+    lost and can be resumed, disown() gives back the rest."""
+    was_open = link.is_open()
+    try:
+        yield RELEASE, link, held
+    except ConnectionLost:
+        if link.heir is not None:
+            yield from _releasing(link.heir, held)
+        elif not link.may_resume() and not link.has_read_all(was_open):
+            raise

@@ -10,39 +10,33 @@ compiled module.
 
 from __future__ import annotations
 
-import asyncio
 import math
 import time
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from counterd.client._aiolink import LOOP_CLOSED
-from counterd.client._aioshared import Shared as AioShared
 from counterd.client._background import Background
-from counterd.client._command import Awaiting, Blocking
-from counterd.client._connection import CLOSED, FORKED
 from counterd.client._entering import Entering, ForAsyncWith, ForWith
 from counterd.client._holding import decorated, decorated_async
-from counterd.client._shared import Shared
+from counterd.client._tasklink import LOOP_CLOSED
+from counterd.client._tasks import Tasks
+from counterd.client._threads import Threads
 from counterd.client.sentinel._fallback import Stats
 from counterd.client.sentinel._flows import Commands, HoldSteps
 from counterd.client.sentinel._token_link import TokenLink
-from counterd.client.sentinel._tokens import Answer, Token, TokenCalls
+from counterd.client.sentinel._tokens import Answer, Token
 from counterd.errors import ConnectionLost, CounterdError
-from counterd.protocols.sentinel import wire
 from counterd.protocols.sentinel.errors import Blocked, NoSuchRule, TokenLost, TokenRefused
 from counterd.protocols.sentinel.wire import Status, Tag, Typed
 
 if TYPE_CHECKING:
+    import asyncio
     import socket
-    from collections.abc import Callable, Coroutine, Sequence
+    from collections.abc import Callable, Coroutine
 
-    from counterd.client import _aiolink, _link
-    from counterd.client._calls import Request
     from counterd.client._steps import Steps
     from counterd.client._tls import SecureSocket
-    from counterd.protocols.sentinel.wire import Response
 
 __all__ = [
     "Answer",
@@ -96,7 +90,7 @@ class Hold(HoldSteps, Entering, ForWith):
         return decorated(function, partial(Hold, self._client, self._asked))
 
 
-class Client(Commands[Hold], Shared, Blocking):
+class Client(Commands[Hold], Threads):
     """A connection to a server. If it is lost, the client makes a new one. Use the client in a `with`, or close() it.
 
     The client connects with its first call. Threads may share a client: their calls use one connection at the same
@@ -127,9 +121,8 @@ class Client(Commands[Hold], Shared, Blocking):
         """Gives back all tokens, and ends the connection. Later calls raise ConnectionLost."""
         self._closed = True
         self._background.stop()
-        self._leases.forget(CLOSED)
-        self._link.leave(self._fallback.close())
-        self._turns.wake_all()
+        self._give_all_back()
+        self._end()
         self._background.join(self._connecting, self._link._lock)
 
     # ---- inside ----
@@ -140,23 +133,10 @@ class Client(Commands[Hold], Shared, Blocking):
     def _run_command(self, made: Steps[Any]) -> Any:
         return self._drive(made)
 
-    def _usable_link(self) -> _link.Link | None:
-        link = self._link
-        return None if link.closed else link
-
     def _connect_soon(self) -> None:
         if time.monotonic() >= self._attempts.retry_at:
             self._connects = True
             self._due(0.0)
-
-    def _send(self, link: TokenLink, request: Request, granted: Callable[[Response], object] | None) -> Any:
-        return link.take(request, granted)
-
-    def _send_all(self, link: TokenLink, requests: Sequence[Request]) -> list[Response | None]:
-        return [call.result for call in link.run(requests)]
-
-    def _send_back(self, token: Token) -> None:
-        self._link.give_back(token)
 
     def _due(self, at: float) -> None:
         with suppress(RuntimeError):  # when the program ends, no thread can be started
@@ -169,25 +149,23 @@ class Client(Commands[Hold], Shared, Blocking):
         return self._link, self._due_at()
 
     def _make_link(self, connected: socket.socket | SecureSocket, where: str) -> TokenLink:
-        late, tally = partial(self._due, 0.0), self._fallback.tally
-        return TokenLink(connected, where, self._timeout, self._on_end, on_late=late, tally=tally)
+        return TokenLink(
+            connected,
+            where,
+            self._timeout,
+            self._on_end,
+            self._on_release,
+            calls=self._make_calls(),
+            on_late=partial(self._due, 0.0),
+        )
 
-    def _greet(self, link: _link.Link) -> None:
-        link.tell(wire.ping, self._namespace)
-
-    def _on_connected(self) -> None:
-        self._go_on(self._link.tell)
-
-    def _make_locks(self) -> None:
-        super()._make_locks()
+    def _start_anew(self) -> None:
+        super()._start_anew()
         self._background = Background("counterd-keep", self._work, IDLE_S)
 
     def _after_fork(self) -> None:
         self._background.after_fork()
-        self._leases.forget(FORKED)
         super()._after_fork()
-        self._fallback.after_fork()
-        self._outage = ""
 
 
 class AsyncHold(HoldSteps, Entering, ForAsyncWith):
@@ -212,7 +190,7 @@ class AsyncHold(HoldSteps, Entering, ForAsyncWith):
         return decorated_async(function, partial(AsyncHold, self._client, self._asked))
 
 
-class AsyncClient(Commands[AsyncHold], AioShared, Awaiting):
+class AsyncClient(Commands[AsyncHold], Tasks):
     """The Client for the tasks of one event loop. Use the client in an `async with`, or await close().
 
     AsyncClient has the same arguments, results and errors as Client. A cancelled call leaves nothing behind: a token
@@ -238,34 +216,13 @@ class AsyncClient(Commands[AsyncHold], AioShared, Awaiting):
         loop = self._loop
         return 0.0 if loop is None else loop.time()
 
-    def _usable_link(self) -> _aiolink.Link | None:
+    def _usable_link(self) -> Any:
         self._own_loop()
-        link = self._link
-        return None if link is None or link.closed else link
+        return super()._usable_link()
 
     def _connect_soon(self) -> None:
         with suppress(ConnectionLost):
-            self._connecting_now(self._own_loop())
-
-    async def _send(self, link: _aiolink.Link, request: Request, granted: Callable[[Response], object] | None) -> Any:
-        response = await link.call(*request)
-        if granted is not None:
-            granted(response)
-        return response
-
-    async def _send_all(self, link: _aiolink.Link, requests: Sequence[Request]) -> list[Response | None]:
-        calls = link.start_all(requests)
-        futures = [cast("asyncio.Future[Response]", call.future) for call in calls]
-        try:
-            await asyncio.wait(futures)
-            return [None if future.exception() else future.result() for future in futures]
-        finally:
-            for call in calls:
-                link.forget(call)
-
-    def _send_back(self, token: Token) -> None:
-        if self._link is not None and not self._link.closed:
-            self._link.start_unawaited(wire.release, token.id)
+            self._connecting_now()
 
     def _due(self, at: float) -> None:
         """Sets the timer, unless a task is at work; that task sets the timer when it ends."""
@@ -286,28 +243,14 @@ class AsyncClient(Commands[AsyncHold], AioShared, Awaiting):
             self._timer.cancel()
             self._timer = None
 
-    async def _greet(self, link: _aiolink.Link) -> None:
-        link.start_unawaited(wire.ping, self._namespace)
-
-    def _on_connected(self, link: _aiolink.Link) -> None:
-        self._go_on(link.start_unawaited)
-
-    def _on_end(self, link: _aiolink.Link) -> None:
+    def _on_end(self, link: Any) -> None:
         if link is self._link and not self._closed:
             self._due(self._due_at())
 
-    def _make_calls(self) -> TokenCalls:
-        return TokenCalls(self._fallback.tally)
-
-    def _on_release(self, request: Request) -> None:
-        self._turns.wake(request[1])  # the first hold that waits for that flow may ask again
-
     def _end(self) -> None:
-        self._leases.forget(CLOSED)
         self._stop_timer()
-        for token in self._fallback.close():
-            self._send_back(token)
-        if self._link is not None:
+        self._give_all_back()
+        if not self._link.closed:
             self._link.flush()
         super()._end()
 
@@ -316,8 +259,3 @@ class AsyncClient(Commands[AsyncHold], AioShared, Awaiting):
         self._leases.forget(LOOP_CLOSED)
         self._keeping_task = self._timer = None
         self._outage = ""
-
-    def _after_fork(self) -> None:
-        self._leases.forget(FORKED)
-        super()._after_fork()
-        self._fallback.after_fork()

@@ -13,14 +13,14 @@ from __future__ import annotations
 import threading
 import time
 from contextlib import suppress
-from enum import Enum
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 from counterd.client._addresses import read_addresses
-from counterd.client._command import Shape, command
-from counterd.client._connection import CLOSED
+from counterd.client._command import command
+from counterd.client._connecting import Connecting
+from counterd.client._connection import CLOSED, FORKED
 from counterd.client._holding import NO_LOSS, RAISE
-from counterd.client._steps import CONNECT
+from counterd.client._steps import CALL_ALL, CONNECT, TAKE
 from counterd.client._waiting import Patience, waiting
 from counterd.client.sentinel._fallback import LOCAL, Fallback, Stats, log
 from counterd.client.sentinel._tokens import (
@@ -30,11 +30,13 @@ from counterd.client.sentinel._tokens import (
     Answer,
     AskedToken,
     Leases,
+    TokenCalls,
     check,
     flow_key,
     lost,
     not_kept,
     read_namespace,
+    release,
     values_of,
 )
 from counterd.errors import ConnectionLost, CounterdError, Timeout
@@ -47,10 +49,9 @@ if TYPE_CHECKING:
     import ssl
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from counterd.client._backoff import Attempts
     from counterd.client._calls import Request
     from counterd.client._steps import Steps
-    from counterd.client._turns import Queue, Turns
+    from counterd.client._turns import Queue
     from counterd.client._waiting import Turn
     from counterd.client.sentinel._tokens import Lease, Token
     from counterd.protocols.sentinel.wire import Response, Value
@@ -58,37 +59,12 @@ if TYPE_CHECKING:
 HoldT = TypeVar("HoldT")
 
 
-class Act(Enum):
-    """The actions of this client besides those of _steps.py. The value is the name of the client's method.
-
-    SEND: sends a request through a link and returns the response. If a function is given, calls it with the response in
-    the same step. SEND_ALL: sends requests together and returns their responses, with None for each request without a
-    response.
-    """
-
-    SEND = "_send"
-    SEND_ALL = "_send_all"
-
-
-SEND, SEND_ALL = Act
-
-
-class Commands(Shape, Generic[HoldT]):
+class Commands(Connecting, Generic[HoldT]):
     """The methods of a client, blocking or for asyncio."""
 
-    _acts: dict[Any, Callable[..., Any]]
-    _attempts: Attempts
-    _closed: bool
-    _link: Any
-    _turns: Turns
     _connect_soon: Callable[[], None]  # starts to connect, if it is time to, without waiting
     _due: Callable[[float], None]  # has _keeping() run at that time
     _make_hold: Callable[[Any, AskedToken], HoldT]  # of this client
-    _new_turn: Any  # makes a Turn
-    _next_attempt: Callable[[], float | None]
-    _now: Callable[[], float]  # seconds of a monotonic clock
-    _send_back: Callable[[Token], None]  # releases a token, if there is a connection, without waiting
-    _usable_link: Callable[[], Any]  # the connection, or None if there is none now
 
     def __init__(
         self,
@@ -108,8 +84,7 @@ class Commands(Shape, Generic[HoldT]):
         self._leases = Leases()
         self._outage = ""  # why no call connects
         addresses = read_addresses(host, port, path, "sentinel", tls)
-        super().__init__(addresses, timeout, connect_timeout)  # type: ignore[call-arg] # of the base with the connection
-        self._acts |= {act: getattr(self, act.value) for act in Act}
+        super().__init__(addresses, timeout, connect_timeout)
 
     @command
     def flow(self, flow_id: int, count: int = 1, *, prioritized: bool = False) -> Steps[Answer]:
@@ -222,14 +197,14 @@ class Commands(Shape, Generic[HoldT]):
         """
         link = self._usable_link() or (yield from self._reached())
         try:
-            first: Response = yield SEND, link, request, granted
+            first: Response = yield TAKE, link, request, granted
             return first
         except ConnectionLost:
             if not link.calls.answered or self._closed:
                 raise
         if on_repeat is not None:
             on_repeat()
-        again: Response = yield SEND, (yield from self._reached()), request, granted
+        again: Response = yield TAKE, (yield from self._reached()), request, granted
         return again
 
     def _reached(self) -> Steps[Any]:
@@ -325,7 +300,7 @@ class Commands(Shape, Generic[HoldT]):
             self._fallback.release(token)
         else:
             self._fallback.gone(token)
-            self._send_back(token)
+            self._link.give_back(release(token))
         self._turns.wake(flow_key(token.flow_id))
 
     # ---- leases and connections ----
@@ -349,23 +324,46 @@ class Commands(Shape, Generic[HoldT]):
                 if due := self._leases.due(asked := self._now()):
                     responses: list[Response | None] = [None] * len(due)
                     with suppress(*FAILURES):
-                        responses = yield SEND_ALL, link, [(wire.keep, lease.token.id) for lease in due]
+                        responses = yield CALL_ALL, link, [(wire.keep, lease.token.id) for lease in due]
                     self._leases.answered(due, asked, self._now(), responses)
         for lease, hold in self._leases.take_lost(self._now()):
             self._fallback.lost(lease)
             hold._notify()
 
+    def _make_calls(self) -> TokenCalls:
+        return TokenCalls(self._fallback.tally)
+
+    def _give_all_back(self) -> None:
+        """Called before the connection is closed. If this interrupts a call, the tokens end with their leases."""
+        self._leases.forget(CLOSED)
+        self._link.give_back(*map(release, self._fallback.close()))
+
+    def _after_fork(self) -> None:
+        self._leases.forget(FORKED)
+        super()._after_fork()
+        self._fallback.after_fork()
+        self._outage = ""
+
+    def _usable_link(self) -> Any:
+        """Returns the connection, or None if there is none now."""
+        link = self._link
+        return None if link.closed else link
+
     def _due_at(self) -> float:
         """Returns when _keeping() has work to do next. Returns infinity if there is no work."""
         return self._leases.due_at(None if self._usable_link() else self._attempts.retry_at)
 
-    def _go_on(self, send: Callable[..., object]) -> None:
+    def _greeted(self, link: Any) -> Steps[None]:
+        link.tell(wire.ping, self._namespace)
+        yield from ()
+
+    def _on_connected(self) -> None:
         """Renews all leases through a new connection. The tokens then belong to that connection."""
         self._outage = ""
         kept = self._leases.hurry()
         for token in self._fallback.tokens():
             if token not in kept:
-                send(wire.keep, token.id)
+                self._link.tell(wire.keep, token.id)
         if kept:
             self._due(0.0)
 

@@ -8,57 +8,26 @@ from __future__ import annotations
 
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from counterd.client._connection import DeadlinePassed
-from counterd.client._link import Link, ThreadCall
-from counterd.client._portable import is_mine
-from counterd.client.sentinel._tokens import TokenCalls, release
+from counterd.client._threadlink import ThreadCall, ThreadLink
 
 if TYPE_CHECKING:
-    import socket
     from collections.abc import Callable
-
-    from counterd.client._tls import SecureSocket
-    from counterd.client.sentinel._tokens import Tally, Token
 
 SLICE_S = 0.05  # how long the thread reads for late grants before it checks what else is due
 LATE_MAX_S = 10.0  # how long a server may owe the reply to an acquire
 
 
-class TokenLink(Link):
+class TokenLink(ThreadLink):
     """One connection of the sentinel protocol, registered in its namespace."""
 
-    def __init__(
-        self,
-        connected: socket.socket | SecureSocket,
-        where: str,
-        timeout: float,
-        on_end: Callable[[Link], object],
-        *,
-        on_late: Callable[[], object],
-        tally: Tally,
-    ) -> None:
+    def __init__(self, *arguments: Any, on_late: Callable[[], object], **named: Any) -> None:
         """on_late: called, by a caller that has the lock, when a grant may arrive while no thread reads."""
-        super().__init__(connected, where, timeout, on_end, calls=TokenCalls(tally))
+        super().__init__(*arguments, **named)
         self._on_late = on_late
         self._late_since = 0.0
-
-    def give_back(self, *tokens: Token) -> None:
-        """Gives tokens back without waiting for the replies.
-
-        The garbage collector calls this when it ends a generator, perhaps in the middle of a call of the same thread.
-        """
-        self.calls.give_back += [release(token) for token in tokens]
-        if not is_mine(self._lock):
-            with self._lock:
-                self._give_back()
-
-    def leave(self, tokens: list[Token]) -> None:
-        """Gives tokens back and ends the connection. If this interrupts a call, the tokens end with their leases."""
-        if not is_mine(self._lock):
-            self.give_back(*tokens)
-        self.close()
 
     def owes_grants(self) -> bool:
         """Returns whether a grant may arrive whose caller no longer waits.
@@ -86,11 +55,11 @@ class TokenLink(Link):
         finally:
             with self._lock:
                 for call in late:
-                    call.wake = None
+                    call.waiter = None
                 self._pass_on()
 
     def watch(self, wake: int, seconds: float) -> bool:
-        """Does the same as Link.watch(). While grants are owed, reads for them, and returns after SLICE_S at the
+        """Does the same as ThreadLink.watch(). While grants are owed, reads for them, and returns after SLICE_S at the
         latest."""
         if not self.owes_grants():
             return super().watch(wake, seconds)

@@ -11,9 +11,9 @@ from asyncio import get_running_loop
 from time import monotonic, monotonic_ns, time_ns
 from typing import TYPE_CHECKING, Any
 
-from counterd.client._aiolink import Wire
 from counterd.client._connection import open_transport
 from counterd.client._entering import ForAsyncWith
+from counterd.client._tasklink import Wire
 from counterd.client.smockron._base import AdmissionBase, GatekeeperBase
 from counterd.client.smockron._connections import LINGER_S, Connections, reason
 from counterd.client.smockron._gatekeeping import Decision, Verdict, closed

@@ -16,7 +16,7 @@ from __future__ import annotations
 from time import monotonic, monotonic_ns, time_ns
 from typing import TYPE_CHECKING, Any
 
-from counterd.client._connection import cannot_connect, not_accepted
+from counterd.client._connection import not_connected
 from counterd.client.smockron._gatekeeping import log, report
 from counterd.errors import CounterdError
 
@@ -140,9 +140,7 @@ class Connections:
 
 def reason(error: Exception, session: ZmtpSession, timeout: float) -> str:
     """Returns why an attempt to connect has failed, for lose(). Logs errors that only a bug can cause."""
-    if isinstance(error, TimeoutError):
-        return str(not_accepted(str(session.address), timeout))
     if isinstance(error, OSError):
-        return str(cannot_connect(str(session.address), error))
+        return str(not_connected(str(session.address), error, timeout))
     log.error("a bug ended an attempt to connect to the master at %s", session.address, exc_info=error)
     return f"internal error: {error!r}"

@@ -14,9 +14,9 @@ import time
 from asyncio import get_running_loop
 from typing import TYPE_CHECKING
 
-from counterd.client._aiolink import LOOP_CLOSED
-from counterd.client._aioshared import Commanded as AioCommanded
-from counterd.client._shared import Commanded
+from counterd.client._tasklink import LOOP_CLOSED
+from counterd.client._tasks import Commanded as AioCommanded
+from counterd.client._threads import Commanded
 from counterd.client.throttr._keys import Commands
 from counterd.errors import ConnectionLost
 from counterd.protocols.throttr.wire import (
@@ -107,7 +107,7 @@ class Client(Commands, Commanded):
         """
         end = None if timeout is None else time.monotonic() + timeout
         while (event := self._exchange.events.take()) is None:
-            link = self._connected(hears=False)
+            link = self._connected(report_loss=False)
             if not link.listen(None if end is None else end - time.monotonic()) and end is not None:
                 return None
         return event
@@ -142,7 +142,7 @@ class AsyncClient(Commands, AioCommanded):
         loop = get_running_loop()
         end = None if timeout is None else loop.time() + timeout
         while (event := self._exchange.events.take()) is None:
-            link = await self._connected(hears=False)
+            link = await self._connected(report_loss=False)
             if not await link.listen(None if end is None else end - loop.time()) and end is not None:
                 return None
         return event
@@ -153,7 +153,7 @@ class AsyncClient(Commands, AioCommanded):
 
     def _start_anew(self) -> None:
         super()._start_anew()
-        if self._link is not None and self._link.closed == LOOP_CLOSED:
+        if self._link.closed == LOOP_CLOSED:
             self._exchange.lost(self._link.where, LOOP_CLOSED)
 
 

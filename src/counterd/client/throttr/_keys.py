@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from counterd.client._addresses import read_addresses
 from counterd.client._calls import Ordered
 from counterd.client._command import Request as Made
-from counterd.client._command import Shape, command
-from counterd.client._connection import CLOSED, NOT_YET, as_bytes, lost
+from counterd.client._command import command
+from counterd.client._connecting import Connecting
+from counterd.client._connection import CLOSED, as_bytes, lost
 from counterd.client.throttr._events import EVENTS_MAX, Events
 from counterd.errors import OutOfMemory
 from counterd.protocols.throttr import wire
@@ -66,9 +67,9 @@ class Exchange:
         if why != CLOSED:
             self.events.put_loss(lost(where, f"{why}; events may be missing"))
 
-    def greeting(self) -> list[Made[None]]:
+    def greeting(self) -> list[tuple[Made[None]]]:
         """Returns the requests that subscribe a new connection."""
-        return [self._subscription(channel) for channel in self.channels.elements()]
+        return [(self._subscription(channel),) for channel in self.channels.elements()]
 
     def _subscription(self, channel: bytes) -> Made[None]:
         def read(results: list[Any]) -> None:
@@ -108,13 +109,11 @@ class KeyCalls(Ordered):
                 call.settle(result, error)
 
 
-class Commands(Shape):
+class Commands(Connecting):
     """The methods of a client, blocking or for asyncio.
 
     Keys, channels, values and payloads are bytes, or text, which is encoded as UTF-8.
     """
-
-    _link: Any
 
     def __init__(
         self,
@@ -131,7 +130,7 @@ class Commands(Shape):
     ) -> None:
         self._exchange = Exchange(value_size, value_max, events_max)
         addresses = read_addresses(host, port, path, "throttr", tls)
-        super().__init__(addresses, timeout, connect_timeout)  # type: ignore[call-arg] # of the base with the connection
+        super().__init__(addresses, timeout, connect_timeout)
 
     @property
     def encoder(self) -> Encoder:
@@ -321,13 +320,13 @@ class Commands(Shape):
     def _make_calls(self) -> KeyCalls:
         return self._exchange.calls()
 
-    def _greeting(self) -> Sequence[Made[None]]:
+    def _first_requests(self) -> Sequence[tuple[Made[None]]]:
         return self._exchange.greeting()
 
     def _on_end(self, link: Any) -> None:
-        if link.closed != NOT_YET and link is self._link:  # else no call has used it
+        if link is self._link:  # else no call has used it
             self._exchange.lost(link.where, link.closed)
 
     def _after_fork(self) -> None:
-        super()._after_fork()  # type: ignore[misc] # of the base with the connection
+        super()._after_fork()
         self._exchange.events.clear()  # they belong to the parent

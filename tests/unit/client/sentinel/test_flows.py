@@ -9,12 +9,11 @@ from typing import Any
 
 import pytest
 
-from counterd.client._backoff import Attempts
-from counterd.client._command import Shape
+from counterd.client._baselink import Link
 from counterd.client._connection import CLOSED, FORKED
-from counterd.client._steps import CONNECT
-from counterd.client._turns import Turns
-from counterd.client.sentinel._flows import SEND, SEND_ALL, Commands, HoldSteps
+from counterd.client._steps import CALL_ALL, CONNECT, TAKE
+from counterd.client._threadlink import ThreadLink
+from counterd.client.sentinel._flows import Commands, HoldSteps
 from counterd.client.sentinel._tokens import Answer, Token
 from counterd.errors import ConnectionLost, ProtocolError, Timeout
 from counterd.protocols.sentinel import wire
@@ -28,29 +27,19 @@ GRANT = Response(1, MessageType.ACQUIRE, Status.OK, token_id=7)
 FLOW = (wire.flow, 101, 1, False)
 
 
-class Base:
-    """Has what a client has of its shape."""
+class Client(Commands[HoldSteps]):
+    """Its commands return their steps. soon: how often it was to connect soon. at: its timer."""
 
-    def __init__(self, *_: Any) -> None:
-        self._acts: dict[Any, Any] = {}
-        self._attempts = Attempts()
-        self._closed = False
-        self._link: Any = None
-        self._turns = Turns()
-
-
-class Client(Commands[HoldSteps], Base, Shape):
-    """Its commands return their steps. sent_back: tokens. soon: how often it was to connect soon. at: its timer."""
-
+    LINK = ThreadLink
+    _drive = _connected = _reconnect = _open = _wait = None  # the test does that
     _make_hold = HoldSteps
-    _send = _send_all = None  # type: ignore[assignment] # the test does that
     _new_turn = threading.Event
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**{"fallback": "closed", **options})
         self.now = 100.0
-        self.sent_back: list[Token] = []
         self.soon = 0
+        self.told: list[Any] = []
         self.at = math.inf
 
     def _run_command(self, made: Any) -> Any:
@@ -59,17 +48,14 @@ class Client(Commands[HoldSteps], Base, Shape):
     def _now(self) -> float:
         return self.now
 
-    def _next_attempt(self) -> float | None:
-        return 0.0
-
-    def _usable_link(self) -> Any:
-        return None if self._link is None or self._link.closed else self._link
-
     def _connect_soon(self) -> None:
         self.soon += 1
 
-    def _send_back(self, token: Token) -> None:
-        self.sent_back.append(token)
+    @property
+    def sent_back(self) -> list[int]:
+        """The ids of tokens."""
+        returns = [*self.told, *self._link.calls.give_back]
+        return [request[-1] for request in returns if request[0] is not wire.keep]
 
     def _due(self, at: float) -> None:
         self.at = at
@@ -77,7 +63,9 @@ class Client(Commands[HoldSteps], Base, Shape):
     # ---- what a test does ----
 
     def connect(self, *, answered: bool = True) -> Any:
-        self._link = SimpleNamespace(closed="", calls=SimpleNamespace(answered=answered))
+        self._link = Link("there", 1.0, print, self._on_release, calls=self._make_calls())
+        self._link.calls.answered = answered
+        self._link._tell = lambda *request: self.told.append(request)
         return self._link
 
     def held(self, **options: Any) -> HoldSteps:
@@ -93,7 +81,7 @@ def grant(steps: Any) -> None:
     act, *arguments = next(steps)
     if act is CONNECT:
         act, *arguments = steps.send(SimpleNamespace(closed="", calls=SimpleNamespace(answered=True)))
-    assert act is SEND
+    assert act is TAKE
     granted = responded(MessageType.ACQUIRE, Status.OK, token_id=TOKEN.id)
     arguments[-1](granted)
     assert ended(steps, granted) is None
@@ -118,9 +106,9 @@ def test_the_first_call_connects() -> None:
     steps = client.flow(101)
     assert next(steps) == (CONNECT,)
     link = client.connect()
-    assert steps.send(link) == (SEND, link, FLOW, None)
+    assert steps.send(link) == (TAKE, link, FLOW, None)
     assert ended(steps, responded(MessageType.FLOW, Status.OK, remaining=4)) == Answer(0, 4)
-    assert next(client.flow(101))[0] is SEND, "the next one does not"
+    assert next(client.flow(101))[0] is TAKE, "the next one does not"
 
 
 def test_a_call_whose_connection_is_lost_is_repeated_once() -> None:
@@ -131,7 +119,7 @@ def test_a_call_whose_connection_is_lost_is_repeated_once() -> None:
     first.closed = "the server closed it"
     assert steps.throw(CUT) == (CONNECT,)
     again = client.connect()
-    assert steps.send(again)[:2] == (SEND, again)
+    assert steps.send(again)[:2] == (TAKE, again)
     with pytest.raises(ConnectionLost):
         steps.throw(CUT)
 
@@ -159,7 +147,7 @@ def test_no_call_connects_after_an_attempt_that_failed() -> None:
     assert client.soon == 1
     with pytest.raises(ConnectionLost, match=r"^cannot connect to there$"):
         next(client.ping())
-    client._go_on(lambda *_: None)
+    client._on_connected()
     assert next(client.flow(101)) == (CONNECT,), "as there was a connection meanwhile"
 
 
@@ -182,7 +170,7 @@ def test_acquires_a_token() -> None:
     link = client.connect()
     steps = client.acquire(101)
     act, through, request, granted = next(steps)
-    assert (act, through, request) == (SEND, link, (wire.acquire, 101, 1, False))
+    assert (act, through, request) == (TAKE, link, (wire.acquire, 101, 1, False))
     granted(GRANT)
     token = ended(steps, GRANT)
     assert (token.id, token.flow_id, client._fallback.tokens()) == (7, 101, [token])
@@ -204,11 +192,11 @@ def test_an_interrupt_gives_back_what_was_granted() -> None:
     steps = client.acquire(101)
     next(steps)[3](GRANT)
     steps.close()
-    assert [token.id for token in client.sent_back] == [7]
+    assert client.sent_back == [7]
     steps = client.release(TOKEN)
     next(steps)
     steps.close()
-    assert client.sent_back[1:] == [TOKEN], "once more: nobody knows whether the first was sent"
+    assert client.sent_back[1:] == [TOKEN.id], "once more: nobody knows whether the first was sent"
 
 
 def test_what_went_wrong_with_a_release_does_not_give_back_again() -> None:
@@ -275,7 +263,7 @@ def test_a_hold_that_is_thrown_away_does_not_wait() -> None:
     hold = client.held()
     token = hold.token
     assert ended(hold._leaving(GeneratorExit)) is None
-    assert client.sent_back == [token]
+    assert client.sent_back == [token.id]
 
 
 @pytest.mark.parametrize("why", [CLOSED, FORKED])
@@ -297,7 +285,7 @@ def test_an_interrupted_hold_has_nothing() -> None:
     next(steps)
     hold._token = TOKEN
     steps.close()
-    assert (client.sent_back, hold.token) == ([TOKEN], None)
+    assert (client.sent_back, hold.token) == ([TOKEN.id], None)
     steps = hold._entering()
     next(steps)
     with pytest.raises(KeyboardInterrupt):
@@ -315,7 +303,7 @@ def test_keeps_all_leases_that_are_due_at_once() -> None:
     assert client.at == client._due_at() == 100.0
     steps = client._keeping()
     assert next(steps) == (CONNECT,)
-    assert steps.send(link) == (SEND_ALL, link, [(wire.keep, 7)] * 2)
+    assert steps.send(link) == (CALL_ALL, link, [(wire.keep, 7)] * 2)
     client.now = 101.0
     assert ended(steps, [responded(MessageType.KEEP, Status.OK, left_ms=9000), None]) is None
     assert client._leases.usual == {101: 8.0}, "of 9 s that began when it was asked"
@@ -351,9 +339,9 @@ def test_a_new_connection_goes_on_with_all_tokens() -> None:
     next(steps)[3](GRANT)
     mine = ended(steps, GRANT)
     client.held()
-    said: list[Any] = []
-    client._go_on(lambda *request: said.append(request))
-    assert said == [(wire.keep, mine.id)], "that of the hold is due"
+    client.connect()
+    client._on_connected()
+    assert client.told == [(wire.keep, mine.id)], "that of the hold is due"
     assert client._due_at() == 0.0
 
 

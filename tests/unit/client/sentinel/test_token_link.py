@@ -16,7 +16,7 @@ import pytest
 
 from counterd.client.sentinel import Client, _token_link
 from counterd.client.sentinel._token_link import TokenLink
-from counterd.client.sentinel._tokens import Tally, Token
+from counterd.client.sentinel._tokens import Tally, Token, TokenCalls, release
 from counterd.errors import Timeout
 from counterd.protocols.sentinel import wire
 from kit.daemon import wait_until
@@ -39,7 +39,7 @@ class Pair:
         self.server.settimeout(PATIENCE)
         self.late = 0
         self.tally = Tally()
-        self.link = TokenLink(near, "there", SHORT, lambda _: None, on_late=self._on_late, tally=self.tally)
+        self.link = TokenLink(near, "there", SHORT, print, print, calls=TokenCalls(self.tally), on_late=self._on_late)
 
     def _on_late(self) -> None:
         self.late += 1
@@ -123,32 +123,33 @@ def test_who_owes_for_too_long_is_given_up(pair: Pair, monkeypatch: pytest.Monke
 
 
 def test_gives_back_at_once(pair: Pair) -> None:
-    pair.link.give_back(TOKEN)
+    pair.link.give_back(release(TOKEN))
     pair.asked(wire.release(1, -7))
 
 
 def test_gives_back_later_what_the_collector_finds_in_the_midst_of_a_call(pair: Pair) -> None:
     with pair.link._lock:
-        pair.link.give_back(TOKEN)
-        pair.link.give_back(OTHER)
+        pair.link.give_back(release(TOKEN))
+        pair.link.give_back(release(OTHER))
         assert pair.link.calls.give_back
     with pytest.raises(Timeout):
         pair.link.call(wire.keep, 5)
     pair.asked(wire.keep(1, 5), wire.release(2, 8), wire.release(3, -7))
 
 
-def test_leaving_gives_everything_back(pair: Pair) -> None:
-    pair.link.leave([TOKEN, OTHER])
+def test_what_is_given_back_after_the_end_is_not_sent(pair: Pair) -> None:
+    pair.link.give_back(release(TOKEN), release(OTHER))
+    pair.link.close()
     pair.asked(wire.release(1, 8), wire.release(2, -7))
     assert pair.server.recv(1) == b""
-    pair.link.give_back(TOKEN)
+    pair.link.give_back(release(TOKEN))
     pair.link.tell(wire.keep, 5)
-    pair.link.leave([TOKEN])
 
 
-def test_leaving_in_a_signal_handler_leaves_them_to_their_leases(pair: Pair) -> None:
+def test_closing_in_a_signal_handler_leaves_them_to_their_leases(pair: Pair) -> None:
     with pair.link._lock:
-        pair.link.leave([TOKEN])
+        pair.link.give_back(release(TOKEN))
+        pair.link.close()
     assert pair.server.recv(1) == b""
 
 

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from counterd.client import _aiolink
-from counterd.client._aiolink import Link
+from counterd.client import _tasklink
 from counterd.client._holding import Held
+from counterd.client._tasklink import TaskLink
 from counterd.client.counter._permits import PermitCalls
 from counterd.errors import ConnectionLost, NotAvailable, ProtocolError, Timeout
 from counterd.protocols.counter import wire
@@ -30,7 +30,7 @@ class Transport(asyncio.Transport):
         super().__init__()
         self.written: list[bytes] = []
         self.aborted = False
-        self.link: Link
+        self.link: TaskLink
         self.room = 1 << 30
 
     def write(self, data: Any) -> None:
@@ -48,9 +48,9 @@ class Case:
 
     def __init__(self, loop: memory.Loop) -> None:
         self.loop = loop
-        self.ended: list[Link] = []
+        self.ended: list[TaskLink] = []
         self.returned: list[bytes] = []
-        self.link = Link(
+        self.link = TaskLink(
             loop,
             "there",
             TIMEOUT,
@@ -110,13 +110,13 @@ def test_the_shortest_deadline_of_one_turn_is_kept() -> None:
     """Two requests that have patience, and then one that has none, go out together."""
 
     async def main(case: Case) -> None:
-        patient = [case.link.start(wire.noop, patience=100.0) for _ in range(2)]
-        call = case.link.start(wire.noop)
-        assert call.future is not None
-        with pytest.raises(Timeout):
-            await call.future
+        patient = [case.link.start((wire.noop,), patience=100.0) for _ in range(2)]
+        call = case.link.start((wire.noop,))
+        assert call.waiter is not None
+        await call.waiter
+        assert isinstance(call.error, Timeout)
         assert case.loop.time() == call.deadline
-        assert not any(each.future.done() for each in patient if each.future)
+        assert not any(each.waiter.done() for each in patient if each.waiter)
 
     play(main)
 
@@ -243,14 +243,14 @@ def test_what_waits_goes_out_when_there_is_room() -> None:
 
 
 def test_calls_that_are_never_answered_are_bounded(monkeypatch) -> None:
-    monkeypatch.setattr(_aiolink, "UNANSWERED_MAX", 10)
+    monkeypatch.setattr(_tasklink, "UNANSWERED_MAX", 10)
 
     async def main(case: Case) -> None:
         for _ in range(10):
-            case.link.start_unawaited(wire.noop)
+            case.link.tell(wire.noop)
         await asyncio.sleep(TIMEOUT)
         assert not case.link.closed
-        case.link.start_unawaited(wire.noop)
+        case.link.tell(wire.noop)
         await asyncio.sleep(TIMEOUT)
         assert case.link.closed == "10 calls were not answered"
 
@@ -271,7 +271,7 @@ def test_the_end_of_a_connection(how: str) -> None:
         elif how == "wrong":
             case.link.data_received(WRONG)
         else:
-            case.link.drop("a test")
+            case.link.close("a test")
         ended = await asyncio.gather(*calls, return_exceptions=True)
         assert {type(each) for each in ended} == {ProtocolError if how == "wrong" else ConnectionLost}
         assert len({id(each) for each in ended}) == 3
@@ -301,7 +301,7 @@ def test_permits_that_nobody_looks_after(raw: int, held: int, unheard: bool) -> 
             assert await call == 2
             if mine:
                 case.link.holds.add(Held("hold", b"n", 2))
-        case.link.drop("a test")
+        case.link.close("a test")
         assert case.link.unheard is unheard
 
     play(main)
@@ -310,15 +310,15 @@ def test_permits_that_nobody_looks_after(raw: int, held: int, unheard: bool) -> 
 def test_a_pipeline_is_sent_whole_or_not_at_all() -> None:
     async def main(case: Case) -> None:
         with pytest.raises(ValueError, match="name must have"):
-            case.link.start_all([(wire.get, b"n"), (wire.get, b"")])
+            await case.link.call_all([(wire.get, b"n"), (wire.get, b"")])
         assert (case.sent(), case.link.calls.pending) == ([], {})
-        calls = case.link.start_all([(wire.get, b"n"), (wire.acquire, b"n", 1, 1)])
+        calling = asyncio.ensure_future(case.link.call_all([(wire.get, b"n"), (wire.acquire, b"n", 1, 1)]))
         await turns()
         assert [opcode for opcode, _ in case.sent()] == [1, 2]
         first, second = case.link.calls.pending
         case.answer(first, 1, one(1))
         case.answer(second, 2, b"no", 0x21)
-        results = await asyncio.gather(*(call.future for call in calls if call.future), return_exceptions=True)
+        results = await calling
         assert (results[0], type(results[1])) == (1, NotAvailable)
 
     play(main)
@@ -328,8 +328,8 @@ def test_connected_after_it_was_dropped() -> None:
     """close() came while it was connecting."""
 
     async def main(case: Case) -> None:
-        link = Link(case.loop, "there", TIMEOUT, case.ended.append, case.returned.append, calls=PermitCalls())
-        link.drop("a test")
+        link = TaskLink(case.loop, "there", TIMEOUT, case.ended.append, case.returned.append, calls=PermitCalls())
+        link.close("a test")
         await link.gone()
         transport = Transport()
         link.connection_made(transport)

@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from counterd.client import _link
+from counterd.client import _threadlink
 from counterd.client._connection import DeadlinePassed
 from counterd.client._holding import Held
-from counterd.client._link import Link
+from counterd.client._steps import TAKE, drive
+from counterd.client._threadlink import ThreadLink
 from counterd.client.counter import _permits
+from counterd.client.counter._commands import _acquiring
 from counterd.client.counter._permits import PermitCalls
 from counterd.errors import ConnectionLost, NotAvailable, ProtocolError, Timeout
 from counterd.protocols.counter import wire
@@ -37,9 +39,9 @@ class Pair:
         near, self.server = socket.socketpair()
         near.setblocking(False)
         self.server.settimeout(PATIENCE)
-        self.ended: list[Link] = []
+        self.ended: list[ThreadLink] = []
         self.near = near
-        self.link = Link(near, "there", PATIENCE, self.ended.append, calls=PermitCalls())
+        self.link = ThreadLink(near, "there", PATIENCE, self.ended.append, lambda _: None, calls=PermitCalls())
 
     def asked(self, *frames: bytes) -> None:
         """Exactly these came."""
@@ -47,6 +49,11 @@ class Pair:
 
     def says(self, *answers: bytes) -> None:
         self.server.sendall(b"".join(answers))
+
+
+def acquire(pair: Pair, request: tuple[Any, ...], held: Held = HOLD) -> None:
+    """What a hold does."""
+    drive(_acquiring(pair.link, held, request), {TAKE: lambda link, asked, granted: link.call(*asked, granted=granted)})
 
 
 @pytest.fixture
@@ -101,13 +108,12 @@ def test_a_call(pair: Pair) -> None:
 
 def test_calls_together(pair: Pair) -> None:
     pair.says(responded(0, 2), responded(1, 1, ONE))
-    calls = pair.link.run([(wire.get, b"a"), (wire.noop,)])
-    assert [(call.result, call.error) for call in calls] == [(1, None), (None, None)]
+    assert pair.link.call_all([(wire.get, b"a"), (wire.noop,)]) == [1, None]
 
 
 def test_what_does_not_fit_is_not_sent_or_waited_for(pair: Pair) -> None:
     with pytest.raises(ValueError, match=r"^name"):
-        pair.link.run([(wire.acquire, b"a", 1, 1), (wire.get, b"")])
+        pair.link.call_all([(wire.acquire, b"a", 1, 1), (wire.get, b"")])
     pair.says(responded(0, pair.link.calls._opaque + 1))
     pair.link.call(wire.noop)
     pair.asked(wire.noop(pair.link.calls._opaque))
@@ -182,11 +188,11 @@ def test_one_who_gave_up_is_not_asked_to_read(pair: Pair) -> None:
 
 def test_one_who_was_interrupted_is_not_asked_to_read_either(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its last patience is over when the one who reads has its answer: another one reads."""
-    monkeypatch.setattr(_link, "SETTLE_S", 0.01)
+    monkeypatch.setattr(_threadlink, "SETTLE_S", 0.01)
     (reader,) = reading_and_waiting(pair, (wire.noop,))
-    call, acquire = _link.ThreadCall(), (wire.acquire, b"a", 1, 1)
+    call, acquire = _threadlink.ThreadCall(), (wire.acquire, b"a", 1, 1)
     pair.link._begin([acquire], [call], None)
-    pair.link._give_up([call], _link.SETTLE_S)
+    pair.link._give_up([call], _threadlink.SETTLE_S)
     other = Caller(pair.link.call, wire.noop)
     wait_until(lambda: len(pair.link._waiting) == 1, "it waits")
     pair.says(responded(0, 1))
@@ -237,10 +243,10 @@ def test_an_answer_for_one_who_is_interrupted_as_it_begins_to_wait(pair: Pair, m
         def release(self) -> None:
             raise RuntimeError("release unlocked lock")
 
-    call = _link.ThreadCall()
+    call = _threadlink.ThreadCall()
     pair.link._begin([(wire.noop,)], [call])
     with monkeypatch.context() as patch:
-        patch.setattr(_link.threading, "Lock", Lock)
+        patch.setattr(_threadlink.threading, "Lock", Lock)
         with pytest.raises(Interrupted):
             pair.link._wait(call, 0)
     pair.says(responded(0, 2), responded(0, 1))
@@ -299,9 +305,9 @@ def test_a_server_that_reads_nothing_before_its_output_is_read(pair: Pair, threa
                 answered += 1
 
     server = Caller(serve)
-    callers = [Caller(pair.link.run, requests) for _ in range(threads)]
+    callers = [Caller(pair.link.call_all, requests) for _ in range(threads)]
     for caller in callers:
-        results = [call.result for call in caller.ends()]
+        results = caller.ends()
         assert results[0::2] == [1] * 20
         assert [len(result) for result in results[1::2]] == [10] * 20
     server.ends()
@@ -312,21 +318,20 @@ def test_a_server_that_reads_nothing_before_its_output_is_read(pair: Pair, threa
 def test_a_server_that_takes_no_more(pair: Pair) -> None:
     pair.link._timeout = 0.1
     with pytest.raises(Timeout):
-        pair.link.run([(wire.get, b"x" * 60000)] * 100)
+        pair.link.call_all([(wire.get, b"x" * 60000)] * 100)
     assert pair.link.closed == "the server accepts no more requests"
 
 
 def test_the_end_while_others_send(pair: Pair) -> None:
-    callers = [Caller(pair.link.run, [(wire.get, b"x" * 60000)] * 100) for _ in range(4)]
+    callers = [Caller(pair.link.call_all, [(wire.get, b"x" * 60000)] * 100) for _ in range(4)]
     wait_until(lambda: len(pair.link._pushing) == 4, "all send")
     pair.server.close()
-    calls = [call for caller in callers for call in caller.ends()]
-    assert {type(call.error) for call in calls} == {ConnectionLost}
+    assert {type(caller.ends()) for caller in callers} == {ConnectionLost}
     assert pair.near.fileno() == -1
 
 
 def test_too_many_that_are_not_answered(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_link, "UNANSWERED_MAX", 2)
+    monkeypatch.setattr(_threadlink, "UNANSWERED_MAX", 2)
     pair.link._timeout = 0.001
     for _ in range(3):
         assert pair.link.closed == ""
@@ -336,7 +341,7 @@ def test_too_many_that_are_not_answered(pair: Pair, monkeypatch: pytest.MonkeyPa
 
 
 def test_many_that_are_waited_for_are_not_too_many(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_link, "UNANSWERED_MAX", 2)
+    monkeypatch.setattr(_threadlink, "UNANSWERED_MAX", 2)
     callers = reading_and_waiting(pair, *[(wire.noop,)] * 3)
     pair.link._timeout = 0.001
     with pytest.raises(Timeout):
@@ -395,14 +400,14 @@ def closing(pair: Pair, function: Callable[..., Any]) -> Callable[..., Any]:
 
 def test_a_hold_has_what_was_granted_and_gives_it_back(pair: Pair) -> None:
     pair.says(responded(2, 1, b"\0\0\0\2"))
-    pair.link.acquire(HOLD, (wire.acquire, b"a", 2, 3))
+    acquire(pair, (wire.acquire, b"a", 2, 3))
     assert pair.link.holds == {HOLD}
     assert pair.link.calls.held == 2
     pair.says(responded(3, 2))
-    pair.link.release(HOLD)
+    pair.link.release([HOLD])
     assert pair.link.holds == set()
     assert pair.link.calls.held == 0
-    pair.link.release(HOLD)  # nothing is there, so nothing is asked
+    pair.link.release([HOLD])  # nothing is there, so nothing is asked
     pair.link.disown(HOLD)
     pair.asked(wire.acquire(1, b"a", 2, 3), wire.release(2, b"a", 2))
 
@@ -410,7 +415,7 @@ def test_a_hold_has_what_was_granted_and_gives_it_back(pair: Pair) -> None:
 def test_a_hold_has_its_permits_before_its_thread_goes_on() -> None:
     """Which would leave the block at once, and find nothing to give back."""
     had: list[bool] = []
-    call = _link.ThreadCall(lambda _: had.append(call.done))
+    call = _threadlink.ThreadCall(lambda _: had.append(call.done))
     call.settle(1, None)
     assert had == [False]
     assert call.done
@@ -418,7 +423,7 @@ def test_a_hold_has_its_permits_before_its_thread_goes_on() -> None:
 
 def test_disowned_permits_are_given_back_by_nobody_in_particular(pair: Pair) -> None:
     pair.says(responded(2, 1, b"\0\0\0\2"))
-    pair.link.acquire(HOLD, (wire.acquire, b"a", 2, 3))
+    acquire(pair, (wire.acquire, b"a", 2, 3))
     pair.link.disown(HOLD)
     pair.asked(wire.acquire(1, b"a", 2, 3), wire.release(2, b"a", 2))
     pair.says(responded(3, 2, b"no", 0x22), responded(0, 3))  # and a refusal hurts nobody
@@ -440,7 +445,7 @@ def test_granted_at_the_very_end(
     pair.link._wait = too_late  # type: ignore[method-assign]
     pair.says(responded(2, 1, b"\0\0\0\2"))
     with pytest.raises(raised):
-        pair.link.acquire(HOLD, (wire.acquire, b"a", 2, 3)) if hold else pair.link.call(wire.acquire, b"a", 2, 3)
+        acquire(pair, (wire.acquire, b"a", 2, 3)) if hold else pair.link.call(wire.acquire, b"a", 2, 3)
     pair.asked(wire.acquire(1, b"a", 2, 3), wire.release(2, b"a", 2))
     assert pair.link.holds == set()
     assert pair.link.calls.held == 0
@@ -449,7 +454,7 @@ def test_granted_at_the_very_end(
 def test_a_refused_hold_has_nothing(pair: Pair) -> None:
     pair.says(responded(2, 1, b"no", 0x21))
     with pytest.raises(NotAvailable):
-        pair.link.acquire(HOLD, (wire.acquire, b"a", 2, 3))
+        acquire(pair, (wire.acquire, b"a", 2, 3))
     assert pair.link.holds == set()
 
 
@@ -457,7 +462,7 @@ def test_a_refused_hold_has_nothing(pair: Pair) -> None:
 def test_whether_somebody_has_to_hear_of_the_end(pair: Pair, raw: int, released: int, unheard: bool) -> None:
     """Holds look after themselves, and what is on its way back is not missed, answered or not."""
     pair.says(responded(2, 1, b"\0\0\0\2"))
-    pair.link.acquire(HOLD, (wire.acquire, b"a", 2, 9))
+    acquire(pair, (wire.acquire, b"a", 2, 9))
     if raw:
         pair.says(responded(2, 2, raw.to_bytes(4, "big")))
         pair.link.call(wire.acquire, b"a", raw, 9)
@@ -473,10 +478,10 @@ def test_timed_out_but_something_is_held(pair: Pair) -> None:
     """Then the connection stays, and a late grant is given back by whoever reads next."""
     one, another = Held("hold", b"a", 1), Held("another", b"b", 3)
     pair.says(responded(2, 1, ONE))
-    pair.link.acquire(one, (wire.acquire, b"a", 1, 9))
+    acquire(pair, (wire.acquire, b"a", 1, 9), one)
     pair.link._timeout = 0.001
     with pytest.raises(Timeout, match=r"^there did not answer within 0.001 s$"):
-        pair.link.acquire(another, (wire.acquire, b"b", 3, 9))
+        acquire(pair, (wire.acquire, b"b", 3, 9), another)
     pair.link._timeout = PATIENCE
     pair.says(responded(2, 2, b"\0\0\0\3"), responded(0, 3))
     pair.link.call(wire.noop)

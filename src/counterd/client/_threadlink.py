@@ -18,23 +18,18 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from counterd.client import _portable
-from counterd.client._calls import PROBE_S, UNANSWERED_MAX, Call, Pending
+from counterd.client._baselink import Link
+from counterd.client._calls import PROBE_S, UNANSWERED_MAX, Call, Pending, outcomes
 from counterd.client._connection import (
     CLOSED,
-    FORKED,
     PEER_CLOSED,
     POLL_MAX,
     RECEIVE_SIZE,
     DeadlinePassed,
-    NotSent,
-    closed_by_server,
     lost,
-    misunderstood,
     not_answered,
 )
 from counterd.client._portable import is_mine
-from counterd.client._resumable import Resumable
-from counterd.errors import Cancelled, ConnectionLost, CounterdError, ProtocolError, ServerError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -42,6 +37,7 @@ if TYPE_CHECKING:
     from counterd.client._calls import Request
     from counterd.client._holding import Held
     from counterd.client._tls import SecureSocket
+    from counterd.errors import CounterdError
 
 PUSH_SLICE_S = 0.05  # a thread that only sends checks so often whether another thread still reads
 # The shortest wait in seconds, to read what has come already: with a deadline of now, nothing would be read.
@@ -52,31 +48,21 @@ _ENDED = _portable.PEER_ENDED | select.POLLHUP | select.POLLERR
 
 
 class ThreadCall(Call):
-    """A call for whose reply a thread waits.
-
-    granted: called with the result, in the same step, if the call succeeds and its thread still waits.
-    """
-
-    done = False
-    abandoned = False
-    result: Any = None
-    error: CounterdError | None = None
-    wake: threading.Lock | None = None  # locked while its thread waits and another thread reads
+    """A call for whose reply a thread waits."""
 
     def __init__(self, granted: Callable[[Any], object] | None = None) -> None:
         self.granted = granted
 
-    def settle(self, result: Any, error: CounterdError | None) -> bool:
-        if self.granted is not None and error is None and not self.abandoned:
-            self.granted(result)
-        self.result, self.error, self.done = result, error, True  # from here on its thread may continue
-        wake, self.wake = self.wake, None  # a signal that comes after release() finds no lock to release once more
-        if wake is not None:
-            wake.release()
-        return not self.abandoned
+    def _wake(self) -> None:
+        waiter, self.waiter = (
+            self.waiter,
+            None,
+        )  # a signal that comes after release() finds no lock to release once more
+        if waiter is not None:
+            waiter.release()
 
 
-class Link(Resumable):
+class ThreadLink(Link):
     """A connected socket, and the calls that wait for replies on it.
 
     A thread needs the lock for everything except reading.
@@ -87,21 +73,15 @@ class Link(Resumable):
         connected: socket.socket | SecureSocket,
         where: str,
         timeout: float,
-        on_end: Callable[[Link], object],
+        on_end: Callable[[Any], object],
+        on_release: Callable[[Request], object],
         *,
         calls: Pending,
     ) -> None:
-        self.where = where
-        self._on_end = on_end  # called with the lock
-        self._timeout = timeout
-        self.closed = ""  # why it is not connected any more
-        self.calls = calls
-        self.holds: set[Held] = set()
-        self.unheard = False  # it was lost with permits of no hold, and no call has raised that yet
+        super().__init__(where, timeout, on_end, on_release, calls=calls)
         self._socket = connected
         # Reentrant only because a thread has to know whether it has the lock itself.
         self._lock: Any = threading.RLock()
-        self._disowned: list[Held] = []  # the garbage collector ended them under the lock
         self._unsent = bytearray()
         self._reading = 0  # the id of the thread that reads
         self._watched = False
@@ -110,53 +90,36 @@ class Link(Resumable):
         self._poller = select.poll()
         self._poller.register(connected, select.POLLIN)
 
-    def call(self, *request: Any, patience: float = 0.0) -> Any:
+    def call(self, *request: Any, granted: Callable[[Any], object] | None = None, patience: float = 0.0) -> Any:
         """Sends a request and returns its result. Raises ServerError, Timeout, ConnectionLost or ProtocolError.
 
-        patience: how many seconds the server may take beyond the timeout.
+        granted: called with the result at the moment of the grant. From then on the caller has to give the grant back.
+        An interrupt can raise other exceptions. patience: how many seconds the server may take beyond the timeout.
         """
-        (call,) = self.run((request,), patience)
+        call = ThreadCall(granted)
+        self._complete((request,), [call], patience=patience)
         if call.error is not None:
             raise call.error
-        return call.result
-
-    def run(self, requests: Sequence[Request], patience: float = 0.0) -> list[ThreadCall]:
-        """Sends requests together, and returns their calls when all have been answered. Raises Timeout.
-
-        After a timeout or an interruption, everything that these calls are granted is given back.
-        """
-        calls = [ThreadCall() for _ in requests]
-        self._complete(requests, calls, patience=patience)
-        return calls
+        return call.result  # a call, such as outcome(), would give a signal the chance to lose it
 
     def call_all(
         self, requests: Sequence[Request], calls: list[ThreadCall] | None = None, patience: float = 0.0
     ) -> list[Any]:
-        """Does the same as run(), and returns the results, including refusals. Raises any other error of a call.
+        """Sends requests together, and returns their results, including refusals. Raises any other error of a call.
+        Then everything that these calls are granted is given back.
 
-        calls: a list for the calls, so that an interrupted caller can forget() them.
+        calls: a list for the calls, so that a caller that is interrupted later can forget() them.
         """
         calls = [] if calls is None else calls
         calls += [ThreadCall() for _ in requests]
-        self._complete(requests, calls, patience=patience)
-        for call in calls:
-            if call.error is not None and not isinstance(call.error, ServerError):
-                raise call.error
-        return [call.result if call.error is None else call.error for call in calls]
+        try:
+            self._complete(requests, calls, patience=patience)
+            return outcomes(calls)
+        except BaseException:
+            self.forget(*calls)
+            raise
 
-    def take(self, request: Request, granted: Callable[[Any], object] | None) -> Any:
-        """Does the same as call(), and calls `granted` with the result at the moment of the grant.
-
-        From then on the caller has to give the grant back. An interrupt can raise other exceptions than those of
-        call().
-        """
-        call = ThreadCall(granted)
-        self._complete((request,), [call])
-        if call.error is not None:
-            raise call.error
-        return call.result
-
-    def wait(
+    def queue(
         self,
         request: Request,
         granted: Callable[[Any], object] | None,
@@ -164,7 +127,7 @@ class Link(Resumable):
         probe: Request,
         sent: Callable[[], object] | None = None,
     ) -> Any:
-        """Does the same as take(), for a request that may wait in the server for this many seconds. None means for
+        """Does the same as call(), for a request that may wait in the server for this many seconds. None means for
         ever.
 
         probe: a request that is sent from time to time, to check that the server still answers. sent: called when the
@@ -192,11 +155,15 @@ class Link(Resumable):
         except BaseException:
             self._give_up([call], SETTLE_S)
             raise
-        if isinstance(call.error, Cancelled):  # the server has given up the Takes of this connection
-            raise lost(self.where, self.closed or CLOSED)
-        if call.error is not None:
-            raise call.error
-        return call.result
+        return call.outcome()
+
+    def release(self, held: Sequence[Held]) -> None:
+        """Gives back the permits that the holds have on this connection, with the exceptions of call(). If the call is
+        interrupted, disown() gives back the rest."""
+        calls = [ThreadCall() for _ in held]
+        self._complete([self.calls.release(each.name, each.amount) for each in held], calls, held)
+        for call in calls:
+            call.outcome()
 
     def listen(self, seconds: float | None) -> bool:
         """Returns True as soon as the server has sent something without a request, or the connection has ended.
@@ -219,126 +186,23 @@ class Link(Resumable):
                 self._stop_listening(call)
         return True
 
-    def tell(self, *request: Any) -> None:
-        """Sends a request without waiting for the reply. Does nothing if the connection has ended."""
-        with self._lock:
-            if not self.closed:
-                self._tell(*request)
-
-    def acquire(self, held: Held, request: Request) -> None:
-        """Does the same as call(), for a hold, which has the permits from the moment of the grant."""
-        try:
-            self.take(request, lambda _: self.holds.add(held))
-        except BaseException:  # an interrupt may have come after the grant
-            self.disown(held)
-            raise
-
-    def queue(
-        self,
-        held: Sequence[Held],
-        request: Request,
-        seconds: float | None,
-        probe: Request,
-        sent: Callable[[], object] | None = None,
-    ) -> Any:
-        """Does the same as wait(), for holds, which have their permits from the moment of the grant."""
-        grants: list[Any] = []
-
-        def granted(grant: Any) -> None:
-            self.holds.update(held)
-            grants.append(grant)
-
-        try:
-            return self.wait(request, granted, seconds, probe, sent)
-        except BaseException:  # it may have come after the grant
-            with self._lock:
-                for grant in grants:
-                    self.calls.give_back += self.calls.refunds(grant, request)
-                self._give_back()
-            self.disown(*held)
-            raise
-
-    def release(self, *held: Held) -> None:
-        """Gives back the permits that the holds have on this connection, with the exceptions of call(). If the call is
-        interrupted, disown() gives back the rest.
-
-        If the connection was lost and can be resumed, the permits are given back later.
-        """
-        was_open = self.is_open()
-        try:
-            self._release(*held)
-        except ConnectionLost:
-            if self.heir is not None:
-                self.heir.release(*held)
-            elif not self.may_resume() and not self.has_read_all(was_open):
-                raise
-
-    def _release(self, *held: Held) -> None:
-        calls = [ThreadCall() for _ in held]
-        self._complete([self.calls.release(each.name, each.amount) for each in held], calls, held)
-        for call in calls:
-            if call.error is not None:
-                raise call.error
-
-    def disown(self, *held: Held) -> None:
-        """Gives back what of these permits is held through this connection, without waiting for the reply.
-
-        The garbage collector calls this when it ends a generator, perhaps in the middle of a call of the same thread.
-        """
-        self._disowned += held
-        if not is_mine(self._lock):
-            with self._lock:
-                self._give_back()
-
     def is_alive(self) -> bool:
-        """Checks the socket. Returns False if the server has ended the connection, or if this client has closed it.
-
-        A connection that can be resumed counts as alive.
-        """
         with self._lock:
-            if not self.closed and _portable.has_ended(self._socket):
-                self._drop(PEER_CLOSED, self._closed_by_server)
-            heir = self.heir
-        return not self.closed or (self.may_resume() if heir is None else bool(heir.is_alive()))
+            if not self.closed and self._has_ended():
+                self._closed_by_peer(is_plain=self._is_plain())
+        return super().is_alive()
 
-    def is_open(self) -> bool:
-        """Checks the socket. Returns whether neither side has ended the connection, as far as this side can know."""
+    def close(self, why: str = CLOSED, error: Callable[[], CounterdError] | None = None) -> None:
         with self._lock:
-            return not self.closed and not _portable.has_ended(self._socket)
-
-    def forget(self, *calls: ThreadCall) -> None:
-        """Gives back what these calls of run() were granted, because their caller does not get it."""
-        with self._lock:
-            for call in calls:
-                self.calls.forget(call)
-            self._give_back()
-
-    def inherit(self, ended: Link, take_over: Callable[[], object]) -> None:
-        """Takes over the holdings of an ended connection. take_over: takes over the calls of that connection."""
-        with ended._lock, self._lock:
-            take_over()
-            self.holds.update(ended.holds)
-            ended.holds.clear()
-            ended.heir, ended.token, ended.unheard = self, None, False
-            ended._give_back()
-            self._give_back()
+            super().close(why, error)
+            self._close_unused()  # also if it has ended before, and the thread that read was interrupted then
 
     def fileno(self) -> int:
         return self._socket.fileno()
 
-    def close(self, why: str = CLOSED) -> None:
-        with self._lock:
-            self._drop(why)
-            self._close_unused()  # also if it has ended before, and the thread that read was interrupted then
-
     def after_fork(self) -> None:
-        """Called in the child of a fork.
-
-        Closes the child's copy of the socket. A thread of the parent may hold the old lock, so after_fork() makes a new
-        lock.
-        """
-        self.closed = self.closed or FORKED
-        self.unheard, self.token = False, None  # it was lost by the parent
+        """Does the same as Link.after_fork(). A thread of the parent may hold the old lock, so this makes a new one."""
+        super().after_fork()
         self._lock = threading.RLock()
         self._socket.close()
 
@@ -372,24 +236,22 @@ class Link(Resumable):
 
     # ---- with the lock ----
 
-    def _drop(self, why: str, error: Callable[[], CounterdError] | None = None) -> None:
-        """Ends the connection. Calls without a reply raise error, or ConnectionLost."""
-        if not self.closed:
-            self.unheard = self.calls.held > sum(held.amount for held in self.holds)
-            self._ended(why)
-            self.closed = why  # from now on another thread may read unheard and connect again
-            self._unsent.clear()
-            self._on_end(self)
-            if self._is_polled():
-                with suppress(OSError):  # wakes the threads in poll(), which close the socket
-                    self._socket.shutdown(socket.SHUT_RDWR)
-            self._close_unused()
-        # Also a call that was just beginning when a signal handler closed the connection.
-        self.calls.fail(error or (lambda: lost(self.where, self.closed)))
+    def _hang_up(self) -> None:
+        self._unsent.clear()
+        if self._is_polled():
+            with suppress(OSError):  # wakes the threads in poll(), which close the socket
+                self._socket.shutdown(socket.SHUT_RDWR)
 
-    def _closed_by_server(self) -> ConnectionLost:
-        is_tcp = getattr(self._socket, "family", None) in (socket.AF_INET, socket.AF_INET6)  # a SecureSocket has none
-        return closed_by_server(self.where, self.calls.doubt, plain_and_new=is_tcp and not self.calls.answered)
+    def _has_ended(self) -> bool:
+        with self._lock:  # else another thread may close the socket
+            return bool(self.closed) or _portable.has_ended(self._socket)
+
+    def _has_interrupted(self) -> bool:
+        return is_mine(self._lock)
+
+    def _is_plain(self) -> bool:
+        """Returns whether it is TCP without TLS."""
+        return getattr(self._socket, "family", None) in (socket.AF_INET, socket.AF_INET6)  # a SecureSocket has none
 
     def _is_polled(self) -> bool:
         return bool(self._reading or self._watched or self._pushing)
@@ -411,27 +273,10 @@ class Link(Resumable):
         except BlockingIOError:
             self._unsent = self._unsent or bytearray(data)
         except OSError as error:
-            self._drop(str(error))
+            self.close(str(error))
         except BaseException:
-            self._drop("sending was interrupted")  # it is not known how much was sent
+            self.close("sending was interrupted")  # it is not known how much was sent
             raise
-
-    def _give_back(self) -> None:
-        """Releases what was granted to callers that no longer wait, and what holds have left behind."""
-        while self._disowned and not self.may_resume():  # then the next connection gives it back
-            held = self._disowned.pop()
-            if self.heir is not None:
-                self.heir.disown(held)
-            elif held in self.holds:
-                self.holds.discard(held)
-                self.calls.give_back.append(self.calls.release(held.name, held.amount))
-        if self.heir is not None and self.calls.give_back:
-            with self.heir._lock:
-                self.heir.calls.give_back += self.calls.give_back
-                self.calls.give_back = []
-                self.heir._give_back()
-        while self.calls.give_back and not self.closed:
-            self._tell(*self.calls.give_back.pop())
 
     def _tell(self, *request: Any) -> None:
         call = ThreadCall()
@@ -448,9 +293,9 @@ class Link(Resumable):
             self._close_unused()
         if not self._reading:
             for call in list(self._waiting):  # threads take their calls out without the lock
-                wake, call.wake = call.wake, None
-                if wake is not None:
-                    wake.release()
+                waiter, call.waiter = call.waiter, None
+                if waiter is not None:
+                    waiter.release()
                     return
 
     def _receive(self) -> None:
@@ -460,22 +305,17 @@ class Link(Resumable):
         """
         try:
             data = self._socket.recv(RECEIVE_SIZE)
-            if not data:
-                self._drop(PEER_CLOSED, self._closed_by_server)
-                return
-            self.calls.feed(data)
+            if data:
+                self.received(data)
+            else:
+                self._closed_by_peer(is_plain=self._is_plain())
         except BlockingIOError:
             pass
         except OSError as error:
-            self._drop(str(error))
-        except ProtocolError as error:
-            text = misunderstood(self.where, error, data)
-            self._drop(str(error), lambda: ProtocolError(text))
+            self.close(str(error))
         except BaseException:
-            self._drop("reading was interrupted")
+            self.close("reading was interrupted")
             raise
-        if self.calls.give_back:
-            self._give_back()
 
     # ---- without the lock ----
 
@@ -485,7 +325,7 @@ class Link(Resumable):
 
     def _stop_listening(self, call: ThreadCall) -> None:
         with self._lock:
-            call.wake = None
+            call.waiter = None
             if call in self.calls.listeners:
                 self.calls.listeners.remove(call)
             self._pass_on()
@@ -520,7 +360,7 @@ class Link(Resumable):
         """
         with self._lock:
             if self.closed:
-                raise NotSent(*lost(self.where, self.closed).args)
+                raise self._not_sent()
             try:
                 if leaving:
                     has = [held in self.holds for held in leaving]
@@ -531,9 +371,9 @@ class Link(Resumable):
                     self._send(self.calls.add_all(calls, requests))
             except BaseException as error:
                 if self.calls.IS_ORDERED and not isinstance(error, (ValueError, TypeError)):
-                    self._drop("sending was interrupted")  # a call that was not sent would take the next one's reply
+                    self.close("sending was interrupted")  # a call that was not sent would take the next one's reply
                 if any(held not in self.holds for held in leaving):
-                    self._drop("giving permits back was interrupted")  # it is not known whether the release was sent
+                    self.close("giving permits back was interrupted")  # it is not known whether the release was sent
                 raise
 
     def _wait(self, call: ThreadCall, deadline: float) -> None:
@@ -550,7 +390,7 @@ class Link(Resumable):
                     if self._reading:
                         wake = threading.Lock()
                         wake.acquire()
-                        call.wake = wake  # locked: if this is interrupted, another thread may still release it
+                        call.waiter = wake  # locked: if this is interrupted, another thread may still release it
                         self._waiting[call] = None
                     else:
                         reads = self._reading = threading.get_ident()
@@ -611,15 +451,10 @@ class Link(Resumable):
     def _give_up(self, calls: list[ThreadCall], patience: float) -> None:
         """Gives up these calls. Waits up to `patience` seconds for their grants, to give them back."""
         with self._lock:
-            unanswered = []
             for call in calls:
-                call.abandoned, call.wake = True, None
-                if not call.done and call.frame:  # else it was not sent
-                    unanswered.append(call)
-                    if (cancel := self.calls.cancel(call)) and not self.closed:
-                        self._tell(*cancel)
-                elif call.done and call.granted is None:  # else the hold has what was granted
-                    self.calls.forget(call)
+                call.waiter = None
+            self.forget(*calls)
+            unanswered = [call for call in calls if call.frame and not call.done]  # else it was not sent, or is over
             self._pass_on()
         deadline = time.monotonic() + patience
         try:
@@ -637,12 +472,12 @@ class Link(Resumable):
         """
         with self._lock:
             for call in unanswered:
-                call.wake = None
+                call.waiter = None
             self._pass_on()
             if self._unsent and unanswered:
-                self._drop("the server accepts no more requests")
+                self.close("the server accepts no more requests")
             elif self._count_given_up() > UNANSWERED_MAX:
-                self._drop(f"{UNANSWERED_MAX} calls were not answered")
+                self.close(f"{UNANSWERED_MAX} calls were not answered")
             elif any(map(self.calls.may_grant, unanswered)):
                 self._expect_late_grants()
 
@@ -652,7 +487,7 @@ class Link(Resumable):
         Nobody would see a grant that arrives now until some thread reads again, which may never happen.
         """
         if self._has_nothing_else():
-            self._drop("an acquire was not answered in time, and this client holds nothing")
+            self.close("an acquire was not answered in time, and this client holds nothing")
 
     def _count_given_up(self) -> int:
         pending: dict[int, Any] = self.calls.pending

@@ -5,16 +5,16 @@ from __future__ import annotations
 import time
 from types import SimpleNamespace
 
+from counterd.client._baselink import Link
+from counterd.client._calls import Pending
 from counterd.client._connection import CLOSED
-from counterd.client._resumable import Resumable
 
 
-def ended(grace_s: float | None, why: str = "the server closed it") -> Resumable:
-    link = Resumable()
+def ended(grace_s: float | None, why: str = "the server closed it") -> Link:
+    link = Link("there", 1.0, print, print, calls=Pending())
     link.token = None if grace_s is None else SimpleNamespace(grace_s=grace_s)
     assert not link.may_resume(), "it is open"
-    link._ended(why)
-    link.closed = why
+    link._mark_ended(why)
     return link
 
 
