@@ -12,17 +12,8 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
-from counterd.client._backoff import CONNECT_FIRST_S, CONNECT_LONGEST_S, Backoff
-from counterd.client.beanstalk._working import (
-    RESERVE_S,
-    Policy,
-    Tended,
-    report_away,
-    report_back,
-    report_failure,
-    report_lost,
-    report_unended,
-)
+from counterd.client._steps import drive, drive_async
+from counterd.client.beanstalk._working import ACTS, RESERVE_S, Policy, Reserving, Tended, ending, touching
 from counterd.errors import CounterdError
 
 if TYPE_CHECKING:
@@ -138,20 +129,14 @@ class Worker:
     def _serve_through(self, slot: _Slot) -> None:
         with self._changed:
             self._slots.append(slot)
-        backoff, is_away = Backoff(CONNECT_FIRST_S, CONNECT_LONGEST_S), False
+        reserving = Reserving()
         while not self._stopping:
             try:
                 job = slot.client.reserve(RESERVE_S)
             except CounterdError as error:
-                if not self._stopping and not is_away:
-                    report_away(error)
-                is_away = True
-                self._stopped.wait(backoff.delay())
+                self._stopped.wait(reserving.failed(error, logs=not self._stopping))
                 continue
-            if is_away:
-                report_back()
-                is_away = False
-                backoff.reset()
+            reserving.succeeded()
             if job is not None and self._begins(slot, job):
                 self._work(slot, job)
 
@@ -173,28 +158,12 @@ class Worker:
         with self._changed:
             slot.tended = None
         try:
-            if not self._end(job, failure):
-                report_lost(job)
-        except CounterdError as error:
-            report_unended(job, error)
+            drive(ending(job, failure, self._policy), ACTS)
         finally:
             with self._changed:
                 slot.job = None
         if failure is not None and not isinstance(failure, Exception):
             raise failure
-
-    def _end(self, job: Job, failure: BaseException | None) -> bool:
-        """Returns whether the job still existed, and was reserved by this client."""
-        if failure is None:
-            return job.delete()
-        figures = job.stats()
-        if figures is None:
-            return False
-        end = self._policy.end(failure, figures)
-        report_failure(job, failure, end)
-        if end.delay is None:
-            return job.bury(priority=end.priority)
-        return job.release(priority=end.priority, delay=end.delay)
 
     # ---- in the thread of run() ----
 
@@ -218,15 +187,8 @@ class Worker:
 
     def _touch(self, slot: _Slot) -> None:
         job, tended = slot.job, slot.tended
-        if job is None or tended is None:
-            return
-        now = time.monotonic()
-        try:
-            touched, figures = job.touch(), job.stats()
-        except CounterdError:  # if the connection is lost, that is noticed when the job ends
-            tended.failed(time.monotonic())
-        else:
-            tended.touched(now, touched, figures)
+        if job is not None and tended is not None:
+            drive(touching(job, tended, time.monotonic), ACTS)
 
     def _signals(self) -> _Signals:
         return _Signals(self.stop)
@@ -326,24 +288,18 @@ class AsyncWorker:
     async def _serve(self, stopping: asyncio.Event) -> None:
         task = asyncio.current_task()
         assert task is not None
-        backoff, is_away = Backoff(CONNECT_FIRST_S, CONNECT_LONGEST_S), False
+        reserving = Reserving()
         async with self._connect() as client:
             while not stopping.is_set():
                 self._idle.add(task)
                 try:
                     job = await client.reserve(RESERVE_S)
                 except CounterdError as error:
-                    if not is_away:
-                        report_away(error)
-                    is_away = True
-                    await asyncio.sleep(backoff.delay())
+                    await asyncio.sleep(reserving.failed(error))
                     continue
                 finally:
                     self._idle.discard(task)
-                if is_away:
-                    report_back()
-                    is_away = False
-                    backoff.reset()
+                reserving.succeeded()
                 if job is not None:
                     await self._work(job)
 
@@ -357,33 +313,12 @@ class AsyncWorker:
         except BaseException as error:  # noqa: BLE001 - the policy decides what it means
             failure = error
         tending.cancel()
-        try:
-            if not await self._end(job, failure):
-                report_lost(job)
-        except CounterdError as error:
-            report_unended(job, error)
+        await drive_async(ending(job, failure, self._policy), ACTS)
         if failure is not None and not isinstance(failure, Exception):
             raise failure
-
-    async def _end(self, job: AsyncJob, failure: BaseException | None) -> bool:
-        """Returns whether the job still existed, and was reserved by this client."""
-        if failure is None:
-            return await job.delete()
-        figures = await job.stats()
-        if figures is None:
-            return False
-        end = self._policy.end(failure, figures)
-        report_failure(job, failure, end)
-        if end.delay is None:
-            return await job.bury(priority=end.priority)
-        return await job.release(priority=end.priority, delay=end.delay)
 
     async def _tend(self, job: AsyncJob, tended: Tended) -> None:
         loop = asyncio.get_running_loop()
         while not tended.lost:
             await asyncio.sleep(tended.due - loop.time())
-            now = loop.time()
-            try:
-                tended.touched(now, await job.touch(), await job.stats())
-            except CounterdError:  # if the connection is lost, that is noticed when the job ends
-                tended.failed(loop.time())
+            await drive_async(touching(job, tended, loop.time), ACTS)

@@ -5,16 +5,22 @@ Floor: side (ARCHITECTURE.md); shared by the workers for threads and for asyncio
 
 from __future__ import annotations
 
+import functools
 import logging
 import math
 import random
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from counterd.client._backoff import CONNECT_FIRST_S, CONNECT_LONGEST_S, Backoff
+from counterd.client._steps import RUN
+from counterd.errors import CounterdError
 from counterd.protocols.beanstalk import wire
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from counterd.client._steps import Steps
     from counterd.client.beanstalk._queue import Figures
-    from counterd.errors import CounterdError
 
 # The first touch of a job. No time to run is shorter than a second, and the touch shows how long it is. Most jobs have
 # ended by then, and cost no request.
@@ -102,26 +108,66 @@ class Policy:
         return End(priority, math.ceil(delay * random.uniform(0.5, 1)))
 
 
-def report_failure(job: object, error: BaseException, end: End) -> None:
-    """Logs that a function has failed. Bury and Retry are not failures."""
-    if isinstance(error, Exception) and not isinstance(error, (Bury, Retry)):
-        what = ("the job is buried") if end.delay is None else f"the job is tried again in {end.delay} s"
-        log.error("%r failed; %s", job, what, exc_info=error)
+# ---- what a worker does, as step machines ----
 
 
-def report_lost(job: object) -> None:
-    log.warning("%r was gone when its function ended: its time to run was over, or its connection was lost", job)
+def ending(job: Any, failure: BaseException | None, policy: Policy) -> Steps[None]:
+    """Deletes a job whose function has returned. Releases or buries a job whose function has failed."""
+    try:
+        if not (yield from _ended(job, failure, policy)):
+            log.warning(
+                "%r was gone when its function ended: its time to run was over, or its connection was lost", job
+            )
+    except CounterdError as error:
+        unknown = "it is not known whether %r was deleted or released, so a worker may get this job again: %s"
+        log.warning(unknown, job, error)
 
 
-def report_unended(job: object, error: CounterdError) -> None:
-    log.warning(
-        "it is not known whether %r was deleted or released, so a worker may get this job again: %s", job, error
-    )
+def _ended(job: Any, failure: BaseException | None, policy: Policy) -> Steps[Any]:
+    """Returns whether the job still existed, and was reserved by this client."""
+    if failure is None:
+        return (yield RUN, job.delete)
+    figures = yield RUN, job.stats
+    if figures is None:
+        return False
+    end = policy.end(failure, figures)
+    if isinstance(failure, Exception) and not isinstance(failure, (Bury, Retry)):
+        what = "the job is buried" if end.delay is None else f"the job is tried again in {end.delay} s"
+        log.error("%r failed; %s", job, what, exc_info=failure)
+    if end.delay is None:
+        return (yield RUN, functools.partial(job.bury, priority=end.priority))
+    return (yield RUN, functools.partial(job.release, priority=end.priority, delay=end.delay))
 
 
-def report_away(error: CounterdError) -> None:
-    log.warning("no jobs can be reserved: %s", error)
+def touching(job: Any, tended: Tended, now: Callable[[], float]) -> Steps[None]:
+    """Touches a job that a function works on."""
+    asked_at = now()
+    try:
+        tended.touched(asked_at, (yield RUN, job.touch), (yield RUN, job.stats))
+    except CounterdError:  # if the connection is lost, that is noticed when the job ends
+        tended.failed(now())
 
 
-def report_back() -> None:
-    log.info("jobs can be reserved again")
+# The methods of a job of a client for asyncio return coroutines, which drive_async() awaits.
+ACTS = {RUN: lambda call: call()}
+
+
+class Reserving:
+    """What a thread or task of a worker logs about its server, and how long it pauses while that is away."""
+
+    def __init__(self) -> None:
+        self._backoff = Backoff(CONNECT_FIRST_S, CONNECT_LONGEST_S)
+        self._is_away = False
+
+    def failed(self, error: CounterdError, *, logs: bool = True) -> float:
+        """Called when no job could be reserved. Returns for how many seconds to pause."""
+        if logs and not self._is_away:
+            log.warning("no jobs can be reserved: %s", error)
+        self._is_away = True
+        return self._backoff.delay()
+
+    def succeeded(self) -> None:
+        if self._is_away:
+            log.info("jobs can be reserved again")
+            self._is_away = False
+            self._backoff.reset()

@@ -7,9 +7,8 @@ Floor: side (ARCHITECTURE.md); shared by the blocking client and the client for 
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from counterd.errors import ServerError
 from counterd.protocols.counter import wire
 
 if TYPE_CHECKING:
@@ -63,10 +62,3 @@ class Greeting:
 
     def token(self, stay: wire.Stay) -> Token:
         return Token(stay.token, stay.grace_ms / 1000, random.getrandbits(16) << 16)
-
-
-def answer(call: Any) -> Any:
-    """Returns the result of a call that has ended, or None if the server refused it."""
-    if call.error is not None and not isinstance(call.error, ServerError):
-        raise call.error
-    return call.result

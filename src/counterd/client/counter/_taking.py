@@ -6,13 +6,11 @@ Floor: side (ARCHITECTURE.md); shared by the blocking client and the client for 
 from __future__ import annotations
 
 import math
-import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from counterd.client._connection import as_bytes
-from counterd.client._entering import Entering
-from counterd.client._holding import NO_LOSS, Wanted, printed
+from counterd.client._holding import Wanted, printed
 from counterd.errors import ConnectionLost
 from counterd.protocols.counter import wire
 from counterd.protocols.counter.wire import OnDeath
@@ -20,7 +18,6 @@ from counterd.protocols.counter.wire import OnDeath
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from counterd.protocols.counter.wire import Grant
 
 PROBE = (wire.noop,)  # the request that shows that the server still answers
 NOT_TAKEN = "this Take has no items: acquire() was not called, or release() was called already"
@@ -129,54 +126,3 @@ class AskedItems(Wanted):
 
     def lost(self, where: str, why: str) -> ConnectionLost:
         return ConnectionLost(f"lost {self} with the connection to {where}: {why}")
-
-
-class TakenCore(Entering):
-    """The object that Client.take() returns, without the calls that wait. The blocking client and the asyncio client
-    share it.
-
-    The object has its items from acquire() to release(). settle() uses the grant after that.
-    """
-
-    def __init__(self, client: Any, asked: AskedItems) -> None:
-        self._client = client
-        self._asked = asked
-        self._entered = threading.Lock()  # locked while it is entered; nobody waits for it
-        self._link: Any = None
-        self._grant: Grant | None = None
-
-    def __repr__(self) -> str:
-        return f"<Taken {self._asked}>"
-
-    @property
-    def number(self) -> int:
-        """The number of the grant.
-
-        The number is higher than the number of each earlier grant of the server, so it can be used as a fencing token.
-        """
-        if self._grant is None:
-            raise RuntimeError(NOT_TAKEN)
-        return self._grant.number
-
-    def _enter(self) -> None:
-        self._is_used = True
-        if not self._entered.acquire(blocking=False):
-            raise RuntimeError("this Take is already in use: make another one")
-
-    def _entered_link(self) -> Any:
-        """Returns the connection through which the permits are held."""
-        if self._link is None or not self._entered.locked():
-            raise RuntimeError(NOT_TAKEN)
-        return self._link
-
-    def _settlement(self, name: str | bytes, used: int) -> tuple[Any, tuple[Any, ...]]:
-        """Returns the connection for settling a rate, and the request."""
-        found = self._asked.rate(name)
-        if self._link is None or self._grant is None:
-            raise RuntimeError(NOT_TAKEN)
-        return self._link, (wire.settle, self._grant.number, found, used)
-
-    def _raise_loss(self, link: Any) -> None:
-        """Raises ConnectionLost if the permits were lost with this connection."""
-        if link.closed not in NO_LOSS:
-            raise self._asked.lost(link.where, link.closed) from None
