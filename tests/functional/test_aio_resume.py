@@ -14,6 +14,8 @@ from kit.daemon import wait_until
 from kit.loops import run, until
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from counterd.client import Client as Blocking
     from kit import daemon
     from kit.cuts import Relay
@@ -76,6 +78,25 @@ def test_a_grace_time_that_is_over(counterd: daemon.Daemon, relay: Relay, other:
             relay.is_open = True
             with pytest.raises(ConnectionLost, match="has been given back"):
                 await client.get("a", 0)
+
+    run(work())
+
+
+def test_a_server_that_has_started_again(start: Callable[..., daemon.Daemon]) -> None:
+    """It refuses to resume the connection: the hold is told once, whoever connects first."""
+    one = start()
+    told: list[Hold] = []
+
+    async def work() -> None:
+        async with Client(HOST, one.address.port, resume=60) as client:
+            hold = client.hold("a", maximum=1, on_lost=told.append)
+            await hold.__aenter__()
+            await asyncio.to_thread(one.kill)
+            await asyncio.to_thread(start, {"counter.port": one.address.port})
+            await until(lambda: told, "the hold is told")
+            await client.acquire("a", maximum=1)
+            await hold.__aexit__(None, None, None)
+            assert told == [hold]
 
     run(work())
 

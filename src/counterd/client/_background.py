@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
+JOIN_S = 2.0
+
+
 class Watched(Protocol):
     """What the thread waits for."""
 
@@ -70,11 +73,11 @@ class Background:
         self._is_stopped = True
         self.wake()
 
-    def join(self, *locks: Any, timeout: float | None = None) -> None:
-        """Waits until the thread has ended, for at most `timeout` seconds.
+    def join(self, *locks: Any, timeout: float = JOIN_S) -> None:
+        """Waits until the thread has ended, for at most `timeout` seconds: a signal handler may have interrupted the
+        owner of any lock that work() needs.
 
-        Does not wait if the caller has one of these locks, which work() needs: a signal handler may have interrupted
-        its owner.
+        Does not wait if the caller has one of these locks, which work() needs most.
         """
         thread = self._thread
         if thread is None or thread is threading.current_thread() or any(map(is_mine, (self._lock, *locks))):
@@ -92,9 +95,9 @@ class Background:
         try:
             self._waker, self._thread = waker, thread
             thread.start()
-        except BaseException:
-            if not thread.is_alive():
-                self._waker = self._thread = None
+        except BaseException as error:
+            self._waker = self._thread = None  # if the thread runs although this was interrupted, it ends by itself
+            if isinstance(error, RuntimeError):  # there is no thread, which would close it
                 waker.close()
             raise
 

@@ -99,6 +99,7 @@ class Taken(TakenSteps, ForAsyncWith):
 
         Raises ConnectionLost if the permits were lost with the connection. settle() works after release().
         """
+        self._check_taken()
         await _perform(self, self._leave(None))
 
     async def settle(self, name: str | bytes, used: int) -> None:
@@ -212,7 +213,7 @@ class Client(Commands, Tasks):
         if link.closed or self._before.unheard or self._loop is not get_running_loop():
             link = await self._connected()
         is_release = made[0] is wire.release
-        was_good, was_open = link.calls.answered, is_release and link.is_open()
+        was_open = is_release and link.is_open()
         call = link.start(made)
         if is_release:
             self._turns.wake(made[1])  # a request that is made from here on is sent after the release
@@ -223,15 +224,12 @@ class Client(Commands, Tasks):
             raise call.error
         except (ConnectionLost, ProtocolError) as error:
             link.forget(call)
-            steps = self._recovered(link, made, error, was_good=was_good, was_open=was_open)
+            steps = self._recovered(link, made, error, was_open)
         except BaseException:
             link.forget(call)
             raise
         again = await self._drive(steps)
         return None if again is None else await again.call(*made)
-
-    def _not_resumed(self, ended: TaskLink) -> None:
-        self._lose(ended)
 
     def _on_end(self, link: TaskLink) -> None:
         """Called when a connection has ended. Resumes it, or notifies its holds that they are lost."""
@@ -239,15 +237,25 @@ class Client(Commands, Tasks):
             self._ended.append(link)
         elif link.closed not in NO_LOSS:
             self._lose(link)
-        if (self._ended or self._again) and (self._tending is None or self._tending.done()):
+        self._tend_soon()
+
+    def _on_connected(self) -> None:
+        self._tend_soon()  # the server may have refused to resume the connection before
+
+    def _tend_soon(self) -> None:
+        if not (self._ended or self._again):
+            return
+        if self._tending is None or self._tending.done():
+            self._due = self._new_turn()
             self._tending = self._started(self._tend_all())
+        self._due.set()
 
     async def _tend_all(self) -> None:
-        while True:
+        pause: float | None = 0.0
+        while pause is not None:
+            await self._due.wait(pause)
+            self._due.clear()
             pause = await self._drive(self._tend())
-            if pause is None:
-                return
-            await asyncio.sleep(pause)
 
     def _start_anew(self) -> None:
         super()._start_anew()

@@ -350,16 +350,16 @@ def test_a_release_that_may_have_come_too_late(serve) -> None:
         assert_replaced(client, script)
 
 
-def test_who_has_left_a_block_is_not_told_of_its_loss(serve) -> None:
+def test_a_hold_is_told_of_its_loss_once_and_not_after_its_block(serve) -> None:
     called: list[object] = []
     script = serve(success(b"\0\0\0\1"), success())
     with Client(port=script.port, timeout=PATIENCE, watch=True) as client:
         hold = client.hold("n", maximum=1, on_lost=called.append)
         with hold:
-            assert not hold._is_to_be_acquired_again()
-        assert called == [hold]
-        assert not hold._is_to_be_acquired_again()
-        assert called == [hold]
+            client._lose(client._link)
+            client._lose(client._link)
+        client._lose(client._link)
+    assert called == [hold]
 
 
 def test_a_semaphore_of_nonsense(serve) -> None:

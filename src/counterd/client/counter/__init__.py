@@ -18,7 +18,7 @@ from counterd.client._holding import RAISE, decorated, printed
 from counterd.client._threads import Threads
 from counterd.client.counter._asked import Asked
 from counterd.client.counter._commands import Commands, Pipelined, Result
-from counterd.client.counter._holds import HoldSteps, TakenSteps
+from counterd.client.counter._holds import Holding, HoldSteps, TakenSteps
 from counterd.client.counter._resuming import Greeting
 from counterd.client.counter._taking import AskedItems, Permit, Rate, place
 from counterd.errors import ConnectionLost, CounterdError, NotAvailable, ProtocolError
@@ -33,18 +33,12 @@ if TYPE_CHECKING:
 
 __all__ = ["Client", "Hold", "Permit", "Pipeline", "Rate", "Semaphore", "Taken"]
 
+BlockT = TypeVar("BlockT", bound="_Block")
 F = TypeVar("F", bound="Callable[..., Any]")
 
 
-class Hold(HoldSteps, ForWith):
-    """Permits of a counter that are held while a block runs. Client.hold() returns it, for `with` or as a decorator.
-
-    Use a hold in one thread and for one block at a time: make another hold for each, or share a Semaphore. As a
-    decorator, a hold acquires other permits for each call. Holds are not reentrant: a hold inside another hold of the
-    same name asks for more permits.
-    """
-
-    def __enter__(self) -> Hold:
+class _Block(Holding, ForWith):
+    def __enter__(self: BlockT) -> BlockT:
         self._claim()
         try:
             self._client._drive(self._entering())
@@ -60,12 +54,21 @@ class Hold(HoldSteps, ForWith):
             self._throw_away()
             raise
 
+
+class Hold(HoldSteps, _Block):
+    """Permits of a counter that are held while a block runs. Client.hold() returns it, for `with` or as a decorator.
+
+    Use a hold in one thread and for one block at a time: make another hold for each, or share a Semaphore. As a
+    decorator, a hold acquires other permits for each call. Holds are not reentrant: a hold inside another hold of the
+    same name asks for more permits.
+    """
+
     def __call__(self, function: F) -> F:
         """Returns a function, or a generator, that holds permits while it runs. Each call has its own permits."""
         return decorated(function, partial(Hold, self._client, self._asked))
 
 
-class Taken(TakenSteps, ForWith):
+class Taken(TakenSteps, _Block):
     """Permits and units of rates that are taken together. Client.take() returns it, for `with` or as a decorator.
 
     Use it in one thread and for one block at a time. As a decorator, it takes other items for each call.
@@ -77,6 +80,7 @@ class Taken(TakenSteps, ForWith):
 
     def release(self) -> None:
         """Gives the permits back. Raises ConnectionLost if they were lost. settle() works after release()."""
+        self._check_taken()
         self.__exit__(None, None, None)
 
     def settle(self, name: str | bytes, used: int) -> None:
@@ -87,22 +91,6 @@ class Taken(TakenSteps, ForWith):
         settled before, or if the time is over.
         """
         self._client._drive(self._settling(name, used))
-
-    def __enter__(self) -> Taken:
-        self._claim()
-        try:
-            self._client._drive(self._entering())
-        except BaseException:
-            self._throw_away()
-            raise
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        try:
-            self._client._drive(self._leave(kind))
-        except BaseException:
-            self._throw_away()
-            raise
 
     def __call__(self, function: F) -> F:
         """Returns a function, or a generator, that has the items while it runs. Each call takes its own items."""
@@ -265,20 +253,17 @@ class Client(Commands, Threads):
             return self._drive(made)
         link = self._connected()
         is_release = made[0] is wire.release
-        was_good, was_open = link.calls.answered, is_release and link.is_open()
+        was_open = is_release and link.is_open()
         try:
             result = link.call(*made)
         except (ConnectionLost, ProtocolError) as error:
-            steps = self._recovered(link, made, error, was_good=was_good, was_open=was_open)
+            steps = self._recovered(link, made, error, was_open)
         else:
             if is_release:
                 self._turns.wake(made[1])
             return result
         again = self._drive(steps)
         return None if again is None else again.call(*made)
-
-    def _not_resumed(self, ended: ThreadLink) -> None:
-        """Does nothing: the watching thread finds it."""
 
     def _on_end(self, link: ThreadLink) -> None:
         if self._watch:

@@ -114,7 +114,6 @@ class Commands(Requests, Connecting):
 
     _CAUGHT: type[BaseException]  # after these exceptions of on_lost, other holds are still notified
     _swapping: Any  # locked while what a hold has is replaced
-    _not_resumed: Callable[[Any], None]  # the server refused to resume this connection
 
     def __init__(
         self, addresses: list[Address], timeout: float, connect_timeout: float | None, greeting: Greeting
@@ -154,14 +153,11 @@ class Commands(Requests, Connecting):
         calls.names = Counter() if self._greeting.resumes else None
         return calls
 
-    def _recovered(
-        self, link: Any, request: Request, error: CounterdError, *, was_good: bool, was_open: bool
-    ) -> Steps[Any]:
+    def _recovered(self, link: Any, request: Request, error: CounterdError, was_open: bool) -> Steps[Any]:
         """Called when a request was not answered. Returns the connection through which it can be sent again, or None if
         it is a release that has been made up for. Otherwise raises the error.
 
-        was_good, was_open: whether the server had answered something on this connection, and whether it was still open,
-        when the request was sent.
+        was_open: whether the connection was still open when the request was sent.
         """
         is_release = request[0] is wire.release
         if (yield from self._resumed(link)):
@@ -171,7 +167,7 @@ class Commands(Requests, Connecting):
         self._report_no_loss(link)
         # If nothing was held, nothing is lost, and the server has taken back what this call was granted.
         is_unread = is_release and not link.has_read_all(was_open)
-        if isinstance(error, ProtocolError) or not was_good or link.calls.held or is_unread:
+        if isinstance(error, ProtocolError) or not link.calls.answered or link.calls.held or is_unread:
             raise error
         return None if is_release else (yield (CONNECT,))
 
@@ -213,7 +209,6 @@ class Commands(Requests, Connecting):
         stay = (yield from self._answers(link, requests))[-1]
         if token is not None and stay is None:
             ended.token = None
-            self._not_resumed(ended)
             (stay,) = yield from self._answers(link, [greeting.asks()])
         if isinstance(stay, wire.Stay):
             link.token = greeting.token(stay)
@@ -275,9 +270,14 @@ class Commands(Requests, Connecting):
         return max(self._again_backoff.delay(), self._attempts.retry_at - self._now())
 
     def _lose(self, link: Any) -> None:
-        """Called when everything that was held through a connection is lost. Notifies its holds."""
+        """Called when everything that was held through a connection is lost. Notifies its holds, each once."""
         link.token = None
-        self._again += [held.hold for held in list(link.holds) if held.hold._is_to_be_acquired_again()]
+        for held in list(link.holds):
+            has = held.hold._has
+            if has is not None and held in has.held:  # else the block was left, or is being entered
+                link.holds.discard(held)
+                if held.hold._is_to_be_acquired_again():
+                    self._again.append(held.hold)
 
     def _has_again(self, hold: HoldSteps) -> Steps[bool]:
         try:

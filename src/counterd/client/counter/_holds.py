@@ -43,8 +43,8 @@ class Has:
 class Holding(Entering):
     """The base of Hold and Taken.
 
-    A call that is interrupted, at whatever point, leaves nothing behind: what a connection has granted is among its
-    `holds` from the moment of the grant, and disown() gives it back.
+    A call that is interrupted, at whatever point, leaves no permits behind: what a connection has granted is among its
+    `holds` from the moment of the grant, and disown() gives it back. Units of rates that it was granted stay taken.
     """
 
     KIND: str  # for people
@@ -62,15 +62,19 @@ class Holding(Entering):
     def lost(self) -> bool:
         """Whether the connection and the permits were lost while the block runs. A blocking client checks its socket; a
         client for asyncio says what the event loop knows."""
-        has = self._has
+        has = self._last()
         return has is not None and not has.link.is_alive()
 
     def raise_if_lost(self) -> None:
         """Raises ConnectionLost if `lost` is true. Call this before any action that needs the permits."""
-        has = self._has
+        has = self._last()
         if has is not None and not has.link.is_alive():
             link = has.link.last()
             raise self._asked.lost(link.where, link.closed)
+
+    def _last(self) -> Has | None:
+        """Returns what `lost` is about."""
+        return self._has
 
     def _is_to_be_acquired_again(self) -> bool:
         """Called when the permits were lost."""
@@ -92,9 +96,13 @@ class Holding(Entering):
 
     # ---- steps ----
 
+    def _entering(self) -> Steps[None]:
+        raise NotImplementedError
+
     def _enter(self, held: Sequence[Held], steps: Steps[Has]) -> Steps[None]:
         try:
-            self._has = yield from steps
+            self._has = has = yield from steps
+            _tell_if_lost(self._client, has.link)
         except BaseException:  # an interrupt may have come after the grant
             self._client._disown(held)
             raise
@@ -105,8 +113,7 @@ class Holding(Entering):
         try:
             with client._swapping:
                 has, self._has = self._has, None
-            if has is None:
-                raise RuntimeError(NOT_TAKEN)
+            assert has is not None
             # GeneratorExit may come in the middle of another call, and a coroutine that is destroyed cannot wait.
             if kind is not GeneratorExit and has.held:
                 yield from _releasing(has.link, has.held)
@@ -142,8 +149,6 @@ class HoldSteps(Holding):
 
     def _is_to_be_acquired_again(self) -> bool:
         on_lost = self._asked.on_lost
-        if self._has is None:  # the block was left
-            return False
         if callable(on_lost):
             try:
                 on_lost(self)
@@ -162,6 +167,7 @@ class HoldSteps(Holding):
             with self._client._swapping:
                 if self._has is before:
                     self._has = Has(link, (held,))
+            _tell_if_lost(self._client, link)
         finally:
             if self._has is None or held not in self._has.held:
                 self._client._disown((held,))
@@ -178,6 +184,9 @@ class TakenSteps(Holding):
         super().__init__(client, asked)
         self._taken_before: Has | None = None  # the last grant, which can be settled after the block
 
+    def _last(self) -> Has | None:
+        return self._taken_before  # settle() needs the connection after the block too
+
     @property
     def number(self) -> int:
         """The number of the grant.
@@ -185,6 +194,10 @@ class TakenSteps(Holding):
         The number is higher than the number of each earlier grant of the server, so it can be used as a fencing token.
         """
         return self._granted().number
+
+    def _check_taken(self) -> None:
+        if self._has is None:
+            raise RuntimeError(NOT_TAKEN)
 
     def _granted(self) -> Grant:
         if self._taken_before is None:
@@ -217,6 +230,13 @@ class TakenSteps(Holding):
             except NotFound:
                 if isinstance(error, NotSent):
                     raise  # else it may have been settled
+
+
+def _tell_if_lost(client: Commands, link: Any) -> None:
+    """Called when a hold has its permits: nobody has told it if the connection was lost a moment before."""
+    link = link.last()
+    if link.closed and not link.may_resume():
+        client._on_end(link)
 
 
 def _releasing(link: Any, held: Sequence[Held]) -> Steps[None]:
