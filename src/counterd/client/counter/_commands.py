@@ -276,7 +276,7 @@ class Commands(Requests, Connecting):
             has = held.hold._has
             if has is not None and held in has.held:  # else the block was left, or is being entered
                 link.holds.discard(held)
-                if held.hold._is_to_be_acquired_again():
+                if held.hold._notify_of_loss():
                     self._again.append(held.hold)
 
     def _has_again(self, hold: HoldSteps) -> Steps[bool]:

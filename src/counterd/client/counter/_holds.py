@@ -76,8 +76,8 @@ class Holding(Entering):
         """Returns what `lost` is about."""
         return self._has
 
-    def _is_to_be_acquired_again(self) -> bool:
-        """Called when the permits were lost."""
+    def _notify_of_loss(self) -> bool:
+        """Called when the permits were lost. Returns whether to acquire them again."""
         return False
 
     def _claim(self) -> None:
@@ -147,7 +147,7 @@ class HoldSteps(Holding):
     def _taken(self, held: tuple[Held]) -> Steps[Has]:
         return Has((yield from self._client._held(self._asked, *held)), held)
 
-    def _is_to_be_acquired_again(self) -> bool:
+    def _notify_of_loss(self) -> bool:
         on_lost = self._asked.on_lost
         if callable(on_lost):
             try:
