@@ -268,6 +268,17 @@ def test_the_table_of_transitions_names_every_state() -> None:
     assert _core.TRANSITIONS["closing"] == ()
 
 
+def test_the_diagram_in_the_documents_shows_this_table() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "ADDING_A_PROTOCOL.md").read_text("utf-8")
+    drawn = page.partition("stateDiagram-v2\n")[2].partition("```")[0].split("\n")
+    arrows = [f"{state} --> {next_}" for state, followers in _core.TRANSITIONS.items() for next_ in followers]
+    assert [line.strip() for line in drawn if line] == [
+        "[*] --> READING",
+        *(arrow.upper() for arrow in arrows),
+        "CLOSING --> [*]",
+    ]
+
+
 def test_a_long_reply_streams_and_what_follows_waits_for_it(scene: Scene) -> None:
     peer = scene.peer()
     assert peer.session.receive(b"L\x03EaEb", 10) == b"l" * PIECE
