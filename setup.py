@@ -41,6 +41,9 @@ if not sys.platform.startswith("linux"):
         " client needs no compiler: set PYTHONPATH to the folder src of this source tree"
     )
 
+# What Cython adds to every module, compiled once. Its C is generated, see BuildExtensions.
+UTILITY = "counterd._utility"
+
 JOBS = len(os.sched_getaffinity(0))
 
 
@@ -54,6 +57,7 @@ class BuildExtensions(build_ext):
             # One C for all modes and Pythons; but trace has more in it, beside its source, for coverage's plugin.
             build_dir=None if MODE == "trace" else f"build/cython-{cython_version}",
             include_path=["src"],
+            shared_utility_qualified_name=UTILITY,
             compiler_directives={
                 "language_level": 3,
                 "boundscheck": False,
@@ -74,11 +78,10 @@ setup(
     cmdclass={"build_ext": BuildExtensions},
     options={"build": {"build_base": BUILD}, "build_ext": {"parallel": JOBS}},
     ext_modules=[
-        Extension(
-            ".".join(source.relative_to("src").with_suffix("").parts),
-            [str(source)],
-            extra_compile_args=[*COMPILE_ARGS[MODE], "-Wno-unused-function"],
-        )
-        for source in SOURCES
+        Extension(name, [source], extra_compile_args=[*COMPILE_ARGS[MODE], "-Wno-unused-function"])
+        for name, source in [
+            *((".".join(path.relative_to("src").with_suffix("").parts), str(path)) for path in SOURCES),
+            (UTILITY, f"src/{UTILITY.replace('.', '/')}.c"),
+        ]
     ],
 )
