@@ -53,7 +53,7 @@ cdef class Store:
     cdef uint8_t* out           # replies of the current call: OUTPUT_MAX + reply_max bytes, shared by all sessions
     cdef size_t out_size
     cdef bint entered           # a call is under way: only it may use the region
-    cdef bint stirred           # tick() or take_dirty() may have become due: look at next_deadline()
+    cdef bint has_work          # tick() or take_dirty() may have become due: look at next_deadline()
     cdef object make_session
     cdef list dirty             # sessions for take_dirty(), each once
     cdef list orphans           # connections whose sessions were collected during a call: tick() forgets them

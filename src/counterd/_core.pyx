@@ -140,7 +140,7 @@ cdef class Store:
     cdef void expect(self, int64_t due_ns) noexcept:
         """Makes the caller look at next_deadline() again if due_ns is earlier than the scheduled tick()."""
         if due_ns < self.scheduled_ns:
-            self.stirred = True
+            self.has_work = True
 
     cpdef tick(self, int64_t now_ns):
         """Does the work that is due, for at most half a millisecond."""
@@ -309,7 +309,7 @@ cdef class Session:
             return
         if self.connection:  # collected during another session's call, which must not be disturbed
             store.orphans.append(self.connection)
-            store.stirred = True
+            store.has_work = True
             self.connection = 0
         self.detach()
 
@@ -526,7 +526,7 @@ cdef class Session:
         if not self.is_dirty:
             self.is_dirty = True
             self.store.dirty.append(self)
-            self.store.stirred = True
+            self.store.has_work = True
         return 0
 
     cdef bytes take_posted(self):
@@ -780,7 +780,7 @@ cdef class Session:
         if self.connection:
             self.store.forget(self.connection)
             self.connection = 0
-            self.store.stirred = True
+            self.store.has_work = True
 
     cdef void drop_kept(self) noexcept:
         PyMem_RawFree(self.kept)

@@ -33,8 +33,8 @@ Figures = Callable[[], Mapping[str, object]]
 class Store(Protocol):
     """The state that all sessions of a protocol share. Each protocol has one store for all its listeners.
 
-    A store is a subclass of `_core.Store`. `net` also reads the store's C field `stirred`. If this field is set, tick()
-    or take_dirty() may be due earlier than next_deadline() last returned.
+    A store is a subclass of `_core.Store`. `net` also reads the store's C field `has_work`. If this field is set,
+    tick() or take_dirty() may be due earlier than next_deadline() last returned.
 
     sessions_dropped: so far, because their peers did not read the messages of others.
     """

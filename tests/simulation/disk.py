@@ -113,6 +113,7 @@ class Disk:
         self.is_failing = self.is_needed = False
         self.world.store.reach(position, self.world.now)
         self.world.on_reach()
+        self.turn()
 
     # ---- the process, and the disk ----
 

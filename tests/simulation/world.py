@@ -247,14 +247,13 @@ class World:
             self.push(at - self.now + int(self.random.random() * 100 * US), self.turn, at)
 
     def turn(self, at: int) -> None:
-        """As Driver.turn: due work, then a few of the connections that have output to be fetched."""
+        """As Driver.turn: due work, a few of the connections that have output to be fetched, then the journal."""
         if at != self.turn_at:
             return  # there was a sooner one
         self.turn_at = -1
         store = self.store
         if store.next_deadline() >= 0:
             self.tick()
-        self.tell_journal()
         for session in store.take_dirty():
             if session.owner is not None:
                 self.waiting.append(session.owner)
@@ -262,6 +261,7 @@ class World:
         while self.waiting and count:
             count -= 1
             self.pull(self.waiting.popleft())
+        self.tell_journal()
         self.wake(0 if self.waiting else store.next_deadline())
 
     def tell_journal(self) -> None:

@@ -13,7 +13,7 @@ from counterd.net.connection import Connection
 
 SOURCES = Path(__file__).parents[2] / "src" / "counterd"
 # Fields in C, where a call would cost every read something.
-FIELDS = {"session": {"connection"}, "store": {"stirred"}}
+FIELDS = {"session": {"connection"}, "store": {"has_work"}}
 
 
 def members(face: type[Any]) -> set[str]:

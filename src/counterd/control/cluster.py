@@ -233,7 +233,7 @@ class Cluster:
                 place = self._servers.leave(partition, f"an answer without sense: {error}")
                 if place is not None:
                     self._report("cluster_call", f"{place} has sent an answer without sense: {error}")
-        self._driver.stir()
+        self._driver.wake()
 
     def _fail(self, partition: int) -> None:
         """Tells the sidecar, once until there is a server again, that the last call failed or none can be made."""

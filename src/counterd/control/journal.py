@@ -197,6 +197,7 @@ class Keeper:
             self.failing = self._full
         position, self._piece = self._piece[0] if self._piece is not None else 0, None
         self._store.reach(position, time.monotonic_ns())
+        self.turn(time.monotonic_ns())  # now, because the driver sends the replies first
         self._driver.wake()
 
     def on_full(self, text: str) -> None:

@@ -184,19 +184,18 @@ class Service:
         if journal is not None and self._config.values[journal.path]:
             store = cast("JournaledStore", self.store)
             self.keeper = Keeper(self.room, self._config.values, store, self.server.driver, self._told)
-            self.server.driver.outside = self.keeper
+            self.server.driver.tasks.append(self.keeper)
         shared = self.room.shared
         if shared is not None and self._config.values[shared.address]:
             self.redis_state = RedisState(self.room, self._config, self.store, self.server.driver, self._told)
-            self.server.driver.outside = self.redis_state
+            self.server.driver.tasks.append(self.redis_state)
             self.redis_state.start()
         if self.ready.login is not None:
             settings = self._config.process.cluster
             assert self.room.escrow is not None
             escrow = self.room.escrow(self.store, settings.prefix.encode())
             self.cluster = Cluster(settings, self.ready.login, escrow, self.server.driver, self._told)
-            self.server.driver.outside = self.cluster
-            self.server.driver.looks = True
+            self.server.driver.tasks.append(self.cluster)
             self.cluster.start()
 
     def lend_to(self, other: Service) -> None:

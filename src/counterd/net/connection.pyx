@@ -140,7 +140,7 @@ cdef class Connection(Handler):
         self.common.batches.count(PyBytes_GET_SIZE(data), monotonic_ns() - now_ns)
         if self.common.request_ns:
             self.charge(session.requests - before, now_ns)
-        if session.state != READING or self.store.stirred or self.state == PARTING:
+        if session.state != READING or self.store.has_work or self.state == PARTING:
             self.settle()
 
     cpdef received_nothing(self):
@@ -431,9 +431,9 @@ cdef class Connection(Handler):
         return 0
 
     cdef int wake_store(self) except -1:
-        if self.store.stirred:
-            self.store.stirred = False
-            self.common.driver.stir()
+        if self.store.has_work:
+            self.store.has_work = False
+            self.common.driver.wake()
         return 0
 
 

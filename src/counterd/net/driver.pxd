@@ -12,10 +12,10 @@ cdef class Driver:
     cdef object handle      # of the next turn, or None
     cdef int64_t due_ns     # when the next turn is due; 0 = as soon as possible
     cdef int64_t rest_until_ns  # no tick before this time, because the last one failed
-    cdef public object outside  # the journal or Redis link of the store, whose turn() is called in each turn; or None
-    cdef public bint looks      # whether `outside` gets a turn whenever the store was stirred, after connections
     cdef object waiting     # connections to be pulled, in order
+    cdef readonly list tasks    # the store's background tasks: their turn() is called at the end of each turn
 
     cpdef enqueue(self, connection)
     cpdef wake(self)
-    cpdef stir(self)
+    cdef int64_t next_deadline(self) except? -2
+    cdef int schedule(self, int64_t due_ns) except -1

@@ -1,4 +1,5 @@
-"""Gives a store its turns: calls tick() when it is due, and sends output that is not the reply to a read.
+"""Gives a store its turns: calls tick() when it is due, and sends output that is not the reply to a read. Then the
+store's background tasks get a turn.
 
 Floor 3 (ARCHITECTURE.md). A turn is a piece of work that takes well below a millisecond. The event loop serves requests
 between two turns. So a request waits for at most one turn, even if many connections receive a Dump or published
@@ -29,6 +30,7 @@ cdef class Driver:
         self.clock = clock
         self.due_ns = -1
         self.waiting = deque()
+        self.tasks = []
 
     cpdef enqueue(self, connection):
         """Schedules connection.pull() for one of the next turns."""
@@ -37,13 +39,21 @@ cdef class Driver:
 
     cpdef wake(self):
         """Schedules the next turn if there is work, now or later. Called after everything that may have created work.
+
+        Background tasks get a turn soon, even if the store has no work.
         """
-        cdef int64_t due_ns = 0 if self.waiting else self.store.next_deadline()
+        self.schedule(0 if self.tasks or self.waiting else self.next_deadline())
+
+    cdef int64_t next_deadline(self) except? -2:
+        """Returns when the store has work, as Store.next_deadline() does. Not before a failed tick is tried again."""
+        cdef int64_t due_ns = self.store.next_deadline()
+        return due_ns if due_ns < 0 else max(due_ns, self.rest_until_ns)
+
+    cdef int schedule(self, int64_t due_ns) except -1:
+        """Sets the time of the next turn, unless an earlier one is scheduled. due_ns: 0 means now, -1 means never."""
         cdef int64_t wait_ns = 0
-        if due_ns >= 0 and not self.waiting:
-            due_ns = max(due_ns, self.rest_until_ns)
         if due_ns < 0 or (self.handle is not None and self.due_ns <= due_ns):
-            return
+            return 0
         if self.handle is not None:
             self.handle.cancel()
         self.due_ns = due_ns
@@ -54,16 +64,7 @@ cdef class Driver:
         else:
             # Rounded up to the loop's milliseconds, because an early timer would find nothing due, again and again.
             self.handle = self.loop.call_later((wait_ns + MS - 1) // MS / 1e3, self.turn)
-
-    cpdef stir(self):
-        """Called when the store was stirred. As wake(), but if `looks` is set, `outside` gets a turn soon."""
-        if not self.looks or (self.handle is not None and self.due_ns == 0):
-            self.wake()
-            return
-        if self.handle is not None:
-            self.handle.cancel()
-        self.due_ns = 0
-        self.handle = self.loop.call_soon(self.turn)
+        return 0
 
     @property
     def is_busy(self):
@@ -81,8 +82,6 @@ cdef class Driver:
         except Exception as error:  # a bug in counterd; the work is still due, and would fail again at once
             self.rest_until_ns = now_ns + RETRY_NS
             self.loop.call_exception_handler({"message": "a tick of the store failed", "exception": error})
-        if self.outside is not None and not self.looks:
-            self.outside.turn(now_ns)
         for session in self.store.take_dirty():
             if session.owner is not None:  # else its connection is gone
                 self.waiting.append(session.owner)
@@ -90,6 +89,6 @@ cdef class Driver:
             self.waiting.popleft().pull()
             if self.clock() - now_ns >= SLICE_NS:
                 break
-        if self.looks:
-            self.outside.turn(self.clock())
-        self.wake()
+        for task in self.tasks:
+            task.turn(self.clock())
+        self.schedule(0 if self.waiting else self.next_deadline())

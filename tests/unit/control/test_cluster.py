@@ -107,7 +107,7 @@ class Scene:
         asyncio.get_running_loop().set_exception_handler(lambda _, what: self.bugs.append(what))
         async with fleet(self.server):
             settings = Settings(url=f"redis://127.0.0.1:{self.server.redis.place.port}")
-            driver: Any = SimpleNamespace(wake=self._wake, stir=self._stir, is_busy=False)
+            driver: Any = SimpleNamespace(wake=self._wake, is_busy=False)
             self.driver = driver
             escrow: Any = self.escrow
             self.cluster = Cluster(settings, Login("", "", None), escrow, driver, self._report)
@@ -129,9 +129,6 @@ class Scene:
         await until(lambda: self.cluster.figures()["cluster_unreachable"] == 0)
 
     def _wake(self) -> None:
-        self.woken += 1
-
-    def _stir(self) -> None:
         """Gives it a turn soon, as the driver does."""
         self.woken += 1
         asyncio.get_running_loop().call_soon(lambda: self.cluster.turn(time.monotonic_ns()))

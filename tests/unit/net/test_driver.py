@@ -24,12 +24,12 @@ class ToyStore(Store):
         super().__init__(**sizes)
         self.due_ns = -1
         self.slices_left = 0
-        self.stirred_up: list[Session] = []
+        self.dirty: list[Session] = []
         self.ticks: list[int] = []
         self.on_tick: Callable[[], None] = lambda: None
 
     def next_deadline(self) -> int:
-        return 0 if self.stirred_up or self.slices_left else self.due_ns
+        return 0 if self.dirty or self.slices_left else self.due_ns
 
     def tick(self, now_ns: int) -> None:
         self.ticks.append(now_ns)
@@ -39,7 +39,7 @@ class ToyStore(Store):
         self.on_tick()
 
     def take_dirty(self) -> list[Session]:
-        dirty, self.stirred_up = self.stirred_up, []
+        dirty, self.dirty = self.dirty, []
         return dirty
 
 
@@ -84,26 +84,23 @@ def test_a_store_that_is_not_due_costs_nothing(scene: Scene) -> None:
 
 
 @pytest.mark.parametrize("due", [False, True])
-def test_what_looks_after_a_store_gets_a_turn_when_the_store_was_stirred(scene: Scene, due: bool) -> None:
-    """Also if the store has nothing to do, or only later."""
-    turns: list[int] = []
-    scene.driver.outside = SimpleNamespace(turn=turns.append)
+def test_background_tasks_get_a_turn_when_the_driver_is_woken(scene: Scene, due: bool) -> None:
+    """All of them, once for several calls, even if the store has nothing to do, or only later."""
+    turns: list[tuple[str, int]] = []
+    for name in ("a", "b"):
+        scene.driver.tasks.append(SimpleNamespace(turn=lambda now_ns, name=name: turns.append((name, now_ns))))
     scene.store.due_ns = scene.clock.now_ns + MS if due else -1
-    scene.driver.stir()
-    assert scene.loop.pending() == 0, "it does not look"
-    scene.driver.looks = True
     for _ in range(3):
-        scene.driver.stir()
+        scene.driver.wake()
     assert scene.loop.pending() == 1
     scene.loop.run()
-    assert turns == [scene.clock.now_ns]
+    assert turns == [("a", scene.clock.now_ns), ("b", scene.clock.now_ns)]
     assert len(scene.loop.live_timers()) == due
 
 
-def test_what_looks_after_a_store_gets_its_turn_after_connections(scene: Scene) -> None:
-    """It then finds what they have asked for."""
-    scene.driver.outside = SimpleNamespace(turn=lambda _: scene.pulled.append(f"busy: {scene.driver.is_busy}"))
-    scene.driver.looks = True
+def test_background_tasks_get_their_turn_after_connections(scene: Scene) -> None:
+    """They then find what the connections have asked for."""
+    scene.driver.tasks.append(SimpleNamespace(turn=lambda _: scene.pulled.append(f"busy: {scene.driver.is_busy}")))
     for name in ("a", "b"):
         scene.driver.enqueue(scene.connection(name, takes_ns=SLICE_NS))
     scene.loop.run()
@@ -224,7 +221,7 @@ def test_sessions_that_others_gave_output_to_are_pulled(scene: Scene) -> None:
     sessions = [scene.store.session() for _ in range(3)]
     for session, owner in zip(sessions, (scene.connection("a"), None, scene.connection("b")), strict=True):
         session.owner = owner
-    scene.store.stirred_up = sessions
+    scene.store.dirty = sessions
     scene.driver.wake()
     scene.loop.run()
     assert scene.pulled == ["a", "b"]
@@ -234,7 +231,7 @@ def test_what_a_tick_gives_to_others_is_fetched_in_the_same_turn(scene: Scene) -
     session = scene.store.session()
     session.owner = scene.connection("a")
     scene.store.due_ns = 0
-    scene.store.on_tick = lambda: setattr(scene.store, "stirred_up", [session])
+    scene.store.on_tick = lambda: setattr(scene.store, "dirty", [session])
     scene.driver.wake()
     assert scene.loop.turn() == 1
     assert scene.pulled == ["a"]

@@ -108,7 +108,7 @@ cdef class TubeList(NamesList):
 
     cdef void end(self) noexcept:
         names_end(&self.store.queues.tubes, &self.walk)
-        self.store.stirred = True
+        self.store.has_work = True
 
 
 cdef class WatchList(NamesList):

@@ -91,7 +91,7 @@ cdef bint has_tube_room(BeanstalkStore store) except -1:
     if tubes_next_left(tubes) == 0:
         store.sessions_dropped += 1
         (<Session>store.sessions[tubes.first_walk.connection]).drop()
-    store.stirred = True
+    store.has_work = True
     return False
 
 

@@ -441,7 +441,7 @@ cdef class BeanstalkStore(Store):
     cdef void forget(self, uint32_t connection) noexcept:
         self.sessions[connection] = NULL
         worker_leave(&self.queues.workers, &self.queues.tubes, connection)
-        self.stirred = True
+        self.has_work = True
 
     cpdef set_wall(self, int64_t unix_ns, int64_t now_ns):
         """Implements Store.set_wall. set_wall() also keeps now_ns current without requests, because tables show
@@ -658,7 +658,7 @@ cdef class BeanstalkStore(Store):
         with self:
             self.state.draining = True
             self.state.ending = 0
-            self.stirred = True
+            self.has_work = True
 
     cdef int end_waits(self) except -1:
         """Ends the waits of a slice of the connections."""

@@ -73,14 +73,14 @@ cdef class Escrow:
         """Implements contract.Escrow.set_lease."""
         with self.store:
             self.part(partition).until_ns = until_ns
-            self.store.stirred = True
+            self.store.has_work = True
 
     def lose(self, int partition, int64_t now_ns):
         """Implements contract.Escrow.lose."""
         with self.store.at(now_ns):
             if self.part(partition).until_ns:
                 lease_lose(&self.store.counters, partition, now_ns)
-                self.store.stirred = True
+                self.store.has_work = True
 
     def set_reachable(self, int partition, bint is_reachable, int64_t now_ns):
         """Implements contract.Escrow.set_reachable."""
@@ -94,7 +94,7 @@ cdef class Escrow:
             for kind in range(KINDS):
                 part.cursor[kind] = 0 if is_reachable else part.urgent[kind].first
             part.is_fresh = has_urgent(part)
-            self.store.stirred = True
+            self.store.has_work = True
 
     def urgency(self, int partition):
         """Implements contract.Escrow.urgency."""
@@ -145,7 +145,7 @@ cdef class Escrow:
                     self.give_up(number)
                 self.wake(number)
                 self.put_away(number)
-            self.store.stirred = True
+            self.store.has_work = True
 
     def give_units(self, list given not None):
         """Implements contract.Escrow.give_units."""
@@ -166,7 +166,7 @@ cdef class Escrow:
                 share.due_ns = now_ns + min(wait_us * NS_PER_US, SPAN_MAX_NS)
                 self.wake(number)
                 self.put_away(number)
-            self.store.stirred = True
+            self.store.has_work = True
 
     def forget_call(self, list numbers not None):
         """Implements contract.Escrow.forget_call."""
@@ -205,7 +205,7 @@ cdef class Escrow:
                     if share.rights > counter_at(counters, number).permit.consumption:
                         share.rights = counter_at(counters, number).permit.consumption
                         share_hurry(self.shares, number, &self.record(number).flags, True)
-            self.store.stirred = True
+            self.store.has_work = True
 
     def figures(self):
         """Implements contract.Escrow.figures."""

@@ -98,7 +98,7 @@ cdef inline Outcome acquire(
         <uint32_t>(session.store.now_ns // NS_PER_TENTH), &session.store.budget, left
     )
     if counters.ring.state.sweep_left:
-        session.store.stirred = True
+        session.store.has_work = True
     return outcome
 
 
@@ -120,7 +120,7 @@ cdef inline Outcome decide(
             counters, session.connection, frame.tag, frame.key, frame.key_size, request.resources
         )
         if counters.fair.state.ready_first:
-            session.store.stirred = True
+            session.store.has_work = True
     elif request.opcode == GET:
         outcome = counter_get(
             counters, frame.tag, frame.key, frame.key_size, frame.data[2] & EVERYWHERE != 0, number
@@ -503,7 +503,7 @@ cdef class CounterSession(Session):
                     asked.period_us, asked.most, asked.burst = pace.period_us, pace.limit, pace.burst
                 self.asked += 1
                 parked_add(&store.counters.shares, self.connection, flags, &asked)
-                store.stirred = self.waiting = True
+                store.has_work = self.waiting = True
                 return True
         self.asked = 0
         return False

@@ -113,7 +113,7 @@ cdef struct Shares:         # this process's view
     Parked* parked          # by connection
     const int64_t* now_ns   # of the current call
     uint32_t lacking        # the record of which the current request lacks rights, or 0
-    bint is_stirred         # a call should be made soon, since the end of the last call of the store
+    bint has_work           # a call should be made soon, since the end of the last call of the store
     bint is_on
     uint32_t prefix_size
     uint8_t[PREFIX_MAX] prefix
@@ -187,7 +187,7 @@ cdef inline void share_hurry(Shares* shares, uint32_t number, uint8_t* flags, bi
     """Lets the next call be made soon, and be about this share too."""
     cdef Part* part = share_part(shares, shares.records + number)
     part.is_fresh |= is_fresh
-    shares.is_stirred |= is_fresh
+    shares.has_work |= is_fresh
     flags[0] |= FLAG_KEPT
     link_push(shares.urgent, &part.urgent[share_kind(flags[0])], number)
 

@@ -161,7 +161,7 @@ cdef class CounterStore(Store):
             made.generation += 1
             here[0] = made
             self.to_limit = self.counters.fair.state.waiters.fresh
-            self.stirred = True
+            self.has_work = True
 
     def limit_holdings(self, uint32_t holdings_per_connection):
         """Sets how many holdings one connection may have from now on. 0 means no limit."""
@@ -177,11 +177,11 @@ cdef class CounterStore(Store):
             if self.counters.fair.askers[connection].first:
                 self.stays.stays[connection].is_leaving = True
                 takes_leave(&self.takes, connection)
-            self.stirred = True
+            self.has_work = True
             return
         stay_forget(&self.stays, connection)
         if takes_leave(&self.takes, connection) or permits_leave(&self.counters.permits, connection):
-            self.stirred = True
+            self.has_work = True
 
     cpdef set_wall(self, int64_t unix_ns, int64_t now_ns):
         """Implements Store.set_wall: the numbers of grants follow the wall clock, and tables show current times."""
@@ -189,9 +189,9 @@ cdef class CounterStore(Store):
             takes_epoch(&self.takes, unix_ns)
 
     cdef void end_call(self) noexcept:
-        if self.counters.shares.is_stirred:
-            self.counters.shares.is_stirred = False
-            self.stirred = True
+        if self.counters.shares.has_work:
+            self.counters.shares.has_work = False
+            self.has_work = True
         Store.end_call(self)
 
     # ---- work that is due ----
@@ -609,7 +609,7 @@ cdef class CounterStore(Store):
             title_copy(self.stays.stays + own, stay)
         if given.title_size:
             title_copy(stay, &given)
-        self.stirred = True
+        self.has_work = True
         return 0
 
     def evict(self, uint32_t connection, int64_t now_ns):
@@ -619,7 +619,7 @@ cdef class CounterStore(Store):
                 return False
             if self.stays.stays[connection].is_kept:
                 timers_arm(&self.stays.timers, connection, self.now_ns)
-                self.stirred = True
+                self.has_work = True
                 return True
             stay_discard(&self.stays, connection)
             return False
@@ -643,7 +643,7 @@ cdef class CounterStore(Store):
                 state.window = number
                 state.idle = 0
                 sweep_begin(&self.counters)
-                self.stirred = True
+                self.has_work = True
 
     def held(self):
         """Implements Store.held: holdings, except lent permits, because a drain waits for the borrower's own
@@ -780,7 +780,7 @@ cdef class CounterStore(Store):
         with self:
             self.parting = True
             self.to_drain = self.counters.fair.state.waiters.fresh
-            self.stirred = True
+            self.has_work = True
 
     cdef bytes stats_body(self):
         """Returns the body of a Stats reply.

@@ -120,12 +120,12 @@ cdef class SentinelStore(Store):
         """
         with self:
             if rules_load(&self.rates, rules):
-                self.stirred = True
+                self.has_work = True
 
     cdef void forget(self, uint32_t connection) noexcept:
         client_leave(&self.tokens, connection, self.now_ns)
         permits_leave(&self.permits, connection)
-        self.stirred = True
+        self.has_work = True
 
     # ---- time ----
 
@@ -234,7 +234,7 @@ cdef class SentinelStore(Store):
             is_request and request.prioritized != 0, 0 if is_request else id,
             client_handle(&self.tokens, session.connection), address,
         ))
-        self.stirred = True
+        self.has_work = True
         return True
 
     cdef int note_release(self, int64_t token_id) except -1:
@@ -245,7 +245,7 @@ cdef class SentinelStore(Store):
         ticket = self.calls.ask(asked, self.now_ns + self.calls_timeout_ns, True)
         if ticket:
             self.noted_calls.append(Call(ticket, KINDS[asked.type], 0, 0, False, token_id, 0, ""))
-            self.stirred = True
+            self.has_work = True
         return 0
 
     cdef int reply_later(self, Session session, uint32_t xid, int type, int status, int64_t value) except -1:
@@ -277,7 +277,7 @@ cdef class SentinelStore(Store):
         going = set(token_ids)
         with self.at(now_ns):
             self.batches.answer(ticket, going)
-            self.stirred = True
+            self.has_work = True
 
     cdef int end_batch(self, list token_ids, int64_t deadline_ns, set going) except -1:
         cdef uint32_t number

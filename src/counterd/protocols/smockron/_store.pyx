@@ -103,7 +103,7 @@ cdef class SmockronStore(Store):
             self.parked.pop(connection, None)
             if len(self.prefixes.get(connection, ())) > LEAVE_AT_ONCE:
                 self.leaving.append(connection)
-                self.stirred = True
+                self.has_work = True
                 return
             for prefix in self.prefixes.pop(connection, ()):
                 self.leave(connection, prefix)
@@ -349,14 +349,14 @@ cdef class SmockronStore(Store):
             if questions:
                 domain_unask(&self.throttles, number, <uint32_t>len(questions))
             self.asking -= <uint32_t>len(questions)
-            self.stirred = True
+            self.has_work = True
             self.unpark()
 
     cdef int ask(self, uint32_t domain, question) except -1:
         self.questions.setdefault(domain, []).append(question)
         domain_at(&self.throttles, domain).asked += 1
         self.asking += 1
-        self.stirred = True
+        self.has_work = True
         return 0
 
     cdef bint is_full(self) noexcept:

@@ -503,7 +503,7 @@ cdef class ThrottrSession(Session):
             append(store, 1)[0] = 1
         store.budget -= PUBLISH_STEPS - store.deliver(PUBLISH_STEPS)
         if state.event.channel:
-            store.stirred = True
+            store.has_work = True
         return DONE
 
     cdef int event(self, const Frame* frame) except -1:

@@ -106,7 +106,7 @@ cdef class ThrottrStore(Store):
             member.is_open = False
             self.sessions[connection] = NULL
         if permits_leave(&self.channels.permits, connection):
-            self.stirred = True
+            self.has_work = True
 
     # ---- time ----
 
