@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 FRAME_MAX = 16 << 20  # bytes of a body
+SETTINGS = 0  # the number of an answer that nobody has asked for: the settings of the admin process
 PIECE_MAX = 288 << 20  # bytes of a body to or from the journal process: a piece that ends with the longest record
 _LENGTH = struct.Struct(">I")
 

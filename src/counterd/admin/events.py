@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from counterd.frames import Refused
 
@@ -25,15 +24,15 @@ TABLE_PERIOD_S = 2.0
 RETRY_MS = 2000  # the time after which a browser connects again
 
 
-def event(name: str, data: Any) -> bytes:
-    """Formats an event of a stream. JSON has no raw line breaks, so each event has one line of data."""
-    return f"event: {name}\ndata: {json.dumps(data)}\n\n".encode()
+def event(name: str, data: bytes) -> bytes:
+    """Formats an event of a stream. data: JSON, which has no raw line breaks, so each event has one line of data."""
+    return b"event: %b\ndata: %b\n\n" % (name.encode(), data)
 
 
 class Feed:
     """A question that the daemon is asked in each period while somebody listens, and the latest answer."""
 
-    def __init__(self, name: str, period: float, fetch: Callable[[], Awaitable[Any]]) -> None:
+    def __init__(self, name: str, period: float, fetch: Callable[[], Awaitable[bytes]]) -> None:
         self.latest = b""
         self.listeners: set[Listener] = set()
         self._name = name
@@ -110,7 +109,7 @@ class Hub:
     """
 
     def __init__(
-        self, stats: Callable[[], Awaitable[Any]], table: Callable[[str, Mapping[str, str]], Awaitable[Any]]
+        self, stats: Callable[[], Awaitable[bytes]], table: Callable[[str, Mapping[str, str]], Awaitable[bytes]]
     ) -> None:
         self.listeners: list[Listener] = []  # in the order of their beginning
         self._stats = Feed("stats", STATS_PERIOD_S, stats)

@@ -1,10 +1,9 @@
 """The admin process's end of the socket to the daemon. Each question has a number, and its answer has the same number.
 
-Floor: side (ARCHITECTURE.md), without HTTP. The frames on this socket are those of frames.py. The body of a frame is
-JSON:
+Floor: side (ARCHITECTURE.md), without HTTP. The frames on this socket are those of frames.py. Their bodies are:
     child to daemon   {"id": 1, "ask": "figures", ...}  and, about itself, {"note": "what went wrong"}
-    daemon to child   {"id": 1, "answer": ...}, {"id": 1, "error": {"status": 404, "text": "..."}}
-                      {"hello": {settings}} first of all, and after each reload
+    daemon to child   ID 200 ANSWER, in JSON, which HTTP clients get as it is; or ID STATUS TEXT, an error
+                      0 200 SETTINGS, in JSON, first of all, and after each reload
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import contextlib
 import json
 from typing import TYPE_CHECKING, Any
 
-from counterd.frames import Frames, Refused, frame
+from counterd.frames import SETTINGS, Frames, Refused, frame
 
 if TYPE_CHECKING:
     import socket
@@ -27,26 +26,26 @@ ASKED_MAX = 256
 class Link(asyncio.Protocol):
     """The connection to the daemon.
 
-    on_hello: called with the settings whenever the daemon sends them. ended: set when the daemon has ended.
+    on_settings: called with the settings whenever the daemon sends them. ended: set when the daemon has ended.
     """
 
-    def __init__(self, on_hello: Callable[[dict[str, Any]], None]) -> None:
+    def __init__(self, on_settings: Callable[[dict[str, Any]], None]) -> None:
         self.ended = asyncio.Event()
-        self._on_hello = on_hello
+        self._on_settings = on_settings
         self._frames = Frames()
         self._transport: asyncio.WriteTransport | None = None
-        self._asked: dict[int, asyncio.Future[Any]] = {}
+        self._asked: dict[int, asyncio.Future[bytes]] = {}
         self._number = 0
 
     @classmethod
-    async def open(cls, connected: socket.socket, on_hello: Callable[[dict[str, Any]], None]) -> Link:
+    async def open(cls, connected: socket.socket, on_settings: Callable[[dict[str, Any]], None]) -> Link:
         """Makes a Link over a socket that is connected to the daemon."""
         loop = asyncio.get_running_loop()
-        _, link = await loop.create_unix_connection(lambda: cls(on_hello), sock=connected)
+        _, link = await loop.create_unix_connection(lambda: cls(on_settings), sock=connected)
         return link
 
-    async def ask(self, what: str, patience: float, **arguments: Any) -> Any:
-        """Asks the daemon something, and returns the answer.
+    async def ask(self, what: str, patience: float, **arguments: Any) -> bytes:
+        """Asks the daemon something, and returns the answer, which is JSON.
 
         Raises Refused if the daemon refuses, or with status 503 if the daemon does not answer within patience seconds.
         """
@@ -76,7 +75,7 @@ class Link(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         for body in self._frames.feed(data):
-            self._receive(json.loads(body))
+            self._receive(body)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
@@ -88,17 +87,17 @@ class Link(asyncio.Protocol):
         assert self._transport is not None
         self._transport.write(frame(json.dumps(message, ensure_ascii=False).encode("utf-8", "surrogateescape")))
 
-    def _receive(self, message: dict[str, Any]) -> None:
-        if "hello" in message:
-            self._on_hello(message["hello"])
+    def _receive(self, body: bytes) -> None:
+        number, status, answer = body.split(b" ", 2)
+        waiting = self._asked.get(int(number))  # None if the caller has stopped waiting
+        if int(number) == SETTINGS:
+            self._on_settings(json.loads(answer))
+        elif waiting is None or waiting.done():
             return
-        waiting = self._asked.get(message["id"])  # None if the caller has stopped waiting
-        if waiting is None or waiting.done():
-            return
-        if error := message.get("error"):
-            waiting.set_exception(Refused(error["status"], error["text"]))
+        elif status == b"200":
+            waiting.set_result(answer)
         else:
-            waiting.set_result(message["answer"])
+            waiting.set_exception(Refused(int(status), answer.decode()))
 
 
 async def keep_alive(link: Link, period: float) -> None:

@@ -1,20 +1,21 @@
 """Serves the paths of the admin endpoint: reads the request, asks the daemon, writes the answer.
 
 Floor: side (ARCHITECTURE.md). No path names a file, and the body of a request is never read. Names are bytes. In
-requests and answers, names are percent-encoded. Between the admin process and the daemon, a name is a string with one
-character for each byte.
+requests and answers, names are percent-encoded. In a question to the daemon, a name is a string with one character for
+each byte. The answer of the daemon is JSON, and becomes the body of the response as it is.
 """
 
 from __future__ import annotations
 
 import asyncio
 import base64
+import functools
 import hashlib
 import json
 import re
 from importlib import resources
 from typing import TYPE_CHECKING, Any
-from urllib.parse import parse_qsl, quote_from_bytes, unquote
+from urllib.parse import parse_qsl, unquote
 
 from aiohttp import web
 
@@ -57,7 +58,7 @@ class Site:
         self.peers = Peers(Guard())
         self._link = link
         self._rooms = rooms
-        self._asking: dict[Hashable, asyncio.Task[Any]] = {}  # questions whose answers several requests may share
+        self._asking: dict[Hashable, asyncio.Task[bytes]] = {}  # questions whose answers several requests may share
         self._hub = Hub(self._stats, self._rows)
         self._page = resources.files("counterd.admin").joinpath("dashboard.html").read_bytes()
         self._page_policy = page_policy(self._page.decode())
@@ -150,7 +151,7 @@ class Site:
         return web.Response(text="ok\n")
 
     async def _on_readyz(self, request: web.BaseRequest, parameters: dict[str, str]) -> web.StreamResponse:
-        state = (await self._link.ask("ping", LIVE_PATIENCE_S))["state"]
+        state = json.loads(await self._link.ask("ping", LIVE_PATIENCE_S))["state"]
         return web.Response(status=200 if state == "ready" else 503, text=f"{state}\n")
 
     async def _on_config(self, request: web.BaseRequest, parameters: dict[str, str]) -> web.StreamResponse:
@@ -194,14 +195,14 @@ class Site:
 
     # ---- asking the daemon ----
 
-    async def _share(self, key: Hashable, ask: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
+    async def _share(self, key: Hashable, ask: Callable[[], Coroutine[Any, Any, bytes]]) -> bytes:
         """Returns the result of ask().
 
         If the same question was already asked and is not answered yet, waits for that answer.
         """
         if key not in self._asking:
 
-            def done(asking: asyncio.Task[Any]) -> None:
+            def done(asking: asyncio.Task[bytes]) -> None:
                 del self._asking[key]
                 asking.exception()  # marks the error as handled: perhaps no request waits for it any more
 
@@ -209,7 +210,7 @@ class Site:
             self._asking[key].add_done_callback(done)
         return await asyncio.shield(self._asking[key])
 
-    async def _stats(self) -> Any:
+    async def _stats(self) -> bytes:
         return await self._share("figures", lambda: self._link.ask("figures", ASK_PATIENCE_S))
 
     async def _render(self, encoder: metrics.Encoder) -> bytes:
@@ -221,28 +222,17 @@ class Site:
 
         async def rows_of(name: str) -> Any:
             try:
-                return (await self._rows(name, {"limit": str(ROWS_MAX)}))["rows"]
+                return json.loads(await self._rows(name, {"limit": str(ROWS_MAX)}))["rows"]
             except Refused:
                 return []
 
         stats, *rows = await asyncio.gather(self._stats(), *map(rows_of, names))
-        return metrics.encode(stats, self._rooms, dict(zip(names, rows, strict=True)), encoder)
+        return metrics.encode(json.loads(stats), self._rooms, dict(zip(names, rows, strict=True)), encoder)
 
-    async def _rows(self, name: str, parameters: Mapping[str, str]) -> Any:
+    async def _rows(self, name: str, parameters: Mapping[str, str]) -> bytes:
         key = (name, *sorted(parameters.items()))
-        return await self._share(key, lambda: self._fetch_rows(name, parameters))
-
-    async def _fetch_rows(self, name: str, parameters: Mapping[str, str]) -> Any:
-        """Returns the rows of a table, with percent-encoded names."""
-        table = self._tables.get(f"/{name}")
-        if table is None:
-            raise Refused(404, "this table does not exist")
-        found = await self._link.ask("table", ASK_PATIENCE_S, table=name, parameters=parameters)
-        names = [column.name for column in table.columns if column.kind == "name"]
-        for row in found["rows"]:
-            for column in names:
-                row[column] = quote_from_bytes(row[column].encode("latin-1"), safe="")
-        return found
+        ask = functools.partial(self._link.ask, "table", ASK_PATIENCE_S, table=name, parameters=parameters)
+        return await self._share(key, ask)
 
 
 def parameters_of(query: str) -> dict[str, str]:
@@ -259,8 +249,8 @@ def parameters_of(query: str) -> dict[str, str]:
     return parameters
 
 
-def answered(data: Any) -> web.Response:
-    return web.Response(body=json.dumps(data).encode(), content_type="application/json")
+def answered(answer: bytes) -> web.Response:
+    return web.Response(body=answer, content_type="application/json")
 
 
 def refused(status: int, text: str) -> web.Response:

@@ -21,7 +21,7 @@ from counterd.control.config.loading import ConfigError
 from counterd.control.inspector import SLICE_NS, Steps, encoded
 from counterd.control.process.child import Kind
 from counterd.control.process.supervisor import Supervisor
-from counterd.frames import Frames, Refused, frame
+from counterd.frames import SETTINGS, Frames, Refused, frame
 from counterd.net.sockets import Keepalive, UnixSocket, open_tcp
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ class Admin:
         """Applies the settings of the admin endpoint that can change while the daemon runs."""
         self._settings = settings
         if self._answers is not None:
-            self._answers.hello(self._told())
+            self._answers.send_settings(self._told())
 
     def stop(self) -> None:
         """Ends the admin process and closes the listening socket."""
@@ -134,16 +134,16 @@ class Answers:
         self._walks: deque[tuple[int, Steps]] = deque()
         self._has_questions = self._is_resting = self._is_walking = self._is_stuck = False
 
-    def hello(self, settings: dict[str, Any]) -> None:
+    def send_settings(self, settings: dict[str, Any]) -> None:
         """Sends the settings to the admin process: immediately, or as soon as the process is connected."""
         self._settings = settings
-        self._send(b'{"hello": ' + encoded(settings) + b"}")
+        self._answer(SETTINGS, encoded(settings))
 
     # ---- called by the child ----
 
     def opened(self, child: Child) -> None:
         self._child = child
-        self.hello(self._settings)
+        self.send_settings(self._settings)
 
     def received(self, data: bytes) -> None:
         self._questions = self._frames.feed(data)
@@ -242,15 +242,12 @@ class Answers:
 
     # ---- inside ----
 
-    def _answer(self, number: int, answer: bytes) -> None:
-        self._send(b'{"id": %d, "answer": %b}' % (number, answer))
+    def _answer(self, number: int, answer: bytes, status: int = 200) -> None:
+        if self._child is not None:
+            self._child.write(frame(b"%d %d %b" % (number, status, answer)))
 
     def _refuse(self, number: int, refused: Refused) -> None:
-        self._send(encoded({"id": number, "error": {"status": refused.status, "text": str(refused)}}))
-
-    def _send(self, body: bytes) -> None:
-        if self._child is not None:
-            self._child.write(frame(body))
+        self._answer(number, str(refused).encode(errors="backslashreplace"), refused.status)
 
     def _read_or_not(self) -> None:
         if self._child is not None:

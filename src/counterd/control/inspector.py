@@ -1,8 +1,8 @@
 """Answers the admin process's questions with data of the daemon, its servers and the registered tables.
 
-Floor 4 (ARCHITECTURE.md). Answers are JSON, as bytes. If the size of an answer depends on a store or on the number of
-connections, the answer is made in steps of SLICE_NS. Between two steps the event loop serves requests. Figures are
-computed at most ten times a second.
+Floor 4 (ARCHITECTURE.md). Answers are JSON, in ASCII, as HTTP clients get them: names are percent-encoded. If the size
+of an answer depends on a store or on the number of connections, the answer is made in steps of SLICE_NS. Between two
+steps the event loop serves requests. Figures are computed at most ten times a second.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import structlog
 
 from counterd.control.connections import COLUMNS, row_of
+from counterd.engine.walk import percent_encoded
 from counterd.frames import Refused
 from counterd.listing import ROWS, ROWS_MAX, Column, read_parameters
 from counterd.settings import choice, integer
@@ -281,7 +282,7 @@ class Inspector:
 
 
 def encoded(data: Any) -> bytes:
-    return json.dumps(data, ensure_ascii=False).encode("utf-8", "surrogateescape")
+    return json.dumps(data).encode()
 
 
 def listed(rows: Iterable[Mapping[str, Any]], rest: Mapping[str, Any]) -> Steps:
@@ -392,7 +393,7 @@ def shown(column: Column, value: Any) -> Iterator[tuple[str, Any]]:
         left = None if value is None else max(0.0, value - time.monotonic_ns() // 100_000_000) / 10
         yield f"{column.name}_seconds", left
     elif column.kind == "name":
-        yield column.name, value.decode("latin-1")
+        yield column.name, percent_encoded(value)
     else:
         yield column.name, value
 

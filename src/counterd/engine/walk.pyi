@@ -1,5 +1,7 @@
 from typing import Any
 
+def percent_encoded(name: bytes) -> str: ...
+
 class RankedWalk:
     total: int
     def step(self) -> bool: ...

@@ -72,15 +72,15 @@ class Link:
             "config": {"path": "/c", "values": []},
             "connections": {"rows": [], "next": None},
             "close": {"closed": "x"},
-            "table": lambda: {"rows": [{"name": "a b\xff", "size": 1}], "total": 1},
+            "table": lambda: {"rows": [{"name": "a%20b%FF", "size": 1}], "total": 1},
         }
 
-    async def ask(self, what: str, patience: float, **arguments: Any) -> Any:
+    async def ask(self, what: str, patience: float, **arguments: Any) -> bytes:
         self.asked.append((what, arguments))
         answer = self.answers[what]
         if isinstance(answer, Exception):
             raise answer
-        return answer() if callable(answer) else answer
+        return json.dumps(answer() if callable(answer) else answer).encode()
 
     def note(self, text: str) -> None:
         self.notes.append(text)

@@ -11,7 +11,7 @@ import pytest
 
 from counterd.admin import link as module
 from counterd.admin.link import Link, keep_alive
-from counterd.frames import Frames, Refused, frame
+from counterd.frames import SETTINGS, Frames, Refused, frame
 from unit.admin.serving import until
 
 if TYPE_CHECKING:
@@ -35,8 +35,8 @@ class Daemon:
             self._received += map(json.loads, self._frames.feed(data))
         return self._received.pop(0)
 
-    def say(self, message: Any) -> None:
-        self.socket.sendall(frame(json.dumps(message).encode()))
+    def say(self, number: int, answer: bytes, status: int = 200) -> None:
+        self.socket.sendall(frame(b"%d %d %b" % (number, status, answer)))
 
 
 def run(scene: Callable[[Link, Daemon], Coroutine[Any, Any, None]]) -> None:
@@ -56,9 +56,9 @@ def test_answers_find_whoever_asked_in_any_order() -> None:
         second = asyncio.create_task(link.ask("ping", 10))
         one, two = await daemon.receive(), await daemon.receive()
         assert (one["ask"], one["table"], one["parameters"], two["ask"]) == ("table", "x", {}, "ping")
-        daemon.say({"id": two["id"], "answer": 2})
-        daemon.say({"id": one["id"], "answer": 1})
-        assert await asyncio.gather(first, second) == [1, 2]
+        daemon.say(two["id"], b'{"a": 2}')
+        daemon.say(one["id"], b"[1, 2]")
+        assert await asyncio.gather(first, second) == [b"[1, 2]", b'{"a": 2}']
 
     run(scene)
 
@@ -66,8 +66,8 @@ def test_answers_find_whoever_asked_in_any_order() -> None:
 def test_a_refusal_is_an_error() -> None:
     async def scene(link: Link, daemon: Daemon) -> None:
         asked = asyncio.create_task(link.ask("close", 10, connection="x"))
-        daemon.say({"id": (await daemon.receive())["id"], "error": {"status": 404, "text": "gone"}})
-        with pytest.raises(Refused, match="gone") as info:
+        daemon.say((await daemon.receive())["id"], b"is gone", 404)
+        with pytest.raises(Refused, match=r"^is gone$") as info:
             await asked
         assert info.value.status == 404
 
@@ -79,11 +79,11 @@ def test_a_daemon_that_says_nothing_is_not_waited_for() -> None:
         with pytest.raises(Refused, match=r"not answered within 0\.01 s") as info:
             await link.ask("ping", 0.01)
         assert info.value.status == 503
-        daemon.say({"id": (await daemon.receive())["id"], "answer": "late"})  # is thrown away
-        daemon.say({"id": 12345, "answer": "to nobody"})
+        daemon.say((await daemon.receive())["id"], b"late")  # is thrown away
+        daemon.say(12345, b"to nobody")
         asked = asyncio.create_task(link.ask("ping", 10))
-        daemon.say({"id": (await daemon.receive())["id"], "answer": "in time"})
-        assert await asked == "in time"
+        daemon.say((await daemon.receive())["id"], b"in time")
+        assert await asked == b"in time"
         assert not link._asked  # nothing is kept of what was asked
 
     run(scene)
@@ -105,8 +105,8 @@ def test_only_so_many_questions_wait(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_settings_come_first_and_again() -> None:
     async def scene(link: Link, daemon: Daemon) -> None:
-        daemon.say({"hello": {"token": "a"}})
-        daemon.say({"hello": {"token": "b"}})
+        daemon.say(SETTINGS, b'{"token": "a"}')
+        daemon.say(SETTINGS, b'{"token": "b"}')
         await until(lambda: len(daemon.settings) == 2)
         assert daemon.settings == [{"token": "a"}, {"token": "b"}]
 

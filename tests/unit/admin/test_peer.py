@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import json
 from typing import TYPE_CHECKING
 
 import pytest
@@ -80,9 +81,9 @@ def test_time_begins_anew_with_each_answer() -> None:
 
 def test_an_answer_may_take_longer_than_a_question(hasty: None) -> None:
     async def scene(world: World) -> None:
-        async def slow(*_: object, **__: object) -> object:
+        async def slow(*_: object, **__: object) -> bytes:
             await asyncio.sleep(0.2)
-            return STATS
+            return json.dumps(STATS).encode()
 
         world.link.ask = slow
         assert (await world.get("/stats")).json == STATS
@@ -174,9 +175,9 @@ def test_while_all_wait_for_answers_others_wait_for_a_place(monkeypatch: pytest.
     async def scene(world: World) -> None:
         go = asyncio.Event()
 
-        async def slow(*_: object, **__: object) -> object:
+        async def slow(*_: object, **__: object) -> bytes:
             await go.wait()
-            return {"state": "ready"}
+            return b'{"state": "ready"}'
 
         world.link.ask = slow
         asked = [asyncio.create_task(world.get("/readyz")) for _ in range(2)]
@@ -291,9 +292,9 @@ def test_a_flood_of_requests_is_not_stored() -> None:
     async def scene(world: World) -> None:
         go = asyncio.Event()
 
-        async def slow(*_: object, **__: object) -> object:
+        async def slow(*_: object, **__: object) -> bytes:
             await go.wait()
-            return STATS
+            return json.dumps(STATS).encode()
 
         world.link.ask = slow
         async with world.client() as client:

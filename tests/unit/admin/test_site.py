@@ -87,7 +87,7 @@ def test_who_asks_at_once_shares_the_figures_and_what_is_made_of_them(monkeypatc
 
         async def slow(*arguments: object, **named: object) -> object:
             await go.wait()
-            return {**await ask(*arguments, **named)}
+            return await ask(*arguments, **named)
 
         def counted(*arguments: object) -> bytes:
             rendered.append(arguments)
@@ -369,6 +369,7 @@ def test_a_stream_ends_with_its_listener(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_streams_that_cannot_be() -> None:
     async def scene(world: World) -> None:
+        world.link.answers["table"] = Refused(404, "no table")
         assert (await world.get("/events?table=nothing")).status == 404
         assert (await world.get("/events?match=x")).status == 400
         world.link.answers["table"] = Refused(400, "sort: bad")

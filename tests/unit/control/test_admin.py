@@ -8,7 +8,7 @@ import socket
 import time
 from itertools import pairwise
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 import uvloop
@@ -92,6 +92,17 @@ class Inspector:
         return b'"' + b"x" * 300_000 + b'"'
 
 
+class Answer(NamedTuple):
+    id: int
+    status: int
+    text: str
+
+    @classmethod
+    def of(cls, body: bytes) -> Answer:
+        number, status, text = body.decode().split(" ", 2)
+        return cls(int(number), int(status), text)
+
+
 class World:
     """An Admin with processes that the test plays. reports: what it said. complaints: the loop's."""
 
@@ -102,7 +113,7 @@ class World:
         self.reports = reports
         self.complaints: list[dict[str, Any]] = []
         self._frames = Frames()
-        self._received: list[dict[str, Any]] = []
+        self._received: list[Answer] = []
 
     @property
     def process(self) -> Process:
@@ -119,11 +130,11 @@ class World:
     async def send(self, data: bytes) -> None:
         await asyncio.wait_for(asyncio.get_running_loop().sock_sendall(self.process.socket, data), PATIENCE)
 
-    async def receive(self) -> dict[str, Any]:
+    async def receive(self) -> Answer:
         while not self._received:
             data = await asyncio.wait_for(asyncio.get_running_loop().sock_recv(self.process.socket, 1 << 20), PATIENCE)
             assert data, "it was cut off"
-            self._received += map(json.loads, self._frames.feed(data))
+            self._received += map(Answer.of, self._frames.feed(data))
         return self._received.pop(0)
 
     async def until(self, condition: Callable[[], object]) -> None:
@@ -155,7 +166,7 @@ def play(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[World], Corouti
         admin.start()
         try:
             await world.until(lambda: started)
-            assert await world.receive() == {"hello": {"token": "t", "allow": ["10.0.0.0/8"], "hosts": []}}
+            assert await world.receive() == (0, 200, '{"token": "t", "allow": ["10.0.0.0/8"], "hosts": []}')
             await scene(world)
         finally:
             admin.stop()
@@ -176,13 +187,13 @@ def play(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[World], Corouti
 def test_questions_are_answered(play) -> None:
     async def scene(world: World) -> None:
         await world.ask("ping", 5)
-        assert await world.receive() == {"id": 5, "answer": {"state": "ready"}}
+        assert await world.receive() == (5, 200, '{"state": "ready"}')
         await world.ask("refuse", 6)
-        assert await world.receive() == {"id": 6, "error": {"status": 404, "text": "no"}}
+        assert await world.receive() == (6, 404, "no")
         await world.ask("late", 7)
-        assert await world.receive() == {"id": 7, "error": {"status": 400, "text": "too late"}}
+        assert await world.receive() == (7, 400, "too late")
         await world.ask("table", 8)
-        assert len((await world.receive())["answer"]) == 300_000
+        assert len((await world.receive()).text) == 300_002
         assert world.inspector.restarts == 0
 
     play(scene)
@@ -191,7 +202,7 @@ def test_questions_are_answered(play) -> None:
 def test_a_reload_hands_down_the_settings(play) -> None:
     async def scene(world: World) -> None:
         world.admin.reload(Endpoint(token="new", hosts=("a", "b"), bind="elsewhere"))
-        assert await world.receive() == {"hello": {"token": "new", "allow": [], "hosts": ["a", "b"]}}
+        assert await world.receive() == (0, 200, '{"token": "new", "allow": [], "hosts": ["a", "b"]}')
 
     play(scene)
 
@@ -199,10 +210,10 @@ def test_a_reload_hands_down_the_settings(play) -> None:
 def test_a_bug_costs_one_answer(play) -> None:
     async def scene(world: World) -> None:
         await world.ask("bug", 1)
-        assert (await world.receive())["error"]["status"] == 500
+        assert (await world.receive()).status == 500
         assert [type(context["exception"]) for context in world.complaints] == [ZeroDivisionError]
         await world.ask("ping", 2)
-        assert (await world.receive())["id"] == 2
+        assert (await world.receive()).id == 2
 
     play(scene)
 
@@ -213,8 +224,8 @@ def test_answers_that_take_steps_are_made_one_at_a_time_and_only_so_many_wait(pl
         asked = b"".join(frame(json.dumps({"id": number, "ask": "table"}).encode()) for number in range(12))
         await world.send(asked + frame(b'{"id": 99, "ask": "ping"}'))
         answers = [await world.receive() for _ in range(13)]
-        assert [answer["id"] for answer in answers if answer.get("error", {}).get("status") == 503] == [8, 9, 10, 11]
-        assert [answer["id"] for answer in answers if "answer" in answer] == [99, *range(8)]
+        assert [answer.id for answer in answers if answer.status == 503] == [8, 9, 10, 11]
+        assert [answer.id for answer in answers if answer.status == 200] == [99, *range(8)]
 
     play(scene)
 
@@ -243,10 +254,9 @@ def test_nonsense_ends_it(sent: bytes, play) -> None:
 def test_what_cannot_be_found_out_costs_one_answer(play) -> None:
     async def scene(world: World) -> None:
         await world.ask("exhausted", 1)
-        answer = await world.receive()
-        assert answer["error"] == {"status": 503, "text": "the daemon cannot answer now: Too many open files"}
+        assert await world.receive() == (1, 503, "the daemon cannot answer now: Too many open files")
         await world.ask("ping", 2)
-        assert (await world.receive())["id"] == 2
+        assert (await world.receive()).id == 2
         assert world.complaints == []
 
     play(scene)
@@ -258,7 +268,7 @@ def test_what_came_at_once_is_not_answered_while_answers_are_unread(play) -> Non
         await world.until(lambda: world.admin._answers._is_stuck)
         await asyncio.sleep(0.05)
         assert len(world.inspector.asked) < 20
-        assert [(await world.receive())["id"] for _ in range(100)] == list(range(100))
+        assert [(await world.receive()).id for _ in range(100)] == list(range(100))
 
     play(scene)
 
@@ -297,7 +307,7 @@ def test_a_flood_leaves_the_loop_most_of_its_time(play) -> None:
         await world.send(b"".join(asked[:1_500]))
         turns = rested = 0
         for number in range(count):
-            assert (await world.receive())["id"] == number
+            assert (await world.receive()).id == number
             if number == 0:
                 await world.send(b"".join(asked[1_500:]))  # while it rests from the first
             turns += 1
@@ -312,7 +322,7 @@ def test_while_it_rests_nothing_is_taken(play, monkeypatch: pytest.MonkeyPatch) 
 
     async def scene(world: World) -> None:
         await world.ask("ping", 1)
-        assert (await world.receive())["id"] == 1
+        assert (await world.receive()).id == 1
         await world.ask("ping", 2)
         await asyncio.sleep(0.02)
         assert [asked["id"] for asked in world.inspector.asked] == [1]
@@ -336,7 +346,7 @@ def test_answers_that_take_steps_go_on_once_the_others_are_read(play) -> None:
     async def scene(world: World) -> None:
         await world.send(b"".join(frame(b'{"id": %d, "ask": "table"}' % number) for number in range(4)))
         await world.until(lambda: world.admin._answers._is_stuck)
-        assert [(await world.receive())["id"] for _ in range(4)] == [0, 1, 2, 3]
+        assert [(await world.receive()).id for _ in range(4)] == [0, 1, 2, 3]
 
     play(scene)
 

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import random
 from typing import Any
+from urllib.parse import quote_from_bytes
 
 import pytest
 
-from counterd.engine.walk import RankedWalk
+from counterd.engine.walk import RankedWalk, percent_encoded
 from counterd.protocols.counter import wire
 from counterd.protocols.counter._tables import CountersWalk
 from property.model import make_store
@@ -121,3 +122,8 @@ def test_what_it_is_made_of() -> None:
     with pytest.raises(ValueError, match=r"^limit must be at least 1$"):
         CountersWalk(store, b"", 0, "peak")
     assert issubclass(CountersWalk, RankedWalk)
+
+
+@pytest.mark.parametrize("name", [b"", b"plain-._~0", bytes(range(256)), b"\xff" * 65_535, b"a/" * 32_767])
+def test_percent_encoding(name: bytes) -> None:
+    assert percent_encoded(name) == quote_from_bytes(name, safe="")
