@@ -159,7 +159,7 @@ def test_a_file_that_has_become_a_pipe_is_not_waited_for(start: Callable[..., da
 
 
 def test_without_a_thread_nothing_changes(start: Callable[..., daemon.Daemon]) -> None:
-    counterd = start(program=daemon.without_thread("aside"))
+    counterd = start(program=daemon.without_thread("run_in_thread"))
     counterd.send_signal(signal.SIGHUP)
     counterd.wait_for_log("ERROR not reloaded: cannot start a thread: can't start new thread")
     assert counterd.stats()["internal_errors"] == 0

@@ -12,8 +12,8 @@ import hiredis
 import pytest
 
 from counterd.cluster.authority import LIBRARY
-from counterd.control.announced import Announced
 from counterd.control.link import Link, LinkFailed, Login, Place, connect
+from counterd.control.resp_size_guard import RespSizeGuard
 from counterd.control.servers import check_state, read_map, read_role
 from kit.machine import examples
 from kit.redises import INFO, NO_CLUSTER, Refusal, serving, written
@@ -69,17 +69,17 @@ def test_who_reads_along_agrees_with_the_parser(seed: int) -> None:
     """About where answers end, and about what makes no sense: nothing gets by that way."""
     rng = random.Random(seed)
     for _ in range(200):
-        announced, reader, read, found = Announced(), hiredis.Reader(), 0, 0
+        guard, reader, read, found = RespSizeGuard(), hiredis.Reader(), 0, 0
         answers = [written(value(rng)) for _ in range(1 + rng.randrange(3))]
         ends = [*itertools.accumulate(map(len, answers))]
         for chunk in chunks(rng, b"".join(answers)):
-            announced.read(chunk)
+            guard.read(chunk)
             reader.feed(chunk)
             while reader.gets() is not False:
                 found += 1
             read += len(chunk)
             assert found == sum(end <= read for end in ends)
-            is_within = bool(announced._outer or announced._skip or announced._rest)
+            is_within = bool(guard._outer or guard._skip or guard._rest)
             assert is_within == (read not in {0, *ends})
 
 

@@ -63,7 +63,7 @@ class Disk:
     # ---- the daemon's end ----
 
     def turn(self) -> None:
-        """As Keeper.turn."""
+        """As JournalWriter.turn."""
         if self.piece is not None:
             return
         self.piece = piece = _journal.take(self.world.store, self.world.now)
@@ -83,7 +83,7 @@ class Disk:
         self.world.on_refuse()
 
     def fill(self) -> None:
-        """As Keeper.on_full, and the store takes back at once what it can."""
+        """As JournalWriter.on_full, and the store takes back at once what it can."""
         assert self.piece is not None
         self.is_full = self.is_needed = True
         _journal.fill(self.world.store, True, self.world.now)
@@ -99,7 +99,7 @@ class Disk:
         self.send()
 
     def make_room(self) -> None:
-        """As Keeper.on_room."""
+        """As JournalWriter.on_room."""
         if self.is_full and not self.is_needed:
             self.is_full = False
             _journal.fill(self.world.store, False, self.world.now)
@@ -108,7 +108,7 @@ class Disk:
             self.later(self.random.randrange(*RETRY_NS), self.make_room)
 
     def acknowledge(self) -> None:
-        """As Keeper.on_written."""
+        """As JournalWriter.on_written."""
         position, self.piece = self.piece[0] if self.piece is not None else 0, None
         self.is_failing = self.is_needed = False
         self.world.store.reach(position, self.world.now)

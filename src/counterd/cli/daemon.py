@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING
 
 import uvloop
 
-from counterd.control.aside import SWITCH_INTERVAL_S, NoThread
 from counterd.control.config import loading as configuration
 from counterd.control.config.loading import Config, ConfigError
 from counterd.control.log import LogWriter, install
 from counterd.control.process.daemon import Daemon
 from counterd.control.process.systemd import passed_sockets
 from counterd.control.service import check
+from counterd.control.threads import SWITCH_INTERVAL_S, NoThread
 from counterd.protocols import find_rooms
 from counterd.version import __version__
 

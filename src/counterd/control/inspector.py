@@ -123,20 +123,20 @@ class Inspector:
 
     def _count(self, now: int) -> dict[str, Any]:
         view = self._view
-        pulse = view.pulse
+        lag = view.loop_lag
         return {
             "version": __version__,
             "pid": os.getpid(),
             "uptime_seconds": (now - view.started_ns) / 1e9,
             "state": self._state(),
-            "loop": {"lag_seconds": pulse.last, "lag_max_seconds": pulse.max},
+            "loop": {"lag_seconds": lag.last, "lag_max_seconds": lag.max},
             "process": self._process(),
             "log": {"lines_lost": view.lines_lost()},
             "internal_errors": view.internal_errors,
             "memory_errors": view.memory_errors,
             "admin": {"restarts": self.restarts},
             "protocols": {name: self._room(name, service) for name, service in self._services.items()},
-            "histograms": {"loop_lag_seconds": asdict(pulse.histogram())},
+            "histograms": {"loop_lag_seconds": asdict(lag.histogram())},
             "tables": [shape(service, table) for service, table in self._tables.values()],
         }
 

@@ -42,8 +42,8 @@ class JournalFailed(Exception):
     """The journal of a new store cannot be read. The text of the exception is for people."""
 
 
-class Keeper:
-    """Keeps the journal of one store. The order of calls is: restore(), then turn() in each turn of the driver, then
+class JournalWriter:
+    """Writes the journal of one store. The order of calls is: restore(), then turn() in each turn of the driver, then
     finish() and stop().
 
     values: the values of the settings, by key. report: called with a cause and a sentence, as in net.server.
@@ -73,8 +73,8 @@ class Keeper:
         self._driver = driver
         self._report = report
         self._loop = asyncio.get_running_loop()
-        self._supervisor = Supervisor(KIND, [], lambda: Talk(self), report)
-        self._talk: Talk | None = None
+        self._supervisor = Supervisor(KIND, [], lambda: JournalConnection(self), report)
+        self._connection: JournalConnection | None = None
         self._piece: tuple[int, bytes] | None = None  # the piece that is not written yet
         self._sent = 0.0  # when the piece was sent
         self._patience: asyncio.TimerHandle | None = None  # checks the current piece, or a later one
@@ -133,9 +133,9 @@ class Keeper:
             await asyncio.sleep(CHECK_S)
         until = self._loop.time() + timeout
         self._supervisor.release()
-        if self._talk is not None:
-            self._talk.send(b"")
-            self._talk.send(json.dumps(self._source.end(self._store)).encode())
+        if self._connection is not None:
+            self._connection.send(b"")
+            self._connection.send(json.dumps(self._source.end(self._store)).encode())
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._closed.wait(), until - self._loop.time())
 
@@ -145,7 +145,7 @@ class Keeper:
             self._patience.cancel()
         self._supervisor.stop()
 
-    # ---- called by the conversation ----
+    # ---- called by the connection ----
 
     def hello(self) -> bytes:
         """Returns the first frame for a new journal process."""
@@ -173,9 +173,9 @@ class Keeper:
             self._said = self._loop.time()
             log.info(f"restoring from the journal {self._path}: {self.restored} of {self._count} records")
 
-    def on_begin(self, talk: Talk, told: dict[str, Any]) -> None:
+    def on_begin(self, connection: JournalConnection, told: dict[str, Any]) -> None:
         """Called when the journal process is ready for pieces."""
-        self._talk = talk
+        self._connection = connection
         self._lost = ""
         self._closed.clear()
         if not self._begun.done():
@@ -240,7 +240,7 @@ class Keeper:
 
     def on_closed(self) -> None:
         """Called when the journal process has ended."""
-        self._talk = None
+        self._connection = None
         self._closed.set()
         if not self._begun.done():
             self.on_error(f"{self._path}: the process that reads the journal ended")
@@ -253,8 +253,8 @@ class Keeper:
         self._sent = self._loop.time()
         if self._patience is None:
             self._patience = self._loop.call_later(PATIENCE_S, self._look)
-        if self._talk is not None:
-            self._talk.send(piece[1])
+        if self._connection is not None:
+            self._connection.send(piece[1])
 
     def _renew(self) -> None:
         """Sends the piece again, without what need not be written any more: now, or in one of the next turns."""
@@ -294,11 +294,11 @@ class Keeper:
             self._driver.wake()
 
 
-class Talk:
-    """The conversation with one journal process."""
+class JournalConnection:
+    """The connection to one journal process."""
 
-    def __init__(self, keeper: Keeper) -> None:
-        self._keeper = keeper
+    def __init__(self, writer: JournalWriter) -> None:
+        self._writer = writer
         self._child: Child | None = None
         self._frames = Frames(PIECE_MAX)
 
@@ -312,7 +312,7 @@ class Talk:
 
     def opened(self, child: Child) -> None:
         self._child = child
-        self.send(self._keeper.hello())
+        self.send(self._writer.hello())
 
     def received(self, data: bytes) -> None:
         assert self._child is not None
@@ -320,7 +320,7 @@ class Talk:
             for body in self._frames.feed(data):
                 self._take(body[:1], body[1:])
         except JournalFailed as error:
-            self._keeper.on_error(str(error))
+            self._writer.on_error(str(error))
             self._child.cut("sent records that cannot be restored")
         except (ValueError, LookupError, TypeError) as error:
             self._child.cut(f"sent an invalid message: {type(error).__name__}: {error}")
@@ -333,28 +333,28 @@ class Talk:
 
     def closed(self) -> None:
         self._child = None
-        self._keeper.on_closed()
+        self._writer.on_closed()
 
     # ---- inside ----
 
     def _take(self, letter: bytes, body: bytes) -> None:
         if letter == b"A":
-            self._keeper.on_written()
+            self._writer.on_written()
         elif letter == b"P":
-            self._keeper.on_piece(body)
+            self._writer.on_piece(body)
         elif letter == b"C":
-            self._keeper.on_count(json.loads(body))
+            self._writer.on_count(json.loads(body))
         elif letter == b"B":
-            self._keeper.on_begin(self, json.loads(body))
+            self._writer.on_begin(self, json.loads(body))
         elif letter == b"F":
-            self._keeper.on_full(body.decode())
+            self._writer.on_full(body.decode())
         elif letter == b"R":
-            self._keeper.on_room()
+            self._writer.on_room()
         elif letter == b"S":
-            self._keeper.on_seen(json.loads(body))
+            self._writer.on_seen(json.loads(body))
         elif letter == b"X":
-            self._keeper.on_lost(body.decode())
+            self._writer.on_lost(body.decode())
         elif letter == b"E":
-            self._keeper.on_error(body.decode())
+            self._writer.on_error(body.decode())
         elif letter != b"L":
             raise ValueError(f"unknown message {letter!r}")

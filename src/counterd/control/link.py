@@ -3,8 +3,8 @@
 Floor 4 (ARCHITECTURE.md). hiredis writes and reads the protocol (docs/decisions/0018-cluster-client.md); the extra
 `redis` installs it. A connection sends each call at once, and does not wait for the answers to earlier calls. Servers
 answer in order. A connection is cut, and all its calls fail, if an answer lacks for PATIENCE_S or is larger than its
-Bounds, if its bytes make no sense, or if bytes come that nobody has asked for: later answers would be taken for those
-to other calls. No error has the password in it.
+Bounds, if its bytes are no reply, or if they are a reply to no call: later answers would be taken for those to other
+calls. No error has the password in it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from counterd.cluster.authority import LIBRARY, library, script, shown
-from counterd.control.announced import LARGEST, Announced, Bounds, NoAnswer
+from counterd.control.resp_size_guard import LARGEST, Bounds, InvalidReply, RespSizeGuard
 
 if TYPE_CHECKING:
     import ssl
@@ -59,7 +59,7 @@ class OddAnswer(LinkFailed):
     """An answer that no Redis server gives to a command."""
 
     def __init__(self, asked: str, found: Any) -> None:
-        super().__init__(f"an answer to {asked} without sense: {shown(found)}")
+        super().__init__(f"invalid reply to {asked}: {shown(found)}")
 
 
 class Link(asyncio.Protocol):
@@ -81,7 +81,7 @@ class Link(asyncio.Protocol):
         self._lost = lost
         self._pack: Callable[[tuple[Any, ...]], bytes] = hiredis.pack_command
         self._most = most
-        self._announced = Announced(most)
+        self._guard = RespSizeGuard(most)
         self._reader = hiredis.Reader()  # returns False if there is no whole answer
         self._protocol_error = hiredis.ProtocolError
         self._loop = asyncio.get_running_loop()
@@ -115,11 +115,11 @@ class Link(asyncio.Protocol):
 
     async def ask_for_slots(self) -> Any:
         """Returns the answer to CLUSTER SLOTS, which can be larger than others. Raises LinkFailed."""
-        self._announced.most = LARGEST
+        self._guard.most = LARGEST
         try:
             return await self.ask("CLUSTER", "SLOTS")
         finally:
-            self._announced.most = self._most
+            self._guard.most = self._most
 
     async def log_in(self, login: Login) -> None:
         """Says the password, and chooses the database. Raises LinkFailed, without the password: some servers repeat
@@ -132,7 +132,7 @@ class Link(asyncio.Protocol):
                 said = str(error)
                 raise LinkFailed(said.replace(login.password, "***") if login.password else said) from None
             if found != b"OK":
-                raise LinkFailed("an answer to AUTH without sense")
+                raise LinkFailed("invalid reply to AUTH")
         if login.database and (found := await self.ask("SELECT", login.database)) != b"OK":
             raise OddAnswer("SELECT", found)
 
@@ -187,14 +187,14 @@ class Link(asyncio.Protocol):
             self._transport.pause_reading()
             self._loop.call_soon(self._resume)
         try:
-            self._announced.read(data)
+            self._guard.read(data)
             self._reader.feed(data)
             while self._waiting and (found := self._reader.gets()) is not False:
                 self._waiting.popleft()[0](found)
-        except (NoAnswer, self._protocol_error) as error:
-            self.cut(f"sent what is no answer: {error}")
+        except (InvalidReply, self._protocol_error) as error:
+            self.cut(f"sent an invalid reply: {error}")
         if not self._waiting and self._reader.has_data():
-            self.cut("sent what nobody has asked for")
+            self.cut("sent an unsolicited reply")
 
     def connection_lost(self, error: Exception | None) -> None:
         self.cut(_words(error) if error else "closed the connection")

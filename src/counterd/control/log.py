@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
-from counterd.control.aside import start_thread
+from counterd.control.threads import start_thread
 
 # structlog imports rich if it is installed, for colours that the daemon does not use. This keeps it from doing so:
 # the import would take half of the time that the daemon needs to start.

@@ -3,7 +3,7 @@ decision.
 
 Floor 4 (ARCHITECTURE.md). While Redis is unavailable, the store decides by itself. The log says this once, and the
 daemon tries to reach Redis each second. link.py makes the connection, and cuts it if Redis does not answer in time or
-sends what makes no sense (docs/decisions/0017-redis.md).
+sends an invalid reply (docs/decisions/0017-redis.md).
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 import structlog
 
 from counterd.cluster.authority import shown
-from counterd.control.announced import Bounds
 from counterd.control.config.keys import split_redis
 from counterd.control.config.loading import ConfigError
 from counterd.control.link import Link, LinkFailed, Login, Place, connect
+from counterd.control.resp_size_guard import Bounds
 from counterd.control.tls import TLSError, make_client_context
 
 if TYPE_CHECKING:

@@ -16,9 +16,9 @@ import structlog
 from counterd.control.cluster import Cluster, read_login
 from counterd.control.config.keys import account_number, ports_of
 from counterd.control.config.loading import ConfigError
-from counterd.control.doors import Door, keepalive_of
 from counterd.control.files import read_files, unreadable
-from counterd.control.journal import JournalFailed, Keeper
+from counterd.control.journal import JournalFailed, JournalWriter
+from counterd.control.listeners import PortListeners, keepalive_of
 from counterd.control.process.limits import effective_connections
 from counterd.control.redis_state import RedisState
 from counterd.control.tls import TLSError, make_context
@@ -120,12 +120,12 @@ class Service:
     def __init__(self, room: Room, config: Config, descriptors: int, report: Report) -> None:
         self.room = room
         self.plugin_host = PluginHost(room, config, functools.partial(report, protocol=room.name))
-        self.doors = [Door(port, config) for port in ports_of(room)]
+        self.listeners = [PortListeners(port, config) for port in ports_of(room)]
         self.ready: Ready
         self.store: Store
         self.server: Server
         self.windows: Windows
-        self.keeper: Keeper | None = None  # writes its journal
+        self.journal: JournalWriter | None = None  # writes its journal
         self.redis_state: RedisState | None = None  # calls the Redis that has its state
         self.cluster: Cluster | None = None  # shares its limits with other daemons
         self.borrowers: dict[int, str] = {}
@@ -145,16 +145,16 @@ class Service:
             self.ready = prepare(self.room, self._config)
         except ConfigError as error:
             problems += error.problems
-        for door in self.doors:
-            wrong, absent = door.open()
+        for each in self.listeners:
+            wrong, absent = each.open()
             problems += wrong
             missing += absent
         return problems, missing
 
     def hand_over(self, uid: int, gid: int) -> None:
         """Gives the files of the Unix sockets to the user that the daemon will run as. Raises OSError."""
-        for door in self.doors:
-            door.hand_over(uid, gid)
+        for each in self.listeners:
+            each.hand_over(uid, gid)
 
     def unreadable(self) -> list[str]:
         """Returns a line for each file that this process can no longer read.
@@ -183,8 +183,8 @@ class Service:
         journal = self.room.journal
         if journal is not None and self._config.values[journal.path]:
             store = cast("JournaledStore", self.store)
-            self.keeper = Keeper(self.room, self._config.values, store, self.server.driver, self._told)
-            self.server.driver.tasks.append(self.keeper)
+            self.journal = JournalWriter(self.room, self._config.values, store, self.server.driver, self._told)
+            self.server.driver.tasks.append(self.journal)
         shared = self.room.shared
         if shared is not None and self._config.values[shared.address]:
             self.redis_state = RedisState(self.room, self._config, self.store, self.server.driver, self._told)
@@ -213,16 +213,16 @@ class Service:
 
     async def restore(self) -> None:
         """Restores the store from its journal. Raises ConfigError."""
-        assert self.keeper is not None
+        assert self.journal is not None
         try:
-            await self.keeper.restore()
+            await self.journal.restore()
         except JournalFailed as error:
             raise ConfigError([str(error)]) from None
 
     @property
     def failing(self) -> bool:
         """Whether the journal of this protocol currently cannot be written."""
-        return self.keeper is not None and bool(self.keeper.failing)
+        return self.journal is not None and bool(self.journal.failing)
 
     def set_drain_mode(self, on: bool) -> None:
         """Makes the store refuse new work, or accept it again. The protocol must have a drain mode."""
@@ -236,9 +236,12 @@ class Service:
             self.set_drain_mode(True)
 
     async def finish(self, timeout: float) -> None:
-        """Waits until all changes are in the journal. timeout: as for Keeper.finish(). Gives shared rights back."""
-        if self.keeper is not None:
-            await self.keeper.finish(timeout)
+        """Waits until all changes are in the journal. Gives shared rights back.
+
+        timeout: as for JournalWriter.finish().
+        """
+        if self.journal is not None:
+            await self.journal.finish(timeout)
         if self.cluster is not None:
             await self.cluster.farewell()
 
@@ -248,8 +251,8 @@ class Service:
 
     def listen(self) -> None:
         """Starts to accept connections."""
-        for number, door in enumerate(self.doors):
-            for listening in door.listening:
+        for number, each in enumerate(self.listeners):
+            for listening in each.listening:
                 self.server.listen(listening, number)
 
     def load(self, config: Config, ready: Ready) -> None:
@@ -285,8 +288,8 @@ class Service:
         self.ready = ready
         self.server.limits = self._limits()
         self.server.context = ready.context
-        for door in self.doors:
-            door.keep_alive(keepalive_of(self._settings))
+        for each in self.listeners:
+            each.keep_alive(keepalive_of(self._settings))
         self.room.reload(self.store, config.own(self.room))
         if self.cluster is not None and ready.login is not None:
             self.cluster.apply(config.process.cluster, ready.login)
@@ -294,7 +297,7 @@ class Service:
 
     def addresses(self) -> dict[str, list[str]]:
         """Returns the addresses of each port, for people. The first port has the name of the protocol."""
-        return {door.port.name: door.addresses() for door in self.doors}
+        return {each.port.name: each.addresses() for each in self.listeners}
 
     def unlisten(self) -> None:
         """Stops accepting connections, and makes the store grant nothing new and end all waits."""
@@ -309,14 +312,14 @@ class Service:
 
     def close(self) -> None:
         self.plugin_host.close()
-        if self.keeper is not None:
-            self.keeper.stop()
+        if self.journal is not None:
+            self.journal.stop()
         if self.redis_state is not None:
             self.redis_state.stop()
         if self.cluster is not None:
             self.cluster.close()
-        for door in self.doors:
-            door.close()
+        for each in self.listeners:
+            each.close()
 
     def _told(self, cause: str, text: str) -> None:
         """Passes on a report of the server. Adds the limit that caused the report."""

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from counterd.control.config.loading import Config
-    from counterd.control.pulse import Pulse
+    from counterd.control.loop_lag import LoopLagMonitor
     from counterd.control.service import Service
     from counterd.settings import Setting
 
@@ -28,8 +28,8 @@ class View:
     lost.
 
     started_ns: when the daemon was created, on the monotonic clock. memory_errors: how many unhandled exceptions had a
-    lack of memory as their cause. internal_errors: how many unhandled exceptions had another cause. pulse: set when the
-    event loop runs.
+    lack of memory as their cause. internal_errors: how many unhandled exceptions had another cause. loop_lag: set when
+    the event loop runs.
     """
 
     config: Config
@@ -39,7 +39,7 @@ class View:
     state: Literal["starting", "ready", "draining"] = "starting"
     internal_errors: int = 0
     memory_errors: int = 0
-    pulse: Pulse = field(init=False)
+    loop_lag: LoopLagMonitor = field(init=False)
 
     def figures(self, service: Service) -> dict[str, object]:
         """Returns figures of the daemon, such as its CPU time, for protocols that send statistics to clients."""

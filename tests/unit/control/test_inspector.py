@@ -132,8 +132,8 @@ def inspector(*services: Any) -> Inspector:
     origins = dict.fromkeys(values, "default") | {"a.number": "f:1"}
     config: Any = SimpleNamespace(path="/c", values=values, origins=origins)
     view = View(config, SETTINGS, lambda: 3, time.monotonic_ns() - 5_000_000_000, "ready", 4, 5)
-    pulse: Any = SimpleNamespace(last=0.001, max=0.5, histogram=lambda: Histogram((1.0,), (1, 0), 0.1))
-    view.pulse = pulse
+    lag: Any = SimpleNamespace(last=0.001, max=0.5, histogram=lambda: Histogram((1.0,), (1, 0), 0.1))
+    view.loop_lag = lag
     return Inspector(view, services)
 
 

@@ -16,7 +16,7 @@ import pytest
 import structlog
 
 from counterd.control import journal as module
-from counterd.control.journal import JournalFailed, Keeper
+from counterd.control.journal import JournalFailed, JournalWriter
 from counterd.protocols.beanstalk import _journal
 from kit.machine import PATIENCE
 
@@ -88,16 +88,16 @@ refuse, fill, renew, end = Store.refuse, Store.fill, Store.renew, Store.end
 
 
 class Kept:
-    """A keeper, its store, and what it reported."""
+    """The writer of a journal, its store, and what it reported."""
 
     def __init__(self, path: Path, sync: str = "always") -> None:
         self.store = Store()
         self.reports: list[str] = []
         ability = SimpleNamespace(path="path", sync="sync", source=__name__)
         room: Any = SimpleNamespace(name="beanstalk", journal=ability)
-        driver: Any = SimpleNamespace(wake=lambda: self.keeper.turn(0))
+        driver: Any = SimpleNamespace(wake=lambda: self.writer.turn(0))
         store: Any = self.store
-        self.keeper = Keeper(
+        self.writer = JournalWriter(
             room, {"path": str(path), "sync": sync}, store, driver, lambda _cause, text: self.reports.append(text)
         )
 
@@ -127,15 +127,15 @@ def ids(path: Path) -> list[int]:
 def test_pieces_are_written_one_after_the_other(path: Path) -> None:
     async def history() -> None:
         kept = Kept(path)
-        await kept.keeper.restore()
+        await kept.writer.restore()
         assert kept.store.begun == {"last_id": 0, "id_limit": _journal.CONSTANTS["ID_BLOCK"]}
         kept.store.pieces += [piece(1), piece(2, 3), piece(4)]
-        kept.keeper.turn(0)
-        kept.keeper.turn(0)
+        kept.writer.turn(0)
+        kept.writer.turn(0)
         assert kept.store.told == 1
         await kept.written(3)
-        await kept.keeper.finish(PATIENCE)
-        kept.keeper.stop()
+        await kept.writer.finish(PATIENCE)
+        kept.writer.stop()
         assert kept.reports == []
 
     asyncio.run(history())
@@ -147,13 +147,13 @@ def test_what_there_was_is_restored(path: Path) -> None:
     async def history() -> None:
         for restored, last_id in ((0, 0), (3, 70)):
             kept = Kept(path)
-            await kept.keeper.restore()
-            assert (kept.keeper.restored, len(kept.store.restored)) == (restored, int(restored > 0))
+            await kept.writer.restore()
+            assert (kept.writer.restored, len(kept.store.restored)) == (restored, int(restored > 0))
             assert kept.store.begun["last_id"] == last_id
             kept.store.pieces.append(piece(7, 8, 9))
-            kept.keeper.turn(0)
-            await kept.keeper.finish(PATIENCE)
-            kept.keeper.stop()
+            kept.writer.turn(0)
+            await kept.writer.finish(PATIENCE)
+            kept.writer.stop()
 
     asyncio.run(history())
 
@@ -161,18 +161,18 @@ def test_what_there_was_is_restored(path: Path) -> None:
 def test_a_writer_that_was_killed_is_replaced_and_gets_its_piece_again(path: Path) -> None:
     async def history() -> None:
         kept = Kept(path)
-        await kept.keeper.restore()
+        await kept.writer.restore()
         pids = children()
         for pid in pids:
             os.kill(pid, signal.SIGSTOP)
         kept.store.pieces += [piece(1), piece(2)]
-        kept.keeper.turn(0)
+        kept.writer.turn(0)
         for pid in pids:
             os.kill(pid, signal.SIGKILL)
         await kept.written(2)
         assert "the journal process exited with status -9" in kept.reports[0]
-        assert (kept.store.refused, kept.keeper.failing) == (0, "")
-        kept.keeper.stop()
+        assert (kept.store.refused, kept.writer.failing) == (0, "")
+        kept.writer.stop()
 
     asyncio.run(history())
     assert ids(path) == [1, 2]
@@ -187,11 +187,11 @@ def children() -> list[int]:
 async def hung(path: Path) -> Kept:
     """One whose process does not write the piece that it was given."""
     kept = Kept(path)
-    await kept.keeper.restore()
+    await kept.writer.restore()
     for pid in children():
         os.kill(pid, signal.SIGSTOP)
     kept.store.pieces.append(piece(1))
-    kept.keeper.turn(0)
+    kept.writer.turn(0)
     return kept
 
 
@@ -200,15 +200,15 @@ def test_one_that_hangs_counts_as_a_failure_until_it_goes_on(path: Path, monkeyp
 
     async def history() -> None:
         kept = await hung(path)
-        await until(lambda: kept.keeper.failing)
+        await until(lambda: kept.writer.failing)
         assert kept.store.refused == 1
-        assert kept.keeper.failing == f"{path}: no write finished for 0.05 s"
-        await kept.keeper.finish(0.05)  # gives up
+        assert kept.writer.failing == f"{path}: no write finished for 0.05 s"
+        await kept.writer.finish(0.05)  # gives up
         for pid in children():
             os.kill(pid, signal.SIGCONT)
         await kept.written(1)
-        assert kept.keeper.failing == ""
-        kept.keeper.stop()
+        assert kept.writer.failing == ""
+        kept.writer.stop()
 
     asyncio.run(history())
 
@@ -220,10 +220,10 @@ def test_a_large_piece_has_more_time(path: Path, monkeypatch: pytest.MonkeyPatch
         kept = await hung(path)
         most = len(piece(1)) + module.PATIENCE_S
         for ago, why in ((most - 60, ""), (most, f"{path}: no write finished for {most:g} s")):
-            kept.keeper._sent = asyncio.get_running_loop().time() - ago
-            kept.keeper._look()
-            assert kept.keeper.failing == why
-        kept.keeper.stop()
+            kept.writer._sent = asyncio.get_running_loop().time() - ago
+            kept.writer._look()
+            assert kept.writer.failing == why
+        kept.writer.stop()
 
     asyncio.run(history())
 
@@ -233,19 +233,19 @@ def test_a_piece_that_cannot_be_written(path: Path) -> None:
 
     async def history() -> None:
         kept = Kept(path)
-        await kept.keeper.restore()
+        await kept.writer.restore()
         database = sqlite3.connect(path)
         database.execute("ALTER TABLE jobs RENAME TO gone")
         kept.store.pieces.append(piece(1))
-        kept.keeper.turn(0)
-        await until(lambda: kept.keeper.failing)
-        assert kept.keeper.failing == f"{path}: no such table: jobs"
+        kept.writer.turn(0)
+        await until(lambda: kept.writer.failing)
+        assert kept.writer.failing == f"{path}: no such table: jobs"
         assert kept.store.refused >= 1
         database.execute("ALTER TABLE gone RENAME TO jobs")
         database.close()
         await kept.written(1)
-        assert kept.keeper.failing == ""
-        kept.keeper.stop()
+        assert kept.writer.failing == ""
+        kept.writer.stop()
 
     asyncio.run(history())
     assert ids(path) == [1]
@@ -254,25 +254,25 @@ def test_a_piece_that_cannot_be_written(path: Path) -> None:
 def test_a_full_disk_refuses_what_is_new_and_writes_the_rest(path: Path) -> None:
     async def history() -> None:
         kept = Kept(path)
-        await kept.keeper.restore()
+        await kept.writer.restore()
         kept.store.pieces.append(piece(1))
-        kept.keeper.turn(0)
+        kept.writer.turn(0)
         await kept.written(1)
         kept.store.pieces.append(piece(2))
-        kept.keeper.turn(0)
-        kept.keeper.on_full("the disk is full")  # as if it had been said before the piece was written
-        assert (kept.store.is_full, kept.keeper.failing) == (True, "the disk is full")
+        kept.writer.turn(0)
+        kept.writer.on_full("the disk is full")  # as if it had been said before the piece was written
+        assert (kept.store.is_full, kept.writer.failing) == (True, "the disk is full")
         assert kept.reports == ["new jobs are refused: the disk is full"]
         await kept.written(2)
-        assert (kept.keeper.failing, json.loads(kept.keeper.hello())["is_full"]) == ("the disk is full", True)
+        assert (kept.writer.failing, json.loads(kept.writer.hello())["is_full"]) == ("the disk is full", True)
         for pid in children():
             os.kill(pid, signal.SIGKILL)
         kept.store.pieces.append(piece(3))
-        kept.keeper.turn(0)
-        await until(lambda: not kept.keeper.failing)  # the next process has found room
+        kept.writer.turn(0)
+        await until(lambda: not kept.writer.failing)  # the next process has found room
         assert not kept.store.is_full
         await kept.written(3)
-        kept.keeper.stop()
+        kept.writer.stop()
 
     asyncio.run(history())
 
@@ -282,19 +282,19 @@ def test_a_failure_with_nothing_to_write_is_over_once_a_process_is_there(path: P
 
     async def history() -> None:
         kept = Kept(path)
-        await kept.keeper.restore()
+        await kept.writer.restore()
         database = sqlite3.connect(path, isolation_level=None)
         ((layout,),) = database.execute("PRAGMA user_version")
         database.execute("PRAGMA user_version = 99")
         for pid in children():
             os.kill(pid, signal.SIGKILL)
         await until(lambda: kept.store.is_failing)
-        assert "has layout 99" in kept.keeper.failing
+        assert "has layout 99" in kept.writer.failing
         database.execute(f"PRAGMA user_version = {layout}")
         database.close()
-        await until(lambda: not kept.keeper.failing)
+        await until(lambda: not kept.writer.failing)
         assert not kept.store.is_failing
-        kept.keeper.stop()
+        kept.writer.stop()
 
     asyncio.run(history())
 
@@ -303,21 +303,21 @@ def test_a_failure_with_nothing_to_write_is_over_once_a_process_is_there(path: P
 def test_what_the_store_cannot_take_up_ends_the_start(path: Path, error: Exception) -> None:
     async def history() -> None:
         kept = Kept(path)
-        await kept.keeper.restore()
+        await kept.writer.restore()
         kept.store.pieces.append(piece(7))
-        kept.keeper.turn(0)
-        await kept.keeper.finish(PATIENCE)
-        kept.keeper.stop()
+        kept.writer.turn(0)
+        await kept.writer.finish(PATIENCE)
+        kept.writer.stop()
         again = Kept(path)
 
         def refuse(_piece: bytes, _now_ns: int) -> int:
             raise error
 
         again.store.restore = refuse  # type: ignore[method-assign]
-        again.keeper._source = SimpleNamespace(restore=lambda store, *told: store.restore(*told))  # type: ignore[assignment]
+        again.writer._source = SimpleNamespace(restore=lambda store, *told: store.restore(*told))  # type: ignore[assignment]
         with pytest.raises(JournalFailed, match=f"^{path}: {error}$"):
-            await again.keeper.restore()
-        again.keeper.stop()
+            await again.writer.restore()
+        again.writer.stop()
 
     asyncio.run(history())
 
@@ -325,14 +325,14 @@ def test_what_the_store_cannot_take_up_ends_the_start(path: Path, error: Excepti
 def test_a_reader_that_ends_ends_the_start(path: Path) -> None:
     async def history() -> None:
         kept = Kept(path)
-        restoring = asyncio.ensure_future(kept.keeper.restore())
+        restoring = asyncio.ensure_future(kept.writer.restore())
         while not restoring.done():
             for pid in children():
                 os.kill(pid, signal.SIGKILL)
             await asyncio.sleep(0.001)
         with pytest.raises(JournalFailed, match="the process that reads the journal ended"):
             await restoring
-        kept.keeper.stop()
+        kept.writer.stop()
 
     asyncio.run(history())
 
@@ -341,8 +341,8 @@ def test_a_file_that_cannot_be_opened_ends_the_start(path: Path) -> None:
     async def history() -> None:
         kept = Kept(path / "none" / "x")
         with pytest.raises(JournalFailed, match="No such file or directory"):
-            await kept.keeper.restore()
-        kept.keeper.stop()
+            await kept.writer.restore()
+        kept.writer.stop()
 
     asyncio.run(history())
 
@@ -350,7 +350,7 @@ def test_a_file_that_cannot_be_opened_ends_the_start(path: Path) -> None:
 def test_the_writer_is_told_whether_to_wait_for_the_disk(path: Path) -> None:
     async def history() -> None:
         for sync, is_synced in (("always", True), ("50", True), ("never", False)):
-            assert json.loads(Kept(path, sync).keeper.hello())["is_synced"] is is_synced
+            assert json.loads(Kept(path, sync).writer.hello())["is_synced"] is is_synced
 
     asyncio.run(history())
 
@@ -362,11 +362,11 @@ def test_lines_of_progress(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         for _ in range(2):
             kept = Kept(path)
             with structlog.testing.capture_logs() as lines:
-                await kept.keeper.restore()
+                await kept.writer.restore()
             kept.store.pieces.append(piece(*range(1, 1000)))
-            kept.keeper.turn(0)
-            await kept.keeper.finish(PATIENCE)
-            kept.keeper.stop()
+            kept.writer.turn(0)
+            await kept.writer.finish(PATIENCE)
+            kept.writer.stop()
         assert [line["event"] for line in lines] == [
             f"reading the journal {path}", f"restoring from the journal {path}: 512 of 999 records",
             f"restoring from the journal {path}: 999 of 999 records", f"restored 999 records from the journal {path}",

@@ -10,8 +10,8 @@ import pytest
 
 from counterd.cluster.authority import LIBRARY, library, script
 from counterd.control import link as module
-from counterd.control.announced import Bounds
 from counterd.control.link import MOST, Link, LinkFailed, Login, Place, connect
+from counterd.control.resp_size_guard import Bounds
 from kit.redises import END, INFO, RUN, SILENCE, Refusal, serving
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ def test_it_logs_in_first(login: Login, words: list[list[bytes]]) -> None:
 
 @pytest.mark.parametrize(
     ("answer", "says"),
-    [(Refusal("ERR DB index is out of range"), "^ERR DB"), (7, "^an answer to SELECT without sense: 7")],
+    [(Refusal("ERR DB index is out of range"), "^ERR DB"), (7, "^invalid reply to SELECT: 7")],
 )
 def test_a_database_that_is_refused(answer: Any, says: str) -> None:
     with pytest.raises(LinkFailed, match=says):
@@ -106,7 +106,7 @@ def test_a_password_that_is_refused() -> None:
     ("answer", "says"),
     [
         (Refusal("ERR unknown command 'AUTH', with args beginning with: 'me' 'secret'"), r"with: 'me' '\*\*\*'$"),
-        ([b"AUTH", b"me", b"secret"], "^an answer to AUTH without sense$"),
+        ([b"AUTH", b"me", b"secret"], "^invalid reply to AUTH$"),
     ],
 )
 def test_no_error_has_the_password_in_it(answer: Any, says: str) -> None:
@@ -117,7 +117,7 @@ def test_no_error_has_the_password_in_it(answer: Any, says: str) -> None:
 
 
 def test_an_odd_answer_about_the_server() -> None:
-    with pytest.raises(LinkFailed, match=r"^an answer to INFO without sense: \[1, b'a'\]$"):
+    with pytest.raises(LinkFailed, match=r"^invalid reply to INFO: \[1, b'a'\]$"):
         Scene({b"INFO": [1, b"a"]}).play(identify)
 
 
@@ -147,7 +147,7 @@ def test_calls_do_not_wait_for_answers_to_earlier_ones() -> None:
 
 @pytest.mark.parametrize(
     ("answer", "says"),
-    [(END, "closed the connection"), (GARBAGE, "sent what is no answer: "), (SILENCE, "no answer for 0.2 s")],
+    [(END, "closed the connection"), (GARBAGE, "sent an invalid reply: "), (SILENCE, "no answer for 0.2 s")],
 )
 def test_a_failure_fails_all_calls(monkeypatch: pytest.MonkeyPatch, answer: Any, says: str) -> None:
     monkeypatch.setattr(module, "PATIENCE_S", 0.2)
@@ -218,7 +218,7 @@ def test_bytes_that_nobody_has_asked_for(bytes_: bytes, after: bytes) -> None:
 
     scene = Scene({b"GET": SILENCE})
     assert scene.play(receive) == ([7] if after else [])
-    assert scene.ended == ["sent what nobody has asked for"]
+    assert scene.ended == ["sent an unsolicited reply"]
 
 
 def test_an_answer_that_is_too_large() -> None:
@@ -235,7 +235,7 @@ def test_an_answer_that_is_too_large() -> None:
 
     scene = Scene({b"GET": SILENCE}, most=Bounds(1000, 10))
     assert [type(each) for each in scene.play(receive)] == [bytes] * 10 + [LinkFailed]
-    assert scene.ended == ["sent what is no answer: an answer of more than 1000 bytes"]
+    assert scene.ended == ["sent an invalid reply: more than 1000 bytes"]
 
 
 def test_an_array_for_which_there_is_no_room() -> None:
@@ -249,7 +249,7 @@ def test_an_array_for_which_there_is_no_room() -> None:
 
     scene = Scene({b"GET": SILENCE})
     assert [type(each) for each in scene.play(receive)] == [LinkFailed]
-    assert scene.ended == [f"sent what is no answer: an answer of more than {MOST.elements:,} elements"]
+    assert scene.ended == [f"sent an invalid reply: more than {MOST.elements:,} elements"]
 
 
 def test_the_map_of_a_cluster_can_be_larger_than_other_answers() -> None:
@@ -293,7 +293,7 @@ def test_a_line_without_an_end() -> None:
 
     scene = Scene({b"GET": SILENCE})
     assert [type(each) for each in scene.play(receive)] == [LinkFailed]
-    assert scene.ended == ["sent what is no answer: a line of more than 4096 bytes"]
+    assert scene.ended == ["sent an invalid reply: a line of more than 4096 bytes"]
 
 
 @pytest.mark.parametrize("place", [Place("a..b", 1), Place("a" * 64, 1), Place("a\0b", 1), Place("127.0.0.1", 1 << 40)])
@@ -354,7 +354,7 @@ def test_a_server_without_functions_gets_the_script() -> None:
 
 @pytest.mark.parametrize("digest", [7, b"0123", [b"a" * 40]])
 def test_a_server_with_odd_scripts(digest: Any) -> None:
-    with pytest.raises(LinkFailed, match=r"^an answer to SCRIPT LOAD without sense: "):
+    with pytest.raises(LinkFailed, match=r"^invalid reply to SCRIPT LOAD: "):
         Scene({b"FUNCTION": UNKNOWN, b"SCRIPT": digest}).play(Link.prepare)
 
 

@@ -18,18 +18,18 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import structlog
 
 from counterd.control.admin import Admin, close_listening, open_listening
-from counterd.control.aside import NoThread, aside
 from counterd.control.config import loading as configuration
 from counterd.control.config.keys import settings_for
 from counterd.control.config.loading import Config, ConfigError
 from counterd.control.inspector import Inspector
 from counterd.control.log import Reports
+from counterd.control.loop_lag import LoopLagMonitor
 from counterd.control.process.drain import drain
 from counterd.control.process.limits import identity, least_descriptors, raise_descriptors, share_descriptors
 from counterd.control.process.privileges import drop_privileges
 from counterd.control.process.systemd import Teller, notify, watchdog_seconds
-from counterd.control.pulse import Pulse
 from counterd.control.service import Service, connect, prepare
+from counterd.control.threads import NoThread, run_in_thread
 from counterd.control.view import View
 from counterd.net.sockets import UnixSocket
 from counterd.version import __version__
@@ -99,15 +99,15 @@ class Daemon:
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(self._on_internal_error)
         self._teller = Teller(loop)
-        self.view.pulse = Pulse(loop, functools.partial(notify, "WATCHDOG=1"), watchdog_seconds() / 2)
+        self.view.loop_lag = LoopLagMonitor(loop, functools.partial(notify, "WATCHDOG=1"), watchdog_seconds() / 2)
         try:
             for number in (signal.SIGTERM, signal.SIGINT):
                 loop.add_signal_handler(number, self._on_stop)
             await asyncio.gather(*(service.start(loop) for service in self.services))
             connect(self.services)
             self._watch()
-            journaled = [service for service in self.services if service.keeper is not None]
-            self._listen([service for service in self.services if service.keeper is None])
+            journaled = [service for service in self.services if service.journal is not None]
+            self._listen([service for service in self.services if service.journal is None])
             loop.add_signal_handler(signal.SIGHUP, self.reload)
             loop.add_signal_handler(signal.SIGUSR1, self._on_usr1)
             gc.collect()
@@ -116,7 +116,7 @@ class Daemon:
                 self.admin = Admin(self.view.config.admin, self._admin_listening, self._inspector(), self._report)
                 self.admin.start()
                 log.info(f"admin listens on {self.admin.address()}")
-            self.view.pulse.start()
+            self.view.loop_lag.start()
             await self._restore(journaled)
             if not self._stopping.is_set():
                 self._listen(journaled)
@@ -130,7 +130,7 @@ class Daemon:
         finally:
             if self._reloading is not None:
                 self._reloading.cancel()
-            self.view.pulse.stop()
+            self.view.loop_lag.stop()
             self._teller.stop()
             self._close()
 
@@ -184,7 +184,7 @@ class Daemon:
         """
         self._teller.tell("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
         try:
-            prepared = await aside(self._prepare)  # slow if there are many rules, or on a network file system
+            prepared = await run_in_thread(self._prepare)  # slow if there are many rules, or on a network file system
             if self._stopping.is_set():
                 log.warning("not reloaded: counterd is stopping")
             else:

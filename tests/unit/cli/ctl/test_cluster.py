@@ -82,7 +82,7 @@ def test_answers_that_make_sense() -> None:
 )
 def test_answers_without_sense(ask: Callable[[list[Link]], Awaitable[Any]], command: str, answer: Any) -> None:
     """The error names the server and the command."""
-    with pytest.raises(LinkFailed, match=rf"^127\.0\.0\.1:\d+: an answer to {command} without sense: "):
+    with pytest.raises(LinkFailed, match=rf"^127\.0\.0\.1:\d+: invalid reply to {command}: "):
         asked(ask, **{command: answer})
 
 

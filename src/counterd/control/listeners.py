@@ -27,7 +27,7 @@ def keepalive_of(settings: Listener) -> Keepalive:
     )
 
 
-class Door:
+class PortListeners:
     """The listening sockets of one port."""
 
     def __init__(self, port: Port, config: Config) -> None:

@@ -35,7 +35,7 @@ def start_thread(name: str, run: Callable[[], None]) -> threading.Thread:
     return thread
 
 
-async def aside(function: Callable[[], T]) -> T:
+async def run_in_thread(function: Callable[[], T]) -> T:
     """Runs the function in a thread. Returns the result of the function, or raises its exception. Raises NoThread if no
     thread can be started.
 
@@ -61,5 +61,5 @@ async def aside(function: Callable[[], T]) -> T:
         with contextlib.suppress(RuntimeError):  # the loop is closed
             loop.call_soon_threadsafe(tell, result, error)
 
-    start_thread("aside", run)
+    start_thread("run_in_thread", run)
     return await done

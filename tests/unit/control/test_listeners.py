@@ -14,7 +14,7 @@ import pytest
 
 from counterd.control.config.keys import ports_of
 from counterd.control.config.loading import ConfigError, load
-from counterd.control.doors import Door
+from counterd.control.listeners import PortListeners
 from counterd.control.process.systemd import Passed
 from counterd.net.sockets import Keepalive
 from counterd.protocols.smockron import ROOM
@@ -45,14 +45,14 @@ def stack() -> Iterator[contextlib.ExitStack]:
         yield stack
 
 
-def doors(
+def listeners_of(
     directory: Path, stack: contextlib.ExitStack, passed: Sequence[Passed] = (), **settings: str
-) -> tuple[Door, Door]:
+) -> tuple[PortListeners, PortListeners]:
     """Those of both ports, which are yet to be opened. settings: without the name of the room."""
     file = directory / "F"
     file.write_text("".join(f"{key} = {value}\n" for key, value in SETTINGS.items()))
     config = load(file, [f"smockron.{key}={value}" for key, value in settings.items()], [ROOM], passed)
-    accounting, control = (Door(port, config) for port in ports_of(ROOM))
+    accounting, control = (PortListeners(port, config) for port in ports_of(ROOM))
     stack.callback(control.close)
     stack.callback(accounting.close)
     return accounting, control
@@ -73,22 +73,22 @@ def listening(stack: contextlib.ExitStack, address: tuple[str, int] | str) -> so
 
 
 def test_each_port_has_its_number(directory: Path, stack: contextlib.ExitStack) -> None:
-    both = doors(directory, stack)
-    assert [door.port.name for door in both] == ["smockron", "smockron-control"]
-    assert [door.open() for door in both] == [([], [])] * 2
-    places = [door.tcp[0].getsockname() for door in both]
+    both = listeners_of(directory, stack)
+    assert [listeners.port.name for listeners in both] == ["smockron", "smockron-control"]
+    assert [listeners.open() for listeners in both] == [([], [])] * 2
+    places = [listeners.tcp[0].getsockname() for listeners in both]
     assert places[0] != places[1]
     assert all(map(listens, places))
-    assert [door.addresses() for door in both] == [[f"127.0.0.1:{number}"] for _, number in places]
-    for door in both:
-        door.close()
-        assert door.tcp[0].fileno() == -1
+    assert [listeners.addresses() for listeners in both] == [[f"127.0.0.1:{number}"] for _, number in places]
+    for listeners in both:
+        listeners.close()
+        assert listeners.tcp[0].fileno() == -1
 
 
 def test_addresses_share_a_number_that_was_found(directory: Path, stack: contextlib.ExitStack) -> None:
-    door, _ = doors(directory, stack, bind="127.0.0.1 127.0.0.2")
-    assert door.open() == ([], [])
-    hosts, numbers = zip(*(opened.getsockname() for opened in door.tcp), strict=True)
+    listeners, _ = listeners_of(directory, stack, bind="127.0.0.1 127.0.0.2")
+    assert listeners.open() == ([], [])
+    hosts, numbers = zip(*(opened.getsockname() for opened in listeners.tcp), strict=True)
     assert hosts == ("127.0.0.1", "127.0.0.2")
     assert len(set(numbers)) == 1
 
@@ -96,15 +96,15 @@ def test_addresses_share_a_number_that_was_found(directory: Path, stack: context
 def test_each_port_has_its_file_with_the_permissions_of_both(directory: Path, stack: contextlib.ExitStack) -> None:
     paths = [str(directory / "accounting"), str(directory / "control")]
     files = dict(zip(("socket", "control_socket"), paths, strict=True))
-    both = doors(directory, stack, bind="", socket_mode="0600", socket_group=str(os.getegid()), **files)
-    assert [door.open() for door in both] == [([], [])] * 2
-    assert [door.addresses() for door in both] == [[f"unix:{path}"] for path in paths]
+    both = listeners_of(directory, stack, bind="", socket_mode="0600", socket_group=str(os.getegid()), **files)
+    assert [listeners.open() for listeners in both] == [([], [])] * 2
+    assert [listeners.addresses() for listeners in both] == [[f"unix:{path}"] for path in paths]
     assert all(map(listens, paths))
     for path in map(Path, paths):
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    for door in both:
-        door.hand_over(os.geteuid(), os.getegid())
-        door.close()
+    for listeners in both:
+        listeners.hand_over(os.geteuid(), os.getegid())
+        listeners.close()
     assert not any(Path(path).exists() for path in paths)
 
 
@@ -112,8 +112,8 @@ def test_what_is_in_use_is_told_with_the_key_of_its_port(directory: Path, stack:
     number = listening(stack, ("127.0.0.1", 0)).getsockname()[1]
     path = str(directory / "taken")
     listening(stack, path)
-    door, control = doors(directory, stack, control_port=str(number), control_socket=path)
-    assert door.open() == ([], [])
+    listeners, control = listeners_of(directory, stack, control_port=str(number), control_socket=path)
+    assert listeners.open() == ([], [])
     problems, missing = control.open()
     assert problems == [
         f"--set: smockron.control_port: cannot listen on 127.0.0.1:{number}: address already in use",
@@ -129,9 +129,9 @@ def test_sockets_that_were_passed(directory: Path, stack: contextlib.ExitStack) 
     path = str(directory / "passed")
     tcp, unix = listening(stack, ("127.0.0.1", 0)), listening(stack, path)
     passed = [Passed(tcp, "smockron-control"), Passed(unix, "smockron-control.second")]
-    door, control = doors(directory, stack, passed, control_port="1", control_socket="/nowhere")
-    assert door.open() == control.open() == ([], [])
-    assert len(door.tcp) == 1
+    listeners, control = listeners_of(directory, stack, passed, control_port="1", control_socket="/nowhere")
+    assert listeners.open() == control.open() == ([], [])
+    assert len(listeners.tcp) == 1
     assert control.tcp == [tcp]
     assert control.unix is None
     assert control.listening == [tcp, unix]
@@ -145,17 +145,17 @@ def test_sockets_that_were_passed(directory: Path, stack: contextlib.ExitStack) 
 def test_a_socket_without_a_name_is_found_by_its_address(directory: Path, stack: contextlib.ExitStack) -> None:
     tcp = listening(stack, ("127.0.0.1", 0))
     number = tcp.getsockname()[1]
-    _, control = doors(directory, stack, [Passed(tcp, "")], control_port=str(number))
+    _, control = listeners_of(directory, stack, [Passed(tcp, "")], control_port=str(number))
     assert control.open() == ([], [])
     assert control.tcp == [tcp]
 
 
 def test_keepalive_is_for_all_that_comes_from_now_on(directory: Path, stack: contextlib.ExitStack) -> None:
-    door, _ = doors(directory, stack, keepalive_idle="77")
-    door.open()
-    assert door.tcp[0].getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 77
-    door.keep_alive(Keepalive(idle=88, interval=1, count=1, user_timeout=1))
-    assert door.tcp[0].getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 88
+    listeners, _ = listeners_of(directory, stack, keepalive_idle="77")
+    listeners.open()
+    assert listeners.tcp[0].getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 77
+    listeners.keep_alive(Keepalive(idle=88, interval=1, count=1, user_timeout=1))
+    assert listeners.tcp[0].getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 88
 
 
 @pytest.mark.parametrize(
@@ -166,7 +166,7 @@ def test_a_port_by_which_nobody_can_come_is_a_mistake(
     directory: Path, stack: contextlib.ExitStack, heard: str, unheard: str, key: str
 ) -> None:
     with pytest.raises(ConfigError) as caught:
-        doors(directory, stack, bind="", **{heard: "/a"})
+        listeners_of(directory, stack, bind="", **{heard: "/a"})
     why = f"smockron.bind and smockron.{key} are both empty"
     assert caught.value.problems == (f"--set smockron.bind=: {unheard} is enabled but listens nowhere: {why}",)
 
@@ -174,6 +174,6 @@ def test_a_port_by_which_nobody_can_come_is_a_mistake(
 def test_ports_that_were_all_passed_need_no_address(directory: Path, stack: contextlib.ExitStack) -> None:
     unix, tcp = listening(stack, str(directory / "passed")), listening(stack, ("127.0.0.1", 0))
     passed = [Passed(unix, "smockron"), Passed(tcp, "smockron-control")]
-    door, control = doors(directory, stack, passed)
-    assert door.open() == control.open() == ([], [])
-    assert (door.listening, control.listening) == ([unix], [tcp])
+    listeners, control = listeners_of(directory, stack, passed)
+    assert listeners.open() == control.open() == ([], [])
+    assert (listeners.listening, control.listening) == ([unix], [tcp])

@@ -22,7 +22,7 @@ PERIOD_MIN_S = 0.01  # a shorter watchdog period would take much CPU, and fail a
 BOUNDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 
 
-class Pulse:
+class LoopLagMonitor:
     """Runs its timer every PERIOD_S from start() to stop(), or more often if the watchdog needs that.
 
     feed: called every feed_s seconds, or every PERIOD_MIN_S if feed_s is less; never called if feed_s is 0. last: how

@@ -7,14 +7,14 @@ import threading
 
 import pytest
 
-from counterd.control.aside import NoThread, aside
+from counterd.control.threads import NoThread, run_in_thread
 
 
 def test_what_it_returns_and_raises_comes_back() -> None:
     async def main() -> None:
-        assert await aside(threading.get_ident) != threading.get_ident()
+        assert await run_in_thread(threading.get_ident) != threading.get_ident()
         with pytest.raises(ZeroDivisionError):
-            await aside(lambda: 1 / 0)
+            await run_in_thread(lambda: 1 / 0)
 
     asyncio.run(main())
 
@@ -25,7 +25,7 @@ def test_there_may_be_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
 
     async def main() -> None:
         with pytest.raises(NoThread, match="cannot start a thread: can't start new thread"):
-            await aside(threading.get_ident)
+            await run_in_thread(threading.get_ident)
 
     monkeypatch.setattr(threading.Thread, "start", refuse)
     asyncio.run(main())
@@ -46,7 +46,7 @@ def test_whoever_does_not_wait_any_more_is_not_told(fails: bool) -> None:
     async def main() -> None:
         caught: list[object] = []
         asyncio.get_running_loop().set_exception_handler(lambda _, context: caught.append(context))
-        task = asyncio.create_task(aside(function))
+        task = asyncio.create_task(run_in_thread(function))
         await asyncio.sleep(0)
         assert begun.wait(10)
         task.cancel()
@@ -69,7 +69,7 @@ def test_the_loop_may_end_first() -> None:
         let_go.wait()
 
     async def main() -> None:
-        task = asyncio.create_task(aside(function))
+        task = asyncio.create_task(run_in_thread(function))
         await asyncio.sleep(0)
         assert begun.wait(10)
         task.cancel()

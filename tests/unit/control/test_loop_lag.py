@@ -1,4 +1,4 @@
-"""The pulse, on a clock and a loop of the test's own."""
+"""The monitor of the loop's lag, on a clock and a loop of the test's own."""
 
 from __future__ import annotations
 
@@ -6,25 +6,25 @@ from types import SimpleNamespace
 
 import pytest
 
-from counterd.control import pulse
-from counterd.control.pulse import BOUNDS, Pulse
+from counterd.control import loop_lag
+from counterd.control.loop_lag import BOUNDS, LoopLagMonitor
 
 
 class Scene:
-    """now: nanoseconds. pulse: it. fed: when it fed the watchdog, in seconds."""
+    """now: nanoseconds. fed: when it fed the watchdog, in seconds."""
 
     def __init__(self, monkeypatch) -> None:
         self.now = 7_000_000_000
         self.fed: list[float] = []
         self.timers: list[tuple[float, object]] = []
-        monkeypatch.setattr(pulse, "time", SimpleNamespace(monotonic_ns=lambda: self.now))
+        monkeypatch.setattr(loop_lag, "time", SimpleNamespace(monotonic_ns=lambda: self.now))
 
     def call_later(self, wait: float, call: object) -> SimpleNamespace:
         self.timers.append((wait, call))
         return SimpleNamespace(cancel=self.timers.clear)
 
-    def start(self, feed_s: float = 0.0) -> Pulse:
-        made = Pulse(self, lambda: self.fed.append(self.now / 1e9), feed_s)
+    def start(self, feed_s: float = 0.0) -> LoopLagMonitor:
+        made = LoopLagMonitor(self, lambda: self.fed.append(self.now / 1e9), feed_s)
         made.start()
         return made
 
@@ -92,4 +92,4 @@ def test_a_loop_that_is_stuck_does_not_feed(scene):
 def test_nothing_after_stop(scene):
     scene.start().stop()
     assert scene.timers == []
-    Pulse(scene, lambda: None).stop()
+    LoopLagMonitor(scene, lambda: None).stop()

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from counterd.control.announced import DEPTH_MAX, LARGEST, LINE_MAX, Announced, Bounds, NoAnswer
+from counterd.control.resp_size_guard import DEPTH_MAX, LARGEST, LINE_MAX, Bounds, InvalidReply, RespSizeGuard
 
 LARGE = b"*%d\r\n" % (LARGEST.elements + 1)
 
 
 def read(*chunks: bytes, most: Bounds = LARGEST) -> None:
-    announced = Announced(most)
+    guard = RespSizeGuard(most)
     for each in chunks:
-        announced.read(each)
+        guard.read(each)
 
 
 @pytest.mark.parametrize(
@@ -21,9 +21,9 @@ def read(*chunks: bytes, most: Bounds = LARGEST) -> None:
 def test_an_array_that_is_too_large(head: bytes) -> None:
     """Wherever it is, and however it is cut."""
     data = head + LARGE
-    with pytest.raises(NoAnswer, match=f"^an answer of more than {LARGEST.elements:,} elements$"):
+    with pytest.raises(InvalidReply, match=f"^more than {LARGEST.elements:,} elements$"):
         read(data)
-    with pytest.raises(NoAnswer):
+    with pytest.raises(InvalidReply):
         read(*(data[at : at + 1] for at in range(len(data))))
 
 
@@ -35,7 +35,7 @@ def test_arrays_that_are_too_large_together() -> None:
     most = Bounds(1000, 5)
     answer = b"*3\r\n*2\r\n:1\r\n:2\r\n$1\r\na\r\n+OK\r\n"
     read(answer * 100, most=most)
-    with pytest.raises(NoAnswer, match="more than 5 elements"):
+    with pytest.raises(InvalidReply, match="more than 5 elements"):
         read(answer, b"*3\r\n*2\r\n:1\r\n:2\r\n*1\r\n", most=most)
 
 
@@ -44,12 +44,12 @@ def test_an_answer_of_too_many_bytes(answer: bytes) -> None:
     """However it is cut. Answers before it do not count."""
     for chunks in ([answer * 3], cut(answer * 3)):
         read(*chunks, most=Bounds(len(answer), 5))
-        with pytest.raises(NoAnswer, match=f"^an answer of more than {len(answer) - 1} bytes$"):
+        with pytest.raises(InvalidReply, match=f"^more than {len(answer) - 1} bytes$"):
             read(b":1\r\n" * 100, *chunks, most=Bounds(len(answer) - 1, 5))
 
 
 def test_a_string_is_refused_before_it_comes() -> None:
-    with pytest.raises(NoAnswer, match=r"^an answer of more than 16777216 bytes$"):
+    with pytest.raises(InvalidReply, match=r"^more than 16777216 bytes$"):
         read(b"$536870912\r\n")
 
 
@@ -57,7 +57,7 @@ def test_a_string_is_refused_before_it_comes() -> None:
 def test_a_line_without_an_end(kind: bytes) -> None:
     line = kind + b"9" * (LINE_MAX - 1)
     for chunks in ([line], cut(line), [line * 100], [b"+OK\r\n" + line]):
-        with pytest.raises(NoAnswer, match=f"^a line of more than {LINE_MAX} bytes$"):
+        with pytest.raises(InvalidReply, match=f"^a line of more than {LINE_MAX} bytes$"):
             read(*chunks)
     read(line[:-1])
     read(b"-" + b"x" * (LINE_MAX - 3) + b"\r\n")
@@ -69,7 +69,7 @@ def test_arrays_in_each_other() -> None:
     read(deep * 3)
     read(*cut(b"*3\r\n" + b"*1\r\n*1\r\n:1\r\n" * 3))
     for chunks in ([b"*1\r\n" * 200_000], cut(b"*1\r\n" + deep)):
-        with pytest.raises(NoAnswer, match=f"^an answer of more than {DEPTH_MAX} arrays in each other$"):
+        with pytest.raises(InvalidReply, match=f"^more than {DEPTH_MAX} arrays in each other$"):
             read(*chunks)
 
 
@@ -82,16 +82,16 @@ def test_what_is_in_a_string_announces_nothing() -> None:
 @pytest.mark.parametrize(
     ("data", "says"),
     [
-        (b">2\r\n", "something of the type '>'"),
-        (b"#f\r\n", "something of the type '#'"),
-        (b"HTTP/1.1 400 Bad Request\r\n", "something of the type 'H'"),
-        (b"\r\n", r"something of the type '\r'"),
-        (b"*x\r\n", "a length that is no number"),
-        (b"$\r\n", "a length that is no number"),
-        (b"$?\r\n", "a length that is no number"),
+        (b">2\r\n", "the unknown type '>'"),
+        (b"#f\r\n", "the unknown type '#'"),
+        (b"HTTP/1.1 400 Bad Request\r\n", "the unknown type 'H'"),
+        (b"\r\n", r"the unknown type '\r'"),
+        (b"*x\r\n", "a length that is not a number"),
+        (b"$\r\n", "a length that is not a number"),
+        (b"$?\r\n", "a length that is not a number"),
     ],
 )
 def test_what_no_server_sends(data: bytes, says: str) -> None:
-    with pytest.raises(NoAnswer) as caught:
+    with pytest.raises(InvalidReply) as caught:
         read(data)
     assert str(caught.value) == says

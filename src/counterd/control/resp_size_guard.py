@@ -33,11 +33,11 @@ class Bounds(NamedTuple):
 LARGEST = Bounds(16_384 * 1024, 16_384 * 30)
 
 
-class NoAnswer(Exception):
+class InvalidReply(Exception):
     """Bytes that no server may send. str() says why, for people."""
 
 
-class Announced:
+class RespSizeGuard:
     """Reads along with the parser. most: the size of an answer, which can be set at any time."""
 
     def __init__(self, most: Bounds = LARGEST) -> None:
@@ -50,7 +50,7 @@ class Announced:
         self._elements = 0  # of the answer so far
 
     def read(self, data: bytes) -> None:
-        """Reads the next bytes of the connection. Raises NoAnswer."""
+        """Reads the next bytes of the connection. Raises InvalidReply."""
         data = self._rest + data
         at, start, left, outer = self._skip, self._start, self._left, self._outer
         try:
@@ -71,7 +71,7 @@ class Announced:
                         left = count
                         continue
                 else:
-                    raise NoAnswer(f"something of the type {chr(kind)!r}")
+                    raise InvalidReply(f"the unknown type {chr(kind)!r}")
                 left -= 1
                 while not left and outer:  # an array ends with this element
                     left = outer.pop() - 1
@@ -79,9 +79,9 @@ class Announced:
                     self._check_size(at - start)
                     start, left, self._elements = at, 1, 0
         except ValueError:
-            raise NoAnswer("a length that is no number") from None
+            raise InvalidReply("a length that is not a number") from None
         if len(data) - at >= LINE_MAX:
-            raise NoAnswer(f"a line of more than {LINE_MAX} bytes")
+            raise InvalidReply(f"a line of more than {LINE_MAX} bytes")
         self._check_size(len(data) - start)
         self._rest = data[at:]
         consumed = len(data) - len(self._rest)
@@ -89,11 +89,11 @@ class Announced:
 
     def _check_size(self, size: int) -> None:
         if size > self.most.size:
-            raise NoAnswer(f"an answer of more than {self.most.size} bytes")
+            raise InvalidReply(f"more than {self.most.size} bytes")
 
     def _enter(self, count: int) -> None:
         self._elements += count
         if self._elements > self.most.elements:
-            raise NoAnswer(f"an answer of more than {several(self.most.elements, 'element')}")
+            raise InvalidReply(f"more than {several(self.most.elements, 'element')}")
         if len(self._outer) >= DEPTH_MAX:
-            raise NoAnswer(f"an answer of more than {DEPTH_MAX} arrays in each other")
+            raise InvalidReply(f"more than {DEPTH_MAX} arrays in each other")
