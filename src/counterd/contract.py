@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from counterd.listing import Figure, Table
+    from counterd.settings import Setting
 
 _T = TypeVar("_T")
 
@@ -401,6 +402,24 @@ class Files:
     load: Callable[[Any, Any, Mapping[str, Any]], None]
 
 
+@dataclass(frozen=True)
+class ForeignFile:
+    """The configuration file of another server of the protocol, which counterd can use unchanged.
+
+    server: the name of that server.
+    keys: the keys by which its files are recognised, and the setting that each means. None: counterd ignores the key.
+    settings: the settings that only such a file can have.
+    translate: called with the values of all settings, the places of those that are set, both by key, and a function
+        that returns the addresses on which everybody could use the protocol. It changes values, removes those of
+        `settings`, and yields warnings.
+    """
+
+    server: str
+    keys: Mapping[str, str | None]
+    settings: tuple[Setting, ...]
+    translate: Callable[[dict[str, Any], dict[str, Any], Callable[[], Sequence[str]]], Iterator[str]]
+
+
 class JournaledStore(Store, Protocol):
     """The store of a protocol that has a Journal."""
 
@@ -592,6 +611,7 @@ class Room:
         protocols that serve statistics to clients), and the time. It may raise ValueError or MemoryError.
     reload: applies changed settings to a running store.
     aliases: other spellings of settings, `{accepted: real}`.
+    foreign_file: the configuration file of another server that can be used.
     figures: the figures of the store's snapshot that the metrics show.
     windows, files, extensions, journal, shared: the protocol's abilities, if it has them.
     tables: returns the tables that people can request. Unlike the other fields, it may import compiled modules.
@@ -613,6 +633,7 @@ class Room:
     make_store: Callable[[Any, Figures, int], Store]
     reload: Callable[[Any, Any], None]
     aliases: Mapping[str, str] = field(default_factory=dict)
+    foreign_file: ForeignFile | None = None
     figures: tuple[Figure, ...] = ()
     windows: Windows | None = None
     files: Files | None = None

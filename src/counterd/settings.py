@@ -71,7 +71,7 @@ def _inner(one: Field[Any]) -> type[Any]:
 
 
 def boolean(text: str) -> bool:
-    """Reads `true` or `false`, spelled as in yrmcds."""
+    """Reads `true` or `false`."""
     if text not in ("true", "false"):
         raise ValueError(f"expected true or false, not {text!r}")
     return text == "true"

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from counterd.control.config.keys import settings_for
-from counterd.control.config.loading import YRMCDS_NAMES, Config, ConfigError, changed, load, merged
+from counterd.control.config.loading import Config, ConfigError, changed, load, merged
 from counterd.protocols import find_rooms
 
 ROOMS = find_rooms()
@@ -25,7 +25,8 @@ SECRET = "S3CRET"
 TOKEN_LINE = re.compile(r"\s*admin\.token[\s=]")
 
 TOKENS = [
-    *(key.encode() for key in (*SETTINGS, *YRMCDS_NAMES)),
+    *(key.encode() for key in SETTINGS),
+    *(key.encode() for room in ROOMS if room.foreign_file for key in room.foreign_file.keys),
     *(f"{room.name}.enable = true\n".encode() for room in ROOMS),
     *(b"127.0.0.1", b"::1", b"0.0.0.0", b"10.0.0.0/8", b"fe80::1%lo", b"unix:/", b"user:root", b"group:0", b"256M"),
     *(b"true", b"false", b"json", b"uint64", b"wait", b"\0", b"#", b'"', b" = ", b"\r\n", b"\xff", b"\xc3\xa9"),

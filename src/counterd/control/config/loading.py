@@ -38,7 +38,7 @@ from counterd.control.config.keys import (
 )
 from counterd.control.files import FileError, read_file
 from counterd.control.log import one_line
-from counterd.settings import WHOLE_NUMBER, Setting, addresses, assembled
+from counterd.settings import WHOLE_NUMBER, Setting, assembled
 
 if TYPE_CHECKING:
     import socket
@@ -139,62 +139,6 @@ class Entry(NamedTuple):
         return f"{OVERRIDE} {self.name}={'...' if self.name in SECRETS else self.text}"
 
 
-# ---- yrmcds: allows using a file of the reference unchanged ---------------------------------------------------------
-
-# The keys of yrmcds, by which its files are recognised, and the settings of counterd that they mean. None: the key is
-# only for memcache.
-YRMCDS_NAMES: dict[str, str | None] = {
-    "log.threshold": "log.level",
-    "virtual_ip": "virtual_ip",
-    "bind_ip": "bind_ip",
-    "port": None,
-    "repl_port": None,
-    "max_connections": None,
-    "temp_dir": None,
-    "log.file": None,
-    "buckets": None,
-    "max_data_size": None,
-    "heap_data_limit": None,
-    "repl_buffer_size": None,
-    "initial_repl_sleep_delay_usec": None,
-    "secure_erase": None,
-    "lock_memory": None,
-    "memory_limit": None,
-    "workers": None,
-    "gc_interval": None,
-    "slave_timeout": None,
-}
-YRMCDS_SETTINGS = {key: Setting(key, addresses, ()) for key in ("virtual_ip", "bind_ip")}
-YRMCDS_BIND = "counter.bind"
-YRMCDS_INSECURE = "counter.insecure"
-EVERYWHERE = ("0.0.0.0", "::")
-
-
-def _yrmcds_bind(values: dict[str, Any], given: dict[str, Entry]) -> Iterator[str]:
-    """Turns virtual_ip and bind_ip into counter.bind, unless counter.bind is set too. Yields warnings for the operator.
-
-    yrmcds serves every client that can connect to it. So a yrmcds configuration implies counter.insecure = true. In a
-    case that counterd would normally refuse, this function yields a warning.
-    """
-    listed = tuple(dict.fromkeys(values.pop("virtual_ip", ()) + values.pop("bind_ip", ())))
-    if YRMCDS_BIND not in values or YRMCDS_BIND in given:
-        return
-    values[YRMCDS_BIND] = listed or EVERYWHERE
-    for name in ("bind_ip", "virtual_ip"):
-        if name in given:
-            given.setdefault(YRMCDS_BIND, given[name])
-    if listed and "bind_ip" not in given:
-        only = " ".join(listed)
-        yield f"bind_ip is not set: counter listens only on virtual_ip ({only}), but yrmcds listens on all addresses"
-    if YRMCDS_INSECURE not in given and (open_to := " ".join(exposed("counter", values))):
-        values[YRMCDS_INSECURE] = True
-        where, ways = open_to, "counter.tls.cert or counter.allow"
-        if not listed:
-            where, ways = f"ALL addresses ({open_to})", f"{YRMCDS_BIND} or bind_ip, {ways}"
-        reach = "so everybody who can reach this machine can use it"
-        yield f"counter listens on {where}, as yrmcds does, {reach}; set {ways}"
-
-
 # ---- reading --------------------------------------------------------------------------------------------------------
 
 
@@ -234,21 +178,27 @@ def load(
         names.update(room.aliases)
 
     in_file = _entries(_lines(path, pipe_timeout, problems), problems)
-    is_yrmcds = any(entry.name in YRMCDS_NAMES for entry in in_file)
-    if is_yrmcds:
-        settings |= YRMCDS_SETTINGS
-        names |= YRMCDS_NAMES
-        unused = dict.fromkeys(entry.name for entry in in_file if names.get(entry.name, "") is None)
-        if unused:
+    foreign = [
+        (room.name, room.foreign_file)
+        for room in rooms
+        if room.foreign_file is not None and any(entry.name in room.foreign_file.keys for entry in in_file)
+    ]
+    for _, file in foreign:
+        settings |= {one.key: one for one in file.settings}
+        names |= file.keys
+        if unused := dict.fromkeys(entry.name for entry in in_file if file.keys.get(entry.name, "") is None):
             keys = ", ".join(unused)
-            warnings.append(f"{path} is a configuration file of yrmcds; counterd ignores these keys in it: {keys}")
+            warnings.append(
+                f"{path} is a configuration file of {file.server}; counterd ignores these keys in it: {keys}"
+            )
     given = _by_key(in_file, names, problems)
     given |= _by_key(_entries(((OVERRIDE, override) for override in overrides), problems), names, problems)
 
     values = _values(settings, given, problems)
     shared = _share(rooms, values, given)
-    if is_yrmcds:
-        warnings.extend(f"{path}: {warning}" for warning in _yrmcds_bind(values, given))
+    for name, file in foreign:
+        found = file.translate(values, given, functools.partial(exposed, name, values))
+        warnings.extend(f"{path}: {warning}" for warning in found)
     warnings.extend(_readable_secrets(path, given))
     warnings.extend(_weak_token(values, given))
     warnings.extend(_configured_but_off(rooms, values, given))

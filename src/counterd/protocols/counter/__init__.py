@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from counterd.contract import Escrow, Figures, Files, Lender, Room, Windows
 from counterd.listing import Figure
+from counterd.protocols.counter import yrmcds
 from counterd.protocols.counter.wire import PORT
 from counterd.settings import absolute_path, integer, setting, size
 
@@ -205,6 +206,7 @@ ROOM = Room(
     make_store=make_store,
     reload=reload,
     aliases={"counter.stat_interval": "counter.stats_interval"},
+    foreign_file=yrmcds.FILE,
     figures=FIGURES,
     windows=Windows("counter.stats_interval"),
     files=Files({"counter.limits": read_limits}, load),

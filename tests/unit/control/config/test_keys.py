@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import pytest
 
@@ -40,32 +39,6 @@ GATE = replace(
     settings=Gate,
     aliases={},
 )
-
-
-@pytest.fixture
-def write(tmp_path, monkeypatch):
-    """Writes a file named F in the working directory, so that messages begin with `F:`."""
-    monkeypatch.chdir(tmp_path)
-
-    def write(content: str | bytes) -> Path:
-        path = Path("F")
-        path.write_bytes(content if isinstance(content, bytes) else content.encode())
-        return path
-
-    return write
-
-
-@pytest.fixture
-def problems(write):
-    """The mistakes in a file and overrides."""
-
-    def problems(content: str | bytes, *overrides: str, rooms=(COUNTER,)) -> list[str]:
-        with pytest.raises(ConfigError) as caught:
-            load(write(content), overrides, rooms)
-        assert str(caught.value) == "\n".join(caught.value.problems)
-        return list(caught.value.problems)
-
-    return problems
 
 
 # ---- listener.KEY ---------------------------------------------------------------------------------------------------
@@ -202,11 +175,6 @@ def test_what_stays_until_a_restart_is_told_by_the_names_in_the_new_file(write):
         " listener.allow, or listener.insecure = true if that is intended (these keys cannot change until a restart:"
         " listener.bind)",
     )
-
-
-def test_a_file_of_yrmcds_may_say_where_all_listen(write):
-    found = load(write(BOTH_ON + "workers = 8\nlistener.bind = ::1"), [], [COUNTER, GATE])
-    assert found.values["counter.bind"] == ("::1",)
 
 
 # ---- cluster.KEY ----------------------------------------------------------------------------------------------------

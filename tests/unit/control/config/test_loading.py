@@ -1,4 +1,4 @@
-"""The configuration: values and their origins, each mistake with its exact words, files of yrmcds, the shipped file."""
+"""The configuration: values and their origins, each mistake with its exact words, the shipped file."""
 
 from __future__ import annotations
 
@@ -37,34 +37,9 @@ GATE = replace(
     default_port=7000,
     settings=Gate,
     aliases={"gate.breadth": "gate.width"},
+    foreign_file=None,
 )
 ON = "counter.enable = true\n"
-
-
-@pytest.fixture
-def write(tmp_path, monkeypatch):
-    """Writes a file named F in the working directory, so that messages begin with `F:`."""
-    monkeypatch.chdir(tmp_path)
-
-    def write(content: str | bytes) -> Path:
-        path = Path("F")
-        path.write_bytes(content if isinstance(content, bytes) else content.encode())
-        return path
-
-    return write
-
-
-@pytest.fixture
-def problems(write):
-    """The mistakes in a file and overrides."""
-
-    def problems(content: str | bytes, *overrides: str, rooms=(COUNTER,)) -> list[str]:
-        with pytest.raises(ConfigError) as caught:
-            load(write(content), overrides, rooms)
-        assert str(caught.value) == "\n".join(caught.value.problems)
-        return list(caught.value.problems)
-
-    return problems
 
 
 # ---- settings -------------------------------------------------------------------------------------------------------
@@ -440,7 +415,7 @@ def test_a_name_of_a_file_cannot_break_a_message(tmp_path):
 
 # ---- any bytes ------------------------------------------------------------------------------------------------------
 
-NAMES = [*settings_for([COUNTER]), *COUNTER.aliases, *config.YRMCDS_NAMES, "nonsense"]
+NAMES = [*settings_for([COUNTER]), *COUNTER.aliases, *COUNTER.foreign_file.keys, "nonsense"]
 VALUES = [
     "",
     "true",
@@ -482,142 +457,6 @@ def test_any_file_and_overrides_are_a_configuration_or_a_config_error(tmp_path_f
         assert found.values.keys() == found.origins.keys() == settings_for([COUNTER]).keys()
         assert found.values["counter.enable"]
         assert all(origin in ("--set", "default") or origin.startswith(f"{path}:") for origin in found.origins.values())
-
-
-# ---- files of yrmcds ------------------------------------------------------------------------------------------------
-
-OPEN = ", as yrmcds does, so everybody who can reach this machine can use it; set "
-TLS_OR_ALLOW = "counter.tls.cert or counter.allow"
-
-YRMCDS = f"""
-# an instance of yrmcds with its counter protocol
-user = {pwd.getpwuid(os.getuid()).pw_name}
-group = {grp.getgrgid(os.getgid()).gr_name}
-virtual_ip = 192.0.2.1
-bind_ip = 192.0.2.7 192.0.2.1 2001:db8::7
-port = 11211
-repl_port = 11213
-max_connections = 10000
-temp_dir = "/var/tmp/yrmcds"
-log.threshold = warning
-log.file = "/var/log/yrmcds.log"
-buckets = 1000000
-max_data_size = 10M
-heap_data_limit = 256K
-repl_buffer_size = 30
-initial_repl_sleep_delay_usec = 0
-secure_erase = false
-lock_memory = false
-memory_limit = 1024M
-workers = 10
-gc_interval = 10
-slave_timeout = 10
-
-counter.enable = true
-counter.port = 11216
-counter.max_connections = 7
-counter.buckets = 20000
-counter.stat_interval = 3600
-"""
-
-
-def test_a_file_of_yrmcds_is_used_as_it_is(write):
-    found = load(write(YRMCDS), [], [COUNTER])
-    assert found.values == {key: setting.default for key, setting in settings_for([COUNTER]).items()} | {
-        "user": pwd.getpwuid(os.getuid()).pw_name,
-        "group": grp.getgrgid(os.getgid()).gr_name,
-        "log.level": "warning",
-        "counter.enable": True,
-        "counter.bind": ("192.0.2.1", "192.0.2.7", "2001:db8::7"),
-        "counter.insecure": True,
-        "counter.port": 11216,
-        "counter.max_connections": 7,
-        "counter.buckets": 20000,
-        "counter.stats_interval": 3600,
-    }
-    assert (found.origins["log.level"], found.origins["counter.bind"]) == ("F:11", "F:6")
-    assert found.origins.keys() == found.values.keys()
-    assert found.warnings == (
-        "F is a configuration file of yrmcds; counterd ignores these keys in it: port, repl_port, max_connections,"
-        " temp_dir, log.file, buckets, max_data_size, heap_data_limit, repl_buffer_size, initial_repl_sleep_delay_usec,"
-        " secure_erase, lock_memory, memory_limit, workers, gc_interval, slave_timeout",
-        "F: counter listens on 192.0.2.1 192.0.2.7 2001:db8::7" + OPEN + TLS_OR_ALLOW,
-    )
-
-
-@pytest.mark.parametrize("key", [name for name, meaning in config.YRMCDS_NAMES.items() if meaning is None])
-def test_each_key_of_memcache_makes_a_file_of_yrmcds_and_is_not_looked_at(write, key):
-    found = load(write(f"{ON}counter.bind = ::1\n{key} = x\n{key} = y"), [], [COUNTER])
-    assert found.warnings == (f"F is a configuration file of yrmcds; counterd ignores these keys in it: {key}",)
-    assert key not in found.values
-
-
-EVERYWHERE_WARNING = (
-    "F: counter listens on ALL addresses (0.0.0.0 ::)" + OPEN + "counter.bind or bind_ip, " + TLS_OR_ALLOW
-)
-
-
-def open_on(addresses: str) -> str:
-    return f"F: counter listens on {addresses}{OPEN}{TLS_OR_ALLOW}"
-
-
-VIRTUAL_ONLY_WARNING = (
-    "F: bind_ip is not set: counter listens only on virtual_ip (192.0.2.1), but yrmcds listens on all addresses"
-)
-
-
-@pytest.mark.parametrize(
-    ("lines", "bind", "origin", "warnings"),
-    [
-        ("virtual_ip = 192.0.2.1", ("192.0.2.1",), "F:2", (VIRTUAL_ONLY_WARNING, open_on("192.0.2.1"))),
-        ("bind_ip = 192.0.2.7", ("192.0.2.7",), "F:2", (open_on("192.0.2.7"),)),
-        ("bind_ip = 127.0.0.2 ::1", ("127.0.0.2", "::1"), "F:2", ()),
-        ("bind_ip = 192.0.2.7\ncounter.allow = 192.0.2.0/24", ("192.0.2.7",), "F:2", ()),
-        ("bind_ip = 192.0.2.7\ncounter.insecure = true", ("192.0.2.7",), "F:2", ()),
-        (
-            "bind_ip = 192.0.2.7\nvirtual_ip = 192.0.2.1",
-            ("192.0.2.1", "192.0.2.7"),
-            "F:2",
-            (open_on("192.0.2.1 192.0.2.7"),),
-        ),
-        ("bind_ip = 192.0.2.7\ncounter.bind = ::1", ("::1",), "F:3", ()),
-        ("log.threshold = info", ("0.0.0.0", "::"), "default", (EVERYWHERE_WARNING,)),
-        ("bind_ip =", ("0.0.0.0", "::"), "F:2", (EVERYWHERE_WARNING,)),
-    ],
-)
-def test_the_addresses_of_yrmcds(write, lines, bind, origin, warnings):
-    found = load(write(ON + lines), [], [COUNTER])
-    assert (found.values["counter.bind"], found.origins["counter.bind"]) == (bind, origin)
-    assert found.warnings == warnings
-
-
-def test_overrides_of_a_file_of_yrmcds(write):
-    found = load(write(YRMCDS), ["log.level=debug", "counter.bind=::1", "port=1"], [COUNTER])
-    assert (found.values["log.level"], found.values["counter.bind"]) == ("debug", ("::1",))
-    found = load(write(YRMCDS), ["log.threshold=error", "bind_ip=::1", "virtual_ip="], [COUNTER])
-    assert (found.values["log.level"], found.values["counter.bind"]) == ("error", ("::1",))
-    assert found.origins["counter.bind"] == "--set"
-
-
-@pytest.mark.parametrize(
-    ("lines", "message"),
-    [
-        ("bind_ip = 192.0.2.7 here", "F:2: bind_ip: expected IP addresses, not 'here'"),
-        ("virtual_ip = 192.0.2.256", "F:2: virtual_ip: expected IP addresses, not '192.0.2.256'"),
-        ("bind_ip = ::1\nbind_ip = ::1", "F:3: bind_ip is set twice, first in F:2"),
-        ("log.threshold = loud", "F:2: log.threshold: expected one of error, warning, info, debug, not 'loud'"),
-        ("log.level = info\nlog.threshold = info", "F:3: log.threshold is set twice, first as log.level in F:2"),
-        ("port = 1\nlog.treshold = info", "F:3: unknown key 'log.treshold', did you mean log.threshold?"),
-    ],
-)
-def test_a_mistake_in_a_file_of_yrmcds(problems, lines, message):
-    assert problems(ON + lines) == [message]
-
-
-def test_a_file_of_yrmcds_for_a_daemon_without_counters(write):
-    found = load(write("gate.enable = true\nbind_ip = 192.0.2.7"), [], [GATE])
-    assert found.values["gate.bind"] == ("127.0.0.1", "::1")
-    assert "counter.bind" not in found.values
 
 
 # ---- what only some may reach ---------------------------------------------------------------------------------------
@@ -665,10 +504,6 @@ def test_a_token_is_not_shown(problems):
     assert problems(f"{ON}admin.token: secret==\n") == ["F:2: expected key = value, not ..."]
     assert problems(ON, "admin.token secret==") == ["--set: expected key = value, not ..."]
     assert problems(f"{ON}admin.tokens = 1\n") == ["F:2: unknown key 'admin.tokens', did you mean admin.token?"]
-
-
-def test_a_file_of_yrmcds_that_does_not_want_to_be_open(problems):
-    assert problems(ON + "bind_ip = 192.0.2.1\ncounter.insecure = false") == [reachable("192.0.2.1")]
 
 
 # ---- changes --------------------------------------------------------------------------------------------------------

@@ -1,0 +1,36 @@
+"""What tests of several folders need: a configuration file, and the mistakes in it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from counterd.control.config.loading import ConfigError, load
+from counterd.protocols.counter import ROOM as COUNTER
+
+
+@pytest.fixture
+def write(tmp_path, monkeypatch):
+    """Writes a file named F in the working directory, so that messages begin with `F:`."""
+    monkeypatch.chdir(tmp_path)
+
+    def write(content: str | bytes) -> Path:
+        path = Path("F")
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+        return path
+
+    return write
+
+
+@pytest.fixture
+def problems(write):
+    """The mistakes in a file and overrides."""
+
+    def problems(content: str | bytes, *overrides: str, rooms=(COUNTER,)) -> list[str]:
+        with pytest.raises(ConfigError) as caught:
+            load(write(content), overrides, rooms)
+        assert str(caught.value) == "\n".join(caught.value.problems)
+        return list(caught.value.problems)
+
+    return problems
