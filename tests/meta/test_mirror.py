@@ -63,6 +63,7 @@ ELSEWHERE = {
     "cli/daemon.py": "is a process: tests/functional/test_start.py",
     "control/process/daemon.py": "is a process: tests/functional/test_start.py, test_reload.py, test_drain.py",
     "control/process/privileges.py": "changes the process for good: tests/functional/test_privileges.py",
+    "control/parts.py": "declarations: each part of a service has its own tests",
     "control/service.py": "real sockets: tests/functional/test_start.py and tests/functional/test_reload.py",
     "client/_tasks.py": "a base: tests/unit/client/test_aio.py and tests/functional/test_aio_sentinel.py",
     "client/_threads.py": "a base: tests/functional/test_client_lost.py and tests/functional/test_client_fallback.py",

@@ -26,6 +26,7 @@ from counterd.control.config.keys import split_servers
 from counterd.control.config.loading import ConfigError
 from counterd.control.files import FileError, read_file
 from counterd.control.link import Login, Place
+from counterd.control.parts import Part
 from counterd.control.servers import Servers
 from counterd.control.tls import TLSError, make_client_context
 from counterd.units import several
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 
     from counterd.contract import Escrow
     from counterd.control.config.keys import Cluster as Settings
+    from counterd.control.parts import Ready
     from counterd.net.driver import Driver
 
 log = structlog.get_logger()
@@ -97,23 +99,24 @@ def daemon_of(sidecar: str) -> str:
     return sidecar.rpartition(".")[0]
 
 
-class Cluster:
+class Cluster(Part):
     """Makes the calls of a sidecar. The order of calls is: start(), then turn() in each turn of the driver,
-    then farewell() and close().
+    then finish() and stop().
 
-    login: the result of read_login(). report: called with a cause and a sentence, as in net.server.
+    ready: has the login. report: called with a cause and a sentence, as in net.server.
     escrow: the rights of the store. sidecar: decides what calls say. failing: why some partitions cannot be reached, or
     "".
     """
 
     def __init__(
         self,
-        settings: Settings,
-        login: Login,
+        ready: Ready,
         escrow: Escrow,
         driver: Driver,
         report: Callable[[str, str], None],
     ) -> None:
+        assert ready.login is not None
+        settings = ready.config.process.cluster
         self.failing = ""
         self._was_reached = self._is_stopped = False
         self._escrow = escrow
@@ -125,17 +128,19 @@ class Cluster:
         self._due_ns = [0] * PARTITIONS
         self._timers: list[asyncio.TimerHandle | None] = [None] * PARTITIONS
         seeds = [Place(*each) for each in split_servers(settings.url).places]
-        self._servers = Servers(seeds, login, self._call, self._tell)
+        self._servers = Servers(seeds, ready.login, self._call, self._tell)
         self.sidecar = Sidecar(escrow, sidecar_names().__next__, settings.lease * 1000)
-        self.apply(settings, login)
+        self.apply(ready)
 
-    def apply(self, settings: Settings, login: Login) -> None:
+    def apply(self, ready: Ready) -> None:
         """Applies the settings that can change while the daemon runs. Connections that exist keep their login."""
-        self._servers.login = login
+        assert ready.login is not None  # cluster.url cannot change
+        settings = ready.config.process.cluster
+        self._servers.login = ready.login
         self._policy = settings.unreachable
         self._escrow.set_policy(settings.unreachable, drops=settings.on_loss == "drop")
 
-    def start(self) -> None:
+    async def start(self) -> None:
         """Starts to look for the servers. Until the first answer the store has no rights."""
         self._loop = asyncio.get_running_loop()
         self._servers.start()
@@ -152,7 +157,7 @@ class Cluster:
             hurries ^= 1 << partition
             self._call(partition)
 
-    async def farewell(self) -> None:
+    async def finish(self, timeout: float) -> None:
         """Gives all rights back, because the daemon stops. Takes at most FAREWELL_S."""
         self._stop()
         asked = []
@@ -166,7 +171,7 @@ class Cluster:
         if len(asked) < PARTITIONS or any(isinstance(each, Exception) for each in answers):
             log.warning("could not give back all rights: other daemons get them when the lease of this one is over")
 
-    def close(self) -> None:
+    def stop(self) -> None:
         """Makes no more calls, and closes all connections."""
         self._stop()
         self._servers.close()

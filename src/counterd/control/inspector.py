@@ -52,8 +52,8 @@ PAGE_SIZE = resource.getpagesize()
 
 
 class Inspector:
-    """Answers the questions of the admin process. Create the Inspector after the services listen, because it reads
-    their addresses only once.
+    """Answers the questions of the admin process. Create the Inspector after the services have opened their
+    sockets, because it reads their addresses only once.
 
     restarts: how often the admin process was restarted. control/admin.py counts the restarts.
     """

@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
+from counterd.control.config.loading import ConfigError
+from counterd.control.parts import Part
 from counterd.control.process.child import SLOWEST, Kind
 from counterd.control.process.supervisor import Supervisor
 from counterd.frames import PIECE_MAX, Frames, frame
@@ -38,11 +40,7 @@ OTHERS = stat.S_IRGRP | stat.S_IWGRP | stat.S_IROTH | stat.S_IWOTH
 PROGRESS_S = 1.0  # between two lines of the log
 
 
-class JournalFailed(Exception):
-    """The journal of a new store cannot be read. The text of the exception is for people."""
-
-
-class JournalWriter:
+class JournalWriter(Part):
     """Writes the journal of one store. The order of calls is: restore(), then turn() in each turn of the driver, then
     finish() and stop().
 
@@ -84,7 +82,7 @@ class JournalWriter:
         self._said = 0.0
 
     async def restore(self) -> None:
-        """Starts the journal process, and restores the store from the journal. Raises JournalFailed."""
+        """Starts the journal process, and restores the store from the journal. Raises ConfigError."""
         self._said = self._loop.time()
         log.info(f"reading the journal {self._path}")
         self._warn_of_mode()
@@ -164,11 +162,11 @@ class JournalWriter:
         self._count = count
 
     def on_piece(self, piece: bytes) -> None:
-        """Restores the records in a piece of the journal. Raises JournalFailed."""
+        """Restores the records in a piece of the journal. Raises ConfigError."""
         try:
             self.restored += self._source.restore(self._store, piece, time.monotonic_ns())
         except (ValueError, MemoryError) as error:
-            raise JournalFailed(f"{self._path}: {error}") from None
+            raise ConfigError([f"{self._path}: {error}"]) from None
         if self._loop.time() - self._said > PROGRESS_S:
             self._said = self._loop.time()
             log.info(f"restoring from the journal {self._path}: {self.restored} of {self._count} records")
@@ -236,7 +234,7 @@ class JournalWriter:
             self._fail(text)
         else:
             self._supervisor.release()
-            self._begun.set_exception(JournalFailed(text))
+            self._begun.set_exception(ConfigError([text]))
 
     def on_closed(self) -> None:
         """Called when the journal process has ended."""
@@ -319,7 +317,7 @@ class JournalConnection:
         try:
             for body in self._frames.feed(data):
                 self._take(body[:1], body[1:])
-        except JournalFailed as error:
+        except ConfigError as error:
             self._writer.on_error(str(error))
             self._child.cut("sent records that cannot be restored")
         except (ValueError, LookupError, TypeError) as error:

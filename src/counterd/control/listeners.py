@@ -13,11 +13,13 @@ import socket
 from typing import TYPE_CHECKING
 
 from counterd.control.config.keys import account_number, shown
+from counterd.control.parts import Part
 from counterd.net.sockets import Keepalive, UnixSocket, open_tcp, set_keepalive
 
 if TYPE_CHECKING:
     from counterd.control.config.keys import Listener, Port
     from counterd.control.config.loading import Config
+    from counterd.control.parts import Ready
 
 
 def keepalive_of(settings: Listener) -> Keepalive:
@@ -27,7 +29,7 @@ def keepalive_of(settings: Listener) -> Keepalive:
     )
 
 
-class PortListeners:
+class PortListeners(Part):
     """The listening sockets of one port."""
 
     def __init__(self, port: Port, config: Config) -> None:
@@ -82,17 +84,17 @@ class PortListeners:
         if self.unix and (uid, gid) != (os.geteuid(), os.getegid()):
             self._own(uid, gid)
 
-    def keep_alive(self, keepalive: Keepalive) -> None:
+    def apply(self, ready: Ready) -> None:
         """Sets the keepalive of TCP connections that are accepted after this call."""
         for listening in self.tcp:
-            set_keepalive(listening, keepalive)
+            set_keepalive(listening, keepalive_of(ready.listener))
 
     def addresses(self) -> list[str]:
         """Returns the addresses of the sockets, for people."""
         places = [shown(*listening.getsockname()[:2]) for listening in self.tcp]
         return [*places, f"unix:{self._path}"] if self.unix or self._passed_unix else places
 
-    def close(self) -> None:
+    def stop(self) -> None:
         if self.unix:
             self.unix.unlink()
         for listening in self.listening:
@@ -108,6 +110,7 @@ class PortListeners:
                 self._passed_unix.append(listening)
             else:
                 listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                set_keepalive(listening, keepalive_of(self._settings))
                 self.tcp.append(listening)
 
     def _own(self, uid: int, gid: int) -> None:

@@ -19,6 +19,7 @@ from counterd.cluster.authority import shown
 from counterd.control.config.keys import split_redis
 from counterd.control.config.loading import ConfigError
 from counterd.control.link import Link, LinkFailed, Login, Place, connect
+from counterd.control.parts import Part
 from counterd.control.resp_size_guard import Bounds
 from counterd.control.tls import TLSError, make_client_context
 
@@ -34,7 +35,7 @@ log = structlog.get_logger()
 RETRY_S = 1.0  # before a Redis that did not answer is tried again
 
 
-class RedisState:
+class RedisState(Part):
     """Calls Redis for one store. The order of calls is: start(), then turn() in each turn of the driver, then stop().
 
     report: called with a cause and a sentence, as in net.server. failing: why Redis is unavailable, or "". Raises
@@ -65,7 +66,7 @@ class RedisState:
         self._has_reloaded = False  # the script, for this call
         self._task: asyncio.Task[None] | None = None
 
-    def start(self) -> None:
+    async def start(self) -> None:
         """Starts to connect to Redis. Until there is a connection, the store decides by itself."""
         self._source.alone(self._store, time.monotonic_ns())
         self._task = asyncio.get_running_loop().create_task(self._run())

@@ -5,11 +5,12 @@ Floor 4 (ARCHITECTURE.md).
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import ipaddress
 import time
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import structlog
 
@@ -17,8 +18,9 @@ from counterd.control.cluster import Cluster, read_login
 from counterd.control.config.keys import account_number, ports_of
 from counterd.control.config.loading import ConfigError
 from counterd.control.files import read_files, unreadable
-from counterd.control.journal import JournalFailed, JournalWriter
-from counterd.control.listeners import PortListeners, keepalive_of
+from counterd.control.journal import JournalWriter
+from counterd.control.listeners import PortListeners
+from counterd.control.parts import Ready
 from counterd.control.process.limits import effective_connections
 from counterd.control.redis_state import RedisState
 from counterd.control.tls import TLSError, make_context
@@ -29,13 +31,11 @@ from counterd.net.admission import Limits
 from counterd.net.server import Server
 
 if TYPE_CHECKING:
-    import asyncio
-    import ssl
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from counterd.contract import BorrowingStore, Figures, JournaledStore, Room, Store
     from counterd.control.config.loading import Config
-    from counterd.control.link import Login
+    from counterd.control.parts import Part
 
     # Called with a cause (repeated lines are limited for each cause), a sentence, and fields of the line.
     Report = Callable[..., None]
@@ -43,19 +43,6 @@ if TYPE_CHECKING:
 log = structlog.get_logger()
 
 TLS_FILES = ("tls.cert", "tls.key", "tls.client_ca")
-
-
-class Ready(NamedTuple):
-    """The checked contents of a protocol's files, which can be applied.
-
-    files: the parsed contents of the protocol's own files, by key. login: how the protocol connects to the cluster, or
-    None if it shares nothing.
-    """
-
-    access: Access
-    context: ssl.SSLContext | None
-    files: Mapping[str, Any]
-    login: Login | None
 
 
 def readers_of(room: Room) -> Mapping[str, Callable[[bytes], Any]]:
@@ -92,8 +79,11 @@ def prepare(room: Room, config: Config) -> Ready:
             problems.append(f"{config.place(f'{name}.socket_allow')}: {error.args[0]}")
     if problems:
         raise ConfigError(problems)
-    networks = tuple(map(ipaddress.ip_network, listener.allow))
-    return Ready(Access(networks, frozenset(numbers["user"]), frozenset(numbers["group"])), context, files, login)
+    access = Access(
+        tuple(map(ipaddress.ip_network, listener.allow)), frozenset(numbers["user"]), frozenset(numbers["group"])
+    )
+    window = config.values[room.windows.key] if room.windows else 0
+    return Ready(config, listener, access, context, files, login, window)
 
 
 def check(room: Room, config: Config) -> None:
@@ -107,96 +97,120 @@ def check(room: Room, config: Config) -> None:
         raise ConfigError(problems)
 
 
-class Service:
-    """A protocol that runs in this process. The order of calls is: open(), make_store(), extend(), start(), restore()
-    if the protocol has a journal, listen(), apply() for each reload, finish() and close().
+def prepare_all(rooms: Sequence[Room], config: Config) -> list[Ready]:
+    """Calls prepare() for each protocol. Raises ConfigError with the mistakes of all."""
+    ready: list[Ready] = []
+    problems: list[str] = []
+    for room in rooms:
+        try:
+            ready.append(prepare(room, config))
+        except ConfigError as error:
+            problems += error.problems
+    if problems:
+        raise ConfigError(problems)
+    return ready
 
-    descriptors: how many descriptors the protocol's connections may use.
-    ready: the contents of the protocol's files that are in force.
-    plugin_host: runs the extensions.
-    borrowers: the names of the protocols that hold permits of this store, by the engine's number.
+
+class Service:
+    """A protocol that runs in this process. The order of calls is: open(), extend(), start(), serve(), apply() for each
+    reload, finish() and stop().
+
+    ready: the configuration in force. listeners, journal: some of the parts. parts: in the order in which they start.
+    borrowers: the names of the protocols that hold permits of this store, by the engine's number. descriptors: how many
+    descriptors the protocol's connections may use.
     """
 
-    def __init__(self, room: Room, config: Config, descriptors: int, report: Report) -> None:
+    def __init__(self, room: Room, descriptors: int, report: Report) -> None:
         self.room = room
-        self.plugin_host = PluginHost(room, config, functools.partial(report, protocol=room.name))
-        self.listeners = [PortListeners(port, config) for port in ports_of(room)]
         self.ready: Ready
         self.store: Store
         self.server: Server
-        self.windows: Windows
-        self.journal: JournalWriter | None = None  # writes its journal
-        self.redis_state: RedisState | None = None  # calls the Redis that has its state
-        self.cluster: Cluster | None = None  # shares its limits with other daemons
+        self.listeners: list[PortListeners] = []
+        self.journal: JournalWriter | None = None
+        self.parts: list[Part] = []
         self.borrowers: dict[int, str] = {}
-        self._config = config
-        self._settings = config.listener(room.name)
         self._descriptors = descriptors
         self._report = report
 
-    def open(self) -> tuple[list[str], list[str]]:
-        """Opens all sockets of the protocol.
+    def open(self, config: Config, figures: Figures) -> tuple[list[str], list[str]]:
+        """Reads the protocol's files, opens all sockets, and makes the store.
 
         Returns a line for each error, and a line for each address that this machine does not have.
         """
         problems: list[str] = []
         missing: list[str] = []
         try:
-            self.ready = prepare(self.room, self._config)
+            self.ready = prepare(self.room, config)
         except ConfigError as error:
             problems += error.problems
+        self.listeners = [PortListeners(port, config) for port in ports_of(self.room)]
+        self.parts += self.listeners
         for each in self.listeners:
             wrong, absent = each.open()
             problems += wrong
             missing += absent
+        if not problems:
+            try:
+                self.store = self.room.make_store(config.own(self.room), figures, time.monotonic_ns())
+                self.load(self.ready)
+            except (ValueError, MemoryError) as error:
+                problems.append(f"{config.path}: {self.room.name}: {error}")
         return problems, missing
-
-    def hand_over(self, uid: int, gid: int) -> None:
-        """Gives the files of the Unix sockets to the user that the daemon will run as. Raises OSError."""
-        for each in self.listeners:
-            each.hand_over(uid, gid)
 
     def unreadable(self) -> list[str]:
         """Returns a line for each file that this process can no longer read.
 
         A file that cannot be read would make the next reload fail.
         """
+        config = self.ready.config
         keys = [*(f"{self.room.name}.{name}" for name in TLS_FILES), *readers_of(self.room)]
-        return unreadable({key: self._config.values[key] for key in keys}, self._config.place)
-
-    def make_store(self, figures: Figures) -> None:
-        """Makes the store and loads the contents of the protocol's files into it. Raises ValueError or MemoryError."""
-        self.store = self.room.make_store(self._config.own(self.room), figures, time.monotonic_ns())
-        self.load(self._config, self.ready)
+        return unreadable({key: config.values[key] for key in keys}, config.place)
 
     def extend(self) -> None:
         """Creates the extensions of the protocol. Raises ConfigError."""
-        self.plugin_host.open(self.store)
+        report = functools.partial(self._report, protocol=self.room.name)
+        host = PluginHost(self.room, self.ready.config, self.wake, report)
+        host.open(self.store)
+        self.parts.append(host)
 
-    async def start(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Makes the server and starts everything, but does not accept connections yet. Raises ConfigError."""
-        self.server = Server(loop, self.store, self._limits(), self._told)
-        self.windows = Windows(self.server, self._window())
-        self._apply(self._config, self.ready)
-        self.windows.turn()
-        await self.plugin_host.start(loop, self.server.driver.wake)
-        journal = self.room.journal
-        if journal is not None and self._config.values[journal.path]:
+    async def start(self) -> None:
+        """Makes the server and starts all parts, but does not accept connections yet. Raises ConfigError."""
+        self.server = Server(asyncio.get_running_loop(), self.store, self._limits(), self._told)
+        self._apply(self.ready)
+        tasks = [*self._tasks()]
+        self.server.driver.tasks.extend(tasks)
+        self.parts = [Windows(self.server, self.ready.window), *self.parts, *tasks]
+        for part in self.parts:
+            await part.start()
+
+    def _tasks(self) -> Iterator[JournalWriter | RedisState | Cluster]:
+        """Yields the parts that are background tasks of the driver. Raises ConfigError."""
+        config, driver = self.ready.config, self.server.driver
+        journal, shared = self.room.journal, self.room.shared
+        if journal is not None and config.values[journal.path]:
             store = cast("JournaledStore", self.store)
-            self.journal = JournalWriter(self.room, self._config.values, store, self.server.driver, self._told)
-            self.server.driver.tasks.append(self.journal)
-        shared = self.room.shared
-        if shared is not None and self._config.values[shared.address]:
-            self.redis_state = RedisState(self.room, self._config, self.store, self.server.driver, self._told)
-            self.server.driver.tasks.append(self.redis_state)
-            self.redis_state.start()
+            self.journal = JournalWriter(self.room, config.values, store, driver, self._told)
+            yield self.journal
+        if shared is not None and config.values[shared.address]:
+            yield RedisState(self.room, config, self.store, driver, self._told)
         if self.ready.login is not None:
-            settings = self._config.process.cluster
             assert self.room.escrow is not None
-            escrow = self.room.escrow(self.store, settings.prefix.encode())
-            self.cluster = Cluster(settings, self.ready.login, escrow, self.server.driver, self._told)
-            self.server.driver.tasks.append(self.cluster)
-            self.cluster.start()
+            escrow = self.room.escrow(self.store, config.process.cluster.prefix.encode())
+            yield Cluster(self.ready, escrow, driver, self._told)
+
+    async def serve(self) -> None:
+        """Accepts connections, after the store was restored if it has a journal. Raises ConfigError."""
+        if self.journal is not None:
+            await self.journal.restore()
+        for number, each in enumerate(self.listeners):
+            for listening in each.listening:
+                self.server.listen(listening, number)
+        for name, addresses in self.addresses().items():
+            log.info(f"{name} listens on {', '.join(addresses)}")
+
+    def wake(self) -> None:
+        """Called when the store may have something to do."""
+        self.server.driver.wake()
 
     def lend_to(self, other: Service) -> None:
         """Lets the store of another protocol take permits of this protocol's store."""
@@ -205,19 +219,11 @@ class Service:
 
         def settled(ticket: int, granted: bool) -> None:
             store.settled(ticket, granted)
-            other.server.driver.wake()
+            other.wake()
 
-        lender = self.room.lend(self.store, settled, self.server.driver.wake)
+        lender = self.room.lend(self.store, settled, self.wake)
         self.borrowers[lender.number] = other.room.name
         store.borrow(lender)
-
-    async def restore(self) -> None:
-        """Restores the store from its journal. Raises ConfigError."""
-        assert self.journal is not None
-        try:
-            await self.journal.restore()
-        except JournalFailed as error:
-            raise ConfigError([str(error)]) from None
 
     @property
     def failing(self) -> bool:
@@ -232,68 +238,53 @@ class Service:
 
     def on_usr1(self) -> None:
         """Called at the signal SIGUSR1. Begins the drain mode if the protocol's setting says so."""
-        if self.room.usr1 and self._config.values[self.room.usr1] == "drain":
+        if self.room.usr1 and self.ready.config.values[self.room.usr1] == "drain":
             self.set_drain_mode(True)
 
     async def finish(self, timeout: float) -> None:
-        """Waits until all changes are in the journal. Gives shared rights back.
-
-        timeout: as for JournalWriter.finish().
-        """
-        if self.journal is not None:
-            await self.journal.finish(timeout)
-        if self.cluster is not None:
-            await self.cluster.farewell()
+        """Completes the work of all parts. timeout: see Part.finish()."""
+        for part in self.parts:
+            await part.finish(timeout)
 
     def snapshot(self) -> Mapping[str, float]:
-        """Returns the current figures of the store, and of its part in the cluster."""
-        return {**self.store.snapshot(), **(self.cluster.figures() if self.cluster is not None else {})}
+        """Returns the current figures of the store and of the parts."""
+        figures = dict(self.store.snapshot())
+        for part in self.parts:
+            figures |= part.figures()
+        return figures
 
-    def listen(self) -> None:
-        """Starts to accept connections."""
-        for number, each in enumerate(self.listeners):
-            for listening in each.listening:
-                self.server.listen(listening, number)
-
-    def load(self, config: Config, ready: Ready) -> None:
+    def load(self, ready: Ready) -> None:
         """Loads the contents of the protocol's files into the store: all files or none.
 
         Raises ValueError or MemoryError.
         """
         if self.room.files:
-            self.room.files.load(self.store, config.own(self.room), ready.files)
+            self.room.files.load(self.store, ready.config.own(self.room), ready.files)
 
     def reread(self) -> list[str]:
         """Returns the names of the files that are in force, for people."""
         tls = [f"the TLS files of {self.room.name}"] if self.ready.context else []
-        settings = self._config.process.cluster
+        settings = self.ready.config.process.cluster
         cluster = [
             f"cluster.{key}" for key in ("credentials", "ca_file") if self.ready.login and getattr(settings, key)
         ]
         return tls + [f"the file of {key}" for key in (*self.ready.files, *cluster)]
 
-    def apply(self, config: Config, ready: Ready) -> None:
-        """Applies the result of prepare(), and the settings that can change while the daemon runs.
+    def apply(self, ready: Ready) -> None:
+        """Applies the result of prepare(): the settings that can change while the daemon runs.
 
-        Call load() before apply(), because load() can still refuse the protocol's own files. Reload extensions after
-        apply(), because that takes time.
+        Call load() before apply(), because load() can still refuse the protocol's own files.
         """
-        self._apply(config, ready)
-        self.server.driver.wake()  # load() may have made something due
-        self.plugin_host.apply(config)
+        self._apply(ready)
+        for part in self.parts:
+            part.apply(ready)
+        self.wake()  # load() may have made something due
 
-    def _apply(self, config: Config, ready: Ready) -> None:
-        self._config = config
-        self._settings = config.listener(self.room.name)
+    def _apply(self, ready: Ready) -> None:
         self.ready = ready
         self.server.limits = self._limits()
         self.server.context = ready.context
-        for each in self.listeners:
-            each.keep_alive(keepalive_of(self._settings))
-        self.room.reload(self.store, config.own(self.room))
-        if self.cluster is not None and ready.login is not None:
-            self.cluster.apply(config.process.cluster, ready.login)
-        self.windows.set_interval(self._window())
+        self.room.reload(self.store, ready.config.own(self.room))
 
     def addresses(self) -> dict[str, list[str]]:
         """Returns the addresses of each port, for people. The first port has the name of the protocol."""
@@ -303,23 +294,11 @@ class Service:
         """Stops accepting connections, and makes the store grant nothing new and end all waits."""
         self.server.unlisten()
         self.store.begin_drain()
-        self.server.driver.wake()
+        self.wake()
 
-    def part(self) -> None:
-        """Begins to end all connections, as Server.part describes."""
-        self.server.part()
-        self.windows.stop()
-
-    def close(self) -> None:
-        self.plugin_host.close()
-        if self.journal is not None:
-            self.journal.stop()
-        if self.redis_state is not None:
-            self.redis_state.stop()
-        if self.cluster is not None:
-            self.cluster.close()
-        for each in self.listeners:
-            each.close()
+    def stop(self) -> None:
+        for part in reversed(self.parts):
+            part.stop()
 
     def _told(self, cause: str, text: str) -> None:
         """Passes on a report of the server. Adds the limit that caused the report."""
@@ -328,7 +307,7 @@ class Service:
 
     def _limit(self, cause: str) -> str | None:
         """Returns the setting that caused a report, with its value, or None."""
-        room, settings = self.room.name, self._settings
+        room, settings, config = self.room.name, self.ready.listener, self.ready.config
         if cause == "rejected:max_connections" and settings.max_connections != self.server.limits.max_connections:
             return "open files of the process"
         limits = {
@@ -336,18 +315,15 @@ class Service:
             "rejected:per_address": (f"{room}.max_connections_per_address", settings.max_connections_per_address),
             "slowed": (f"{room}.max_requests_per_second", settings.max_requests_per_second),
             "idle": (f"{room}.idle_timeout", settings.idle_timeout),
-            "handshake:timeout": ("tls.handshake_timeout", self._config.process.tls.handshake_timeout),
+            "handshake:timeout": ("tls.handshake_timeout", config.process.tls.handshake_timeout),
         }
         if cause not in limits:
             return None
         key, value = limits[cause]
-        return f"{self._config.name(key)} = {value}"
-
-    def _window(self) -> int:
-        return self._config.values[self.room.windows.key] if self.room.windows else 0
+        return f"{config.name(key)} = {value}"
 
     def _limits(self) -> Limits:
-        settings = self._settings
+        settings = self.ready.listener
         return Limits(
             max_connections=effective_connections(settings.max_connections, self._descriptors),
             user_timeout=settings.user_timeout,
@@ -355,7 +331,7 @@ class Service:
             max_per_address=settings.max_connections_per_address,
             requests_per_second=settings.max_requests_per_second,
             idle_timeout=settings.idle_timeout,
-            handshake_timeout=self._config.process.tls.handshake_timeout,
+            handshake_timeout=self.ready.config.process.tls.handshake_timeout,
             access=self.ready.access,
         )
 

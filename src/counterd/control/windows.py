@@ -9,17 +9,20 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, cast
 
+from counterd.control.parts import Part
+
 if TYPE_CHECKING:
     import asyncio
 
     from counterd.contract import WindowedStore
+    from counterd.control.parts import Ready
     from counterd.net.server import Server
 
 # How often the wall clock is read. It can be set at any time.
 CHECK_S = 1.0
 
 
-class Windows:
+class Windows(Part):
     """The wall clock of one store.
 
     interval: the length of the store's stats windows in seconds; 0 for a store without windows.
@@ -28,21 +31,22 @@ class Windows:
     def __init__(self, server: Server, interval: int) -> None:
         self._server = server
         self._number = 0
-        self._interval = -1
-        self._timer: asyncio.TimerHandle | None = None
-        self.set_interval(interval)
-
-    def set_interval(self, interval: int) -> None:
-        """Changes the interval of the windows. The current window ends at the next multiple of the new interval."""
-        if interval == self._interval:
-            return
         self._interval = interval
         self._period = self._period_at(time.time())
-        if self._timer is not None:
-            self._timer.cancel()
-            self.turn()
+        self._timer: asyncio.TimerHandle | None = None
 
-    def turn(self) -> None:
+    async def start(self) -> None:
+        self.check()
+
+    def apply(self, ready: Ready) -> None:
+        """Changes the interval of the windows. The current window ends at the next multiple of the new interval."""
+        if ready.window != self._interval:
+            self.stop()
+            self._interval = ready.window
+            self._period = self._period_at(time.time())
+            self.check()
+
+    def check(self) -> None:
         """Gives the store the time, begins a window if a multiple of the interval has passed, and sets the timer for
         the next window."""
         now = time.time()
@@ -54,7 +58,7 @@ class Windows:
             self._server.driver.wake()
         self._period = period  # smaller if the clock was set back. The next multiple still begins a window.
         wait = min(CHECK_S, max(0.001, (period + 1) * self._interval - now)) if self._interval else CHECK_S
-        self._timer = self._server.loop.call_later(wait, self.turn)
+        self._timer = self._server.loop.call_later(wait, self.check)
 
     def _period_at(self, now: float) -> int:
         return int(now // self._interval) if self._interval else 0

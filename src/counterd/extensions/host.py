@@ -20,6 +20,7 @@ import structlog
 from counterd.contract import Context
 from counterd.control.config.loading import ConfigError
 from counterd.control.files import FILE_MAX, FileError, read_file
+from counterd.control.parts import Part
 from counterd.extensions.worker import Failed, Worker, described, lines_of
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
     from counterd.contract import Room, Store
     from counterd.control.config.loading import Config
+    from counterd.control.parts import Ready
     from counterd.extensions.worker import Report
 
 log = structlog.get_logger()
@@ -191,13 +193,14 @@ class Fetching:
             self._plugin.report("refresh", f"{self._plugin.name}: nothing changed: {problem}", "error")
 
 
-class PluginHost:
+class PluginHost(Part):
     """The extensions of one protocol: see contract.PluginHost.
 
-    plugins: all plugins. refreshes: the results that are fetched again and again.
+    wake: makes the driver check the store after a change. plugins: all plugins. refreshes: the results that are fetched
+    again and again.
     """
 
-    def __init__(self, room: Room, config: Config, report: Report) -> None:
+    def __init__(self, room: Room, config: Config, wake: Callable[[], None], report: Report) -> None:
         self.plugins: list[Plugin] = []
         self.refreshes: list[Fetching] = []
         self.report = report
@@ -206,7 +209,7 @@ class PluginHost:
         self._found: dict[str, Callable[[Context], object]] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = 0  # the identifier of the loop's thread
-        self._wake: Callable[[], None]
+        self._wake = wake
         self._timer: asyncio.TimerHandle | None = None
         self._burned_ns = 0
 
@@ -221,31 +224,29 @@ class PluginHost:
         if self._found and self._room.extensions:
             self._room.extensions.extend(store, self._config.own(self._room), self)
 
-    async def start(self, loop: asyncio.AbstractEventLoop, wake: Callable[[], None]) -> None:
-        """Starts the threads, and waits for the first result of each periodic call. Raises ConfigError.
-
-        wake: makes the driver check the store after a change.
-        """
+    async def start(self) -> None:
+        """Starts the threads, and waits for the first result of each periodic call. Raises ConfigError."""
         if not self.plugins:
             return
-        self._loop, self._wake, self._thread = loop, wake, threading.get_ident()
+        loop = self._loop = asyncio.get_running_loop()
+        self._thread = threading.get_ident()
         for plugin in self.plugins:
-            plugin.start(loop, wake)
+            plugin.start(loop, self._wake)
         self._burned_ns = time.monotonic_ns()
         self._inspect()
         await asyncio.gather(*(fetching.first(self._config) for fetching in self.refreshes))
         for fetching in self.refreshes:
             fetching.repeat(loop, self._config)
 
-    def apply(self, config: Config) -> None:
+    def apply(self, ready: Ready) -> None:
         """Fetches all results again, and then at the intervals of a new configuration."""
-        self._config = config
+        self._config = ready.config
         for fetching in self.refreshes:
             fetching.again()
             if self._loop is not None:
-                fetching.repeat(self._loop, config)
+                fetching.repeat(self._loop, ready.config)
 
-    def close(self) -> None:
+    def stop(self) -> None:
         """Ends all work of the extensions. Threads that are stuck end when the process ends."""
         if self._loop is None:
             return

@@ -104,7 +104,7 @@ class Server:
             dropped=self._on_dropped,
         )
         self._common = Common(loop, store, self.driver, events)
-        self._poller: Poller | None = None
+        self._poller = Poller(loop, self._on_rejected)
         self._listening: list[socket.socket] = []
         self._stuck: dict[Connection, tuple[int, int]] = {}  # since when (ns), and the bytes owed at the last check
         self._unchecked: deque[Connection] = deque()
@@ -166,9 +166,6 @@ class Server:
 
         port: the number of the protocol's port, from 0.
         """
-        if self._poller is None:
-            self._poller = Poller(self.loop, self._on_rejected)
-            self._apply_limits()  # sets the poller's read size
         local = listening.family == socket.AF_UNIX
         patience = "write_timeout" if local else "user_timeout"
         entrance = Entrance(self._table, self._common, self._poller, not local, patience, port)
@@ -177,8 +174,7 @@ class Server:
 
     def unlisten(self) -> None:
         """Stops accepting connections. Existing connections are still served."""
-        if self._poller is not None:
-            self._poller.unlisten()
+        self._poller.unlisten()
         for listening in self._listening:
             listening.close()
 
@@ -291,8 +287,7 @@ class Server:
         rate, timeout = self.limits.requests_per_second, self.limits.idle_timeout
         self._common.request_ns = SECOND // rate if rate else 0
         self._common.handshake_s = self.limits.handshake_timeout
-        if self._poller is not None:
-            self._poller.limit_reads(max(LIMITED_READ_MIN, rate * REQUEST_SIZE) if rate else READ_MAX)
+        self._poller.limit_reads(max(LIMITED_READ_MIN, rate * REQUEST_SIZE) if rate else READ_MAX)
         if self._idle_timer is not None:
             self._idle_timer.cancel()
             self._idle_timer = None

@@ -84,6 +84,12 @@ class Sidecar:
         return {"leases": 1}
 
 
+def ready(settings: Settings) -> Any:
+    """What is applied with these settings."""
+    process = SimpleNamespace(cluster=settings)
+    return SimpleNamespace(config=SimpleNamespace(process=process), login=Login("", "", None))
+
+
 class Scene:
     """A cluster with a sidecar, and a server."""
 
@@ -110,13 +116,13 @@ class Scene:
             driver: Any = SimpleNamespace(wake=self._wake, is_busy=False)
             self.driver = driver
             escrow: Any = self.escrow
-            self.cluster = Cluster(settings, Login("", "", None), escrow, driver, self._report)
+            self.cluster = Cluster(ready(settings), escrow, driver, self._report)
             self.sidecar = self.cluster.sidecar
-            self.cluster.start()
+            await self.cluster.start()
             try:
                 await act()
             finally:
-                self.cluster.close()
+                self.cluster.stop()
 
     def say(self, partition: int, word: str) -> None:
         """Lets the sidecar have something urgent to say."""
@@ -261,7 +267,7 @@ def test_the_farewell_gives_everything_back(monkeypatch: pytest.MonkeyPatch) -> 
 
     async def act() -> None:
         await scene.reached()
-        await scene.cluster.farewell()
+        await scene.cluster.finish(0)
 
     with capture_logs() as logs:
         scene.play(act)
@@ -283,7 +289,7 @@ def test_the_farewell_while_calls_are_under_way(monkeypatch: pytest.MonkeyPatch,
         for partition in range(PARTITIONS):
             scene.say(partition, "a")
         scene.sidecar.nonsense = True
-        await scene.cluster.farewell()
+        await scene.cluster.finish(0)
 
     with capture_logs() as logs:
         scene.play(act)
@@ -300,7 +306,7 @@ def test_the_farewell_does_not_wait_for_long(monkeypatch: pytest.MonkeyPatch, an
     async def act() -> None:
         await scene.reached()
         scene.server.answers[b"FCALL"] = answer
-        await scene.cluster.farewell()
+        await scene.cluster.finish(0)
 
     with capture_logs() as logs:
         scene.play(act)
@@ -311,7 +317,7 @@ def test_settings_that_change_while_the_daemon_runs(monkeypatch: pytest.MonkeyPa
     scene = Scene(monkeypatch)
 
     async def act() -> None:
-        scene.cluster.apply(Settings(unreachable="open", on_loss="keep"), Login("", "", None))
+        scene.cluster.apply(ready(Settings(unreachable="open", on_loss="keep")))
 
     scene.play(act)
     assert scene.escrow.told == [("closed", True), ("open", False)]

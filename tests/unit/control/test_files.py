@@ -50,6 +50,7 @@ GATE: Room = replace(
     name="gate",
     settings=Paths,
     aliases={},
+    windows=None,
     files=Files(READERS, lambda *_: None),
 )
 

@@ -16,7 +16,8 @@ import pytest
 import structlog
 
 from counterd.control import journal as module
-from counterd.control.journal import JournalFailed, JournalWriter
+from counterd.control.config.loading import ConfigError
+from counterd.control.journal import JournalWriter
 from counterd.protocols.beanstalk import _journal
 from kit.machine import PATIENCE
 
@@ -315,7 +316,7 @@ def test_what_the_store_cannot_take_up_ends_the_start(path: Path, error: Excepti
 
         again.store.restore = refuse  # type: ignore[method-assign]
         again.writer._source = SimpleNamespace(restore=lambda store, *told: store.restore(*told))  # type: ignore[assignment]
-        with pytest.raises(JournalFailed, match=f"^{path}: {error}$"):
+        with pytest.raises(ConfigError, match=f"^{path}: {error}$"):
             await again.writer.restore()
         again.writer.stop()
 
@@ -330,7 +331,7 @@ def test_a_reader_that_ends_ends_the_start(path: Path) -> None:
             for pid in children():
                 os.kill(pid, signal.SIGKILL)
             await asyncio.sleep(0.001)
-        with pytest.raises(JournalFailed, match="the process that reads the journal ended"):
+        with pytest.raises(ConfigError, match="the process that reads the journal ended"):
             await restoring
         kept.writer.stop()
 
@@ -340,7 +341,7 @@ def test_a_reader_that_ends_ends_the_start(path: Path) -> None:
 def test_a_file_that_cannot_be_opened_ends_the_start(path: Path) -> None:
     async def history() -> None:
         kept = Kept(path / "none" / "x")
-        with pytest.raises(JournalFailed, match="No such file or directory"):
+        with pytest.raises(ConfigError, match="No such file or directory"):
             await kept.writer.restore()
         kept.writer.stop()
 

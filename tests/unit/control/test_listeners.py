@@ -8,15 +8,15 @@ import socket
 import stat
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from counterd.control.config.keys import ports_of
+from counterd.control.config.keys import Listener, ports_of
 from counterd.control.config.loading import ConfigError, load
 from counterd.control.listeners import PortListeners
 from counterd.control.process.systemd import Passed
-from counterd.net.sockets import Keepalive
 from counterd.protocols.smockron import ROOM
 from kit.machine import PATIENCE
 
@@ -53,8 +53,8 @@ def listeners_of(
     file.write_text("".join(f"{key} = {value}\n" for key, value in SETTINGS.items()))
     config = load(file, [f"smockron.{key}={value}" for key, value in settings.items()], [ROOM], passed)
     accounting, control = (PortListeners(port, config) for port in ports_of(ROOM))
-    stack.callback(control.close)
-    stack.callback(accounting.close)
+    stack.callback(control.stop)
+    stack.callback(accounting.stop)
     return accounting, control
 
 
@@ -81,7 +81,7 @@ def test_each_port_has_its_number(directory: Path, stack: contextlib.ExitStack) 
     assert all(map(listens, places))
     assert [listeners.addresses() for listeners in both] == [[f"127.0.0.1:{number}"] for _, number in places]
     for listeners in both:
-        listeners.close()
+        listeners.stop()
         assert listeners.tcp[0].fileno() == -1
 
 
@@ -104,7 +104,7 @@ def test_each_port_has_its_file_with_the_permissions_of_both(directory: Path, st
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
     for listeners in both:
         listeners.hand_over(os.geteuid(), os.getegid())
-        listeners.close()
+        listeners.stop()
     assert not any(Path(path).exists() for path in paths)
 
 
@@ -120,7 +120,7 @@ def test_what_is_in_use_is_told_with_the_key_of_its_port(directory: Path, stack:
         f"--set: smockron.control_socket: cannot listen on {path}: another process listens on it",
     ]
     assert missing == []
-    control.close()
+    control.stop()
     assert listens(path), "it belongs to somebody else"
 
 
@@ -138,7 +138,7 @@ def test_sockets_that_were_passed(directory: Path, stack: contextlib.ExitStack) 
     assert control.addresses() == [f"127.0.0.1:{tcp.getsockname()[1]}", f"unix:{path}"]
     assert tcp.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
     control.hand_over(os.geteuid() + 1, -1)
-    control.close()
+    control.stop()
     assert Path(path).exists()
 
 
@@ -154,7 +154,8 @@ def test_keepalive_is_for_all_that_comes_from_now_on(directory: Path, stack: con
     listeners, _ = listeners_of(directory, stack, keepalive_idle="77")
     listeners.open()
     assert listeners.tcp[0].getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 77
-    listeners.keep_alive(Keepalive(idle=88, interval=1, count=1, user_timeout=1))
+    ready: Any = SimpleNamespace(listener=Listener(keepalive_idle=88))
+    listeners.apply(ready)
     assert listeners.tcp[0].getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 88
 
 

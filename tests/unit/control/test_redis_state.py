@@ -119,7 +119,7 @@ def played(
         asyncio.get_running_loop().set_exception_handler(lambda _, what: scene.bugs.append(what["message"]))
         async with serving(scene.answer) as redis:
             state = scene.state(redis)
-            state.start()
+            await state.start()
             scene.store.batches = [[each] for each in batches]
             while len(scene.store.told) < told:
                 state.turn(0)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
 from counterd.control import windows
@@ -69,6 +72,10 @@ class Scene:
         self.now = end
 
 
+def ready(window: int) -> Any:
+    return SimpleNamespace(window=window)
+
+
 @pytest.fixture
 def scene(monkeypatch):
     scene = Scene()
@@ -77,7 +84,7 @@ def scene(monkeypatch):
 
 
 def test_the_first_begins_at_once_and_the_next_at_midnight(scene):
-    Windows(scene, DAY).turn()
+    Windows(scene, DAY).check()
     assert (scene.begun, scene.woken) == ([1], 1)
     scene.pass_time(DAY / 2 - 0.5)
     assert scene.begun == [1]
@@ -88,7 +95,7 @@ def test_the_first_begins_at_once_and_the_next_at_midnight(scene):
 
 
 def test_the_clock_is_looked_at_often_and_the_multiple_is_not_missed(scene):
-    Windows(scene, 10).turn()
+    Windows(scene, 10).check()
     scene.pass_time(9.5)
     assert max(timer.wait for timer in scene.timers) == CHECK_S
     assert scene.timers[-1].wait == pytest.approx(1.0)
@@ -98,14 +105,14 @@ def test_the_clock_is_looked_at_often_and_the_multiple_is_not_missed(scene):
 
 
 def test_a_clock_that_jumps_turns_once(scene):
-    Windows(scene, DAY).turn()
+    Windows(scene, DAY).check()
     scene.jump(400 * DAY)
     scene.pass_time(10)
     assert scene.begun == [1, 2]
 
 
 def test_a_clock_that_was_ahead_and_is_corrected_turns_at_the_next_multiple(scene):
-    Windows(scene, DAY).turn()
+    Windows(scene, DAY).check()
     scene.jump(400 * DAY)
     scene.pass_time(10)
     scene.jump(-400 * DAY)
@@ -117,22 +124,22 @@ def test_a_clock_that_was_ahead_and_is_corrected_turns_at_the_next_multiple(scen
 
 def test_another_interval_ends_the_window_at_its_own_multiple(scene):
     turning = Windows(scene, DAY)
-    turning.turn()
-    turning.set_interval(10)
+    turning.check()
+    turning.apply(ready(10))
     assert scene.begun == [1]
     assert [timer.cancelled for timer in scene.timers] == [True, False]
     scene.pass_time(10)
     assert scene.begun == [1, 2]
-    turning.set_interval(DAY)
+    turning.apply(ready(DAY))
     scene.pass_time(60)
     assert scene.begun == [1, 2]
 
 
 def test_the_same_interval_again_changes_nothing(scene):
     turning = Windows(scene, 10)
-    turning.turn()
+    turning.check()
     scene.now += 10  # the multiple has passed, its timer has not fired yet
-    turning.set_interval(10)
+    turning.apply(ready(10))
     scene.callback()
     assert scene.begun == [1, 2]
 
@@ -140,13 +147,13 @@ def test_the_same_interval_again_changes_nothing(scene):
 def test_it_stops(scene):
     turning = Windows(scene, 10)
     turning.stop()
-    turning.turn()
+    turning.check()
     turning.stop()
     assert scene.timers[-1].cancelled
 
 
 def test_the_store_is_told_the_time_at_every_look_and_has_no_windows_without_an_interval(scene):
-    Windows(scene, 0).turn()
+    Windows(scene, 0).check()
     scene.pass_time(3 * CHECK_S)
     assert scene.told == [(int((NOON + step * CHECK_S) * 1e9), 42) for step in range(4)]
     assert scene.begun == []

@@ -7,6 +7,7 @@ import contextlib
 import sys
 import threading
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -120,16 +121,21 @@ def configured(room: Room, folder: Path) -> Callable[..., Config]:
     return configured
 
 
+def ready(config: Config) -> Any:
+    """What is applied with a configuration."""
+    return SimpleNamespace(config=config)
+
+
 @contextlib.contextmanager
 def opened(room: Room, gate: Gate, config: Config) -> Iterator[tuple[PluginHost, list[str]]]:
     """A host whose extensions are made, and what it reports."""
     lines: list[str] = []
-    host = PluginHost(room, config, lambda _cause, text, *_, **_fields: lines.append(text))
+    host = PluginHost(room, config, lambda: None, lambda _cause, text, *_, **_fields: lines.append(text))
     try:
         host.open(gate)
         yield host, lines
     finally:
-        host.close()
+        host.stop()
 
 
 async def until(condition: Callable[[], object]) -> None:
@@ -210,8 +216,8 @@ def test_without_a_name_nothing_is_made_and_nothing_changes(
     threads = threading.active_count()
 
     async def run(host: PluginHost) -> None:
-        await host.start(asyncio.get_running_loop(), lambda: None)
-        host.apply(configured())
+        await host.start()
+        host.apply(ready(configured()))
         assert threading.active_count() == threads
 
     with opened(room, gate, configured()) as (host, _):
@@ -251,9 +257,9 @@ def run(configured: Callable[..., Config], room: Room, gate: Gate) -> Callable[.
 
     def run(main: Callable[[PluginHost], Coroutine[Any, Any, None]], **settings: object) -> list[str]:
         async def begin(host: PluginHost) -> None:
-            await host.start(asyncio.get_running_loop(), lambda: None)
+            await host.start()
             await main(host)
-            host.close()
+            host.stop()
 
         with opened(room, gate, configured(keeper="keepers:Keeper", **settings)) as (host, lines):
             asyncio.run(begin(host))
@@ -418,7 +424,7 @@ def test_a_reload_fetches_it_again_and_a_mistake_changes_nothing(
     async def main(host: PluginHost) -> None:
         with capture_logs() as logs:
             for _ in range(4):
-                host.apply(configured(keeper="keepers:Keeper"))
+                host.apply(ready(configured(keeper="keepers:Keeper")))
             await until(lambda: len(gate.taken) == 3)
             outcomes.extend([OSError("gone for long"), 4])
             host.refreshes[0]._next(asyncio.get_running_loop(), configured(keeper="keepers:Keeper"))
@@ -456,14 +462,14 @@ def test_it_is_fetched_as_often_as_is_configured(
             return real(seconds, function, *arguments)
 
         monkeypatch.setattr(loop, "call_later", call_later)
-        host.apply(configured(keeper="keepers:Keeper", interval=7))
+        host.apply(ready(configured(keeper="keepers:Keeper", interval=7)))
         await until(lambda: len(gate.taken) == 2)
         for count in (3, 4):
             seconds, function = timers[-1]
             assert seconds == 7
             function()
             await until(lambda wanted=count: len(gate.taken) == wanted)
-        host.apply(configured(keeper="keepers:Keeper"))
+        host.apply(ready(configured(keeper="keepers:Keeper")))
         await until(lambda: len(gate.taken) == 5)
         assert len(timers) == 3
 

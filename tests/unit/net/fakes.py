@@ -127,8 +127,7 @@ class Net:
         self.reports: list[str] = []
         made = Limits(max_connections, user_timeout=25, write_timeout=5, **limits)
         self.server = Server(self.loop, self.store, made, lambda cause, _: self.reports.append(cause), clock)
-        self.poller = Poller(self.loop, lambda *_: None)
-        self.loop.readers.clear()  # the test runs its batches; those of sockets that the server listens on are apart
+        self.poller = Poller(self.loop, lambda *_: None)  # beside that of the server, which serves those who connect
         self.peers: list[Peer] = []
 
     def connect(self, patience: str = "user_timeout", kind: int = socket.SOCK_SEQPACKET) -> Peer:

@@ -31,7 +31,7 @@ class Site:
         self.server.listen(listening)
         self.poller = self.server._poller
         self.poller.batch_ns = ENDLESS_NS
-        (self.batch,) = self.loop.readers.values()
+        self.batch = self.poller.run
         self._stack = contextlib.ExitStack()
 
     def turn(self) -> None:

@@ -199,7 +199,7 @@ class Reached(Net):
         super().__init__(**limits)
         self.listening = open_tcp("127.0.0.1", 0, Keepalive(10, 5, 3, 25))
         self.server.listen(self.listening)
-        (self.batch,) = self.loop.readers.values()
+        self.batch = self.server._poller.run
         self.clients: list[socket.socket] = []
 
     def reach(self, address: str = "127.0.0.1") -> socket.socket:
@@ -319,7 +319,7 @@ def test_an_ipv4_address_is_one_on_an_ipv6_socket_too(make_net: Callable[..., Ne
     with socket.create_server(("::", 0), family=socket.AF_INET6, dualstack_ipv6=True) as listening:
         listening.setblocking(False)
         net.server.listen(listening)
-        (batch,) = net.loop.readers.values()
+        batch = net.server._poller.run
         port = listening.getsockname()[1]
         with socket.create_connection(("127.0.0.1", port)) as old, socket.create_connection(("::1", port)) as new:
             batch()

@@ -28,7 +28,7 @@ from counterd.control.process.drain import drain
 from counterd.control.process.limits import identity, least_descriptors, raise_descriptors, share_descriptors
 from counterd.control.process.privileges import drop_privileges
 from counterd.control.process.systemd import Teller, notify, watchdog_seconds
-from counterd.control.service import Service, connect, prepare
+from counterd.control.service import Service, connect, prepare_all
 from counterd.control.threads import NoThread, run_in_thread
 from counterd.control.view import View
 from counterd.net.sockets import UnixSocket
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
     from counterd.contract import Room
     from counterd.control.log import LogWriter
-    from counterd.control.service import Ready
+    from counterd.control.parts import Ready
     from counterd.net.connection import Connection
 
 log = structlog.get_logger()
@@ -84,7 +84,7 @@ class Daemon:
             few = f"the process may open {limit} files and needs at least {least}: raise the limit (ulimit -n)"
             raise ConfigError([f"{config.path}: {few}"])
         descriptors = share_descriptors(limit, len(enabled))
-        self.services = [Service(room, config, descriptors, self._report) for room in enabled]
+        self.services = [Service(room, descriptors, self._report) for room in enabled]
         self._reloading: asyncio.Task[None] | None = None
         self._reload_again = False
         self._teller: Teller
@@ -103,11 +103,10 @@ class Daemon:
         try:
             for number in (signal.SIGTERM, signal.SIGINT):
                 loop.add_signal_handler(number, self._on_stop)
-            await asyncio.gather(*(service.start(loop) for service in self.services))
+            await asyncio.gather(*(service.start() for service in self.services))
             connect(self.services)
             self._watch()
-            journaled = [service for service in self.services if service.journal is not None]
-            self._listen([service for service in self.services if service.journal is None])
+            await self._serve([service for service in self.services if service.journal is None])
             loop.add_signal_handler(signal.SIGHUP, self.reload)
             loop.add_signal_handler(signal.SIGUSR1, self._on_usr1)
             gc.collect()
@@ -117,9 +116,8 @@ class Daemon:
                 self.admin.start()
                 log.info(f"admin listens on {self.admin.address()}")
             self.view.loop_lag.start()
-            await self._restore(journaled)
+            await self._serve([service for service in self.services if service.journal is not None])
             if not self._stopping.is_set():
-                self._listen(journaled)
                 log.info(f"ready: counterd {__version__}", pid=os.getpid())
                 self._log_warnings()
                 self.view.state = "ready"
@@ -156,26 +154,20 @@ class Daemon:
 
     # ---- inside ----
 
-    def _listen(self, services: Sequence[Service]) -> None:
-        for service in services:
-            service.listen()
-            for name, addresses in service.addresses().items():
-                log.info(f"{name} listens on {', '.join(addresses)}")
-
-    async def _restore(self, services: Sequence[Service]) -> None:
-        """Restores these services from their journals. Meanwhile the other services serve requests. Raises ConfigError.
+    async def _serve(self, services: Sequence[Service]) -> None:
+        """Lets these protocols accept connections: those with a journal when it was restored. Raises ConfigError.
 
         Returns early if the daemon has to stop.
         """
-        restoring = asyncio.gather(*(service.restore() for service in services))
+        serving = asyncio.gather(*(service.serve() for service in services))
         stopping = asyncio.ensure_future(self._stopping.wait())
-        await asyncio.wait((restoring, stopping), return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait((serving, stopping), return_when=asyncio.FIRST_COMPLETED)
         stopping.cancel()
-        if restoring.done():
-            restoring.result()
+        if serving.done():
+            serving.result()
         else:
-            restoring.cancel()
-            await asyncio.gather(restoring, return_exceptions=True)
+            serving.cancel()
+            await asyncio.gather(serving, return_exceptions=True)
 
     async def _reload(self) -> None:
         """Reads the configuration again, and applies the values that can change while the daemon runs.
@@ -210,15 +202,7 @@ class Daemon:
         asked = self._reread()
         changes, fixed = configuration.changed(self.view.config, asked, self.view.settings)
         new = configuration.merged(self.view.config, asked, fixed, self._rooms)
-        problems: list[str] = []
-        ready = []
-        for service in self.services:
-            try:
-                ready.append(prepare(service.room, new))
-            except ConfigError as error:
-                problems += error.problems
-        if problems:
-            raise ConfigError(problems)
+        ready = prepare_all([service.room for service in self.services], new)
         # Each line once: protocols that share a listener.* key have the same line.
         postponed = dict.fromkeys(f"{asked.place(key)} needs a restart to change" for key in fixed)
         return Reload(new, list(dict.fromkeys(map(asked.name, changes))), list(postponed), ready)
@@ -228,14 +212,14 @@ class Daemon:
         new = reload.config
         for service, one in zip(self.services, reload.ready, strict=True):
             try:
-                service.load(new, one)
+                service.load(one)
             except (ValueError, MemoryError) as error:
                 raise ConfigError([f"{new.path}: {service.room.name}: {error}"]) from None
         self.view.config = new
         self._log_warnings()
         self._writer.configure(new.process.log.level, new.process.log.format)
         for service, one in zip(self.services, reload.ready, strict=True):
-            service.apply(new, one)
+            service.apply(one)
         self._watch()
         if self.admin is not None:
             self.admin.reload(new.admin)
@@ -245,24 +229,20 @@ class Daemon:
         log.info(f"reloaded {new.path}: {', '.join(reload.changes + reread) or 'nothing changed'}")
 
     def _open(self) -> None:
+        config = self.view.config
         problems: list[str] = []
         for service in self.services:
-            wrong, missing = service.open()
+            wrong, missing = service.open(config, functools.partial(self.view.figures, service))
             problems += wrong
             for line in missing:
                 log.warning(f"{line}; counterd continues without this address")
-        if self.view.config.admin.enable:
+        if config.admin.enable:
             try:
-                self._admin_listening = open_listening(self.view.config)
+                self._admin_listening = open_listening(config)
             except ConfigError as error:
                 problems += error.problems
         if problems:
             raise ConfigError(problems)
-        for service in self.services:
-            try:
-                service.make_store(functools.partial(self.view.figures, service))
-            except (ValueError, MemoryError) as error:
-                raise ConfigError([f"{self.view.config.path}: {service.room.name}: {error}"]) from None
         self._change_user()
         for service in self.services:  # last: extensions are other people's code, and may start threads
             service.extend()
@@ -274,7 +254,8 @@ class Daemon:
         try:
             uid, gid, name = identity(user, group)
             for service in self.services:
-                service.hand_over(uid, gid)
+                for listeners in service.listeners:
+                    listeners.hand_over(uid, gid)
             if isinstance(self._admin_listening, UnixSocket) and (uid, gid) != (os.geteuid(), os.getegid()):
                 self._admin_listening.chown(uid, gid)
             drop_privileges(uid, gid, name)
@@ -345,7 +326,7 @@ class Daemon:
             close_listening(self._admin_listening)
         for service in self.services:
             with contextlib.suppress(OSError):
-                service.close()
+                service.stop()
 
 
 def log_connection(room: str, event: str, connection: Connection) -> None:

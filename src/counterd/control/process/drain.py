@@ -53,7 +53,7 @@ async def drain(services: Sequence[Service], settings: Drain, tell: Callable[...
         log.info(f"draining: counterd grants nothing new; clients have {patience:g} s to give back their holdings")
         await wait_for_holdings(services, patience)
     for service in services:
-        service.part()
+        service.server.part()
     gone = asyncio.gather(*(service.server.emptied() for service in services))
     try:
         await asyncio.wait_for(gone, deadline - loop.time())

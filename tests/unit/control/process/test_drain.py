@@ -28,7 +28,7 @@ class Room:
         self.store.about = lambda number: ("one" * (number == 7), None)
         self.empty = asyncio.Event()
         self.steps: list[str] = []
-        self.server = SimpleNamespace(connections={}, emptied=self.empty.wait)
+        self.server = SimpleNamespace(connections={}, emptied=self.empty.wait, part=self.part)
 
     def unlisten(self) -> None:
         self.steps.append("unlisten")
