@@ -22,8 +22,9 @@ from counterd.control.config.loading import Config, ConfigError
 from counterd.control.log import LogWriter, install
 from counterd.control.process.daemon import Daemon
 from counterd.control.process.systemd import passed_sockets
-from counterd.control.service import check
+from counterd.control.service import prepare_all
 from counterd.control.threads import SWITCH_INTERVAL_S, NoThread
+from counterd.extensions.host import PluginHost, find_extensions
 from counterd.protocols import find_rooms
 from counterd.version import __version__
 
@@ -80,9 +81,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         config = read(configuration.PIPE_TIMEOUT_S)
         if options.check:
-            for room in rooms:
-                if config.listener(room.name).enable:
-                    check(room, config)
+            check(config, [room for room in rooms if config.listener(room.name).enable])
     except ConfigError as error:
         print(error, file=sys.stderr)
         return EXIT_CONFIG
@@ -92,6 +91,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"{config.path}: ok")
         return 0
     return serve(config, rooms, read)
+
+
+def check(config: Config, rooms: Sequence[Room]) -> None:
+    """Checks the files and the extensions that the settings of protocols name. Raises ConfigError."""
+    problems = [problem for room in rooms for problem in find_extensions(room, config)[1]]
+    try:
+        prepare_all(rooms, config)
+    except ConfigError as error:
+        problems += error.problems
+    if problems:
+        raise ConfigError(problems)
 
 
 def prepare_process() -> None:
@@ -112,7 +122,7 @@ def serve(config: Config, rooms: Sequence[Room], reread: Callable[[], Config]) -
     install(writer)
     try:
         try:
-            daemon = Daemon(config, rooms, writer, reread)
+            daemon = Daemon(config, rooms, writer, reread, PluginHost)
         finally:
             writer.start()  # not before: a thread keeps the privileges that the process had when it was started
         loop = uvloop.new_event_loop()

@@ -25,7 +25,6 @@ from counterd.control.process.limits import effective_connections
 from counterd.control.redis_state import RedisState
 from counterd.control.tls import TLSError, make_context
 from counterd.control.windows import Windows
-from counterd.extensions.host import PluginHost, find_extensions
 from counterd.net.access import Access
 from counterd.net.admission import Limits
 from counterd.net.server import Server
@@ -39,6 +38,8 @@ if TYPE_CHECKING:
 
     # Called with a cause (repeated lines are limited for each cause), a sentence, and fields of the line.
     Report = Callable[..., None]
+    # Makes the plugin host of a protocol: see extensions.host.PluginHost.
+    MakeHost = Callable[[Room, Config, Store, Callable[[], None], Report], Part]
 
 log = structlog.get_logger()
 
@@ -84,17 +85,6 @@ def prepare(room: Room, config: Config) -> Ready:
     )
     window = config.values[room.windows.key] if room.windows else 0
     return Ready(config, listener, access, context, files, login, window)
-
-
-def check(room: Room, config: Config) -> None:
-    """Checks the files and names that open() and extend() will use. Raises ConfigError."""
-    problems = find_extensions(room, config)[1]
-    try:
-        prepare(room, config)
-    except ConfigError as error:
-        problems += error.problems
-    if problems:
-        raise ConfigError(problems)
 
 
 def prepare_all(rooms: Sequence[Room], config: Config) -> list[Ready]:
@@ -166,12 +156,11 @@ class Service:
         keys = [*(f"{self.room.name}.{name}" for name in TLS_FILES), *readers_of(self.room)]
         return unreadable({key: config.values[key] for key in keys}, config.place)
 
-    def extend(self) -> None:
-        """Creates the extensions of the protocol. Raises ConfigError."""
-        report = functools.partial(self._report, protocol=self.room.name)
-        host = PluginHost(self.room, self.ready.config, self.wake, report)
-        host.open(self.store)
-        self.parts.append(host)
+    def extend(self, make_host: MakeHost) -> None:
+        """Creates the extensions of the protocol, if it has any. Raises ConfigError."""
+        if self.room.extensions is not None:
+            report = functools.partial(self._report, protocol=self.room.name)
+            self.parts.append(make_host(self.room, self.ready.config, self.store, self.wake, report))
 
     async def start(self) -> None:
         """Makes the server and starts all parts, but does not accept connections yet. Raises ConfigError."""

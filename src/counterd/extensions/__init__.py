@@ -1,4 +1,4 @@
 """The plugin host: runs Python code of other people in threads.
 
-Settings name this code. Floor 4 (ARCHITECTURE.md), as control.
+Settings name this code. Floor 5 (ARCHITECTURE.md).
 """

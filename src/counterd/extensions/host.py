@@ -1,8 +1,9 @@
 """The plugin host of one protocol: imports extensions by name, creates them, runs threads for them, and gives jobs to
 the threads.
 
-Floor 4 (ARCHITECTURE.md). An extension is imported after the process has given up its privileges, and before the daemon
-serves the first client. An extension is imported only once, so a new name or a new version of its code needs a restart.
+Floor 5 (ARCHITECTURE.md), above control/, to which the command `counterd` gives the host. An extension is imported
+after the process has given up its privileges, and before the daemon serves the first client. An extension is imported
+only once, so a new name or a new version of its code needs a restart.
 """
 
 from __future__ import annotations
@@ -196,33 +197,28 @@ class Fetching:
 class PluginHost(Part):
     """The extensions of one protocol: see contract.PluginHost.
 
+    Imports the extensions that the settings name, and lets the protocol create and connect them. Raises ConfigError.
+
     wake: makes the driver check the store after a change. plugins: all plugins. refreshes: the results that are fetched
     again and again.
     """
 
-    def __init__(self, room: Room, config: Config, wake: Callable[[], None], report: Report) -> None:
+    def __init__(self, room: Room, config: Config, store: Store, wake: Callable[[], None], report: Report) -> None:
         self.plugins: list[Plugin] = []
         self.refreshes: list[Fetching] = []
         self.report = report
         self._room = room
         self._config = config
-        self._found: dict[str, Callable[[Context], object]] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = 0  # the identifier of the loop's thread
         self._wake = wake
         self._timer: asyncio.TimerHandle | None = None
         self._burned_ns = 0
-
-    def open(self, store: Store) -> None:
-        """Imports the extensions that the settings name, and lets the protocol create and connect them.
-
-        Raises ConfigError.
-        """
-        self._found, problems = find_extensions(self._room, self._config)
+        self._found, problems = find_extensions(room, config)
         if problems:
             raise ConfigError(problems)
-        if self._found and self._room.extensions:
-            self._room.extensions.extend(store, self._config.own(self._room), self)
+        if self._found and room.extensions:
+            room.extensions.extend(store, config.own(room), self)
 
     async def start(self) -> None:
         """Starts the threads, and waits for the first result of each periodic call. Raises ConfigError."""

@@ -1,7 +1,7 @@
 """The threads in which an extension runs. The threads execute jobs, one after the other. The event loop never waits for
 a job.
 
-Floor 4 (ARCHITECTURE.md). An extension is code of other people. The engine continues to work if this code blocks,
+Floor 5 (ARCHITECTURE.md). An extension is code of other people. The engine continues to work if this code blocks,
 loops, raises an exception or returns anything: jobs wait in a bounded queue and have a time limit. When the time limit
 of a job is over, the engine itself answers the request. If a thread is stuck in a job, a new thread replaces it, until
 STUCK_MAX threads are stuck. After that, jobs are refused until a stuck thread returns. A stuck thread that computes is

@@ -130,9 +130,9 @@ def ready(config: Config) -> Any:
 def opened(room: Room, gate: Gate, config: Config) -> Iterator[tuple[PluginHost, list[str]]]:
     """A host whose extensions are made, and what it reports."""
     lines: list[str] = []
-    host = PluginHost(room, config, lambda: None, lambda _cause, text, *_, **_fields: lines.append(text))
+    store: Any = gate
+    host = PluginHost(room, config, store, lambda: None, lambda _cause, text, *_, **_fields: lines.append(text))
     try:
-        host.open(gate)
         yield host, lines
     finally:
         host.stop()

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from counterd.contract import Room
     from counterd.control.log import LogWriter
     from counterd.control.parts import Ready
+    from counterd.control.service import MakeHost
     from counterd.net.connection import Connection
 
 log = structlog.get_logger()
@@ -62,14 +63,22 @@ class Reload(NamedTuple):
 class Daemon:
     """Serves the protocols that a configuration enables, until a signal ends the daemon.
 
-    reread: reads the configuration again after SIGHUP. writer: writes the log. Raises ConfigError, with a line for each
-    problem, if a socket cannot be opened, the user cannot be changed, or memory cannot be allocated.
+    reread: reads the configuration again after SIGHUP. writer: writes the log. make_host: see Service.extend(). Raises
+    ConfigError, with a line for each problem, if a socket cannot be opened, the user cannot be changed, or memory
+    cannot be allocated.
 
     services: the enabled protocols. view: the fields that other parts may read. admin: the admin process, if it is
     enabled.
     """
 
-    def __init__(self, config: Config, rooms: Sequence[Room], writer: LogWriter, reread: Callable[[], Config]) -> None:
+    def __init__(
+        self,
+        config: Config,
+        rooms: Sequence[Room],
+        writer: LogWriter,
+        reread: Callable[[], Config],
+        make_host: MakeHost,
+    ) -> None:
         self.view = View(config, settings_for(rooms), lambda: writer.dropped)
         self.admin: Admin | None = None
         self._admin_listening: socket.socket | UnixSocket | None = None
@@ -89,7 +98,7 @@ class Daemon:
         self._reload_again = False
         self._teller: Teller
         try:
-            self._open()
+            self._open(make_host)
         except BaseException:
             self._close()
             raise
@@ -228,7 +237,7 @@ class Daemon:
         reread = [line for service in self.services for line in service.reread()]
         log.info(f"reloaded {new.path}: {', '.join(reload.changes + reread) or 'nothing changed'}")
 
-    def _open(self) -> None:
+    def _open(self, make_host: MakeHost) -> None:
         config = self.view.config
         problems: list[str] = []
         for service in self.services:
@@ -245,7 +254,7 @@ class Daemon:
             raise ConfigError(problems)
         self._change_user()
         for service in self.services:  # last: extensions are other people's code, and may start threads
-            service.extend()
+            service.extend(make_host)
 
     def _change_user(self) -> None:
         """Gives up the privileges that were needed to open the sockets."""
