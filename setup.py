@@ -65,6 +65,7 @@ class BuildExtensions(build_ext):
                 "initializedcheck": False,
                 "cdivision": True,
                 "embedsignature": True,
+                "auto_pickle": False,
                 "linetrace": MODE == "trace",
             },
         )

@@ -43,7 +43,8 @@ EQUIVALENT = Path(__file__).with_suffix(".equivalent")
 PACKAGE = "src/counterd/"
 # Not protocols/counter/_rates.pxd: behind a switch, Cython cuts its products of 128 bits to 64.
 SOURCES = (
-    "_core.pxd", "_core.pyx", "engine/chains.pxd", "engine/table.pxd", "engine/wheel.pxd", "engine/permits.pxd",
+    "_core.pxd", "_core.pyx", "engine/chains.pyx", "engine/table.pxd", "engine/wheel.pxd", "engine/permits.pxd",
+    "engine/heap.pyx",
     "engine/idle_ring.pxd", "engine/later.pyx", "engine/gcra.pxd", "engine/recency.pxd", "engine/fair.pxd",
     "protocols/counter/_counters.pxd", "protocols/counter/_takes.pxd", "protocols/counter/_charges.pxd",
     "protocols/counter/_permits.pxd",

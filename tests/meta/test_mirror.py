@@ -30,7 +30,6 @@ ELSEWHERE = {
     "client/counter/_taking.py": "of both shapes: tests/functional/test_client_queue.py",
     "client/counter/_holds.py": "of both shapes: tests/unit/client/test_client.py, test_aio.py, tests/scenarios",
     "protocols/beanstalk/_audits.pxd": "tests/property/test_beanstalk_model.py calls it after every step",
-    "engine/chains.pxd": "long names and values: tests/unit/engine/test_table.py, tests/property/test_throttr_model.py",
     "engine/connections.pxd": "numbers of connections: tests/unit/test_core.py",
     "engine/gcra.pxd": "inlined in protocols/smockron/_store: tests/property/test_smockron_model.py reckons exactly",
     "engine/recency.pxd": "inlined in protocols/smockron/_store: tests/property/test_smockron_model.py, with audits",
