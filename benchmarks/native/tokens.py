@@ -7,9 +7,9 @@ import itertools
 import struct
 from typing import TYPE_CHECKING
 
+from counterd.bench.dialects.sentinel import FIRST_RATE, FIRST_SEMAPHORE, NAMESPACE, PARAM_FLOW, rules_of
 from counterd.protocols.sentinel import wire
 from counterd.protocols.sentinel._session import open_store
-from counterd.protocols.sentinel.load import FIRST_RATE, FIRST_SEMAPHORE, NAMESPACE, PARAM_FLOW, rules_of
 from counterd.protocols.sentinel.rules import parse_rules
 from native import engine, frames
 

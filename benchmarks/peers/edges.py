@@ -15,12 +15,12 @@ import socket
 import time
 from typing import TYPE_CHECKING
 
+from counterd.bench.dialects.sentinel import FIRST_RATE
 from counterd.bench.plan import Plan
 from counterd.bench.run import run
 from counterd.client import Client
 from counterd.protocols.counter import wire
 from counterd.protocols.sentinel import wire as sentinel
-from counterd.protocols.sentinel.load import FIRST_RATE
 from counterd.protocols.throttr.wire import Encoder, ValueSize
 from native import frames
 

@@ -28,8 +28,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from counterd.protocols.sentinel import load as sentinel
-from counterd.protocols.smockron import load as smockron
+from counterd.bench.dialects import sentinel, smockron
 from native import load_native
 from ports import free_ports
 

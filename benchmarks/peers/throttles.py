@@ -13,10 +13,10 @@ import socket
 import time
 from typing import TYPE_CHECKING
 
+from counterd.bench.dialects.smockron import DOMAIN
 from counterd.bench.plan import Plan, Work
 from counterd.bench.run import run
 from counterd.protocols.smockron import wire
-from counterd.protocols.smockron.load import DOMAIN
 from counterd.protocols.smockron.wire import Command, SocketType, Status
 from native import frames
 from peers.edges import connected

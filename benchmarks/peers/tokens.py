@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 from counterd.bench.asking import Place
 from counterd.bench.dialects.redis_lua import LEASE_MS, TOKEN, install, requests_of
+from counterd.bench.dialects.sentinel import FIRST_SEMAPHORE
 from counterd.bench.plan import Plan
 from counterd.protocols.sentinel import wire
-from counterd.protocols.sentinel.load import FIRST_SEMAPHORE
 from peers.edges import Bystander, connected, receive
 from peers.servers import FLOWS, LIMIT, OFFLINE_MS
 

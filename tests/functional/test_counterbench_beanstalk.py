@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from counterd.bench.result import Run
 
 PLAN = {"protocol": "beanstalk"}
-SHORT = {"counterd.protocols.beanstalk.load.GIVE_BACK_S": 0.1}
+SHORT = {"counterd.bench.dialects.beanstalk.GIVE_BACK_S": 0.1}
 
 
 class Reference:

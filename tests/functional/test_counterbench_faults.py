@@ -430,7 +430,7 @@ def test_an_interrupt_before_there_are_any_figures(warmup: float) -> None:
 # ---- what only a look at the server's own figures shows ----
 
 
-FORGETFUL_SHORT = {"counterd.protocols.counter.load.GIVE_BACK_S": 0.2}
+FORGETFUL_SHORT = {"counterd.bench.dialects.counter.GIVE_BACK_S": 0.2}
 
 
 def test_a_server_that_grants_too_much() -> None:

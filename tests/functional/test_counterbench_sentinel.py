@@ -11,7 +11,7 @@ import pytest
 
 from counterd.bench.dialects import redis_lua
 from counterd.bench.dialects.redis import resp
-from counterd.protocols.sentinel.load import FIRST_RATE, PARAM_FLOW, rules_of
+from counterd.bench.dialects.sentinel import FIRST_RATE, PARAM_FLOW, rules_of
 from counterd.protocols.sentinel.wire import MessageType, Status
 from kit import daemon
 from kit.loading import Place, load, load_fails, other_server
@@ -122,7 +122,7 @@ def test_flows_that_are_not_there_are_errors(short_path: Path) -> None:
         run = load(server, requests=100, work="acquire", protocol="sentinel", names=40, keys="seq")
         assert (run.requests, run.errors) == (60, {"error reply": 40})
         text = "LoadError: --verify: flow 1: 0 of 6 are held, and the other 6 cannot be acquired: the count of each"
-        patches = {"counterd.protocols.sentinel.load.LOOK_S": 0.0}
+        patches = {"counterd.bench.dialects.sentinel.LOOK_S": 0.0}
         assert text in load_fails(server, requests=1, protocol="sentinel", maximum=6, verify=True, patches=patches)
         text = "LoadError: --verify: flow 21: 0 of 5 are held, and the answer is status 3: the count of each rule"
         assert text in load_fails(server, requests=1, protocol="sentinel", names=40, maximum=5, verify=True)
@@ -180,7 +180,7 @@ def test_rates_and_values(room: Room) -> None:
 
 
 def judged(room: Room, **options: object) -> Run:
-    short = {"counterd.protocols.sentinel.load.GIVE_BACK_S": 0.1}
+    short = {"counterd.bench.dialects.sentinel.GIVE_BACK_S": 0.1}
     plan = {"requests": 100, "connections": 2, "depth": 5, "verify": True, "maximum": 1000, **options}
     return load(room, protocol="sentinel", patches=short, **plan)
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import zmq
 
+from counterd.bench.dialects.smockron import CONTROL_DOMAIN, DOMAIN, rules_of
 from counterd.protocols.smockron import wire
-from counterd.protocols.smockron.load import CONTROL_DOMAIN, DOMAIN, rules_of
 from kit import daemon, gates
 from kit.loading import load, load_fails
 

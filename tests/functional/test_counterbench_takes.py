@@ -178,7 +178,7 @@ def test_a_grant_with_the_number_of_another() -> None:
         assert "token 7 was granted twice" in run.violations[0]
 
 
-SHORT = {"counterd.protocols.counter.load.GIVE_BACK_S": 0.05}
+SHORT = {"counterd.bench.dialects.counter.GIVE_BACK_S": 0.05}
 
 
 # ---- the same with scripts ----

@@ -67,14 +67,14 @@ BELOW_NET_EXCEPT["protocols/beanstalk/_listing.pyx"] = {"heapq"}
 # The half of a protocol that its clients need.
 CLIENTS_HALF = re.compile(r"counterd\.errors$|counterd\.protocols\.\w+\.(wire|errors)$")
 
-# The sides need the server's insides as little as a stranger's program does.
+# The sides and the load tester need the server's insides as little as a stranger's program does.
 WIRE = r"counterd\.protocols\.\w+(\.(wire|errors))?$"
 SIDES = {
     "client": re.compile(rf"counterd\.errors$|counterd\.client\b|{WIRE}"),
     "bench": re.compile(
-        r"counterd\.(errors|units|version|protocols|engine\.byteorder|client(\._addresses|\._tls)?)$"
+        r"counterd\.(errors|units|version|engine\.byteorder|client(\._addresses|\._tls)?)$"
         r"|counterd\.net\.(clock|kernel)$"
-        r"|counterd\.bench\b"
+        rf"|counterd\.bench\b(?!\.dialects\._?({'|'.join(ROOMS)})$)"
     ),
     "admin": re.compile(
         r"counterd\.(contract|errors|frames|listing|units|version|settings|protocols)$|counterd\.admin\b"
@@ -82,8 +82,8 @@ SIDES = {
     "journal": re.compile(r"counterd\.(contract|frames|protocols)$|counterd\.journal\b"),
 }
 
-# What a load speaks: of the side bench, although it is in the protocol's folder. It knows its protocol's wire.
-DIALECT = re.compile(r"counterd\.protocols\.(\w+)\._?load$")
+# In a protocol's folder, and what the load tester says to one server.
+OF_ROOM = re.compile(r"counterd\.(?:protocols\.|bench\.dialects\._?)(\w+)")
 
 CYTHON_IMPORT = re.compile(r"^\s*(?:from\s+([\w.]+)\s+c?import\s+(.*)|c?import\s+(.*))$", re.MULTILINE)
 CYTHON_EXTERN = re.compile(r"^\s*cdef\s+extern\s+from\s+[\"<]+([\w./]+)", re.MULTILINE)
@@ -120,8 +120,6 @@ def resolved(module: str, name: str) -> str:
 
 def floor(module: str) -> int:
     """Of a module of counterd, by its full name."""
-    if DIALECT.match(module):
-        return FLOORS["bench"]
     return FLOORS.get(module.partition(".")[2].partition(".")[0], 0)
 
 
@@ -132,9 +130,9 @@ def module_of(source: str) -> str:
 def wrong_imports(source: str, text: str) -> list[str]:
     """What it may not import, with the reason."""
     own = module_of(source)
-    room = own.split(".")[2] if own.startswith("counterd.protocols.") else None
+    room = found[1] if (found := OF_ROOM.match(own)) else None
     spoken = own.split(".")[3] if own.startswith("counterd.cli.ctl.") else None  # by the commands of one protocol
-    side = "bench" if DIALECT.match(own) else f"{own}.".split(".")[1]
+    side = f"{own}.".split(".")[1]
     wrong = []
     for module in imported(source, text):
         parts = module.split(".")
@@ -142,7 +140,7 @@ def wrong_imports(source: str, text: str) -> list[str]:
             if floor(own) <= 2 and module not in BELOW_NET | BELOW_NET_EXCEPT.get(source, set()):
                 wrong.append(f"{module}: not for what is below net")
         elif side in SIDES:
-            ours = DIALECT.match(own) and re.match(rf"counterd\.protocols\.{room}\.(wire|_?load)$", module)
+            ours = room and re.search(rf"\.(protocols\.{room}\.wire|dialects\._?{room})$", module)
             if not (ours or SIDES[side].match(module)):
                 wrong.append(f"{module}: a side stands on errors and wire")
         elif floor(module) > floor(own):
@@ -181,7 +179,7 @@ def test_there_are_rooms() -> None:
 
 # Where a protocol may be named: in its folder, and in what speaks it from the other side. Not in the admin process
 # either, where Prometheus's word for a metric that only rises is a name too.
-NAMING = ("protocols/", "client/", "cli/ctl/", "admin/")
+NAMING = ("protocols/", "client/", "bench/dialects/", "cli/ctl/", "admin/")
 
 
 def named_rooms(source: str, text: str) -> list[str]:
@@ -192,7 +190,8 @@ def named_rooms(source: str, text: str) -> list[str]:
 
 
 def test_nobody_names_a_room() -> None:
-    others = [source for source in sources() if not source.startswith(NAMING) or source == "protocols/__init__.py"]
+    finding = {"protocols/__init__.py", "bench/dialects/__init__.py"}
+    others = [source for source in sources() if not source.startswith(NAMING) or source in finding]
     found = {source: named_rooms(source, (PACKAGE / source).read_text("utf-8")) for source in others}
     assert {source: lines for source, lines in found.items() if lines} == {}
 
@@ -290,10 +289,11 @@ def test_circles_would_be_found() -> None:
         ("client/x.py", "from counterd.protocols.counter._store import CounterStore", "side"),
         ("bench/x.pyx", "from counterd._core cimport Session", "side"),
         ("bench/x.py", "from counterd.protocols.counter import wire", "side"),
-        ("bench/x.py", "from counterd.protocols.counter.load import DIALECT", "side"),
-        ("protocols/counter/load.py", "from counterd.protocols.counter import ROOM", "side"),
-        ("protocols/counter/load.py", "from counterd.protocols.throttr import wire", "side"),
-        ("protocols/counter/x.py", "from counterd.protocols.counter.load import DIALECT", "floor 5"),
+        ("bench/x.py", "from counterd.bench.dialects.counter import DIALECT", "side"),
+        ("bench/dialects/counter.py", "from counterd.protocols.counter import ROOM", "side"),
+        ("bench/dialects/_counter.pyx", "from counterd.protocols.throttr import wire", "side"),
+        ("bench/dialects/counter.py", "from counterd.bench.dialects import throttr", "side"),
+        ("protocols/counter/x.py", "from counterd.bench.dialects.counter import DIALECT", "floor 5"),
         ("admin/x.py", "from counterd.control.inspector import Inspector", "side"),
         ("admin/x.py", "from counterd.protocols.counter import wire", "side"),
         ("control/x.py", "from counterd.admin import link", "floor 5"),
@@ -314,8 +314,8 @@ def test_these_would_be_found(source: str, text: str, wrong: str) -> None:
         ("bench/x.pyx", "from counterd.net.clock cimport monotonic_ns\nfrom counterd.bench.plan import Plan"),
         ("protocols/counter/x.py", "from counterd.contract import Room, Store\nfrom counterd.listing import Table"),
         ("protocols/counter/errors.py", "from counterd.errors import ServerError\nimport enum"),
-        ("protocols/counter/load.py", "from counterd.protocols.counter import wire\nimport counterd.bench.dialect, os"),
-        ("protocols/counter/_load.pyx", "from counterd.bench._codec cimport Codec"),
+        ("bench/dialects/counter.py", "from counterd.protocols.counter import wire\nimport counterd.bench.dialect, os"),
+        ("bench/dialects/_counter.pyx", "from counterd.bench.dialects.counter import DIALECT"),
         ("client/x.py", "from counterd.protocols.counter.errors import Refused"),
         ("cli/x.py", "from counterd.client import Client"),
         ("cli/ctl/counter.py", "from counterd.protocols.counter.wire import PORT"),

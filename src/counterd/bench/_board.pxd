@@ -1,9 +1,9 @@
 # What load processes write while they run and their parent reads: one shared mapping, no locks.
 #
-# A side. Each process has a Sheet of its own, which only it writes; the parent may see a sheet mid-change, and reads it
-# again when all is over. What the parent says goes through the Orders, which only it writes. Of `grants` each process
-# writes those of its own connections. `held` is everybody's, and is changed by atomic additions alone; but where it is
-# about jobs, each process writes what it knows of its own.
+# Floor 5. Each process has a Sheet of its own, which only it writes; the parent may see a sheet mid-change, and reads
+# it again when all is over. What the parent says goes through the Orders, which only it writes. Of `grants` each
+# process writes those of its own connections. `held` is everybody's, and is changed by atomic additions alone; but
+# where it is about jobs, each process writes what it knows of its own.
 
 from cpython.bytes cimport PyBytes_AS_STRING
 from libc.errno cimport ECONNREFUSED, ECONNRESET, EMFILE, ENFILE, EPIPE

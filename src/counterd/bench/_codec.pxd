@@ -1,6 +1,6 @@
 # How a protocol's requests are written, and its replies read.
 #
-# A side. Each dialect has a module with a LoadCodec, a subclass that has what its protocol needs of these methods. The
+# Floor 5. Each dialect has a module with a LoadCodec, a subclass that has what its protocol needs of these methods. The
 # load calls write() and read() for each request, and the others once for each batch or connection.
 
 from libc.stdint cimport int64_t, uint8_t, uint32_t

@@ -1,7 +1,7 @@
 """Writes the requests of a protocol and reads its replies. This file has the code that all codecs share. See
 _codec.pxd.
 
-Floor: side (ARCHITECTURE.md).
+Floor 5 (ARCHITECTURE.md).
 """
 
 import dataclasses

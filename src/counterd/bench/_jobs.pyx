@@ -1,6 +1,6 @@
 """A load on a queue of jobs.
 
-Floor: side (ARCHITECTURE.md). A body begins with the number of the job, by which --verify identifies it. In a fan the
+Floor 5 (ARCHITECTURE.md). A body begins with the number of the job, by which --verify identifies it. In a fan the
 number is followed by the time for which its put was intended. A cycle never waits for a job that nobody has put: each
 connection puts a job before each job that it reserves. Each process has its own tube, so it reserves only jobs that it
 has put itself.

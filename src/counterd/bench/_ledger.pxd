@@ -1,6 +1,6 @@
 # What is surely held, and what is seen that must not be.
 #
-# A side.
+# Floor 5.
 
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 

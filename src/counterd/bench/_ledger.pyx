@@ -1,6 +1,6 @@
 """Counts on a Board what is certainly held, and notes what must not happen.
 
-Floor: side (ARCHITECTURE.md).
+Floor 5 (ARCHITECTURE.md).
 """
 
 from libc.stdint cimport int64_t, uint32_t, uint64_t

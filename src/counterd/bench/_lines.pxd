@@ -1,6 +1,6 @@
 # Lines of text, which end with CR LF, and the numbers in them: for the codecs of protocols that are made of such.
 #
-# A side, header only.
+# Floor 5, header only.
 
 from libc.stdint cimport int64_t, uint8_t
 from libc.string cimport memchr, memcmp, strlen

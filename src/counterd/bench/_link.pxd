@@ -1,6 +1,6 @@
 # A connection of the load, and what is under way on it.
 #
-# A side, header only.
+# Floor 5, header only.
 
 from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 

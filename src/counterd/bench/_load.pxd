@@ -1,6 +1,6 @@
 # The load process: connections, what is under way on each, and what has to be done when.
 #
-# A side. The state of everything that _load.pyx moves.
+# Floor 5. The state of everything that _load.pyx moves.
 
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 

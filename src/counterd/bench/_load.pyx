@@ -1,6 +1,6 @@
 """One load process. It keeps connections busy according to a Plan, and writes its results to its sheet of the Board.
 
-Floor: side (ARCHITECTURE.md). It has one thread and one epoll set, and runs no Python for a request. All times are of
+Floor 5 (ARCHITECTURE.md). It has one thread and one epoll set, and runs no Python for a request. All times are of
 the monotonic clock.
 
 A closed loop (without a rate) sends `depth` requests on a connection, waits for all replies, and sends `depth` requests

@@ -1,6 +1,6 @@
 # Room that grows, rings and a heap; and memory that processes share.
 #
-# A side, header only. Sizes only grow; whoever owns one frees its cells with PyMem_Free.
+# Floor 5, header only. Sizes only grow; whoever owns one frees its cells with PyMem_Free.
 
 from cpython.mem cimport PyMem_Calloc, PyMem_Free, PyMem_Realloc
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t

@@ -1,6 +1,6 @@
 """A load that acquires and releases, and that sends the other requests about names.
 
-Floor: side (ARCHITECTURE.md). If a permit has a token, its release names the token and not the name. Either the reply
+Floor 5 (ARCHITECTURE.md). If a permit has a token, its release names the token and not the name. Either the reply
 to the acquire contains the token, or the load chooses it. A release that needs a token waits until its acquire is
 answered, and so does the release of a Take that can wait. So acquires and releases alternate among the permits of a
 connection.

@@ -1,7 +1,7 @@
 # Random numbers, and what is drawn from them: names, hold times, arrivals.
 #
-# A side, header only. A stream is one 64-bit word (SplitMix64): good enough to choose names with, and a few nanoseconds
-# a draw, so that the load process is not what is measured.
+# Floor 5, header only. A stream is one 64-bit word (SplitMix64): good enough to choose names with, and a few
+# nanoseconds a draw, so that the load process is not what is measured.
 
 from libc.math cimport exp, expm1, log, log1p
 from libc.stdint cimport uint32_t, uint64_t

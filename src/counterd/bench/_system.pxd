@@ -1,6 +1,6 @@
 # What only the load process asks of the kernel.
 #
-# A side, header only: declarations, and the calls that take more than a line.
+# Floor 5, header only: declarations, and the calls that take more than a line.
 
 from libc.stdint cimport int64_t
 from posix.time cimport CLOCK_PROCESS_CPUTIME_ID, clock_gettime, timespec

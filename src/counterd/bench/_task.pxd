@@ -1,6 +1,6 @@
 # A load process's share of a Plan, as numbers: which connections are its own, and what they draw.
 #
-# A side. All that does not depend on what has been answered, or when.
+# Floor 5. All that does not depend on what has been answered, or when.
 
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 

@@ -1,6 +1,6 @@
 """The share that one load process has of a Plan, as numbers. See _task.pxd.
 
-Floor: side (ARCHITECTURE.md).
+Floor 5 (ARCHITECTURE.md).
 """
 
 from libc.stdint cimport int64_t, uint32_t, uint64_t

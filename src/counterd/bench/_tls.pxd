@@ -1,6 +1,6 @@
 # TLS of one connection of the load.
 #
-# A side.
+# Floor 5.
 
 from libc.stdint cimport uint8_t
 

@@ -1,6 +1,6 @@
 """TLS for one connection of the load. The caller owns the socket.
 
-Floor: side (ARCHITECTURE.md). Every error raises OSError.
+Floor 5 (ARCHITECTURE.md). Every error raises OSError.
 """
 
 import ssl

@@ -1,6 +1,6 @@
 # What a load can ask, and what it can be answered: the kinds of requests and of outcomes that all dialects share.
 #
-# A side, header only. Requests of one kind differ in their name alone (and in what a codec puts into them besides), so
+# Floor 5, header only. Requests of one kind differ in their name alone (and in what a codec puts into them besides), so
 # each kind is a template that is copied and patched.
 
 from cpython.bytes cimport PyBytes_AS_STRING

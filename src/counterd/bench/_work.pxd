@@ -1,6 +1,6 @@
 # What a load process asks for on a connection, and what it makes of the answers: one of three kinds of work.
 #
-# A side.
+# Floor 5.
 
 from libc.stdint cimport int64_t, uint32_t
 

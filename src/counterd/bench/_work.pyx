@@ -1,7 +1,7 @@
 """The contract of a load: which requests a load process sends on a connection, and what it does with the replies. Also
 a load that needs no memory of its requests, such as one of messages.
 
-Floor: side (ARCHITECTURE.md).
+Floor 5 (ARCHITECTURE.md).
 """
 
 from cpython.mem cimport PyMem_Free

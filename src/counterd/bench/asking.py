@@ -1,6 +1,6 @@
 """The address of a server, and a connection to it for requests before and after a load.
 
-Floor: side (ARCHITECTURE.md), pure Python.
+Floor 5 (ARCHITECTURE.md), pure Python.
 """
 
 from __future__ import annotations

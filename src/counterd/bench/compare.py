@@ -1,6 +1,6 @@
 """Compares reports: ratios to the first report, and warnings about ratios that do not compare like with like.
 
-Floor: side (ARCHITECTURE.md), pure Python. A ratio counts as better or worse only if it exceeds the variation of the
+Floor 5 (ARCHITECTURE.md), pure Python. A ratio counts as better or worse only if it exceeds the variation of the
 runs themselves: the variation between several runs of the same load, or between the seconds of a single run. A ratio
 has no verdict if the loads differ or a run failed.
 """

@@ -1,6 +1,6 @@
 """The description of a protocol for the load: its requests as bytes, its limits, and its texts in reports.
 
-Floor: side (ARCHITECTURE.md), pure Python. A dialect is a module that exports DIALECT. A Codec in the same folder
+Floor 5 (ARCHITECTURE.md), pure Python. A dialect is a module that exports DIALECT. A Codec in the same folder
 (_codec.pxd) writes the requests and reads the replies. dialects/__init__.py finds the dialects. The load itself knows
 only kinds of requests and three kinds of work, but no protocol.
 """
@@ -71,7 +71,7 @@ def names_of(plan: Plan, run: int) -> dict[str, bytes]:
 class Dialect:
     """A protocol, as the load uses it.
 
-    order: its place in lists for people. codec: the module with the LoadCodec, which writes requests and reads replies.
+    order: its place in lists for people.
     ops: the members of OPS that it has. requests: each kind of request for a name, as bytes that the codec completes.
     kind: of the work. names: the name in each kind of request, without its last digits; the key "" is for other kinds.
     fill: the requests that make a name exist; none if names need not exist. needs_fill: these are always sent.
@@ -87,7 +87,6 @@ class Dialect:
     name: str
     order: int
     port: int
-    codec: str
     ops: tuple[str, ...]
     requests: Callable[[Plan, bytes], dict[str, bytes]]
     name_size_max: int
@@ -112,3 +111,8 @@ class Dialect:
     kept: str = "nothing was granted twice, and everything was given back"
     doubt: str = "does the server speak the {protocol} protocol?"
     rules: Rules | None = None
+
+    @property
+    def codec(self) -> str:
+        """Returns the name of the module with the LoadCodec, which writes requests and reads replies."""
+        return f"counterd.bench.dialects._{self.name.replace('-', '_')}"

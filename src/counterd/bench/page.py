@@ -1,6 +1,6 @@
 """Makes a self-contained HTML page from one or several reports: figures, curves, tables, and the origin of the data.
 
-Floor: side (ARCHITECTURE.md), pure Python. The page has no scripts and loads nothing; its content security policy makes
+Floor 5 (ARCHITECTURE.md), pure Python. The page has no scripts and loads nothing; its content security policy makes
 browsers enforce that. All text from a report goes through escape(). Each chart is drawn twice, for a desktop and for a
 phone, because the text of a scaled chart would be illegible on one of them.
 """

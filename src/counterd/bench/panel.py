@@ -1,6 +1,6 @@
 """Shows the progress of a run on a terminal.
 
-Floor: side (ARCHITECTURE.md). The parent's own loop redraws the panel, because load processes must not be forked while
+Floor 5 (ARCHITECTURE.md). The parent's own loop redraws the panel, because load processes must not be forked while
 another thread runs.
 """
 

@@ -1,6 +1,6 @@
 """The plan of a run: reads and checks the options of counterbench.
 
-Floor: side (ARCHITECTURE.md), pure Python. The readers, in this file and in counterd.units, parse the text of an
+Floor 5 (ARCHITECTURE.md), pure Python. The readers, in this file and in counterd.units, parse the text of an
 option. The readers raise a ValueError that says what was expected.
 """
 

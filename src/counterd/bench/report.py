@@ -1,6 +1,6 @@
 """Writes the results of runs for a terminal, a spreadsheet and the tools that read HdrHistogram's percentile files.
 
-Floor: side (ARCHITECTURE.md), pure Python. A run with errors, with unsent requests or with violations is marked
+Floor 5 (ARCHITECTURE.md), pure Python. A run with errors, with unsent requests or with violations is marked
 wherever its figures are shown. Otherwise it could look better than a correct run, because it has done less.
 """
 

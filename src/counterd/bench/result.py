@@ -1,6 +1,6 @@
 """The result of a run, and the file in which it is kept.
 
-Floor: side (ARCHITECTURE.md), pure Python. Times are in nanoseconds unless the name has another unit. A histogram is an
+Floor 5 (ARCHITECTURE.md), pure Python. Times are in nanoseconds unless the name has another unit. A histogram is an
 HdrHistogram of nanoseconds, with 3 significant digits, up to an hour. Files contain histograms in the compressed form
 of the HdrHistogram library.
 """

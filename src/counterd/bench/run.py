@@ -1,6 +1,6 @@
 """Supervises one run: starts the load processes, lets them begin together, watches them, and collects their results.
 
-Floor: side (ARCHITECTURE.md). The load processes are forked before this process starts a thread. The load processes
+Floor 5 (ARCHITECTURE.md). The load processes are forked before this process starts a thread. The load processes
 share a Board with this process.
 """
 

@@ -1,6 +1,6 @@
 """Searches. A search consists of several runs.
 
-Floor: side (ARCHITECTURE.md), pure Python. A search finds the highest rate that meets an objective, or shows the
+Floor 5 (ARCHITECTURE.md), pure Python. A search finds the highest rate that meets an objective, or shows the
 latency at several rates, or the variation of equal runs.
 """
 

@@ -1,9 +1,9 @@
 """Measures the server under load: processor time and memory of the processes that listen at its address.
 
-The processes are found in /proc, before the load begins, by their listening socket. The processes are found in /proc,
-before the load begins, by their listening socket. If the processes run on another machine or in another container, or
-if this user may not see them, they are not found, and the report says why. If process 1 has the socket, it is not the
-server: like systemd, it has opened the socket for another process.
+Floor 5 (ARCHITECTURE.md). The processes are found in /proc, before the load begins, by their listening socket. If the
+processes run on another machine or in another container, or if this user may not see them, they are not found, and the
+report says why. If process 1 has the socket, it is not the server: like systemd, it has opened the socket for another
+process.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The options of a load of Takes: requests for several items at once, which may wait in the server's queue.
 
-Floor: side (ARCHITECTURE.md), pure Python. Each item is a number of permits, or a unit of a rate.
+Floor 5 (ARCHITECTURE.md), pure Python. Each item is a number of permits, or a unit of a rate.
 """
 
 from __future__ import annotations

@@ -1,25 +1,21 @@
-"""Finds the dialects: the dialect in the folder of each protocol of counterd, and the dialects of other servers in this
-folder.
+"""Finds the dialects in this folder: those of counterd's protocols, and those of other servers.
 
-Floor: side (ARCHITECTURE.md), pure Python. The file load.py in a protocol's folder has its dialect, so deleting the
-folder removes the dialect.
+Floor 5 (ARCHITECTURE.md), pure Python. NAME.py exports DIALECT, and _NAME.pyx beside it has the LoadCodec. A dialect of
+a protocol needs only the wire.py of this protocol, and the rest of counterbench names no dialect: deleting both files
+removes it.
 """
 
 from __future__ import annotations
 
 import importlib
 import pkgutil
-from pathlib import Path
 
-from counterd import protocols
 from counterd.bench.dialect import Dialect
 
 
 def _found() -> dict[str, Dialect]:
     """Returns the dialects by name, in the order in which people see them."""
-    folders = [Path(path) for path in protocols.__path__]
-    modules = [f"{protocols.__name__}.{each.parent.name}.load" for path in folders for each in path.glob("*/load.py")]
-    modules += [f"{__name__}.{each.name}" for each in pkgutil.iter_modules(__path__) if not each.name.startswith("_")]
+    modules = [f"{__name__}.{each.name}" for each in pkgutil.iter_modules(__path__) if not each.name.startswith("_")]
     dialects: list[Dialect] = [importlib.import_module(module).DIALECT for module in modules]
     return {dialect.name: dialect for dialect in sorted(dialects, key=lambda each: each.order)}
 

@@ -1,6 +1,6 @@
 """Memcached's replies in its text protocol, as counterbench reads them.
 
-Floor: side (ARCHITECTURE.md).
+Floor 5 (ARCHITECTURE.md).
 """
 
 from libc.stdint cimport uint8_t

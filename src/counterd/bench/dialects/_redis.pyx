@@ -1,6 +1,6 @@
 """Redis's replies in RESP2, as counterbench reads them.
 
-Floor: side (ARCHITECTURE.md).
+Floor 5 (ARCHITECTURE.md).
 """
 
 from libc.stdint cimport int64_t, uint8_t

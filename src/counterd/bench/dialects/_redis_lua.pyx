@@ -1,6 +1,6 @@
 """Requests to Redis that call scripts, and their replies, as counterbench writes and reads them.
 
-Floor: side (ARCHITECTURE.md).
+Floor 5 (ARCHITECTURE.md).
 """
 
 from libc.stdint cimport uint8_t

@@ -1,6 +1,6 @@
 """Memcached's text protocol as counterbench uses it: incr, decr, get, set, mn.
 
-Floor: side (ARCHITECTURE.md), pure Python.
+Floor 5 (ARCHITECTURE.md), pure Python.
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ DIALECT = Dialect(
     name="memcached",
     order=7,
     port=11211,
-    codec="counterd.bench.dialects._memcached",
     ops=COUNTING,
     requests=requests_of,
     name_size_max=250,

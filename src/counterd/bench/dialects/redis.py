@@ -1,6 +1,6 @@
 """Redis as counterbench uses it: RESP2, with a counterpart of all requests for counters and keys.
 
-Floor: side (ARCHITECTURE.md), pure Python.
+Floor 5 (ARCHITECTURE.md), pure Python.
 """
 
 from __future__ import annotations
@@ -48,7 +48,6 @@ DIALECT = Dialect(
     name="redis",
     order=5,
     port=6379,
-    codec="counterd.bench.dialects._redis",
     ops=(*COUNTING, *KEEPING),
     requests=requests_of,
     name_size_max=65535,

@@ -1,6 +1,6 @@
 """Redis with the usual scripts for semaphores and rates, as counterbench uses it.
 
-Floor: side (ARCHITECTURE.md), pure Python. The scripts use the server's time, because the clocks of clients differ.
+Floor 5 (ARCHITECTURE.md), pure Python. The scripts use the server's time, because the clocks of clients differ.
 KEYS[1] is the key of the limited thing, ARGV[1] the limit, ARGV[2] a number of milliseconds. All scripts return 1 or 0.
 A permit is given back with a plain ZREM.
 
@@ -179,7 +179,6 @@ DIALECT = Dialect(
     name="redis-lua",
     order=6,
     port=6379,
-    codec="counterd.bench.dialects._redis_lua",
     ops=("noop", "acquire", "release", "flow", "counts"),
     ops_help=(
         "acquire-release (a leased semaphore; with --items a script for all of them), flow (a sliding window), "

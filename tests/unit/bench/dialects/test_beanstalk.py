@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from counterd.bench.dialects import beanstalk
 from counterd.bench.plan import Plan, Work
 from counterd.errors import ProtocolError
-from counterd.protocols.beanstalk import load
 from kit.machine import PATIENCE
 from kit.scripted import Hangup
 from kit.scripted.beanstalk import Asked, Queue
@@ -29,7 +29,7 @@ class Board:
 @pytest.fixture(autouse=True)
 def fast(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"GIVE_BACK_S": 0.05, "PAUSE_S": 0.001, "AT_ONCE": 7}.items():
-        monkeypatch.setattr(load, name, value)
+        monkeypatch.setattr(beanstalk, name, value)
 
 
 @pytest.fixture
@@ -53,7 +53,7 @@ def fill(queue: Queue, index: int, *bodies: bytes) -> None:
 
 def judged(queue: Queue, stored: set[int], perhaps: set[int]) -> list[str]:
     board: Any = Board(stored, perhaps)
-    return load.when_gone(plan_of(queue), board)
+    return beanstalk.when_gone(plan_of(queue), board)
 
 
 def numbered(*numbers: int) -> list[bytes]:
@@ -66,7 +66,7 @@ def test_all_is_taken_out_of_the_tubes_of_each_process(count: int, queue: Queue)
     fill(queue, 1, *numbered(1000))
     fill(queue, 2, b"of another load")
     queue.delayed.update(list(queue.jobs[tube(0)])[::2])
-    assert load.take(plan_of(queue)) == dict.fromkeys([b"%08x" % number for number in (*range(count), 1000)], 1)
+    assert beanstalk.take(plan_of(queue)) == dict.fromkeys([b"%08x" % number for number in (*range(count), 1000)], 1)
     assert queue.left() == [b"of another load"]
 
 
@@ -86,7 +86,7 @@ def test_what_is_wrong_is_found(queue: Queue) -> None:
 
 
 def test_what_comes_back_in_time_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(load, "GIVE_BACK_S", PATIENCE)
+    monkeypatch.setattr(beanstalk, "GIVE_BACK_S", PATIENCE)
 
     class Late(Queue):
         def answer(self, asked: Asked) -> bytes:
@@ -104,12 +104,12 @@ def test_a_server_that_hangs_up_is_an_error() -> None:
             raise Hangup
 
     with Closing() as queue, pytest.raises((ProtocolError, OSError)):
-        load.take(plan_of(queue))
+        beanstalk.take(plan_of(queue))
 
 
 def test_requests() -> None:
     plan = Plan(protocol="beanstalk", work=Work.read("cycle"), value_size=12)
-    assert load.requests_of(plan, b"0000abcd") == {
+    assert beanstalk.requests_of(plan, b"0000abcd") == {
         "noop": b"list-tube-used\r\n",
         "put": b"put 65536 0 3600 12\r\n0000abcdvvvv\r\n",
         "reserve": b"reserve-with-timeout 5\r\n",
@@ -118,15 +118,15 @@ def test_requests() -> None:
         "watch": b"watch 0000abcd\r\n",
         "ignore": b"ignore default\r\n",
     }
-    short = load.requests_of(replace(plan, value_size=3, delay=7), b"0000abcd")
+    short = beanstalk.requests_of(replace(plan, value_size=3, delay=7), b"0000abcd")
     assert short["put"] == b"put 65536 7 3600 3\r\n000\r\n"
-    assert load.requests_of(replace(plan, delay=7), b"0000abcd")["reserve"] == b"reserve-with-timeout 12\r\n"
-    fan = load.requests_of(replace(plan, work=Work.read("fan"), value_size=25), b"0000abcd")
-    assert fan["put"] == b"put 65536 0 3600 25\r\n0000abcd" + load.STAMP + b"v\r\n"
+    assert beanstalk.requests_of(replace(plan, delay=7), b"0000abcd")["reserve"] == b"reserve-with-timeout 12\r\n"
+    fan = beanstalk.requests_of(replace(plan, work=Work.read("fan"), value_size=25), b"0000abcd")
+    assert fan["put"] == b"put 65536 0 3600 25\r\n0000abcd" + beanstalk.STAMP + b"v\r\n"
     assert fan["reserve"] == b"reserve\r\n"
 
 
 def test_names_of_tubes() -> None:
     plan = Plan(protocol="beanstalk", work=Work.read("cycle"))
     tube = b"counterbench-1234abc-"
-    assert load.tubes_of(plan, 0x1234ABC) == {"use": tube, "watch": tube, "": b""}
+    assert beanstalk.tubes_of(plan, 0x1234ABC) == {"use": tube, "watch": tube, "": b""}

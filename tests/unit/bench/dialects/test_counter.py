@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from counterd.bench.dialects import counter
 from counterd.bench.plan import Plan, Work
 from counterd.bench.takes import Items, Take
 from counterd.client import DumpEntry
-from counterd.protocols.counter import load, wire
+from counterd.protocols.counter import wire
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -51,17 +52,17 @@ def name_of(number: int) -> bytes:
 
 @pytest.fixture(autouse=True)
 def fast(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(load, "GIVE_BACK_S", 0.05)
-    monkeypatch.setattr(load, "PAUSE_S", 0.001)
+    monkeypatch.setattr(counter, "GIVE_BACK_S", 0.05)
+    monkeypatch.setattr(counter, "PAUSE_S", 0.001)
     return
 
 
 def judged(monkeypatch: pytest.MonkeyPatch, held: dict[int, int], *dumps: Any, before: Any = None) -> list[str]:
     board: Any = Board(held)
-    monkeypatch.setattr(load, "_client", Dumps(before or {}))
-    state = load.look(PLAN)
-    monkeypatch.setattr(load, "_client", Dumps(*dumps))
-    return load.while_held(PLAN, board, state)
+    monkeypatch.setattr(counter, "_client", Dumps(before or {}))
+    state = counter.look(PLAN)
+    monkeypatch.setattr(counter, "_client", Dumps(*dumps))
+    return counter.while_held(PLAN, board, state)
 
 
 def test_what_is_right(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,25 +105,25 @@ def test_a_great_many_violations_are_counted(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_when_all_have_gone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(load, "_client", Dumps({1: (2, 9)}, {1: (1, 9)}, {1: (0, 9)}, {1: (5, 9)}))
-    assert load.when_gone(PLAN, {}) == []
-    monkeypatch.setattr(load, "_client", Dumps({1: (2, 9), b"jobs": (5, 5)}))
+    monkeypatch.setattr(counter, "_client", Dumps({1: (2, 9)}, {1: (1, 9)}, {1: (0, 9)}, {1: (5, 9)}))
+    assert counter.when_gone(PLAN, {}) == []
+    monkeypatch.setattr(counter, "_client", Dumps({1: (2, 9), b"jobs": (5, 5)}))
     text = "nnnnnnnn00000001: 2 still in use, 0.05 s after the last connection was closed"
-    assert load.when_gone(PLAN, {}) == [text]
-    assert load.when_gone(PLAN, {name_of(1): DumpEntry(name_of(1), 2, 2)}) == []
+    assert counter.when_gone(PLAN, {}) == [text]
+    assert counter.when_gone(PLAN, {name_of(1): DumpEntry(name_of(1), 2, 2)}) == []
 
 
 @pytest.mark.parametrize("size", [1, 3, 8, 9, 300])
 def test_names_are_found_again(size: int) -> None:
     plan = Plan(names=16, name_size=size)
     for number in range(16):
-        assert load._is_ours(plan, load._name(plan, number))
-    assert not load._is_ours(plan, b"n" * size)
+        assert counter._is_ours(plan, counter._name(plan, number))
+    assert not counter._is_ours(plan, b"n" * size)
 
 
 def test_requests() -> None:
     plan = Plan(protocol="counter", resources=3, maximum=0x01020304)
-    assert load.requests_of(plan, b"jobs") == {
+    assert counter.requests_of(plan, b"jobs") == {
         "noop": bytes.fromhex("90 00 00 00 00000000 00000000"),
         "get": bytes.fromhex("90 01 00 00 00000006 00000000 0004") + b"jobs",
         "acquire": bytes.fromhex("90 02 00 00 0000000e 00000000 00000003 01020304 0004") + b"jobs",
@@ -134,16 +135,16 @@ def test_requests_of_takes() -> None:
     take = Take(wait=1.5, items=Items(2, 1), limit=60, burst=7, weights=(1, 5), priorities=(0, 9))
     plan = Plan(protocol="counter", resources=3, maximum=12, take=take)
     items = [wire.Permit(b"jobs", 3, 12), wire.Permit(b"jobs:1", 3, 12), wire.Rate(b"jobs:r0", 1, 60, 1_000_000, 7)]
-    found = load.requests_of(plan, b"jobs")
+    found = counter.requests_of(plan, b"jobs")
     assert found["acquire"] == wire.take(0, items, 1500, key=b"key 0")
-    assert load.take_of(plan, 1, b"jobs") == wire.take(0, items, 1500, key=b"key 1", weight=5, priority=9)
+    assert counter.take_of(plan, 1, b"jobs") == wire.take(0, items, 1500, key=b"key 1", weight=5, priority=9)
     assert found["release"] == wire.release(0, b"jobs", 3) + wire.release(0, b"jobs:1", 3)
     assert found["cancel"] == wire.cancel(0, 0)
 
 
 def test_a_take_without_keys_and_permits() -> None:
     plan = Plan(protocol="counter", take=Take(items=Items(0, 1), limit=5), work=Work.read("acquire"))
-    found = load.requests_of(plan, b"calls")
+    found = counter.requests_of(plan, b"calls")
     assert found["acquire"] == wire.take(0, [wire.Rate(b"calls:r0", 1, 5, 1_000_000, 5)])
     assert "release" not in found
 
@@ -152,9 +153,9 @@ def test_a_take_without_keys_and_permits() -> None:
 def test_the_longest_names_of_a_take(rates: int) -> None:
     items = Items(8, rates)
     suffixes = sum(len(name) for names in items.names(b"") for name in names)
-    size = (load.NAMES_SIZE_MAX - suffixes) // (8 + rates)
-    load.requests_of(Plan(take=Take(items=items, weights=(1,)), name_size=size), b"n" * size)
-    with pytest.raises(ValueError, match=f"at most {load.NAMES_SIZE_MAX} bytes together"):
+    size = (counter.NAMES_SIZE_MAX - suffixes) // (8 + rates)
+    counter.requests_of(Plan(take=Take(items=items, weights=(1,)), name_size=size), b"n" * size)
+    with pytest.raises(ValueError, match=f"at most {counter.NAMES_SIZE_MAX} bytes together"):
         Plan(take=Take(items=items, weights=(1,)), name_size=size + 1)
 
 
@@ -163,7 +164,7 @@ def test_all_counters_of_a_take_are_compared(monkeypatch: pytest.MonkeyPatch) ->
     board: Any = Board({1: 3})
     second = name_of(1) + b":1"
     others = {name_of(1) + b":2": (7, 7), name_of(1) + b":r0": (7, 7), b":1": (7, 7)}
-    monkeypatch.setattr(load, "_client", Dumps({1: (3, 3), second: (3, 3), **others}))
-    assert load.while_held(plan, board, {}) == []
-    monkeypatch.setattr(load, "_client", Dumps({1: (3, 3), second: (4, 4), **others}))
-    assert load.while_held(plan, board, {}) == ["nnnnnnnn00000001:1: 4 in use, but 3 are held"]
+    monkeypatch.setattr(counter, "_client", Dumps({1: (3, 3), second: (3, 3), **others}))
+    assert counter.while_held(plan, board, {}) == []
+    monkeypatch.setattr(counter, "_client", Dumps({1: (3, 3), second: (4, 4), **others}))
+    assert counter.while_held(plan, board, {}) == ["nnnnnnnn00000001:1: 4 in use, but 3 are held"]

@@ -1,6 +1,6 @@
 """The throttr protocol's replies, as counterbench reads them. See docs/protocols/throttr.md.
 
-Floor: side (ARCHITECTURE.md).
+Floor 5 (ARCHITECTURE.md).
 """
 
 from libc.stdint cimport int64_t, uint8_t, uint64_t

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 
+from counterd.bench.dialects.smockron import CONTROL_DOMAIN, DOMAIN, MOMENT, requests_of, rules_of
 from counterd.bench.plan import Plan, Work
 from counterd.protocols.smockron import wire
-from counterd.protocols.smockron.load import CONTROL_DOMAIN, DOMAIN, MOMENT, requests_of, rules_of
 from counterd.protocols.smockron.rules import parse_rules
 from counterd.protocols.smockron.wire import SocketType, Status
 

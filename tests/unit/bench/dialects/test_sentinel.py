@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from counterd.bench.dialects import sentinel
+from counterd.bench.dialects.sentinel import FIRST_RATE, FIRST_SEMAPHORE, FLOWS_MAX, PARAM_FLOW, rules_of
 from counterd.bench.plan import Plan, Work
 from counterd.errors import ProtocolError
-from counterd.protocols.sentinel import load
-from counterd.protocols.sentinel.load import FIRST_RATE, FIRST_SEMAPHORE, FLOWS_MAX, PARAM_FLOW, rules_of
 from counterd.protocols.sentinel.rules import parse_rules
 from counterd.protocols.sentinel.wire import MessageType
 from kit.scripted.sentinel import Asked, Room
@@ -28,7 +28,7 @@ class Board:
 @pytest.fixture(autouse=True)
 def fast(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"GIVE_BACK_S": 0.05, "LOOK_S": 0.05, "PAUSE_S": 0.001}.items():
-        monkeypatch.setattr(load, name, value)
+        monkeypatch.setattr(sentinel, name, value)
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def plan_of(room: Room, **options: Any) -> Plan:
 
 def judged(room: Room, held: dict[int, int]) -> list[str]:
     board: Any = Board(held)
-    return load.while_held(plan_of(room), board)
+    return sentinel.while_held(plan_of(room), board)
 
 
 def test_what_is_held_is_right(room: Room) -> None:
@@ -67,10 +67,10 @@ def test_more_is_held_than_there_may_be(room: Room) -> None:
 
 
 def test_nothing_is_left_in_use(room: Room) -> None:
-    assert load.when_gone(plan_of(room)) == []
+    assert sentinel.when_gone(plan_of(room)) == []
     room.used[2] = 1
     late = "flow 2: 0 of 10 are held, and the other 10 cannot be acquired, 0.05 s after the last connection was closed"
-    assert load.when_gone(plan_of(room)) == [late]
+    assert sentinel.when_gone(plan_of(room)) == [late]
 
 
 def test_what_ends_in_time_is_waited_for(room: Room) -> None:
@@ -80,21 +80,21 @@ def test_what_ends_in_time_is_waited_for(room: Room) -> None:
 
     with Ending(10) as ending:
         ending.used[1] = 5
-        load.look(plan_of(ending))
+        sentinel.look(plan_of(ending))
 
 
 @pytest.mark.parametrize("maximum", [9, 11])
 def test_another_limit_is_said_before_the_load(maximum: int, room: Room) -> None:
     with pytest.raises(ProtocolError, match=r"flow 1: .*: the count of each rule must be --maximum"):
-        load.look(plan_of(room, maximum=maximum))
+        sentinel.look(plan_of(room, maximum=maximum))
 
 
 def test_many_flows_are_asked_some_at_a_time_and_many_findings_shortened(room: Room) -> None:
     room.used.update(dict.fromkeys(range(1, 601), 1))
-    found = load.when_gone(plan_of(room, names=600))
+    found = sentinel.when_gone(plan_of(room, names=600))
     assert (len(found), found[-1]) == (11, "and 590 more")
     assert len({each.id for each in room.of(MessageType.ACQUIRE)}) == 600
-    assert max(peer.batches[0] for peer in room.peers if peer.batches) <= load.AT_ONCE
+    assert max(peer.batches[0] for peer in room.peers if peer.batches) <= sentinel.AT_ONCE
 
 
 def test_a_room_that_hangs_up_is_an_error() -> None:
@@ -103,7 +103,7 @@ def test_a_room_that_hangs_up_is_an_error() -> None:
             raise OSError
 
     with Closing() as room, pytest.raises((ProtocolError, OSError)):
-        load.look(plan_of(room))
+        sentinel.look(plan_of(room))
 
 
 def test_semaphores_rates_and_values() -> None:
@@ -124,7 +124,7 @@ def test_as_many_as_a_room_has_room_for() -> None:
 
 def test_requests() -> None:
     """Numbers of flows and tokens are put in later; those of a flow are counted on from these."""
-    assert load.requests_of(Plan(protocol="sentinel", resources=3), b"jobs") == {
+    assert sentinel.requests_of(Plan(protocol="sentinel", resources=3), b"jobs") == {
         "noop": bytes.fromhex("0015 00000000 00 0000000c") + b"counterbench",
         "acquire": bytes.fromhex("0012 00000000 03 0000000000000001 00000003 00"),
         "release": bytes.fromhex("000d 00000000 04 0000000000000000"),
@@ -132,5 +132,5 @@ def test_requests() -> None:
         "flow": bytes.fromhex("0012 00000000 01 00000000000f4241 00000003 00"),
         "param": bytes.fromhex("001e 00000000 02 0000000000000001 00000003 00000001 07 00000004") + b"jobs",
     }
-    longest = load.requests_of(Plan(protocol="sentinel", work=Work.read("param"), name_size=996), b"x" * 996)
+    longest = sentinel.requests_of(Plan(protocol="sentinel", work=Work.read("param"), name_size=996), b"x" * 996)
     assert len(longest["param"]) == 1024

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from counterd.bench.dialects.throttr import requests_of, ttl_of
 from counterd.bench.plan import Plan, Work
-from counterd.protocols.throttr.load import requests_of, ttl_of
 
 
 def test_requests() -> None:

@@ -1,6 +1,6 @@
 """The smockron protocol for counterbench: its domains, and the rules that a master needs for them.
 
-Floor: side (ARCHITECTURE.md), pure Python. An accounting message gets no reply. So a PING follows each batch of
+Floor 5 (ARCHITECTURE.md), pure Python. An accounting message gets no reply. So a PING follows each batch of
 messages: its PONG shows that all messages of the batch have been read.
 """
 
@@ -53,7 +53,6 @@ DIALECT = Dialect(
     name="smockron",
     order=4,
     port=wire.PORT,
-    codec="counterd.protocols.smockron._load",
     ops=("noop", *MESSAGES),
     work="account",
     ops_help="account (accounting messages; a PING after each batch is answered when the batch has been read), "

@@ -1,4 +1,4 @@
-"""The throttr protocol for counterbench: its requests and its limits. Floor: side (ARCHITECTURE.md), pure Python."""
+"""The throttr protocol for counterbench: its requests and its limits. Floor 5 (ARCHITECTURE.md), pure Python."""
 
 from __future__ import annotations
 
@@ -62,7 +62,6 @@ DIALECT = Dialect(
     name="throttr",
     order=1,
     port=PORT,
-    codec="counterd.protocols.throttr._load",
     ops=("noop", "get", *KEEPING),
     work="update",
     ops_help="query, update (one up, then one down), insert (a new name, with --ttl), purge (of an inserted name), "

@@ -1,6 +1,6 @@
 """The counter protocol for counterbench: its requests, and the checks whether the server has kept its promises.
 
-Floor: side (ARCHITECTURE.md), pure Python. The load processes count what is certainly held (granted, and its release
+Floor 5 (ARCHITECTURE.md), pure Python. The load processes count what is certainly held (granted, and its release
 not sent). This file compares these numbers with a Dump. While the connections are open, the server must count exactly
 as much. After they were closed, the server must have taken everything back.
 """
@@ -171,7 +171,6 @@ DIALECT = Dialect(
     name="counter",
     order=0,
     port=wire.PORT,
-    codec="counterd.protocols.counter._load",
     ops=COUNTING,
     requests=requests_of,
     name_size_max=65535,

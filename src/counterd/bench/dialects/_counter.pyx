@@ -1,7 +1,7 @@
 """The counter protocol's requests and replies, as counterbench writes and reads them. See docs/protocols/counter.md and
 its source, "Counter support".
 
-Floor: side (ARCHITECTURE.md). A Take has its own template for each fairness key. To release a Take, the load sends one
+Floor 5 (ARCHITECTURE.md). A Take has its own template for each fairness key. To release a Take, the load sends one
 Release for each counter of the Take, with the same opaque.
 """
 
@@ -20,7 +20,7 @@ from counterd.bench._words cimport (
 )
 from counterd.engine.byteorder cimport load_be32, load_be64
 
-from counterd.protocols.counter.load import take_of
+from counterd.bench.dialects.counter import take_of
 
 cdef enum:
     HEADER = 12

@@ -1,6 +1,6 @@
 """The sentinel protocol for counterbench: its flows, their rules, and the checks of --verify.
 
-Floor: side (ARCHITECTURE.md), pure Python. A flow is either a semaphore or a rate. So the permits of a load belong to
+Floor 5 (ARCHITECTURE.md), pure Python. A flow is either a semaphore or a rate. So the permits of a load belong to
 flows 1, 2, ..., and its rates to flows 1000001, 1000002, ... All values belong to flow 1, because a parameter rule can
 have the same id as a flow rule.
 
@@ -196,7 +196,6 @@ DIALECT = Dialect(
     name="sentinel",
     order=2,
     port=wire.PORT,
-    codec="counterd.protocols.sentinel._load",
     ops=("noop", "acquire", "release", "flow", "param", "keep"),
     ops_help="also flow, param (a value), keep (of an acquired token), noop",
     requests=requests_of,

@@ -1,6 +1,6 @@
 """The sentinel protocol's requests and replies, as counterbench writes and reads them. See docs/protocols/sentinel.md.
 
-Floor: side (ARCHITECTURE.md). Names are the numbers of flows. The xid is the number of a request.
+Floor 5 (ARCHITECTURE.md). Names are the numbers of flows. The xid is the number of a request.
 """
 
 from libc.stdint cimport int8_t, uint8_t, uint32_t, uint64_t
@@ -13,7 +13,7 @@ from counterd.bench._words cimport (
 )
 from counterd.engine.byteorder cimport load_be16, load_be32, load_be64, store_be32, store_be64
 
-from counterd.protocols.sentinel.load import FIRST_RATE, FIRST_SEMAPHORE
+from counterd.bench.dialects.sentinel import FIRST_RATE, FIRST_SEMAPHORE
 
 cdef enum:
     XID_AT = 2

@@ -1,6 +1,6 @@
 """The beanstalk protocol for counterbench: its requests, the removal of its jobs, and the checks of --verify.
 
-Floor: side (ARCHITECTURE.md), pure Python. Each load process puts jobs into its own tube. After the connections of the
+Floor 5 (ARCHITECTURE.md), pure Python. Each load process puts jobs into its own tube. After the connections of the
 load were closed, all remaining jobs are taken out of the tubes, even delayed jobs. The remaining jobs are compared with
 the jobs that the load processes remember.
 """
@@ -123,7 +123,6 @@ DIALECT = Dialect(
     name="beanstalk",
     order=3,
     port=wire.PORT,
-    codec="counterd.protocols.beanstalk._load",
     ops=("noop", *JOBS),
     work="cycle",
     help="beanstalk also works with beanstalkd.",

@@ -1,7 +1,7 @@
 """The beanstalk protocol's requests and replies, as counterbench writes and reads them. See
 docs/protocols/beanstalk.md.
 
-Floor: side (ARCHITECTURE.md). A name is the number of a job, at the start of its body. A token is the id of a job, or
+Floor 5 (ARCHITECTURE.md). A name is the number of a job, at the start of its body. A token is the id of a job, or
 the time when the job is put.
 """
 
@@ -16,7 +16,7 @@ from counterd.bench._words cimport (
     Reply, Template, long_write, template_write,
 )
 
-from counterd.protocols.beanstalk.load import STAMP
+from counterd.bench.dialects.beanstalk import STAMP
 
 
 cdef class LoadCodec(Codec):

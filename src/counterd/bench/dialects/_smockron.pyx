@@ -1,6 +1,6 @@
 """What counterbench sends to a smockron master, and how it reads the master's messages. See docs/protocols/smockron.md.
 
-Floor: side (ARCHITECTURE.md). Messages get no reply, but the PING after a batch of messages does.
+Floor 5 (ARCHITECTURE.md). Messages get no reply, but the PING after a batch of messages does.
 """
 
 import time
@@ -17,7 +17,7 @@ from counterd.bench._words cimport (
 from counterd.engine.byteorder cimport load_be32, store_be32
 from counterd.net.clock cimport monotonic_ns
 
-from counterd.protocols.smockron.load import MOMENT
+from counterd.bench.dialects.smockron import MOMENT
 
 cdef enum:
     MOMENT_DIGITS = 13      # of Unix time in milliseconds, until the year 2286
