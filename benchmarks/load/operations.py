@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from counterd.bench.plan import Plan, Work
+from counterd.bench.plan import Plan, read_work
 from peers import servers
 from peers.compare import load, lowest_peak
 from peers.servers import Server
@@ -115,7 +115,7 @@ def looked_at(server: Operated) -> Iterator[None]:
 
 def plan_of(depth: int, seconds: float) -> Plan:
     return Plan(
-        connections=CONNECTIONS, depth=depth, names=NAMES, work=Work.read("acquire-release"), duration=seconds,
+        connections=CONNECTIONS, depth=depth, names=NAMES, work=read_work("acquire-release"), duration=seconds,
         warmup=0.2,
     )  # fmt: skip
 

@@ -37,7 +37,7 @@ from rich.live import Live
 from rich.text import Text
 
 from counterd.bench.asking import LoadError
-from counterd.bench.plan import Plan, Work
+from counterd.bench.plan import Plan, read_work
 from counterd.bench.result import percentiles
 from counterd.bench.run import run
 from counterd.bench.takes import Items, Take
@@ -129,7 +129,7 @@ def raise_interrupt() -> None:
 def load(server: Server, plan: Plan) -> Figures:
     """Runs the load once. Returns the rate, the latency and the CPU time per request of both sides."""
     meter = Meter(server)
-    work = Work.read(server.work) if server.work else plan.work
+    work = read_work(server.work) if server.work else plan.work
     where = {"protocol": server.protocol, "port": server.port, "control_port": server.control_port}
     result = run(dataclasses.replace(plan, **where, work=work), watch=meter)
     raise_interrupt()
@@ -150,7 +150,7 @@ def load(server: Server, plan: Plan) -> Figures:
 
 def make_plan(scenario: dict[str, Any], seconds: float) -> Plan:
     options = dict(scenario["plan"])
-    options["work"] = Work.read(options.get("work", "acquire-release"))
+    options["work"] = read_work(options.get("work", "acquire-release"))
     if "take" in options:
         options["take"] = Take(**{**options["take"], "items": Items.read(options["take"]["items"])})
     options.setdefault("duration", None if "requests" in options else seconds)

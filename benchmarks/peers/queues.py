@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from counterd.bench.plan import Plan, Work
+from counterd.bench.plan import Plan, read_work
 from counterd.bench.run import run
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ DEPTH = 16
 def memory(server: Server, count: int) -> dict[str, float]:
     """Measures the memory of a ready job with a body of 100 bytes."""
     before = server.resident()
-    work = Work.read("put")
+    work = read_work("put")
     plan = Plan(protocol=server.protocol, port=server.port, work=work, depth=DEPTH, requests=count, duration=None)
     result = run(plan)
     if result.errors or result.requests != count:

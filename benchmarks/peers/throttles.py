@@ -14,7 +14,7 @@ import time
 from typing import TYPE_CHECKING
 
 from counterd.bench.dialects.smockron import DOMAIN
-from counterd.bench.plan import Plan, Work
+from counterd.bench.plan import Plan, read_work
 from counterd.bench.run import run
 from counterd.protocols.smockron import wire
 from counterd.protocols.smockron.wire import Command, SocketType, Status
@@ -53,7 +53,7 @@ def tell(server: Server, count: int) -> dict[str, float]:
 
     They send for `count` milliseconds, DEPTH messages at once, on the same core.
     """
-    account = Work.read("account")
+    account = read_work("account")
     load = Plan(port=server.port, protocol="smockron", work=account, connections=GATEKEEPERS, depth=DEPTH, names=NAMES)
     peak = run(dataclasses.replace(load, duration=PEAK_S, warmup=WARMUP_S)).rate
     with connected(server) as gatekeeper, connected(server, control=True) as listener:

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 from counterd.bench import result
 from counterd.bench.asking import LoadError
-from counterd.bench.plan import Hold, Keys, Plan, Work
+from counterd.bench.options import Hold, Keys
+from counterd.bench.plan import Plan, read_work
 from counterd.bench.run import run
 from kit import needs
 from kit.daemon import PATIENCE, wait_until
@@ -98,9 +99,9 @@ def _work(plan: Plan, patches: Mapping[str, Any], limit: int, directory: Path) -
 
 def plan_of(server: Any, **options: Any) -> Plan:
     """Makes a plan for a server that has `address` or `path`. Options of the command line may be given as text."""
-    for name, kind in {"work": Work, "keys": Keys, "hold": Hold}.items():
+    for name, read in {"work": read_work, "keys": Keys.read, "hold": Hold.read}.items():
         if isinstance(options.get(name), str):
-            options[name] = kind.read(options[name])
+            options[name] = read(options[name])
     options.setdefault("connections", 2)
     if "requests" in options:
         options.setdefault("duration", None)

@@ -212,7 +212,7 @@ def module_graph() -> dict[str, set[str]]:
     """What each module of the server imports; a .py, .pyx, .pxd and .pyi of one name are one module."""
     graph: dict[str, set[str]] = {}
     for source in sources():
-        if not source.startswith(("client/", "bench/", "cli/")):
+        if not source.startswith(("client/", "cli/")):
             found = imported(source, (PACKAGE / source).read_text("utf-8"))
             graph.setdefault(module_of(source), set()).update(found)
     return {module: {other for other in found if other in graph} - {module} for module, found in graph.items()}

@@ -52,6 +52,7 @@ ELSEWHERE = {
     "bench/_memory.pxd": "room of _load.pyx: pipelines and holds in tests/functional/test_counterbench.py",
     "bench/_random.pxd": "the names of tests/functional/test_counterbench.py are compared with the laws",
     "bench/_system.pxd": "declarations, used by tests/functional/test_counterbench.py",
+    "bench/options.py": "what a Plan is made of: tests/unit/bench/test_plan.py reads each kind of option",
     "bench/run.py": "starts processes: tests/functional/test_counterbench.py",
     "net/kernel.pxd": "declarations: tests/unit/net/test_poller.py and tests/unit/net/test_connection.py use them all",
     "net/clock.pxd": "one system call: whatever is timed in tests/functional/test_slow_readers.py",

@@ -18,7 +18,7 @@ from counterd.errors import ProtocolError
 if TYPE_CHECKING:
     import ssl
 
-    from counterd.bench.plan import Plan
+    from counterd.bench.options import Options
 
 TRY_S = 5.0  # time limit for the first connection, which tests whether the server can be reached
 ANSWER_S = 30.0
@@ -73,7 +73,7 @@ class Place:
         return struct.pack("=H", self.family) + struct.pack(">HI", port, flow) + packed + struct.pack("=I", scope)
 
 
-def resolve(plan: Plan) -> Place:
+def resolve(plan: Options) -> Place:
     """Returns the first of the server's addresses that accepts a connection. Raises LoadError if none does."""
     if plan.socket is not None:
         if len(os.fsencode(plan.socket)) > 107:
@@ -104,7 +104,7 @@ def resolve(plan: Plan) -> Place:
     raise LoadError(f"cannot connect to {where}: {failure.strerror or failure}")
 
 
-def context_of(plan: Plan) -> ssl.SSLContext | None:
+def context_of(plan: Options) -> ssl.SSLContext | None:
     """Returns the TLS context for a plan's connections; None without TLS. Raises OSError if a file cannot be used."""
     tls = Tls(plan.cacert or "", plan.cert or "", plan.key or "") if plan.tls else None
     return Address(plan.host, plan.port, tls=tls).make_context()

@@ -10,14 +10,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from counterd.bench.options import PAIRS
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from counterd.bench._board import Board
     from counterd.bench.asking import Place
-    from counterd.bench.plan import Plan
+    from counterd.bench.options import Options
 
-PAIRS = "acquire-release"
 COUNTING = ("noop", "get", "acquire", "release")
 KEEPING = ("query", "update", "insert", "purge", "set")
 JOBS = ("put", "cycle", "fan")
@@ -56,7 +57,7 @@ class Rules:
     help: str
 
 
-def names_of(plan: Plan, run: int) -> dict[str, bytes]:
+def names_of(plan: Options, run: int) -> dict[str, bytes]:
     """Returns the name in each kind of request, without its last digits: for numbers, buffers, and new names.
 
     run: the low 28 bits make the new names of this run differ from the names of other runs.
@@ -88,25 +89,25 @@ class Dialect:
     order: int
     port: int
     ops: tuple[str, ...]
-    requests: Callable[[Plan, bytes], dict[str, bytes]]
+    requests: Callable[[Options, bytes], dict[str, bytes]]
     name_size_max: int
     work: str = PAIRS
     help: str = ""
     ops_help: str = ""
     kind: Literal["permits", "jobs", "messages"] = "permits"
-    names: Callable[[Plan, int], dict[str, bytes]] = names_of
+    names: Callable[[Options, int], dict[str, bytes]] = names_of
     fill: tuple[str, ...] = ()
     needs_fill: bool = False
     opening: tuple[str, ...] = ()
     listening: tuple[str, ...] = ()
     options: frozenset[str] = NAMED
     tokens: Literal["", "granted", "chosen"] = ""
-    fetches: Callable[[Plan], bool] = lambda _: False
-    mistakes: Callable[[Plan], Mistakes] = lambda _: []
+    fetches: Callable[[Options], bool] = lambda _: False
+    mistakes: Callable[[Options], Mistakes] = lambda _: []
     counts: bool = False
     prepare: Callable[[Place], None] | None = None
-    checks: Callable[[Plan], Checks] | None = None
-    tidy: Callable[[Plan], None] | None = None
+    checks: Callable[[Options], Checks] | None = None
+    tidy: Callable[[Options], None] | None = None
     broken: str = ""
     kept: str = "nothing was granted twice, and everything was given back"
     doubt: str = "does the server speak the {protocol} protocol?"

@@ -1,27 +1,24 @@
-"""The plan of a run: reads and checks the options of counterbench.
+"""The plan of a run: options of counterbench that were checked, and what follows from them.
 
-Floor 5 (ARCHITECTURE.md), pure Python. The readers, in this file and in counterd.units, parse the text of an
-option. The readers raise a ValueError that says what was expected.
+Floor 5 (ARCHITECTURE.md), pure Python.
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
-from counterd.bench.dialect import DIGITS_MAX, JOBS, NAMED, NUMBERED_SIZE, OPS, PAIRS, STAMPED_SIZE, Dialect
+from counterd.bench.dialect import DIGITS_MAX, JOBS, NAMED, NUMBERED_SIZE, OPS, STAMPED_SIZE
 from counterd.bench.dialects import DIALECTS
-from counterd.units import seconds
+from counterd.bench.options import CONNECTIONS, PAIRS, Keys, Options, Work
 
 if TYPE_CHECKING:
-    from counterd.bench.takes import Take
+    from counterd.bench.dialect import Dialect
 
 NAMES_MAX = 1 << 30
 PORT_MAX = 65535
-CONNECTIONS = 50
 WORKERS = 500  # connections of workers in a fan
-BUFFER_SIZE = 100
 BUFFER_SIZE_MAX = 1 << 19  # so that a buffer fits into the data that is sent together
 U32_MAX = 0xFFFFFFFF
 DEPTH_MAX = 1 << 20  # 32 MiB of data about requests, for each connection
@@ -30,65 +27,21 @@ RATE_MIN, RATE_MAX = 1e-6, 1e9  # per second; the minimum for the same reason, t
 VERIFIED_MAX = 1 << 24  # 128 MiB of memory, which all load processes share
 
 
-@dataclass(frozen=True)
-class Keys:
-    """How names are chosen."""
-
-    kind: Literal["uniform", "zipf", "seq"] = "uniform"
-    exponent: float = 0.0
-
-    @classmethod
-    def read(cls, text: str) -> Keys:
-        if text in ("uniform", "seq"):
-            return cls(text)  # type: ignore[arg-type]
-        match = re.fullmatch(r"zipf:([0-9]+(?:\.[0-9]+)?)", text)
-        if not match or not 0 < float(match[1]) <= 10:
-            raise ValueError(f"expected uniform, seq or zipf:EXPONENT (such as zipf:1.03, at most 10), not {text!r}")
-        return cls("zipf", float(match[1]))
-
-    @property
-    def text(self) -> str:
-        """Returns the form on the command line."""
-        return f"zipf:{self.exponent:g}" if self.kind == "zipf" else self.kind
-
-
-@dataclass(frozen=True)
-class Hold:
-    """How long a permit is held."""
-
-    kind: Literal["fixed", "exp"]
-    mean: float  # seconds
-
-    @classmethod
-    def read(cls, text: str) -> Hold:
-        kind, _, time = text.partition(":")
-        if kind not in ("fixed", "exp") or not time:
-            raise ValueError(f"expected fixed:TIME or exp:MEAN, such as fixed:10ms, not {text!r}")
-        return cls(kind, seconds(time))  # type: ignore[arg-type]
-
-
-@dataclass(frozen=True)
-class Work:
-    """The kinds of requests that are sent: alternately acquire and release, or any mix of requests."""
-
-    text: str = PAIRS
-    weights: dict[str, int] = field(default_factory=dict)  # empty: acquire and release in turn
-
-    @classmethod
-    def read(cls, text: str) -> Work:
-        if text == PAIRS:
-            return cls()
-        if text in OPS:
-            return cls(text, {text: 1})
-        kind, _, shares = text.partition(":")
-        pairs = [re.fullmatch(r"([a-z]+)=([0-9]{1,6})", share) for share in shares.split(",")]
-        if kind != "mix" or not all(pairs):
-            raise ValueError(f"expected {PAIRS}, {', '.join(OPS)} or mix:OP=SHARE,..., not {text!r}")
-        weights = {match[1]: int(match[2]) for match in pairs if match}
-        unknown = sorted(weights.keys() - set(OPS))
-        if unknown or len(weights) < len(pairs) or not sum(weights.values()):
-            raise ValueError(f"expected a mix with each of {', '.join(OPS)} at most once, with a share, not {text!r}")
-        return cls(text, weights)
+def read_work(text: str) -> Work:
+    """Reads the kinds of requests of a load."""
+    if text == PAIRS:
+        return Work()
+    if text in OPS:
+        return Work(text, {text: 1})
+    kind, _, shares = text.partition(":")
+    pairs = [re.fullmatch(r"([a-z]+)=([0-9]{1,6})", share) for share in shares.split(",")]
+    if kind != "mix" or not all(pairs):
+        raise ValueError(f"expected {PAIRS}, {', '.join(OPS)} or mix:OP=SHARE,..., not {text!r}")
+    weights = {match[1]: int(match[2]) for match in pairs if match}
+    unknown = sorted(weights.keys() - set(OPS))
+    if unknown or len(weights) < len(pairs) or not sum(weights.values()):
+        raise ValueError(f"expected a mix with each of {', '.join(OPS)} at most once, with a share, not {text!r}")
+    return Work(text, weights)
 
 
 def connections_of(work: Work, producers: int) -> int:
@@ -97,44 +50,10 @@ def connections_of(work: Work, producers: int) -> int:
 
 
 @dataclass(frozen=True)
-class Plan:
-    """The plan of one run. Times are in seconds, rates per second. All numbers are the sums for all processes."""
+class Plan(Options):
+    """The plan of one run: options that the protocol has, and that fit together."""
 
     protocol: str = next(iter(DIALECTS))
-    host: str = "127.0.0.1"
-    port: int = 0  # 0: the protocol's default port
-    control_port: int = 0  # the port for control messages; 0: the port after `port`
-    socket: str | None = None
-    tls: bool = False
-    cacert: str | None = None  # files for TLS; None: the system's authorities, no certificate, the key in cert
-    cert: str | None = None
-    key: str | None = None
-    connections: int = CONNECTIONS
-    producers: int = 1  # how many of the connections are producers, in a fan
-    depth: int = 1
-    keep_alive: bool = True
-    requests: int | None = None
-    duration: float | None = 10.0
-    warmup: float = 0.0
-    processes: int = 1
-    rate: float | None = None
-    arrivals: str = "constant"
-    work: Work = field(default_factory=Work)
-    keys: Keys = field(default_factory=Keys)
-    names: int = 1
-    name_size: int = 16
-    resources: int = 1
-    maximum: int = 1_000_000
-    value_size: int | None = None  # of a buffer. With redis, get reads numbers unless this is given or there is a set
-    number_type: str = "uint16"
-    ttl: float = 0.1
-    delay: int = 0  # of jobs
-    hold: Hold | None = None
-    take: Take | None = None  # None: acquires are no Takes
-    churn: float = 0.0
-    prefill: bool = False
-    verify: bool = False
-    seed: int = 1
 
     def __post_init__(self) -> None:
         """Raises ValueError if a value is invalid, or if options cannot be used together."""
@@ -147,10 +66,6 @@ class Plan:
         for wrong, text in self._mistakes():
             if wrong:
                 raise ValueError(text)
-
-    @property
-    def buffer_size(self) -> int:
-        return BUFFER_SIZE if self.value_size is None else self.value_size
 
     @property
     def dialect(self) -> Dialect:
@@ -167,20 +82,9 @@ class Plan:
         numbers = (not buffers or not asked <= {"get", "set"}) and self.holds_permits()
         return (*(self.dialect.fill if numbers else ()), *(("set",) if buffers else ()))
 
-    def holds_permits(self) -> bool:
-        """Returns False if acquires take units of rates only, so that there is nothing to release."""
-        return self.take is None or self.take.items.permits > 0
-
-    def waits(self) -> bool:
-        """Returns True if acquires wait in the server's queue, so that later requests may be answered first."""
-        return self.take is not None and self.take.wait > 0
-
     def has_unique_tokens(self) -> bool:
         """Returns True if the server tells a number with each grant that it never tells again."""
         return self.dialect.tokens == "granted" or (self.take is not None and self.dialect.tokens == "")
-
-    def fans(self) -> bool:
-        return "fan" in self.work.weights
 
     def listens(self) -> bool:
         """Returns True if each load process has one more connection, for control messages."""

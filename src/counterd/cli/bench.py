@@ -22,12 +22,12 @@ try:
 
     from counterd.bench import compare as comparing
     from counterd.bench import page, report, search
-    from counterd.bench import plan as planning
     from counterd.bench.asking import LoadError
     from counterd.bench.dialect import NUMBER_SIZES
     from counterd.bench.dialects import DIALECTS, OPS_HELP, PROTOCOL_HELP, RULES, RULES_HELP
+    from counterd.bench.options import BUFFER_SIZE, CONNECTIONS, Hold, Keys
     from counterd.bench.panel import panel
-    from counterd.bench.plan import Hold, Keys, Plan, Work
+    from counterd.bench.plan import BUFFER_SIZE_MAX, WORKERS, Plan, connections_of, read_work
     from counterd.bench.report import AS_FAST_AS_IT_GOES
     from counterd.bench.result import Report, ResultError, Run, load, save
     from counterd.bench.run import Interruption, describe, run
@@ -58,7 +58,7 @@ TAKE_OPTIONS = ("wait", "items", "limit", "burst", "weights", "priorities")
 
 NUMBER = Reads("number", at_least(1, units.whole_number))
 RATE = Reads("rate", at_least(0.001, units.number))
-SIZE = Reads("bytes", size(1, planning.BUFFER_SIZE_MAX))
+SIZE = Reads("bytes", size(1, BUFFER_SIZE_MAX))
 TIME = Reads("time", units.seconds)
 MEASURED = Reads("time", at_least(0.001, units.seconds))
 
@@ -122,7 +122,7 @@ class Told(click.Group):
     "-c",
     "--connections",
     type=NUMBER,
-    help=f"How many connections to open in total.  [default: {planning.CONNECTIONS}; with -t fan {planning.WORKERS} "
+    help=f"How many connections to open in total.  [default: {CONNECTIONS}; with -t fan {WORKERS} "
     "workers and the --producers]",
 )
 @click.option(
@@ -173,7 +173,7 @@ class Told(click.Group):
 @click.option(
     "-t",
     "--ops",
-    type=Reads("ops", Work.read),
+    type=Reads("ops", read_work),
     help=OPS_HELP,
 )
 @click.option(
@@ -199,10 +199,10 @@ class Told(click.Group):
 )
 @click.option(
     "--value-size",
-    type=Reads("bytes", size(0, planning.BUFFER_SIZE_MAX)),
+    type=Reads("bytes", size(0, BUFFER_SIZE_MAX)),
     help=(
         "The size of a job's body, or of a buffer for set and get. With redis and without this option, get reads "
-        f"a number.  [default: {planning.BUFFER_SIZE}]"
+        f"a number.  [default: {BUFFER_SIZE}]"
     ),
 )
 @click.option(
@@ -443,16 +443,16 @@ def read_plan(options: dict[str, Any]) -> Plan:
     duration = options["duration"]
     if duration is None and options["requests"] is None:
         duration = SEARCH_S if searching else DURATION_S
-    work = options["ops"] or Work.read(DIALECTS[options["protocol"]].work)
+    work = options["ops"] or read_work(DIALECTS[options["protocol"]].work)
     take = read_take(options)
     if take and not take.items.permits and options["ops"] is None:
-        work = Work.read("acquire")
+        work = read_work("acquire")
     files = {name: options[name] for name in ("cacert", "cert", "key")}
     plan = Plan(
         protocol=options["protocol"], host=options["host"], port=options["port"] or 0,
         control_port=options["control_port"] or 0, socket=options["socket"],
         tls=options["tls"] or any(files.values()), **files,
-        connections=options["connections"] or planning.connections_of(work, options["producers"]),
+        connections=options["connections"] or connections_of(work, options["producers"]),
         producers=options["producers"], depth=options["pipeline"], keep_alive=options["keep_alive"],
         requests=options["requests"], duration=duration, warmup=options["warmup"], processes=options["threads"],
         rate=options["rate"], arrivals=options["arrivals"], work=work, keys=options["keys"],

@@ -8,7 +8,7 @@ import pytest
 
 from counterd.bench.dialect import names_of
 from counterd.bench.dialects import DIALECTS
-from counterd.bench.plan import Plan, Work
+from counterd.bench.plan import Plan, read_work
 
 
 def test_names_of_numbers_of_buffers_and_of_what_is_new() -> None:
@@ -24,7 +24,7 @@ def test_names_of_numbers_of_buffers_and_of_what_is_new() -> None:
 @pytest.mark.parametrize("protocol", [name for name, dialect in DIALECTS.items() if dialect.kind != "jobs"])
 def test_requests_of_one_kind_differ_in_their_name_alone(protocol: str) -> None:
     """Which is what a load process builds on."""
-    plan = Plan(protocol=protocol, resources=7, work=Work.read("noop"))
+    plan = Plan(protocol=protocol, resources=7, work=read_work("noop"))
     requests_of = plan.dialect.requests
     for first, second in zip(requests_of(plan, b"aaaa").values(), requests_of(plan, b"bbbb").values(), strict=True):
         assert first.replace(b"aaaa", b"bbbb") == second

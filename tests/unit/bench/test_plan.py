@@ -9,7 +9,8 @@ import pytest
 
 from counterd.bench.dialect import OPS
 from counterd.bench.dialects import DIALECTS
-from counterd.bench.plan import Hold, Keys, Plan, Work, connections_of
+from counterd.bench.options import Hold, Keys, Work
+from counterd.bench.plan import Plan, connections_of, read_work
 from counterd.bench.takes import Items, Take
 from counterd.cli.bench import main
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 WRONG: list[tuple[Callable[[str], object], str]] = [
     *((Keys.read, text) for text in ("", "zipf", "zipf:", "zipf:0", "zipf:11", "zipf:-1", "normal", "uniform:1")),
     *((Hold.read, text) for text in ("", "fixed", "fixed:", "exp:", "10ms", "normal:1s", "fixed:-1s", "exp:x")),
-    *((Work.read, text) for text in ("", "mix", "mix:", "mix:get", "mix:get=", "mix:get=-1", "mix:get=0", "use",
+    *((read_work, text) for text in ("", "mix", "mix:", "mix:get", "mix:get=", "mix:get=-1", "mix:get=0", "use",
                                      "mix:get=1,get=2", "mix:use=1", "mix:get=1,", "get=1", "mix:get=1234567")),
 ]  # fmt: skip
 
@@ -36,14 +37,14 @@ def test_kinds() -> None:
     assert Keys.read("zipf:1.03") == Keys("zipf", 1.03)
     assert Hold.read("fixed:10ms") == Hold("fixed", 0.01)
     assert Hold.read("exp:0") == Hold("exp", 0.0)
-    assert Work.read("acquire-release") == Work()
-    assert [Work.read(op).weights for op in OPS] == [{op: 1} for op in OPS]
-    assert Work.read("mix:get=3,acquire=0").weights == {"get": 3, "acquire": 0}
+    assert read_work("acquire-release") == Work()
+    assert [read_work(op).weights for op in OPS] == [{op: 1} for op in OPS]
+    assert read_work("mix:get=3,acquire=0").weights == {"get": 3, "acquire": 0}
 
 
-MESSAGES: dict[str, Any] = {"protocol": "smockron", "work": Work.read("account")}
+MESSAGES: dict[str, Any] = {"protocol": "smockron", "work": read_work("account")}
 RATES: dict[str, Any] = {"take": Take(items=Items(0, 1))}
-JOBS: dict[str, Any] = {"protocol": "beanstalk", "work": Work.read("cycle")}
+JOBS: dict[str, Any] = {"protocol": "beanstalk", "work": read_work("cycle")}
 MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"requests": None, "duration": None}, "use --requests"),
     ({"requests": -1}, "must not be negative"),
@@ -70,7 +71,7 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"resources": 0}, "resources must be 1 to"),
     ({"resources": 5, "maximum": 4}, "asks for 5, and the maximum is 4: none would be granted"),
     ({"maximum": 1 << 32}, "the maximum must be at most 4294967295"),
-    ({"hold": Hold("fixed", 1.0), "work": Work.read("get")}, "--hold can only be used with acquire-release"),
+    ({"hold": Hold("fixed", 1.0), "work": read_work("get")}, "--hold can only be used with acquire-release"),
     ({"keep_alive": False, "depth": 2}, "--pipeline cannot be used"),
     ({"keep_alive": False, "rate": 5.0}, "--rate cannot be used"),
     ({"keep_alive": False, "churn": 1.0}, "need --keep-alive 1"),
@@ -78,31 +79,31 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"protocol": "redis", "verify": True}, "which redis does not have"),
     ({"protocol": "memcached", "churn": 1.0}, "which memcached does not have"),
     ({"protocol": "throttr"}, "the throttr protocol has noop, get, .*, not acquire, release"),
-    ({"protocol": "counter", "work": Work.read("set")}, "has noop, get, acquire, release, not set"),
-    ({"protocol": "throttr", "work": Work.read("query"), "name_size": 256}, "a name must have 1 to 255"),
-    ({"protocol": "throttr", "work": Work.read("set"), "value_size": 65536}, "a buffer must have 0 to 65535 bytes"),
-    ({"protocol": "throttr", "work": Work.read("set"), "value_size": 256, "number_type": "uint8"}, "0 to 255 bytes"),
-    ({"protocol": "throttr", "work": Work.read("insert"), "ttl": 0.256, "number_type": "uint8"}, "a TTL of 0.256 s"),
-    ({"protocol": "throttr", "work": Work.read("insert"), "ttl": 0.0}, "a TTL of 0 s"),
-    ({"protocol": "redis", "work": Work.read("insert"), "ttl": 0.0015}, "redis counts a TTL in milliseconds"),
-    ({"protocol": "redis", "work": Work.read("set"), "value_size": 1 << 20}, "a buffer must have 0 to 524288 bytes"),
+    ({"protocol": "counter", "work": read_work("set")}, "has noop, get, acquire, release, not set"),
+    ({"protocol": "throttr", "work": read_work("query"), "name_size": 256}, "a name must have 1 to 255"),
+    ({"protocol": "throttr", "work": read_work("set"), "value_size": 65536}, "a buffer must have 0 to 65535 bytes"),
+    ({"protocol": "throttr", "work": read_work("set"), "value_size": 256, "number_type": "uint8"}, "0 to 255 bytes"),
+    ({"protocol": "throttr", "work": read_work("insert"), "ttl": 0.256, "number_type": "uint8"}, "a TTL of 0.256 s"),
+    ({"protocol": "throttr", "work": read_work("insert"), "ttl": 0.0}, "a TTL of 0 s"),
+    ({"protocol": "redis", "work": read_work("insert"), "ttl": 0.0015}, "redis counts a TTL in milliseconds"),
+    ({"protocol": "redis", "work": read_work("set"), "value_size": 1 << 20}, "a buffer must have 0 to 524288 bytes"),
     (
-        {"protocol": "throttr", "work": Work.read("mix:set=1,query=1"), "name_size": 8},
+        {"protocol": "throttr", "work": read_work("mix:set=1,query=1"), "name_size": 8},
         "names of 8 bytes contain only a number",
     ),
-    ({"protocol": "redis", "work": Work.read("mix:insert=1,update=1"), "name_size": 2}, "names of 2 bytes contain"),
+    ({"protocol": "redis", "work": read_work("mix:insert=1,update=1"), "name_size": 2}, "names of 2 bytes contain"),
     ({"protocol": "sentinel", "churn": 1.0}, "--churn reads how many permits are held"),
     ({"protocol": "sentinel", "names": 8193}, "at most 8192 flows of a kind, not 8193"),
     ({"protocol": "sentinel", "resources": 1 << 31, "maximum": 1 << 31}, "resources must be 1 to 2147483647 in"),
     ({"protocol": "sentinel", "verify": True, "maximum": (1 << 31) - 1}, "must be less than 2147483647"),
-    ({"protocol": "sentinel", "verify": True, "work": Work.read("flow")}, "must contain acquire"),
-    ({"protocol": "sentinel", "work": Work.read("get")}, "noop, acquire, release, flow, param, keep, not get"),
-    ({"protocol": "sentinel", "work": Work.read("param"), "name_size": 997}, "a name must have 1 to 996 bytes"),
-    ({"protocol": "redis-lua", "work": Work.read("keep")}, "noop, acquire, release, flow, counts, not keep"),
+    ({"protocol": "sentinel", "verify": True, "work": read_work("flow")}, "must contain acquire"),
+    ({"protocol": "sentinel", "work": read_work("get")}, "noop, acquire, release, flow, param, keep, not get"),
+    ({"protocol": "sentinel", "work": read_work("param"), "name_size": 997}, "a name must have 1 to 996 bytes"),
+    ({"protocol": "redis-lua", "work": read_work("keep")}, "noop, acquire, release, flow, counts, not keep"),
     ({"protocol": "redis-lua", "verify": True}, "which redis-lua does not have"),
-    ({"protocol": "redis", "work": Work.read("flow")}, "the redis protocol has .*, not flow"),
+    ({"protocol": "redis", "work": read_work("flow")}, "the redis protocol has .*, not flow"),
     ({"protocol": "beanstalk"}, "the beanstalk protocol has noop, put, cycle, fan, not acquire, release"),
-    ({"protocol": "redis", "work": Work.read("put")}, "the redis protocol has .*, not put"),
+    ({"protocol": "redis", "work": read_work("put")}, "the redis protocol has .*, not put"),
     ({**JOBS, "names": 2}, "jobs have no names"),
     ({**JOBS, "name_size": 8}, "jobs have no names"),
     ({**JOBS, "keys": Keys("seq")}, "jobs have no names"),
@@ -115,9 +116,9 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"take": Take(), "protocol": "sentinel"}, "the sentinel protocol has no Take"),
     ({"take": Take(wait=1.0), "protocol": "redis-lua"}, "redis-lua has no queue"),
     ({"take": Take(weights=(1, 2)), "protocol": "redis-lua"}, "redis-lua has no queue"),
-    ({"take": Take(), "work": Work.read("get")}, "no acquire that could be a Take"),
+    ({"take": Take(), "work": read_work("get")}, "no acquire that could be a Take"),
     ({**RATES}, "rates are not released: use -t acquire"),
-    ({**RATES, "work": Work.read("acquire"), "verify": True}, "rates are not released"),
+    ({**RATES, "work": read_work("acquire"), "verify": True}, "rates are not released"),
     ({"take": Take(limit=2)}, "--limit is for rates"),
     ({"take": Take(burst=2)}, "--burst is for rates"),
     (
@@ -130,22 +131,22 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"take": Take(items=Items(2, 0)), "name_size": 33_000}, "at most 65175 bytes together, not 66002"),
     ({**JOBS, "value_size": 7, "verify": True}, "must have 8 bytes"),
     ({**JOBS, "value_size": 1 << 20}, "a buffer must have 0 to 524288 bytes"),
-    ({**JOBS, "work": Work.read("fan"), "value_size": 23}, "must have 24 bytes"),
-    ({**JOBS, "work": Work.read("mix:fan=1,put=1")}, "a fan cannot be part of a mix"),
-    ({**JOBS, "work": Work.read("fan"), "producers": 50}, "of 50 connections, 50 cannot be producers"),
-    ({**JOBS, "work": Work.read("fan"), "processes": 2}, "one producer for each of 2 threads"),
-    ({**JOBS, "work": Work.read("put"), "verify": True}, "put does not delete its jobs: use --requests"),
-    ({**JOBS, "work": Work.read("put"), "verify": True, "requests": 1 << 25}, "at most 16777216 jobs"),
+    ({**JOBS, "work": read_work("fan"), "value_size": 23}, "must have 24 bytes"),
+    ({**JOBS, "work": read_work("mix:fan=1,put=1")}, "a fan cannot be part of a mix"),
+    ({**JOBS, "work": read_work("fan"), "producers": 50}, "of 50 connections, 50 cannot be producers"),
+    ({**JOBS, "work": read_work("fan"), "processes": 2}, "one producer for each of 2 threads"),
+    ({**JOBS, "work": read_work("put"), "verify": True}, "put does not delete its jobs: use --requests"),
+    ({**JOBS, "work": read_work("put"), "verify": True, "requests": 1 << 25}, "at most 16777216 jobs"),
     ({"protocol": "smockron"}, "the smockron protocol has noop, account, control, not acquire, release"),
     ({**MESSAGES, "keep_alive": False}, "gatekeepers stay connected"),
     ({**MESSAGES, "verify": True}, "which smockron does not have"),
     ({**MESSAGES, "churn": 1.0}, "which smockron does not have"),
     ({**MESSAGES, "name_size": 256}, "a name must have 1 to 255 bytes"),
-    ({**MESSAGES, "work": Work.read("mix:control=1,account=1")}, "control cannot be part of a mix"),
-    ({**MESSAGES, "work": Work.read("control"), "socket": "/s"}, "control needs two ports"),
-    ({**MESSAGES, "work": Work.read("control"), "name_size": 7}, "identifiers need 8 bytes"),
-    ({**MESSAGES, "work": Work.read("control"), "port": 65535}, "no port after 65535: use --control-port"),
-    ({"work": Work.read("account")}, "the counter protocol has .*, not account"),
+    ({**MESSAGES, "work": read_work("mix:control=1,account=1")}, "control cannot be part of a mix"),
+    ({**MESSAGES, "work": read_work("control"), "socket": "/s"}, "control needs two ports"),
+    ({**MESSAGES, "work": read_work("control"), "name_size": 7}, "identifiers need 8 bytes"),
+    ({**MESSAGES, "work": read_work("control"), "port": 65535}, "no port after 65535: use --control-port"),
+    ({"work": read_work("account")}, "the counter protocol has .*, not account"),
     ({"verify": True, "names": 1 << 25}, "--verify can count at most 16777216 names"),
     ({"tls": True, "socket": "/s"}, "a Unix socket cannot use TLS"),
     ({"cacert": "/ca"}, "--cacert, --cert and --key need --tls"),
@@ -162,13 +163,13 @@ def test_what_cannot_be_done(options: dict[str, Any], text: str) -> None:
 @pytest.mark.parametrize(
     "options",
     [{}, {"take": Take(wait=1.0, items=Items(2, 2), weights=(1, 2)), "hold": Hold("exp", 0.1), "verify": True},
-     {**RATES, "work": Work.read("acquire")}, {"protocol": "redis-lua", "take": Take(items=Items(2, 2))},
+     {**RATES, "work": read_work("acquire")}, {"protocol": "redis-lua", "take": Take(items=Items(2, 2))},
      {"requests": 0, "duration": None}, {"duration": 0.0}, {"connections": 3, "processes": 3}, {"rate": 0.1},
      {"names": 16, "name_size": 1}, {"names": 1 << 30, "name_size": 8}, {"resources": 4, "maximum": 4},
-     {"protocol": "throttr", "work": Work.read("mix:set=1,get=1,noop=1"), "name_size": 8},
+     {"protocol": "throttr", "work": read_work("mix:set=1,get=1,noop=1"), "name_size": 8},
      {"protocol": "sentinel", "verify": True, "hold": Hold("exp", 0.1)}, {"protocol": "sentinel", "names": 8192},
-     {"protocol": "sentinel", "names": 100_000, "work": Work.read("param"), "name_size": 996},
-     {"protocol": "sentinel", "work": Work.read("mix:acquire=1,keep=1,flow=1,param=1"), "name_size": 8}],
+     {"protocol": "sentinel", "names": 100_000, "work": read_work("param"), "name_size": 996},
+     {"protocol": "sentinel", "work": read_work("mix:acquire=1,keep=1,flow=1,param=1"), "name_size": 8}],
     ids=str,
 )  # fmt: skip
 def test_what_can_be_done(options: dict[str, Any]) -> None:
@@ -182,7 +183,7 @@ def test_ports_and_what_memcached_needs() -> None:
 
 
 def test_whether_a_get_is_of_a_buffer() -> None:
-    get, both = Work.read("get"), Work.read("mix:get=1,set=1")
+    get, both = read_work("get"), read_work("mix:get=1,set=1")
     assert not Plan(work=get).fetches()
     assert not Plan(protocol="redis", work=get).fetches()
     assert Plan(protocol="redis", work=get, value_size=5).fetches()
@@ -197,14 +198,14 @@ def test_where_prefill_makes_nothing() -> None:
 
 
 def test_control_messages_come_by_the_next_port_unless_it_is_another() -> None:
-    control = {**MESSAGES, "work": Work.read("control")}
+    control = {**MESSAGES, "work": read_work("control")}
     assert [Plan(**control, **more).control_port for more in ({}, {"port": 7}, {"control_port": 9})] == [10005, 8, 9]
     assert Plan(**control).as_options()["control-port"] == 10005
     assert "control-port" not in Plan(**MESSAGES).as_options()
 
 
 def test_what_takes_need() -> None:
-    rates = Plan(**RATES, work=Work.read("acquire"))
+    rates = Plan(**RATES, work=read_work("acquire"))
     assert [plan.fills() for plan in (Plan(take=Take()), rates)] == [("acquire", "release"), ()]
     assert [plan.holds_permits() for plan in (Plan(), Plan(take=Take()), rates)] == [True, True, False]
     assert [plan.waits() for plan in (Plan(), Plan(take=Take()), Plan(take=Take(wait=0.1)))] == [False, False, True]
@@ -213,21 +214,21 @@ def test_what_takes_need() -> None:
 
 
 def test_which_loads_need_names_that_exist() -> None:
-    needing = {op for op in DIALECTS["throttr"].ops if Plan(protocol="throttr", work=Work.read(op)).needs_names()}
+    needing = {op for op in DIALECTS["throttr"].ops if Plan(protocol="throttr", work=read_work(op)).needs_names()}
     assert needing == {"get", "query", "update"}
-    assert not Plan(protocol="redis", work=Work.read("get")).needs_names()
-    assert not Plan(protocol="throttr", work=Work.read("mix:query=0,set=1")).needs_names()
+    assert not Plan(protocol="redis", work=read_work("get")).needs_names()
+    assert not Plan(protocol="throttr", work=read_work("mix:query=0,set=1")).needs_names()
 
 
 def test_what_is_asked_and_by_how_many_if_nobody_says() -> None:
     assert [dialect.work for dialect in DIALECTS.values()] == [
         "acquire-release", "update", "acquire-release", "cycle", "account", *["acquire-release"] * 3,
     ]  # fmt: skip
-    assert (connections_of(Work(), 3), connections_of(Work.read("fan"), 3)) == (50, 503)
+    assert (connections_of(Work(), 3), connections_of(read_work("fan"), 3)) == (50, 503)
 
 
 def test_options_go_into_a_file() -> None:
-    options = Plan(work=Work.read("mix:get=1"), hold=None, keys=Keys("zipf", 1.5)).as_options()
+    options = Plan(work=read_work("mix:get=1"), hold=None, keys=Keys("zipf", 1.5)).as_options()
     assert json.loads(json.dumps(options)) == options
     assert options["ops"] == "mix:get=1"
     assert options["keys"] == "zipf:1.5"
@@ -252,12 +253,12 @@ def test_options_go_into_a_file() -> None:
             {"host"},
         ),
         (
-            Plan(protocol="throttr", work=Work.read("insert")),
+            Plan(protocol="throttr", work=read_work("insert")),
             {"ttl": "100ms", "number-type": "uint16", "port": 9000},
             {"maximum", "resources", "value-size"},
         ),
         (
-            Plan(protocol="beanstalk", work=Work.read("fan"), delay=2),
+            Plan(protocol="beanstalk", work=read_work("fan"), delay=2),
             {"ops": "fan", "value-size": 100, "producers": 1, "delay": "2s", "port": 11300},
             {"names", "keys", "name-size", "maximum", "resources"},
         ),

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import socket
 
     from counterd.bench._board import Board
-    from counterd.bench.plan import Plan
+    from counterd.bench.options import Options
 
 STAMP = b"t" * 16  # stands for the time, in hexadecimal
 TTR = 3600  # seconds: no load reserves a job for longer
@@ -35,7 +35,7 @@ AT_ONCE = 500  # jobs
 HEXADECIMAL = frozenset(b"0123456789abcdef")
 
 
-def requests_of(plan: Plan, name: bytes) -> dict[str, bytes]:
+def requests_of(plan: Options, name: bytes) -> dict[str, bytes]:
     """Returns each kind of request for a name. The name is that of a tube, or the number of a job.
 
     In a fan, the time of the put follows the number. A delete is not complete, because the id of the job is not known
@@ -54,7 +54,7 @@ def requests_of(plan: Plan, name: bytes) -> dict[str, bytes]:
     }
 
 
-def tubes_of(_plan: Plan, run: int) -> dict[str, bytes]:
+def tubes_of(_plan: Options, run: int) -> dict[str, bytes]:
     """Returns the tube of a process without the number of the process.
 
     run: the low 28 bits make the tubes of each run differ.
@@ -63,14 +63,14 @@ def tubes_of(_plan: Plan, run: int) -> dict[str, bytes]:
     return {"use": tube, "watch": tube, "": b""}
 
 
-def tidy(plan: Plan) -> None:
+def tidy(plan: Options) -> None:
     """Removes the jobs that the load has left. A load of put leaves its jobs on purpose, so they stay."""
     if "put" not in plan.work.weights:
         with contextlib.suppress(CounterdError, LoadError, OSError):  # the run has its figures even if this fails
             take(plan)
 
 
-def take(plan: Plan) -> Counter[bytes]:
+def take(plan: Options) -> Counter[bytes]:
     """Deletes all jobs in the tubes of this process's load, except reserved jobs. Counts the beginnings of the bodies.
 
     Raises OSError or ProtocolError.
@@ -91,7 +91,7 @@ def take(plan: Plan) -> Counter[bytes]:
     return found
 
 
-def when_gone(plan: Plan, board: Board) -> list[str]:
+def when_gone(plan: Options, board: Board) -> list[str]:
     """Returns the violations that remain after all connections were closed.
 
     Violations are jobs that should exist but do not after GIVE_BACK_S, and jobs that exist but should not.

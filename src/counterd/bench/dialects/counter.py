@@ -19,7 +19,7 @@ from counterd.protocols.counter import wire
 if TYPE_CHECKING:
     from counterd.bench._board import Board
     from counterd.bench.dialect import Mistakes
-    from counterd.bench.plan import Plan
+    from counterd.bench.options import Options
     from counterd.client import DumpEntry
 
 GIVE_BACK_S = 30.0
@@ -31,7 +31,7 @@ PAUSE_S = 0.01
 State = dict[bytes, "DumpEntry"]
 
 
-def requests_of(plan: Plan, name: bytes) -> dict[str, bytes]:
+def requests_of(plan: Options, name: bytes) -> dict[str, bytes]:
     """Returns each kind of request for a name. The opaque is filled in later."""
     requests = {"noop": wire.noop(0), "get": wire.get(0, name)}
     if plan.take is None:
@@ -43,7 +43,7 @@ def requests_of(plan: Plan, name: bytes) -> dict[str, bytes]:
     return requests
 
 
-def take_of(plan: Plan, key: int, name: bytes) -> bytes:
+def take_of(plan: Options, key: int, name: bytes) -> bytes:
     """Returns a Take of the items of the plan for a name, with the fairness key of this number."""
     assert plan.take is not None
     counters, rates = plan.take.items.names(name)
@@ -59,7 +59,7 @@ def take_of(plan: Plan, key: int, name: bytes) -> bytes:
     )
 
 
-def mistakes_of(plan: Plan) -> Mistakes:
+def mistakes_of(plan: Options) -> Mistakes:
     if plan.take is None:
         return []
     items = plan.take.items
@@ -70,7 +70,7 @@ def mistakes_of(plan: Plan) -> Mistakes:
     ]
 
 
-def _counters(plan: Plan, name: bytes) -> list[bytes]:
+def _counters(plan: Options, name: bytes) -> list[bytes]:
     """Returns the names of the counters whose permits an acquire of this name takes."""
     return [name] if plan.take is None else plan.take.items.names(name)[0]
 
@@ -78,7 +78,7 @@ def _counters(plan: Plan, name: bytes) -> list[bytes]:
 # ---- --verify -------------------------------------------------------------------------------------------------------
 
 
-def checks_of(plan: Plan) -> Checks:
+def checks_of(plan: Options) -> Checks:
     """Reads what exists before the load. Raises LoadError if the server has no Dump."""
     try:
         before = look(plan)
@@ -87,13 +87,13 @@ def checks_of(plan: Plan) -> Checks:
     return Checks(lambda board: while_held(plan, board, before), lambda _: when_gone(plan, before))
 
 
-def look(plan: Plan) -> State:
+def look(plan: Options) -> State:
     """Returns what the server says about the names of a plan. Raises an error of counterd.errors."""
     with _client(plan) as client:
         return {entry.name: entry for entry in client.dump() if _is_ours(plan, entry.name)}
 
 
-def while_held(plan: Plan, board: Board, before: State) -> list[str]:
+def while_held(plan: Options, board: Board, before: State) -> list[str]:
     """Returns the violations while no request is in flight and all connections are open, except those that died. What
     these held may take up to GIVE_BACK_S to come back.
     """
@@ -111,7 +111,7 @@ def while_held(plan: Plan, board: Board, before: State) -> list[str]:
         time.sleep(PAUSE_S)
 
 
-def _compare(plan: Plan, now: State, held: dict[bytes, int], before: State) -> tuple[list[str], bool]:
+def _compare(plan: Options, now: State, held: dict[bytes, int], before: State) -> tuple[list[str], bool]:
     """Returns the violations, and whether waiting makes no difference."""
     found = []
     is_final = True
@@ -127,7 +127,7 @@ def _compare(plan: Plan, now: State, held: dict[bytes, int], before: State) -> t
     return found, is_final
 
 
-def when_gone(plan: Plan, before: State) -> list[str]:
+def when_gone(plan: Options, before: State) -> list[str]:
     """Returns the violations after all connections were closed: everything that is not given back after GIVE_BACK_S."""
     end = time.monotonic() + GIVE_BACK_S
     while True:
@@ -144,17 +144,17 @@ def when_gone(plan: Plan, before: State) -> list[str]:
         time.sleep(PAUSE_S)
 
 
-def _client(plan: Plan) -> Client:
+def _client(plan: Options) -> Client:
     return Client(plan.host, plan.port, path=plan.socket, tls=context_of(plan) or False, timeout=30.0)
 
 
-def _name(plan: Plan, number: int) -> bytes:
+def _name(plan: Options, number: int) -> bytes:
     """Returns the name that the load makes from a number."""
     digits = min(plan.name_size, 8)
     return b"n" * (plan.name_size - digits) + f"{number:08x}".encode()[8 - digits :]
 
 
-def _is_ours(plan: Plan, name: bytes) -> bool:
+def _is_ours(plan: Options, name: bytes) -> bool:
     first = name.partition(b":")[0]
     try:
         number = int(first[-8:].lstrip(b"n"), 16)

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 from counterd.bench.dialect import COUNTING, Dialect
 
 if TYPE_CHECKING:
-    from counterd.bench.plan import Plan
+    from counterd.bench.options import Options
 
 
-def requests_of(plan: Plan, name: bytes) -> dict[str, bytes]:
+def requests_of(plan: Options, name: bytes) -> dict[str, bytes]:
     """Returns each kind of request for a name. "fill" creates the name, because incr does not."""
     return {
         "noop": b"mn\r\n",

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from counterd.bench.dialect import COUNTING, KEEPING, VALUE, Dialect, Mistakes
 
 if TYPE_CHECKING:
-    from counterd.bench.plan import Plan
+    from counterd.bench.options import Options
 
 
 def resp(*words: bytes) -> bytes:
@@ -18,7 +18,7 @@ def resp(*words: bytes) -> bytes:
     return b"*%d\r\n" % len(words) + b"".join(b"$%d\r\n%b\r\n" % (len(word), word) for word in words)
 
 
-def requests_of(plan: Plan, name: bytes) -> dict[str, bytes]:
+def requests_of(plan: Options, name: bytes) -> dict[str, bytes]:
     """Returns each kind of request for a name. "fill" creates the name."""
     amount = () if plan.resources == 1 else (b"%d" % plan.resources,)
     by = b"BY" if amount else b""
@@ -38,7 +38,7 @@ def requests_of(plan: Plan, name: bytes) -> dict[str, bytes]:
     }
 
 
-def mistakes_of(plan: Plan) -> Mistakes:
+def mistakes_of(plan: Options) -> Mistakes:
     """Returns a mistake if a TTL has a unit that redis does not know."""
     fraction = round(plan.ttl * 1e9) % 1_000_000
     return [("insert" in plan.work.weights and fraction != 0, "redis counts a TTL in milliseconds")]

@@ -27,7 +27,7 @@ from counterd.bench.dialects.redis import resp
 if TYPE_CHECKING:
     from counterd.bench.asking import Place
     from counterd.bench.dialect import Mistakes
-    from counterd.bench.plan import Plan
+    from counterd.bench.options import Options
     from counterd.bench.takes import Take
 
 TOKEN = b"t" * 16  # stands for a token, in hexadecimal
@@ -125,7 +125,7 @@ def digest(script: str) -> bytes:
     return hashlib.sha1(SCRIPTS[script], usedforsecurity=False).hexdigest().encode()
 
 
-def requests_of(plan: Plan, name: bytes) -> dict[str, bytes]:
+def requests_of(plan: Options, name: bytes) -> dict[str, bytes]:
     """Returns each kind of request for a name. Each script has its own key for a name."""
     limit, lease, window = b"%d" % plan.maximum, b"%d" % LEASE_MS, b"%d" % WINDOW_MS
     held = b"held:" + name
@@ -139,7 +139,7 @@ def requests_of(plan: Plan, name: bytes) -> dict[str, bytes]:
     return requests if plan.take is None else {**requests, **takes_of(plan, plan.take, name)}
 
 
-def takes_of(plan: Plan, take: Take, name: bytes) -> dict[str, bytes]:
+def takes_of(plan: Options, take: Take, name: bytes) -> dict[str, bytes]:
     """Returns the requests that acquire and release several items. A plan that has only rates has no release."""
     counters, rates = take.items.names(name)
     keys = [*(b"used:" + each for each in counters), *(b"rate:" + each for each in rates)]
@@ -152,7 +152,7 @@ def takes_of(plan: Plan, take: Take, name: bytes) -> dict[str, bytes]:
     return {"acquire": resp(b"EVALSHA", *taken), "release": resp(b"EVALSHA", *given)}
 
 
-def mistakes_of(plan: Plan) -> Mistakes:
+def mistakes_of(plan: Options) -> Mistakes:
     """Returns a mistake if a script cannot reckon exactly with the limit of a rate."""
     take = plan.take
     return [

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from counterd.bench._board import Board
-    from counterd.bench.plan import Plan
+    from counterd.bench.options import Options
 
 NAMESPACE = "counterbench"
 FIRST_SEMAPHORE = 1
@@ -42,7 +42,7 @@ PAUSE_S = 0.02
 AT_ONCE = 500  # requests: they fit into the buffer of any socket
 
 
-def requests_of(plan: Plan, name: bytes) -> dict[str, bytes]:
+def requests_of(plan: Options, name: bytes) -> dict[str, bytes]:
     """Returns each kind of request, with the first flow and without a token.
 
     The flow and the token are numbers; only values have names.
@@ -57,7 +57,7 @@ def requests_of(plan: Plan, name: bytes) -> dict[str, bytes]:
     }
 
 
-def mistakes_of(plan: Plan) -> Mistakes:
+def mistakes_of(plan: Options) -> Mistakes:
     """Returns the options that are too large for a server of the protocol."""
     kinds = plan.work.weights.keys()
     return [
@@ -107,7 +107,7 @@ def _flow(flow_id: int, maximum: int, grade: int, config: dict[str, int]) -> dic
 # ---- --verify -------------------------------------------------------------------------------------------------------
 
 
-def checks_of(plan: Plan) -> Checks:
+def checks_of(plan: Options) -> Checks:
     """Returns the checks of --verify. Raises ProtocolError if the load cannot be verified."""
     look(plan)
     return Checks(lambda board: while_held(plan, board), lambda _: when_gone(plan))
@@ -120,7 +120,7 @@ class Finding(NamedTuple):
     passes: bool
 
 
-def look(plan: Plan) -> None:
+def look(plan: Options) -> None:
     """Raises ProtocolError if a flow does not exist, has another limit, or is in use."""
     if found := _wait(plan, LOOK_S):
         first = min(found, key=lambda each: each.passes)
@@ -129,18 +129,18 @@ def look(plan: Plan) -> None:
         )
 
 
-def while_held(plan: Plan, board: Board) -> list[str]:
+def while_held(plan: Options, board: Board) -> list[str]:
     """Returns the violations while no request is in flight and all connections are open."""
     return bounded([each.text for each in probe(plan, board.all_held())])
 
 
-def when_gone(plan: Plan) -> list[str]:
+def when_gone(plan: Options) -> list[str]:
     """Returns the violations after all connections were closed: permits that are not given back after GIVE_BACK_S."""
     when = f"{GIVE_BACK_S:g} s after the last connection was closed"
     return bounded([f"{each.text}, {when}" for each in _wait(plan, GIVE_BACK_S)])
 
 
-def _wait(plan: Plan, seconds: float) -> list[Finding]:
+def _wait(plan: Options, seconds: float) -> list[Finding]:
     """Returns the mistakes at a time when nothing should be held.
 
     Waits for at most this many seconds until there are no mistakes.
@@ -151,7 +151,7 @@ def _wait(plan: Plan, seconds: float) -> list[Finding]:
     return found
 
 
-def probe(plan: Plan, held: Mapping[int, int]) -> list[Finding]:
+def probe(plan: Options, held: Mapping[int, int]) -> list[Finding]:
     """Checks whether each flow has exactly the expected number of held permits. held: this number, by the number of the
     flow, counted from 0.
 

@@ -14,14 +14,14 @@ from counterd.protocols.smockron import wire
 from counterd.protocols.smockron.wire import SocketType, Status
 
 if TYPE_CHECKING:
-    from counterd.bench.plan import Plan
+    from counterd.bench.options import Options
 
 DOMAIN = b"counterbench"  # in this domain no request has to wait
 CONTROL_DOMAIN = b"counterbench-control"  # in this domain a control message follows each accounting message
 MOMENT = b"9" * 13  # stands for a time in milliseconds
 
 
-def requests_of(_plan: Plan, name: bytes) -> dict[str, bytes]:
+def requests_of(_plan: Options, name: bytes) -> dict[str, bytes]:
     """Makes each kind of request for an identifier; noop is a PING. The codec adds times, and PINGs after batches."""
     moment = int(MOMENT)
     return {
@@ -35,7 +35,7 @@ def requests_of(_plan: Plan, name: bytes) -> dict[str, bytes]:
     }
 
 
-def mistakes_of(plan: Plan) -> Mistakes:
+def mistakes_of(plan: Options) -> Mistakes:
     """Returns the options that gatekeepers do not support."""
     return [(not plan.keep_alive, "gatekeepers stay connected: do not use --keep-alive 0 with smockron")]
 

@@ -8,12 +8,12 @@ from counterd.bench.dialect import KEEPING, NAMED, VALUE, Dialect, Mistakes
 from counterd.protocols.throttr.wire import KEY_MAX, PORT, Attribute, Change, Encoder, TTLType, ValueSize, ttl_units
 
 if TYPE_CHECKING:
-    from counterd.bench.plan import Plan
+    from counterd.bench.options import Options
 
 LASTING = 100  # TTL of the keys that a load needs, in hours
 
 
-def requests_of(plan: Plan, name: bytes) -> dict[str, bytes]:
+def requests_of(plan: Options, name: bytes) -> dict[str, bytes]:
     """Returns each kind of request for a name.
 
     "fill" makes the quota of the name, after "clear" has removed an old key.
@@ -35,12 +35,12 @@ def requests_of(plan: Plan, name: bytes) -> dict[str, bytes]:
     return {kind: bytes(request) for kind, request in requests.items()}
 
 
-def ttl_of(plan: Plan) -> tuple[int, int]:
+def ttl_of(plan: Options) -> tuple[int, int]:
     """Returns --ttl in the form of ttl_units()."""
     return ttl_units(plan.ttl, _number_max(plan))
 
 
-def mistakes_of(plan: Plan) -> Mistakes:
+def mistakes_of(plan: Options) -> Mistakes:
     """Returns the options that are too large for the server's numbers."""
     most = _number_max(plan)
     ttl_wrong = ""
@@ -54,7 +54,7 @@ def mistakes_of(plan: Plan) -> Mistakes:
     ]
 
 
-def _number_max(plan: Plan) -> int:
+def _number_max(plan: Options) -> int:
     return ValueSize.named(plan.number_type).maximum
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from counterd.bench.dialects import beanstalk
-from counterd.bench.plan import Plan, Work
+from counterd.bench.plan import Plan, read_work
 from counterd.errors import ProtocolError
 from kit.machine import PATIENCE
 from kit.scripted import Hangup
@@ -39,7 +39,7 @@ def queue() -> Iterator[Queue]:
 
 
 def plan_of(queue: Queue, **options: Any) -> Plan:
-    work = Work.read("cycle")
+    work = read_work("cycle")
     return Plan(protocol="beanstalk", work=work, port=queue.address.port, verify=True, **{"processes": 2, **options})
 
 
@@ -108,7 +108,7 @@ def test_a_server_that_hangs_up_is_an_error() -> None:
 
 
 def test_requests() -> None:
-    plan = Plan(protocol="beanstalk", work=Work.read("cycle"), value_size=12)
+    plan = Plan(protocol="beanstalk", work=read_work("cycle"), value_size=12)
     assert beanstalk.requests_of(plan, b"0000abcd") == {
         "noop": b"list-tube-used\r\n",
         "put": b"put 65536 0 3600 12\r\n0000abcdvvvv\r\n",
@@ -121,12 +121,12 @@ def test_requests() -> None:
     short = beanstalk.requests_of(replace(plan, value_size=3, delay=7), b"0000abcd")
     assert short["put"] == b"put 65536 7 3600 3\r\n000\r\n"
     assert beanstalk.requests_of(replace(plan, delay=7), b"0000abcd")["reserve"] == b"reserve-with-timeout 12\r\n"
-    fan = beanstalk.requests_of(replace(plan, work=Work.read("fan"), value_size=25), b"0000abcd")
+    fan = beanstalk.requests_of(replace(plan, work=read_work("fan"), value_size=25), b"0000abcd")
     assert fan["put"] == b"put 65536 0 3600 25\r\n0000abcd" + beanstalk.STAMP + b"v\r\n"
     assert fan["reserve"] == b"reserve\r\n"
 
 
 def test_names_of_tubes() -> None:
-    plan = Plan(protocol="beanstalk", work=Work.read("cycle"))
+    plan = Plan(protocol="beanstalk", work=read_work("cycle"))
     tube = b"counterbench-1234abc-"
     assert beanstalk.tubes_of(plan, 0x1234ABC) == {"use": tube, "watch": tube, "": b""}

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from counterd.bench.dialects import counter
-from counterd.bench.plan import Plan, Work
+from counterd.bench.plan import Plan, read_work
 from counterd.bench.takes import Items, Take
 from counterd.client import DumpEntry
 from counterd.protocols.counter import wire
@@ -143,7 +143,7 @@ def test_requests_of_takes() -> None:
 
 
 def test_a_take_without_keys_and_permits() -> None:
-    plan = Plan(protocol="counter", take=Take(items=Items(0, 1), limit=5), work=Work.read("acquire"))
+    plan = Plan(protocol="counter", take=Take(items=Items(0, 1), limit=5), work=read_work("acquire"))
     found = counter.requests_of(plan, b"calls")
     assert found["acquire"] == wire.take(0, [wire.Rate(b"calls:r0", 1, 5, 1_000_000, 5)])
     assert "release" not in found

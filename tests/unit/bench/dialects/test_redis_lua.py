@@ -10,7 +10,7 @@ import pytest
 from counterd.bench.asking import LoadError, Place
 from counterd.bench.dialects import redis_lua
 from counterd.bench.dialects.redis import resp
-from counterd.bench.plan import Plan, Work
+from counterd.bench.plan import Plan, read_work
 from counterd.bench.takes import Items, Take
 from kit.scripted import Peer, Server
 
@@ -66,6 +66,6 @@ def test_requests_of_several_items() -> None:
     taken = (redis_lua.digest("take"), b"3", *keys, b"2", b"2", b"12", b"4", b"3")
     assert requests["acquire"] == resp(b"EVALSHA", *taken)
     assert requests["release"] == resp(b"EVALSHA", redis_lua.digest("give"), b"2", *keys[:2], b"2")
-    rate = Plan(protocol="redis-lua", take=Take(items=Items(0, 1), limit=4), work=Work.read("acquire"))
+    rate = Plan(protocol="redis-lua", take=Take(items=Items(0, 1), limit=4), work=read_work("acquire"))
     expected = resp(b"EVALSHA", redis_lua.digest("gcra"), b"1", b"rate:jobs:r0", b"4", b"4")
     assert redis_lua.requests_of(rate, b"jobs")["acquire"] == expected

@@ -8,7 +8,7 @@ import pytest
 
 from counterd.bench.dialects import sentinel
 from counterd.bench.dialects.sentinel import FIRST_RATE, FIRST_SEMAPHORE, FLOWS_MAX, PARAM_FLOW, rules_of
-from counterd.bench.plan import Plan, Work
+from counterd.bench.plan import Plan, read_work
 from counterd.errors import ProtocolError
 from counterd.protocols.sentinel.rules import parse_rules
 from counterd.protocols.sentinel.wire import MessageType
@@ -132,5 +132,5 @@ def test_requests() -> None:
         "flow": bytes.fromhex("0012 00000000 01 00000000000f4241 00000003 00"),
         "param": bytes.fromhex("001e 00000000 02 0000000000000001 00000003 00000001 07 00000004") + b"jobs",
     }
-    longest = sentinel.requests_of(Plan(protocol="sentinel", work=Work.read("param"), name_size=996), b"x" * 996)
+    longest = sentinel.requests_of(Plan(protocol="sentinel", work=read_work("param"), name_size=996), b"x" * 996)
     assert len(longest["param"]) == 1024

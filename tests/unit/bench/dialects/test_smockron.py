@@ -5,14 +5,14 @@ from __future__ import annotations
 import time
 
 from counterd.bench.dialects.smockron import CONTROL_DOMAIN, DOMAIN, MOMENT, requests_of, rules_of
-from counterd.bench.plan import Plan, Work
+from counterd.bench.plan import Plan, read_work
 from counterd.protocols.smockron import wire
 from counterd.protocols.smockron.rules import parse_rules
 from counterd.protocols.smockron.wire import SocketType, Status
 
 
 def test_requests() -> None:
-    requests = requests_of(Plan(protocol="smockron", work=Work.read("account")), b"0000abcd")
+    requests = requests_of(Plan(protocol="smockron", work=read_work("account")), b"0000abcd")
     for op, domain in {"account": DOMAIN, "control": CONTROL_DOMAIN}.items():
         assert requests[op] == wire.accounting(domain, Status.ACCEPTED, b"0000abcd", int(MOMENT))
         assert len(MOMENT) == len(str(time.time_ns() // 1_000_000)), "it is overwritten with a time"

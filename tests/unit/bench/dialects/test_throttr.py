@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from counterd.bench.dialects.throttr import requests_of, ttl_of
-from counterd.bench.plan import Plan, Work
+from counterd.bench.plan import Plan, read_work
 
 
 def test_requests() -> None:
-    plan = Plan(protocol="throttr", work=Work.read("query"), number_type="uint32", ttl=1.5, value_size=3)
+    plan = Plan(protocol="throttr", work=read_work("query"), number_type="uint32", ttl=1.5, value_size=3)
     assert requests_of(plan, b"jobs") == {
         "noop": b"\x18",
         "query": b"\x02\x04jobs",
@@ -26,7 +26,7 @@ def test_requests() -> None:
 
 @pytest.mark.parametrize(("number_type", "size"), [("uint8", 1), ("uint16", 2), ("uint32", 4), ("uint64", 8)])
 def test_the_size_of_numbers(number_type: str, size: int) -> None:
-    plan = Plan(protocol="throttr", work=Work.read("query"), number_type=number_type)
+    plan = Plan(protocol="throttr", work=read_work("query"), number_type=number_type)
     found = requests_of(plan, b"jobs")
     assert [len(found[op]) for op in ("update", "insert", "set")] == [8 + size, 7 + 2 * size, 107 + 2 * size]
 
@@ -39,5 +39,5 @@ def test_the_size_of_numbers(number_type: str, size: int) -> None:
 def test_a_ttl_is_told_in_the_largest_unit_that_it_is_whole_in(
     seconds: float, number_type: str, expected: tuple[int, int]
 ) -> None:
-    plan = Plan(protocol="throttr", work=Work.read("insert"), ttl=seconds, number_type=number_type)
+    plan = Plan(protocol="throttr", work=read_work("insert"), ttl=seconds, number_type=number_type)
     assert ttl_of(plan) == expected
