@@ -5,7 +5,7 @@ Floor 5 (ARCHITECTURE.md).
 """
 
 import dataclasses
-import functools
+import importlib
 import os
 
 from cpython.mem cimport PyMem_Free
@@ -13,19 +13,9 @@ from libc.stdint cimport int64_t, uint8_t, uint32_t
 
 from counterd.bench._link cimport MARKER, Request
 from counterd.bench._memory cimport allocate
-from counterd.bench._words cimport ACQUIRE, OPS, Reply, Template, template_add_names, template_make, template_write
+from counterd.bench._words cimport Reply, Template, template_add_names, template_make, template_write
 
 from counterd.bench.dialect import DIGITS_MAX
-
-OP_NAMES = (  # as in Op
-    "noop", "get", "acquire", "release", "query", "update", "lower", "insert", "purge", "set", "fetch", "fill", "clear",
-    "flow", "param", "keep", "counts", "put", "reserve", "delete", "cycle", "fan", "use", "watch", "ignore",
-    "account", "control", "greet", "join", "meet", "listen", "cancel",
-)
-
-
-def request_of(plan, str op, bytes name):
-    return plan.dialect.requests(plan, name)[op]
 
 
 cdef class Codec:
@@ -34,30 +24,35 @@ cdef class Codec:
     def __cinit__(self, plan, int index):
         self.digits, self.has_names = min(plan.name_size, DIGITS_MAX), plan.take is not None
         self.resources, self.value_size, self.name_size = plan.resources, plan.buffer_size, plan.name_size
-        requests_of, heads = plan.dialect.requests, plan.dialect.names(plan, os.getpid())
+        dialect, ops = plan.dialect, plan.dialect.all_ops()
+        own = importlib.import_module(dialect.codec).Own  # an enum of the kinds that have no role
+        self.numbers = {name: Role[op.role.upper()] if op.role else own[name.upper()] for name, op in ops.items()}
+        if max(self.numbers.values()) >= OPS_MAX:
+            raise ValueError(f"{dialect.name} has more than {OPS_MAX - OWN} kinds of requests of its own")
+        requests_of, heads = dialect.requests, dialect.names(plan, os.getpid())
         for op in requests_of(plan, b"x"):
-            self.make(
-                &self.templates[OP_NAMES.index(op)], functools.partial(request_of, plan, op), heads.get(op, heads[""])
-            )
+            head = heads.get(ops[op].names)
+            self.make(&self.templates[self.numbers[op]], lambda name: requests_of(plan, name)[op], head)
         if plan.churn:
             marker = b"k%07x" % (os.getpid() * 1000 + index & 0xfffffff) + b"0" * DIGITS_MAX
             requests = requests_of(dataclasses.replace(plan, resources=1, maximum=1, take=None), marker)
-            template_make(&self.markers[0], requests["acquire"], marker, DIGITS_MAX)
-            template_make(&self.markers[1], requests["get"], marker, DIGITS_MAX)
+            asked = {self.numbers[op]: request for op, request in requests.items()}
+            template_make(&self.markers[0], asked[ACQUIRE], marker, DIGITS_MAX)
+            template_make(&self.markers[1], asked[COUNT], marker, DIGITS_MAX)
 
     def __dealloc__(self):
         cdef int i
-        for i in range(<int>OPS):
+        for i in range(OPS_MAX):
             PyMem_Free(self.templates[i].data)
         for i in range(2):
             PyMem_Free(self.markers[i].data)
 
-    cdef int make(self, Template* template, request_of, bytes head) except -1:
-        """Makes a template of the bytes that request_of() returns for names with this beginning."""
+    cdef int make(self, Template* template, request_of, head) except -1:
+        """Makes a template of the bytes that request_of() returns for names with this beginning, or if None for any."""
         # Printable and without a space once the digits are written: before, they are like nothing else there.
-        name = head + b"\xff" * self.digits
+        name = (head or b"") + b"\xff" * self.digits
         data = request_of(name)
-        template_make(template, data, name, self.digits)
+        template_make(template, data, name, self.digits if head is not None else 0)
         if self.has_names and template.digits:
             template_add_names(template, data, request_of(head + b"\xfe" * self.digits))
         return 0
@@ -77,7 +72,7 @@ cdef class Codec:
     cdef int set_spots(self, bytes mark) except -1:
         """Finds the places in a template that have to be overwritten."""
         cdef int i
-        for i in range(<int>OPS):
+        for i in range(OPS_MAX):
             self.templates[i].spot = max(0, self.templates[i].data[: self.templates[i].size].rfind(mark))
         return 0
 

@@ -8,17 +8,15 @@ has put itself.
 Invariant: the Board's entry of a job is zero until its put is sent, and after its end is known.
 """
 
-from libc.stdint cimport int64_t, uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memcmp
 
 from counterd.bench._board cimport ENDING, OUT, SENT, STORED
-from counterd.bench._codec cimport Codec
+from counterd.bench._codec cimport CYCLE, DELETE, FAN, PUT, RESERVE, Codec
 from counterd.bench._link cimport Link, Request, held_pop, held_push
 from counterd.bench._memory cimport Permit
 from counterd.bench._work cimport Work
-from counterd.bench._words cimport (
-    CYCLE, DELETE, DELETED, FAILED, FAN, INSERTED, PUT, RESERVE, RESERVED, Op, Reply, Template, name_read,
-)
+from counterd.bench._words cimport DELETED, FAILED, INSERTED, RESERVED, Reply, Template, name_read
 
 from counterd.bench.dialect import NUMBERED_SIZE, STAMPED_SIZE
 from counterd.bench.plan import VERIFIED_MAX
@@ -45,7 +43,7 @@ cdef class Jobs(Work):
 
     # ---- what is asked ----
 
-    cdef int choose(self, Link* link, int64_t intended_ns, Op* op, Permit* permit) except -1:
+    cdef int choose(self, Link* link, int64_t intended_ns, uint8_t* op, Permit* permit) except -1:
         """Chooses the next request of a connection in a cycle or a fan.
 
         A connection first deletes the job that it has reserved.

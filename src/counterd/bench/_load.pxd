@@ -11,7 +11,7 @@ from counterd.bench._link cimport Link, Purpose, Request
 from counterd.bench._memory cimport Permit
 from counterd.bench._task cimport Task
 from counterd.bench._work cimport Work
-from counterd.bench._words cimport Op, Reply
+from counterd.bench._words cimport Reply
 
 cdef enum Phase:
     SHUT                    # no socket
@@ -42,7 +42,7 @@ cdef class Load:
     cdef bint keep_alive
     cdef bint listens               # there is one more connection, for control messages
     cdef tuple opening              # what each connection asks first,
-    cdef tuple greeting             # and the one that listens
+    cdef tuple greeting             # and the one that listens; the last only when the others are answered
     cdef uint32_t wanted            # those, and one that listens, or looks whether markers are back
     cdef uint32_t in_flight         # of all links
     cdef uint32_t* dirty
@@ -121,7 +121,7 @@ cdef class Load:
     cdef bint ask(self, Link* link, int64_t intended_ns) except -1
     cdef int turn(self, Link* link, int64_t intended_ns) except -1
     cdef int request_all(self, Link* link, tuple ops, uint32_t name, Purpose purpose, int64_t now) except -1
-    cdef int request(self, Link* link, Op op, Permit permit, int64_t intended_ns, Purpose purpose) except -1
+    cdef int request(self, Link* link, uint8_t op, Permit permit, int64_t intended_ns, Purpose purpose) except -1
     cdef int release_due(self, int64_t now) except -1
     cdef int kill_due(self, int64_t now) except -1
     cdef int kill(self, Link* link, int64_t now) except -1

@@ -29,6 +29,7 @@ from counterd.bench._board cimport (
     CONNECTING, ERROR_REPLY, FILLING, GIVE_BACK, GONE, LATENCY, NETWORK, NOT_GIVEN_BACK, OVER, QUEUE, READY, RUNNING,
     SERVICE, UNANSWERED, WRONG_ANSWER, error_kind, histogram_record, text_write,
 )
+from counterd.bench._codec cimport ACQUIRE, CANCEL, CONTROL, COUNT, RELEASE
 from counterd.bench._ledger cimport Ledger
 from counterd.bench._link cimport (
     ENDER, FILLER, LOAD, MARKER, OPENER, TO_ACQUIRE, WATCH, Link, Purpose, Request, request_pull,
@@ -38,8 +39,7 @@ from counterd.bench._random cimport random_exponential
 from counterd.bench._task cimport Task
 from counterd.bench._tls cimport Layer
 from counterd.bench._words cimport (
-    ABSENT, ACQUIRE, CANCEL, CANCELLED, CONTROL, DELAYED, FAILED, GET, GRANTED, LISTEN, MEET, RELEASE, REPLY_MAX,
-    RESERVED, TRAILER_MAX, Op, Reply, Template,
+    ABSENT, CANCELLED, DELAYED, FAILED, GRANTED, REPLY_MAX, RESERVED, TRAILER_MAX, Reply, Template,
 )
 from counterd.bench._system cimport (
     PR_SET_TIMERSLACK, c_connect, prctl, process_cpu_ns, reset_at_close, sleep_ns, sockaddr, stream_socket,
@@ -50,7 +50,6 @@ from counterd.net.kernel cimport (
     epoll_create1, epoll_ctl, epoll_event, epoll_wait, os_error, socket_error,
 )
 
-from counterd.bench._codec import OP_NAMES
 from counterd.bench._jobs import Jobs
 from counterd.bench._permits import Permits
 from counterd.bench._work import Work
@@ -84,14 +83,14 @@ cdef class Load:
         cdef uint32_t i
         cdef size_t reply_max = REPLY_MAX + <size_t>plan.buffer_size
         dialect = plan.dialect
-        self.task = Task(plan, index)
         self.codec = importlib.import_module(dialect.codec).LoadCodec(plan, index)
+        self.task = Task(plan, index, self.codec.numbers)
         self.ledger = Ledger(plan, board, index, self.codec)
         self.work = WORKS[dialect.kind](plan, index, self.task, self.ledger)
         self.index, self.connections, self.depth = index, self.task.connections, plan.depth
         self.keep_alive, self.listens = plan.keep_alive, plan.listens()
         self.opening, self.greeting, self.fills = (
-            tuple(map(OP_NAMES.index, ops)) for ops in (dialect.opening, dialect.listening, plan.fills())
+            tuple(map(self.codec.numbers.get, ops)) for ops in (dialect.opening, dialect.listening, plan.fills())
         )
         self.names = plan.names
         self.fill_next = index if plan.prefill and self.fills else self.names
@@ -348,7 +347,7 @@ cdef class Load:
             self.markers += 1
             link.marker = self.markers
             self.request(link, ACQUIRE, Permit(0, link.marker), now, MARKER)
-        ops = self.opening if link.index < self.connections else self.greeting
+        ops = self.opening if link.index < self.connections else self.greeting[: max(len(self.greeting), 1) - 1]
         self.request_all(link, ops, self.index, OPENER, now)
         self.feed(link, now)
         return self.write(link, now)
@@ -484,18 +483,18 @@ cdef class Load:
         return True
 
     cdef int turn(self, Link* link, int64_t intended_ns) except -1:
-        cdef Op op
+        cdef uint8_t op
         cdef Permit permit
         self.work.choose(link, intended_ns, &op, &permit)
         return self.request(link, op, permit, intended_ns, LOAD)
 
     cdef int request_all(self, Link* link, tuple ops, uint32_t name, Purpose purpose, int64_t now) except -1:
-        cdef int op
+        cdef uint8_t op
         for op in ops:
-            self.request(link, <Op>op, Permit(0, name), now, purpose)
+            self.request(link, op, Permit(0, name), now, purpose)
         return 0
 
-    cdef int request(self, Link* link, Op op, Permit permit, int64_t intended_ns, Purpose purpose) except -1:
+    cdef int request(self, Link* link, uint8_t op, Permit permit, int64_t intended_ns, Purpose purpose) except -1:
         cdef Request* request
         if link.count == 0 or link.count > link.mask:
             ring_grow(<void**>&link.ring, &link.mask, &link.head, link.count, sizeof(Request))
@@ -566,7 +565,7 @@ cdef class Load:
         if self.kill_interval_ns and link.phase == OPEN and link.count == 0:
             for i in range(min(self.killed_count, WATCHED_MAX)):
                 marker = self.killed[(self.killed_head + i) & self.killed_mask].marker
-                self.request(link, GET, Permit(0, marker), now, WATCH)
+                self.request(link, COUNT, Permit(0, marker), now, WATCH)
         return 0
 
     cdef int watched(self, int outcome, int64_t value, int64_t now) except -1:
@@ -756,11 +755,11 @@ cdef class Load:
         cdef int64_t other
         if request.purpose == WATCH:
             return self.watched(reply.outcome, reply.value, now)
-        if request.purpose == MARKER:
-            link.marked = reply.outcome == GRANTED
-        if request.op == MEET:  # only now: libzmq does not understand a subscription that comes with READY
-            self.request(link, LISTEN, Permit(0, 0), now, OPENER)
         if request.purpose != LOAD:
+            if request.purpose == MARKER:
+                link.marked = reply.outcome == GRANTED
+            elif request.purpose == OPENER and link.index == self.connections and link.count == 0:
+                self.request_all(link, self.greeting[link.next :], self.index, OPENER, now)
             if self.stage < RUNNING:
                 self.grace_ns = now + self.settle_max_ns
             return 0
@@ -795,6 +794,7 @@ cdef class Load:
         return self.fail(link, WRONG_ANSWER)
 
     cdef int show(self, str what, const uint8_t* data, size_t size, const Request* request) except -1:
-        asked = OP_NAMES[request.op] if request != NULL else "a reply without a request"
+        names = {number: name for name, number in self.codec.numbers.items()}
+        asked = names[request.op] if request != NULL else "a reply without a request"
         text_write(self.sheet.evidence, f"{what} to {asked}: {bytes(data[: min(size, 60)])!r}")
         return 0

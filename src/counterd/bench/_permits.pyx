@@ -8,13 +8,14 @@ connection.
 
 import os
 
-from libc.stdint cimport int64_t, uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 
+from counterd.bench._codec cimport ACQUIRE, COUNT, CREATE, KEEP, LOWER, RAISE, RELEASE, REMOVE
 from counterd.bench._link cimport ASKED, HOLDING, MISSED, TO_ACQUIRE, Link, Request, held_pop, held_push
 from counterd.bench._memory cimport Hold, Permit, heap_push
 from counterd.bench._random cimport random_exponential
 from counterd.bench._work cimport Work
-from counterd.bench._words cimport ACQUIRE, GET, GRANTED, INSERT, KEEP, LOWER, PURGE, RELEASE, UPDATE, Op, Reply
+from counterd.bench._words cimport GRANTED, Reply
 
 
 cdef class Permits(Work):
@@ -27,7 +28,7 @@ cdef class Permits(Work):
     cdef bint hold_is_random
     cdef double hold_ns
     cdef bint track_held
-    cdef bint track_inserted        # what a purge takes back
+    cdef bint track_created         # what a REMOVE takes back
 
     def __cinit__(self, plan, *_):
         weights, tokens = plan.work.weights, plan.dialect.tokens
@@ -41,13 +42,13 @@ cdef class Permits(Work):
             self.hold_ns = plan.hold.mean * 1e9
             self.hold_is_random = plan.hold.kind == "exp"
         # Whose permits they are matters to what releases them, and to what a dying connection gives back.
-        uses = "release" in weights or "keep" in weights or plan.verify
-        self.track_held = self.in_turn or "acquire" in weights and uses
-        self.track_inserted = "purge" in weights
+        uses = plan.asks("release") or plan.asks("keep") or plan.verify
+        self.track_held = self.in_turn or weights and plan.asks("acquire") and uses
+        self.track_created = plan.asks("remove")
 
     # ---- what is asked ----
 
-    cdef int choose(self, Link* link, int64_t intended_ns, Op* op, Permit* permit) except -1:
+    cdef int choose(self, Link* link, int64_t intended_ns, uint8_t* op, Permit* permit) except -1:
         op[0] = ACQUIRE
         permit.token = 0
         if self.holds:
@@ -62,7 +63,7 @@ cdef class Permits(Work):
             permit.token = self.token | self.task.next_fresh()
         return 0
 
-    cdef int choose_turn(self, Link* link, Op* op, Permit* permit) except -1:
+    cdef int choose_turn(self, Link* link, uint8_t* op, Permit* permit) except -1:
         """Chooses acquire and release alternately."""
         if self.in_turn:
             link.raised = not (link.raised and link.held_count)
@@ -81,12 +82,12 @@ cdef class Permits(Work):
         link.turn = ASKED
         return 0
 
-    cdef int choose_drawn(self, Link* link, Op* op, Permit* permit) except -1:
+    cdef int choose_drawn(self, Link* link, uint8_t* op, Permit* permit) except -1:
         """Chooses a request of a mix.
 
-        If there is nothing to release, to keep or to purge, it chooses another request.
+        If there is nothing to release, to keep or to remove, it chooses another request.
         """
-        if op[0] == UPDATE:  # up and down again, so that no quota comes to its end
+        if op[0] == RAISE:  # up and down again, so that no number comes to its end
             link.raised = not link.raised
             if link.raised:
                 link.turn_name = self.task.next_name()
@@ -94,15 +95,15 @@ cdef class Permits(Work):
                 op[0] = LOWER
             permit.name = link.turn_name
             return 0
-        if op[0] == PURGE or (op[0] == RELEASE or op[0] == KEEP) and self.track_held:
+        if op[0] == REMOVE or (op[0] == RELEASE or op[0] == KEEP) and self.track_held:
             if link.held_count:
                 permit[0] = held_pop(link)
                 if op[0] == KEEP:
                     return held_push(link, permit[0])
-                return 0 if op[0] == PURGE else self.ledger.hold(permit.name, -1)
-            op[0] = INSERT if op[0] == PURGE else ACQUIRE
-        permit.name = self.task.next_fresh() if op[0] == INSERT else self.task.next_name()
-        return held_push(link, permit[0]) if op[0] == INSERT and self.track_inserted else 0
+                return 0 if op[0] == REMOVE else self.ledger.hold(permit.name, -1)
+            op[0] = CREATE if op[0] == REMOVE else ACQUIRE
+        permit.name = self.task.next_fresh() if op[0] == CREATE else self.task.next_name()
+        return held_push(link, permit[0]) if op[0] == CREATE and self.track_created else 0
 
     cdef uint32_t room(self, const Link* link) noexcept:
         if self.holds:
@@ -121,7 +122,7 @@ cdef class Permits(Work):
             return -1
         if request.op == ACQUIRE and link.turn == ASKED and link.count == 0:
             link.turn = MISSED
-        elif request.op == GET:
+        elif request.op == COUNT:
             self.ledger.look(request.permit.name, reply.value)
         link.slots -= self.holds
         return -1

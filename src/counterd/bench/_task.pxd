@@ -2,19 +2,16 @@
 #
 # Floor 5. All that does not depend on what has been answered, or when.
 
-from libc.stdint cimport int64_t, uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 
+from counterd.bench._codec cimport OPS_MAX
 from counterd.bench._link cimport Link
 from counterd.bench._random cimport Zipf
-from counterd.bench._words cimport Op
 
 cdef enum Keys:
     UNIFORM
     ZIPF
     SEQUENCE
-
-cdef enum:
-    DRAWN = 18              # kinds of requests that a mix can have
 
 
 cdef class Task:
@@ -34,10 +31,11 @@ cdef class Task:
     cdef uint32_t fresh             # the next name that no other request of this run has had
 
     # work
-    cdef Op[DRAWN] ops
-    cdef uint32_t[DRAWN] weights    # running sums
+    cdef uint8_t[OPS_MAX] ops
+    cdef uint32_t[OPS_MAX] weights  # running sums,
+    cdef uint32_t total             # and the last of them
 
-    cdef Op next_op(self) noexcept
+    cdef uint8_t next_op(self) noexcept
     cdef uint32_t next_name(self) noexcept
     cdef uint32_t next_fresh(self) noexcept
     cdef uint32_t key_of(self, uint32_t link) noexcept

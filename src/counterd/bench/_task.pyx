@@ -3,24 +3,19 @@
 Floor 5 (ARCHITECTURE.md).
 """
 
-from libc.stdint cimport int64_t, uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 
 from counterd.bench._link cimport Link
 from counterd.bench._random cimport random_below, zipf_begin, zipf_next
-from counterd.bench._words cimport Op
-
-from counterd.bench._codec import OP_NAMES
-from counterd.bench.dialect import OPS as DRAWN_NAMES
 
 
 cdef class Task:
-    """plan: a Plan. index: the index of this load process."""
+    """plan: a Plan. index: the index of this load process. numbers: of the kinds of requests, by name."""
 
-    def __cinit__(self, plan, int index):
+    def __cinit__(self, plan, int index, dict numbers not None):
         cdef uint32_t each = plan.connections // plan.processes
         cdef uint32_t left_over = plan.connections % plan.processes  # which the first processes take
-        cdef uint32_t sum = 0
-        cdef int i, op
+        cdef int i
         self.everywhere = plan.connections
         self.connections = each + (<uint32_t>index < left_over)
         self.first = each * index + min(<uint32_t>index, left_over)
@@ -33,15 +28,12 @@ cdef class Task:
         self.keys = {"uniform": UNIFORM, "zipf": ZIPF, "seq": SEQUENCE}[plan.keys.kind]
         if self.keys == ZIPF:
             zipf_begin(&self.zipf, plan.keys.exponent, self.names)
-        for i in range(DRAWN):
-            name = DRAWN_NAMES[i]
-            sum += plan.work.weights.get(name, 0)
-            op = OP_NAMES.index("fetch" if name == "get" and plan.fetches() else name)
-            self.ops[i] = <Op>op
-            self.weights[i] = sum
+        for i, op in enumerate(op for op in plan.dialect.ops if op in plan.work.weights):
+            self.total += plan.work.weights[op]
+            self.ops[i], self.weights[i] = numbers[plan.dialect.sent(plan, op)], self.total
 
-    cdef Op next_op(self) noexcept:
-        cdef uint32_t draw = random_below(&self.random, self.weights[DRAWN - 1])
+    cdef uint8_t next_op(self) noexcept:
+        cdef uint32_t draw = random_below(&self.random, self.total)
         cdef int i = 0
         while draw >= self.weights[i]:
             i += 1

@@ -1,4 +1,4 @@
-# What a load can ask, and what it can be answered: the kinds of requests and of outcomes that all dialects share.
+# What all dialects have in common: the outcomes of requests, replies, and templates of requests.
 #
 # Floor 5, header only. Requests of one kind differ in their name alone (and in what a codec puts into them besides), so
 # each kind is a template that is copied and patched.
@@ -10,58 +10,23 @@ from libc.string cimport memcpy
 from counterd.bench._memory cimport allocate
 from counterd.engine.byteorder cimport bswap64
 
-cdef enum Op:
-    NOOP
-    GET                     # of a number
-    ACQUIRE
-    RELEASE
-    QUERY                   # what a quota is, which has to be there
-    UPDATE                  # a quota rises by one
-    LOWER                   # and falls again, which is the next update of that connection
-    INSERT                  # of a name that is new, for a short time
-    PURGE                   # of such a name
-    SET                     # a buffer
-    FETCH                   # and what is in it
-    FILL                    # makes the name exist
-    CLEAR                   # before that: whatever a load has left there
-    FLOW                    # whether a call may pass
-    PARAM                   # whether one with that value may
-    KEEP                    # a permit is still in use
-    COUNTS                  # FLOW, estimated from two counters
-    PUT                     # a job
-    RESERVE                 # one
-    DELETE                  # one that was reserved
-    CYCLE                   # whichever of these three comes next on a connection
-    FAN                     # the same, where some connections put, and the others wait for jobs
-    USE                     # puts go into that tube
-    WATCH_TUBE              # and reserves take from it,
-    IGNORE                  # and from no other
-    ACCOUNT                 # a message that is only answered with others
-    CONTROL                 # one that a control message follows, on the connection that listens
-    GREET                   # a connection introduces itself,
-    JOIN                    # says that it sends messages,
-    MEET                    # or that it listens,
-    LISTEN                  # and then to what
-    CANCEL                  # an acquire that waits
-    OPS
-
 cdef enum Outcome:
-    ANSWERED                # noop, fill
-    READ                    # get: value is what is in use
+    ANSWERED                # there is nothing to say about it
+    READ
     ABSENT                  # no such name
-    GRANTED                 # acquire; flow and param: it may pass
+    GRANTED                 # a permit; or something may pass
     RELEASED
     REFUSED                 # the limit is reached
     NOT_HELD
-    UPDATED                 # update, and its counterpart; keep
-    WRITTEN                 # insert, set
+    UPDATED
+    WRITTEN
     PURGED
     TOO_MANY                # requests, for a namespace
     INSERTED
     RESERVED
     DELETED
-    TAKEN                   # account
-    DELAYED                 # control
+    TAKEN                   # a message that is not answered itself
+    DELAYED                 # a control message says so
     CANCELLED               # an acquire that waited when the load ended
     FAILED                  # the server says that something is wrong
     OUTCOMES

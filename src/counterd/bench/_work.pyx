@@ -5,13 +5,14 @@ Floor 5 (ARCHITECTURE.md).
 """
 
 from cpython.mem cimport PyMem_Free
-from libc.stdint cimport int64_t, uint32_t
+from libc.stdint cimport int64_t, uint8_t, uint32_t
 
+from counterd.bench._codec cimport CONTROL
 from counterd.bench._ledger cimport Ledger
 from counterd.bench._link cimport Link, Request
 from counterd.bench._memory cimport Permit
 from counterd.bench._task cimport Task
-from counterd.bench._words cimport CONTROL, Op, Reply
+from counterd.bench._words cimport Reply
 
 
 cdef class Work:
@@ -23,7 +24,7 @@ cdef class Work:
     def __dealloc__(self):
         PyMem_Free(self.heap.cells)
 
-    cdef int choose(self, Link* link, int64_t intended_ns, Op* op, Permit* permit) except -1:
+    cdef int choose(self, Link* link, int64_t intended_ns, uint8_t* op, Permit* permit) except -1:
         """Chooses the next request on a connection."""
         op[0] = self.task.next_op()
         permit.token = 0

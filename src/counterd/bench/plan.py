@@ -9,13 +9,14 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from counterd.bench.dialect import DIGITS_MAX, JOBS, NAMED, NUMBERED_SIZE, OPS, STAMPED_SIZE
-from counterd.bench.dialects import DIALECTS
+from counterd.bench.dialect import DIGITS_MAX, NUMBERED_SIZE, SPECIAL, STAMPED_SIZE
+from counterd.bench.dialects import DIALECTS, OPS
 from counterd.bench.options import CONNECTIONS, PAIRS, Keys, Options, Work
 
 if TYPE_CHECKING:
-    from counterd.bench.dialect import Dialect
+    from counterd.bench.dialect import Dialect, Op
 
+PAIR = PAIRS.split("-")
 NAMES_MAX = 1 << 30
 PORT_MAX = 65535
 WORKERS = 500  # connections of workers in a fan
@@ -71,16 +72,20 @@ class Plan(Options):
     def dialect(self) -> Dialect:
         return DIALECTS[self.protocol]
 
-    def fetches(self) -> bool:
-        """Returns whether a get reads a buffer, and not a number."""
-        return self.dialect.fetches(self)
+    def asked(self) -> list[Op]:
+        """Returns the kinds of requests of the load, without those that the protocol does not have."""
+        known, dialect = self.dialect.all_ops(), self.dialect
+        return [known[dialect.sent(self, op)] for op in self.work.weights or PAIR if op in dialect.ops]
+
+    def asks(self, role: str) -> bool:
+        """Returns whether there are requests with this role."""
+        return any(op.role == role for op in self.asked())
 
     def fills(self) -> tuple[str, ...]:
         """Returns the requests that make a name exist: for numbers, for buffers, or both."""
-        asked = self.work.weights.keys()
-        buffers = self.fetches() and bool(asked & {"get", "set"})
-        numbers = (not buffers or not asked <= {"get", "set"}) and self.holds_permits()
-        return (*(self.dialect.fill if numbers else ()), *(("set",) if buffers else ()))
+        kinds = {op.names for op in self.asked()}
+        numbers = self.dialect.fills.get("number", ()) if kinds != {"buffer"} and self.holds_permits() else ()
+        return (*numbers, *(self.dialect.fills.get("buffer", ()) if "buffer" in kinds else ()))
 
     def has_unique_tokens(self) -> bool:
         """Returns True if the server tells a number with each grant that it never tells again."""
@@ -88,12 +93,12 @@ class Plan(Options):
 
     def listens(self) -> bool:
         """Returns True if each load process has one more connection, for control messages."""
-        return "control" in self.work.weights
+        return self.asks("control")
 
     def needs_names(self) -> bool:
         """Returns True if there are requests that need existing names."""
-        wanted = {"query", "update", *(["get"] if self.fetches() else [])}
-        return any(self.work.weights.get(op) for op in wanted)
+        shares = self.work.weights.values()
+        return any(op.needs_name and share for op, share in zip(self.asked(), shares, strict=False))
 
     def _mistakes(self) -> list[tuple[bool, str]]:
         digits = min(self.name_size, DIGITS_MAX)
@@ -150,7 +155,7 @@ class Plan(Options):
                 f"--verify and --churn check the holdings of connections, which {self.protocol} does not have",
             ),
             (
-                not self.dialect.counts and bool(self.churn),
+                bool(self.churn) and all(op.role != "count" for op in self.dialect.ops.values()),
                 f"--churn reads how many permits are held, which {self.protocol} does not report",
             ),
             *self._mistakes_of_work(),
@@ -181,7 +186,7 @@ class Plan(Options):
                 f"{self.connections} connections, {self.producers} cannot be producers",
             ),
             (
-                ours and self.verify and "put" in self.work.weights and (self.requests or 1 << 32) > VERIFIED_MAX,
+                ours and self.verify and self.asks("put") and (self.requests or 1 << 32) > VERIFIED_MAX,
                 f"--verify can check at most {VERIFIED_MAX} jobs, and put does not delete its jobs: use --requests",
             ),
         ]
@@ -200,7 +205,7 @@ class Plan(Options):
     def _mistakes_of_takes(self) -> list[tuple[bool, str]]:
         if self.take is None:
             return []
-        has, asked = self.dialect.options, self.work.weights.keys() or {"acquire", "release"}
+        has = self.dialect.options
         queued = self.take.wait > 0 or self.take.keys > 0
         return [
             (
@@ -211,9 +216,9 @@ class Plan(Options):
                 queued and "wait" not in has,
                 f"{self.protocol} has no queue: --wait, --weights and --priorities need one",
             ),
-            ("acquire" not in asked, "the load has no acquire that could be a Take"),
+            (not self.asks("acquire"), "the load has no acquire that could be a Take"),
             (
-                not self.holds_permits() and ("release" in asked or self.verify or self.hold is not None),
+                not self.holds_permits() and (self.asks("release") or self.verify or self.hold is not None),
                 "rates are not released: use -t acquire, without --hold and --verify",
             ),
             (
@@ -229,8 +234,7 @@ class Plan(Options):
         ]
 
     def _mistakes_of_work(self) -> list[tuple[bool, str]]:
-        asked = self.work.weights.keys() or {"acquire", "release"}
-        unknown = ", ".join(sorted(asked - set(self.dialect.ops)))
+        unknown = ", ".join(sorted({*(self.work.weights or PAIR)} - self.dialect.ops.keys()))
         return [
             (
                 bool(unknown),
@@ -241,52 +245,32 @@ class Plan(Options):
                 f"a buffer must have 0 to {BUFFER_SIZE_MAX} bytes, not {self.buffer_size}",
             ),
             (
-                self.name_size <= DIGITS_MAX and len({self._kind_of(op) for op in asked - {"noop"}}) > 1,
+                self.name_size <= DIGITS_MAX and len({op.names for op in self.asked() if op.names}) > 1,
                 f"names of {self.name_size} bytes contain only a number: counters, buffers and inserted keys would "
                 f"have the same names, see --name-size",
             ),
         ]
 
-    def _kind_of(self, op: str) -> str:
-        """Returns the kind of name for a request.
-
-        The names of two kinds differ before their last digits: see names_of.
-        """
-        if op in ("insert", "purge"):
-            return "inserted"
-        return "buffer" if op == "set" or (op == "get" and self.fetches()) else "number"
-
     def as_options(self) -> dict[str, Any]:
         """Returns the options of the command line that matter for this plan, by name, for people and files."""
-        asked = self.work.weights.keys()
         limits = {"requests": self.requests, "duration": _time(self.duration), "warmup": _time(self.warmup or None)}
         load = {
             "connections": self.connections, "pipeline": self.depth, "keep-alive": int(self.keep_alive),
             "threads": self.processes, "rate": self.rate, "arrivals": self.arrivals if self.rate else None,
             "ops": self.work.text, "names": self.names, "keys": self.keys.text, "name-size": self.name_size,
-            "value-size": self.buffer_size if self._sends_buffers() else None,
+            "value-size": self.buffer_size,
             "producers": self.producers if self.fans() else None, "delay": _time(self.delay or None),
-            "number-type": self.number_type,
-            "ttl": _time(self.ttl) if asked & {"insert", "set", "purge"} else None,
-            "resources": self.resources if self.makes_grants() else None,
-            "maximum": self.maximum if self.makes_grants() else None,
+            "number-type": self.number_type, "ttl": _time(self.ttl),
+            "resources": self.resources, "maximum": self.maximum,
             "hold": f"{self.hold.kind}:{_time(self.hold.mean)}" if self.hold else None,
             "wait": _time(self.take.wait or None) if self.take else None,
             **(self.take.as_options() if self.take else {}),
             "churn": self.churn or None, "prefill": self.prefill or None, "verify": self.verify or None,
             "seed": self.seed,
         }  # fmt: skip
-        unknown = {*NAMED, "number-type"} - self.dialect.options
+        unknown = SPECIAL.difference(self.dialect.options, *(op.options for op in self.asked()))
         options = {**self._where(), **limits, **load}.items()
         return {name: value for name, value in options if value is not None and name not in unknown}
-
-    def makes_grants(self) -> bool:
-        """Returns whether the load requests permits."""
-        return not self.work.weights or bool(self.work.weights.keys() & {"acquire", "release", "flow", "param"})
-
-    def _sends_buffers(self) -> bool:
-        asked = self.work.weights.keys()
-        return bool(asked & {"set", *JOBS}) or ("get" in asked and self.fetches())
 
     def _where(self) -> dict[str, Any]:
         server: dict[str, Any] = (

@@ -13,11 +13,8 @@ from counterd.bench.plan import Plan, read_work
 
 def test_names_of_numbers_of_buffers_and_of_what_is_new() -> None:
     plan = Plan()
-    fresh, buffers = b"i4321000", b"bbbbbbbb"
-    assert names_of(plan, 0xF0001234) == {
-        "": b"nnnnnnnn", "set": buffers, "fetch": buffers, "insert": fresh, "purge": fresh, "control": fresh,
-    }  # fmt: skip
-    assert names_of(replace(plan, name_size=11), 0x1234)["insert"] == b"i43"
+    assert names_of(plan, 0xF0001234) == {"number": b"nnnnnnnn", "buffer": b"bbbbbbbb", "new": b"i4321000"}
+    assert names_of(replace(plan, name_size=11), 0x1234)["new"] == b"i43"
     assert set(names_of(replace(plan, name_size=8), 0x1234).values()) == {b""}
 
 

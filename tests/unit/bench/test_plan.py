@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from counterd.bench.dialect import OPS
-from counterd.bench.dialects import DIALECTS
+from counterd.bench.dialects import DIALECTS, OPS
 from counterd.bench.options import Hold, Keys, Work
 from counterd.bench.plan import Plan, connections_of, read_work
 from counterd.bench.takes import Items, Take
@@ -184,15 +183,17 @@ def test_ports_and_what_memcached_needs() -> None:
 
 def test_whether_a_get_is_of_a_buffer() -> None:
     get, both = read_work("get"), read_work("mix:get=1,set=1")
-    assert not Plan(work=get).fetches()
-    assert not Plan(protocol="redis", work=get).fetches()
-    assert Plan(protocol="redis", work=get, value_size=5).fetches()
-    assert Plan(protocol="redis", work=both).fetches()
-    assert Plan(protocol="throttr", work=get).fetches()
+    numbers = [Plan(work=get), Plan(protocol="redis", work=get)]
+    buffers = [
+        Plan(protocol="redis", work=get, value_size=5), Plan(protocol="redis", work=both),
+        Plan(protocol="throttr", work=get),
+    ]  # fmt: skip
+    assert [plan.asks("count") for plan in numbers + buffers] == [True] * 2 + [False] * 3
+    assert [plan.fills() for plan in buffers] == [("set",)] * 3
 
 
 def test_where_prefill_makes_nothing() -> None:
-    assert [name for name, dialect in DIALECTS.items() if not dialect.fill] == [
+    assert [name for name, dialect in DIALECTS.items() if not dialect.fills] == [
         "sentinel", "beanstalk", "smockron", "redis-lua",
     ]  # fmt: skip
 

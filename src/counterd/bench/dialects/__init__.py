@@ -21,6 +21,7 @@ def _found() -> dict[str, Dialect]:
 
 
 DIALECTS = _found()
+OPS = tuple(dict.fromkeys(op for dialect in DIALECTS.values() for op in dialect.ops))  # all that a mix can contain
 PROTOCOL_HELP = " ".join(
     (
         "The protocol of the server: one of counterd's, or for comparisons redis, redis-lua or memcached.",

@@ -8,15 +8,17 @@ the time when the job is put.
 from libc.stdint cimport uint8_t, uint64_t
 from libc.string cimport memcmp, memcpy
 
-from counterd.bench._codec cimport Codec
+from counterd.bench._codec cimport DELETE, OWN, PUT, RESERVE, Codec
 from counterd.bench._lines cimport NUMBER_MAX, begins, line_size
 from counterd.bench._link cimport Request
 from counterd.bench._words cimport (
-    ANSWERED, DELETE, DELETED, FAILED, IGNORE, INSERTED, NOOP, PUT, REPLY_MAX, RESERVE, RESERVED, USE, WATCH_TUBE,
-    Reply, Template, long_write, template_write,
+    ANSWERED, DELETED, FAILED, INSERTED, REPLY_MAX, RESERVED, Reply, Template, long_write, template_write,
 )
 
 from counterd.bench.dialects.beanstalk import STAMP
+
+cpdef enum Own:
+    NOOP = OWN, USE, WATCH, IGNORE
 
 
 cdef class LoadCodec(Codec):
@@ -66,7 +68,7 @@ cdef class LoadCodec(Codec):
             return line
         if (op == USE or op == NOOP) and begins(data, line, b"USING "):
             return line
-        if (op == WATCH_TUBE or op == IGNORE) and begins(data, line, b"WATCHING "):
+        if (op == WATCH or op == IGNORE) and begins(data, line, b"WATCHING "):
             return line
         reply.outcome = FAILED
         return line if is_refusal(data, line) else -1

@@ -5,22 +5,23 @@ Floor 5 (ARCHITECTURE.md). A Take has its own template for each fairness key. To
 Release for each counter of the Take, with the same opaque.
 """
 
-import functools
-
 from cpython.mem cimport PyMem_Free
 from libc.stdint cimport int64_t, uint8_t, uint32_t
 from libc.string cimport memcmp, memcpy
 
-from counterd.bench._codec cimport Codec
+from counterd.bench._codec cimport ACQUIRE, CANCEL, COUNT, OWN, RELEASE, Codec
 from counterd.bench._link cimport MARKER, Request
 from counterd.bench._memory cimport allocate
 from counterd.bench._words cimport (
-    ABSENT, ACQUIRE, ANSWERED, CANCEL, CANCELLED, FAILED, GET, GRANTED, NOT_HELD, READ, REFUSED, RELEASE,
-    RELEASED, REPLY_MAX, Reply, Template, template_write,
+    ABSENT, ANSWERED, CANCELLED, FAILED, GRANTED, NOT_HELD, READ, REFUSED, RELEASED, REPLY_MAX, Reply, Template,
+    template_write,
 )
 from counterd.engine.byteorder cimport load_be32, load_be64
 
 from counterd.bench.dialects.counter import take_of
+
+cpdef enum Own:
+    NOOP = OWN
 
 cdef enum:
     HEADER = 12
@@ -42,7 +43,7 @@ cdef class LoadCodec(Codec):
             self.keys = max(plan.take.keys, 1)
             self.takes = <Template*>allocate(self.keys, sizeof(Template))
             for i in range(self.keys):
-                self.make(self.takes + i, functools.partial(take_of, plan, i), plan.dialect.names(plan, 0)[""])
+                self.make(self.takes + i, lambda name: take_of(plan, i, name), plan.dialect.names(plan, 0)["number"])
 
     def __dealloc__(self):
         cdef uint32_t i
@@ -92,7 +93,7 @@ cdef class LoadCodec(Codec):
         if data[2] == 0:
             if not self.succeeded(request, data, body, reply):
                 return -1
-        elif data[2] == 0x01 and (op == GET or op == RELEASE or op == CANCEL):
+        elif data[2] == 0x01 and (op == COUNT or op == RELEASE or op == CANCEL):
             reply.outcome = ABSENT
         elif data[2] == 0x21 and op == ACQUIRE:
             reply.outcome = REFUSED
@@ -114,12 +115,12 @@ cdef class LoadCodec(Codec):
                 return False
             reply.token = load_be64(data + HEADER)
             return True
-        if body != (4 if op == ACQUIRE or op == GET else 0):
+        if body != (4 if op == ACQUIRE or op == COUNT else 0):
             return False
         if body:
             reply.value = load_be32(data + HEADER)
         reply.outcome = ANSWERED
-        if op == GET:
+        if op == COUNT:
             reply.outcome = READ
         elif op == RELEASE:
             reply.outcome = RELEASED

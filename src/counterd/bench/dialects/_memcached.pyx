@@ -1,17 +1,15 @@
-"""Memcached's replies in its text protocol, as counterbench reads them.
-
-Floor 5 (ARCHITECTURE.md).
-"""
+"""Memcached's replies in its text protocol, as counterbench reads them. Floor 5 (ARCHITECTURE.md)."""
 
 from libc.stdint cimport uint8_t
 from libc.string cimport memcmp
 
-from counterd.bench._codec cimport Codec
+from counterd.bench._codec cimport ACQUIRE, COUNT, OWN, RELEASE, Codec
 from counterd.bench._lines cimport begins, line_size, number_read
 from counterd.bench._link cimport Request
-from counterd.bench._words cimport (
-    ABSENT, ACQUIRE, ANSWERED, FAILED, FILL, GET, GRANTED, NOOP, READ, RELEASE, RELEASED, REPLY_MAX, Reply,
-)
+from counterd.bench._words cimport ABSENT, ANSWERED, FAILED, GRANTED, READ, RELEASED, REPLY_MAX, Reply
+
+cpdef enum Own:
+    NOOP = OWN, FILL
 
 
 cdef class LoadCodec(Codec):
@@ -28,10 +26,10 @@ cdef class LoadCodec(Codec):
             return line
         if op == FILL and begins(data, line, b"STORED\r\n") or op == NOOP and begins(data, line, b"MN\r\n"):
             return line
-        if op == GET and begins(data, line, b"END\r\n"):
+        if op == COUNT and begins(data, line, b"END\r\n"):
             reply.outcome = ABSENT
             return line
-        if op == GET and begins(data, line, b"VALUE "):
+        if op == COUNT and begins(data, line, b"VALUE "):
             second = line_size(data + line, size - line)
             if second == 0 or size < line + second + 5:
                 return 0 if size < REPLY_MAX else -1

@@ -5,15 +5,17 @@ Floor 5 (ARCHITECTURE.md).
 
 from libc.stdint cimport uint8_t
 
-from counterd.bench._codec cimport Codec
+from counterd.bench._codec cimport OWN, RELEASE, Codec
 from counterd.bench._lines cimport line_size
 from counterd.bench._link cimport Request
 from counterd.bench._words cimport (
-    ANSWERED, FAILED, GRANTED, NOOP, NOT_HELD, REFUSED, RELEASE, RELEASED, REPLY_MAX, Reply, Template, long_write,
-    template_write,
+    ANSWERED, FAILED, GRANTED, NOT_HELD, REFUSED, RELEASED, REPLY_MAX, Reply, Template, long_write, template_write,
 )
 
 from counterd.bench.dialects.redis_lua import TOKEN
+
+cpdef enum Own:
+    NOOP = OWN, FLOW, COUNTS
 
 
 cdef class LoadCodec(Codec):

@@ -5,15 +5,17 @@ Floor 5 (ARCHITECTURE.md). Names are the numbers of flows. The xid is the number
 
 from libc.stdint cimport int8_t, uint8_t, uint32_t, uint64_t
 
-from counterd.bench._codec cimport Codec
+from counterd.bench._codec cimport ACQUIRE, KEEP, OWN, RELEASE, Codec
 from counterd.bench._link cimport Request
 from counterd.bench._words cimport (
-    ACQUIRE, ANSWERED, FAILED, FLOW, GRANTED, KEEP, NOOP, NOT_HELD, PARAM, REFUSED, RELEASE, RELEASED, TOO_MANY,
-    UPDATED, Reply, Template, template_write,
+    ANSWERED, FAILED, GRANTED, NOT_HELD, REFUSED, RELEASED, TOO_MANY, UPDATED, Reply, Template, template_write,
 )
 from counterd.engine.byteorder cimport load_be16, load_be32, load_be64, store_be32, store_be64
 
 from counterd.bench.dialects.sentinel import FIRST_RATE, FIRST_SEMAPHORE
+
+cpdef enum Own:
+    NOOP = OWN, FLOW, PARAM
 
 cdef enum:
     XID_AT = 2

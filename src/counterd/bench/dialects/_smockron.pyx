@@ -8,16 +8,17 @@ import time
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t
 from libc.string cimport memcmp, memcpy
 
-from counterd.bench._codec cimport Codec
+from counterd.bench._codec cimport CONTROL, OWN, Codec
 from counterd.bench._lines cimport begins
 from counterd.bench._link cimport Request
-from counterd.bench._words cimport (
-    ACCOUNT, ANSWERED, CONTROL, FAILED, GREET, JOIN, LISTEN, MEET, NOOP, TAKEN, Reply, Template, name_read,
-)
+from counterd.bench._words cimport ANSWERED, FAILED, TAKEN, Reply, Template, name_read
 from counterd.engine.byteorder cimport load_be32, store_be32
 from counterd.net.clock cimport monotonic_ns
 
 from counterd.bench.dialects.smockron import MOMENT
+
+cpdef enum Own:
+    NOOP = OWN, ACCOUNT, GREET, JOIN, MEET, LISTEN
 
 cdef enum:
     MOMENT_DIGITS = 13      # of Unix time in milliseconds, until the year 2286

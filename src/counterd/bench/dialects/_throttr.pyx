@@ -5,14 +5,15 @@ Floor 5 (ARCHITECTURE.md).
 
 from libc.stdint cimport int64_t, uint8_t, uint64_t
 
-from counterd.bench._codec cimport Codec
+from counterd.bench._codec cimport LOWER, OWN, RAISE, REMOVE, Codec
 from counterd.bench._link cimport Request
-from counterd.bench._words cimport (
-    ABSENT, ANSWERED, CLEAR, FAILED, FETCH, LOWER, NOOP, PURGE, PURGED, QUERY, READ, UPDATE, UPDATED, WRITTEN, Reply,
-)
+from counterd.bench._words cimport ABSENT, ANSWERED, FAILED, PURGED, READ, UPDATED, WRITTEN, Reply
 from counterd.engine.byteorder cimport load_le16, load_le32, load_le64
 
 from counterd.protocols.throttr.wire import ID_SIZE, ValueSize
+
+cpdef enum Own:
+    NOOP = OWN, GET, QUERY, SET, FILL, CLEAR
 
 cdef size_t WHOAMI_SIZE = 1 + ID_SIZE  # of its reply
 
@@ -37,7 +38,7 @@ cdef class LoadCodec(Codec):
         if data[0] > 1:
             return -1
         if data[0] == 0:
-            reply.outcome = ABSENT if op == PURGE or op == CLEAR else FAILED
+            reply.outcome = ABSENT if op == REMOVE or op == CLEAR else FAILED
             return 1
         if op == NOOP:
             reply.outcome = ANSWERED
@@ -46,13 +47,13 @@ cdef class LoadCodec(Codec):
             reply.outcome = READ
             whole = 2 + 2 * self.width
             ttl_type = 1 + self.width
-        elif op == FETCH:
+        elif op == GET:
             reply.outcome = READ
             whole = 2 + 2 * self.width
             ttl_type = 1
-        elif op == UPDATE or op == LOWER:
+        elif op == RAISE or op == LOWER:
             reply.outcome = UPDATED
-        elif op == PURGE or op == CLEAR:
+        elif op == REMOVE or op == CLEAR:
             reply.outcome = PURGED
         if size < whole:
             return 0
@@ -60,7 +61,7 @@ cdef class LoadCodec(Codec):
             return -1
         if op == QUERY:
             reply.value = <int64_t>self.number(data + 1)
-        elif op == FETCH:
+        elif op == GET:
             if self.number(data + 2 + self.width) != self.value_size:
                 return -1
             whole += self.value_size

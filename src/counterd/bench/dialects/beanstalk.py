@@ -14,7 +14,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from counterd.bench.asking import LoadError, asked, resolve
-from counterd.bench.dialect import JOBS, NUMBERED_SIZE, VALUE, Checks, Dialect
+from counterd.bench.dialect import NOOP, NUMBERED_SIZE, SIZED, VALUE, Checks, Dialect, Op
 from counterd.errors import CounterdError
 from counterd.protocols.beanstalk import wire
 from counterd.protocols.beanstalk.wire import NUMBER_MAX, Parser, Reply, Status
@@ -32,6 +32,7 @@ GIVE_UP_S = 5  # how long a reserve in a cycle waits for a due job, which exists
 GIVE_BACK_S = 30.0
 PAUSE_S = 0.02
 AT_ONCE = 500  # jobs
+TUBE = Op(names="tube")
 HEXADECIMAL = frozenset(b"0123456789abcdef")
 
 
@@ -60,7 +61,7 @@ def tubes_of(_plan: Options, run: int) -> dict[str, bytes]:
     run: the low 28 bits make the tubes of each run differ.
     """
     tube = b"counterbench-%07x-" % (run & 0xFFFFFFF)
-    return {"use": tube, "watch": tube, "": b""}
+    return {"tube": tube, "number": b""}
 
 
 def tidy(plan: Options) -> None:
@@ -78,7 +79,7 @@ def take(plan: Options) -> Counter[bytes]:
     found: Counter[bytes] = Counter()
     with resolve(plan).connect() as connection:
         for index in range(plan.processes):
-            tube = tubes_of(plan, os.getpid())["use"] + b"%08x" % index
+            tube = tubes_of(plan, os.getpid())["tube"] + b"%08x" % index
             _asked(connection, [wire.use(tube), wire.watch(tube), wire.ignore(b"default"), wire.kick(NUMBER_MAX)])
             while True:
                 answers = _asked(connection, [wire.reserve(0)] * AT_ONCE)
@@ -123,7 +124,8 @@ DIALECT = Dialect(
     name="beanstalk",
     order=3,
     port=wire.PORT,
-    ops=("noop", *JOBS),
+    ops={"noop": NOOP, **{role: Op(role, options=SIZED) for role in ("put", "cycle", "fan")}},
+    inner={"reserve": Op("reserve", ""), "delete": Op("delete", ""), "use": TUBE, "watch": TUBE, "ignore": NOOP},
     work="cycle",
     help="beanstalk also works with beanstalkd.",
     ops_help="put (the jobs stay), cycle (put, reserve and delete in turn), noop, a mix, or fan: some connections put, "

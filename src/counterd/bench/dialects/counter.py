@@ -11,7 +11,7 @@ import time
 from typing import TYPE_CHECKING
 
 from counterd.bench.asking import LoadError, bounded, context_of
-from counterd.bench.dialect import COUNTING, NAMED, TAKING, Checks, Dialect
+from counterd.bench.dialect import COUNTING, NAMED, TAKING, Checks, Dialect, Op
 from counterd.client import Client
 from counterd.errors import CounterdError
 from counterd.protocols.counter import wire
@@ -174,10 +174,10 @@ DIALECT = Dialect(
     ops=COUNTING,
     requests=requests_of,
     name_size_max=65535,
+    inner={"cancel": Op("cancel", names="")},
     options=NAMED | TAKING,
     mistakes=mistakes_of,
-    fill=("acquire", "release"),
-    counts=True,
+    fills={"number": ("acquire", "release")},
     checks=checks_of,
     broken="a counter was above its maximum",
 )

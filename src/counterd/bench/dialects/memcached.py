@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from counterd.bench.dialect import COUNTING, Dialect
+from counterd.bench.dialect import COUNTING, Dialect, Op
 
 if TYPE_CHECKING:
     from counterd.bench.options import Options
@@ -29,8 +29,9 @@ DIALECT = Dialect(
     order=7,
     port=11211,
     ops=COUNTING,
+    inner={"fill": Op()},
     requests=requests_of,
     name_size_max=250,
-    fill=("fill",),
+    fills={"number": ("fill",)},
     needs_fill=True,
 )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from counterd.bench.dialect import COUNTING, KEEPING, VALUE, Dialect, Mistakes
+from counterd.bench.dialect import COUNTING, FETCH, KEEPING, VALUE, Dialect, Mistakes, Op
 
 if TYPE_CHECKING:
     from counterd.bench.options import Options
@@ -19,7 +19,7 @@ def resp(*words: bytes) -> bytes:
 
 
 def requests_of(plan: Options, name: bytes) -> dict[str, bytes]:
-    """Returns each kind of request for a name. "fill" creates the name."""
+    """Returns each kind of request for a name. "fill" creates the name, and "fetch" is a get of a buffer."""
     amount = () if plan.resources == 1 else (b"%d" % plan.resources,)
     by = b"BY" if amount else b""
     return {
@@ -48,10 +48,13 @@ DIALECT = Dialect(
     name="redis",
     order=5,
     port=6379,
-    ops=(*COUNTING, *KEEPING),
+    ops={**COUNTING, **KEEPING},
+    inner={"lower": Op("lower"), "fetch": FETCH, "fill": Op()},
+    sent=lambda plan, op: (
+        "fetch" if op == "get" and (plan.value_size is not None or "set" in plan.work.weights) else op
+    ),
     requests=requests_of,
     name_size_max=65535,
-    fill=("fill",),
-    fetches=lambda plan: plan.value_size is not None or "set" in plan.work.weights,
+    fills={"number": ("fill",), "buffer": ("set",)},
     mistakes=mistakes_of,
 )

@@ -21,7 +21,7 @@ import hashlib
 from typing import TYPE_CHECKING
 
 from counterd.bench.asking import LoadError
-from counterd.bench.dialect import NAMED, Dialect
+from counterd.bench.dialect import ACQUIRE, GRANTED, NAMED, NOOP, RELEASE, Dialect, Op
 from counterd.bench.dialects.redis import resp
 
 if TYPE_CHECKING:
@@ -179,7 +179,7 @@ DIALECT = Dialect(
     name="redis-lua",
     order=6,
     port=6379,
-    ops=("noop", "acquire", "release", "flow", "counts"),
+    ops={"noop": NOOP, "acquire": ACQUIRE, "release": RELEASE, "flow": Op(options=GRANTED), "counts": Op()},
     ops_help=(
         "acquire-release (a leased semaphore; with --items a script for all of them), flow (a sliding window), "
         "counts (the same, estimated)"

@@ -17,7 +17,7 @@ import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from counterd.bench.asking import asked, bounded, resolve
-from counterd.bench.dialect import Checks, Dialect, Mistakes, Rules
+from counterd.bench.dialect import ACQUIRE, GRANTED, NOOP, RELEASE, Checks, Dialect, Mistakes, Op, Rules
 from counterd.errors import ProtocolError
 from counterd.protocols.sentinel import wire
 from counterd.protocols.sentinel.wire import Response, ResponseParser, Status
@@ -33,6 +33,7 @@ NAMESPACE = "counterbench"
 FIRST_SEMAPHORE = 1
 FIRST_RATE = 1_000_001
 PARAM_FLOW = 1
+FLOW = Op(options=GRANTED)
 FLOWS_MAX = 8192  # of each kind: a server can have twice as many
 NAME_SIZE_MAX = 996  # bytes of a value in a frame of the protocol
 I32_MAX = 0x7FFFFFFF
@@ -196,7 +197,7 @@ DIALECT = Dialect(
     name="sentinel",
     order=2,
     port=wire.PORT,
-    ops=("noop", "acquire", "release", "flow", "param", "keep"),
+    ops={"noop": NOOP, "acquire": ACQUIRE, "release": RELEASE, "flow": FLOW, "param": FLOW, "keep": Op("keep")},
     ops_help="also flow, param (a value), keep (of an acquired token), noop",
     requests=requests_of,
     name_size_max=NAME_SIZE_MAX,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
-from counterd.bench.dialect import MESSAGES, Dialect, Mistakes, Rules
+from counterd.bench.dialect import NOOP, Dialect, Mistakes, Op, Rules
 from counterd.protocols.smockron import wire
 from counterd.protocols.smockron.wire import SocketType, Status
 
@@ -53,7 +53,8 @@ DIALECT = Dialect(
     name="smockron",
     order=4,
     port=wire.PORT,
-    ops=("noop", *MESSAGES),
+    ops={"noop": NOOP, "account": Op(), "control": Op("control", "new")},
+    inner=dict.fromkeys(("greet", "join", "meet", "listen"), Op(names="")),
     work="account",
     ops_help="account (accounting messages; a PING after each batch is answered when the batch has been read), "
     "control (latency is from an accounting message to the control message about it), noop, or a mix without control",
@@ -61,7 +62,7 @@ DIALECT = Dialect(
     requests=requests_of,
     name_size_max=255,
     opening=("greet", "join"),
-    listening=("greet", "meet"),
+    listening=("greet", "meet", "listen"),  # libzmq does not understand a subscription that comes with READY
     mistakes=mistakes_of,
     doubt="does the master have the rules that `counterbench rules --protocol smockron` prints?",
     rules=Rules(

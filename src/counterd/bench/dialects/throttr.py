@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from counterd.bench.dialect import KEEPING, NAMED, VALUE, Dialect, Mistakes
+from counterd.bench.dialect import FETCH, KEEPING, NAMED, NOOP, VALUE, Dialect, Mistakes, Op
 from counterd.protocols.throttr.wire import KEY_MAX, PORT, Attribute, Change, Encoder, TTLType, ValueSize, ttl_units
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ def requests_of(plan: Options, name: bytes) -> dict[str, bytes]:
         "insert": encoder.insert(name, 0, ttl, ttl_type),
         "purge": encoder.purge(name),
         "set": encoder.set(name, VALUE * plan.buffer_size, LASTING, TTLType.HOURS),
-        "fetch": encoder.get(name),
+        "get": encoder.get(name),
         "fill": encoder.insert(name, 0, LASTING, TTLType.HOURS),
         "clear": encoder.purge(name),
     }
@@ -62,14 +62,14 @@ DIALECT = Dialect(
     name="throttr",
     order=1,
     port=PORT,
-    ops=("noop", "get", *KEEPING),
+    ops={"noop": NOOP, "get": FETCH, **KEEPING},
+    inner={"lower": Op("lower"), "fill": Op(), "clear": Op()},
     work="update",
     ops_help="query, update (one up, then one down), insert (a new name, with --ttl), purge (of an inserted name), "
     "set, get, noop, or a mix",
     requests=requests_of,
     name_size_max=KEY_MAX,
-    fill=("clear", "fill"),
+    fills={"number": ("clear", "fill"), "buffer": ("set",)},
     options=NAMED | {"number-type"},
-    fetches=lambda _: True,
     mistakes=mistakes_of,
 )

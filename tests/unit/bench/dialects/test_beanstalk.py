@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -17,13 +18,6 @@ from kit.scripted.beanstalk import Asked, Queue
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-
-class Board:
-    """What load processes know."""
-
-    def __init__(self, stored: set[int], perhaps: set[int]) -> None:
-        self.jobs = lambda: (stored, perhaps)
 
 
 @pytest.fixture(autouse=True)
@@ -52,7 +46,7 @@ def fill(queue: Queue, index: int, *bodies: bytes) -> None:
 
 
 def judged(queue: Queue, stored: set[int], perhaps: set[int]) -> list[str]:
-    board: Any = Board(stored, perhaps)
+    board: Any = SimpleNamespace(jobs=lambda: (stored, perhaps))
     return beanstalk.when_gone(plan_of(queue), board)
 
 
@@ -129,4 +123,4 @@ def test_requests() -> None:
 def test_names_of_tubes() -> None:
     plan = Plan(protocol="beanstalk", work=read_work("cycle"))
     tube = b"counterbench-1234abc-"
-    assert beanstalk.tubes_of(plan, 0x1234ABC) == {"use": tube, "watch": tube, "": b""}
+    assert beanstalk.tubes_of(plan, 0x1234ABC) == {"tube": tube, "number": b""}

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -12,17 +13,7 @@ from counterd.bench.takes import Items, Take
 from counterd.client import DumpEntry
 from counterd.protocols.counter import wire
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 PLAN = Plan(protocol="counter", names=100, maximum=10, verify=True)
-
-
-class Board:
-    """What load processes say that they hold."""
-
-    def __init__(self, held: dict[int, int]) -> None:
-        self.all_held = lambda: held
 
 
 class Dumps:
@@ -51,14 +42,13 @@ def name_of(number: int) -> bytes:
 
 
 @pytest.fixture(autouse=True)
-def fast(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def fast(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(counter, "GIVE_BACK_S", 0.05)
     monkeypatch.setattr(counter, "PAUSE_S", 0.001)
-    return
 
 
 def judged(monkeypatch: pytest.MonkeyPatch, held: dict[int, int], *dumps: Any, before: Any = None) -> list[str]:
-    board: Any = Board(held)
+    board: Any = SimpleNamespace(all_held=lambda: held)
     monkeypatch.setattr(counter, "_client", Dumps(before or {}))
     state = counter.look(PLAN)
     monkeypatch.setattr(counter, "_client", Dumps(*dumps))
@@ -161,7 +151,7 @@ def test_the_longest_names_of_a_take(rates: int) -> None:
 
 def test_all_counters_of_a_take_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = Plan(protocol="counter", names=100, maximum=10, verify=True, take=Take(items=Items(2, 1)))
-    board: Any = Board({1: 3})
+    board: Any = SimpleNamespace(all_held=lambda: {1: 3})
     second = name_of(1) + b":1"
     others = {name_of(1) + b":2": (7, 7), name_of(1) + b":r0": (7, 7), b":1": (7, 7)}
     monkeypatch.setattr(counter, "_client", Dumps({1: (3, 3), second: (3, 3), **others}))

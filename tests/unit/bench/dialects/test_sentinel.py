@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -16,13 +17,6 @@ from kit.scripted.sentinel import Asked, Room
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-
-class Board:
-    """What load processes say that they hold."""
-
-    def __init__(self, held: dict[int, int]) -> None:
-        self.all_held = lambda: held
 
 
 @pytest.fixture(autouse=True)
@@ -42,7 +36,7 @@ def plan_of(room: Room, **options: Any) -> Plan:
 
 
 def judged(room: Room, held: dict[int, int]) -> list[str]:
-    board: Any = Board(held)
+    board: Any = SimpleNamespace(all_held=lambda: held)
     return sentinel.while_held(plan_of(room), board)
 
 

@@ -18,7 +18,7 @@ def test_requests() -> None:
         "insert": bytes.fromhex("01 00000000 03 dc050000 04") + b"jobs",
         "purge": b"\x04\x04jobs",
         "set": bytes.fromhex("05 06 64000000 04 03000000") + b"jobsvvv",
-        "fetch": b"\x06\x04jobs",
+        "get": b"\x06\x04jobs",
         "fill": bytes.fromhex("01 00000000 06 64000000 04") + b"jobs",
         "clear": b"\x04\x04jobs",
     }
