@@ -221,7 +221,8 @@ def test_what_was_refused_is_not_released() -> None:
 
 
 def test_a_mix_has_its_shares(server: Server) -> None:
-    run = load(server, requests=20_000, depth=50, work="mix:noop=1,get=2,acquire=4,release=3", names=10)
+    work = "mix:noop=1,get=2,acquire=4,release=3"
+    run = load(server, requests=20_000, depth=50, work=work, names=10, prefill=True)
     shares = {name: count / 20_000 for name, count in run.outcomes.items()}
     assert shares == pytest.approx({"answered": 0.1, "read": 0.2, "granted": 0.4, "released": 0.3}, abs=0.02)
 
@@ -229,7 +230,7 @@ def test_a_mix_has_its_shares(server: Server) -> None:
 @pytest.mark.parametrize("work", ["noop", "get", "acquire", "release"])
 def test_one_kind_of_work(work: str, server: Server) -> None:
     run = load(server, requests=50, work=work)
-    outcome = {"noop": "answered", "get": "read", "acquire": "granted", "release": "not held"}[work]
+    outcome = {"noop": "answered", "get": "no such name", "acquire": "granted", "release": "not held"}[work]
     assert run.outcomes == {outcome: 50}
     assert {request.opcode for request in server.asked()} == {Opcode[work.upper()]}
 
