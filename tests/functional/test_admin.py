@@ -242,7 +242,7 @@ def test_what_was_asked_is_counted(admin: Admin) -> None:
     daemon.wait_until(lambda: metrics().get(acquired, 0) >= before + 2, "they are counted")
     now = metrics()
     assert now['counterd_connections_opened_total{protocol="counter"}'] >= 1
-    assert now['counterd_batch_seconds_count{protocol="counter"}'] >= 3
+    assert now['counterd_batch_seconds_count{protocol="counter"}'] >= 2
     assert now["counterd_event_loop_lag_seconds_count"] > 0
     assert now["process_start_time_seconds"] > 1e9
 

@@ -342,7 +342,7 @@ def test_a_mistake_in_the_state_of_masters(problems):
     ],
 )
 def test_what_is_configured_and_off_or_weak_is_warned_about(write, lines, warned):
-    path = write(f"throttr.enable = true\n{lines}\n")
+    path = write(f"smockron.enable = true\n{lines}\n")
     path.chmod(0o600)
     warnings = load(path, [], find_rooms()).warnings
     assert [warning.startswith(warned) for warning in warnings] == [True] * bool(warned), warnings
