@@ -76,13 +76,13 @@ $(VENV)/.ready:
 
 $(VENV)/.built: $(VENV)/.ready $(SOURCES)
 	@echo 'building counterd into $(VENV): this takes a minute'
-	@find build/*/lib* -name '*.py' -delete 2>/dev/null || true  # of modules that are gone
+	@sh tools/stale.sh
 	@$(PIP) --no-build-isolation '.[admin,bench,cli]'
 	@touch $@
 
 # In place of the last, not after it: each makes a wheel of its own.
 $(VENV)/.tools-$(TOOLS): $(VENV)/.ready $(SOURCES)
-	@find build/*/lib* -name '*.py' -delete 2>/dev/null || true  # of modules that are gone
+	@sh tools/stale.sh
 	$(PIP) --no-build-isolation '.[$(TOOLS)]'
 	@touch $(VENV)/.built $@
 
