@@ -44,8 +44,8 @@ PACKAGE = "src/counterd/"
 # Not protocols/counter/_rates.pxd: behind a switch, Cython cuts its products of 128 bits to 64.
 SOURCES = (
     "_core.pxd", "_core.pyx", "engine/chains.pyx", "engine/table.pxd", "engine/wheel.pxd", "engine/permits.pxd",
-    "engine/heap.pyx",
-    "engine/idle_ring.pxd", "engine/later.pyx", "engine/gcra.pxd", "engine/recency.pxd", "engine/fair.pxd",
+    "engine/heap.pyx", "engine/idle_ring.pxd", "engine/later.pyx", "engine/gcra.pxd", "engine/list.pxd",
+    "engine/fair.pxd",
     "protocols/counter/_counters.pxd", "protocols/counter/_takes.pxd", "protocols/counter/_charges.pxd",
     "protocols/counter/_permits.pxd",
     "protocols/counter/_messages.pxd", "protocols/counter/_store.pyx", "protocols/counter/_session.pyx",
@@ -93,7 +93,7 @@ NEAR = {
     "throttr/": (("throttr",), (*COUNTER_ROOM, "test_wheel", "beanstalk", "smockron")),
     "sentinel/": (("sentinel",), (*NO_COUNTERS, "throttr", "beanstalk", "smockron")),
     "beanstalk/": (("beanstalk",), (*NO_COUNTERS, "throttr", "sentinel", "smockron")),
-    "smockron/": THROTTLES, "engine/gcra": THROTTLES, "engine/recency": THROTTLES,
+    "smockron/": THROTTLES, "engine/gcra": THROTTLES,
     "counter/_takes": TAKES, "engine/fair": TAKES,
     "counter/": (("counter/", "counter_model"), ("throttr", "test_wheel", "beanstalk", "smockron")),
     "_core": (("test_core", "counter"), ("test_wheel",)), "engine/table": (("test_table", "counter"), ("test_wheel",)),

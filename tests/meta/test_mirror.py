@@ -32,7 +32,6 @@ ELSEWHERE = {
     "protocols/beanstalk/_audits.pxd": "tests/property/test_beanstalk_model.py calls it after every step",
     "engine/connections.pxd": "numbers of connections: tests/unit/test_core.py",
     "engine/gcra.pxd": "inlined in protocols/smockron/_store: tests/property/test_smockron_model.py reckons exactly",
-    "engine/recency.pxd": "inlined in protocols/smockron/_store: tests/property/test_smockron_model.py, with audits",
     "engine/idle_ring.pxd": "idle counters: tests/unit/protocols/counter/test_counters.py",
     "engine/permits.pxd": "the ledger and the give-back: tests/unit/protocols/counter/test_counters.py",
     "engine/pool.pxd": "cells of every part: tests/unit/protocols/counter/test_counters.py",

@@ -9,7 +9,10 @@ from counterd.engine.chains cimport Block, Chain, Chains
 from counterd.engine.connections cimport Connections
 from counterd.engine.heap cimport Heap, Node, heap_after, node_at, node_is_before, node_spine
 from counterd.engine.idle_ring cimport FLAG_IN_RING, Ring
-from counterd.engine.permits cimport Holding, Permit, Permits, ledger_find, permit_at
+from counterd.engine.list cimport Links, List, links_at
+from counterd.engine.permits cimport (
+    Holding, Permit, Permits, holdings_by_connection, holdings_by_record, ledger_find, permit_at,
+)
 from counterd.engine.pool cimport Pool
 from counterd.engine.table cimport (
     RECORD_USED, Index, Record, Table, index_home, name_blocks, name_chain, record_at,
@@ -63,6 +66,27 @@ cdef inline uint32_t audit_name(const Table* table, Record* record, uint32_t num
     return blocks
 
 
+cdef inline uint32_t audit_list(List list, uint32_t first, const uint32_t* last, uint32_t highest) except? 0xffffffff:
+    """Checks that the links of a list agree in both directions, which no circle does. Returns the length of the list.
+
+    last: where the last record is stored; or NULL. highest: the highest number of a record.
+    """
+    cdef uint32_t number = first, previous = 0, count = 0
+    cdef const Links* own
+    while number:
+        if number > highest:
+            raise AssertionError(f"list {first}: {number} is not a record")
+        own = links_at(list, number)
+        if own.prev != previous:
+            raise AssertionError(f"list {first}: {number} follows {previous}, but names {own.prev} as the one before")
+        count += 1
+        previous = number
+        number = own.next
+    if last != NULL and last[0] != previous:
+        raise AssertionError(f"list {first}: the last record is {previous}, not {last[0]}")
+    return count
+
+
 cdef inline int audit_pool(const Pool* pool, const void* links, size_t cell_size, str what) except -1:
     """Checks that used and free cells add up, and that no cell is free twice. links: as for pool_take()."""
     cdef uint32_t number = pool.free, left = pool.fresh - pool.used
@@ -110,22 +134,20 @@ cdef inline int audit_permit(const Permits* permits, uint32_t number) except -1:
     """Checks that the ledger finds each holding of a permit, and that the holdings add up to the permit's
     consumption."""
     cdef const Permit* permit = permit_at(permits, number)
-    cdef uint32_t entry = permit.holders, previous = 0
+    cdef uint32_t entry = permit.holders
     cdef uint64_t held = 0
     cdef const Holding* holding
+    audit_list(holdings_by_record(permits), entry, NULL, permits.state.holdings.fresh)
     while entry:
         holding = permits.holdings + entry
         if holding.record != number:
             raise AssertionError(f"holding {entry} is listed under record {number}, names {holding.record}")
         if holding.amount == 0:
             raise AssertionError(f"holding {entry} belongs to no record")
-        if holding.prev_of_record != previous:
-            raise AssertionError(f"holding {entry} has a wrong predecessor on its record")
         if ledger_find(permits, holding.connection, number, permit.record.tag) != entry:
             raise AssertionError(f"holding {entry} is not found through the ledger's index")
         held += holding.amount
-        previous = entry
-        entry = holding.next_of_record
+        entry = holding.of_record.next
     if held != permit.consumption:
         raise AssertionError(f"record {number}: consumption {permit.consumption}, held {held}")
     return 0
@@ -133,15 +155,12 @@ cdef inline int audit_permit(const Permits* permits, uint32_t number) except -1:
 
 cdef inline uint32_t audit_holder(const Permits* permits, uint32_t connection) except? 0xffffffff:
     """Checks a connection's list of holdings. Returns its length."""
-    cdef uint32_t entry = permits.holders[connection].first, previous = 0, count = 0
+    cdef uint32_t entry = permits.holders[connection].first
+    cdef uint32_t count = audit_list(holdings_by_connection(permits), entry, NULL, permits.state.holdings.fresh)
     while entry:
         if permits.holdings[entry].connection != connection:
             raise AssertionError(f"holding {entry} is listed under connection {connection}")
-        if permits.holdings[entry].prev_of_connection != previous:
-            raise AssertionError(f"holding {entry} has a wrong predecessor")
-        count += 1
-        previous = entry
-        entry = permits.holdings[entry].next_of_connection
+        entry = permits.holdings[entry].of_connection.next
     if count != permits.holders[connection].holdings:
         raise AssertionError(f"connection {connection} has {count} holdings")
     return count
@@ -178,7 +197,7 @@ cdef inline uint32_t audit_permits(const Permits* permits) except? 0xffffffff:
     if listed != permits.state.holdings.used:
         raise AssertionError(f"{listed} holdings listed, {permits.state.holdings.used} counted")
     audit_leavers(permits)
-    audit_pool(&permits.state.holdings, &permits.holdings.next_of_connection, sizeof(Holding), "holdings")
+    audit_pool(&permits.state.holdings, &permits.holdings.of_connection, sizeof(Holding), "holdings")
     audit_connections(permits.connections)
     return blocks
 

@@ -26,6 +26,7 @@ from libc.string cimport memcpy, memset
 from counterd.engine.connections cimport CONNECTIONS_MAX
 from counterd.engine.debug cimport debug_check
 from counterd.engine.heap cimport Heap, Node, heap_insert, heap_remove
+from counterd.engine.list cimport Links, List, list_push, list_remove
 from counterd.engine.pool cimport Pool, pool_put, pool_take
 from counterd.engine.region cimport Region, region_reserve
 from counterd.engine.table cimport Index, index_home, index_insert, index_remove, index_reserve
@@ -54,8 +55,7 @@ cdef struct Waiter:         # 64 bytes
     uint32_t connection     # 0: free
     uint32_t queue
     uint32_t flow
-    uint32_t next_of_connection     # also links the free list
-    uint32_t prev_of_connection
+    Links of_connection     # its `next` also links the free list
     uint32_t cost
     uint16_t weight
     uint8_t priority        # the higher one is served first
@@ -343,6 +343,10 @@ cdef inline Waiter* waiter_at(const Fair* fair, uint32_t number) noexcept nogil:
     return fair.waiters + number
 
 
+cdef inline List waiters_by_connection(const Fair* fair) noexcept nogil:
+    return List(fair.waiters, sizeof(Waiter), &fair.waiters.of_connection)
+
+
 cdef inline uint64_t waiter_span(const Waiter* waiter) noexcept nogil:
     """Returns how long after its start a waiter ends, in virtual time."""
     return (<uint64_t>min(waiter.cost, <uint32_t>COST_MAX) << COST_SHIFT) // waiter.weight
@@ -438,7 +442,7 @@ cdef inline uint32_t fair_enter(
 
     weight: 1 to WEIGHT_MAX. cost: how many units or permits the waiter wants.
     """
-    cdef uint32_t number = pool_take(&fair.state.waiters, &fair.waiters.next_of_connection, sizeof(Waiter))
+    cdef uint32_t number = pool_take(&fair.state.waiters, &fair.waiters.of_connection, sizeof(Waiter))
     cdef Waiter* waiter = fair.waiters + number
     cdef Asker* asker = fair.askers + connection
     debug_check(number != 0 and connection != 0 and 1 <= weight <= WEIGHT_MAX)
@@ -452,11 +456,7 @@ cdef inline uint32_t fair_enter(
     waiter.moves = 0
     fair.state.serial += 1
     waiter.node.serial = fair.state.serial
-    waiter.prev_of_connection = 0
-    waiter.next_of_connection = asker.first
-    if asker.first:
-        fair.waiters[asker.first].prev_of_connection = number
-    asker.first = number
+    list_push(waiters_by_connection(fair), &asker.first, number)
     asker.waiters += 1
     waiter_insert(fair, number)
     return number
@@ -523,12 +523,7 @@ cdef inline void fair_remove(Fair* fair, uint32_t number) noexcept nogil:
     cdef Waiter* waiter = fair.waiters + number
     cdef Asker* asker = fair.askers + waiter.connection
     waiter_extract(fair, number)
-    if waiter.prev_of_connection:
-        fair.waiters[waiter.prev_of_connection].next_of_connection = waiter.next_of_connection
-    else:
-        asker.first = waiter.next_of_connection
-    if waiter.next_of_connection:
-        fair.waiters[waiter.next_of_connection].prev_of_connection = waiter.prev_of_connection
+    list_remove(waiters_by_connection(fair), &asker.first, number)
     asker.waiters -= 1
     waiter.connection = 0
-    pool_put(&fair.state.waiters, &fair.waiters.next_of_connection, sizeof(Waiter), number)
+    pool_put(&fair.state.waiters, &fair.waiters.of_connection, sizeof(Waiter), number)

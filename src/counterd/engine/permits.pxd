@@ -13,6 +13,7 @@ from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
 from counterd.engine.connections cimport CONNECTIONS_MAX, Connections, connections_put
 from counterd.engine.debug cimport debug_check
+from counterd.engine.list cimport Links, List, list_push, list_remove
 from counterd.engine.pool cimport Pool, pool_left, pool_put, pool_take
 from counterd.engine.region cimport Region, region_reserve
 from counterd.engine.table cimport (
@@ -46,10 +47,8 @@ cdef struct Holding:        # 32 bytes
     uint32_t record
     uint32_t amount
     uint32_t since_tenths   # tenths of a second on the caller's monotonic clock
-    uint32_t next_of_connection  # also links the free list
-    uint32_t prev_of_connection
-    uint32_t next_of_record
-    uint32_t prev_of_record
+    Links of_connection     # its `next` also links the free list
+    Links of_record
 
 
 cdef struct Holder:         # the holdings of a connection
@@ -108,6 +107,14 @@ cdef inline Permit* permit_at(const Permits* permits, uint32_t number) noexcept 
     return <Permit*>(permits.table.records + number * <size_t>PERMIT_CELL)
 
 
+cdef inline List holdings_by_connection(const Permits* permits) noexcept nogil:
+    return List(permits.holdings, sizeof(Holding), &permits.holdings.of_connection)
+
+
+cdef inline List holdings_by_record(const Permits* permits) noexcept nogil:
+    return List(permits.holdings, sizeof(Holding), &permits.holdings.of_record)
+
+
 # ---- ledger --------------------------------------------------------------------------------------------------------
 
 cdef inline uint32_t ledger_tag(uint32_t connection, uint32_t tag) noexcept nogil:
@@ -157,24 +164,16 @@ cdef inline void ledger_add(
     """Adds a holding. The caller must have checked `ledger_is_full`."""
     cdef Permit* permit = permit_at(permits, number)
     cdef Holder* holder = permits.holders + connection
-    cdef uint32_t entry = pool_take(&permits.state.holdings, &permits.holdings.next_of_connection, sizeof(Holding))
+    cdef uint32_t entry = pool_take(&permits.state.holdings, &permits.holdings.of_connection, sizeof(Holding))
     cdef Holding* holding = permits.holdings + entry
     debug_check(connection != 0 and entry != 0)
     holding.connection = connection
     holding.record = number
     holding.amount = amount
     holding.since_tenths = since_tenths
-    holding.prev_of_connection = 0
-    holding.next_of_connection = holder.first
-    if holder.first:
-        permits.holdings[holder.first].prev_of_connection = entry
-    holder.first = entry
+    list_push(holdings_by_connection(permits), &holder.first, entry)
+    list_push(holdings_by_record(permits), &permit.holders, entry)
     holder.holdings += 1
-    holding.prev_of_record = 0
-    holding.next_of_record = permit.holders
-    if permit.holders:
-        permits.holdings[permit.holders].prev_of_record = entry
-    permit.holders = entry
     index_insert(&permits.ledger, ledger_tag(connection, permit.record.tag), entry)
 
 
@@ -183,23 +182,13 @@ cdef inline void ledger_remove(Permits* permits, uint32_t entry) noexcept nogil:
     cdef Permit* permit = permit_at(permits, holding.record)
     cdef Holder* holder = permits.holders + holding.connection
     index_remove(&permits.ledger, ledger_tag(holding.connection, permit.record.tag), entry)
-    if holding.prev_of_connection:
-        permits.holdings[holding.prev_of_connection].next_of_connection = holding.next_of_connection
-    else:
-        holder.first = holding.next_of_connection
-    if holding.next_of_connection:
-        permits.holdings[holding.next_of_connection].prev_of_connection = holding.prev_of_connection
+    list_remove(holdings_by_connection(permits), &holder.first, entry)
+    list_remove(holdings_by_record(permits), &permit.holders, entry)
     holder.holdings -= 1
-    if holding.prev_of_record:
-        permits.holdings[holding.prev_of_record].next_of_record = holding.next_of_record
-    else:
-        permit.holders = holding.next_of_record
-    if holding.next_of_record:
-        permits.holdings[holding.next_of_record].prev_of_record = holding.prev_of_record
     if permits.state.cursor == entry:
-        permits.state.cursor = holding.next_of_record
+        permits.state.cursor = holding.of_record.next
     holding.connection = 0
-    pool_put(&permits.state.holdings, &permits.holdings.next_of_connection, sizeof(Holding), entry)
+    pool_put(&permits.state.holdings, &permits.holdings.of_connection, sizeof(Holding), entry)
 
 
 # ---- permits that exist as long as somebody holds any of them ------------------------------------------------------

@@ -14,7 +14,7 @@ from posix.mman cimport (
 from counterd.engine.debug cimport COUNTERD_DEBUG_BUILD
 
 cdef enum:
-    LAYOUT_VERSION = 2      # raise it with each change of a structure in the region or of the order of reservations
+    LAYOUT_VERSION = 3      # raise it with each change of a structure in the region or of the order of reservations
     RESERVATIONS_MAX = 64
     PACKED_MAX = 1024       # bytes
     LINE = 64

@@ -249,7 +249,7 @@ cdef class HoldingsWalk:
         self.entries = []
         while entry and <size_t>len(self.entries) < self.limit:
             self.entries.append(entry)
-            entry = self.permits.holdings[entry].next_of_connection
+            entry = self.permits.holdings[entry].of_connection.next
         self.entries.reverse()
         return 0
 

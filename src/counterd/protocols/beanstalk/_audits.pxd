@@ -5,21 +5,24 @@
 from libc.stdint cimport INT64_MAX, INT64_MIN, int64_t, uint32_t, uint64_t
 
 from counterd.engine.audit cimport (
-    audit_chains, audit_heap, audit_index, audit_pool, audit_table, audit_timers, chain_ends,
+    audit_chains, audit_heap, audit_index, audit_list, audit_pool, audit_table, audit_timers, chain_ends,
 )
 from counterd.engine.chains cimport chain_blocks
 from counterd.engine.heap cimport heap_after
+from counterd.engine.list cimport Ends
 from counterd.engine.table cimport RECORD_USED
 from counterd.engine.wheel cimport Timer, timer_is_armed
 from counterd.protocols.beanstalk._gates cimport CLAIM_COST, GATE_COST, Gate, Gates, gate_at
 from counterd.protocols.beanstalk._jobs cimport (
     BLOCKED, BURIED, DELAYED, GONE_JOB, JOB_STATES, READY, RESERVED, Job, Jobs, JobState, job_at, job_find, job_id,
-    job_is_ended,
+    job_is_ended, jobs_by_line,
 )
 from counterd.protocols.beanstalk._keys cimport Key, Keys, key_at
 from counterd.protocols.beanstalk._queues cimport MARGIN_NS, Queues
-from counterd.protocols.beanstalk._tubes cimport LINE_MARKS, Line, NamesWalk, Tube, Tubes, tube_at, tube_is_needed
-from counterd.protocols.beanstalk._workers cimport Watch, Worker, Workers
+from counterd.protocols.beanstalk._tubes cimport (
+    LINE_MARKS, NamesWalk, Tube, Tubes, tube_at, tube_is_needed, tubes_by_age,
+)
+from counterd.protocols.beanstalk._workers cimport Watch, Worker, Workers, watches_by_connection, watches_by_tube
 
 
 cdef inline bint is_expected(const Timer* timer, int64_t due_ns) noexcept:
@@ -128,23 +131,22 @@ cdef inline int audit_queue(Queues* queues, uint32_t first, JobState state, uint
     return 0
 
 
-cdef inline int audit_line(Queues* queues, const Line* line, JobState state, uint32_t tube, uint32_t counted) except -1:
+cdef inline int audit_line(Queues* queues, const Ends* line, JobState state, uint32_t tube, uint32_t counted) except -1:
     """Checks a line.
 
     The line's jobs must have this state, the earliest job must be the first, and their number must be `counted`.
     """
     cdef const Job* job
-    cdef uint32_t number = line.first, before = 0, count = 0
+    cdef uint32_t number = line.first
+    cdef uint32_t count = audit_list(jobs_by_line(&queues.jobs), number, &line.last, queues.jobs.pool.fresh)
     cdef int64_t since_ns = INT64_MIN
     while number:
         job = job_at(&queues.jobs, number)
-        count += 1
-        if job.state != state or job.tube != tube or job.line_prev != before or job.since_ns < since_ns:
+        if job.state != state or job.tube != tube or job.since_ns < since_ns:
             raise AssertionError(f"job {job_id(job)} is wrong in the line state {<int>state} of {tube}")
         since_ns = job.since_ns
-        before = number
-        number = job.line_next
-    if line.last != before or count != counted:
+        number = job.line.next
+    if count != counted:
         raise AssertionError(f"line state {<int>state} of {tube}: {count}, {counted} counted")
     return 0
 
@@ -178,30 +180,32 @@ cdef inline int audit_waiting(Queues* queues, uint32_t number) except -1:
     """Checks the wait queue of a tube."""
     cdef const Tube* tube = tube_at(&queues.tubes, number)
     cdef const Watch* watch
-    cdef uint32_t entry = tube.waiting_first, before = 0, count = 0
+    cdef uint32_t entry = tube.queue.first
+    cdef uint32_t count = audit_list(
+        watches_by_tube(&queues.workers), entry, &tube.queue.last, queues.workers.pool.fresh
+    )
     while entry:
         watch = queues.workers.watches + entry
-        count += 1
-        if watch.tube != number or watch.waiting_prev != before:
+        if watch.tube != number:
             raise AssertionError(f"tube {number}: watch {entry} waits in it, but belongs to another tube")
         if not queues.workers.records[watch.connection].is_waiting:
             raise AssertionError(f"tube {number}: connection {watch.connection} is in its queue, but does not wait")
-        before = entry
-        entry = watch.waiting_next
-    if tube.waiting_last != before or tube.waiting != count:
+        entry = watch.of_tube.next
+    if tube.waiting != count:
         raise AssertionError(f"tube {number}: {count} wait, {tube.waiting} counted")
     return 0
 
 
 cdef inline int audit_tubes(Queues* queues, dict hidden) except -1:
     """Checks the tubes. hidden: how many ready jobs of each tube are in the heaps of its gates."""
-    cdef uint32_t number = queues.tubes.state.first, before = 0, count = 0, ended = 0
+    cdef const Ends* ends = &queues.tubes.state.all
+    cdef uint32_t number = ends.first, ended = 0
+    cdef uint32_t count = audit_list(tubes_by_age(&queues.tubes), number, &ends.last, queues.tubes.table.pool.fresh)
     cdef uint64_t text = 0, made = 0
     cdef const Tube* tube
     while number:
         tube = tube_at(&queues.tubes, number)
-        count += 1
-        if tube.prev != before or tube.made <= made or tube_is_needed(tube) != (tube.ended == 0):
+        if tube.made <= made or tube_is_needed(tube) != (tube.ended == 0):
             raise AssertionError(f"tube {number} is wrong in the list, or nothing needs it, or it has ended too early")
         made = tube.made
         ended += tube.ended != 0
@@ -213,11 +217,10 @@ cdef inline int audit_tubes(Queues* queues, dict hidden) except -1:
         audit_waiting(queues, number)
         if tube.delayed and not is_expected(&tube.timer, job_at(&queues.jobs, tube.delayed).node.key):
             raise AssertionError(f"tube {number}: no timer waits for its first delayed job")
-        if tube.ready and tube.waiting_first and not timer_is_armed(&tube.timer):
+        if tube.ready and tube.queue.first and not timer_is_armed(&tube.timer):
             raise AssertionError(f"tube {number} has ready jobs and waiting connections, and nothing will connect them")
-        before = number
-        number = tube.next
-    if before != queues.tubes.state.last or count != queues.tubes.table.pool.used:
+        number = tube.links.next
+    if count != queues.tubes.table.pool.used:
         raise AssertionError(f"{count} tubes are listed, of {queues.tubes.table.pool.used}")
     if text != queues.tubes.state.text or ended != queues.tubes.state.ended:
         raise AssertionError(f"the names have {text} bytes, {queues.tubes.state.text} counted; {ended} have ended")
@@ -262,16 +265,15 @@ cdef inline int audit_workers(Queues* queues) except -1:
         ):
             raise AssertionError(f"connection {connection}: no timer waits for its first job")
         waiting += worker.is_waiting
-        count = 0
         text = 0
-        entry = worker.watch_first
+        entry = worker.watched.first
+        count = audit_list(watches_by_connection(workers), entry, &worker.watched.last, workers.pool.fresh)
         while entry:
-            count += 1
             if workers.watches[entry].connection != connection:
                 raise AssertionError(f"connection {connection}: watch {entry} belongs to another connection")
             text += tube_at(&queues.tubes, workers.watches[entry].tube).record.name_size + LINE_MARKS
             watching[workers.watches[entry].tube] = watching.get(workers.watches[entry].tube, 0) + 1
-            entry = workers.watches[entry].next
+            entry = workers.watches[entry].of_connection.next
         if count != worker.watches or text != worker.text or (count == 0) != (worker.used == 0):
             raise AssertionError(f"connection {connection}: {count} watches, {worker.watches} counted")
         watches += count
@@ -279,12 +281,12 @@ cdef inline int audit_workers(Queues* queues) except -1:
             using[worker.used] = using.get(worker.used, 0) + 1
     if watches != workers.pool.used or waiting != workers.state.waiting:
         raise AssertionError(f"{watches} watches and {waiting} waiting, of {workers.pool.used}")
-    entry = queues.tubes.state.first
+    entry = queues.tubes.state.all.first
     while entry:
         tube = tube_at(&queues.tubes, entry)
         if tube.using != using.get(entry, 0) or tube.watching != watching.get(entry, 0):
             raise AssertionError(f"tube {entry} counts {tube.using} that use and {tube.watching} that watch it")
-        entry = tube.next
+        entry = tube.links.next
     return 0
 
 
@@ -298,8 +300,8 @@ cdef inline int audit_queues(Queues* queues) except -1:
         + blocks,
     )
     audit_index(&queues.jobs.index, queues.jobs.pool, "jobs index", queues.jobs.state.ended)
-    audit_pool(queues.jobs.pool, &queues.jobs.records.line_next, sizeof(Job), "jobs")
-    audit_pool(queues.workers.pool, &queues.workers.watches.next, sizeof(Watch), "watches")
+    audit_pool(queues.jobs.pool, &queues.jobs.records.line, sizeof(Job), "jobs")
+    audit_pool(queues.workers.pool, &queues.workers.watches.of_connection, sizeof(Watch), "watches")
     audit_timers(&queues.tubes.timers, queues.tubes.table.pool.fresh)
     audit_timers(&queues.keys.timers, queues.keys.table.pool.fresh)
     audit_timers(&queues.workers.timers, queues.workers.connections.pool.fresh)

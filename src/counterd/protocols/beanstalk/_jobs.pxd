@@ -15,6 +15,7 @@ from libc.stdint cimport UINT64_MAX, int64_t, uint8_t, uint32_t, uint64_t
 from counterd.engine.chains cimport Chain, Chains, chain_blocks, chain_free, chain_read, chain_write
 from counterd.engine.debug cimport debug_check
 from counterd.engine.heap cimport Heap, Node
+from counterd.engine.list cimport Links, List
 from counterd.engine.pool cimport Pool, pool_put, pool_take
 from counterd.engine.region cimport Region, region_reserve
 from counterd.engine.siphash cimport siphash13
@@ -38,8 +39,7 @@ cdef enum JobState:
 
 cdef struct Job:            # 120 bytes
     Node node               # serial: its id. Key: its priority if READY, the end of its time if DELAYED or RESERVED
-    uint32_t line_next      # if READY or BURIED: in the order in which the jobs entered the state
-    uint32_t line_prev
+    Links line              # if READY or BURIED: in the order in which the jobs entered it. `next` links the free list
     uint32_t tube
     uint32_t holder         # connection, if RESERVED
     uint32_t priority
@@ -110,6 +110,10 @@ cdef inline Job* job_at(const Jobs* jobs, uint32_t number) noexcept nogil:
     return jobs.records + number
 
 
+cdef inline List jobs_by_line(const Jobs* jobs) noexcept nogil:
+    return List(jobs.records, sizeof(Job), &jobs.records.line)
+
+
 cdef inline uint32_t job_number(const Jobs* jobs, const Job* job) noexcept nogil:
     return <uint32_t>(job - jobs.records)
 
@@ -170,11 +174,10 @@ cdef inline uint32_t job_place(
 
     The caller sets the other fields, and must have checked that there is room for the job and the body.
     """
-    cdef uint32_t number = pool_take(jobs.pool, &jobs.records.line_next, sizeof(Job))
+    cdef uint32_t number = pool_take(jobs.pool, &jobs.records.line, sizeof(Job))
     cdef Job* job = job_at(jobs, number)
     debug_check(number != 0)
     job.node.serial = id
-    job.line_next = job.line_prev = 0
     job.tube = tube
     job.holder = 0
     job.size = size
@@ -222,7 +225,7 @@ cdef inline void job_free(Jobs* jobs, uint32_t number) noexcept nogil:
         jobs.state.ended += 1
         job_edited(jobs, number)
     else:
-        pool_put(jobs.pool, &jobs.records.line_next, sizeof(Job), number)
+        pool_put(jobs.pool, &jobs.records.line, sizeof(Job), number)
 
 
 cdef inline bint job_is_ended(const Job* job) noexcept nogil:
@@ -246,7 +249,7 @@ cdef inline uint32_t job_next_changed(Jobs* jobs) noexcept nogil:
     state.changes_size -= change_size(job)
     if is_ended:
         state.ended -= 1
-        pool_put(jobs.pool, &jobs.records.line_next, sizeof(Job), number)
+        pool_put(jobs.pool, &jobs.records.line, sizeof(Job), number)
     else:
         job.is_written = True
     return number

@@ -116,7 +116,7 @@ cdef class WatchList(NamesList):
     watches stay as they are."""
 
     def __cinit__(self, BeanstalkStore store not None, uint32_t connection):
-        self.watch = store.queues.workers.records[connection].watch_first
+        self.watch = store.queues.workers.records[connection].watched.first
         self.text = self.left = store.queues.workers.records[connection].text
 
     cdef bint go_on(self) except -1:
@@ -125,7 +125,7 @@ cdef class WatchList(NamesList):
     cdef uint32_t next_tube(self) noexcept:
         cdef const Watch* watch = self.store.queues.workers.watches + self.watch
         self.left -= tube_at(&self.store.queues.tubes, watch.tube).record.name_size + LINE_MARKS
-        self.watch = watch.next
+        self.watch = watch.of_connection.next
         return watch.tube
 
 

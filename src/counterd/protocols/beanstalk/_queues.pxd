@@ -15,14 +15,15 @@ from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 
 from counterd.engine.debug cimport debug_check
 from counterd.engine.heap cimport Heap, heap_insert, heap_remove, node_at, node_is_before
+from counterd.engine.list cimport Ends, ends_append, ends_remove
 from counterd.engine.wheel cimport Timer, timer_is_armed, timers_arm
 from counterd.protocols.beanstalk._gates cimport Gate, Gates, gate_at, gate_of
 from counterd.protocols.beanstalk._jobs cimport (
     BLOCKED, BURIED, DELAYED, GONE_JOB, JOB_STATES, READY, RESERVED, URGENT, Job, Jobs, JobState, job_at, job_edited,
-    job_free,
+    job_free, jobs_by_line,
 )
 from counterd.protocols.beanstalk._keys cimport Keys, job_end_key
-from counterd.protocols.beanstalk._tubes cimport Line, Tube, Tubes, tube_at, tube_is_paused, tube_settle
+from counterd.protocols.beanstalk._tubes cimport Tube, Tubes, tube_at, tube_is_paused, tube_settle
 from counterd.protocols.beanstalk._workers cimport Worker, Workers, worker_expect
 
 cdef enum:
@@ -58,36 +59,13 @@ cdef inline uint32_t* queue_first(const Queues* queues, const Job* job) noexcept
     return NULL
 
 
-cdef inline Line* queue_line(const Queues* queues, const Job* job) noexcept nogil:
+cdef inline Ends* queue_line(const Queues* queues, const Job* job) noexcept nogil:
     """Returns the line for a job in its state. Returns NULL if the state has no line."""
     if job.state == READY:
         return &tube_at(&queues.tubes, job.tube).ready_line
     if job.state == BURIED:
         return &tube_at(&queues.tubes, job.tube).buried_line
     return NULL
-
-
-cdef inline void line_append(Jobs* jobs, Line* line, uint32_t number) noexcept nogil:
-    cdef Job* job = job_at(jobs, number)
-    job.line_next = 0
-    job.line_prev = line.last
-    if line.last:
-        job_at(jobs, line.last).line_next = number
-    else:
-        line.first = number
-    line.last = number
-
-
-cdef inline void line_remove(Jobs* jobs, Line* line, uint32_t number) noexcept nogil:
-    cdef const Job* job = job_at(jobs, number)
-    if job.line_next:
-        job_at(jobs, job.line_next).line_prev = job.line_prev
-    else:
-        line.last = job.line_prev
-    if job.line_prev:
-        job_at(jobs, job.line_prev).line_next = job.line_next
-    else:
-        line.first = job.line_next
 
 
 # ---- gates ---------------------------------------------------------------------------------------------------------
@@ -181,7 +159,7 @@ cdef inline void job_enter_as(
     cdef Job* job = job_at(&queues.jobs, number)
     cdef Tube* tube = tube_at(&queues.tubes, job.tube)
     cdef uint32_t* first
-    cdef Line* line
+    cdef Ends* line
     debug_check(job.state == GONE_JOB)
     job.state = state
     job.since_ns = now_ns
@@ -196,7 +174,7 @@ cdef inline void job_enter_as(
             heap_insert(&queues.jobs.heap, first, number)
     line = queue_line(queues, job)
     if line != NULL:
-        line_append(&queues.jobs, line, number)
+        ends_append(jobs_by_line(&queues.jobs), line, number)
     if state == READY and job.priority < URGENT:
         tube.urgent += 1
         queues.urgent[0] += 1
@@ -210,14 +188,14 @@ cdef inline void job_leave_as(Queues* queues, uint32_t number, bint is_gated) no
     cdef Job* job = job_at(&queues.jobs, number)
     cdef Tube* tube = tube_at(&queues.tubes, job.tube)
     cdef uint32_t* first = queue_first(queues, job)
-    cdef Line* line = queue_line(queues, job)
+    cdef Ends* line = queue_line(queues, job)
     if first != NULL:
         if is_gated and job.state == READY:
             gate_take(queues, number)
         else:
             heap_remove(&queues.jobs.heap, first, number)
     if line != NULL:
-        line_remove(&queues.jobs, line, number)
+        ends_remove(jobs_by_line(&queues.jobs), line, number)
     if job.state == READY and job.priority < URGENT:
         tube.urgent -= 1
         queues.urgent[0] -= 1
@@ -369,7 +347,7 @@ cdef inline uint32_t queues_next_ready(
 
     Charges a step of the budget for each tube.
     """
-    cdef uint32_t number = queues.workers.records[connection].watch_first
+    cdef uint32_t number = queues.workers.records[connection].watched.first
     cdef uint32_t best = 0
     cdef const Tube* tube
     while number:
@@ -378,7 +356,7 @@ cdef inline uint32_t queues_next_ready(
             if best == 0 or node_is_before(&job_at(&queues.jobs, tube.ready).node, &job_at(&queues.jobs, best).node):
                 best = tube.ready
         budget[0] -= 1
-        number = queues.workers.watches[number].next
+        number = queues.workers.watches[number].of_connection.next
     return best
 
 

@@ -10,7 +10,7 @@ from counterd.engine.debug cimport debug_check
 from counterd.protocols.beanstalk._jobs cimport JOB_STATES, Job
 from counterd.protocols.beanstalk._queues cimport Queues
 from counterd.protocols.beanstalk._replies cimport REPLIES, Reply
-from counterd.protocols.beanstalk._tubes cimport Line, Tube
+from counterd.protocols.beanstalk._tubes cimport Tube
 from counterd.protocols.beanstalk._wire cimport COMMANDS
 
 

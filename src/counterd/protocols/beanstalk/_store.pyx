@@ -238,8 +238,8 @@ cdef class BeanstalkStore(Store):
     cdef uint32_t first_waiting(self, const Tube* tube) noexcept:
         """Returns the connection that has waited the longest for a job of a tube, or 0 if none waits."""
         cdef uint32_t connection
-        while tube.waiting_first:
-            connection = self.queues.workers.watches[tube.waiting_first].connection
+        while tube.queue.first:
+            connection = self.queues.workers.watches[tube.queue.first].connection
             if self.sessions[connection] != NULL:
                 return connection
             self.wake(connection)  # its session was collected during a call

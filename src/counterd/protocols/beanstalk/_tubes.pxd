@@ -14,6 +14,7 @@ from libc.string cimport memset
 
 from counterd.engine.chains cimport Chains
 from counterd.engine.debug cimport debug_check
+from counterd.engine.list cimport Ends, Links, List, ends_append, ends_remove
 from counterd.engine.pool cimport pool_left
 from counterd.engine.region cimport Region, region_reserve
 from counterd.engine.table cimport (
@@ -29,22 +30,15 @@ cdef enum:
     TUBE_COST = 248         # bytes of a tube besides its name's blocks: the record and two slots of the index
 
 
-cdef struct Line:           # of jobs, by their line_next and line_prev
-    uint32_t first
-    uint32_t last
-
-
 cdef struct Tube:           # 232 bytes
     Record record
     uint8_t name[TUBE_NAME_INLINE]
-    uint32_t next           # in the order in which tubes were made
-    uint32_t prev
+    Links links             # in the order in which tubes were made
     uint32_t ready          # first of the heap, by priority
     uint32_t delayed        # first of the heap, by time
-    Line ready_line         # in the order in which jobs became ready
-    Line buried_line
-    uint32_t waiting_first  # watch of the connection that has waited longest
-    uint32_t waiting_last
+    Ends ready_line         # in the order in which jobs became ready
+    Ends buried_line
+    Ends queue              # watches of connections that wait; the first one has waited longest
     uint32_t waiting
     uint32_t urgent         # ready jobs with a priority below URGENT
     uint32_t jobs[JOB_STATES]   # by state, and BLOCKED
@@ -69,8 +63,7 @@ cdef struct Tube:           # 232 bytes
 
 
 cdef struct TubesState:     # in the region
-    uint32_t first
-    uint32_t last
+    Ends all                # tubes, in the order in which they were made
     uint32_t ended_first    # tubes that have ended and are still in the list, in the order of their ends
     uint32_t ended_last
     uint32_t ended
@@ -114,6 +107,11 @@ cdef inline Tube* tube_at(const Tubes* tubes, uint32_t number) noexcept nogil:
     return <Tube*>record_at(&tubes.table, number)
 
 
+cdef inline List tubes_by_age(const Tubes* tubes) noexcept nogil:
+    cdef Tube* first = <Tube*>tubes.table.records
+    return List(first, sizeof(Tube), &first.links)
+
+
 cdef inline uint32_t tube_find(const Tubes* tubes, uint32_t tag, const uint8_t* name, uint32_t size) noexcept nogil:
     """Returns the tube with this name, or 0 if there is none."""
     return table_find(&tubes.table, tag, name, size)
@@ -137,13 +135,8 @@ cdef inline uint32_t tube_make(Tubes* tubes, uint32_t tag, const uint8_t* name, 
     """
     cdef uint32_t number = table_insert(&tubes.table, tag, name, size)
     cdef Tube* tube = tube_at(tubes, number)
-    memset(&tube.next, 0, <uint8_t*>(tube + 1) - <uint8_t*>&tube.next)
-    tube.prev = tubes.state.last
-    if tube.prev:
-        tube_at(tubes, tube.prev).next = number
-    else:
-        tubes.state.first = number
-    tubes.state.last = number
+    memset(&tube.links, 0, <uint8_t*>(tube + 1) - <uint8_t*>&tube.links)
+    ends_append(tubes_by_age(tubes), &tubes.state.all, number)
     tubes.state.moment += 1
     tubes.state.text += tube.record.name_size + LINE_MARKS
     tube.made = tubes.state.moment
@@ -159,15 +152,7 @@ cdef inline bint tube_is_needed(const Tube* tube) noexcept nogil:
 
 
 cdef inline void tube_free(Tubes* tubes, uint32_t number) noexcept nogil:
-    cdef const Tube* tube = tube_at(tubes, number)
-    if tube.next:
-        tube_at(tubes, tube.next).prev = tube.prev
-    else:
-        tubes.state.last = tube.prev
-    if tube.prev:
-        tube_at(tubes, tube.prev).next = tube.next
-    else:
-        tubes.state.first = tube.next
+    ends_remove(tubes_by_age(tubes), &tubes.state.all, number)
     table_free(&tubes.table, number)
 
 
@@ -205,7 +190,7 @@ cdef inline void names_begin(Tubes* tubes, NamesWalk* walk, uint32_t connection)
     walk.connection = connection
     walk.since = tubes.state.moment
     walk.left = tubes.state.text
-    walk.at = tubes.state.first
+    walk.at = tubes.state.all.first
     tube_at(tubes, walk.at).pins += 1
     walk.later = NULL
     walk.earlier = tubes.last_walk
@@ -226,7 +211,7 @@ cdef inline uint32_t names_next(Tubes* tubes, NamesWalk* walk) noexcept nogil:
         walk.left -= tube.record.name_size + LINE_MARKS
     if walk.left:
         tube.pins -= 1
-        walk.at = tube.next
+        walk.at = tube.links.next
         tube_at(tubes, walk.at).pins += 1
     return number if is_named else 0
 

@@ -12,6 +12,7 @@ from libc.stdint cimport INT64_MAX, int64_t, uint8_t, uint32_t, uint64_t
 
 from counterd.engine.connections cimport CONNECTIONS_MAX, Connections, connections_put
 from counterd.engine.debug cimport debug_check
+from counterd.engine.list cimport Ends, Links, List, ends_append, ends_remove
 from counterd.engine.pool cimport Pool, pool_put, pool_take
 from counterd.engine.region cimport Region, region_reserve
 from counterd.engine.wheel cimport (
@@ -27,17 +28,14 @@ cdef enum:
 cdef struct Watch:
     uint32_t connection
     uint32_t tube
-    uint32_t next           # of the same connection, in the order of the watch commands
-    uint32_t prev
-    uint32_t waiting_next   # in the wait queue of the tube
-    uint32_t waiting_prev
+    Links of_connection     # in the order of the watch commands; its `next` also links the free list
+    Links of_tube           # in the tube's wait queue
     uint32_t spare[2]
 
 
 cdef struct Worker:
     uint32_t used           # the tube that it uses; 0: the connection is not open
-    uint32_t watch_first
-    uint32_t watch_last
+    Ends watched            # its watches
     uint32_t watches
     uint32_t reserved       # first of the heap of its jobs, by the end of their time to run
     uint32_t jobs
@@ -90,6 +88,14 @@ cdef inline void workers_begin(Workers* workers, int64_t now_ns) noexcept nogil:
 
 # ---- watches -------------------------------------------------------------------------------------------------------
 
+cdef inline List watches_by_connection(const Workers* workers) noexcept nogil:
+    return List(workers.watches, sizeof(Watch), &workers.watches.of_connection)
+
+
+cdef inline List watches_by_tube(const Workers* workers) noexcept nogil:
+    return List(workers.watches, sizeof(Watch), &workers.watches.of_tube)
+
+
 cdef inline uint32_t watch_find(
     const Workers* workers, uint32_t connection, uint32_t tube, int64_t* budget
 ) noexcept nogil:
@@ -97,10 +103,10 @@ cdef inline uint32_t watch_find(
 
     Charges a step to the budget for each watch that it checks.
     """
-    cdef uint32_t number = workers.records[connection].watch_first
+    cdef uint32_t number = workers.records[connection].watched.first
     while number and workers.watches[number].tube != tube:
         budget[0] -= 1
-        number = workers.watches[number].next
+        number = workers.watches[number].of_connection.next
     return number
 
 
@@ -110,18 +116,12 @@ cdef inline void watch_add(Workers* workers, Tubes* tubes, uint32_t connection, 
     The caller must have checked that there is room for the watch.
     """
     cdef Worker* worker = workers.records + connection
-    cdef uint32_t number = pool_take(workers.pool, &workers.watches.next, sizeof(Watch))
+    cdef uint32_t number = pool_take(workers.pool, &workers.watches.of_connection, sizeof(Watch))
     cdef Watch* watch = workers.watches + number
     debug_check(number != 0)
     watch.connection = connection
     watch.tube = tube
-    watch.next = watch.waiting_next = watch.waiting_prev = 0
-    watch.prev = worker.watch_last
-    if watch.prev:
-        workers.watches[watch.prev].next = number
-    else:
-        worker.watch_first = number
-    worker.watch_last = number
+    ends_append(watches_by_connection(workers), &worker.watched, number)
     worker.watches += 1
     worker.text += tube_at(tubes, tube).record.name_size + LINE_MARKS
     tube_at(tubes, tube).watching += 1
@@ -132,20 +132,13 @@ cdef inline void watch_remove(Workers* workers, Tubes* tubes, uint32_t number) n
     cdef Watch* watch = workers.watches + number
     cdef Worker* worker = workers.records + watch.connection
     debug_check(not worker.is_waiting)
-    if watch.next:
-        workers.watches[watch.next].prev = watch.prev
-    else:
-        worker.watch_last = watch.prev
-    if watch.prev:
-        workers.watches[watch.prev].next = watch.next
-    else:
-        worker.watch_first = watch.next
+    ends_remove(watches_by_connection(workers), &worker.watched, number)
     worker.watches -= 1
     worker.text -= tube_at(tubes, watch.tube).record.name_size + LINE_MARKS
     tube_at(tubes, watch.tube).watching -= 1
     tube_settle(tubes, watch.tube)
     watch.connection = 0
-    pool_put(workers.pool, &workers.watches.next, sizeof(Watch), number)
+    pool_put(workers.pool, &workers.watches.of_connection, sizeof(Watch), number)
 
 
 # ---- waiting -------------------------------------------------------------------------------------------------------
@@ -160,25 +153,17 @@ cdef inline void worker_expect(Workers* workers, uint32_t connection, int64_t du
 cdef inline void worker_wait(Workers* workers, Tubes* tubes, uint32_t connection, int64_t until_ns) noexcept nogil:
     """Adds a connection to the wait queues of all tubes that it watches, at the end."""
     cdef Worker* worker = workers.records + connection
-    cdef uint32_t number = worker.watch_first
-    cdef Watch* watch
+    cdef uint32_t number = worker.watched.first
     cdef Tube* tube
     debug_check(not worker.is_waiting)
     worker.is_waiting = True
     worker.wait_until_ns = until_ns
     workers.state.waiting += 1
     while number:
-        watch = workers.watches + number
-        tube = tube_at(tubes, watch.tube)
-        watch.waiting_next = 0
-        watch.waiting_prev = tube.waiting_last
-        if tube.waiting_last:
-            workers.watches[tube.waiting_last].waiting_next = number
-        else:
-            tube.waiting_first = number
-        tube.waiting_last = number
+        tube = tube_at(tubes, workers.watches[number].tube)
+        ends_append(watches_by_tube(workers), &tube.queue, number)
         tube.waiting += 1
-        number = watch.next
+        number = workers.watches[number].of_connection.next
     if until_ns != INT64_MAX:
         worker_expect(workers, connection, until_ns)
 
@@ -186,25 +171,16 @@ cdef inline void worker_wait(Workers* workers, Tubes* tubes, uint32_t connection
 cdef inline void worker_wake(Workers* workers, Tubes* tubes, uint32_t connection) noexcept nogil:
     """Ends the wait of a connection: removes it from all wait queues."""
     cdef Worker* worker = workers.records + connection
-    cdef uint32_t number = worker.watch_first
-    cdef Watch* watch
+    cdef uint32_t number = worker.watched.first
     cdef Tube* tube
     debug_check(worker.is_waiting)
     worker.is_waiting = False
     workers.state.waiting -= 1
     while number:
-        watch = workers.watches + number
-        tube = tube_at(tubes, watch.tube)
-        if watch.waiting_next:
-            workers.watches[watch.waiting_next].waiting_prev = watch.waiting_prev
-        else:
-            tube.waiting_last = watch.waiting_prev
-        if watch.waiting_prev:
-            workers.watches[watch.waiting_prev].waiting_next = watch.waiting_next
-        else:
-            tube.waiting_first = watch.waiting_next
+        tube = tube_at(tubes, workers.watches[number].tube)
+        ends_remove(watches_by_tube(workers), &tube.queue, number)
         tube.waiting -= 1
-        number = watch.next
+        number = workers.watches[number].of_connection.next
 
 
 # ---- begin and end of a connection ---------------------------------------------------------------------------------
@@ -242,8 +218,8 @@ cdef inline void worker_leave(Workers* workers, Tubes* tubes, uint32_t connectio
     state.producers -= worker.is_producer
     state.workers -= worker.is_worker
     worker_use(workers, tubes, connection, 0)
-    while worker.watch_first:
-        watch_remove(workers, tubes, worker.watch_first)
+    while worker.watched.first:
+        watch_remove(workers, tubes, worker.watched.first)
     worker.next_leaving = 0
     if state.leaving_last:
         workers.records[state.leaving_last].next_leaving = connection

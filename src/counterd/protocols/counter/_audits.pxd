@@ -5,9 +5,11 @@
 
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
-from counterd.engine.audit cimport audit_heap, audit_index, audit_pool, audit_timers
-from counterd.engine.fair cimport Fair, Flow, Queue, Waiter, waiter_goes_before
+from counterd.engine.audit cimport audit_heap, audit_index, audit_list, audit_pool, audit_timers
+from counterd.engine.connections cimport CONNECTIONS_MAX
+from counterd.engine.fair cimport Fair, Flow, Queue, Waiter, waiter_goes_before, waiters_by_connection
 from counterd.engine.idle_ring cimport FLAG_IN_RING
+from counterd.engine.list cimport Ends
 from counterd.engine.permits cimport Permit, Permits, permit_at
 from counterd.engine.table cimport RECORD_USED
 from counterd.engine.wheel cimport timer_at, timer_is_armed
@@ -15,10 +17,10 @@ from counterd.protocols.counter._counters cimport Counter, Counters, counter_at,
 from counterd.protocols.counter._peers cimport PLACES, STAYS, WAITS, Peer, Peers
 from counterd.protocols.counter._rates cimport FLAG_AWAITED, FLAG_PINNED, FLAG_RATE
 from counterd.protocols.counter._shares cimport (
-    FLAG_KEPT, FLAG_SHARED, KINDS, PARTITIONS, Ends, Link, Share, Shares, share_rights,
+    FLAG_KEPT, FLAG_SHARED, KINDS, PARTITIONS, Link, Share, Shares, links_listed, parked_by_share, share_rights,
 )
 from counterd.protocols.counter._stays cimport TITLE_MAX, Stay, Stays
-from counterd.protocols.counter._takes cimport Charge, Item, Takes
+from counterd.protocols.counter._takes cimport Charge, Item, Taker, Takes, charges_by_connection, charges_by_grant
 
 
 cdef inline uint32_t audit_flow(const Fair* fair, uint32_t number) except? 0xffffffff:
@@ -85,12 +87,12 @@ cdef inline int audit_fair(const Fair* fair) except -1:
     if used != fair.state.queues.used:
         raise AssertionError(f"{used} queues, {fair.state.queues.used} counted")
     for connection, count in by_connection.items():
-        number, used = fair.askers[<uint32_t>connection].first, 0
+        number = fair.askers[<uint32_t>connection].first
+        used = audit_list(waiters_by_connection(fair), number, NULL, fair.state.waiters.fresh)
         while number:
             if fair.waiters[number].connection != connection:
                 raise AssertionError(f"waiter {number} is listed under connection {connection}")
-            used += 1
-            number = fair.waiters[number].next_of_connection
+            number = fair.waiters[number].of_connection.next
         if not (used == count == fair.askers[<uint32_t>connection].waiters):
             raise AssertionError(f"connection {connection}: {count} wait, {used} listed")
     while ready:
@@ -99,7 +101,7 @@ cdef inline int audit_fair(const Fair* fair) except -1:
         ready = fair.queues[ready].next_ready
     audit_index(&fair.by_record, &fair.state.queues, "queues")
     audit_index(&fair.by_key, &fair.state.flows, "flows")
-    audit_pool(&fair.state.waiters, &fair.waiters.next_of_connection, sizeof(Waiter), "waiters")
+    audit_pool(&fair.state.waiters, &fair.waiters.of_connection, sizeof(Waiter), "waiters")
     audit_pool(&fair.state.queues, &fair.queues.idle_first, sizeof(Queue), "queues")
     audit_pool(&fair.state.flows, &fair.flows.next_idle, sizeof(Flow), "flows")
     audit_timers(&fair.timers, fair.state.queues.fresh)
@@ -161,25 +163,26 @@ cdef inline int audit_pins(const Takes* takes) except -1:
 
 cdef inline int audit_charges(const Takes* takes) except -1:
     """Checks that each charge is in the list of its connection and in the list of all charges."""
-    cdef uint32_t number = takes.state.charge_first, previous = 0, count = 0
+    cdef uint32_t number = takes.state.charged.first, highest = takes.state.charges.fresh
+    cdef uint32_t count = audit_list(charges_by_grant(takes), number, &takes.state.charged.last, highest)
+    cdef const Taker* taker
     cdef dict by_connection = {}
-    while number:
-        if takes.charges[number].prev != previous:
-            raise AssertionError(f"charge {number} has a wrong predecessor")
-        by_connection[takes.charges[number].connection] = by_connection.get(takes.charges[number].connection, 0) + 1
-        count += 1
-        previous = number
-        number = takes.charges[number].next
-    if count != takes.state.charges.used or previous != takes.state.charge_last:
+    if count != takes.state.charges.used:
         raise AssertionError(f"{count} charges, {takes.state.charges.used} counted")
+    while number:
+        by_connection[takes.charges[number].connection] = by_connection.get(takes.charges[number].connection, 0) + 1
+        number = takes.charges[number].of_all.next
     for connection, expected in by_connection.items():
-        number, count = takes.takers[<uint32_t>connection].charge, 0
+        taker = takes.takers + <uint32_t>connection
+        number = taker.charged.first
+        count = audit_list(charges_by_connection(takes), number, &taker.charged.last, highest)
         while number:
-            count += takes.charges[number].connection == connection
-            number = takes.charges[number].next_of_connection
-        if not (count == expected == takes.takers[<uint32_t>connection].charges):
+            if takes.charges[number].connection != connection:
+                raise AssertionError(f"charge {number} is listed under connection {connection}")
+            number = takes.charges[number].of_connection.next
+        if not (count == expected == taker.charges):
             raise AssertionError(f"connection {connection}: {expected} charges, {count} listed")
-    audit_pool(&takes.state.charges, &takes.charges.next, sizeof(Charge), "charges")
+    audit_pool(&takes.state.charges, &takes.charges.of_all, sizeof(Charge), "charges")
     return 0
 
 
@@ -264,37 +267,37 @@ cdef inline int audit_peers(const Peers* peers, const Takes* takes, const Stays*
     return 0
 
 
-cdef inline int audit_list(const Shares* shares, const Permits* permits, const Link* links, const Ends* ends) except -1:
+cdef inline uint32_t audit_listed(
+    const Shares* shares, const Permits* permits, Link* links, const Ends* ends
+) except? 0xffffffff:
     """Checks a list of shares of one partition. Returns how many it has."""
-    cdef uint32_t number = ends.first, previous = 0, count = 0
+    cdef uint32_t number = ends.first
+    cdef uint32_t count = audit_list(links_listed(links), number, &ends.last, permits.table.pool.fresh)
     cdef uint8_t flags
     while number:
         flags = permit_at(permits, number).record.flags
-        if not links[number].is_listed or links[number].prev != previous:
-            raise AssertionError(f"share {number} is linked wrongly")
+        if not links[number].is_listed:
+            raise AssertionError(f"share {number} is in a list, but not marked")
         if flags & (RECORD_USED | FLAG_SHARED | FLAG_KEPT) != RECORD_USED | FLAG_SHARED | FLAG_KEPT:
             raise AssertionError(f"share {number} is listed, but its record has flags {flags}")
         if shares.records[number].partition != shares.records[ends.first].partition:
             raise AssertionError(f"share {number} is in the list of another partition")
-        count += 1
-        previous = number
-        number = links[number].next
-    if previous != ends.last:
-        raise AssertionError(f"a list of shares ends with {previous}, not {ends.last}")
+        number = links[number].links.next
     return count
 
 
 cdef inline int audit_parked(const Shares* shares, uint32_t number) except -1:
     """Checks the connections that are parked for a share."""
-    cdef uint32_t connection = shares.records[number].parked_first, previous = 0
+    cdef const Ends* line = &shares.records[number].line
+    cdef uint32_t connection = line.first
     cdef uint64_t amount = 0
+    audit_list(parked_by_share(shares), connection, &line.last, CONNECTIONS_MAX)
     while connection:
-        if shares.parked[connection].record != number or shares.parked[connection].prev != previous:
-            raise AssertionError(f"connection {connection} is in the list of share {number}")
+        if shares.parked[connection].record != number:
+            raise AssertionError(f"connection {connection} is in the line of share {number}")
         amount += shares.parked[connection].amount
-        previous = connection
-        connection = shares.parked[connection].next
-    if amount != shares.records[number].parked or previous != shares.records[number].parked_last:
+        connection = shares.parked[connection].links.next
+    if amount != shares.records[number].parked:
         raise AssertionError(f"share {number}: {amount} permits asked for, {shares.records[number].parked} counted")
     return 0
 
@@ -306,8 +309,8 @@ cdef inline int audit_shares(const Shares* shares, const Permits* permits) excep
     cdef int i, kind
     for i in range(PARTITIONS):
         for kind in range(KINDS):
-            listed += audit_list(shares, permits, shares.urgent, &shares.state.parts[i].urgent[kind])
-            listed += audit_list(shares, permits, shares.calm, &shares.state.parts[i].calm[kind])
+            listed += audit_listed(shares, permits, shares.urgent, &shares.state.parts[i].urgent[kind])
+            listed += audit_listed(shares, permits, shares.calm, &shares.state.parts[i].calm[kind])
     for number in range(1, permits.table.pool.fresh + 1):
         permit = permit_at(permits, number)
         share = shares.records + number
@@ -318,7 +321,7 @@ cdef inline int audit_shares(const Shares* shares, const Permits* permits) excep
         if permit.consumption or share_rights(shares, share) or share.units:
             if not shares.calm[number].is_listed and not share.is_asked:
                 raise AssertionError(f"share {number}: {share.rights} rights, {permit.consumption} in use, no list")
-        if (share.parked_first or share.is_asked) and not permit.record.flags & FLAG_KEPT:
+        if (share.line.first or share.is_asked) and not permit.record.flags & FLAG_KEPT:
             raise AssertionError(f"share {number} is needed, but its record is not kept")
     if found != listed:
         raise AssertionError(f"{found} shares are listed, {listed} are in the lists")

@@ -51,10 +51,10 @@ cdef inline uint32_t charge_find(
 
     Charges a step to the budget for each charge that it checks.
     """
-    cdef uint32_t number = takes.takers[connection].charge
+    cdef uint32_t number = takes.takers[connection].charged.first
     while number and (takes.charges[number].grant != grant or takes.charges[number].tag != tag):
         budget[0] -= 1
-        number = takes.charges[number].next_of_connection
+        number = takes.charges[number].of_connection.next
     return number
 
 
@@ -94,13 +94,13 @@ cdef inline void charge_leave(Takes* takes, uint32_t number, int64_t now_ns) noe
 
 cdef inline int charges_expire(Takes* takes, int64_t now_ns, int steps) noexcept nogil:
     """Ends charges that can no longer be settled. Returns how many of the steps remain."""
-    cdef uint32_t number = takes.state.charge_first
+    cdef uint32_t number = takes.state.charged.first
     cdef uint32_t now_tenths = <uint32_t>(now_ns // NS_PER_TENTH)
     cdef uint32_t tenths = <uint32_t>(takes.state.settle_ns // NS_PER_TENTH)
     while steps > 0 and number and now_tenths - takes.charges[number].since_tenths > tenths:
         steps -= 1
         charge_end(takes, number)
-        number = takes.state.charge_first
+        number = takes.state.charged.first
     return steps
 
 
@@ -140,7 +140,7 @@ cdef inline uint32_t takes_left(Takes* takes, bint charges_stay, int64_t now_ns,
         if number:
             take_end(takes, number)
             continue
-        number = takes.takers[connection].charge
+        number = takes.takers[connection].charged.first
         if number == 0 or charges_stay:
             state.leaving_first = takes.takers[connection].next_leaving
             if state.leaving_first == 0:

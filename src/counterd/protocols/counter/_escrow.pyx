@@ -12,6 +12,7 @@ from counterd.contract import NEWS_BYTES_MAX
 from counterd.engine.fair cimport queue_find
 from counterd.engine.gcra cimport SPAN_MAX_NS
 from counterd.engine.idle_ring cimport ring_push
+from counterd.engine.list cimport Links
 from counterd.engine.permits cimport permit_at
 from counterd.engine.table cimport Record, name_bytes, name_tag, table_find
 from counterd.protocols.counter._counters cimport Counter, Counters, counter_at
@@ -267,7 +268,7 @@ cdef class Escrow:
         cdef Counter* counter = counter_at(counters, number)
         cdef uint32_t used = counter.permit.consumption, queue = 0
         cdef const RateState* state = counters.rates + number
-        cdef Parked first = Parked(state.period_us, 0, 0, share.maximum or counter.limit, state.burst, 0, 0, 0)
+        cdef Parked first = Parked(state.period_us, 0, 0, share.maximum or counter.limit, state.burst, Links(0, 0), 0)
         cdef uint64_t waiting = self.waiting(number)
         cdef const Item* item
         if kind == RATES:
@@ -275,9 +276,9 @@ cdef class Escrow:
         if counter.permit.record.flags & FLAG_AWAITED:
             queue = queue_find(&counters.fair, number, counter.permit.record.tag)
             item = self.first_item(queue)
-            first = Parked(item.period_us, 0, item.amount, item.most, item.burst, 0, 0, 0)
-        elif share.parked_first:
-            first = self.shares.parked[share.parked_first]
+            first = Parked(item.period_us, 0, item.amount, item.most, item.burst, Links(0, 0), 0)
+        elif share.line.first:
+            first = self.shares.parked[share.line.first]
         if counters.limits.generation:
             self.limit(number, kind, &first)
         share.is_asked = True
@@ -337,12 +338,12 @@ cdef class Escrow:
     cdef int wake(self, uint32_t number) except -1:
         """Lets the requests that waited before the call was made be decided once more."""
         cdef Share* share = self.shares.records + number
-        cdef uint32_t connection = share.parked_first, following
+        cdef uint32_t connection = share.line.first, following
         while connection and self.shares.parked[connection].calls != share.calls:
-            following = self.shares.parked[connection].next
+            following = self.shares.parked[connection].links.next
             session_unpark(self.shares, self.store.sessions, connection)
             connection = following
-        return share_wake(&self.store.counters, self.store.sessions, number) if share.parked_first == 0 else 0
+        return share_wake(&self.store.counters, self.store.sessions, number) if share.line.first == 0 else 0
 
     cdef void put_away(self, uint32_t number) noexcept:
         """Lists a share about which no call is under way, or lets its record be freed if it is of no use."""

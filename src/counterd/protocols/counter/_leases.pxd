@@ -28,7 +28,7 @@ cdef inline int share_wake(Counters* counters, void** sessions, uint32_t number)
     Returns how many steps that took.
     """
     cdef Permit* permit = permit_at(&counters.permits, number)
-    cdef uint32_t* first = &counters.shares.records[number].parked_first
+    cdef uint32_t* first = &counters.shares.records[number].line.first
     cdef int steps = 1
     while first[0]:
         session_unpark(&counters.shares, sessions, first[0])
@@ -93,7 +93,7 @@ cdef inline int leases_end(Counters* counters, Stays* stays, void** sessions, in
         for kind in range(KINDS):
             while part.cursor[kind] and steps > 0:
                 number = part.cursor[kind]
-                part.cursor[kind] = shares.urgent[number].next
+                part.cursor[kind] = shares.urgent[number].links.next
                 steps -= share_wake(counters, sessions, number)
     while shares.state.to_drop and steps > 0:
         steps -= 1

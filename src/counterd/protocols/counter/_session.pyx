@@ -16,6 +16,7 @@ from counterd.engine.byteorder cimport (
     load_be16, load_be32, load_be64, load_le32, prefetch, store_be16, store_be32,
 )
 from counterd.engine.debug cimport debug_check
+from counterd.engine.list cimport Links
 from counterd.engine.permits cimport (
     FULL, GRANTED, REFUSED, Outcome, Permits, ledger_find, ledger_tag, permit_at,
 )
@@ -493,7 +494,7 @@ cdef class CounterSession(Session):
         """
         cdef CounterStore store = <CounterStore>self.store
         cdef uint32_t number = store.counters.shares.lacking
-        cdef Parked asked = Parked(0, number, amount, most, 0, 0, 0, 0)
+        cdef Parked asked = Parked(0, number, amount, most, 0, Links(0, 0), 0)
         cdef uint8_t* flags
         store.counters.shares.lacking = 0
         if number:

@@ -18,6 +18,7 @@ from libc.string cimport memcmp, memset
 
 from counterd.engine.connections cimport CONNECTIONS_MAX
 from counterd.engine.debug cimport debug_check
+from counterd.engine.list cimport Ends, Links, List, ends_append, ends_remove
 from counterd.engine.region cimport Region, region_reserve
 from counterd.protocols.counter._rates cimport FLAG_RATE
 
@@ -52,8 +53,7 @@ cdef struct Share:          # 64 bytes, of each record, in an array of its own
     uint32_t peak           # most use since the last call; of a rate: the units taken since then
     uint32_t told           # use, in the last call
     uint32_t others         # use of the other daemons, as of the last answer
-    uint32_t parked_first   # connection
-    uint32_t parked_last
+    Ends line               # parked connections, in the order in which they were parked
     uint16_t calls          # so far; wraps
     uint8_t partition
     uint8_t is_asked        # a call is under way
@@ -63,14 +63,8 @@ cdef struct Share:          # 64 bytes, of each record, in an array of its own
 
 
 cdef struct Link:           # 12 bytes, of each record in each list
-    uint32_t next
-    uint32_t prev
+    Links links
     uint32_t is_listed
-
-
-cdef struct Ends:           # of a list
-    uint32_t first
-    uint32_t last
 
 
 cdef struct Parked:         # 40 bytes, of each connection
@@ -79,8 +73,7 @@ cdef struct Parked:         # 40 bytes, of each connection
     uint32_t amount
     uint32_t most           # the maximum, or the limit
     uint32_t burst
-    uint32_t next
-    uint32_t prev
+    Links links             # in the line of its share
     uint16_t calls          # of the share, when it was parked
 
 
@@ -144,35 +137,23 @@ cdef inline uint8_t share_begin(Shares* shares, uint32_t number, const uint8_t* 
 
 # ---- lists ---------------------------------------------------------------------------------------------------------
 
+cdef inline List links_listed(Link* links) noexcept nogil:
+    """links: `urgent` or `calm` of Shares."""
+    return List(links, sizeof(Link), &links.links)
+
+
 cdef inline void link_push(Link* links, Ends* ends, uint32_t number) noexcept nogil:
     """Puts a record at the end of a list, unless the list already has it."""
-    cdef Link* link = links + number
-    if link.is_listed:
-        return
-    link.is_listed = True
-    link.next = 0
-    link.prev = ends.last
-    if ends.last:
-        links[ends.last].next = number
-    else:
-        ends.first = number
-    ends.last = number
+    if not links[number].is_listed:
+        links[number].is_listed = True
+        ends_append(links_listed(links), ends, number)
 
 
 cdef inline void link_remove(Link* links, Ends* ends, uint32_t number) noexcept nogil:
     """Removes a record from a list, if the list has it."""
-    cdef Link* link = links + number
-    if not link.is_listed:
-        return
-    link.is_listed = False
-    if link.prev:
-        links[link.prev].next = link.next
-    else:
-        ends.first = link.next
-    if link.next:
-        links[link.next].prev = link.prev
-    else:
-        ends.last = link.prev
+    if links[number].is_listed:
+        links[number].is_listed = False
+        ends_remove(links_listed(links), ends, number)
 
 
 cdef inline Part* share_part(const Shares* shares, const Share* share) noexcept nogil:
@@ -201,7 +182,7 @@ cdef inline void share_calm(Shares* shares, uint32_t number, uint8_t* flags) noe
 cdef inline void share_unlist(Shares* shares, Part* part, uint32_t number, int kind) noexcept nogil:
     """Removes a share from the urgent list, if the list has it."""
     if part.cursor[kind] == number:
-        part.cursor[kind] = shares.urgent[number].next
+        part.cursor[kind] = shares.urgent[number].links.next
     link_remove(shares.urgent, &part.urgent[kind], number)
 
 
@@ -214,7 +195,7 @@ cdef inline bint share_can_go(const Shares* shares, uint32_t number) noexcept no
     """Returns whether the record of an idle counter, or of a full rate, may be freed as far as its share is concerned.
     """
     cdef const Share* share = shares.records + number
-    if share.is_asked or share.parked_first or share.units:
+    if share.is_asked or share.line.first or share.units:
         return False
     if share.epoch != share_part(shares, share).epoch:
         return True
@@ -314,6 +295,10 @@ cdef inline void share_restored(Shares* shares, uint32_t number, uint8_t* flags,
 
 # ---- connections that are parked -----------------------------------------------------------------------------------
 
+cdef inline List parked_by_share(const Shares* shares) noexcept nogil:
+    return List(shares.parked, sizeof(Parked), &shares.parked.links)
+
+
 cdef inline void parked_add(Shares* shares, uint32_t connection, uint8_t* flags, const Parked* asked) noexcept nogil:
     """Parks a connection until the authority was asked about a share after this moment.
 
@@ -324,13 +309,7 @@ cdef inline void parked_add(Shares* shares, uint32_t connection, uint8_t* flags,
     debug_check(parked.record == 0)
     parked[0] = asked[0]
     parked.calls = share.calls
-    parked.next = 0
-    parked.prev = share.parked_last
-    if share.parked_last:
-        shares.parked[share.parked_last].next = connection
-    else:
-        share.parked_first = connection
-    share.parked_last = connection
+    ends_append(parked_by_share(shares), &share.line, connection)
     share.parked += parked.amount
     share_hurry(shares, parked.record, flags, True)
 
@@ -338,14 +317,7 @@ cdef inline void parked_add(Shares* shares, uint32_t connection, uint8_t* flags,
 cdef inline void parked_remove(Shares* shares, uint32_t connection) noexcept nogil:
     cdef Parked* parked = shares.parked + connection
     cdef Share* share = shares.records + parked.record
-    if parked.prev:
-        shares.parked[parked.prev].next = parked.next
-    else:
-        share.parked_first = parked.next
-    if parked.next:
-        shares.parked[parked.next].prev = parked.prev
-    else:
-        share.parked_last = parked.prev
+    ends_remove(parked_by_share(shares), &share.line, connection)
     share.parked -= parked.amount
     parked.record = 0
 

@@ -171,7 +171,7 @@ cdef class CounterStore(Store):
 
     cdef void forget(self, uint32_t connection) noexcept:
         cdef bint holds = self.counters.permits.holders[connection].first != 0
-        holds |= self.takes.takers[connection].charge != 0
+        holds |= self.takes.takers[connection].charged.first != 0
         self.sessions[connection] = NULL
         if holds and not self.draining and stay_keep(&self.stays, connection, self.now_ns):
             if self.counters.fair.askers[connection].first:
@@ -212,8 +212,8 @@ cdef class CounterStore(Store):
         due = earlier(due, timers_next_ns(&self.stays.timers))
         if counters.shares.is_on:
             due = earlier(due, shares_due_ns(&counters.shares))
-        if takes.charge_first:
-            since = self.takes.charges[takes.charge_first].since_tenths
+        if takes.charged.first:
+            since = self.takes.charges[takes.charged.first].since_tenths
             due = earlier(due, <int64_t>(since + 1) * NS_PER_TENTH + takes.settle_ns)
         return due
 
@@ -535,8 +535,8 @@ cdef class CounterStore(Store):
             number = self.counters.fair.askers[connection].first
             if number:
                 self.cancel_one(session, number)
-            elif self.takes.takers[connection].charge:
-                charge_leave(&self.takes, self.takes.takers[connection].charge, self.now_ns)
+            elif self.takes.takers[connection].charged.first:
+                charge_leave(&self.takes, self.takes.takers[connection].charged.first, self.now_ns)
             elif holding[0]:
                 holding_give_back(&self.counters, holding[0])
             else:
@@ -559,7 +559,7 @@ cdef class CounterStore(Store):
     cdef bint holds_nothing(self, uint32_t connection) noexcept:
         """Returns whether a connection has no holdings, no charges and no waiting Takes."""
         return (
-            self.counters.permits.holders[connection].first == 0 and self.takes.takers[connection].charge == 0
+            self.counters.permits.holders[connection].first == 0 and self.takes.takers[connection].charged.first == 0
             and self.counters.fair.askers[connection].first == 0
         )
 
@@ -681,7 +681,7 @@ cdef class CounterStore(Store):
                     holding = permits.holdings + entry
                     name = name_bytes(&permits.table, &permit_at(permits, holding.record).record)
                     found.append((connection, name, holding.amount, holding.since_tenths))
-                    entry = holding.next_of_connection
+                    entry = holding.of_connection.next
         return found
 
     cdef int audit_parts(self) except -1:

@@ -204,7 +204,7 @@ cdef class HoldersWalk:
             if permits.state.cursor == 0:
                 return True
             self.total += 1
-            permits.state.cursor = permits.holdings[permits.state.cursor].next_of_record
+            permits.state.cursor = permits.holdings[permits.state.cursor].of_record.next
         return False
 
     cdef int collect(self) except -1:
@@ -217,7 +217,7 @@ cdef class HoldersWalk:
             holding = self.store.counters.permits.holdings + entry
             about = stay_about(&self.store.stays, holding.connection)
             self.found.append((holding.connection, holding.amount, holding.since_tenths, *about))
-            entry = holding.next_of_record
+            entry = holding.of_record.next
         self.total = max(self.total, <uint64_t>len(self.found))
         return 0
 
@@ -482,7 +482,7 @@ cdef class WaitsWalk(NotedWalk):
         self.total = fair.askers[self.connection].waiters
         while number and <size_t>len(self.entries) < self.limit:
             self.entries.append((number, fair.waiters[number].node.serial, 0))
-            number = fair.waiters[number].next_of_connection
+            number = fair.waiters[number].of_connection.next
         return 0
 
     cdef tuple row(self, uint32_t number, uint32_t place):

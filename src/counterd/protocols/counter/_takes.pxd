@@ -21,6 +21,7 @@ from counterd.engine.fair cimport (
 )
 from counterd.engine.gcra cimport Span, span_is_before
 from counterd.engine.idle_ring cimport ring_push
+from counterd.engine.list cimport Ends, Links, List, ends_append, ends_push, ends_remove
 from counterd.engine.permits cimport (
     ABSENT, FULL, GRANTED, REFUSED, Outcome, Permit, Permits, ledger_find, permit_at,
 )
@@ -86,18 +87,15 @@ cdef struct Charge:         # 64 bytes
     uint32_t limit
     uint32_t burst
     uint32_t connection     # 0: free
-    uint32_t next_of_connection
-    uint32_t prev_of_connection
-    uint32_t next           # of all; also links the free list
-    uint32_t prev
+    Links of_connection
+    Links of_all            # its `next` also links the free list
     uint8_t refunds         # if the connection ends before it is settled
     uint8_t is_alone        # the units were not taken from those of the authority, which could not be reached
     uint8_t spare[2]
 
 
 cdef struct Taker:          # of each connection
-    uint32_t charge         # its first charge, the newest
-    uint32_t charge_last
+    Ends charged            # its charges, the newest one first
     uint32_t charges
     uint32_t next_leaving
 
@@ -106,8 +104,7 @@ cdef struct TakesState:     # in the region
     Pool items
     Pool charges
     uint64_t grant          # number of the last grant: rises across restarts too, see takes_epoch()
-    uint32_t charge_first
-    uint32_t charge_last
+    Ends charged            # all charges, the oldest one first
     uint32_t leaving_first  # ended connections whose waiting Takes and charges are to be removed
     uint32_t leaving_last
     uint32_t rates          # records that are rates
@@ -323,29 +320,23 @@ cdef inline bint ask_is_there(Takes* takes, Ask* ask, int64_t now_ns, int64_t* d
     )
 
 
+cdef inline List charges_by_connection(const Takes* takes) noexcept nogil:
+    return List(takes.charges, sizeof(Charge), &takes.charges.of_connection)
+
+
+cdef inline List charges_by_grant(const Takes* takes) noexcept nogil:
+    return List(takes.charges, sizeof(Charge), &takes.charges.of_all)
+
+
 cdef inline void charge_end(Takes* takes, uint32_t number) noexcept nogil:
     cdef TakesState* state = takes.state
     cdef Charge* charge = takes.charges + number
     cdef Taker* taker = takes.takers + charge.connection
-    if charge.prev_of_connection:
-        takes.charges[charge.prev_of_connection].next_of_connection = charge.next_of_connection
-    else:
-        taker.charge = charge.next_of_connection
-    if charge.next_of_connection:
-        takes.charges[charge.next_of_connection].prev_of_connection = charge.prev_of_connection
-    else:
-        taker.charge_last = charge.prev_of_connection
+    ends_remove(charges_by_connection(takes), &taker.charged, number)
+    ends_remove(charges_by_grant(takes), &state.charged, number)
     taker.charges -= 1
-    if charge.prev:
-        takes.charges[charge.prev].next = charge.next
-    else:
-        state.charge_first = charge.next
-    if charge.next:
-        takes.charges[charge.next].prev = charge.prev
-    else:
-        state.charge_last = charge.prev
     charge.connection = 0
-    pool_put(&state.charges, &takes.charges.next, sizeof(Charge), number)
+    pool_put(&state.charges, &takes.charges.of_all, sizeof(Charge), number)
 
 
 cdef inline void charge_drop(Takes* takes, uint32_t number) noexcept nogil:
@@ -357,13 +348,13 @@ cdef inline bint charges_fit(Takes* takes, uint32_t connection, uint32_t count) 
     """Makes room for more charges of a connection. To do so, ends old charges whose units stay taken anyway."""
     cdef Taker* taker = takes.takers + connection
     while taker.charges + count > CHARGES_MAX:
-        if takes.charges[taker.charge_last].refunds:
+        if takes.charges[taker.charged.last].refunds:
             return False
-        charge_drop(takes, taker.charge_last)
+        charge_drop(takes, taker.charged.last)
     while pool_left(&takes.state.charges) < count:
-        if takes.state.charge_first == 0 or takes.charges[takes.state.charge_first].refunds:
+        if takes.state.charged.first == 0 or takes.charges[takes.state.charged.first].refunds:
             return False
-        charge_drop(takes, takes.state.charge_first)
+        charge_drop(takes, takes.state.charged.first)
     return True
 
 
@@ -405,7 +396,7 @@ cdef inline void take_charge(
     """Notes a charge of the last grant."""
     cdef TakesState* state = takes.state
     cdef Taker* taker = takes.takers + connection
-    cdef uint32_t number = pool_take(&state.charges, &takes.charges.next, sizeof(Charge))
+    cdef uint32_t number = pool_take(&state.charges, &takes.charges.of_all, sizeof(Charge))
     cdef Charge* charge = takes.charges + number
     debug_check(number != 0)
     charge.grant = state.grant
@@ -419,21 +410,9 @@ cdef inline void take_charge(
     charge.connection = connection
     charge.refunds = ask.on_death == REFUNDED
     charge.is_alone = is_alone
-    charge.prev_of_connection = 0
-    charge.next_of_connection = taker.charge
-    if taker.charge:
-        takes.charges[taker.charge].prev_of_connection = number
-    else:
-        taker.charge_last = number
-    taker.charge = number
+    ends_push(charges_by_connection(takes), &taker.charged, number)
+    ends_append(charges_by_grant(takes), &state.charged, number)
     taker.charges += 1
-    charge.next = 0
-    charge.prev = state.charge_last
-    if state.charge_last:
-        takes.charges[state.charge_last].next = number
-    else:
-        state.charge_first = number
-    state.charge_last = number
 
 
 cdef inline void rate_grant(Takes* takes, uint32_t connection, Ask* ask, int64_t now_ns) noexcept nogil:
@@ -701,5 +680,5 @@ cdef inline uint32_t take_find(
     cdef uint32_t number = takes.counters.fair.askers[connection].first
     while number and takes.waiting[number].opaque != opaque:
         budget[0] -= 1
-        number = takes.counters.fair.waiters[number].next_of_connection
+        number = takes.counters.fair.waiters[number].of_connection.next
     return number

@@ -5,13 +5,13 @@
 
 from libc.stdint cimport uint32_t, uint64_t
 
-from counterd.engine.audit cimport audit_chains, audit_pool, audit_table, audit_timers, chain_ends
+from counterd.engine.audit cimport audit_chains, audit_list, audit_pool, audit_table, audit_timers, chain_ends
 from counterd.engine.chains cimport chain_blocks
 from counterd.engine.table cimport RECORD_USED
 from counterd.engine.wheel cimport timer_is_armed
 from counterd.protocols.sentinel._rates cimport HOT, Rates, Value, value_at
 from counterd.protocols.sentinel._rules cimport RULED, Flow, Rules, flow_at, param_at
-from counterd.protocols.sentinel._tokens cimport Owner, Token, Tokens, token_at
+from counterd.protocols.sentinel._tokens cimport Owner, Token, Tokens, token_at, tokens_by_owner
 from counterd.protocols.sentinel._window cimport Samples, Window
 
 
@@ -117,16 +117,15 @@ cdef inline uint32_t audit_tokens(const Tokens* tokens) except? 0xffffffff:
     return blocks
 
 
-cdef inline int audit_owner(const Tokens* tokens, uint32_t number, bint is_queued) except -1:
+cdef inline uint32_t audit_owner(const Tokens* tokens, uint32_t number, bint is_queued) except? 0xffffffff:
     """Checks the list of an owner's tokens. Returns how many tokens the list has."""
     cdef const Owner* owner = tokens.owners + number
-    cdef uint32_t entry = owner.first, previous = 0, count = 0
+    cdef uint32_t entry = owner.first
+    cdef uint32_t count = audit_list(tokens_by_owner(tokens), entry, NULL, tokens.table.pool.fresh)
     while entry:
-        if token_at(tokens, entry).owner != number or token_at(tokens, entry).prev_of_owner != previous:
-            raise AssertionError(f"token {entry} is listed wrongly under owner {number}")
-        count += 1
-        previous = entry
-        entry = token_at(tokens, entry).next_of_owner
+        if token_at(tokens, entry).owner != number:
+            raise AssertionError(f"token {entry} is listed under owner {number}")
+        entry = token_at(tokens, entry).of_owner.next
     if count != owner.tokens:
         raise AssertionError(f"owner {number} has {count} tokens, {owner.tokens} counted")
     if owner.connection and tokens.clients[owner.connection].owner != number:

@@ -14,6 +14,7 @@ from counterd.engine.byteorder cimport store_be64
 from counterd.engine.chains cimport Chains
 from counterd.engine.connections cimport CONNECTIONS_MAX
 from counterd.engine.debug cimport debug_check
+from counterd.engine.list cimport Links, List, list_push, list_remove
 from counterd.engine.pool cimport Pool, pool_left, pool_put, pool_take
 from counterd.engine.region cimport Region, region_reserve
 from counterd.engine.siphash cimport siphash13
@@ -42,8 +43,7 @@ cdef struct Token:              # 64 bytes, a cache line
     uint32_t flow
     uint32_t count
     uint32_t owner              # 0 = none: the token ends by its lease only
-    uint32_t next_of_owner
-    uint32_t prev_of_owner
+    Links of_owner
     uint32_t kept               # how often a KEEP renewed it
 
 
@@ -128,6 +128,11 @@ cdef inline Token* token_at(const Tokens* tokens, uint32_t number) noexcept nogi
     return <Token*>record_at(&tokens.table, number)
 
 
+cdef inline List tokens_by_owner(const Tokens* tokens) noexcept nogil:
+    cdef Token* first = <Token*>tokens.table.records
+    return List(first, sizeof(Token), &first.of_owner)
+
+
 # ---- leases --------------------------------------------------------------------------------------------------------
 
 cdef inline int64_t renewed(const Flow* flow, int64_t due_ns, int64_t moment_ns) noexcept nogil:
@@ -189,11 +194,7 @@ cdef inline void owner_take(Tokens* tokens, uint32_t owner, uint32_t number) noe
     token.owner = owner
     if owner == 0:
         return
-    token.prev_of_owner = 0
-    token.next_of_owner = taker.first
-    if taker.first:
-        token_at(tokens, taker.first).prev_of_owner = number
-    taker.first = number
+    list_push(tokens_by_owner(tokens), &taker.first, number)
     taker.tokens += 1
 
 
@@ -208,14 +209,9 @@ cdef inline void owner_drop(Tokens* tokens, uint32_t number) noexcept nogil:
     if token.owner == 0:
         return
     debug_check(owner.tokens > 0)
-    if token.prev_of_owner:
-        token_at(tokens, token.prev_of_owner).next_of_owner = token.next_of_owner
-    else:
-        owner.first = token.next_of_owner
-    if token.next_of_owner:
-        token_at(tokens, token.next_of_owner).prev_of_owner = token.prev_of_owner
+    list_remove(tokens_by_owner(tokens), &owner.first, number)
     if owner.cursor == number:
-        owner.cursor = token.next_of_owner
+        owner.cursor = token.of_owner.next
     owner.tokens -= 1
     if owner.tokens == 0 and owner.connection == 0 and not owner.is_leaving:
         owner_free(tokens, token.owner)
@@ -285,7 +281,7 @@ cdef inline int leavers_arm(Tokens* tokens, int steps) noexcept nogil:
         entry = owner.cursor
         if entry:
             token = token_at(tokens, entry)
-            owner.cursor = token.next_of_owner
+            owner.cursor = token.of_owner.next
             if not token.record.flags & JUDGED:
                 timers_arm(&tokens.timers, entry, lease_end(tokens, token, owner.gone_ns))
             continue

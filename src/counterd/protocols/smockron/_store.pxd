@@ -4,7 +4,7 @@ from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 
 from counterd._core cimport Store
 from counterd.engine.chains cimport Chains
-from counterd.engine.recency cimport Recency
+from counterd.engine.list cimport Ends
 from counterd.engine.wheel cimport Timer, Timers
 from counterd.protocols.smockron._throttles cimport Domain, Throttles
 from counterd.protocols.smockron._wire cimport VERDICTS
@@ -106,7 +106,7 @@ cdef class SmockronStore(Store):
     cdef int cut_off(self, uint32_t connection) except -1
     cdef int make_room(self, uint32_t blocks) except -1
     cdef void evict(self, uint32_t number) noexcept
-    cdef uint32_t audit_recency(self, const Recency* recency, bint chained) except? 0
+    cdef uint32_t audit_recency(self, const Ends* recency, bint chained) except? 0
     cdef int publish(
         self, uint32_t domain, const char* command, const uint8_t* name, uint32_t size, int64_t moment_ms
     ) except -1

@@ -9,14 +9,14 @@ from cpython.mem cimport PyMem_RawCalloc, PyMem_RawFree
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 
 from counterd._core cimport SLICE_STEPS, Session, Store
-from counterd.engine.audit cimport audit_chains, audit_table, audit_timers
+from counterd.engine.audit cimport audit_chains, audit_list, audit_table, audit_timers
 from counterd.engine.chains cimport chains_begin, chains_reserve
 from counterd.engine.connections cimport CONNECTIONS_MAX
 from counterd.engine.gcra cimport PARTS_MAX as GCRA_PARTS_MAX
 from counterd.engine.gcra cimport SPAN_MAX_NS, Rate, Span
 from counterd.engine.pool cimport pool_left
 from counterd.engine.debug cimport debug_check
-from counterd.engine.recency cimport Recency
+from counterd.engine.list cimport Ends
 from counterd.engine.region cimport region_reserve
 from counterd.engine.table cimport RECORD_USED, Record, name_blocks, name_bytes
 from counterd.engine.wheel cimport (
@@ -25,7 +25,8 @@ from counterd.engine.wheel cimport (
 from counterd.protocols.smockron._throttles cimport (
     DOMAIN_RULED, DOMAINS_MAX, IDENTIFIER_INLINE, Domain, Identifier, Throttles, domain_at, domain_find, domain_is_used,
     domain_make, domain_settle, domain_unask, identifier_at, identifier_count, identifier_find, identifier_make,
-    identifier_oldest, identifier_remove, identifier_set, identifier_touch, throttles_begin, throttles_reserve,
+    identifier_oldest, identifier_remove, identifier_set, identifier_touch, identifiers_by_use, throttles_begin,
+    throttles_reserve,
 )
 from counterd.protocols.smockron._wire cimport (
     AHEAD_MAX_MS, FIRST_BROKEN, MORE, NUMBER_MAX, VERDICTS, number_write, part_size, part_write,
@@ -443,7 +444,7 @@ cdef class SmockronStore(Store):
         if pool_left(throttles.identifiers.pool) == 0:
             self.evict(identifier_oldest(throttles))
         while pool_left(self.chains.pool) < blocks:
-            self.evict(throttles.chained.state.oldest)
+            self.evict(throttles.state.chained.last)
         return 0
 
     cdef void evict(self, uint32_t number) noexcept:
@@ -629,7 +630,8 @@ cdef class SmockronStore(Store):
             domain = domain_at(throttles, number)
             if identifiers != domain.identifiers or not (domain_is_used(domain) or domain.record.flags & DOMAIN_RULED):
                 raise AssertionError(f"domain {number} has {identifiers} identifiers, {domain.identifiers} counted")
-        listed = self.audit_recency(&throttles.inlined, False) + self.audit_recency(&throttles.chained, True)
+        listed = self.audit_recency(&throttles.state.inlined, False)
+        listed += self.audit_recency(&throttles.state.chained, True)
         if listed != throttles.identifiers.pool.used:
             raise AssertionError(f"{listed} identifiers by recency, {throttles.identifiers.pool.used} in all")
         for number in self.parked:
@@ -637,24 +639,24 @@ cdef class SmockronStore(Store):
                 raise AssertionError(f"connection {number} is parked, but does not wait")
         return self.audit_audience()
 
-    cdef uint32_t audit_recency(self, const Recency* recency, bint chained) except? 0:
+    cdef uint32_t audit_recency(self, const Ends* recency, bint chained) except? 0:
         """Checks a list of identifiers by recency.
 
         chained: whether its identifiers have blocks. Returns the length of the list.
         """
         cdef const Identifier* identifier
-        cdef uint32_t number = recency.state.newest, listed = 0, newer = 0
+        cdef uint32_t number = recency.first
         cdef uint64_t used = self.throttles.state.uses + 1
-        while number and listed <= self.throttles.identifiers.pool.used:
+        cdef uint32_t listed = audit_list(
+            identifiers_by_use(&self.throttles), number, &recency.last, self.throttles.identifiers.pool.fresh
+        )
+        while number:
             identifier = identifier_at(&self.throttles, number)
-            if identifier.links.newer != newer or identifier.used >= used:
-                raise AssertionError(f"identifier {number} has a wrong predecessor in the list by recency")
+            if identifier.used >= used:
+                raise AssertionError(f"identifier {number} is in the wrong place of the list by recency")
             if (identifier.record.name_size > IDENTIFIER_INLINE) != chained:
                 raise AssertionError(f"identifier {number} is in the wrong list by recency")
-            listed += 1
-            used, newer, number = identifier.used, number, identifier.links.older
-        if number or newer != recency.state.oldest:
-            raise AssertionError(f"the list by recency does not end at {recency.state.oldest}")
+            used, number = identifier.used, identifier.links.next
         return listed
 
     cdef int audit_audience(self) except -1:

@@ -14,9 +14,7 @@ from libc.stdint cimport INT64_MAX, int64_t, uint8_t, uint32_t, uint64_t
 
 from counterd.engine.chains cimport Chains
 from counterd.engine.gcra cimport Rate, Span, gcra_first, gcra_next, span_plus
-from counterd.engine.recency cimport (
-    Links, Recency, recency_begin, recency_enter, recency_leave, recency_reserve, recency_touch,
-)
+from counterd.engine.list cimport Ends, Links, List, ends_push, ends_remove
 from counterd.engine.region cimport Region, region_reserve
 from counterd.engine.siphash cimport siphash13
 from counterd.engine.table cimport (
@@ -61,6 +59,8 @@ cdef struct ThrottlesState:  # in the region
     uint64_t uses           # in total, as the next two
     uint64_t expired
     uint64_t evicted
+    Ends inlined            # identifiers whose names fit into their records, the most recently used one first
+    Ends chained            # likewise those whose names have blocks
 
 
 cdef struct Throttles:      # this process's view
@@ -68,8 +68,6 @@ cdef struct Throttles:      # this process's view
     Table domains
     Table identifiers
     Timers timers
-    Recency inlined         # identifiers whose names fit into their records
-    Recency chained         # identifiers whose names have blocks
     const uint64_t* hash_key
 
 
@@ -79,8 +77,6 @@ cdef inline int throttles_reserve(Throttles* throttles, Region* region, uint32_t
     table_reserve(&throttles.domains, region, b"domains", DOMAINS_MAX, sizeof(Domain), DOMAIN_INLINE)
     table_reserve(&throttles.identifiers, region, b"identifiers", capacity, sizeof(Identifier), IDENTIFIER_INLINE)
     timers_reserve(&throttles.timers, region, b"identifiers")
-    recency_reserve(&throttles.inlined, region, b"inlined")
-    recency_reserve(&throttles.chained, region, b"chained")
     return 0
 
 
@@ -88,13 +84,10 @@ cdef inline void throttles_begin(
     Throttles* throttles, const uint64_t* hash_key, const Chains* domains, const Chains* identifiers, int64_t now_ns
 ) noexcept nogil:
     """Call this once, after the region was mapped. domains, identifiers: the chains for the long names of each."""
-    cdef Identifier* first = <Identifier*>throttles.identifiers.records
     throttles.hash_key = hash_key
     table_begin(&throttles.domains, hash_key, domains)
     table_begin(&throttles.identifiers, hash_key, identifiers)
-    timers_begin(&throttles.timers, &first.timer, sizeof(Identifier), now_ns)
-    recency_begin(&throttles.inlined, &first.links, sizeof(Identifier))
-    recency_begin(&throttles.chained, &first.links, sizeof(Identifier))
+    timers_begin(&throttles.timers, &(<Identifier*>throttles.identifiers.records).timer, sizeof(Identifier), now_ns)
 
 
 cdef inline Domain* domain_at(const Throttles* throttles, uint32_t number) noexcept nogil:
@@ -184,22 +177,30 @@ cdef inline uint32_t identifier_find(
     return 0
 
 
-cdef inline Recency* recency_of(Throttles* throttles, uint32_t number) noexcept nogil:
-    """Returns the list that contains an identifier."""
+cdef inline List identifiers_by_use(const Throttles* throttles) noexcept nogil:
+    cdef Identifier* first = <Identifier*>throttles.identifiers.records
+    return List(first, sizeof(Identifier), &first.links)
+
+
+cdef inline Ends* recency_of(const Throttles* throttles, uint32_t number) noexcept nogil:
+    """Returns the list by recency to which an identifier belongs."""
     cdef bint is_inlined = identifier_at(throttles, number).record.name_size <= IDENTIFIER_INLINE
-    return &throttles.inlined if is_inlined else &throttles.chained
+    return &throttles.state.inlined if is_inlined else &throttles.state.chained
 
 
 cdef inline void identifier_touch(Throttles* throttles, uint32_t number) noexcept nogil:
     """Makes an identifier the most recently used one."""
+    cdef Ends* recency = recency_of(throttles, number)
     throttles.state.uses += 1
     identifier_at(throttles, number).used = throttles.state.uses
-    recency_touch(recency_of(throttles, number), number)
+    if recency.first != number:
+        ends_remove(identifiers_by_use(throttles), recency, number)
+        ends_push(identifiers_by_use(throttles), recency, number)
 
 
 cdef inline uint32_t identifier_oldest(const Throttles* throttles) noexcept nogil:
     """Returns the identifier that was used the longest time ago, or 0 if there is none."""
-    cdef uint32_t inlined = throttles.inlined.state.oldest, chained = throttles.chained.state.oldest
+    cdef uint32_t inlined = throttles.state.inlined.last, chained = throttles.state.chained.last
     if inlined == 0 or chained == 0:
         return inlined + chained
     return inlined if identifier_at(throttles, inlined).used < identifier_at(throttles, chained).used else chained
@@ -214,14 +215,14 @@ cdef inline uint32_t identifier_make(
     identifier.domain = domain
     identifier.timer.prev = 0
     domain_at(throttles, domain).identifiers += 1
-    recency_enter(recency_of(throttles, number), number)
+    ends_push(identifiers_by_use(throttles), recency_of(throttles, number), number)
     return number
 
 
 cdef inline void identifier_remove(Throttles* throttles, uint32_t number) noexcept nogil:
     cdef uint32_t domain = identifier_at(throttles, number).domain
     timers_disarm(&throttles.timers, number)
-    recency_leave(recency_of(throttles, number), number)
+    ends_remove(identifiers_by_use(throttles), recency_of(throttles, number), number)
     table_remove(&throttles.identifiers, number)
     domain_at(throttles, domain).identifiers -= 1
     domain_settle(throttles, domain)

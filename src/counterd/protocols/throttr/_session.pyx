@@ -608,7 +608,7 @@ cdef class ThrottrSession(Session):
             for _time in range(store.channels.permits.holdings[entry].amount):
                 write_subscriber(store, entry, target)
                 target += SUBSCRIBER_SIZE
-            entry = store.channels.permits.holdings[entry].next_of_record
+            entry = store.channels.permits.holdings[entry].of_record.next
         return DONE
 
     cdef int list_all(self, uint8_t opcode, uint32_t channel) except -1:

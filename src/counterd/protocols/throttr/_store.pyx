@@ -261,7 +261,7 @@ cdef class ThrottrStore(Store):
                 # The caller has to fetch this session's earlier messages first, or call wait().
                 (<Session>self.sessions[permits.holdings[entry].connection]).tell_dirty()
                 break
-            permits.state.cursor = permits.holdings[entry].next_of_record
+            permits.state.cursor = permits.holdings[entry].of_record.next
             if permits.holdings[entry].connection != self.state.event.publisher:
                 self.give(entry)
         return steps
@@ -383,7 +383,7 @@ cdef class ThrottrStore(Store):
                 if permits.holdings[entry].amount > SUBSCRIBED_MAX:
                     raise AssertionError(f"connection {number} is subscribed {permits.holdings[entry].amount} times")
                 own += permits.holdings[entry].amount - 1
-                entry = permits.holdings[entry].next_of_connection
+                entry = permits.holdings[entry].of_connection.next
             if own != member.repeated:
                 raise AssertionError(f"connection {number} has {own} repeated subscriptions, {member.repeated} counted")
             repeated += own
