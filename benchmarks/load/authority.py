@@ -27,8 +27,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import redis
 
-from counterd.cluster import authority
-from counterd.cluster.authority import Mode, RateWish, Wish
+from counterd.cluster import lease_protocol
+from counterd.cluster.lease_protocol import LeaseRequest, Mode, RateRequest
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -56,15 +56,17 @@ class Sidecars:
         self.server = server
         self.names = [f"sidecar-{number}" for number in range(count)]
         self._calls = dict.fromkeys(self.names, 0)
-        for partition in range(authority.PARTITIONS):
+        for partition in range(lease_protocol.PARTITIONS):
             self._send([self._call(name, partition, [], []) for name in self.names])
-            server.hset(authority.keys(partition, "")[1], "learns", 0)
+            server.hset(lease_protocol.keys(partition, "")[1], "learns", 0)
 
-    def _call(self, name: str, partition: int, wishes: list[Wish], rates: list[RateWish]) -> list[bytes | str | int]:
+    def _call(
+        self, name: str, partition: int, requests: list[LeaseRequest], rates: list[RateRequest]
+    ) -> list[bytes | str | int]:
         self._calls[name] += 1
-        keys = authority.keys(partition, name)
-        arguments = authority.arguments(name, self._calls[name], LEASE_MS, wishes, rates)
-        return ["FCALL", authority.LIBRARY, len(keys), *keys, *arguments]
+        keys = lease_protocol.keys(partition, name)
+        arguments = lease_protocol.arguments(name, self._calls[name], LEASE_MS, requests, rates)
+        return ["FCALL", lease_protocol.LIBRARY, len(keys), *keys, *arguments]
 
     def _send(self, calls: list[list[bytes | str | int]]) -> None:
         for first in range(0, len(calls), PIPELINE):
@@ -73,32 +75,32 @@ class Sidecars:
                 pipeline.execute_command(*call)
             pipeline.execute()
 
-    def wishes(self, names: list[bytes], turn: int) -> list[Wish]:
+    def requests(self, names: list[bytes], turn: int) -> list[LeaseRequest]:
         used = 1 + turn % 2
-        return [Wish(name, MAXIMUM, used, used + 5, used, used, Mode.PLENTY) for name in names]
+        return [LeaseRequest(name, MAXIMUM, used, used + 5, used, used, Mode.PLENTY) for name in names]
 
     def shared(self, in_call: int, turn: int, *, rates: bool) -> None:
         """A call of each sidecar in one partition, with the same names."""
         names = [b"shared-%d" % number for number in range(in_call)]
-        asked = [RateWish(name, MAXIMUM, 1_000_000, MAXIMUM, 1, 5) for name in names] if rates else []
-        wishes = [] if rates else self.wishes(names, turn)
-        self._send([self._call(name, 0, wishes, asked) for name in self.names])
+        asked = [RateRequest(name, MAXIMUM, 1_000_000, MAXIMUM, 1, 5) for name in names] if rates else []
+        requests = [] if rates else self.requests(names, turn)
+        self._send([self._call(name, 0, requests, asked) for name in self.names])
 
     def tick(self, own: dict[str, list[list[bytes]]], turn: int) -> None:
         """The calls of all sidecars in all partitions. own: the names of each, in each partition."""
         self._send(
             [
-                self._call(name, partition, self.wishes(names, turn), [])
+                self._call(name, partition, self.requests(names, turn), [])
                 for name, parts in own.items()
                 for partition, names in enumerate(parts)
             ]
         )
 
     def own(self, counters: int) -> dict[str, list[list[bytes]]]:
-        found = {name: [[] for _ in range(authority.PARTITIONS)] for name in self.names}
+        found = {name: [[] for _ in range(lease_protocol.PARTITIONS)] for name in self.names}
         for number in range(counters):
             name = b"counter-%d" % number
-            found[self.names[number % len(self.names)]][authority.partition_of(name)].append(name)
+            found[self.names[number % len(self.names)]][lease_protocol.partition_of(name)].append(name)
         return found
 
 
@@ -116,7 +118,7 @@ def server(program: str) -> Iterator[redis.Redis]:
                     raise TimeoutError(f"{program} does not start")
                 time.sleep(0.01)
             with redis.Redis(unix_socket_path=path) as connected:
-                connected.function_load(authority.library())
+                connected.function_load(lease_protocol.library())
                 yield connected
         finally:
             process.terminate()

@@ -1,31 +1,31 @@
 /*
- * The leases of sidecars that share the permits of one counter: who may grant, and when
+ * The leases of daemons that share the permits of one counter: who may grant, and when
  * (src/counterd/cluster/authority.lua), for spin.
  *
- * A call may be lost, or delayed until after the next one; its answer may be lost or late. A sidecar may be slow, or stop
+ * A call may be lost, or delayed until after the next one; its answer may be lost or late. A daemon may be slow, or stop
  * and continue: each of its steps comes as late as can be. A server fails, and the next one remembers anything. Time is a
  * small clock that ticks between any two steps. README.md says what is modelled and what is not; tools/model.py runs it.
  *
  * With one of the defects #defined, a claim must fail: COUNTS_FROM_ANSWER, NO_MARGIN, GRANTS_ON, SAME_NAME,
- * APPLIES_STALE, NEVER_LEARNS, GIVES_WHILE_LEARNING, BELIEVES_MEMORY, ENDS_WHILE_LEARNING, NEVER_REAPS. UNFENCED is no
- * defect: README.md.
+ * APPLIES_STALE, NEVER_RECOVERS, GIVES_WHILE_RECOVERING, BELIEVES_MEMORY, ENDS_WHILE_RECOVERING, NEVER_REAPS. UNFENCED
+ * is no defect: README.md.
  */
 
-#ifndef SIDECARS
-#define SIDECARS 2
+#ifndef DAEMONS
+#define DAEMONS 2
 #endif
-#define NAMES (SIDECARS + 1)    /* a sidecar that has lost its lease needs another one */
+#define NAMES (DAEMONS + 1)    /* a daemon that has lost its lease needs another one */
 #ifndef MAXIMUM
 #define MAXIMUM 2       /* of the counter */
 #endif
 #ifndef LEASE
 #define LEASE 2         /* ticks */
 #endif
-#define LAG 1           /* ticks that the clock of a sidecar may lose in a lease */
+#define LAG 1           /* ticks that the clock of a daemon may lose in a lease */
 #ifdef NO_MARGIN
 #define MARGIN 0
 #else
-#define MARGIN 1        /* ticks by which a sidecar ends its lease early, by its own clock */
+#define MARGIN 1        /* ticks by which a daemon ends its lease early, by its own clock */
 #endif
 #define HOLDS (LEASE - MARGIN + LAG)    /* so it ends after so many ticks at the latest */
 #ifndef FAILOVERS
@@ -35,19 +35,19 @@
 #define LATE 1          /* whether calls that were given up may be executed later */
 #endif
 #ifndef DEATH
-#define DEATH 0         /* sidecar 1 dies, and no call of sidecar 0 is lost or late */
+#define DEATH 0         /* daemon 1 dies, and no call of daemon 0 is lost or late */
 #endif
 
-mtype = { IDLE, SENT, ANSWERED, REFUSED };      /* what the call of a sidecar is; REFUSED: its lease is over */
+mtype = { IDLE, SENT, ANSWERED, REFUSED };      /* what the call of a daemon is; REFUSED: its lease is over */
 
 typedef Call {
     byte name;
     bit first;              /* under that name */
-    byte want;              /* rights; and those that its sidecar goes on to grant from, until it is answered: */
+    byte want;              /* rights; and those that its daemon goes on to grant from, until it is answered: */
     byte keep
 }
 
-typedef Sidecar {
+typedef Daemon {
     byte name;
     bit named;
     bit leased;             /* was answered under that name, and does not know yet that its lease is over */
@@ -66,16 +66,16 @@ typedef Entry {             /* of a name, in the books of the authority */
     byte rights
 }
 
-Sidecar sidecar[SIDECARS];
+Daemon daemon[DAEMONS];
 Entry book[NAMES];
-Call old;                   /* was given up by its sidecar, and may still be executed */
+Call old;                   /* was given up by its daemon, and may still be executed */
 bit late;                   /* there is one; and: */
 bit stale;                  /* a later one has been executed under the same name */
 bit unheard;                /* the server is new, and was not called yet */
-byte learns;                /* ticks for which it still learns */
+byte recovers;                /* ticks for which it still recovers */
 byte failovers;
-bit dead;                   /* sidecar 1 never does anything again */
-bit told;                   /* sidecar 0 was answered since the last tick */
+bit dead;                   /* daemon 1 never does anything again */
+bit told;                   /* daemon 0 was answered since the last tick */
 
 hidden byte i, j;
 hidden short others, room, result;
@@ -85,20 +85,20 @@ hidden short others, room, result;
 
 /* ---- claims ---- */
 
-#ifdef UNFENCED     /* sidecars that are stopped, and do not know yet that their lease is over, count too */
-#define GRANTS(_s) (sidecar[_s].leased)
+#ifdef UNFENCED     /* daemons that are stopped, and do not know yet that their lease is over, count too */
+#define GRANTS(_s) (daemon[_s].leased)
 #else
-#define GRANTS(_s) (sidecar[_s].lease)
+#define GRANTS(_s) (daemon[_s].lease)
 #endif
 
 inline check() {
     others = 0;
-    for (i : 0 .. SIDECARS - 1) {
+    for (i : 0 .. DAEMONS - 1) {
         if
         :: GRANTS(i) ->
-            others = others + sidecar[i].rights;
-            assert(learns || unheard || (book[sidecar[i].name].known &&
-                book[sidecar[i].name].rights >= sidecar[i].rights))     /* who was reaped grants nothing */
+            others = others + daemon[i].rights;
+            assert(recovers || unheard || (book[daemon[i].name].known &&
+                book[daemon[i].name].rights >= daemon[i].rights))     /* who was reaped grants nothing */
         :: else
         fi
     }
@@ -120,12 +120,12 @@ inline decide(_call) {
         others = others + (i != _call.name -> book[i].rights : 0)
     }
 #ifndef BELIEVES_MEMORY
-    book[_call.name].rights = (learns -> _call.keep : book[_call.name].rights);
+    book[_call.name].rights = (recovers -> _call.keep : book[_call.name].rights);
 #endif
-#ifdef GIVES_WHILE_LEARNING
+#ifdef GIVES_WHILE_RECOVERING
     room = MAXIMUM - others;
 #else
-    room = (learns -> 0 : MAXIMUM - others);
+    room = (recovers -> 0 : MAXIMUM - others);
 #endif
     room = GREATER(room, book[_call.name].rights);
     room = LESSER(room, _call.want);
@@ -134,17 +134,17 @@ inline decide(_call) {
     book[_call.name].rights = LESSER(room, others)
 }
 
-#ifdef ENDS_WHILE_LEARNING
+#ifdef ENDS_WHILE_RECOVERING
 #define ENDS_LEASES 1
 #else
-#define ENDS_LEASES (learns == 0)
+#define ENDS_LEASES (recovers == 0)
 #endif
 #define IS_OVER(_name, _first) (book[_name].known -> book[_name].lease == 0 : !(_first))
 
 /* Returns in result: whether the call was executed. */
 inline tick(_call, _stale) {
-#ifndef NEVER_LEARNS
-    learns = (unheard -> LEASE : learns);
+#ifndef NEVER_RECOVERS
+    recovers = (unheard -> LEASE : recovers);
 #endif
     unheard = 0;
 #ifndef NEVER_REAPS
@@ -168,20 +168,20 @@ inline tick(_call, _stale) {
 }
 
 inline execute(_own) {
-    tick(sidecar[_own].call, 0);
+    tick(daemon[_own].call, 0);
     if
     :: result ->
-        stale = stale || (late && old.name == sidecar[_own].name);
-        sidecar[_own].granted = book[sidecar[_own].name].rights;
-        sidecar[_own].state = ANSWERED
+        stale = stale || (late && old.name == daemon[_own].name);
+        daemon[_own].granted = book[daemon[_own].name].rights;
+        daemon[_own].state = ANSWERED
     :: else ->
-        assert(sidecar[_own].lease == 0);   /* nobody loses a lease that it still grants in */
-        sidecar[_own].state = REFUSED
+        assert(daemon[_own].lease == 0);   /* nobody loses a lease that it still grants in */
+        daemon[_own].state = REFUSED
     fi;
-    call_clear(sidecar[_own].call)
+    call_clear(daemon[_own].call)
 }
 
-/* ---- a sidecar ---- */
+/* ---- a daemon ---- */
 
 inline call_clear(_call) {
     _call.name = 0;
@@ -191,10 +191,10 @@ inline call_clear(_call) {
 }
 
 inline call_end(_own) {
-    sidecar[_own].state = IDLE;
-    sidecar[_own].next = 0;
-    sidecar[_own].granted = 0;
-    call_clear(sidecar[_own].call)
+    daemon[_own].state = IDLE;
+    daemon[_own].next = 0;
+    daemon[_own].granted = 0;
+    call_clear(daemon[_own].call)
 }
 
 inline old_clear() {
@@ -206,68 +206,68 @@ inline old_clear() {
 /* The call under way may be executed later. */
 inline give_up(_own) {
     late = 1;
-    old.name = sidecar[_own].call.name;
-    old.first = sidecar[_own].call.first;
-    old.want = sidecar[_own].call.want;
-    old.keep = sidecar[_own].call.keep
+    old.name = daemon[_own].call.name;
+    old.first = daemon[_own].call.first;
+    old.want = daemon[_own].call.want;
+    old.keep = daemon[_own].call.keep
 }
 
-#define HAS(_s, _name) (sidecar[_s].named && sidecar[_s].name == (_name))
+#define HAS(_s, _name) (daemon[_s].named && daemon[_s].name == (_name))
 
 /* Takes a name that nobody has had, as far as anybody knows. */
 inline name_find(_own) {
     for (i : 0 .. NAMES - 1) {
-        result = !sidecar[_own].named && !book[i].known && !(late && old.name == i);
-        for (j : 0 .. SIDECARS - 1) {
+        result = !daemon[_own].named && !book[i].known && !(late && old.name == i);
+        for (j : 0 .. DAEMONS - 1) {
             result = result && !HAS(j, i)
         }
         if
-        :: result -> sidecar[_own].name = i; sidecar[_own].named = 1
+        :: result -> daemon[_own].name = i; daemon[_own].named = 1
         :: else
         fi
     }
 }
 
 inline send(_own, _keep, _want) {
-    sidecar[_own].call.name = sidecar[_own].name;
-    sidecar[_own].call.first = !sidecar[_own].called;
-    sidecar[_own].call.want = _want;
-    sidecar[_own].call.keep = _keep;
+    daemon[_own].call.name = daemon[_own].name;
+    daemon[_own].call.first = !daemon[_own].called;
+    daemon[_own].call.want = _want;
+    daemon[_own].call.keep = _keep;
 #ifndef GRANTS_ON
-    sidecar[_own].rights = _keep;
+    daemon[_own].rights = _keep;
 #endif
-    sidecar[_own].called = 1;
-    sidecar[_own].next = HOLDS;
-    sidecar[_own].state = SENT
+    daemon[_own].called = 1;
+    daemon[_own].next = HOLDS;
+    daemon[_own].state = SENT
 }
 
 /* Its lease is over: it ends what its clients hold. */
 inline lose(_own) {
     if
-    :: LATE && sidecar[_own].state == SENT && !late -> give_up(_own)
+    :: LATE && daemon[_own].state == SENT && !late -> give_up(_own)
     :: else
     fi;
     call_end(_own);
-    sidecar[_own].leased = 0;
-    sidecar[_own].called = 0;
-    sidecar[_own].lease = 0;
-    sidecar[_own].rights = 0;
+    daemon[_own].leased = 0;
+    daemon[_own].called = 0;
+    daemon[_own].lease = 0;
+    daemon[_own].rights = 0;
 #ifdef SAME_NAME
     stale = 0     /* the numbers of its calls begin with 1 again */
 #else
-    sidecar[_own].named = 0;
-    sidecar[_own].name = 0
+    daemon[_own].named = 0;
+    daemon[_own].name = 0
 #endif
 }
 
 inline answered(_own) {
-    sidecar[_own].leased = 1;
+    daemon[_own].leased = 1;
 #ifdef COUNTS_FROM_ANSWER
-    sidecar[_own].lease = HOLDS;
+    daemon[_own].lease = HOLDS;
 #else
-    sidecar[_own].lease = sidecar[_own].next;
+    daemon[_own].lease = daemon[_own].next;
 #endif
-    sidecar[_own].rights = sidecar[_own].granted;
+    daemon[_own].rights = daemon[_own].granted;
     told = DEATH && (told || _own == 0);
     call_end(_own)
 }
@@ -275,16 +275,16 @@ inline answered(_own) {
 /* ---- who takes part ---- */
 
 #define LIVES(_s) (!((_s) == 1 && dead))
-#define IS_OVER_HERE(_s) (sidecar[_s].leased && !sidecar[_s].lease)
+#define IS_OVER_HERE(_s) (daemon[_s].leased && !daemon[_s].lease)
 
 proctype Caller(byte own) {
     byte keep, want;
     do
-    :: atomic { LIVES(own) && sidecar[own].state == IDLE && !(sidecar[own].leased && !sidecar[own].lease) ->
+    :: atomic { LIVES(own) && daemon[own].state == IDLE && !(daemon[own].leased && !daemon[own].lease) ->
             d_step { name_find(own) };
             if
-            :: sidecar[own].named ->
-                select(keep : 0 .. sidecar[own].rights);
+            :: daemon[own].named ->
+                select(keep : 0 .. daemon[own].rights);
                 if
                 :: want = keep
                 :: want = MAXIMUM
@@ -295,14 +295,14 @@ proctype Caller(byte own) {
             fi;
             d_step { check() }
        }
-    :: d_step { LIVES(own) && sidecar[own].state == ANSWERED -> answered(own); check() }
-    :: d_step { LIVES(own) && (sidecar[own].state == REFUSED || IS_OVER_HERE(own)) -> lose(own); check() }
+    :: d_step { LIVES(own) && daemon[own].state == ANSWERED -> answered(own); check() }
+    :: d_step { LIVES(own) && (daemon[own].state == REFUSED || IS_OVER_HERE(own)) -> lose(own); check() }
     od
 }
 
 proctype Server(byte own) {
     do
-    :: d_step { sidecar[own].state == SENT -> execute(own); check() }
+    :: d_step { daemon[own].state == SENT -> execute(own); check() }
     od
 }
 
@@ -310,9 +310,9 @@ proctype Server(byte own) {
 /* The way to the authority and back. */
 proctype Network(byte own) {
     do
-    :: d_step { sidecar[own].state != IDLE -> call_end(own); check() }      /* the call, or its answer, is lost */
+    :: d_step { daemon[own].state != IDLE -> call_end(own); check() }      /* the call, or its answer, is lost */
 #if LATE
-    :: d_step { sidecar[own].state == SENT && !late -> give_up(own); call_end(own); check() }
+    :: d_step { daemon[own].state == SENT && !late -> give_up(own); call_end(own); check() }
 #endif
     od
 }
@@ -339,14 +339,14 @@ proctype LateServer() {
 proctype Clock() {
     do
     :: d_step { told || !DEATH ->
-            for (i : 0 .. SIDECARS - 1) {
-                sidecar[i].lease = sidecar[i].lease - (sidecar[i].lease > 0);
-                sidecar[i].next = sidecar[i].next - (sidecar[i].next > 0)
+            for (i : 0 .. DAEMONS - 1) {
+                daemon[i].lease = daemon[i].lease - (daemon[i].lease > 0);
+                daemon[i].next = daemon[i].next - (daemon[i].next > 0)
             }
             for (i : 0 .. NAMES - 1) {
                 book[i].lease = book[i].lease - (book[i].lease > 0)
             }
-            learns = learns - (learns > 0);
+            recovers = recovers - (recovers > 0);
             told = 0;
             check()
        }
@@ -357,14 +357,14 @@ inline fail_over() {
     for (i : 0 .. NAMES - 1) {
         book[i].lease = 0
     }
-    for (i : 0 .. SIDECARS - 1) {
+    for (i : 0 .. DAEMONS - 1) {
         if
-        :: sidecar[i].state == SENT -> call_end(i)
+        :: daemon[i].state == SENT -> call_end(i)
         :: else
         fi
     }
     old_clear();
-    learns = 0;
+    recovers = 0;
     unheard = 1;
     failovers = failovers + (FAILOVERS < 255)
 }
@@ -382,15 +382,15 @@ proctype Failover(byte name) {
 
 #if DEATH
 proctype Killer() {
-    d_step { sidecar[1].named -> dead = 1 }
+    d_step { daemon[1].named -> dead = 1 }
 }
 #endif
 
 init {
     atomic {
-        for (i : 0 .. SIDECARS - 1) {
-            sidecar[i].name = i;
-            sidecar[i].named = 1;
+        for (i : 0 .. DAEMONS - 1) {
+            daemon[i].name = i;
+            daemon[i].named = 1;
             run Caller(i);
             run Server(i);
 #if !DEATH
@@ -413,7 +413,7 @@ init {
     }
 }
 
-/* What a dead sidecar had comes back. */
+/* What a dead daemon had comes back. */
 ltl comes_back {
-    [] (dead -> <> !book[sidecar[1].name].known)
+    [] (dead -> <> !book[daemon[1].name].known)
 }

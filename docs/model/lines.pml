@@ -1,5 +1,5 @@
 /*
- * Sidecars that wait for rights to one counter, and the authority that shares them out (src/counterd/cluster/, and
+ * Daemons that wait for rights to one counter, and the authority that shares them out (src/counterd/cluster/, and
  * src/counterd/protocols/counter/_shares.pxd), for spin.
  *
  * Requests have different maximums. A call or its answer may be lost. No time passes: leases.pml is about that.
@@ -9,8 +9,8 @@
  * EXCEEDS, UNAWARE, NO_LINE, HOARDS, GOES_ON, TURNS_PLENTY.
  */
 
-#ifndef SIDECARS
-#define SIDECARS 2
+#ifndef DAEMONS
+#define DAEMONS 2
 #endif
 #ifndef MAXIMUM
 #define MAXIMUM 2
@@ -22,13 +22,13 @@
 #define LOSSES 1            /* whether calls and answers are lost */
 #endif
 
-mtype = { IDLE, SENT, ANSWERED };       /* what the call of a sidecar is */
+mtype = { IDLE, SENT, ANSWERED };       /* what the call of a daemon is */
 
-typedef Sidecar {
+typedef Daemon {
     byte rights;            /* from which the store grants */
     byte used;
     byte limit;             /* the least maximum of a request that it grants from them */
-    byte block;             /* rights, as the policy knows them */
+    byte lease;             /* rights, as the policy knows them */
     byte maximum;           /* of these */
     bit yields;             /* others wait, or the rights are for one request: what becomes free goes back */
     byte waits;             /* maximum of the request that waits here; 0: none */
@@ -43,16 +43,16 @@ typedef Sidecar {
     bit others_wait
 }
 
-typedef Entry {             /* of a sidecar, in the books of the authority */
+typedef Entry {             /* of a daemon, in the books of the authority */
     byte rights;
     bit plenty;
     byte need;              /* rights that it waits for; 0: it does not wait */
     byte need_maximum
 }
 
-Sidecar sidecar[SIDECARS];
-Entry book[SIDECARS];
-byte line[SIDECARS];        /* sidecars that wait, the first first */
+Daemon daemon[DAEMONS];
+Entry book[DAEMONS];
+byte line[DAEMONS];        /* daemons that wait, the first first */
 byte waiting;
 byte plenty_maximum;
 
@@ -67,8 +67,8 @@ hidden byte is_first, is_plenty;
 
 inline check() {
     sum = 0; others = 0;
-    for (i : 0 .. SIDECARS - 1) {
-        assert(sidecar[i].used <= sidecar[i].rights && sidecar[i].rights <= book[i].rights);
+    for (i : 0 .. DAEMONS - 1) {
+        assert(daemon[i].used <= daemon[i].rights && daemon[i].rights <= book[i].rights);
         sum = sum + book[i].rights;
         others = others + (book[i].need > 0)
     }
@@ -81,9 +81,9 @@ inline check() {
 /* A request with this maximum is granted. Those that the authority has granted, and that have no answer yet, count. */
 inline check_grant(_maximum) {
     sum = 0;
-    for (i : 0 .. SIDECARS - 1) {
-        sum = sum + sidecar[i].used + (sidecar[i].state == ANSWERED && sidecar[i].waits &&
-            sidecar[i].granted >= sidecar[i].least)
+    for (i : 0 .. DAEMONS - 1) {
+        sum = sum + daemon[i].used + (daemon[i].state == ANSWERED && daemon[i].waits &&
+            daemon[i].granted >= daemon[i].least)
     }
     assert(sum <= _maximum)
 }
@@ -92,14 +92,14 @@ inline check_grant(_maximum) {
 
 inline line_leave(_own) {
     j = 0;
-    for (i : 0 .. SIDECARS - 1) {
+    for (i : 0 .. DAEMONS - 1) {
         if
         :: i < waiting && line[i] != _own -> line[j] = line[i]; j++
         :: else
         fi
     }
     waiting = j;
-    for (i : 0 .. SIDECARS - 1) {
+    for (i : 0 .. DAEMONS - 1) {
         line[i] = (i < waiting -> line[i] : 0)
     }
     book[_own].need = 0;
@@ -112,25 +112,25 @@ inline line_leave(_own) {
 #define IS_FIRST(_own) (waiting == 0 || line[0] == _own)
 #endif
 
-/* Returns in most: what the sidecar has from now on; in is_plenty: its mode. */
+/* Returns in most: what the daemon has from now on; in is_plenty: its mode. */
 inline decide(_own) {
     others = 0; others_plenty = 0;
-    for (i : 0 .. SIDECARS - 1) {
+    for (i : 0 .. DAEMONS - 1) {
         others = others + (i != _own -> book[i].rights : 0);
         others_plenty = others_plenty + (i != _own && book[i].plenty -> book[i].rights : 0)
     }
     first = line[0];
     is_first = IS_FIRST(_own);
-    stands = (is_first -> book[_own].rights : LESSER(book[_own].rights, sidecar[_own].keep));
-    limit = sidecar[_own].asked;
-    is_plenty = !sidecar[_own].exact;
+    stands = (is_first -> book[_own].rights : LESSER(book[_own].rights, daemon[_own].keep));
+    limit = daemon[_own].asked;
+    is_plenty = !daemon[_own].exact;
     if
 #ifndef IGNORES_PLENTY
-    :: others_plenty && plenty_maximum != sidecar[_own].asked -> limit = LESSER(limit, plenty_maximum); is_plenty = 0
+    :: others_plenty && plenty_maximum != daemon[_own].asked -> limit = LESSER(limit, plenty_maximum); is_plenty = 0
 #endif
     :: else
     fi;
-    want = (is_plenty && is_first -> sidecar[_own].want : GREATER(sidecar[_own].least, sidecar[_own].keep));
+    want = (is_plenty && is_first -> daemon[_own].want : GREATER(daemon[_own].least, daemon[_own].keep));
     room = limit - others;
     if
     :: !is_first ->
@@ -141,20 +141,20 @@ inline decide(_own) {
 #endif
     :: else
     fi;
-    most = GREATER(limit - others, sidecar[_own].keep);
+    most = GREATER(limit - others, daemon[_own].keep);
     room = GREATER(stands, room);
     room = LESSER(want, room);
     room = LESSER(room, most);
     if
-    :: room < sidecar[_own].least ->
-        stands = LESSER(stands, sidecar[_own].least);
+    :: room < daemon[_own].least ->
+        stands = LESSER(stands, daemon[_own].least);
         most = LESSER(stands, most);
         if
         :: book[_own].need == 0 -> line[waiting] = _own; waiting++
         :: else
         fi;
-        book[_own].need = sidecar[_own].least;
-        book[_own].need_maximum = sidecar[_own].asked
+        book[_own].need = daemon[_own].least;
+        book[_own].need_maximum = daemon[_own].asked
     :: else ->
         most = room;
         line_leave(_own)
@@ -164,7 +164,7 @@ inline decide(_own) {
 #endif
     book[_own].rights = most;
     book[_own].plenty = (is_plenty && most);
-    plenty_maximum = (is_plenty -> sidecar[_own].asked : plenty_maximum);
+    plenty_maximum = (is_plenty -> daemon[_own].asked : plenty_maximum);
     if
     :: others_plenty == 0 && !book[_own].plenty -> plenty_maximum = 0     /* it has no meaning then */
     :: else
@@ -173,77 +173,77 @@ inline decide(_own) {
 
 inline tick(_own) {
     decide(_own);
-    sidecar[_own].granted = most;
-    sidecar[_own].is_exact = !is_plenty;
-    sidecar[_own].others_wait = (waiting > (book[_own].need > 0));
-    sidecar[_own].state = ANSWERED;
-    sidecar[_own].want = 0;
-    sidecar[_own].keep = 0;
+    daemon[_own].granted = most;
+    daemon[_own].is_exact = !is_plenty;
+    daemon[_own].others_wait = (waiting > (book[_own].need > 0));
+    daemon[_own].state = ANSWERED;
+    daemon[_own].want = 0;
+    daemon[_own].keep = 0;
     if
-    :: sidecar[_own].waits && most >= sidecar[_own].least -> check_grant(sidecar[_own].waits)
+    :: daemon[_own].waits && most >= daemon[_own].least -> check_grant(daemon[_own].waits)
     :: else
     fi
 }
 
-/* ---- a sidecar, and its store ---- */
+/* ---- a daemon, and its store ---- */
 
 inline call_end(_own) {
-    sidecar[_own].state = IDLE;
-    sidecar[_own].least = 0;
-    sidecar[_own].want = 0;
-    sidecar[_own].keep = 0;
-    sidecar[_own].asked = 0;
-    sidecar[_own].exact = 0;
-    sidecar[_own].granted = 0;
-    sidecar[_own].is_exact = 0;
-    sidecar[_own].others_wait = 0
+    daemon[_own].state = IDLE;
+    daemon[_own].least = 0;
+    daemon[_own].want = 0;
+    daemon[_own].keep = 0;
+    daemon[_own].asked = 0;
+    daemon[_own].exact = 0;
+    daemon[_own].granted = 0;
+    daemon[_own].is_exact = 0;
+    daemon[_own].others_wait = 0
 }
 
 /* It would like to have _more rights than it needs, unless others wait. */
 inline call(_own, _more) {
-    sidecar[_own].least = sidecar[_own].used + (sidecar[_own].waits > 0);
-    sidecar[_own].asked = (sidecar[_own].block -> sidecar[_own].maximum :
-        (sidecar[_own].waits -> sidecar[_own].waits : MAXIMUM));
-    sidecar[_own].exact = (sidecar[_own].waits && sidecar[_own].waits != sidecar[_own].asked);
-    sidecar[_own].asked = (sidecar[_own].exact -> sidecar[_own].waits : sidecar[_own].asked);
-    sidecar[_own].want = sidecar[_own].least + (sidecar[_own].exact || sidecar[_own].yields -> 0 : _more);
+    daemon[_own].least = daemon[_own].used + (daemon[_own].waits > 0);
+    daemon[_own].asked = (daemon[_own].lease -> daemon[_own].maximum :
+        (daemon[_own].waits -> daemon[_own].waits : MAXIMUM));
+    daemon[_own].exact = (daemon[_own].waits && daemon[_own].waits != daemon[_own].asked);
+    daemon[_own].asked = (daemon[_own].exact -> daemon[_own].waits : daemon[_own].asked);
+    daemon[_own].want = daemon[_own].least + (daemon[_own].exact || daemon[_own].yields -> 0 : _more);
 #ifdef HOARDS
-    sidecar[_own].want = GREATER(sidecar[_own].want, sidecar[_own].rights);
+    daemon[_own].want = GREATER(daemon[_own].want, daemon[_own].rights);
 #endif
-    sidecar[_own].keep = (sidecar[_own].exact -> sidecar[_own].used : LESSER(sidecar[_own].rights,
-        (sidecar[_own].waits -> sidecar[_own].least : sidecar[_own].want)));
+    daemon[_own].keep = (daemon[_own].exact -> daemon[_own].used : LESSER(daemon[_own].rights,
+        (daemon[_own].waits -> daemon[_own].least : daemon[_own].want)));
 #ifndef GRANTS_ON
-    sidecar[_own].rights = sidecar[_own].keep;
+    daemon[_own].rights = daemon[_own].keep;
 #endif
 #ifndef UNAWARE
-    sidecar[_own].yields = sidecar[_own].yields || sidecar[_own].exact;
+    daemon[_own].yields = daemon[_own].yields || daemon[_own].exact;
 #endif
-    sidecar[_own].state = SENT
+    daemon[_own].state = SENT
 }
 
 /* What became free while others wait is theirs. */
 inline share_restored(_own) {
-    sidecar[_own].rights = (sidecar[_own].yields -> sidecar[_own].used : sidecar[_own].rights);
-    sidecar[_own].limit = (sidecar[_own].rights -> sidecar[_own].limit : 0)
+    daemon[_own].rights = (daemon[_own].yields -> daemon[_own].used : daemon[_own].rights);
+    daemon[_own].limit = (daemon[_own].rights -> daemon[_own].limit : 0)
 }
 
-inline settle(_own) {
-    sidecar[_own].rights = sidecar[_own].granted;
-    sidecar[_own].limit = sidecar[_own].asked;
-    sidecar[_own].maximum = (sidecar[_own].exact -> sidecar[_own].maximum : sidecar[_own].asked);
-    sidecar[_own].block = sidecar[_own].granted;
-    sidecar[_own].maximum = (sidecar[_own].block -> sidecar[_own].maximum : 0);
+inline apply(_own) {
+    daemon[_own].rights = daemon[_own].granted;
+    daemon[_own].limit = daemon[_own].asked;
+    daemon[_own].maximum = (daemon[_own].exact -> daemon[_own].maximum : daemon[_own].asked);
+    daemon[_own].lease = daemon[_own].granted;
+    daemon[_own].maximum = (daemon[_own].lease -> daemon[_own].maximum : 0);
 #ifdef GOES_ON
-    sidecar[_own].yields = sidecar[_own].is_exact;
+    daemon[_own].yields = daemon[_own].is_exact;
 #elif defined(KEEPS_EXACT)
-    sidecar[_own].yields = sidecar[_own].others_wait;
+    daemon[_own].yields = daemon[_own].others_wait;
 #else
-    sidecar[_own].yields = sidecar[_own].others_wait || sidecar[_own].is_exact;
+    daemon[_own].yields = daemon[_own].others_wait || daemon[_own].is_exact;
 #endif
     if
-    :: sidecar[_own].waits && sidecar[_own].granted >= sidecar[_own].least ->
-        sidecar[_own].waits = 0;
-        sidecar[_own].used++
+    :: daemon[_own].waits && daemon[_own].granted >= daemon[_own].least ->
+        daemon[_own].waits = 0;
+        daemon[_own].used++
     :: else
     fi;
 #ifndef HOARDS
@@ -254,24 +254,24 @@ inline settle(_own) {
 
 /* The call, or its answer, is lost. */
 inline lose_call(_own) {
-    sidecar[_own].block = sidecar[_own].rights;
-    sidecar[_own].maximum = (sidecar[_own].block -> sidecar[_own].maximum : 0);
+    daemon[_own].lease = daemon[_own].rights;
+    daemon[_own].maximum = (daemon[_own].lease -> daemon[_own].maximum : 0);
     call_end(_own)
 }
 
 inline acquire(_own, _maximum) {
     if
-    :: sidecar[_own].used < sidecar[_own].rights && _maximum >= sidecar[_own].limit ->
-        sidecar[_own].used++;
+    :: daemon[_own].used < daemon[_own].rights && _maximum >= daemon[_own].limit ->
+        daemon[_own].used++;
         check_grant(_maximum)
-    :: else -> sidecar[_own].waits = (sidecar[_own].state == IDLE -> _maximum : 0)
+    :: else -> daemon[_own].waits = (daemon[_own].state == IDLE -> _maximum : 0)
     fi
 }
 
 /* ---- who takes part ---- */
 
-/* A request that this sidecar alone has no room for is not told. */
-#define MAY_ACQUIRE(_s, _maximum) (!sidecar[_s].waits && sidecar[_s].used < (_maximum))
+/* A request that this daemon alone has no room for is not told. */
+#define MAY_ACQUIRE(_s, _maximum) (!daemon[_s].waits && daemon[_s].used < (_maximum))
 
 proctype Acquirer(byte own) {
     do
@@ -285,13 +285,13 @@ proctype Acquirer(byte own) {
 proctype Releaser(byte own) {
     do
 #if LOSSES
-    :: d_step { sidecar[own].waits && sidecar[own].state == IDLE ->    /* it gives up */
-            sidecar[own].waits = 0;
+    :: d_step { daemon[own].waits && daemon[own].state == IDLE ->    /* it gives up */
+            daemon[own].waits = 0;
             check()
        }
 #endif
-    :: d_step { sidecar[own].used ->
-            sidecar[own].used--;
+    :: d_step { daemon[own].used ->
+            daemon[own].used--;
 #ifndef HOARDS
             share_restored(own);
 #endif
@@ -302,30 +302,30 @@ proctype Releaser(byte own) {
 
 proctype Caller(byte own) {
     do
-    :: d_step { sidecar[own].state == IDLE -> call(own, 0); check() }
-    :: d_step { sidecar[own].state == IDLE && sidecar[own].used + (sidecar[own].waits > 0) < MAXIMUM ->
+    :: d_step { daemon[own].state == IDLE -> call(own, 0); check() }
+    :: d_step { daemon[own].state == IDLE && daemon[own].used + (daemon[own].waits > 0) < MAXIMUM ->
             call(own, 1); check() }
-    :: d_step { sidecar[own].state == ANSWERED -> settle(own); check() }
+    :: d_step { daemon[own].state == ANSWERED -> apply(own); check() }
     od
 }
 
 proctype Authority(byte own) {
     do
-    :: d_step { sidecar[own].state == SENT -> tick(own); check() }
+    :: d_step { daemon[own].state == SENT -> tick(own); check() }
     od
 }
 
 #if LOSSES
 proctype Network(byte own) {
     do
-    :: d_step { sidecar[own].state != IDLE -> lose_call(own); check() }
+    :: d_step { daemon[own].state != IDLE -> lose_call(own); check() }
     od
 }
 #endif
 
 init {
     atomic {
-        for (i : 0 .. SIDECARS - 1) {
+        for (i : 0 .. DAEMONS - 1) {
             run Acquirer(i);
             run Releaser(i);
             run Caller(i);
@@ -340,5 +340,5 @@ init {
 
 /* Nobody waits for ever, if everybody gives back what it has at last. */
 ltl is_served {
-    [] (sidecar[0].waits -> <> !sidecar[0].waits)
+    [] (daemon[0].waits -> <> !daemon[0].waits)
 }

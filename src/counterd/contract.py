@@ -12,9 +12,10 @@ mode).
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 if TYPE_CHECKING:
     import sqlite3
@@ -275,77 +276,111 @@ class Lender(Protocol):
         """Ends a wait. settled() is not called for this wait."""
 
 
-# Bytes of names after which take_news() and take_rates() take no more: 400 names of 655 bytes. A call has at most three
-# times this and a name of 64 KiB, less than 1 MiB. For that a server needs no longer than for 400 short names; without
-# the bound a call can have 26 MB, for which it needs a hundred times as long, and answers nobody meanwhile.
-NEWS_BYTES_MAX = 1 << 18
+# Bytes of names after which a list of changes ends: 400 names of 655 bytes. A call has at most three times this and a
+# name of 64 KiB, less than 1 MiB. For that a server needs no longer than for 400 short names; without the bound a call
+# can have 26 MB, for which it needs a hundred times as long, and answers nobody meanwhile.
+CHANGES_BYTES_MAX = 1 << 18
 
 
-class Escrow(Protocol):
+class Scope(enum.IntEnum):
+    """What changes() returns besides those that cannot wait."""
+
+    BLOCKING = 0  # nothing
+    BACKGROUND = 1  # in turn, what the authority does not know yet
+    REPORT = 2  # a full report begins: in turn, everything
+    REST = 3  # the rest of the full report that has begun
+
+
+class CounterChange(NamedTuple):
+    """One of the counters about which the next call has to be. Amounts are permits."""
+
+    number: int  # for apply()
+    name: bytes
+    maximum: int  # of the first request that waits; if none waits, of the rights
+    first: int  # what the first request that waits needs; 0: none waits
+    waiting: int  # what all requests that wait need, roughly
+    used: int  # what is in use
+    peak: int  # the most that was in use since the last call about it
+    rights: int  # what may be in use
+    stays: bool  # the first request waits on if it is refused
+
+
+class RateChange(NamedTuple):
+    """One of the rates about which the next call has to be. Amounts are units."""
+
+    number: int  # for apply()
+    name: bytes
+    limit: int  # of the first request that waits, or of the last grant; so are the next two
+    period_us: int
+    burst: int
+    first: int  # what the first request that waits needs; 0: none waits
+    waiting: int  # what all requests that wait need, roughly
+    units: int  # what may be taken; negative: more was used than there was
+    taken: int  # since the last call about it
+
+
+class Changes(NamedTuple):
+    """What the next call has to be about."""
+
+    blocking: list[CounterChange]  # requests wait for rights, or other daemons wait for rights that are idle here
+    background: list[CounterChange]  # others, as the scope says
+    rates: list[RateChange]
+    is_complete: bool  # nothing is left of the full report
+
+
+class CounterUpdate(NamedTuple):
+    """The answer about one of the counters. Amounts are permits."""
+
+    number: int  # as in the CounterChange
+    rights: int  # what may be in use here
+    maximum: int  # of all rights: only requests with at least this maximum are granted from them
+    all_used: int  # by all daemons
+    yields: bool  # what becomes free is not granted again here, but is a change that cannot wait
+    is_refused: bool  # the first request that waits still has no rights
+
+
+class RateUpdate(NamedTuple):
+    """The answer about one of the rates. Amounts are units."""
+
+    number: int  # as in the RateChange
+    units: int  # to be added to those that may be taken
+    first: int  # what was asked for the first request that waits
+    wait_us: int  # the time until so many are there, or 0
+
+
+class Update(NamedTuple):
+    """What a store has to do before a call, or after its answer or failure. The rest stays as it is."""
+
+    kept: Sequence[tuple[int, int, bool]] = ()  # number, the most rights or units to use until the answer, yields
+    unchanged: Sequence[int] = ()  # numbers of changes about which no call is made
+    forgotten: Sequence[int] = ()  # numbers of changes in a call without an answer
+    lease_ns: int = -1  # when the rights of the partition end; 0: they end now; -1: as before
+    is_reachable: bool | None = None  # whether the authority answers; if not, requests are decided as set_policy() says
+    daemons: int = 0  # how many share the limits; 0: as before
+    counters: Sequence[CounterUpdate] = ()
+    rates: Sequence[RateUpdate] = ()
+    wanted: Sequence[bytes] = ()  # names for which other daemons wait: their idle rights become changes
+
+
+class LeasedLimits(Protocol):
     """The rights of a store to things whose limit holds for several daemons together (`counterd.cluster`).
 
     The store grants from its rights without asking. The caller makes calls to the authority, one at a time for each
-    partition: take_news() and take_rates(), keep_rights() and give_units(), then settle_rights() and settle_rates(), or
-    forget_call(). Amounts of counters are permits, those of rates are units.
+    partition: changes(), then apply() before the call if the store may use less until the answer, and apply() with the
+    answer. Each change is answered, unchanged or forgotten before it can be returned again.
     """
 
-    def take_news(
-        self, partition: int, urgent_max: int, calm_max: int, every: bool = False
-    ) -> list[tuple[int, bytes, int, int, int, int, int, int, bool]]:
-        """Returns the shares that the next call has to be about: at most urgent_max that lack rights, or have rights
-        that others wait for, and at most calm_max of the others, in turn. Returns no more once their names have
-        NEWS_BYTES_MAX bytes: the others stay where they are.
+    def changes(self, partition: int, most: int, scope: Scope) -> Changes:
+        """Returns what the next call has to be about: at most `most` counters and `most` rates that cannot wait, and at
+        most `most` of each in the background. A list ends when its names have CHANGES_BYTES_MAX bytes: the others stay
+        where they are."""
 
-        A share is (number, name, maximum, first, waiting, used, peak, rights, stays). number: for the following calls.
-        maximum: of the first request that waits, or of the last one. first: what that request needs; 0 if none waits.
-        waiting: what all that wait need, roughly. used: what is in use. peak: the most since the last call. rights:
-        what may be in use. stays: whether the first request waits on if it is refused. every: also returns the others
-        if the authority knows this already.
-        """
+    def apply(self, partition: int, update: Update, now_ns: int) -> None:
+        """Applies an update, in the order of its fields."""
 
-    def take_rates(
-        self, partition: int, urgent_max: int, calm_max: int
-    ) -> list[tuple[int, bytes, int, int, int, int, int, int, int]]:
-        """Returns the rates that the next call has to be about: at most urgent_max that lack units, and at most
-        calm_max that have units, in turn. Called after take_news(), with the same bound for names.
-
-        A rate is (number, name, limit, period_us, burst, first, waiting, units, taken). limit, period_us, burst:
-        of the first request that waits, or of the last grant. units: those that may be taken; negative if more was used
-        than was taken. taken: since the last call.
-        """
-
-    def give_units(self, given: list[tuple[int, int]]) -> None:
-        """Removes the units that the call gives back. given: (number, units); negative units were used already."""
-
-    def settle_rates(self, settled: list[tuple[int, int, int, int]], now_ns: int) -> None:
-        """Applies the answer to a call.
-
-        settled: (number, units, least, wait_us) for each rate. units: those that were granted. least: what was asked
-        for. wait_us: the time until so many are there, or 0.
-        """
-
-    def keep_rights(self, kept: list[tuple[int, int]]) -> None:
-        """Reduces rights to what the call says that they are at least. kept: (number, rights)."""
-
-    def settle_rights(self, settled: list[tuple[int, int, int, int, bool, bool]], now_ns: int) -> None:
-        """Applies the answer to a call.
-
-        settled: (number, rights, maximum, all_used, yields, was_refused) for each share. maximum: of all rights.
-        all_used: by all daemons. yields: permits that become free are not granted again here, but become news.
-        was_refused: the request that waits still lacks rights.
-        """
-
-    def forget_call(self, numbers: list[int]) -> None:
-        """Called if a call gets no answer."""
-
-    def wanted_elsewhere(self, partition: int, names: list[bytes], now_ns: int) -> None:
-        """Called with names for which other daemons wait. Rights that are not in use become news."""
-
-    def set_lease(self, partition: int, until_ns: int) -> None:
-        """Sets when the rights of a partition end."""
-
-    def lose(self, partition: int, now_ns: int) -> None:
-        """Ends all rights of a partition, unless its lease has ended already."""
+    def has_urgent(self) -> tuple[int, int]:
+        """Returns the partitions with changes that cannot wait, as bits: all of them; and those in which not all such
+        changes are requests that were refused before. The caller looks after each turn of the store."""
 
     def set_policy(self, unreachable: str, drops: bool) -> None:
         """Sets what is granted without rights while the authority cannot be reached, and whether connections that hold
@@ -353,19 +388,6 @@ class Escrow(Protocol):
 
         unreachable: "closed" (nothing), "share" (the maximum divided by the number of daemons) or "open" (the maximum).
         """
-
-    def set_sidecars(self, count: int) -> None:
-        """Sets how many daemons share the limits."""
-
-    def set_reachable(self, partition: int, is_reachable: bool, now_ns: int) -> None:
-        """Sets whether the authority can be reached. If not, requests are decided as set_policy() says."""
-
-    def urgency(self, partition: int) -> int:
-        """Returns whether a call should be made soon: 0 no; 1 only because of requests that were refused before and
-        still wait; 2 yes."""
-
-    def hurries(self) -> int:
-        """Returns the partitions whose urgency is 2, as bits. The caller looks after each turn of the store."""
 
     def figures(self) -> Mapping[str, float]:
         """Returns the current figures by name."""
@@ -622,7 +644,7 @@ class Room:
         with the ticket and the outcome of each wait, and a function that is called when the lending store has work to
         do.
     borrows: whether its store is a BorrowingStore.
-    escrow: lets names of its store that begin with a prefix share their limits with other daemons.
+    leased_limits: lets names of its store that begin with a prefix share their limits with other daemons.
     ports: the names of its ports after the first port, in order. `NAME_port` and `NAME_socket` are settings of the
         protocol. All other settings of such a port are the settings of the first port.
     """
@@ -645,5 +667,5 @@ class Room:
     usr1: str = ""
     lend: Callable[[Any, Callable[[int, bool], None], Callable[[], None]], Lender] | None = None
     borrows: bool = False
-    escrow: Callable[[Any, bytes], Escrow] | None = None
+    leased_limits: Callable[[Any, bytes], LeasedLimits] | None = None
     ports: tuple[str, ...] = ()

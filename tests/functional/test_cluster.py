@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import redis
 
-from counterd.cluster.authority import PARTITIONS, keys, partition_of
+from counterd.cluster.lease_protocol import PARTITIONS, keys, partition_of
 from counterd.errors import ConnectionLost, NotAvailable
 from kit import certificates, cluster
 from kit.daemon import wait_until
@@ -57,12 +57,12 @@ def on(*kinds: str) -> Any:
 
 @pytest.fixture
 def share(start: Callable[..., Daemon], servers: Servers) -> Callable[..., Daemon]:
-    """Starts a daemon that shares all limits, with servers that do not have to learn who has what."""
+    """Starts a daemon that shares all limits, with servers that do not have to recover."""
 
     def share(lease: int = LEASE_S, **options: Any) -> Daemon:
         settings = {f"cluster.{key}": value for key, value in options.items()}
         daemon = start({"cluster.url": servers.url, "cluster.lease": lease, **settings})
-        wait_until(lambda: servers.learn_no_more() >= PARTITIONS, "the daemon has called each partition")
+        wait_until(lambda: servers.recover() >= PARTITIONS, "the daemon has called each partition")
         return daemon
 
     return share
@@ -222,7 +222,7 @@ def test_a_master_that_was_a_replica_for_a_moment(share: Callable[..., Daemon], 
         daemons[0].send_signal(signal.SIGCONT)
         totals, master = keys(partition_of(NAME.encode()), "")[2], servers.masters[0].client
         wait_until(lambda: master.hexists(totals, NAME), "the master is told what the daemon has")
-        servers.learn_no_more()
+        servers.recover()
         assert not acquired(other)
         assert one.get(NAME) == MAXIMUM
 
@@ -353,7 +353,7 @@ def test_a_password_that_changes_while_the_daemon_runs(start: Callable[..., Daem
     with guarded(tmp_path, certificates.Files(tmp_path)) as (servers, settings):
         daemon = start({**settings, "cluster.lease": LONG_S})
         with daemon.client() as client:
-            wait_until(lambda: servers.learn_no_more() >= PARTITIONS, "the daemon has called each partition")
+            wait_until(lambda: servers.recover() >= PARTITIONS, "the daemon has called each partition")
             acquire_all(client)
             set_password(servers, "open barley")
             (tmp_path / "credentials").write_text("counterd:open barley\n")

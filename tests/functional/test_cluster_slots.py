@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from counterd.client import Permit, Rate
-from counterd.cluster.authority import PARTITIONS, partition_of
+from counterd.cluster.lease_protocol import PARTITIONS, partition_of
 from counterd.errors import NotAvailable
 from functional.test_cluster import FAILOVER_LEASE_S, LEASE_S, LONG_S, MAXIMUM, NAME, acquire_all, acquired, figures
 from kit import cluster
@@ -43,7 +43,7 @@ def servers(tmp_path: Path) -> Iterator[Servers]:
 def share(start: Callable[..., Daemon], servers: Servers) -> Callable[..., Daemon]:
     def share(lease: int = LEASE_S) -> Daemon:
         daemon = start({"cluster.url": servers.url, "cluster.lease": lease})
-        wait_until(lambda: servers.learn_no_more() >= PARTITIONS, "the daemon has called each partition")
+        wait_until(lambda: servers.recover() >= PARTITIONS, "the daemon has called each partition")
         return daemon
 
     return share

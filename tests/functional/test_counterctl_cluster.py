@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from counterd.client import Permit, Rate
-from counterd.cluster.authority import PARTITIONS
+from counterd.cluster.lease_protocol import PARTITIONS
 from functional.test_cluster import FAILOVER_LEASE_S, LEASE_S, MAXIMUM, NAME, acquire_all, acquired, is_lost
 from functional.test_counterctl import ctl
 from kit import cluster
@@ -37,7 +37,7 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
 def share(start: Callable[..., Daemon], servers: Servers) -> Callable[[], Daemon]:
     def share() -> Daemon:
         daemon = start({"cluster.url": servers.url, "cluster.lease": FAILOVER_LEASE_S})
-        wait_until(lambda: servers.learn_no_more() >= PARTITIONS, "the daemon has called each partition")
+        wait_until(lambda: servers.recover() >= PARTITIONS, "the daemon has called each partition")
         return daemon
 
     return share
@@ -91,7 +91,7 @@ def test_the_user_of_the_guide_may_do_everything(
     (tmp_path / "redis").write_text("counterd:SECRET\n")
     settings = {"cluster.url": servers.url, "cluster.credentials": tmp_path / "redis", "cluster.lease": LEASE_S}
     one, other = start(settings), start(settings)
-    wait_until(lambda: servers.learn_no_more() >= PARTITIONS, "the daemons have called each partition")
+    wait_until(lambda: servers.recover() >= PARTITIONS, "the daemons have called each partition")
     with one.client() as first, other.client() as second:
         acquire_all(first)
         assert not acquired(second)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from counterd.cli import bench
-from counterd.cluster.authority import PARTITIONS
+from counterd.cluster.lease_protocol import PARTITIONS
 from kit import cluster, needs, pages, proxies, reference
 from kit.daemon import wait_until
 from kit.gates import SETTINGS
@@ -112,7 +112,7 @@ def test_machines_share_a_limit_as_their_page_says(start: Callable[..., Daemon],
             assert settings["cluster.url"] == "redis://127.0.0.1:6379"
             assert settings.pop("counter.port") in ("11215", str(SECOND_PORT))
             daemons.append(start(settings | {"cluster.url": servers.url, "cluster.credentials": credentials}))
-        wait_until(lambda: servers.learn_no_more() >= PARTITIONS, "the daemons have called each partition")
+        wait_until(lambda: servers.recover() >= PARTITIONS, "the daemons have called each partition")
         first, second = (daemon.address_of("counter").port for daemon in daemons)
         pages.run(MANY_MACHINES, PAGES[MANY_MACHINES], tmp_path, {11215: first, SECOND_PORT: second})
 

@@ -1,6 +1,6 @@
 """A store never grants more of a shared limit than it has rights to, whatever is asked and answered, in any order.
 
-The input is what a random history is drawn from (property/escrow_model.py).
+The input is what a random history is drawn from (property/leased_limits_model.py).
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from fuzz.takes import Drawn
-from property.escrow_model import History
+from property.leased_limits_model import History
 
 STEPS_MAX = 100
 TOKENS: list[bytes] = []  # an input has no words

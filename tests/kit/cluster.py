@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import redis
 
-from counterd.cluster.authority import PARTITIONS, TAGS, partition_of
+from counterd.cluster.lease_protocol import PARTITIONS, TAGS, partition_of
 from kit import needs
 from kit.daemon import wait_until
 from kit.machine import PATIENCE
@@ -129,8 +129,8 @@ class Servers:
         """Returns which of the masters has a name, while no slot has moved."""
         return self._index(partition_of(name))
 
-    def learn_no_more(self) -> int:
-        """Lets all masters believe that sidecars have told what they have. Returns how many partitions were called."""
+    def recover(self) -> int:
+        """Lets all masters believe that daemons have reported everything. Returns how many partitions were called."""
         keys = [(master.client, key) for master in self.masters for key in master.client.scan_iter("counterd:*:meta")]
         for client, key in keys:
             client.hset(key, "learns", 0)

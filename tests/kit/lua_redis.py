@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from lupa import lua51
 
-from counterd.cluster import authority
+from counterd.cluster import lease_protocol
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -42,7 +42,8 @@ class LuaRedis:
         self.random = random.Random(1)  # for HRANDFIELD
         lua = lua51.LuaRuntime(encoding=None, unpack_returned_tuples=True)
         self._table: Callable[[Sequence[Any]], Any] = lua.table_from
-        script = b"local redis, struct = ...; local KEYS, ARGV; return function(KEYS, ARGV) %b end" % authority.script()
+        tick = lease_protocol.script()
+        script = b"local redis, struct = ...; local KEYS, ARGV; return function(KEYS, ARGV) %b end" % tick
         self._tick = lua.execute(
             script, lua.table_from({b"call": self._call}), lua.table_from({b"pack": struct.pack, b"unpack": unpack})
         )

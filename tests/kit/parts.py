@@ -61,8 +61,8 @@ PROOFS: Mapping[str, str] = {
         "nothing: it checks that the simulated worlds are rich enough",
     "tests/simulation/test_shared.py::test_a_defect_is_noticed": "nothing: it checks the simulation's judge",
     "tests/simulation/test_shared.py::test_few_permits_are_left_unused":
-        "tests/unit/cluster/test_sidecar.py; utilisation is a figure of docs/scale.md, not a limit",
-    "tests/simulation/test_shared.py::test_hundreds_of_sidecars": "test_nothing_is_granted_above_its_maximum",
+        "tests/unit/cluster/test_lease_policy.py; utilisation is a figure of docs/scale.md, not a limit",
+    "tests/simulation/test_shared.py::test_hundreds_of_daemons": "test_nothing_is_granted_above_its_maximum",
     "tests/simulation/test_shared.py::test_nobody_starves[model-": "test_nobody_starves with daemons",
     "tests/simulation/test_shared.py::test_rights_that_stay_are_noticed": "nothing: it checks the simulation's judge",
     "tests/simulation/test_shared.py::test_turns_that_never_end_are_noticed":

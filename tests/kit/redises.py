@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import hiredis
 
-from counterd.cluster.authority import LIBRARY
+from counterd.cluster.lease_protocol import LIBRARY
 from counterd.control.link import Place
 from counterd.control.servers import SLOTS
 from kit.machine import PATIENCE

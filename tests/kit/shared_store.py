@@ -1,6 +1,6 @@
-"""A store of shared permits in Python: it grants from rights, and has the methods that cluster.sidecar calls.
+"""A store of shared permits in Python: contract.LeasedLimits, but for rates, which are a test's.
 
-Requests wait in one queue for each name, or are parked until the authority was asked. Who asked is told by callbacks.
+Requests wait in one queue for each name, or are blocked until the authority was asked. Who asked is told by callbacks.
 """
 
 from __future__ import annotations
@@ -9,17 +9,18 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from counterd.cluster import authority
-from counterd.cluster.sidecar import News
-from counterd.contract import NEWS_BYTES_MAX
+from counterd.cluster import lease_protocol
+from counterd.contract import CHANGES_BYTES_MAX, Changes, CounterChange, Scope
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from counterd.contract import CounterUpdate, Update
+
 
 @dataclass(eq=False)
 class Request:
-    """stays: it waits until it is granted. calls: of its name when it was parked."""
+    """stays: it waits until it is granted. calls: of its name when it was blocked."""
 
     name: bytes
     amount: int
@@ -30,7 +31,7 @@ class Request:
 
 @dataclass(eq=False)
 class Share:
-    """A name: what is in use and allowed, and who waits. told: what was in use in the last call."""
+    """A name: what is in use and allowed, and who waits. reported: what was in use in the last call."""
 
     number: int
     name: bytes
@@ -40,12 +41,12 @@ class Share:
     rights: int = 0
     maximum: int = 0
     calls: int = 0
-    told: int = 0
+    reported: int = 0
     is_asked: bool = False
     yields: bool = False
-    was_refused: bool = False
+    is_refused: bool = False
     queue: deque[Request] = field(default_factory=deque)
-    parked: list[Request] = field(default_factory=list)
+    blocked: list[Request] = field(default_factory=list)
 
     def has_rights(self, request: Request) -> bool:
         return self.used + request.amount <= self.rights and request.maximum >= self.maximum
@@ -63,21 +64,23 @@ class SharedStore:
     ) -> None:
         self.granted, self.refused, self.dropped = granted, refused, dropped
         self.shares: dict[bytes, Share] = {}
-        self.urgent: dict[Share, bool] = {}  # and whether it is more than a request that was refused before
-        self.until_ns = [0] * authority.PARTITIONS
-        self.reachable = [True] * authority.PARTITIONS
-        self.sidecars = 1
+        self.numbers: dict[int, Share] = {}
+        self.blocking: dict[Share, bool] = {}  # and whether it is more than a request that was refused before
+        self.background: dict[Share, None] = {}  # with rights or use, the first ones longest ago
+        self.unreported: list[list[Share]] = [[] for _ in range(lease_protocol.PARTITIONS)]
+        self.until_ns = [0] * lease_protocol.PARTITIONS
+        self.reachable = [True] * lease_protocol.PARTITIONS
+        self.daemons = 1
         self.now_ns = 0
-        self.rates: list[Any] = []  # news of rates, which are a test's
-        self.given: list[Any] = []
-        self.settled: list[Any] = []
-        self.calm: dict[Share, None] = {}  # with rights or use, the first ones longest ago
+        self.rates: list[Any] = []
+        self.updates: list[Update] = []
 
     # ---- requests ----
 
     def share(self, name: bytes) -> Share:
         if name not in self.shares:
-            self.shares[name] = Share(len(self.shares) + 1, name, authority.partition_of(name))
+            share = Share(len(self.shares) + 1, name, lease_protocol.partition_of(name))
+            self.shares[name] = self.numbers[share.number] = share
         return self.shares[name]
 
     def ask(self, request: Request, now_ns: int) -> None:
@@ -87,11 +90,11 @@ class SharedStore:
             self._grant(share, request)
         elif request.stays:
             share.queue.append(request)
-            self._hurry(share, not share.was_refused or len(share.queue) == 1)
+            self._call_soon(share, not share.is_refused or len(share.queue) == 1)
         elif self.reachable[share.partition]:
             request.calls = share.calls
-            share.parked.append(request)
-            self._hurry(share, True)
+            share.blocked.append(request)
+            self._call_soon(share, True)
         else:
             self.refused(request)
 
@@ -111,9 +114,10 @@ class SharedStore:
 
     def turn(self, now_ns: int) -> None:
         """Ends the leases that are over."""
+        self.now_ns = now_ns
         for partition, until_ns in enumerate(self.until_ns):
             if 0 < until_ns <= now_ns:
-                self.lose(partition, now_ns)
+                self._lose(partition)
 
     def _allows(self, share: Share, request: Request) -> bool:
         return self.now_ns < self.until_ns[share.partition] and share.has_rights(request)
@@ -127,111 +131,116 @@ class SharedStore:
         while share.queue and self._allows(share, share.queue[0]):
             self._grant(share, share.queue.popleft())
 
-    def _hurry(self, share: Share, is_fresh: bool) -> None:
+    def _call_soon(self, share: Share, is_urgent: bool) -> None:
         if not share.is_asked:
-            self.urgent[share] = self.urgent.get(share, False) or is_fresh
+            self.blocking[share] = self.blocking.get(share, False) or is_urgent
 
     def _give_up_rights(self, share: Share) -> None:
         if share.yields and share.rights > share.used:
             share.rights = share.used
-            self._hurry(share, True)
+            self._call_soon(share, True)
 
-    # ---- the sidecar's half ----
+    # ---- the policy's half ----
 
-    def take_news(self, partition: int, urgent_max: int, calm_max: int, every: bool = False) -> list[News]:
-        news: list[News] = []
+    def changes(self, partition: int, most: int, scope: Scope) -> Changes:
         size = 0  # of names
-        for share in [share for share in self.urgent if share.partition == partition][:urgent_max]:
-            if size < NEWS_BYTES_MAX:
+        blocking: list[CounterChange] = []
+        for share in [share for share in self.blocking if share.partition == partition][:most]:
+            if size < CHANGES_BYTES_MAX:
                 size += len(share.name)
-                news.append(self._news(share))
-        self.urgent.update({share: False for share in self.urgent if share.partition == partition})
-        for share in [share for share in self.calm if share.partition == partition][:calm_max]:
-            if size >= NEWS_BYTES_MAX:
+                blocking.append(self._change(share))
+        self.blocking.update({share: True for share in self.blocking if share.partition == partition})
+        if scope == Scope.REPORT:
+            self.unreported[partition] = [share for share in self.background if share.partition == partition]
+        background = self._background(partition, 0 if scope == Scope.BLOCKING else most, scope >= Scope.REPORT)
+        return Changes(blocking, background, self.rates, not self.unreported[partition])
+
+    def _background(self, partition: int, most: int, every: bool) -> list[CounterChange]:
+        found: list[CounterChange] = []
+        size = 0
+        for share in [share for share in self.background if share.partition == partition][:most]:
+            if size >= CHANGES_BYTES_MAX or (every and share not in self.unreported[partition]):
                 break
-            if every or share.rights != share.used or share.used != share.told:
+            if every or share.rights != share.used or share.used != share.reported:
                 size += len(share.name)
-                news.append(self._news(share))
+                found.append(self._change(share))
             elif not share.used:
-                del self.calm[share]
+                del self.background[share]
             else:
-                self.calm[share] = self.calm.pop(share)
-        return news
+                self.background[share] = self.background.pop(share)
+        return found
 
-    def take_rates(self, _partition: int, _urgent_max: int, _calm_max: int) -> list[Any]:
-        return self.rates
-
-    def give_units(self, given: list[tuple[int, int]]) -> None:
-        self.given.append(given)
-
-    def settle_rates(self, settled: list[tuple[int, int, int, int]], _now_ns: int) -> None:
-        self.settled.append(settled)
-
-    def _news(self, share: Share) -> News:
-        self.urgent.pop(share, None)
-        self.calm.pop(share, None)
+    def _change(self, share: Share) -> CounterChange:
+        self.blocking.pop(share, None)
+        self.background.pop(share, None)
+        if share in self.unreported[share.partition]:
+            self.unreported[share.partition].remove(share)
         share.is_asked = True
         share.calls += 1
-        first = share.queue[0] if share.queue else share.parked[0] if share.parked else None
-        waiting = sum(request.amount for request in [*share.queue, *share.parked])
+        first = share.queue[0] if share.queue else share.blocked[0] if share.blocked else None
+        waiting = sum(request.amount for request in [*share.queue, *share.blocked])
         peak, share.peak = share.peak, share.used
-        share.told = share.used
-        return News(
+        share.reported = share.used
+        return CounterChange(
             share.number, share.name, first.maximum if first else share.maximum, first.amount if first else 0, waiting,
             share.used, peak, share.rights, bool(share.queue),
         )  # fmt: skip
 
-    def _by_number(self, number: int) -> Share:
-        return next(share for share in self.shares.values() if share.number == number)
-
-    def keep_rights(self, kept: list[tuple[int, int]]) -> None:
-        for number, keep in kept:
-            share = self._by_number(number)
-            share.rights = min(share.rights, keep)
-
-    def settle_rights(self, settled: list[tuple[int, int, int, int, bool, bool]], now_ns: int) -> None:
+    def apply(self, partition: int, update: Update, now_ns: int) -> None:
         self.now_ns = now_ns
-        for number, rights, maximum, _all_used, waited_for, was_refused in settled:
-            share = self._by_number(number)
-            share.is_asked = False
-            self.calm[share] = None
-            share.rights, share.maximum, share.yields, share.was_refused = rights, maximum, waited_for, was_refused
-            if waited_for:  # what became free meanwhile is only for those who wait
-                wanted = share.used + sum(request.amount for request in [*share.queue, *share.parked])
-                if rights > wanted:
-                    share.rights = wanted
-                    self._hurry(share, True)
-            self._drain(share)
-            for request in [*share.parked]:
-                if request.calls < share.calls:
-                    share.parked.remove(request)
-                    if not share.queue and self._allows(share, request):
-                        self._grant(share, request)
-                    else:
-                        self.refused(request)
-            self._give_up_rights(share)
-            if share.queue or share.parked:
-                self._hurry(share, bool(share.parked) or not was_refused)
+        self.updates.append(update)
+        self._end_changes(update)
+        if update.lease_ns == 0:
+            self._lose(partition)
+        elif update.lease_ns > 0:
+            self.until_ns[partition] = update.lease_ns
+        if update.is_reachable is not None:
+            self._set_reachable(partition, update.is_reachable)
+        self.daemons = update.daemons or self.daemons
+        for each in update.counters:
+            self._answer(self.numbers[each.number], each)
+        for name in update.wanted:
+            self.share(name).yields = True
+            self._give_up_rights(self.share(name))
 
-    def forget_call(self, numbers: list[int]) -> None:
-        for number in {*numbers}.difference(rate[0] for rate in self.rates):
-            share = self._by_number(number)
-            share.is_asked = False
-            self.calm[share] = None
-            self._hurry(share, True)  # also if nobody waits any more: the call may have given it rights
+    def _end_changes(self, update: Update) -> None:
+        """Does what an update says of changes that are not answered. Those of rates have other numbers."""
+        for number, amount, yields in update.kept:
+            if number in self.numbers:
+                share = self.numbers[number]
+                share.rights = min(share.rights, amount)
+                share.yields |= yields
+        for number in [*update.unchanged, *update.forgotten]:
+            if number in self.numbers:
+                share = self.numbers[number]
+                share.is_asked = False
+                self.background[share] = None
+                if number in update.forgotten:  # also if nobody waits any more: the call may have given it rights
+                    self._call_soon(share, True)
 
-    def wanted_elsewhere(self, _partition: int, names: list[bytes], now_ns: int) -> None:
-        self.now_ns = now_ns
-        for name in names:
-            share = self.share(name)
-            share.yields = True
-            self._give_up_rights(share)
+    def _answer(self, share: Share, update: CounterUpdate) -> None:
+        share.is_asked = False
+        self.background[share] = None
+        share.rights, share.maximum = update.rights, update.maximum
+        share.yields, share.is_refused = update.yields, update.is_refused
+        if update.yields:  # what became free meanwhile is only for those who wait
+            wanted = share.used + sum(request.amount for request in [*share.queue, *share.blocked])
+            if share.rights > wanted:
+                share.rights = wanted
+                self._call_soon(share, True)
+        self._drain(share)
+        for request in [*share.blocked]:
+            if request.calls < share.calls:
+                share.blocked.remove(request)
+                if not share.queue and self._allows(share, request):
+                    self._grant(share, request)
+                else:
+                    self.refused(request)
+        self._give_up_rights(share)
+        if share.queue or share.blocked:
+            self._call_soon(share, bool(share.blocked) or not update.is_refused)
 
-    def set_lease(self, partition: int, until_ns: int) -> None:
-        self.until_ns[partition] = until_ns
-
-    def lose(self, partition: int, now_ns: int) -> None:
-        self.now_ns = now_ns
+    def _lose(self, partition: int) -> None:
         if self.until_ns[partition] == 0:
             return
         self.until_ns[partition] = 0
@@ -241,18 +250,18 @@ class SharedStore:
         if self.dropped is not None:
             self.dropped([share.name for share in mine if share.used])
 
-    def set_reachable(self, partition: int, reachable: bool, now_ns: int) -> None:
-        self.now_ns = now_ns
-        self.reachable[partition] = reachable
-        if not reachable:
+    def _set_reachable(self, partition: int, is_reachable: bool) -> None:
+        self.reachable[partition] = is_reachable
+        if not is_reachable:
             for share in self.shares.values():
                 if share.partition == partition:
-                    parked, share.parked = share.parked, []
-                    for request in parked:
+                    blocked, share.blocked = share.blocked, []
+                    for request in blocked:
                         self.refused(request)
 
-    def set_sidecars(self, count: int) -> None:
-        self.sidecars = count
-
-    def urgency(self, partition: int) -> int:
-        return max((1 + is_fresh for share, is_fresh in self.urgent.items() if share.partition == partition), default=0)
+    def has_urgent(self) -> tuple[int, int]:
+        blocking = urgent = 0
+        for share, is_urgent in self.blocking.items():
+            blocking |= 1 << share.partition
+            urgent |= is_urgent << share.partition
+        return blocking, urgent

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from counterd.cluster.authority import partition_of
-from counterd.protocols.counter import escrow, wire
+from counterd.cluster.lease_protocol import partition_of
+from counterd.contract import Changes, CounterChange, CounterUpdate, Scope, Update
+from counterd.protocols.counter import leased_limits, wire
 from kit.pump import START_NS, Pump
 from property.model import make_store
 
@@ -125,33 +126,42 @@ class Desk:
 
 
 class Shop(Desk):
-    """A store that shares names which begin with `shared:`, and what its sidecar does."""
+    """A store that shares names which begin with `shared:`, and what its policy does."""
 
     def __init__(self, unreachable: str = "closed", *, drops: bool = False, **sizes: Any) -> None:
         super().__init__(**sizes)
-        self.escrow = escrow(self.store, b"shared:")
-        self.escrow.set_policy(unreachable, drops)
+        self.limits = leased_limits(self.store, b"shared:")
+        self.limits.set_policy(unreachable, drops)
         self.lease(PART)
 
-    def lease(self, partition: int) -> None:
-        self.escrow.set_lease(partition, self.pump.now_ns + LEASE_MS * MS)
-
-    def news(self, partition: int = PART, *, every: bool = False) -> list[tuple[Any, ...]]:
-        return self.escrow.take_news(partition, 100, 100, every)
-
-    def answer(
-        self, news: tuple[Any, ...], rights: int, *, others: int = 0, yields: bool = False, refused: bool = False
-    ) -> None:
-        """Gives these rights. others: use of other daemons."""
-        number, _, maximum, _, _, used, *_ = news
-        settled = (number, rights, maximum, used + others, yields, refused)
-        self.escrow.settle_rights([settled], self.pump.now_ns)
+    def update(self, partition: int = PART, **what: Any) -> None:
+        self.limits.apply(partition, Update(**what), self.pump.now_ns)
         self.pump.settle()
 
-    def give(self, rights: int, **others: Any) -> None:
-        """Answers the only news."""
-        (news,) = self.news()
-        self.answer(news, rights, **others)
+    def lease(self, partition: int) -> None:
+        self.update(partition, lease_ns=self.pump.now_ns + LEASE_MS * MS)
 
-    def urgency(self, partition: int = PART) -> int:
-        return self.escrow.urgency(partition)
+    def changes(self, partition: int = PART, *, most: int = 100, scope: Scope = Scope.BACKGROUND) -> Changes:
+        return self.limits.changes(partition, most, scope)
+
+    def counters(self, partition: int = PART, *, report: bool = False) -> list[CounterChange]:
+        """What the next call says of counters."""
+        changes = self.changes(partition, scope=Scope.REPORT if report else Scope.BACKGROUND)
+        assert not changes.rates
+        return changes.blocking + changes.background
+
+    def answer(
+        self, change: CounterChange, rights: int, *, others: int = 0, yields: bool = False, refused: bool = False
+    ) -> None:
+        """Gives these rights. others: use of other daemons."""
+        update = CounterUpdate(change.number, rights, change.maximum, change.used + others, yields, refused)
+        self.update(counters=[update])
+
+    def give(self, rights: int, **others: Any) -> None:
+        """Answers the only change."""
+        (change,) = self.counters()
+        self.answer(change, rights, **others)
+
+    def urgency(self, partition: int = PART) -> str:
+        blocking, urgent = (bits >> partition & 1 for bits in self.limits.has_urgent())
+        return "urgent" if urgent else "refused before" if blocking else ""

@@ -53,8 +53,8 @@ BELOW_NET_EXCEPT["documents.py"] = {"json"}
 BELOW_NET_EXCEPT["protocols/sentinel/rules.py"] = {"difflib", "json"}
 BELOW_NET_EXCEPT["protocols/smockron/rules.py"] = {"fractions"}
 BELOW_NET_EXCEPT["protocols/counter/limits.py"] = {"fractions"}
-# The same hash of a name in each sidecar; the beginning of what a server has sent.
-BELOW_NET_EXCEPT["cluster/authority.py"] = {"reprlib", "zlib"}
+# The same hash of a name in each daemon; the beginning of what a server has sent.
+BELOW_NET_EXCEPT["cluster/lease_protocol.py"] = {"reprlib", "zlib"}
 # Whose call a thread is at, among several.
 BELOW_NET_EXCEPT["protocols/sentinel/extensions.py"] = {"contextvars"}
 # The connection to a database is handed in by whoever opened it.

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import hiredis
 import pytest
 
-from counterd.cluster.authority import LIBRARY
+from counterd.cluster.lease_protocol import LIBRARY
 from counterd.control.link import Link, LinkFailed, Login, Place, connect
 from counterd.control.resp_size_guard import RespSizeGuard
 from counterd.control.servers import check_state, read_map, read_role

@@ -1,6 +1,6 @@
-"""Sidecars that share limits, beside books of everything that their applications hold, and beside an ideal counter.
+"""Daemons that share limits, beside books of everything that their applications hold, and beside an ideal counter.
 
-The authority's script, and the policy of the sidecars, are the real ones; Redis is that of tests/kit. The stores are
+The authority's script, and the policy of the daemons, are the real ones; Redis is that of tests/kit. The stores are
 the daemon's, driven by bytes, or, where there are many, those of tests/kit. The world has the network, each machine's
 clock, and what goes wrong: calls and answers are late or lost, machines are cut off, daemons are killed and start
 again, and the authority fails over to a replica that lacks the last writes, is replaced only for a moment, or forgets
@@ -11,7 +11,7 @@ What is promised:
 - Nothing is granted above its maximum, except after a split: if two masters answer for longer than the margin of a
   lease, up to twice the maximum may be in use, from the end of learning to the end of the last lease that the old
   master renewed.
-- Whoever waits is served within the bound that cluster/sidecar.py states.
+- Whoever waits is served within the bound that cluster/lease_policy.py states.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import TYPE_CHECKING, Any
 
-from counterd.cluster import authority
-from counterd.cluster.sidecar import MARGIN, Sidecar
-from counterd.protocols.counter import escrow, wire
+from counterd.cluster import lease_protocol
+from counterd.cluster.lease_policy import MARGIN, LeasePolicy
+from counterd.protocols.counter import leased_limits, wire
 from kit.lua_redis import LuaRedis
 from kit.pump import Pump
 from kit.shared_store import Request, SharedStore
@@ -75,7 +75,7 @@ class Model(SharedStore):
 
     def __init__(self, host: Host) -> None:
         super().__init__(host.granted, host.refused, host.dropped)
-        self.escrow: Any = self
+        self.limits: Any = self
 
     def next_deadline(self) -> int:
         return min((until_ns for until_ns in self.until_ns if until_ns), default=0)
@@ -89,8 +89,8 @@ class Daemon:
         now_ns = host.clock()
         self.store = make_store(waiters=4096, now_ns=now_ns)
         self.pump = Pump(self.store, now_ns=now_ns)
-        self.escrow = escrow(self.store, b"")
-        self.escrow.set_policy("closed", True)
+        self.limits = leased_limits(self.store, b"")
+        self.limits.set_policy("closed", True)
         self.asking: dict[Request, tuple[Taker, int]] = {}  # with the opaque of a Take
         self.holding: dict[Request, Taker] = {}
 
@@ -161,7 +161,7 @@ class Host:
         self.decided_ns = 0  # when the authority has made the answer that is being settled
         self.due_ns = 0
         self.store = self.world.store(self)
-        self.sidecar = Sidecar(self.store.escrow, self.world.new_name, self.world.lease_ms)
+        self.policy = LeasePolicy(self.store.limits, self.world.new_name, self.world.lease_ms)
         self.world.later(0, self.turn)
 
     def clock(self) -> int:
@@ -228,13 +228,13 @@ class Host:
         for partition in self.world.partitions:
             if partition in self.busy:
                 continue
-            if self.clock() >= self.sidecar.next_call_ns(partition):
+            if self.clock() >= self.policy.next_call_ns(partition):
                 server = self.world.server_of(self)
-                found = self.sidecar.call(partition, server.run, self.clock())
+                found = self.policy.call(partition, server.run, self.clock())
                 if found is not None:
                     self.send(partition, server, *found)
                     continue
-            next_ns = self.sidecar.next_call_ns(partition)
+            next_ns = self.policy.next_call_ns(partition)
             due_ns = min(due_ns or next_ns, next_ns)
         if due_ns and (self.due_ns <= self.clock() or due_ns < self.due_ns):
             self.due_ns = max(due_ns, self.clock() + 1000)
@@ -259,7 +259,7 @@ class Host:
             if self.life == life and self.busy.get(partition) == number and not self.is_cut:
                 del self.busy[partition]
                 self.decided_ns = decided_ns
-                self.sidecar.answered(partition, found, self.clock())
+                self.policy.answered(partition, found, self.clock())
                 self.store.turn(self.clock())
                 self.decided_ns = 0
                 self.turn()
@@ -267,7 +267,7 @@ class Host:
         def lose_patience() -> None:
             if self.life == life and self.busy.get(partition) == number:
                 del self.busy[partition]
-                self.sidecar.failed(partition, self.clock())
+                self.policy.failed(partition, self.clock())
                 world.seen["no answer"] += 1
                 self.turn()
 
@@ -328,10 +328,11 @@ class World:
         self.waits_ns: list[int] = []
         self.splits: list[tuple[int, int]] = []
         self.demands = [*demands]
-        self.partitions = sorted({authority.partition_of(demand.name) for demand in self.demands})
+        self.partitions = sorted({lease_protocol.partition_of(demand.name) for demand in self.demands})
         self.server = Server(self, "run0")
-        for partition in self.partitions:  # it has learnt
-            self.server.redis.data[authority.keys(partition, "")[1].encode()] = {b"history": b"run0", b"learns": b"0"}
+        for partition in self.partitions:  # it has recovered
+            meta = lease_protocol.keys(partition, "")[1].encode()
+            self.server.redis.data[meta] = {b"history": b"run0", b"learns": b"0"}
         self.old: tuple[Server, set[int]] | None = None  # after a split: who still talks to the former master
         self.hosts = [Host(self, number, 1 + sizes.drift * self.draw.uniform(-1, 1)) for number in range(sizes.hosts)]
         for demand in self.demands:

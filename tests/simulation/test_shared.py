@@ -1,4 +1,4 @@
-"""Sidecars that share limits: nothing is granted above a maximum, nobody starves, and little is left unused.
+"""Daemons that share limits: nothing is granted above a maximum, nobody starves, and little is left unused.
 
 Each promise is broken once, by the script, the policy or the store, and the world notices.
 """
@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from counterd.cluster import authority, sidecar
-from counterd.cluster.authority import Mode
-from counterd.cluster.sidecar import HEARTBEAT_NS, LONG_TURN_NS, UNKNOWN, Sidecar
+from counterd.cluster import lease_policy, lease_protocol
+from counterd.cluster.lease_policy import HEARTBEAT_NS, LONG_TURN_NS, NEVER, LeasePolicy
+from counterd.cluster.lease_protocol import Mode
 from kit.machine import examples
 from simulation.shared import MS, SECOND, Daemon, Demand, Host, Ideal, Load, Model, Sizes, Violation, World, trouble
 
@@ -67,7 +67,7 @@ def test_nothing_is_granted_above_a_smaller_maximum(kind: str) -> None:
 
 @pytest.mark.parametrize(("split_ms", "most"), [(100, 0), (3000, 10)])
 def test_after_a_split_there_is_at_most_twice_the_maximum(split_ms: int, most: int) -> None:
-    """One host talks to the old master, and gets there what the new one gives to another host after learning."""
+    """One host talks to the old master, and gets there what the new one gives to another host after its recovery."""
 
     def want(at_ms: int, host: int, amount: int) -> Demand:
         return Demand(at_ms * MS, host, b"n0", amount, 10, 60 * SECOND, 60 * SECOND)
@@ -92,7 +92,7 @@ def test_a_server_that_knows_nothing_is_told_everything() -> None:
     forgotten()
 
 
-def test_a_master_that_was_a_replica_for_a_moment_learns() -> None:
+def test_a_master_that_was_a_replica_for_a_moment_recovers() -> None:
     replaced()
 
 
@@ -101,7 +101,7 @@ def test_splits() -> None:
         troubled(seed, Model, splits=True)  # the world itself checks how much may be in use
 
 
-def test_hundreds_of_sidecars() -> None:
+def test_hundreds_of_daemons() -> None:
     hosts, seconds = 300, 2
     demands = Load(60, load=1.5, waits=0.5, hold_ms=100).demands(1, hosts, seconds * SECOND)
     world = World(1, Sizes(hosts, delay_ms=(0.2, 2)), demands, Model)
@@ -140,8 +140,8 @@ def test_few_permits_are_left_unused_by_daemons() -> None:
 
 
 @pytest.mark.parametrize(("kind", "maximum"), [("model", 1), ("model", 5), ("model", 30), ("daemon", 5)])
-def test_few_permits_are_left_unused_while_a_server_learns(kind: str, maximum: int) -> None:
-    """By the sidecars that have them when it begins."""
+def test_few_permits_are_left_unused_while_a_server_recovers(kind: str, maximum: int) -> None:
+    """By the daemons that have them when it begins."""
     hosts, lease_ms = 4, 3000
     demands = Load(maximum, waits=1, shift_ms=1e6).demands(1, hosts, 4 * SECOND)
     world = World(1, Sizes(hosts, lease_ms=lease_ms), demands, STORES[kind])
@@ -159,7 +159,7 @@ def test_calls_are_bounded_by_ticks() -> None:
     world = World(1, Sizes(hosts), demands, Model)
     world.run(seconds * SECOND)
     assert world.granted == len(demands) > 25_000
-    calls = sum(host.sidecar.figures(world.now_ns)["calls"] for host in world.hosts)
+    calls = sum(host.policy.figures(world.now_ns)["calls"] for host in world.hosts)
     assert calls < hosts * seconds * 40
 
 
@@ -194,7 +194,7 @@ class Patient(World):
     [("model", 1, 1), ("model", 3, 3), ("model", 20, 20), ("daemon", 3, 3), ("model", 3, 1), ("daemon", 3, 2)],
 )
 def test_nobody_starves(kind: str, maximum: int, least: int) -> None:
-    """The first sidecar wants the whole maximum at once, each other one has one client or eight."""
+    """The first daemon wants the whole maximum at once, each other one has one client or eight."""
     hosts, hold_ns, seconds = 5, 50 * MS, 12  # longer than the bound
     world = Patient(hosts, maximum, least, hold_ns, STORES[kind])
     world.run(seconds * SECOND)
@@ -210,22 +210,24 @@ def test_nobody_starves(kind: str, maximum: int, least: int) -> None:
 
 def in_script(before: str, after: str) -> Callable[[pytest.MonkeyPatch], None]:
     def plant(patch: pytest.MonkeyPatch) -> None:
-        source = authority.script()
+        source = lease_protocol.script()
         assert source.count(before.encode()) == 1
-        patch.setattr(authority, "script", lambda: source.replace(before.encode(), after.encode()))
+        patch.setattr(lease_protocol, "script", lambda: source.replace(before.encode(), after.encode()))
 
     return plant
 
 
-def wishes(change: Callable[[authority.Wish], authority.Wish]) -> Callable[[pytest.MonkeyPatch], None]:
+def said(
+    change: Callable[[lease_protocol.LeaseRequest], lease_protocol.LeaseRequest],
+) -> Callable[[pytest.MonkeyPatch], None]:
     """What is said, but not what is done."""
 
     def plant(patch: pytest.MonkeyPatch) -> None:
-        plain = authority.arguments
+        plain = lease_protocol.arguments
         patch.setattr(
-            authority, "arguments",
-            lambda name, call, lease_ms, wishes, rates: plain(
-                name, call, lease_ms, [change(wish) for wish in wishes], rates
+            lease_protocol, "arguments",
+            lambda name, call, lease_ms, requests, rates: plain(
+                name, call, lease_ms, [change(request) for request in requests], rates
             ),
         )  # fmt: skip
 
@@ -233,38 +235,39 @@ def wishes(change: Callable[[authority.Wish], authority.Wish]) -> Callable[[pyte
 
 
 def the_lease_is_longer_here(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(sidecar, "MARGIN", -3)
+    patch.setattr(lease_policy, "MARGIN", -3)
 
 
 def a_new_server_is_not_told(patch: pytest.MonkeyPatch) -> None:
-    plain = Sidecar.call
+    plain = LeasePolicy.call
 
-    def call(self: Sidecar, partition: int, run: str, now_ns: int) -> Any:
-        self._parts[partition].run, self._parts[partition].learns_ms = run, UNKNOWN
+    def call(self: LeasePolicy, partition: int, run: str, now_ns: int) -> Any:
+        self._partitions[partition].run, self._partitions[partition].recovered_ms = run, NEVER
         return plain(self, partition, run, now_ns)
 
-    patch.setattr(Sidecar, "call", call)
+    patch.setattr(LeasePolicy, "call", call)
 
 
 def what_is_for_one_request_is_for_others(patch: pytest.MonkeyPatch) -> None:
     """Rights for a request with another maximum stay when that has ended."""
-    plain = Model.settle_rights
+    plain = Model.apply
 
-    def settle(self: Model, settled: list[Any], now_ns: int) -> None:
-        plain(self, [(*each[:4], False, each[5]) for each in settled], now_ns)
+    def apply(self: Model, partition: int, update: Any, now_ns: int) -> None:
+        counters = [each._replace(yields=False) for each in update.counters]
+        plain(self, partition, update._replace(counters=counters), now_ns)
 
-    patch.setattr(Model, "settle_rights", settle)
+    patch.setattr(Model, "apply", apply)
 
 
 UNSAFE: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
-    "a new server does not learn": in_script("learns = now + longest", "learns = now"),
-    "a former master does not learn": in_script("known[1] ~= history", "not known[1]"),
+    "a new server does not recover": in_script("recovered = now + longest", "recovered = now"),
+    "a former master does not recover": in_script("known[1] ~= history", "not known[1]"),
     "old calls are done": in_script("if number <= tonumber(known[4] or 0) then", "if false then"),
-    "leases are short": in_script("('ZADD', leases, now + lease, sidecar)", "('ZADD', leases, now + 300, sidecar)"),
+    "leases are short": in_script("('ZADD', leases, now + lease, daemon)", "('ZADD', leases, now + 300, daemon)"),
     "the lease is longer here": the_lease_is_longer_here,
     "a new server is not told": a_new_server_is_not_told,
-    "less is kept than said": wishes(lambda wish: wish._replace(keep=0)),
-    "every request has the usual maximum": wishes(lambda wish: wish._replace(mode=Mode.PLENTY, maximum=12)),
+    "less is kept than said": said(lambda request: request._replace(keep=0)),
+    "every request has the usual maximum": said(lambda request: request._replace(mode=Mode.PLENTY, maximum=12)),
     "what is for one request is for others": what_is_for_one_request_is_for_others,
 }  # fmt: skip
 
@@ -323,14 +326,14 @@ def mixed(seed: int, store: Callable[[Host], Any]) -> int:
 
 
 def test_turns_that_never_end_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Sidecar, "_turn_is_over", staticmethod(lambda _part, _block, _now_ns: False))
+    monkeypatch.setattr(LeasePolicy, "_turn_is_over", staticmethod(lambda _part, _lease, _now_ns: False))
     with pytest.raises(AssertionError):
         test_nobody_starves("model", 3, 3)
 
 
 def test_rights_that_stay_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """For two seconds, even if others wait."""
-    monkeypatch.setattr(sidecar, "TICK_NS", 2 * SECOND)
-    monkeypatch.setattr(sidecar, "FEW", 0)
-    monkeypatch.setattr(Sidecar, "_yield", lambda *_: None)
+    monkeypatch.setattr(lease_policy, "TICK_NS", 2 * SECOND)
+    monkeypatch.setattr(lease_policy, "FEW", 0)
+    monkeypatch.setattr(LeasePolicy, "_yield", lambda *_: [])
     assert utilisation(5, 5) < 0.8

@@ -1,49 +1,49 @@
--- The authority for limits that sidecars share: what one call of a sidecar does in one partition, atomically.
+-- The authority for limits that daemons share: what one call of a daemon does in one partition, atomically.
 --
--- The permits of a counter are leased to sidecars as rights. All rights together are never more than the counter's
--- maximum, so a sidecar grants from its rights without asking. It says in absolute numbers what it has and wants, so a
+-- The permits of a counter are leased to daemons as rights. All rights together are never more than the counter's
+-- maximum, so a daemon grants from its rights without asking. It says in absolute numbers what it has and wants, so a
 -- call that is made twice changes nothing. All times are the server's, in milliseconds.
 --
--- A sidecar has a counter's rights in one of two modes. PLENTY: it may have more than it uses, and grants from them to
--- requests with the counter's maximum. EXACT: it has what it uses, and asks here for each request. While any sidecar
+-- A daemon has a counter's rights in one of two modes. PLENTY: it may have more than it uses, and grants from them to
+-- requests with the counter's maximum. EXACT: it has what it uses, and asks here for each request. While any daemon
 -- has plenty, all rights together are at most the maximum for which that was given.
 --
--- A sidecar whose request is refused, and stays, has a place in a line. The first one's request has to fit after
+-- A daemon whose request is refused, and stays, has a place in a line. The first one's request has to fit after
 -- everything that others are given. A place is kept by asking again. A request that does not stay gets no place, but
 -- the others know for a while that it was refused, so that they give back what they can.
 --
--- A rate has no rights: the units that are granted are used up. What a sidecar did not use it may give back.
+-- A rate has no rights: the units that are granted are used up. What a daemon did not use it may give back.
 --
 -- KEYS: leases, meta, totals, waited, and the caller's block. All keys of a partition are in one slot.
---   leases         a sorted set: when each sidecar's lease ends
---   meta           a hash: the history of the data, the end of learning, the longest lease so far, refusals so far, and
---                  each sidecar's last call
+--   leases         a sorted set: when each daemon's lease ends
+--   meta           a hash: the history of the data, when the last recovery ends (`learns`), the longest lease so far,
+--                  refusals so far, and each daemon's last call
 --   totals         a hash by name: a TOTAL of a counter
 --   waited         a sorted set: names of counters, and when requests for them were last refused
---   block:SIDECAR  a hash by name: a SHARE
---   line:NAME      a sorted set: sidecars that wait for rights of a counter, in the order of their first refusals
+--   block:DAEMON   a hash by name: a SHARE
+--   line:NAME      a sorted set: daemons that wait for rights of a counter, in the order of their first refusals
 --   rate:NAME      a FILL
 --
 -- A server that has just become the master, or was started, may not know what was granted before. Its replication ID is
--- another one then, even if it was the master before, and has been a replica only for a moment. It learns for one lease:
--- sidecars may keep what they say they have, and nobody is given more. What no sidecar has said by then, no sidecar
--- grants from any more.
+-- another one then, even if it was the master before, and has been a replica only for a moment. It recovers for one
+-- lease: daemons may keep what they say they have, and nobody is given more. By then each daemon has reported all from
+-- which it still grants.
 
 -- All numbers are doubles, as Lua's are: they are exact up to 2^53.
-local TOTAL = '<ddddddd'   -- all rights, those that are plenty, all use, the maximum for which plenty was given, sidecars
-                           -- in line, last refusal without a place, last one of another sidecar
+local TOTAL = '<ddddddd'   -- all rights, those that are plenty, all use, the maximum for which plenty was given, daemons
+                           -- in line, last refusal without a place, last one of another daemon
 local SHARE = '<dddddd'    -- rights, use, mode, what it needs, of which maximum, last refusal
-local WISH = '<ddddddd'    -- see decide()
-local RIGHT = '<ddddd'     -- likewise
+local REQUEST = '<ddddddd'    -- see decide()
+local GRANT = '<ddddd'     -- likewise
 local FILL = '<ddd'        -- see pour()
 local PLENTY, EXACT = 0, 1
 local STALE, LOST, DONE = 0, 1, 2
 local REAPED_MAX = 500     -- counters that are taken back in one call
 local WAITED_MAX = 32      -- names that are told in one answer
-local AGAIN_MS = 0.5       -- for each sidecar: so all together ask at most 2,000 times a second again
+local AGAIN_MS = 0.5       -- for each daemon: so all together ask at most 2,000 times a second again
 local AGAIN_LEAST_MS = 5
-local SPAN_MAX_US = 316224e9   -- ten years, as in the sidecars' stores: nothing of a rate takes longer
-local PLACE_MS = 200       -- and twice the above: a sidecar that did not ask again for so long has lost its place
+local SPAN_MAX_US = 316224e9   -- ten years, as in the daemons' stores: nothing of a rate takes longer
+local PLACE_MS = 200       -- and twice the above: a daemon that did not ask again for so long has lost its place
 
 local function read(format, packed)
   if packed then
@@ -52,16 +52,16 @@ local function read(format, packed)
   return 0, 0, 0, 0, 0, 0, 0
 end
 
--- Takes back what an expired sidecar has, a part in each call. Forgets the sidecar when it has nothing left.
-local function take_back(prefix, leases, meta, totals, sidecar)
-  local block = prefix .. 'block:' .. sidecar
+-- Takes back what an expired daemon has, a part in each call. Forgets the daemon when it has nothing left.
+local function take_back(prefix, leases, meta, totals, daemon)
+  local block = prefix .. 'block:' .. daemon
   local found = redis.call('HRANDFIELD', block, REAPED_MAX, 'WITHVALUES')
   for index = 1, #found, 2 do
     local name = found[index]
     local rights, used, mode, need = read(SHARE, found[index + 1])
     local all, plenty, use, maximum, waiting, refused, other = read(TOTAL, redis.call('HGET', totals, name))
     if need > 0 then
-      waiting = waiting - redis.call('ZREM', prefix .. 'line:' .. name, sidecar)
+      waiting = waiting - redis.call('ZREM', prefix .. 'line:' .. name, daemon)
     end
     all, use = all - rights, use - used
     if all == 0 and use == 0 and waiting == 0 then
@@ -73,18 +73,18 @@ local function take_back(prefix, leases, meta, totals, sidecar)
     redis.call('HDEL', block, name)
   end
   if redis.call('EXISTS', block) == 0 then
-    redis.call('ZREM', leases, sidecar)
-    redis.call('HDEL', meta, 'call:' .. sidecar)
+    redis.call('ZREM', leases, daemon)
+    redis.call('HDEL', meta, 'call:' .. daemon)
   end
 end
 
--- Returns the first sidecar in a line, its rights, what it needs and of which maximum, and how many have lost their
+-- Returns the first daemon in a line, its rights, what it needs and of which maximum, and how many have lost their
 -- places meanwhile.
 local function first_in(call, line)
   local gone = 0
   while true do
     local first = redis.call('ZRANGE', line, 0, 0)[1]
-    if not first or first == call.sidecar then
+    if not first or first == call.daemon then
       return first, 0, 0, 0, gone
     end
     local block = call.prefix .. 'block:' .. first
@@ -98,14 +98,18 @@ local function first_in(call, line)
   end
 end
 
--- Decides about one counter, call.name. share, total: what is known of it, packed, or false. The wish has: maximum: of
--- the request, or of the rights. least: what the sidecar uses and what its first request needs. want: what it would
--- like to have, at least `least`. keep: what it may be using when this is answered, as it goes on granting from so
--- much; at most `want`. used: what it uses. mode: the one it asks for. stays: 1 if the request waits on when it is
--- refused. Returns a RIGHT: the sidecar's rights, its mode, all rights, all use, and 1 if other sidecars wait; and the
--- new share and total, or false.
-local function decide(call, share, total, wish)
-  local maximum, least, want, keep, used, mode, stays = struct.unpack(WISH, wish)
+-- Decides about one counter, call.name. share, total: what is known of it, packed, or false. request: packed:
+--   maximum  of the client's request, or of the rights
+--   least    what the daemon uses, and what the first client that waits there needs
+--   want     what it would like to have, at least `least`
+--   keep     what it may be using when this is answered, as it goes on granting from so much; at most `want`
+--   used     what it uses
+--   mode     the one it asks for
+--   stays    1 if the client waits on when it is refused
+-- Returns a GRANT: the daemon's rights, its mode, all rights, all use, and 1 if other daemons wait; and the new share
+-- and total, or false.
+local function decide(call, share, total, request)
+  local maximum, least, want, keep, used, mode, stays = struct.unpack(REQUEST, request)
   local rights, used_before, mode_before, need_before, _, refused_before = read(SHARE, share)
   local all, plenty, use, plenty_maximum, waiting, refused, other = read(TOTAL, total)
   local others, others_plenty = all - rights, plenty - (mode_before == PLENTY and rights or 0)
@@ -116,9 +120,9 @@ local function decide(call, share, total, wish)
     -- While its slot is moved, a script can end in the middle, and the number be wrong.
     waiting = first and math.max(waiting - gone, 1) or 0
   end
-  local is_first = not first or first == call.sidecar
+  local is_first = not first or first == call.daemon
   local stands = rights   -- what it can go on to have
-  if call.learns then
+  if call.is_recovering then
     stands = keep
   elseif not is_first then
     stands = math.min(rights, keep)
@@ -131,11 +135,11 @@ local function decide(call, share, total, wish)
     want = math.max(least, keep)
   end
 
-  local room = call.learns and 0 or limit - others
+  local room = call.is_recovering and 0 or limit - others
   if not is_first then    -- the first one's request has to fit afterwards
     room = math.min(room, their_maximum - others) - math.max(need - their_rights, 0)
-    if mode_before == EXACT and rights > room and not call.learns then    -- or if these were plenty for this maximum
-      mode = EXACT
+    if mode_before == EXACT and rights > room and not call.is_recovering then
+      mode = EXACT    -- as plenty for this maximum they would leave no room for the first one's request
     end
   end
   local most = math.max(limit - others, keep)  -- of rights for this maximum
@@ -152,10 +156,10 @@ local function decide(call, share, total, wish)
   end
   local has_place = waits and stays == 1
   if has_place and need_before == 0 then
-    redis.call('ZADD', line, redis.call('HINCRBY', call.meta, 'refusals', 1), call.sidecar)
+    redis.call('ZADD', line, redis.call('HINCRBY', call.meta, 'refusals', 1), call.daemon)
     waiting = waiting + 1
   elseif need_before > 0 and not has_place then
-    redis.call('ZREM', line, call.sidecar)
+    redis.call('ZREM', line, call.daemon)
     waiting = waiting - 1
   end
   if waits then
@@ -177,12 +181,12 @@ local function decide(call, share, total, wish)
   end
   local last = refused == refused_before and other or refused
   local others_wait = waiting > (has_place and 1 or 0) or call.now - last <= call.place
-  local right = struct.pack(RIGHT, granted, mode, all, use, others_wait and 1 or 0)
+  local answer = struct.pack(GRANT, granted, mode, all, use, others_wait and 1 or 0)
   share = (granted > 0 or used > 0 or has_place)
     and struct.pack(SHARE, granted, used, mode, has_place and least or 0, has_place and maximum or 0, refused_before)
   total = (all > 0 or use > 0 or waiting > 0)
     and struct.pack(TOTAL, all, plenty, use, plenty_maximum, waiting, refused, other)
-  return right, share, total
+  return answer, share, total
 end
 
 -- Writes what has changed of a hash. Both tables are packed numbers by the index of the name, or false.
@@ -204,17 +208,17 @@ local function write(key, names, before, after)
   end
 end
 
--- Decides about counters. Returns a RIGHT for each, in one string.
-local function grant(call, names, wishes, totals, block)
+-- Decides about counters. Returns a GRANT for each, in one string.
+local function grant(call, names, requests, totals, block)
   local shares, known = redis.call('HMGET', block, unpack(names)), redis.call('HMGET', totals, unpack(names))
-  local rights, new_shares, new_totals = {}, {}, {}
+  local grants, new_shares, new_totals = {}, {}, {}
   for index, name in ipairs(names) do
     call.name = name
-    rights[index], new_shares[index], new_totals[index] = decide(call, shares[index], known[index], wishes[index])
+    grants[index], new_shares[index], new_totals[index] = decide(call, shares[index], known[index], requests[index])
   end
   write(block, names, shares, new_shares)
   write(totals, names, known, new_totals)
-  return table.concat(rights)
+  return table.concat(grants)
 end
 
 -- What `units` units of a rate take, at most SPAN_MAX_US: microseconds, and a part of one in 1/limit. For less than 2^32
@@ -233,13 +237,17 @@ local function span_of(units, limit, period)
 end
 
 -- Decides about one rate. Its FILL is the moment from which on all units are there, in microseconds and in parts of
--- one, and the limit that says what a part is. The wish has: limit: units in a period. period: in microseconds. burst:
--- units that are there after long idleness. least: what the first request needs, at most the burst. want: at least
--- `least`. give: what the sidecar gives back; negative: what it used beyond that. Returns the units that are granted,
--- none or at least `least`, and the microseconds until `least` are there, or 0.
-local function pour(key, now, wish)
-  local limit, period, burst, least, want, give = struct.unpack('<dddddd', wish)
-  if limit == 0 then    -- units for a request that was gone when they came: nobody knows of which rate they are
+-- one, and the limit that says what a part is. request: packed:
+--   limit   units in a period
+--   period  in microseconds
+--   burst   units that are there after long idleness
+--   least   what the first client that waits needs, at most the burst
+--   want    at least `least`
+--   give    what the daemon gives back; negative: what it used without having been granted it
+-- Returns the units that are granted, none or at least `least`, and the microseconds until `least` are there, or 0.
+local function pour(key, now, request)
+  local limit, period, burst, least, want, give = struct.unpack('<dddddd', request)
+  if limit == 0 then    -- The request ended before its units arrived; we no longer know its rate.
     return struct.pack('<dd', 0, 0)
   end
   want = math.min(want, burst)    -- many may wait, and all units that are longer than any span take equally long
@@ -293,24 +301,24 @@ local function pour(key, now, wish)
   return struct.pack('<dd', granted, wait_us)
 end
 
--- Returns until when this server learns. known: of meta: the history, the end of learning, and the longest lease.
+-- Returns when the recovery of this server ends, or ended. known: of meta: the history, that end, the longest lease.
 local function begin(meta, leases, known, now, lease)
   local longest = tonumber(known[3] or 0)
   if lease > longest then
     longest = lease
     redis.call('HSET', meta, 'longest', longest)
   end
-  local learns = tonumber(known[2] or 0)
+  local recovered = tonumber(known[2] or 0)
   local history = string.match(redis.call('INFO', 'replication'), 'master_replid:(%w+)')
-  if known[1] ~= history or learns > now + longest then    -- the clock may have been set back
-    learns = now + longest
-    redis.call('HSET', meta, 'history', history, 'learns', learns)
+  if known[1] ~= history or recovered > now + longest then    -- the clock may have been set back
+    recovered = now + longest
+    redis.call('HSET', meta, 'history', history, 'learns', recovered)
     -- Its clock may be another one. No lease goes on without being renewed meanwhile.
-    for _, sidecar in ipairs(redis.call('ZRANGEBYSCORE', leases, '(' .. string.format('%.17g', learns), '+inf')) do
-      redis.call('ZADD', leases, learns, sidecar)
+    for _, daemon in ipairs(redis.call('ZRANGEBYSCORE', leases, '(' .. string.format('%.17g', recovered), '+inf')) do
+      redis.call('ZADD', leases, recovered, daemon)
     end
   end
-  return learns
+  return recovered
 end
 
 -- Says that requests were refused. Returns counters of which others wait for rights.
@@ -323,59 +331,60 @@ local function tell_waited(call, waited, now)
   return redis.call('ZREVRANGEBYSCORE', waited, '+inf', now - call.place, 'LIMIT', 0, WAITED_MAX)
 end
 
--- One call of a sidecar. ARGV: the sidecar; the number of its call; the lease in milliseconds, 0 to end it; how many
--- counters follow; a name and a wish for each; and the same for rates. A name is there once.
+-- One call of a daemon. ARGV: the daemon's name; the number of its call; the lease in milliseconds, 0 to end it; how
+-- many counters follow; a name and a request for each; and the same for rates. A name is there once.
 -- Returns {STALE} if a later call was made, {LOST} if its lease was over, so that it has nothing any more, or
--- {DONE, milliseconds that this server still learns, the end of its last learning, sidecars with a lease or its rests,
--- milliseconds after which to ask again for what was refused, counters of which somebody waits for rights, what decide()
--- returns, what pour() returns}.
+-- {DONE, milliseconds for which this server still recovers, the end of its last recovery, daemons with a lease or its
+-- rests, milliseconds after which to ask again for what was refused, counters to which somebody waits for rights, what
+-- decide() returns, what pour() returns}.
 local function tick(KEYS, ARGV)
   local leases, meta, totals, waited, block = unpack(KEYS)
   local prefix = string.sub(leases, 1, -#'leases' - 1)
-  local sidecar, number, lease = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
+  local daemon, number, lease = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
   local time = redis.call('TIME')
   local now = time[1] * 1000 + math.floor(time[2] / 1000)
 
-  local known = redis.call('HMGET', meta, 'history', 'learns', 'longest', 'call:' .. sidecar)
+  local known = redis.call('HMGET', meta, 'history', 'learns', 'longest', 'call:' .. daemon)
   if number <= tonumber(known[4] or 0) then
     return {STALE}
   end
   if lease == 0 then
-    redis.call('ZADD', leases, 'XX', now, sidecar)
+    redis.call('ZADD', leases, 'XX', now, daemon)
     return {DONE, 0, 0, 0, 0, {}, '', ''}
   end
-  local learns = begin(meta, leases, known, now, lease)
-  local learning = math.max(learns - now, 0)
-  if learning == 0 then    -- else the server may only have forgotten that leases were renewed
+  local recovered = begin(meta, leases, known, now, lease)
+  local recovering = math.max(recovered - now, 0)
+  if recovering == 0 then    -- else the server may only have forgotten that leases were renewed
     local expired = redis.call('ZRANGEBYSCORE', leases, '-inf', now, 'LIMIT', 0, 1)[1]
     if expired then
       take_back(prefix, leases, meta, totals, expired)
     end
-    local ends = redis.call('ZSCORE', leases, sidecar)
+    local ends = redis.call('ZSCORE', leases, daemon)
     if ends and tonumber(ends) <= now or not ends and number > 1 then
       return {LOST}
     end
   end
-  redis.call('ZADD', leases, now + lease, sidecar)
-  redis.call('HSET', meta, 'call:' .. sidecar, number)
+  redis.call('ZADD', leases, now + lease, daemon)
+  redis.call('HSET', meta, 'call:' .. daemon, number)
 
-  local sidecars = redis.call('ZCARD', leases)
-  local again = math.max(math.ceil(sidecars * AGAIN_MS), AGAIN_LEAST_MS)
+  local daemons = redis.call('ZCARD', leases)
+  local again = math.max(math.ceil(daemons * AGAIN_MS), AGAIN_LEAST_MS)
   local call = {
-    sidecar = sidecar, prefix = prefix, meta = meta, learns = learning > 0, place = PLACE_MS + 2 * again, refused = {},
+    daemon = daemon, prefix = prefix, meta = meta, is_recovering = recovering > 0, place = PLACE_MS + 2 * again,
+    refused = {},
     now = now + time[2] % 1000 / 1000,    -- so exactly that it is the time of no other call
   }
-  local names, wishes = {}, {}
+  local names, requests = {}, {}
   local rates = 5 + 2 * tonumber(ARGV[4])
   for index = 5, rates - 1, 2 do
-    names[#names + 1], wishes[#wishes + 1] = ARGV[index], ARGV[index + 1]
+    names[#names + 1], requests[#requests + 1] = ARGV[index], ARGV[index + 1]
   end
-  local rights = #names > 0 and grant(call, names, wishes, totals, block) or ''
+  local grants = #names > 0 and grant(call, names, requests, totals, block) or ''
   local units = {}
   for index = rates, #ARGV, 2 do
     local us = time[1] * 1000000 + time[2]
     units[#units + 1] = pour(prefix .. 'rate:' .. ARGV[index], us, ARGV[index + 1])
   end
   local names_waited = tell_waited(call, waited, now)
-  return {DONE, math.ceil(learning), learns, sidecars, again, names_waited, rights, table.concat(units)}
+  return {DONE, math.ceil(recovering), recovered, daemons, again, names_waited, grants, table.concat(units)}
 end

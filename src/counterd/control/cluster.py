@@ -1,8 +1,8 @@
-"""Carries the calls of a sidecar to the servers through which sidecars share limits, and the answers back.
+"""Carries the calls of a daemon to the servers through which daemons share limits, and the answers back.
 
-Floor 4 (ARCHITECTURE.md). cluster/sidecar.py decides what a call says, and servers.py finds the server for it. This
-file decides when a call is made: one call of a partition is under way at a time, and calls of different partitions do
-not wait for each other. The store never waits for a server: it goes on with the rights that it has.
+Floor 4 (ARCHITECTURE.md). cluster/lease_policy.py decides what a call says, and servers.py finds the server for it.
+This file decides when a call is made: one call of a partition is under way at a time, and calls of different partitions
+do not wait for each other. The store never waits for a server: it goes on with the rights that it has.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
-from counterd.cluster.authority import PARTITIONS
-from counterd.cluster.sidecar import Sidecar
+from counterd.cluster.lease_policy import LeasePolicy
+from counterd.cluster.lease_protocol import PARTITIONS
 from counterd.control.config.keys import split_servers
 from counterd.control.config.loading import ConfigError
 from counterd.control.files import FileError, read_file
@@ -34,7 +34,7 @@ from counterd.units import several
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from counterd.contract import Escrow
+    from counterd.contract import LeasedLimits
     from counterd.control.config.keys import Cluster as Settings
     from counterd.control.parts import Ready
     from counterd.net.driver import Driver
@@ -42,8 +42,8 @@ if TYPE_CHECKING:
 log = structlog.get_logger()
 
 SERVE_NS = 20_000_000  # so long requests may take to be decided; afterwards the rights for them count as idle
-LEAST_WAIT_NS = 1_000_000  # before the sidecar is asked again
-FAREWELL_S = 1.0  # for giving everything back when the daemon stops
+LEAST_WAIT_NS = 1_000_000  # before the policy is asked again
+RELEASE_S = 1.0  # for giving everything back when the daemon stops
 CREDENTIALS_MAX = 4096  # bytes
 POLICIES = {
     "closed": "requests beyond the rights that this daemon still has are refused",
@@ -87,39 +87,38 @@ def _credentials(content: bytes) -> tuple[str, str]:
     return user, password
 
 
-def sidecar_names() -> Iterator[str]:
-    """Yields names that no sidecar has used before. They say to people where this daemon runs."""
+def lease_names() -> Iterator[str]:
+    """Yields names for leases that no daemon has used before. They say to people where this daemon runs."""
     host = re.sub(r"[^\w-]", "_", socket.gethostname())
     daemon = f"{host}-{os.getpid()}-{secrets.token_hex(4)}"
     return (f"{daemon}.{number}" for number in itertools.count(1))
 
 
-def daemon_of(sidecar: str) -> str:
-    """Returns what all names of a daemon's sidecar begin with."""
-    return sidecar.rpartition(".")[0]
+def daemon_of(name: str) -> str:
+    """Returns what the names of all leases of a daemon begin with."""
+    return name.rpartition(".")[0]
 
 
 class Cluster(Part):
-    """Makes the calls of a sidecar. The order of calls is: start(), then turn() in each turn of the driver,
+    """Makes the calls to the servers. The order of calls is: start(), then turn() in each turn of the driver,
     then finish() and stop().
 
-    ready: has the login. report: called with a cause and a sentence, as in net.server.
-    escrow: the rights of the store. sidecar: decides what calls say. failing: why some partitions cannot be reached, or
-    "".
+    ready: has the login. limits: those of the store that are shared. report: called with a cause and a sentence, as in
+    net.server.
     """
 
     def __init__(
         self,
         ready: Ready,
-        escrow: Escrow,
+        limits: LeasedLimits,
         driver: Driver,
         report: Callable[[str, str], None],
     ) -> None:
         assert ready.login is not None
         settings = ready.config.process.cluster
-        self.failing = ""
+        self.failing = ""  # why some partitions cannot be reached, or ""
         self._was_reached = self._is_stopped = False
-        self._escrow = escrow
+        self._limits = limits
         self._driver = driver
         self._report = report
         self._is_asked = [False] * PARTITIONS
@@ -129,7 +128,7 @@ class Cluster(Part):
         self._timers: list[asyncio.TimerHandle | None] = [None] * PARTITIONS
         seeds = [Place(*each) for each in split_servers(settings.url).places]
         self._servers = Servers(seeds, ready.login, self._call, self._tell)
-        self.sidecar = Sidecar(escrow, sidecar_names().__next__, settings.lease * 1000)
+        self.policy = LeasePolicy(limits, lease_names().__next__, settings.lease * 1000)  # decides what calls say
         self.apply(ready)
 
     def apply(self, ready: Ready) -> None:
@@ -137,8 +136,8 @@ class Cluster(Part):
         assert ready.login is not None  # cluster.url cannot change
         settings = ready.config.process.cluster
         self._servers.login = ready.login
-        self._policy = settings.unreachable
-        self._escrow.set_policy(settings.unreachable, drops=settings.on_loss == "drop")
+        self._unreachable = settings.unreachable
+        self._limits.set_policy(settings.unreachable, drops=settings.on_loss == "drop")
 
     async def start(self) -> None:
         """Starts to look for the servers. Until the first answer the store has no rights."""
@@ -151,23 +150,23 @@ class Cluster(Part):
             if not self._driver.is_busy or now_ns >= self._fresh[partition] + SERVE_NS:
                 del self._fresh[partition]
                 self._call(partition)
-        hurries = self._escrow.hurries()
-        while hurries:
-            partition = hurries.bit_length() - 1
-            hurries ^= 1 << partition
+        _, urgent = self._limits.has_urgent()
+        while urgent:
+            partition = urgent.bit_length() - 1
+            urgent ^= 1 << partition
             self._call(partition)
 
     async def finish(self, timeout: float) -> None:
-        """Gives all rights back, because the daemon stops. Takes at most FAREWELL_S."""
+        """Gives all rights back, because the daemon stops. Takes at most RELEASE_S."""
         self._stop()
         asked = []
         for partition, link in enumerate(self._servers.owners):
             if link is not None:
-                keys, arguments = self.sidecar.farewell(partition)
+                keys, arguments = self.policy.release_all(partition)
                 asked.append(link.ask(*link.command, len(keys), *keys, *arguments))
         answers: list[Any] = [asyncio.TimeoutError()]
         with contextlib.suppress(asyncio.TimeoutError):
-            answers = await asyncio.wait_for(asyncio.gather(*asked, return_exceptions=True), FAREWELL_S)
+            answers = await asyncio.wait_for(asyncio.gather(*asked, return_exceptions=True), RELEASE_S)
         if len(asked) < PARTITIONS or any(isinstance(each, Exception) for each in answers):
             log.warning("could not give back all rights: other daemons get them when the lease of this one is over")
 
@@ -179,10 +178,10 @@ class Cluster(Part):
     def figures(self) -> Mapping[str, float]:
         """Returns the figures for the metrics."""
         unreachable = self._servers.owners.count(None)
-        policies = {f"policy:{name}": int(unreachable > 0 and name == self._policy) for name in POLICIES}
+        policies = {f"policy:{name}": int(unreachable > 0 and name == self._unreachable) for name in POLICIES}
         figures = {
-            **self.sidecar.figures(time.monotonic_ns()),
-            **self._escrow.figures(),
+            **self.policy.figures(time.monotonic_ns()),
+            **self._limits.figures(),
             "unreachable": unreachable,
             **policies,
         }
@@ -191,7 +190,7 @@ class Cluster(Part):
     # ---- inside ----
 
     def _call(self, partition: int) -> None:
-        """Makes a call if the sidecar has something to say. Comes back when it next may have."""
+        """Makes a call if the policy has something to say. Comes back when it next may have."""
         if self._is_stopped or self._is_asked[partition] or partition in self._fresh:
             return
         link = self._servers.owners[partition]
@@ -199,7 +198,7 @@ class Cluster(Part):
             return  # until a server is found
         self._has_failed[partition] = False
         now_ns = time.monotonic_ns()
-        call = self.sidecar.call(partition, link.run, now_ns)
+        call = self.policy.call(partition, link.run, now_ns)
         if call is None:
             self._come_back(partition, now_ns)
             return
@@ -209,7 +208,7 @@ class Cluster(Part):
 
     def _come_back(self, partition: int, now_ns: int) -> None:
         """Sets the timer for the next call, unless it is set for the same time."""
-        due_ns = max(self.sidecar.next_call_ns(partition), now_ns + LEAST_WAIT_NS)
+        due_ns = max(self.policy.next_call_ns(partition), now_ns + LEAST_WAIT_NS)
         timer = self._timers[partition]
         if due_ns != self._due_ns[partition]:
             if timer is not None:
@@ -223,7 +222,7 @@ class Cluster(Part):
 
     def _answered(self, partition: int, found: Any) -> None:
         self._is_asked[partition] = False
-        if self._is_stopped:  # the sidecar has said farewell, and expects no answer
+        if self._is_stopped:  # everything was given back, and no answer is expected
             return
         self._fresh[partition] = time.monotonic_ns()
         if isinstance(found, Exception):
@@ -233,7 +232,7 @@ class Cluster(Part):
             self._fail(partition)
         else:
             try:
-                self.sidecar.answered(partition, found, time.monotonic_ns())
+                self.policy.answered(partition, found, time.monotonic_ns())
             except ValueError as error:
                 place = self._servers.leave(partition, f"an answer without sense: {error}")
                 if place is not None:
@@ -241,10 +240,10 @@ class Cluster(Part):
         self._driver.wake()
 
     def _fail(self, partition: int) -> None:
-        """Tells the sidecar, once until there is a server again, that the last call failed or none can be made."""
+        """Tells the policy, once until there is a server again, that the last call failed or none can be made."""
         if not self._has_failed[partition]:
             self._has_failed[partition] = True
-            self.sidecar.failed(partition, time.monotonic_ns())
+            self.policy.failed(partition, time.monotonic_ns())
 
     def _stop(self) -> None:
         self._is_stopped = True
@@ -258,8 +257,8 @@ class Cluster(Part):
         for partition in (number for number, owner in enumerate(owners) if owner is None):
             self._fail(partition)
         self._driver.wake()
-        lacking = owners.count(None)
-        if not lacking:
+        missing = owners.count(None)
+        if not missing:
             if self.failing or not self._was_reached:
                 log.info(f"the cluster is reachable: limits are shared through {several(len(set(owners)), 'server')}")
             self.failing = ""
@@ -268,6 +267,6 @@ class Cluster(Part):
             self.failing = self._servers.why
             self._report(
                 "cluster",
-                f"cannot reach the cluster, for {lacking} of {PARTITIONS} partitions of the names: {self.failing};"
-                f" {POLICIES[self._policy]} (cluster.unreachable = {self._policy})",
+                f"cannot reach the cluster, for {missing} of {PARTITIONS} partitions of the names: {self.failing};"
+                f" {POLICIES[self._unreachable]} (cluster.unreachable = {self._unreachable})",
             )

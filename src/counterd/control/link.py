@@ -15,7 +15,7 @@ import re
 from collections import deque
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from counterd.cluster.authority import LIBRARY, library, script, shown
+from counterd.cluster.lease_protocol import LIBRARY, library, script, shown
 from counterd.control.resp_size_guard import LARGEST, Bounds, InvalidReply, RespSizeGuard
 
 if TYPE_CHECKING:

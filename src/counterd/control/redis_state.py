@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
-from counterd.cluster.authority import shown
+from counterd.cluster.lease_protocol import shown
 from counterd.control.config.keys import split_redis
 from counterd.control.config.loading import ConfigError
 from counterd.control.link import Link, LinkFailed, Login, Place, connect

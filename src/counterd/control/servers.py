@@ -13,7 +13,7 @@ import binascii
 import re
 from typing import TYPE_CHECKING, NamedTuple
 
-from counterd.cluster.authority import PARTITIONS, TAGS
+from counterd.cluster.lease_protocol import PARTITIONS, TAGS
 from counterd.control.link import Link, LinkFailed, Login, OddAnswer, Place, connect
 
 if TYPE_CHECKING:
@@ -129,12 +129,12 @@ class Servers:
         self._found = found
         self._searched = searched
         self._links: dict[Place, Link] = {}
-        self._lacking = asyncio.Event()  # a partition has no server
+        self._missing = asyncio.Event()  # a partition has no server
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
         """Starts to search."""
-        self._lacking.set()
+        self._missing.set()
         self._task = asyncio.get_running_loop().create_task(self._run())
 
     def refused(self, partition: int, why: str) -> Place | None:
@@ -148,7 +148,7 @@ class Servers:
         if why.startswith("MOVED "):  # this server knows the right one
             self._known = [link.place, *(each for each in self._known if each != link.place)]
             self.owners[partition] = None
-            self._lacking.set()
+            self._missing.set()
         elif UNABLE.search(why):
             link.cut(why)
         else:
@@ -178,8 +178,8 @@ class Servers:
 
     async def _run(self) -> None:
         while True:
-            await self._lacking.wait()
-            self._lacking.clear()
+            await self._missing.wait()
+            self._missing.clear()
             try:
                 await self._search()
             except Exception as error:  # noqa: BLE001 - a bug, which must not be the end of all searches
@@ -189,7 +189,7 @@ class Servers:
             if None in self.owners:
                 self._known.append(self._known.pop(0))  # it may know less than the next one
                 await asyncio.sleep(RETRY_S)
-                self._lacking.set()
+                self._missing.set()
             else:
                 for link in [each for each in self._links.values() if each not in self.owners]:
                     link.cut("not needed")
@@ -204,11 +204,11 @@ class Servers:
                 continue
             owners, places, is_cluster = found or await self._find_master()
             self._known = list(dict.fromkeys([place, *places, *self._seeds]))
-            lacking: dict[Place, list[int]] = {}
+            missing: dict[Place, list[int]] = {}
             for partition, owner in owners.items():
                 if self.owners[partition] is None:
-                    lacking.setdefault(owner, []).append(partition)
-            await asyncio.gather(*(self._take(*each, is_cluster) for each in lacking.items()))
+                    missing.setdefault(owner, []).append(partition)
+            await asyncio.gather(*(self._take(*each, is_cluster) for each in missing.items()))
             return
 
     async def _find_master(self) -> Map:
@@ -264,7 +264,7 @@ class Servers:
         for partition, owner in enumerate(self.owners):
             if owner is link:
                 self.owners[partition] = None
-                self._lacking.set()
+                self._missing.set()
 
     def _note(self, place: Place, why: str) -> None:
         self.why = f"{place}: {why}"

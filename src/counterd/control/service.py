@@ -66,7 +66,7 @@ def prepare(room: Room, config: Config) -> Ready:
         except TLSError as error:
             problems.append(f"{config.place(f'{name}.tls.{error.name}')}: {error}")
     login = None
-    if room.escrow is not None and config.process.cluster.url:
+    if room.leased_limits is not None and config.process.cluster.url:
         try:
             login = read_login(config.process.cluster, config.place)
         except ConfigError as error:
@@ -183,9 +183,9 @@ class Service:
         if shared is not None and config.values[shared.address]:
             yield RedisState(self.room, config, self.store, driver, self._told)
         if self.ready.login is not None:
-            assert self.room.escrow is not None
-            escrow = self.room.escrow(self.store, config.process.cluster.prefix.encode())
-            yield Cluster(self.ready, escrow, driver, self._told)
+            assert self.room.leased_limits is not None
+            limits = self.room.leased_limits(self.store, config.process.cluster.prefix.encode())
+            yield Cluster(self.ready, limits, driver, self._told)
 
     async def serve(self) -> None:
         """Accepts connections, after the store was restored if it has a journal. Raises ConfigError."""

@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from history import Operation
 
 FAULT_S = 2.0  # from one fault to the next
-HEADROOM = 8  # one part of a burst may be in stock at all daemons together: counterd.cluster.sidecar
+HEADROOM = 8  # one part of a burst may be in stock at all daemons together: counterd.cluster.lease_policy
 
 
 @contextlib.contextmanager

@@ -10,7 +10,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as text
 
 from counterd.admin import metrics
-from counterd.cluster.sidecar import Sidecar
+from counterd.cluster.lease_policy import LeasePolicy
 from counterd.protocols import find_rooms
 from kit.shared_store import SharedStore
 from unit.admin.serving import ROOM, STATS
@@ -71,10 +71,10 @@ def test_everything_is_there(accept: str) -> None:
     assert value(found, "counterd_things_made_total", protocol="room") == 101 + len(KEYS)
 
 
-def test_each_figure_of_a_sidecar_is_there() -> None:
-    sidecar = Sidecar(SharedStore(lambda _: None), lambda: "s", 10_000)
+def test_each_figure_of_a_lease_policy_is_there() -> None:
+    policy = LeasePolicy(SharedStore(lambda _: None), lambda: "s", 10_000)
     keys = [figure.key for figure in metrics.CLUSTER_FIGURES]
-    assert {f"cluster_{name}" for name in sidecar.figures(0)} <= set(keys)
+    assert {f"cluster_{name}" for name in policy.figures(0)} <= set(keys)
     found = samples(stats(room=of_room(100, [*KEYS, "things", "made", *keys])))
     for place, figure in enumerate(metrics.CLUSTER_FIGURES):
         labels = {"protocol": "room", **figure.labels}

@@ -1,4 +1,4 @@
-"""When calls of a sidecar are made, and to whom; and how the servers are found. The sidecar and the servers are
+"""When calls about leases are made, and to whom; and how the servers are found. The policy and the servers are
 stand-ins: tests/functional/test_cluster.py has the real ones."""
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from structlog.testing import capture_logs
 
-from counterd.cluster.authority import PARTITIONS
+from counterd.cluster.lease_protocol import PARTITIONS
 from counterd.control import cluster as module
-from counterd.control.cluster import Cluster, daemon_of, read_login, sidecar_names
+from counterd.control.cluster import Cluster, daemon_of, lease_names, read_login
 from counterd.control.config.keys import Cluster as Settings
 from counterd.control.config.loading import ConfigError, load
 from counterd.control.link import Login
@@ -31,7 +31,7 @@ HOUR_NS = 3_600_000_000_000
 NO_CLUSTER = Refusal("ERR This instance has cluster support disabled")
 
 
-class Escrow:
+class Limits:
     """Notes what it is told."""
 
     def __init__(self) -> None:
@@ -44,14 +44,15 @@ class Escrow:
     def figures(self) -> dict[str, float]:
         return {"dropped": 7}
 
-    def hurries(self) -> int:
-        return sum(1 << partition for partition in self.urgent)
+    def has_urgent(self) -> tuple[int, int]:
+        urgent = sum(1 << partition for partition in self.urgent)
+        return urgent, urgent
 
 
-class Sidecar:
+class Policy:
     """Has something to say when `words` has something for a partition, and notes what happens."""
 
-    def __init__(self, _escrow: Escrow, name: Callable[[], str], lease_ms: int) -> None:
+    def __init__(self, _limits: Limits, name: Callable[[], str], lease_ms: int) -> None:
         self.name = name()
         self.lease_ms = lease_ms
         self.words: dict[int, list[str]] = {}
@@ -77,8 +78,8 @@ class Sidecar:
     def next_call_ns(self, _partition: int) -> int:
         return time.monotonic_ns() + HOUR_NS
 
-    def farewell(self, partition: int) -> tuple[list[str], list[str]]:
-        return [f"key-{partition}"], ["farewell"]
+    def release_all(self, partition: int) -> tuple[list[str], list[str]]:
+        return [f"key-{partition}"], ["release"]
 
     def figures(self, _now_ns: int) -> dict[str, float]:
         return {"leases": 1}
@@ -91,19 +92,19 @@ def ready(settings: Settings) -> Any:
 
 
 class Scene:
-    """A cluster with a sidecar, and a server."""
+    """A cluster with a policy, and a server."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(module, "Sidecar", Sidecar)
+        monkeypatch.setattr(module, "LeasePolicy", Policy)
         monkeypatch.setattr("counterd.control.servers.RETRY_S", 0.01)
         self.server = Server("run0")
-        self.escrow = Escrow()
+        self.limits = Limits()
         self.reports: list[str] = []
         self.woken = 0
         self.bugs: list[Any] = []
         self.cluster: Cluster
         self.driver: Any
-        self.sidecar: Any
+        self.policy: Any
 
     def play(self, act: Callable[[], Awaitable[None]]) -> None:
         asyncio.run(self._play(act))
@@ -115,9 +116,9 @@ class Scene:
             settings = Settings(url=f"redis://127.0.0.1:{self.server.redis.place.port}")
             driver: Any = SimpleNamespace(wake=self._wake, is_busy=False)
             self.driver = driver
-            escrow: Any = self.escrow
-            self.cluster = Cluster(ready(settings), escrow, driver, self._report)
-            self.sidecar = self.cluster.sidecar
+            limits: Any = self.limits
+            self.cluster = Cluster(ready(settings), limits, driver, self._report)
+            self.policy = self.cluster.policy
             await self.cluster.start()
             try:
                 await act()
@@ -125,11 +126,11 @@ class Scene:
                 self.cluster.stop()
 
     def say(self, partition: int, word: str) -> None:
-        """Lets the sidecar have something urgent to say."""
-        self.sidecar.words.setdefault(partition, []).append(word)
-        self.escrow.urgent.add(partition)
+        """Lets the policy have something urgent to say."""
+        self.policy.words.setdefault(partition, []).append(word)
+        self.limits.urgent.add(partition)
         self.cluster.turn(time.monotonic_ns())
-        self.escrow.urgent.clear()
+        self.limits.urgent.clear()
 
     async def reached(self) -> None:
         await until(lambda: self.cluster.figures()["cluster_unreachable"] == 0)
@@ -151,14 +152,14 @@ def test_one_call_of_a_partition_after_the_other(monkeypatch: pytest.MonkeyPatch
         await scene.reached()
         for partition, word in ((3, "a"), (3, "b"), (4, "c")):
             scene.say(partition, word)
-        assert scene.sidecar.runs == [(3, "run0"), (4, "run0")], "the second call of 3 waits"
-        await until(lambda: len(scene.sidecar.answers) == 3)
+        assert scene.policy.runs == [(3, "run0"), (4, "run0")], "the second call of 3 waits"
+        await until(lambda: len(scene.policy.answers) == 3)
 
     scene.play(act)
-    assert sorted(scene.sidecar.answers) == [(3, b"a"), (3, b"b"), (4, b"c")]
+    assert sorted(scene.policy.answers) == [(3, b"a"), (3, b"b"), (4, b"c")]
     assert scene.server.calls == [[b"key-3", b"a"], [b"key-4", b"c"], [b"key-3", b"b"]]
     assert scene.woken == 4, "after the search and each answer"
-    assert scene.escrow.told == [("closed", True)]
+    assert scene.limits.told == [("closed", True)]
 
 
 @pytest.mark.parametrize("patience_ns", [0, HOUR_NS])
@@ -171,31 +172,31 @@ def test_requests_are_decided_before_the_next_call(monkeypatch: pytest.MonkeyPat
         await scene.reached()
         scene.driver.is_busy = True
         scene.say(3, "a")
-        await until(lambda: scene.sidecar.answers)
+        await until(lambda: scene.policy.answers)
         scene.say(3, "b")
-        assert len(scene.sidecar.runs) == (2 if patience_ns == 0 else 1)
+        assert len(scene.policy.runs) == (2 if patience_ns == 0 else 1)
         scene.driver.is_busy = False
         scene.cluster.turn(time.monotonic_ns())
-        await until(lambda: len(scene.sidecar.answers) == 2)
+        await until(lambda: len(scene.policy.answers) == 2)
 
     scene.play(act)
 
 
-def test_a_sidecar_is_asked_again_when_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_policy_is_asked_again_when_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
     scene = Scene(monkeypatch)
 
     async def act() -> None:
         await scene.reached()
-        scene.sidecar.next_call_ns = lambda _: time.monotonic_ns() + 1_000_000
+        scene.policy.next_call_ns = lambda _: time.monotonic_ns() + 1_000_000
         scene.say(3, "a")  # from now on it says when it is to be asked again
-        await until(lambda: scene.sidecar.answers)
-        scene.sidecar.words[3].append("b")
-        await until(lambda: len(scene.sidecar.answers) == 2)
+        await until(lambda: scene.policy.answers)
+        scene.policy.words[3].append("b")
+        await until(lambda: len(scene.policy.answers) == 2)
 
     scene.play(act)
 
 
-def test_a_call_that_fails_is_told_to_the_sidecar(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_call_that_fails_is_told_to_the_policy(monkeypatch: pytest.MonkeyPatch) -> None:
     scene = Scene(monkeypatch)
 
     async def act() -> None:
@@ -206,14 +207,14 @@ def test_a_call_that_fails_is_told_to_the_sidecar(monkeypatch: pytest.MonkeyPatc
         del scene.server.answers[b"FCALL"]
         scene.server.answers[b"INFO"] = INFO
         await scene.reached()
-        assert sorted(scene.sidecar.failures) == list(range(PARTITIONS)), "each once"
+        assert sorted(scene.policy.failures) == list(range(PARTITIONS)), "each once"
         scene.say(3, "b")
-        await until(lambda: scene.sidecar.answers)
+        await until(lambda: scene.policy.answers)
 
     with capture_logs() as logs:
         scene.play(act)
-    assert scene.sidecar.answers == [(3, b"b")]
-    assert scene.sidecar.runs == [(3, "run0"), (3, RUN)]
+    assert scene.policy.answers == [(3, b"b")]
+    assert scene.policy.runs == [(3, "run0"), (3, RUN)]
     (report,) = scene.reports
     port = scene.server.redis.place.port
     assert report == (
@@ -232,14 +233,14 @@ def test_an_error_that_concerns_one_call(monkeypatch: pytest.MonkeyPatch) -> Non
         await scene.reached()
         scene.server.answers[b"FCALL"] = Refusal("TRYAGAIN Multiple keys request during rehashing of slot")
         scene.say(3, "a")
-        await until(lambda: scene.sidecar.failures)
+        await until(lambda: scene.policy.failures)
         del scene.server.answers[b"FCALL"]
         for partition in (3, 4):
             scene.say(partition, "b")
-        await until(lambda: len(scene.sidecar.answers) == 2)
+        await until(lambda: len(scene.policy.answers) == 2)
 
     scene.play(act)
-    assert scene.sidecar.failures == [3]
+    assert scene.policy.failures == [3]
     assert scene.server.redis.connections == 1
     port = scene.server.redis.place.port
     assert scene.reports == [
@@ -252,7 +253,7 @@ def test_an_answer_without_sense(monkeypatch: pytest.MonkeyPatch) -> None:
 
     async def act() -> None:
         await scene.reached()
-        scene.sidecar.nonsense = True
+        scene.policy.nonsense = True
         scene.say(3, "a")
         await until(lambda: scene.server.redis.connections == 2)
         await scene.reached()
@@ -262,7 +263,7 @@ def test_an_answer_without_sense(monkeypatch: pytest.MonkeyPatch) -> None:
     assert scene.reports == [f"{place.host}:{place.port} has sent an answer without sense: nonsense"]
 
 
-def test_the_farewell_gives_everything_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_release_all_gives_everything_back(monkeypatch: pytest.MonkeyPatch) -> None:
     scene = Scene(monkeypatch)
 
     async def act() -> None:
@@ -271,13 +272,13 @@ def test_the_farewell_gives_everything_back(monkeypatch: pytest.MonkeyPatch) -> 
 
     with capture_logs() as logs:
         scene.play(act)
-    assert scene.server.calls == [[b"key-%d" % number, b"farewell"] for number in range(PARTITIONS)]
+    assert scene.server.calls == [[b"key-%d" % number, b"release"] for number in range(PARTITIONS)]
     assert not [line for line in logs if "give back" in line["event"]]
 
 
 @pytest.mark.parametrize("error", ["", "READONLY You can't write against a read only replica."])
-def test_the_farewell_while_calls_are_under_way(monkeypatch: pytest.MonkeyPatch, error: str) -> None:
-    """The sidecar takes no answer after it, and none of these answers ends the connection."""
+def test_release_all_while_calls_are_under_way(monkeypatch: pytest.MonkeyPatch, error: str) -> None:
+    """The policy takes no answer after it, and none of these answers ends the connection."""
     scene = Scene(monkeypatch)
 
     def answer(words: list[bytes]) -> Any:
@@ -288,19 +289,19 @@ def test_the_farewell_while_calls_are_under_way(monkeypatch: pytest.MonkeyPatch,
         scene.server.redis.answer = answer
         for partition in range(PARTITIONS):
             scene.say(partition, "a")
-        scene.sidecar.nonsense = True
+        scene.policy.nonsense = True
         await scene.cluster.finish(0)
 
     with capture_logs() as logs:
         scene.play(act)
-    assert [words[-1] for words in scene.server.calls][-PARTITIONS:] == [b"farewell"] * PARTITIONS
-    assert scene.sidecar.answers == scene.sidecar.failures == []
+    assert [words[-1] for words in scene.server.calls][-PARTITIONS:] == [b"release"] * PARTITIONS
+    assert scene.policy.answers == scene.policy.failures == []
     assert not [line for line in logs if "give back" in line["event"]]
 
 
 @pytest.mark.parametrize("answer", [SILENCE, END])
-def test_the_farewell_does_not_wait_for_long(monkeypatch: pytest.MonkeyPatch, answer: Any) -> None:
-    monkeypatch.setattr(module, "FAREWELL_S", 0.01)
+def test_release_all_does_not_wait_for_long(monkeypatch: pytest.MonkeyPatch, answer: Any) -> None:
+    monkeypatch.setattr(module, "RELEASE_S", 0.01)
     scene = Scene(monkeypatch)
 
     async def act() -> None:
@@ -320,12 +321,12 @@ def test_settings_that_change_while_the_daemon_runs(monkeypatch: pytest.MonkeyPa
         scene.cluster.apply(ready(Settings(unreachable="open", on_loss="keep")))
 
     scene.play(act)
-    assert scene.escrow.told == [("closed", True), ("open", False)]
+    assert scene.limits.told == [("closed", True), ("open", False)]
 
 
-def test_names_of_sidecars_differ_and_have_no_spaces(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_names_of_leases_differ_and_have_no_spaces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("socket.gethostname", lambda: "a b.c")
-    one, other = sidecar_names(), sidecar_names()
+    one, other = lease_names(), lease_names()
     names = [next(one), next(one), next(other)]
     assert len(set(names)) == 3
     assert all(re.fullmatch(rf"a_b_c-{os.getpid()}-[0-9a-f]{{8}}\.[12]", name) for name in names)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from counterd.cluster.authority import LIBRARY, library, script
+from counterd.cluster.lease_protocol import LIBRARY, library, script
 from counterd.control import link as module
 from counterd.control.link import MOST, Link, LinkFailed, Login, Place, connect
 from counterd.control.resp_size_guard import Bounds

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from redis.crc import key_slot
 
-from counterd.cluster.authority import LIBRARY, PARTITIONS, TAGS
+from counterd.cluster.lease_protocol import LIBRARY, PARTITIONS, TAGS
 from counterd.control import servers as module
 from counterd.control.link import Link, LinkFailed, Login, Place, connect
 from counterd.control.servers import PARTITION_OF_SLOT, Map, Role, Servers, check_state, read_map, read_role

@@ -22,11 +22,11 @@ from counterd.errors import ConnectionLost
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from counterd.cluster.authority import Share
+    from counterd.cluster.lease_protocol import Share
     from counterd.control.config.keys import Cluster as Settings
     from counterd.control.link import Link
 
-SCANNED = 1000  # counters of a sidecar that a server is asked for at a time: about a millisecond of its time
+SCANNED = 1000  # counters of a daemon that a server is asked for at a time: about a millisecond of its time
 PAGES_MAX = 100_000  # of them: as many counters as a daemon can have
 
 DAEMONS = (
@@ -176,11 +176,11 @@ def asked(settings: Settings, timeout: float, ask: Callable[[list[Link]], Awaita
 
 
 class Lease(NamedTuple):
-    """A lease in a partition. sidecar: the daemon's name in this partition. left_s: until the lease ends."""
+    """A lease in a partition."""
 
-    sidecar: str
+    name: str  # under which the daemon has it
     daemon: str
-    left_s: float
+    left_s: float  # until it ends
 
 
 async def answered(link: Link, read: Callable[[Any], T], *words: bytes | str | int) -> T:
@@ -215,16 +215,16 @@ def read_scores(found: Any) -> dict[str, float]:
 
 
 def read_share(packed: Any) -> Share | None:
-    from counterd.cluster import authority
+    from counterd.cluster import lease_protocol
 
-    return authority.share(packed) if packed is not None else None
+    return lease_protocol.share(packed) if packed is not None else None
 
 
 def read_full(packed: Any) -> float | None:
     """Returns when all units of a rate are there, in seconds of the server's clock."""
-    from counterd.cluster import authority
+    from counterd.cluster import lease_protocol
 
-    found = authority.full_us(packed) / 1e6 if packed is not None else None
+    found = lease_protocol.full_us(packed) / 1e6 if packed is not None else None
     if found is not None and not math.isfinite(found):
         raise ValueError
     return found
@@ -232,33 +232,33 @@ def read_full(packed: Any) -> float | None:
 
 def read_page(found: Any) -> tuple[bytes, list[Share]]:
     """Returns the cursor and the values of an answer to HSCAN."""
-    from counterd.cluster import authority
+    from counterd.cluster import lease_protocol
 
     cursor, page = found
     if not isinstance(cursor, bytes):
         raise TypeError
-    return cursor, [authority.share(packed) for packed in page[1::2]]
+    return cursor, [lease_protocol.share(packed) for packed in page[1::2]]
 
 
 async def read_leases(link: Link, partition: int) -> list[Lease]:
     """Returns the leases in a partition."""
-    from counterd.cluster import authority
+    from counterd.cluster import lease_protocol
     from counterd.control.cluster import daemon_of
 
-    ends_ms = await answered(link, read_scores, "ZRANGE", authority.keys(partition, "")[0], 0, -1, "WITHSCORES")
+    ends_ms = await answered(link, read_scores, "ZRANGE", lease_protocol.keys(partition, "")[0], 0, -1, "WITHSCORES")
     now_s = await answered(link, read_time, "TIME")
-    return [Lease(sidecar, daemon_of(sidecar), end_ms / 1e3 - now_s) for sidecar, end_ms in ends_ms.items()]
+    return [Lease(name, daemon_of(name), end_ms / 1e3 - now_s) for name, end_ms in ends_ms.items()]
 
 
 async def read_daemons(links: list[Link]) -> list[tuple[Any, ...]]:
     """Returns the rows of DAEMONS. The lease of a daemon is the one that was renewed last."""
-    from counterd.cluster import authority
+    from counterd.cluster import lease_protocol
 
     left: dict[str, float] = {}
     sums: dict[str, Counter[str]] = {}
     for partition, link in enumerate(links):
-        for sidecar, daemon, left_s in await read_leases(link, partition):
-            shares = await scan(link, authority.keys(partition, sidecar)[-1])
+        for name, daemon, left_s in await read_leases(link, partition):
+            shares = await scan(link, lease_protocol.keys(partition, name)[-1])
             if left_s <= 0 and not shares:
                 continue  # nothing has to be taken back from it
             left[daemon] = max(left_s, left.get(daemon, left_s))
@@ -271,7 +271,7 @@ async def read_daemons(links: list[Link]) -> list[tuple[Any, ...]]:
 
 
 async def scan(link: Link, key: str) -> list[Share]:
-    """Returns what a sidecar has of each counter. Raises LinkFailed."""
+    """Returns what a daemon has of each counter. Raises LinkFailed."""
     from counterd.control.link import LinkFailed
 
     cursor, shares = b"0", []
@@ -285,16 +285,16 @@ async def scan(link: Link, key: str) -> list[Share]:
 
 async def read_shares(links: list[Link], name: bytes) -> list[tuple[Any, ...]]:
     """Returns the rows of SHARES: first the sums of all daemons, and what is known of the rate."""
-    from counterd.cluster import authority
+    from counterd.cluster import lease_protocol
 
-    partition = authority.partition_of(name)
+    partition = lease_protocol.partition_of(name)
     link = links[partition]
     rows = []
-    for sidecar, daemon, _ in await read_leases(link, partition):
-        share = await answered(link, read_share, "HGET", authority.keys(partition, sidecar)[-1], name)
+    for lease, daemon, _ in await read_leases(link, partition):
+        share = await answered(link, read_share, "HGET", lease_protocol.keys(partition, lease)[-1], name)
         if share is not None:
             rows.append((daemon, share.rights, share.used, share.mode.name.lower(), share.waits_for, None))
-    full_s = await answered(link, read_full, "GET", authority.rate_key(name))
+    full_s = await answered(link, read_full, "GET", lease_protocol.rate_key(name))
     if full_s is not None:
         full_s = max(full_s - await answered(link, read_time, "TIME"), 0)
     sums = (sum(row[1] for row in rows), sum(row[2] for row in rows), None, sum(row[4] for row in rows))
@@ -303,12 +303,12 @@ async def read_shares(links: list[Link], name: bytes) -> list[tuple[Any, ...]]:
 
 async def end_leases(links: list[Link], daemon: str) -> int:
     """Ends all leases of a daemon. Returns how many there were. The next call of any daemon takes its rights back."""
-    from counterd.cluster import authority
+    from counterd.cluster import lease_protocol
 
     ended = 0
     for partition, link in enumerate(links):
         for lease in await read_leases(link, partition):
             if lease.daemon == daemon:
-                leases = authority.keys(partition, "")[0]
-                ended += await answered(link, int, "ZADD", leases, "XX", "CH", 1, lease.sidecar)
+                leases = lease_protocol.keys(partition, "")[0]
+                ended += await answered(link, int, "ZADD", leases, "XX", "CH", 1, lease.name)
     return ended

@@ -514,7 +514,7 @@ def _cluster_contradictions(rooms: Sequence[Room], values: Mapping[str, Any], pl
             yield f"{places.of(key)} needs cluster.url"
     if values.get("cluster.url"):
         servers = split_servers(values["cluster.url"])
-        switches = [f"{room.name}.enable" for room in rooms if room.escrow is not None]
+        switches = [f"{room.name}.enable" for room in rooms if room.leased_limits is not None]
         if all(_is_off(switch, values) for switch in switches):
             yield f"{places.of('cluster.url')} needs {' or '.join(switches)} = true"
         if values.get("cluster.ca_file") and not servers.is_tls:

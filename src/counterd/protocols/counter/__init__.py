@@ -9,7 +9,7 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from counterd.contract import Escrow, Figures, Files, Lender, Room, Windows
+from counterd.contract import Figures, Files, LeasedLimits, Lender, Room, Windows
 from counterd.listing import Figure
 from counterd.protocols.counter import yrmcds
 from counterd.protocols.counter.wire import PORT
@@ -106,11 +106,11 @@ def lend(store: CounterStore, settled: Callable[[int, bool], None], wake: Callab
     return Lending.of(store, settled, wake)
 
 
-def escrow(store: CounterStore, prefix: bytes) -> Escrow:
+def leased_limits(store: CounterStore, prefix: bytes) -> LeasedLimits:
     """Lets the limits of names that begin with `prefix` hold for several daemons. Raises ValueError."""
-    from counterd.protocols.counter._escrow import Escrow  # noqa: PLC0415 - as above
+    from counterd.protocols.counter._leased_limits import LeasedLimits  # noqa: PLC0415 - as above
 
-    return Escrow.of(store, prefix)
+    return LeasedLimits.of(store, prefix)
 
 
 def tables() -> tuple[Table, ...]:
@@ -212,5 +212,5 @@ ROOM = Room(
     files=Files({"counter.limits": read_limits}, load),
     tables=tables,
     lend=lend,
-    escrow=escrow,
+    leased_limits=leased_limits,
 )

@@ -17,7 +17,7 @@ from counterd.protocols.counter._counters cimport Counter, Counters, counter_at,
 from counterd.protocols.counter._peers cimport PLACES, STAYS, WAITS, Peer, Peers
 from counterd.protocols.counter._rates cimport FLAG_AWAITED, FLAG_PINNED, FLAG_RATE
 from counterd.protocols.counter._shares cimport (
-    FLAG_KEPT, FLAG_SHARED, KINDS, PARTITIONS, Link, Share, Shares, links_listed, parked_by_share, share_rights,
+    FLAG_KEPT, FLAG_SHARED, KINDS, PARTITIONS, Link, Share, Shares, links_listed, blocked_by_share, share_rights,
 )
 from counterd.protocols.counter._stays cimport TITLE_MAX, Stay, Stays
 from counterd.protocols.counter._takes cimport Charge, Item, Taker, Takes, charges_by_connection, charges_by_grant
@@ -286,19 +286,19 @@ cdef inline uint32_t audit_listed(
     return count
 
 
-cdef inline int audit_parked(const Shares* shares, uint32_t number) except -1:
-    """Checks the connections that are parked for a share."""
+cdef inline int audit_blocked(const Shares* shares, uint32_t number) except -1:
+    """Checks the connections that are blocked for a share."""
     cdef const Ends* line = &shares.records[number].line
     cdef uint32_t connection = line.first
     cdef uint64_t amount = 0
-    audit_list(parked_by_share(shares), connection, &line.last, CONNECTIONS_MAX)
+    audit_list(blocked_by_share(shares), connection, &line.last, CONNECTIONS_MAX)
     while connection:
-        if shares.parked[connection].record != number:
-            raise AssertionError(f"connection {connection} is in the line of share {number}")
-        amount += shares.parked[connection].amount
-        connection = shares.parked[connection].links.next
-    if amount != shares.records[number].parked:
-        raise AssertionError(f"share {number}: {amount} permits asked for, {shares.records[number].parked} counted")
+        if shares.blocked[connection].record != number:
+            raise AssertionError(f"connection {connection} is in the list of share {number}")
+        amount += shares.blocked[connection].amount
+        connection = shares.blocked[connection].links.next
+    if amount != shares.records[number].blocked:
+        raise AssertionError(f"share {number}: {amount} permits asked for, {shares.records[number].blocked} counted")
     return 0
 
 
@@ -308,18 +308,21 @@ cdef inline int audit_shares(const Shares* shares, const Permits* permits) excep
     cdef const Share* share
     cdef int i, kind
     for i in range(PARTITIONS):
+        number = shares.state.partitions[i].report_last
+        if number and not shares.background[number].is_listed:
+            raise AssertionError(f"share {number} is the last one of a report, and not listed")
         for kind in range(KINDS):
-            listed += audit_listed(shares, permits, shares.urgent, &shares.state.parts[i].urgent[kind])
-            listed += audit_listed(shares, permits, shares.calm, &shares.state.parts[i].calm[kind])
+            listed += audit_listed(shares, permits, shares.blocking, &shares.state.partitions[i].blocking[kind])
+            listed += audit_listed(shares, permits, shares.background, &shares.state.partitions[i].background[kind])
     for number in range(1, permits.table.pool.fresh + 1):
         permit = permit_at(permits, number)
         share = shares.records + number
-        found += (shares.urgent[number].is_listed != 0) + (shares.calm[number].is_listed != 0)
+        found += (shares.blocking[number].is_listed != 0) + (shares.background[number].is_listed != 0)
         if not permit.record.flags & RECORD_USED or not permit.record.flags & FLAG_SHARED:
             continue
-        audit_parked(shares, number)
+        audit_blocked(shares, number)
         if permit.consumption or share_rights(shares, share) or share.units:
-            if not shares.calm[number].is_listed and not share.is_asked:
+            if not shares.background[number].is_listed and not share.is_asked:
                 raise AssertionError(f"share {number}: {share.rights} rights, {permit.consumption} in use, no list")
         if (share.line.first or share.is_asked) and not permit.record.flags & FLAG_KEPT:
             raise AssertionError(f"share {number} is needed, but its record is not kept")

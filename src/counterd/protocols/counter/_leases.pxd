@@ -11,19 +11,19 @@ from counterd.engine.wheel cimport timers_arm
 from counterd.protocols.counter._counters cimport NS_PER_TENTH, Counters
 from counterd.protocols.counter._rates cimport FLAG_AWAITED
 from counterd.protocols.counter._shares cimport (
-    FLAG_SHARED, KINDS, PARTITIONS, Part, Share, Shares, SharesState, parked_remove, shares_lose,
+    FLAG_SHARED, KINDS, PARTITIONS, Partition, Share, Shares, SharesState, blocked_remove, shares_lose,
 )
 from counterd.protocols.counter._stays cimport Stays, stay_discard
 
 
-cdef inline int session_unpark(Shares* shares, void** sessions, uint32_t connection) except -1:
-    """Lets the request of a parked connection be executed once more. sessions: those of the store, by connection."""
-    parked_remove(shares, connection)
+cdef inline int session_unblock(Shares* shares, void** sessions, uint32_t connection) except -1:
+    """Lets the request of a blocked connection be executed once more. sessions: those of the store, by connection."""
+    blocked_remove(shares, connection)
     return (<Session>sessions[connection]).resume(None)
 
 
 cdef inline int share_wake(Counters* counters, void** sessions, uint32_t number) except -1:
-    """Lets all requests that lack rights of a counter, or units of a rate, be decided once more.
+    """Lets all requests that wait for rights to a counter, or for units of a rate, be decided once more.
 
     Returns how many steps that took.
     """
@@ -31,7 +31,7 @@ cdef inline int share_wake(Counters* counters, void** sessions, uint32_t number)
     cdef uint32_t* first = &counters.shares.records[number].line.first
     cdef int steps = 1
     while first[0]:
-        session_unpark(&counters.shares, sessions, first[0])
+        session_unblock(&counters.shares, sessions, first[0])
         steps += 1
     if permit.record.flags & FLAG_AWAITED:
         queue_wake(&counters.fair, queue_find(&counters.fair, number, permit.record.tag))
@@ -58,7 +58,7 @@ cdef inline bint holding_is_lost(const Counters* counters, uint32_t entry) noexc
         return False
     if not counters.shares.state.dropping >> share.partition & 1:
         return False
-    return holding.since_tenths <= counters.shares.state.parts[share.partition].ended_tenths
+    return holding.since_tenths <= counters.shares.state.partitions[share.partition].ended_tenths
 
 
 cdef inline bint holder_drop(Stays* stays, void** sessions, uint32_t connection, int64_t now_ns) except -1:
@@ -83,17 +83,17 @@ cdef inline int leases_end(Counters* counters, Stays* stays, void** sessions, in
     steps remain.
     """
     cdef Shares* shares = &counters.shares
-    cdef Part* part
+    cdef Partition* partition
     cdef uint32_t number
-    cdef int partition, kind
-    for partition in range(PARTITIONS):
-        part = shares.state.parts + partition
-        if part.until_ns and part.until_ns <= now_ns:
-            lease_lose(counters, partition, now_ns)
+    cdef int i, kind
+    for i in range(PARTITIONS):
+        partition = shares.state.partitions + i
+        if partition.until_ns and partition.until_ns <= now_ns:
+            lease_lose(counters, i, now_ns)
         for kind in range(KINDS):
-            while part.cursor[kind] and steps > 0:
-                number = part.cursor[kind]
-                part.cursor[kind] = shares.urgent[number].links.next
+            while partition.cursor[kind] and steps > 0:
+                number = partition.cursor[kind]
+                partition.cursor[kind] = shares.blocking[number].links.next
                 steps -= share_wake(counters, sessions, number)
     while shares.state.to_drop and steps > 0:
         steps -= 1

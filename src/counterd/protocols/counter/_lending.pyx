@@ -23,7 +23,7 @@ from counterd.protocols.counter._counters cimport counter_release
 from counterd.protocols.counter._messages cimport NO_ERROR
 from counterd.protocols.counter._store cimport CounterStore
 from counterd.protocols.counter._rates cimport Pace
-from counterd.protocols.counter._shares cimport FLAG_SHARED, share_calm
+from counterd.protocols.counter._shares cimport FLAG_SHARED, share_call_later
 from counterd.protocols.counter._takes cimport (
     asks_resolve, take_end, take_wait, takes_decide, takes_grant, takes_have_room,
 )
@@ -80,8 +80,8 @@ cdef class Lending(Session):
         """Ends a call. Wakes the store if it now has something to do."""
         cdef CounterStore store = <CounterStore>self.store
         cdef bint is_due = store.counters.fair.state.ready_first != 0 or store.counters.ring.state.sweep_left != 0
-        is_due |= store.counters.shares.lacking != 0
-        store.counters.shares.lacking = 0   # the borrower waits in the queue
+        is_due |= store.counters.shares.missing != 0
+        store.counters.shares.missing = 0   # the borrower waits in the queue
         store.end_call()
         if is_due:
             self.wake()
@@ -115,7 +115,7 @@ cdef class Lending(Session):
             takes_grant(&store.takes, self.connection, &ask, 1, store.now_ns)
             record = &permit_at(&store.counters.permits, ask.record).record
             if record.flags & FLAG_SHARED:
-                share_calm(&store.counters.shares, ask.record, &record.flags)
+                share_call_later(&store.counters.shares, ask.record, &record.flags)
             return True
         finally:
             self.leave_call()

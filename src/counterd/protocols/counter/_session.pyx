@@ -27,7 +27,7 @@ from counterd.protocols.counter._counters cimport (
     NS_PER_TENTH, Counter, Counters, counter_acquire, counter_at, counter_everywhere, counter_exists, counter_get,
     counter_release,
 )
-from counterd.protocols.counter._leases cimport session_unpark
+from counterd.protocols.counter._leases cimport session_unblock
 from counterd.protocols.counter._messages cimport (
     ACQUIRE, BODY_MAX, CANCEL, DUMP, EVERYWHERE, GET, GOODBYE, HEADER_SIZE, HELD, INVALID_ARGUMENTS, LIMITS, NOOP,
     NOT_ACQUIRED, NOT_FOUND, NO_ERROR, OPCODES, OUT_OF_MEMORY, PERMIT, PRESENT_SIZE, RELEASE, REPLY_MAX, REQUEST_MAGIC,
@@ -37,7 +37,7 @@ from counterd.protocols.counter._messages cimport (
 )
 from counterd.protocols.counter._permits cimport Want, wants_are_there, wants_grant, wants_read
 from counterd.protocols.counter._rates cimport FLAG_AWAITED, FLAG_RATE, RATE_TAG, Pace
-from counterd.protocols.counter._shares cimport FLAG_SHARED, Parked, Shares, parked_add, parked_remove
+from counterd.protocols.counter._shares cimport FLAG_SHARED, Blocked, Shares, blocked_add, blocked_remove
 from counterd.protocols.counter._stays cimport (
     TITLE_MAX, TOKEN_SIZE, stay_ask, stay_find, token_secret, token_write,
 )
@@ -257,7 +257,7 @@ cdef class CounterSession(Session):
         return DONE
 
     cdef int decline(self, const Frame* frame, Outcome outcome, uint32_t left) except -1:
-        """Refuses a request for one counter, unless it may lack nothing but rights of a shared counter."""
+        """Refuses a request for one counter, unless only rights to a shared counter may be missing."""
         cdef Request request = request_decode(frame)
         cdef Answer answer = Answer(STATUS_OF_OUTCOME[<int>outcome], left, NULL)
         if outcome == REFUSED:
@@ -265,7 +265,7 @@ cdef class CounterSession(Session):
                 answer.text = b"Draining"
             elif left < request.resources:
                 answer.text = b"More than the limit of the server: %"
-            if (<CounterStore>self.store).counters.shares.lacking:
+            if (<CounterStore>self.store).counters.shares.missing:
                 if self.ask(request.resources, request.maximum, NULL, 1):
                     return LATER
         self.asked = 0
@@ -429,7 +429,7 @@ cdef class CounterSession(Session):
         cdef int i
         if not self.asks_read(frame, &head, asks):
             return self.refuse(frame, INVALID_ARGUMENTS)
-        store.counters.shares.lacking = 0
+        store.counters.shares.missing = 0
         store.requests[<int>TAKE] += 1
         store.budget -= ITEM_STEPS * head.count
         is_limited = head.has_named or store.counters.limits.generation != 0
@@ -444,7 +444,7 @@ cdef class CounterSession(Session):
                 takes, self.connection, asks, head.count, is_limited, store.now_ns, &store.budget
             )
             if verdict.outcome == REFUSED and head.wait_ms and self.may_wait() and not verdict.is_over:
-                store.counters.shares.lacking = 0
+                store.counters.shares.missing = 0
                 if store.wait_for(self, frame, &head, asks, &verdict):
                     return DONE
                 verdict.outcome = FULL
@@ -487,23 +487,23 @@ cdef class CounterSession(Session):
     # ---- shared counters ----
 
     cdef bint ask(self, uint32_t amount, uint32_t most, const Pace* pace, int items) noexcept:
-        """Parks the connection if the request lacks rights or units that are shared: the authority is asked for them.
+        """Parks the connection if only shared rights or units are missing: the authority is asked for them.
 
         The request is then executed once more. Returns False if the request has to be refused. most: the maximum. pace:
         of a rate, or NULL. items: of the request; each is asked for once at most.
         """
         cdef CounterStore store = <CounterStore>self.store
-        cdef uint32_t number = store.counters.shares.lacking
-        cdef Parked asked = Parked(0, number, amount, most, 0, Links(0, 0), 0)
+        cdef uint32_t number = store.counters.shares.missing
+        cdef Blocked asked = Blocked(0, number, amount, most, 0, Links(0, 0), 0)
         cdef uint8_t* flags
-        store.counters.shares.lacking = 0
+        store.counters.shares.missing = 0
         if number:
             flags = &permit_at(&store.counters.permits, number).record.flags
             if self.asked < items and self.may_wait() and not flags[0] & FLAG_AWAITED:
                 if pace != NULL:
                     asked.period_us, asked.most, asked.burst = pace.period_us, pace.limit, pace.burst
                 self.asked += 1
-                parked_add(&store.counters.shares, self.connection, flags, &asked)
+                blocked_add(&store.counters.shares, self.connection, flags, &asked)
                 store.has_work = self.waiting = True
                 return True
         self.asked = 0
@@ -513,8 +513,8 @@ cdef class CounterSession(Session):
         """Implements Session.end_wait: the request is refused, unless it can be granted without asking."""
         cdef CounterStore store = <CounterStore>self.store
         if why == HALF_CLOSED:
-            return session_unpark(&store.counters.shares, store.sessions, self.connection)
-        parked_remove(&store.counters.shares, self.connection)
+            return session_unblock(&store.counters.shares, store.sessions, self.connection)
+        blocked_remove(&store.counters.shares, self.connection)
         return 0
 
     cpdef bytes eof(self, int64_t now_ns):

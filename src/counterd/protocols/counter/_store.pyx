@@ -33,7 +33,7 @@ from counterd.protocols.counter._counters cimport (
     NS_PER_TENTH, Counter, Counters, CountersState, counters_begin, counters_give_back, counters_reserve,
     holding_give_back, sweep, sweep_begin,
 )
-from counterd.protocols.counter._leases cimport leases_end, session_unpark
+from counterd.protocols.counter._leases cimport leases_end, session_unblock
 from counterd.protocols.counter._limits cimport Limits, limits_free, limits_make
 from counterd.protocols.counter._messages cimport (
     ACQUIRE, CANCEL, CANCELLED, DUMP, GET, GOODBYE, HEADER_SIZE, HELD, INVALID_ARGUMENTS, NOOP, NOT_ACQUIRED, NOT_FOUND,
@@ -233,7 +233,7 @@ cdef class CounterStore(Store):
         steps = counters_give_back(&self.counters, steps)
         steps = self.expire(steps)
         steps = self.serve(steps)
-        self.counters.shares.lacking = 0    # what waits in a queue is asked for without it
+        self.counters.shares.missing = 0    # what waits in a queue is asked for without it
         if self.counters.ring.state.sweep_left == 0 or steps <= 0:
             return 0
         if state.sweep_started_ns == 0:
@@ -573,9 +573,9 @@ cdef class CounterStore(Store):
         cdef uint32_t number = self.counters.fair.askers[connection].first
         if self.sessions[connection] == NULL and (stay.is_leaving or not stay.is_kept):
             return False
-        if self.counters.shares.parked[connection].record:
+        if self.counters.shares.blocked[connection].record:
             # Its request is then executed under its new number.
-            session_unpark(&self.counters.shares, self.sessions, connection)
+            session_unblock(&self.counters.shares, self.sessions, connection)
         if number == 0:
             return True
         while number and self.budget > 0 and self.sessions[connection] != NULL:  # a reply can drop the session
@@ -772,8 +772,8 @@ cdef class CounterStore(Store):
         self.part()
         with self:
             for connection in range(1, self.connections.pool.fresh + 1):
-                if self.counters.shares.parked[connection].record:
-                    session_unpark(&self.counters.shares, self.sessions, connection)  # executed again, and refused
+                if self.counters.shares.blocked[connection].record:
+                    session_unblock(&self.counters.shares, self.sessions, connection)  # executed again, and refused
 
     def part(self):
         """Implements Store.part. Waiting Takes are refused in the next ticks."""

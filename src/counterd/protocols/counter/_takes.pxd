@@ -43,7 +43,8 @@ from counterd.protocols.counter._rates cimport (
     rate_full_ns, rate_is_full, rate_left, rate_set, span_ceil, span_left,
 )
 from counterd.protocols.counter._shares cimport (
-    FLAG_KEPT, FLAG_SHARED, share_begin, share_can_go, share_end, share_has_units, share_hurry, share_take, share_units,
+    FLAG_KEPT, FLAG_SHARED, share_begin, share_call_soon, share_can_go, share_end, share_has_units, share_take,
+    share_units,
 )
 
 cdef enum:
@@ -501,7 +502,7 @@ cdef inline void awaited_set(Takes* takes, uint32_t queue) noexcept nogil:
     if found.waiters:
         flags[0] |= FLAG_AWAITED
         if flags[0] & FLAG_SHARED:
-            share_hurry(&takes.counters.shares, found.record, flags, False)
+            share_call_soon(&takes.counters.shares, found.record, flags, False)
     else:
         flags[0] &= <uint8_t>~FLAG_AWAITED
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from counterd.cli.ctl import cluster
-from counterd.cluster.authority import PARTITIONS
+from counterd.cluster.lease_protocol import PARTITIONS
 from counterd.control.link import LinkFailed, Login, connect
 from kit.redises import Refusal, serving
 

@@ -219,7 +219,7 @@ def test_a_mistake_in_a_cluster(problems, lines, messages):
 
 def test_a_cluster_needs_a_protocol_that_shares_limits(problems):
     lines = "gate.enable = true\ncluster.url = redis://a\n"
-    rooms = (replace(COUNTER, escrow=COUNTER.make_store), replace(GATE, escrow=None))
+    rooms = (replace(COUNTER, leased_limits=COUNTER.make_store), replace(GATE, leased_limits=None))
     assert problems(lines, rooms=rooms) == ["F:2: cluster.url needs counter.enable = true"]
 
 

@@ -1,6 +1,6 @@
 from counterd import contract
 from counterd.protocols.counter._store import CounterStore
 
-class Escrow:
+class LeasedLimits:
     @staticmethod
-    def of(store: CounterStore, prefix: bytes) -> contract.Escrow: ...
+    def of(store: CounterStore, prefix: bytes) -> contract.LeasedLimits: ...

@@ -1,7 +1,7 @@
-"""The authority for shared limits, in a real Redis, beside books of what the applications of random sidecars hold.
+"""The authority for shared limits, in a real Redis, beside books of what the applications of random daemons hold.
 
 Answers are lost, leases end, and the server forgets what it did last. No time passes: a lease takes an hour, and the
-tests end leases, and the server's learning, by hand.
+tests end leases, and the server's recovery, by hand.
 """
 
 from __future__ import annotations
@@ -16,8 +16,17 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import redis
 
-from counterd.cluster import authority
-from counterd.cluster.authority import Answer, LeaseLost, Mode, RateWish, Right, StaleCall, Units, Wish
+from counterd.cluster import lease_protocol
+from counterd.cluster.lease_protocol import (
+    Answer,
+    LeaseGrant,
+    LeaseLost,
+    LeaseRequest,
+    Mode,
+    RateGrant,
+    RateRequest,
+    StaleCall,
+)
 from kit.loading import other_server
 
 if TYPE_CHECKING:
@@ -28,57 +37,62 @@ pytestmark = pytest.mark.needs("redis-server")
 
 HOUR_MS = 3_600_000
 PARTITION = 3
-EXTRA = 3  # rights that a sidecar wants beyond what it needs
+EXTRA = 3  # rights that a daemon wants beyond what it needs
 MAXIMA = (1, 4, 9)  # of the counters, by name
 NAMES = tuple(b"%d" % maximum for maximum in MAXIMA)
 OTHER = 0.1  # of the requests have another maximum,
 TEN_YEARS_US = 316_224_000_000_000
 LARGEST = 12  # up to this
 STAYS = 0.7  # of the requests wait on if they are refused
-KEYS = authority.keys(PARTITION, "")
+KEYS = lease_protocol.keys(PARTITION, "")
 PREFIX = KEYS[0].removesuffix("leases")
 
 
 @pytest.fixture
 def server(short_path: Path) -> Iterator[redis.Redis]:
     with other_server("redis", short_path) as place, redis.Redis(unix_socket_path=place.path) as connected:
-        connected.function_load(patient(authority.library()))
+        connected.function_load(patient(lease_protocol.library()))
         yield connected
 
 
 def patient(source: bytes) -> bytes:
-    """The script, but a sidecar keeps its place until a test takes it."""
+    """The script, but a daemon keeps its place until a test takes it."""
     changed = source.replace(b"local PLACE_MS = 200 ", b"local PLACE_MS = 1e9 ")
     assert changed != source
     return changed
 
 
 class Authority:
-    """The server, as sidecars reach it."""
+    """The server, as daemons reach it."""
 
     def __init__(self, server: redis.Redis, *, functions: bool = True) -> None:
         self.server = server
-        self._script = None if functions else server.register_script(patient(authority.script()).decode())
+        self._script = None if functions else server.register_script(patient(lease_protocol.script()).decode())
         self._forgotten: dict[bytes, bytes] = {}
 
     def call(
-        self, sidecar: str, call: int, *wishes: Wish, rates: Sequence[RateWish] = (), lease_ms: int = HOUR_MS
+        self,
+        daemon: str,
+        call: int,
+        *requests: LeaseRequest,
+        rates: Sequence[RateRequest] = (),
+        lease_ms: int = HOUR_MS,
     ) -> Answer:
-        keys = authority.keys(PARTITION, sidecar)
-        arguments = authority.arguments(sidecar, call, lease_ms, wishes, rates)
+        keys = lease_protocol.keys(PARTITION, daemon)
+        arguments = lease_protocol.arguments(daemon, call, lease_ms, requests, rates)
         if self._script is not None:
-            return authority.answer(self._script(keys, arguments))
-        return authority.answer(self.server.fcall(authority.LIBRARY, len(keys), *keys, *arguments))
+            return lease_protocol.answer(self._script(keys, arguments))
+        return lease_protocol.answer(self.server.fcall(lease_protocol.LIBRARY, len(keys), *keys, *arguments))
 
-    def learn_no_more(self) -> None:
+    def recover(self) -> None:
         self.server.hset(KEYS[1], "learns", 0)
 
-    def end_lease(self, sidecar: str) -> None:
-        self.server.zadd(KEYS[0], {sidecar: 1})
+    def end_lease(self, daemon: str) -> None:
+        self.server.zadd(KEYS[0], {daemon: 1})
 
-    def end_place(self, sidecar: str) -> None:
+    def end_place(self, daemon: str) -> None:
         """It has asked for nothing in vain for long."""
-        key = authority.keys(PARTITION, sidecar)[-1]
+        key = lease_protocol.keys(PARTITION, daemon)[-1]
         for name, packed in self.server.hgetall(key).items():
             self.server.hset(key, name, packed[:40] + bytes(8))
 
@@ -102,7 +116,7 @@ class Authority:
         return {name: numbers(packed) for name, packed in self.server.hgetall(KEYS[2]).items()}
 
     def blocks(self) -> Iterator[tuple[bytes, list[int]]]:
-        for key in self.server.scan_iter(authority.keys(PARTITION, "*")[-1].replace("{", "[{]")):
+        for key in self.server.scan_iter(lease_protocol.keys(PARTITION, "*")[-1].replace("{", "[{]")):
             for name, packed in self.server.hgetall(key).items():
                 yield name, numbers(packed)
 
@@ -113,7 +127,7 @@ def numbers(packed: bytes) -> list[int]:
 
 @dataclass
 class Share:
-    """What a sidecar knows of a counter. asked: permits and maximum of the first request that waits here."""
+    """What a daemon knows of a counter. asked: permits and maximum of the first request that waits here."""
 
     rights: int = 0
     used: int = 0
@@ -125,7 +139,7 @@ class Share:
 
 
 @dataclass
-class Sidecar:
+class Daemon:
     name: str
     calls: int = 0
     shares: dict[bytes, Share] = field(default_factory=lambda: {name: Share() for name in NAMES})
@@ -133,50 +147,50 @@ class Sidecar:
 
 
 class World:
-    """Sidecars, and the books of what their applications hold. grants: here; asked: at the authority."""
+    """Daemons, and the books of what their applications hold. grants: here; asked: at the authority."""
 
-    def __init__(self, authority: Authority, rng: Random, sidecars: int) -> None:
+    def __init__(self, authority: Authority, rng: Random, daemons: int) -> None:
         self.authority = authority
         self.rng = rng
         self._numbers = itertools.count(1)
-        self.sidecars = [self.new() for _ in range(sidecars)]
+        self.daemons = [self.new() for _ in range(daemons)]
         self.seen: Counter[str] = Counter()
 
-    def new(self) -> Sidecar:
-        return Sidecar(f"s{next(self._numbers)}")
+    def new(self) -> Daemon:
+        return Daemon(f"s{next(self._numbers)}")
 
     # ---- applications ----
 
     def used(self, name: bytes) -> int:
-        return sum(sidecar.shares[name].used for sidecar in self.sidecars)
+        return sum(daemon.shares[name].used for daemon in self.daemons)
 
-    def grant(self, sidecar: Sidecar, name: bytes, permits: int, maximum: int, how: str) -> None:
-        share = sidecar.shares[name]
+    def grant(self, daemon: Daemon, name: bytes, permits: int, maximum: int, how: str) -> None:
+        share = daemon.shares[name]
         share.used += permits
         self.seen[how] += 1
         assert share.used <= share.rights
         assert self.used(name) <= maximum, (name, how)
 
-    def acquire(self, sidecar: Sidecar, name: bytes) -> None:
-        share = sidecar.shares[name]
+    def acquire(self, daemon: Daemon, name: bytes) -> None:
+        share = daemon.shares[name]
         if share.asked is not None:
             return
         maximum = int(name) if self.rng.random() > OTHER else self.rng.randint(1, LARGEST)
         permits = self.rng.randint(1, min(maximum, 3))
         if share.mode == Mode.PLENTY and maximum == share.maximum and share.used + permits <= share.rights:
-            self.grant(sidecar, name, permits, maximum, "here")
+            self.grant(daemon, name, permits, maximum, "here")
         else:
             share.asked = permits, maximum
             share.stays = self.rng.random() < STAYS
 
-    def release(self, sidecar: Sidecar, name: bytes) -> None:
-        share = sidecar.shares[name]
+    def release(self, daemon: Daemon, name: bytes) -> None:
+        share = daemon.shares[name]
         if share.used:
             share.used -= self.rng.randint(1, share.used)
 
     # ---- calls ----
 
-    def wish(self, name: bytes, share: Share) -> Wish:
+    def request(self, name: bytes, share: Share) -> LeaseRequest:
         permits, maximum = share.asked or (0, share.maximum or int(name))
         if maximum == int(name):
             mode, extra = Mode.PLENTY, self.rng.randint(0, EXTRA)
@@ -189,42 +203,42 @@ class World:
         # What it grants from until it is answered.
         grants = share.asked is None and share.mode == Mode.PLENTY and not share.waited_for
         share.rights = min(share.rights, want) if grants else share.used
-        return Wish(name, maximum, least, want, share.rights, share.used, mode, share.stays)
+        return LeaseRequest(name, maximum, least, want, share.rights, share.used, mode, share.stays)
 
-    def call(self, sidecar: Sidecar, *, may_fail: bool = True) -> None:
-        wishes = [self.wish(name, share) for name, share in sidecar.shares.items()]
-        self.rng.shuffle(wishes)
-        sidecar.calls += 1
-        number = sidecar.calls
+    def call(self, daemon: Daemon, *, may_fail: bool = True) -> None:
+        requests = [self.request(name, share) for name, share in daemon.shares.items()]
+        self.rng.shuffle(requests)
+        daemon.calls += 1
+        number = daemon.calls
         fate = self.rng.random() if may_fail else 1
         if fate < 0.1:
             self.seen["never came"] += 1
             return
         try:
-            answer = self.authority.call(sidecar.name, number, *wishes)
+            answer = self.authority.call(daemon.name, number, *requests)
         except LeaseLost:
             self.seen["lost"] += 1
-            self.lose(sidecar)
+            self.lose(daemon)
             return
-        sidecar.told = True
+        daemon.told = True
         if fate < 0.2:
             self.seen["not answered"] += 1
             return
         if fate < 0.3:
             with pytest.raises(StaleCall):
-                self.authority.call(sidecar.name, self.rng.randint(1, number), *wishes)
-        for wish, right in zip(wishes, answer.rights, strict=True):
-            self.told(sidecar, wish, right)
+                self.authority.call(daemon.name, self.rng.randint(1, number), *requests)
+        for request, grant in zip(requests, answer.counters, strict=True):
+            self.told(daemon, request, grant)
 
-    def told(self, sidecar: Sidecar, wish: Wish, right: Right) -> None:
-        share = sidecar.shares[wish.name]
-        assert share.used <= right.rights <= max(wish.want, share.used)
-        share.rights, share.mode, share.maximum = right.rights, right.mode, wish.maximum
-        share.waited_for = right.waited_for
-        if right.waited_for:
+    def told(self, daemon: Daemon, request: LeaseRequest, grant: LeaseGrant) -> None:
+        share = daemon.shares[request.name]
+        assert share.used <= grant.rights <= max(request.want, share.used)
+        share.rights, share.mode, share.maximum = grant.rights, grant.mode, request.maximum
+        share.waited_for = grant.waited_for
+        if grant.waited_for:
             self.seen["waited for"] += 1
-        if share.asked is not None and wish.least <= right.rights:
-            self.grant(sidecar, wish.name, *share.asked, "asked")
+        if share.asked is not None and request.least <= grant.rights:
+            self.grant(daemon, request.name, *share.asked, "asked")
             share.asked = None
         elif share.asked is not None and not share.stays:
             self.seen["refused"] += 1
@@ -232,27 +246,27 @@ class World:
 
     # ---- what goes wrong ----
 
-    def lose(self, sidecar: Sidecar) -> None:
+    def lose(self, daemon: Daemon) -> None:
         """Its lease is over, as it knows itself before the server does: it ends what its applications hold."""
-        self.authority.end_lease(sidecar.name)
-        self.sidecars[self.sidecars.index(sidecar)] = self.new()
+        self.authority.end_lease(daemon.name)
+        self.daemons[self.daemons.index(daemon)] = self.new()
 
     def fail_over(self) -> None:
         self.authority.fail_over()
-        for sidecar in self.sidecars:
-            sidecar.told = False
+        for daemon in self.daemons:
+            daemon.told = False
         self.seen["failover"] += 1
 
-    def learn(self) -> None:
+    def recover(self) -> None:
         """One lease is over since the run began: those that said nothing since have lost theirs."""
-        for sidecar in [*self.sidecars]:
-            if not sidecar.told:
-                self.lose(sidecar)
-        alive = {sidecar.name for sidecar in self.sidecars}
+        for daemon in [*self.daemons]:
+            if not daemon.told:
+                self.lose(daemon)
+        alive = {daemon.name for daemon in self.daemons}
         for name in self.authority.server.zrange(KEYS[0], 0, -1):
             if name.decode() not in alive:
                 self.authority.end_lease(name.decode())
-        self.authority.learn_no_more()
+        self.authority.recover()
 
     # ---- what has to be true ----
 
@@ -273,28 +287,28 @@ class World:
 def play(authority: Authority, seed: int, steps: int) -> World:
     rng = Random(seed)
     world = World(authority, rng, rng.randint(2, 6))
-    world.call(world.sidecars[0])
-    world.learn()
+    world.call(world.daemons[0])
+    world.recover()
     authority.remember()
     for _ in range(steps):
-        sidecar, name = rng.choice(world.sidecars), rng.choice(NAMES)
+        daemon, name = rng.choice(world.daemons), rng.choice(NAMES)
         dice = rng.random()
         if dice < 0.3:
-            world.acquire(sidecar, name)
+            world.acquire(daemon, name)
         elif dice < 0.5:
-            world.release(sidecar, name)
+            world.release(daemon, name)
         elif dice < 0.96:
-            world.call(sidecar)
+            world.call(daemon)
         elif dice < 0.965:
-            world.lose(sidecar)
+            world.lose(daemon)
         elif dice < 0.97:
-            authority.end_place(sidecar.name)
+            authority.end_place(daemon.name)
         elif dice < 0.98:
             authority.remember()
         elif dice < 0.985:
             world.fail_over()
         else:
-            world.learn()
+            world.recover()
         if dice > 0.9:
             world.audit()
     return world
@@ -314,13 +328,13 @@ def test_whoever_waits_is_served(server: redis.Redis) -> None:
     for seed in range(8):
         server.flushdb()
         world = play(Authority(server), seed, 200)
-        for _ in range(2 * len(world.sidecars) + 2):  # of those that wait, one is served, and gives back in the next
-            world.learn()
-            for sidecar in [*world.sidecars]:
-                for share in sidecar.shares.values():
+        for _ in range(2 * len(world.daemons) + 2):  # of those that wait, one is served, and gives back in the next
+            world.recover()
+            for daemon in [*world.daemons]:
+                for share in daemon.shares.values():
                     share.used = 0
-                world.call(sidecar, may_fail=False)
-        shares = [share for sidecar in world.sidecars for share in sidecar.shares.values()]
+                world.call(daemon, may_fail=False)
+        shares = [share for daemon in world.daemons for share in daemon.shares.values()]
         assert [share for share in shares if share.asked is not None] == []
 
 
@@ -329,30 +343,30 @@ def test_whoever_waits_is_served(server: redis.Redis) -> None:
 
 @pytest.fixture
 def ready(server: redis.Redis) -> Authority:
-    """It has learnt what there was to learn."""
+    """It has recovered."""
     made = Authority(server)
     made.call("first", 1)
-    made.learn_no_more()
+    made.recover()
     return made
 
 
-def plenty(maximum: int, least: int, want: int, keep: int = 0, used: int = 0) -> Wish:
-    return Wish(b"n", maximum, least, want, keep, used, Mode.PLENTY)
+def plenty(maximum: int, least: int, want: int, keep: int = 0, used: int = 0) -> LeaseRequest:
+    return LeaseRequest(b"n", maximum, least, want, keep, used, Mode.PLENTY)
 
 
-def exact(maximum: int, least: int, used: int = 0) -> Wish:
-    return Wish(b"n", maximum, least, least, used, used, Mode.EXACT)
+def exact(maximum: int, least: int, used: int = 0) -> LeaseRequest:
+    return LeaseRequest(b"n", maximum, least, least, used, used, Mode.EXACT)
 
 
 def rights(answer: Answer) -> list[tuple[int, Mode]]:
-    return [(right.rights, right.mode) for right in answer.rights]
+    return [(grant.rights, grant.mode) for grant in answer.counters]
 
 
 def test_rights_never_add_up_to_more_than_the_maximum(ready: Authority) -> None:
     assert rights(ready.call("a", 1, plenty(10, 1, 6))) == [(6, Mode.PLENTY)]
-    assert ready.call("b", 1, plenty(10, 1, 6)).rights == [Right(4, Mode.PLENTY, 10, 2, False)]
-    assert ready.call("a", 2, plenty(10, 2, 3, 3, 2)).rights == [Right(3, Mode.PLENTY, 7, 3, False)]
-    assert ready.call("b", 2, plenty(10, 1, 9, 4, 1)).rights == [Right(7, Mode.PLENTY, 10, 3, False)]
+    assert ready.call("b", 1, plenty(10, 1, 6)).counters == [LeaseGrant(4, Mode.PLENTY, 10, 2, False)]
+    assert ready.call("a", 2, plenty(10, 2, 3, 3, 2)).counters == [LeaseGrant(3, Mode.PLENTY, 7, 3, False)]
+    assert ready.call("b", 2, plenty(10, 1, 9, 4, 1)).counters == [LeaseGrant(7, Mode.PLENTY, 10, 3, False)]
 
 
 def test_another_maximum_gives_no_more_than_the_smaller_one_allows(ready: Authority) -> None:
@@ -378,12 +392,12 @@ def test_nobody_has_plenty_for_less_than_all_have(ready: Authority) -> None:
 
 def test_small_requests_do_not_starve_a_large_one(ready: Authority) -> None:
     ready.call("a", 1, plenty(10, 9, 9))
-    assert ready.call("b", 1, plenty(10, 5, 5)).rights == [Right(0, Mode.PLENTY, 9, 9, False)]
+    assert ready.call("b", 1, plenty(10, 5, 5)).counters == [LeaseGrant(0, Mode.PLENTY, 9, 9, False)]
     ready.call("a", 2, plenty(10, 6, 6, 6, 6))
     assert rights(ready.call("c", 1, plenty(10, 1, 3))) == [(0, Mode.PLENTY)], "4 are free, and the first needs 5"
     ready.call("a", 3, plenty(10, 2, 2, 2, 2))
     assert rights(ready.call("c", 2, plenty(10, 1, 3))) == [(1, Mode.PLENTY)], "no more than it needs, as another waits"
-    assert ready.call("b", 2, plenty(10, 5, 5)).rights == [Right(5, Mode.PLENTY, 8, 8, False)]
+    assert ready.call("b", 2, plenty(10, 5, 5)).counters == [LeaseGrant(5, Mode.PLENTY, 8, 8, False)]
 
 
 def test_what_the_first_one_has_already_is_not_reserved_again(ready: Authority) -> None:
@@ -398,8 +412,8 @@ def test_who_holds_much_does_not_go_on_with_what_it_gives_back(ready: Authority)
     """A permit that comes back is the first one's, even if the holder has a request of its own."""
     ready.call("a", 1, plenty(10, 10, 10))
     ready.call("b", 1, plenty(10, 1, 1))
-    assert ready.call("a", 2, plenty(10, 10, 10, 9, 9)).rights == [Right(9, Mode.PLENTY, 9, 9, True)]
-    assert ready.call("b", 2, plenty(10, 1, 1)).rights == [Right(1, Mode.PLENTY, 10, 10, True)]
+    assert ready.call("a", 2, plenty(10, 10, 10, 9, 9)).counters == [LeaseGrant(9, Mode.PLENTY, 9, 9, True)]
+    assert ready.call("b", 2, plenty(10, 1, 1)).counters == [LeaseGrant(1, Mode.PLENTY, 10, 10, True)]
 
 
 def test_a_smaller_maximum_does_not_starve(ready: Authority) -> None:
@@ -433,9 +447,9 @@ def test_a_server_with_an_old_state_ends_no_lease(ready: Authority) -> None:
 def test_who_gives_up_waits_no_more(ready: Authority) -> None:
     ready.call("a", 1, plenty(2, 2, 2))
     ready.call("b", 1, plenty(2, 1, 1))
-    assert ready.call("a", 2, plenty(2, 2, 2)).rights[0].waited_for
+    assert ready.call("a", 2, plenty(2, 2, 2)).counters[0].waited_for
     ready.call("b", 2, plenty(2, 0, 0))
-    assert not ready.call("a", 3, plenty(2, 2, 2)).rights[0].waited_for
+    assert not ready.call("a", 3, plenty(2, 2, 2)).counters[0].waited_for
 
 
 def test_who_does_not_ask_again_loses_its_place(ready: Authority) -> None:
@@ -446,7 +460,7 @@ def test_who_does_not_ask_again_loses_its_place(ready: Authority) -> None:
     ready.end_place("b")
     assert rights(ready.call("a", 2, plenty(10, 0, 0))) == [(0, Mode.PLENTY)]
     assert rights(ready.call("c", 2, plenty(10, 8, 9))) == [(9, Mode.PLENTY)]
-    assert ready.call("b", 2, plenty(10, 9, 9)).rights == [Right(0, Mode.PLENTY, 9, 8, False)]
+    assert ready.call("b", 2, plenty(10, 9, 9)).counters == [LeaseGrant(0, Mode.PLENTY, 9, 8, False)]
     ready.call("c", 3, plenty(10, 0, 0))
     assert rights(ready.call("b", 3, plenty(10, 9, 10))) == [(10, Mode.PLENTY)]
 
@@ -456,7 +470,7 @@ def test_a_number_in_line_that_is_too_large(ready: Authority) -> None:
     ready.call("a", 1, plenty(10, 10, 10))
     ready.call("b", 1, plenty(10, 9, 9))
     ready.server.delete(PREFIX + "line:n")
-    assert not ready.call("a", 2, plenty(10, 10, 10)).rights[0].waited_for
+    assert not ready.call("a", 2, plenty(10, 10, 10)).counters[0].waited_for
     assert ready.totals()[b"n"][4] == 0
 
 
@@ -467,54 +481,54 @@ def test_a_number_in_line_that_is_too_small(ready: Authority) -> None:
     total = ready.totals()[b"n"]
     ready.server.hset(KEYS[2], b"n", struct.pack("<7d", *total[:4], 1, *total[5:]))
     ready.end_place("b")
-    assert ready.call("a", 2, plenty(10, 0, 3)).rights[0].waited_for, "by c"
+    assert ready.call("a", 2, plenty(10, 0, 3)).counters[0].waited_for, "by c"
     assert ready.totals()[b"n"][4] == 1
 
 
 def test_a_request_that_does_not_stay_has_no_place(ready: Authority) -> None:
-    """But the others hear of it, and its own sidecar hears only of the others."""
+    """But the others hear of it, and its own daemon hears only of the others."""
     ready.call("a", 1, plenty(10, 10, 10))
-    assert not ready.call("b", 1, plenty(10, 9, 9)._replace(stays=False)).rights[0].waited_for
-    assert ready.call("a", 2, plenty(10, 5, 5)).rights[0].waited_for
+    assert not ready.call("b", 1, plenty(10, 9, 9)._replace(stays=False)).counters[0].waited_for
+    assert ready.call("a", 2, plenty(10, 5, 5)).counters[0].waited_for
     assert rights(ready.call("c", 1, plenty(10, 5, 5))) == [(5, Mode.PLENTY)]
-    for sidecar, call in (("b", 2), ("c", 2)):
-        ready.call(sidecar, call, plenty(10, 6, 6)._replace(stays=False))
-    assert ready.call("b", 3, plenty(10, 6, 6)._replace(stays=False)).rights[0].waited_for, "by c"
+    for daemon, call in (("b", 2), ("c", 2)):
+        ready.call(daemon, call, plenty(10, 6, 6)._replace(stays=False))
+    assert ready.call("b", 3, plenty(10, 6, 6)._replace(stays=False)).counters[0].waited_for, "by c"
 
 
 def test_counters_that_are_waited_for_are_told(ready: Authority) -> None:
-    """To sidecars that said nothing about them."""
+    """To daemons that said nothing about them."""
     ready.call("a", 1, plenty(10, 10, 10))
     assert ready.call("b", 1).waited == []
     ready.call("c", 1, plenty(10, 1, 1))
     assert ready.call("b", 2).waited == [b"n"]
-    ready.call("c", 2, *[Wish(b"%d" % number, 1, 2, 2, 0, 0, Mode.PLENTY) for number in range(99)])
+    ready.call("c", 2, *[LeaseRequest(b"%d" % number, 1, 2, 2, 0, 0, Mode.PLENTY) for number in range(99)])
     assert len(ready.call("b", 3).waited) == 32
 
 
 def test_the_answer_says_how_many_share(ready: Authority) -> None:
-    """And how long to wait before the next question: the more sidecars there are, the longer."""
-    assert [ready.call(f"s{number}", 1).sidecars for number in range(3)] == [2, 3, 4]
+    """And how long to wait before the next question: the more daemons there are, the longer."""
+    assert [ready.call(f"s{number}", 1).daemons for number in range(3)] == [2, 3, 4]
     assert ready.call("a", 1).again_ms == 5
     for number in range(3, 98):
         ready.call(f"s{number}", 1)
     assert ready.call("a", 2).again_ms == 50
 
 
-def test_a_farewell_ends_the_lease(ready: Authority) -> None:
+def test_a_lease_of_no_time_ends_it(ready: Authority) -> None:
     ready.call("a", 1, plenty(10, 6, 6))
-    assert ready.call("a", 2, lease_ms=0).rights == []
+    assert ready.call("a", 2, lease_ms=0).counters == []
     assert rights(ready.call("b", 1, plenty(10, 10, 10))) == [(10, Mode.PLENTY)]
     with pytest.raises(LeaseLost):
         ready.call("a", 3, plenty(10, 1, 1))
     ready.call("stranger", 1, lease_ms=0)
-    assert ready.call("b", 2).sidecars == 2
+    assert ready.call("b", 2).daemons == 2
 
 
-def test_a_server_learns_for_the_longest_lease(ready: Authority) -> None:
-    """Even if the first call comes from a sidecar with a shorter one."""
+def test_a_server_recovers_for_the_longest_lease(ready: Authority) -> None:
+    """Even if the first call comes from a daemon with a shorter one."""
     ready.promote()
-    assert ready.call("a", 1, lease_ms=1000).learning_ms == HOUR_MS
+    assert ready.call("a", 1, lease_ms=1000).recovering_ms == HOUR_MS
 
 
 def test_a_lease_from_another_clock_does_not_go_on(ready: Authority) -> None:
@@ -524,46 +538,48 @@ def test_a_lease_from_another_clock_does_not_go_on(ready: Authority) -> None:
     assert ready.server.zscore(KEYS[0], "ghost") == float(ready.server.hget(KEYS[1], "learns"))
 
 
-def test_a_master_that_was_a_replica_for_a_moment_learns(ready: Authority) -> None:
+def test_a_master_that_was_a_replica_for_a_moment_recovers(ready: Authority) -> None:
     """The other master may have lacked its last writes. Its process, and all of its data, are the same."""
     before = ready.call("a", 1, plenty(10, 4, 4))
-    assert before.learning_ms == 0
+    assert before.recovering_ms == 0
     ready.promote()
     answer = ready.call("b", 1, plenty(10, 1, 1))
     assert rights(answer) == [(0, Mode.PLENTY)]
-    assert answer.learning_ms == HOUR_MS
-    assert answer.learns_ms > before.learns_ms
-    assert ready.call("a", 2, plenty(10, 4, 4, 4, 4)).learns_ms == answer.learns_ms, "it learns once"
+    assert answer.recovering_ms == HOUR_MS
+    assert answer.recovered_ms > before.recovered_ms
+    assert ready.call("a", 2, plenty(10, 4, 4, 4, 4)).recovered_ms == answer.recovered_ms, "it recovers once"
 
 
-def test_a_clock_that_is_set_back_makes_no_learning_longer(ready: Authority) -> None:
+def test_a_clock_that_is_set_back_makes_no_recovery_longer(ready: Authority) -> None:
     ready.server.hset(KEYS[1], "learns", 10**15)
-    assert ready.call("a", 1).learning_ms == HOUR_MS
-    assert ready.call("a", 2).learning_ms <= HOUR_MS
+    assert ready.call("a", 1).recovering_ms == HOUR_MS
+    assert ready.call("a", 2).recovering_ms <= HOUR_MS
 
 
 def test_units_of_a_rate_are_granted_once(ready: Authority) -> None:
     """In ten years there are ten; none comes while the test runs."""
 
-    def ask(sidecar: str, call: int, least: int, want: int, give: int = 0) -> Units:
-        wish = RateWish(b"n", 10, TEN_YEARS_US, 10, least, want, give)
-        return ready.call(sidecar, call, rates=[wish]).units[0]
+    def ask(daemon: str, call: int, least: int, want: int, give: int = 0) -> RateGrant:
+        request = RateRequest(b"n", 10, TEN_YEARS_US, 10, least, want, give)
+        return ready.call(daemon, call, rates=[request]).rates[0]
 
-    assert ask("a", 1, 1, 6) == Units(6, 0)
-    assert ask("b", 1, 1, 6) == Units(4, 0)
+    assert ask("a", 1, 1, 6) == RateGrant(6, 0)
+    assert ask("b", 1, 1, 6) == RateGrant(4, 0)
     refused = ask("a", 2, 1, 1)
     assert refused.units == 0
     assert 0 < refused.wait_us <= 31_622_400_000_000
-    assert ask("b", 2, 0, 0, give=3) == Units(0, 0)
-    assert ask("a", 3, 2, 9, give=-1) == Units(2, 0)
+    assert ask("b", 2, 0, 0, give=3) == RateGrant(0, 0)
+    assert ask("a", 3, 2, 9, give=-1) == RateGrant(2, 0)
 
 
 def test_when_a_rate_is_full(ready: Authority) -> None:
-    name = next(name for name in (b"%d" % number for number in range(999)) if authority.partition_of(name) == PARTITION)
-    assert ready.server.get(authority.rate_key(name)) is None
-    ready.call("a", 1, rates=[RateWish(name, 100, HOUR_MS * 1000, 100, 25, 25)])
+    name = next(
+        name for name in (b"%d" % number for number in range(999)) if lease_protocol.partition_of(name) == PARTITION
+    )
+    assert ready.server.get(lease_protocol.rate_key(name)) is None
+    ready.call("a", 1, rates=[RateRequest(name, 100, HOUR_MS * 1000, 100, 25, 25)])
     seconds, micros = ready.server.time()
-    full_us = authority.full_us(ready.server.get(authority.rate_key(name))) - seconds * 1e6 - micros
+    full_us = lease_protocol.full_us(ready.server.get(lease_protocol.rate_key(name))) - seconds * 1e6 - micros
     assert 0 < full_us <= HOUR_MS * 1000 / 4
 
 
@@ -571,45 +587,45 @@ def test_nothing_of_a_rate_takes_longer_than_ten_years(ready: Authority) -> None
     """Neither does its key live for longer."""
     most = 2**32 - 1
 
-    def ask(call: int, limit: int, burst: int, least: int, give: int = 0) -> Units:
-        wish = RateWish(b"n", limit, TEN_YEARS_US, burst, least, least, give)
-        return ready.call("a", call, rates=[wish]).units[0]
+    def ask(call: int, limit: int, burst: int, least: int, give: int = 0) -> RateGrant:
+        request = RateRequest(b"n", limit, TEN_YEARS_US, burst, least, least, give)
+        return ready.call("a", call, rates=[request]).rates[0]
 
-    assert ask(1, 1, most, most) == Units(most, 0)
+    assert ask(1, 1, most, most) == RateGrant(most, 0)
     refused = ask(2, 1, most, most)
     assert refused.units == 0
     assert 0.99 * TEN_YEARS_US < refused.wait_us <= TEN_YEARS_US
     for call in range(3, 6):
-        assert ask(call, 1, 0, 0, -most) == Units(0, 0), "a debt"
+        assert ask(call, 1, 0, 0, -most) == RateGrant(0, 0), "a debt"
     assert 0.99 * TEN_YEARS_US < ask(6, 1, 1, 1).wait_us <= TEN_YEARS_US
     assert ready.server.pttl(PREFIX + "rate:n") <= TEN_YEARS_US / 1000 + 1
 
 
 def test_units_of_an_unknown_rate_change_nothing(ready: Authority) -> None:
-    """They came for a request that was gone, so that the sidecar does not know the numbers any more."""
-    wish = RateWish(b"n", 10, TEN_YEARS_US, 10, 10, 10)
-    assert ready.call("a", 1, rates=[wish]).units == [Units(10, 0)]
-    assert ready.call("a", 2, rates=[RateWish(b"n", 0, 0, 0, 0, 0, 10)]).units == [Units(0, 0)]
-    assert ready.call("a", 3, rates=[wish]).units[0].units == 0
+    """They came for a request that was gone, so that the daemon does not know the numbers any more."""
+    request = RateRequest(b"n", 10, TEN_YEARS_US, 10, 10, 10)
+    assert ready.call("a", 1, rates=[request]).rates == [RateGrant(10, 0)]
+    assert ready.call("a", 2, rates=[RateRequest(b"n", 0, 0, 0, 0, 0, 10)]).rates == [RateGrant(0, 0)]
+    assert ready.call("a", 3, rates=[request]).rates[0].units == 0
 
 
 def test_a_lease_that_is_over(ready: Authority) -> None:
     ready.call("a", 1, plenty(10, 6, 6))
     ready.call("b", 1, plenty(10, 9, 9))
-    for sidecar in "ab":
-        ready.end_lease(sidecar)
+    for daemon in "ab":
+        ready.end_lease(daemon)
     with pytest.raises(LeaseLost):  # although only that of the other one was taken back
         ready.call("b", 2, plenty(10, 9, 9))
-    assert ready.call("c", 1, plenty(10, 10, 10)).rights == [Right(10, Mode.PLENTY, 10, 10, False)]
-    for sidecar in "ab":
+    assert ready.call("c", 1, plenty(10, 10, 10)).counters == [LeaseGrant(10, Mode.PLENTY, 10, 10, False)]
+    for daemon in "ab":
         with pytest.raises(LeaseLost):
-            ready.call(sidecar, 3, plenty(10, 1, 1))
-    assert sorted(ready.server.scan_iter()) == [key.encode() for key in sorted(authority.keys(PARTITION, "c"))]
+            ready.call(daemon, 3, plenty(10, 1, 1))
+    assert sorted(ready.server.scan_iter()) == [key.encode() for key in sorted(lease_protocol.keys(PARTITION, "c"))]
 
 
-def test_what_an_expired_sidecar_has_comes_back_in_parts(ready: Authority) -> None:
+def test_what_an_expired_daemon_has_comes_back_in_parts(ready: Authority) -> None:
     for call in range(1, 13):
-        many = [Wish(b"%d n%d" % (call, number), 2, 1, 1, 0, 1, Mode.PLENTY) for number in range(1000)]
+        many = [LeaseRequest(b"%d n%d" % (call, number), 2, 1, 1, 0, 1, Mode.PLENTY) for number in range(1000)]
         ready.call("a", call, *many)
     ready.end_lease("a")
     calls = 0
@@ -619,19 +635,19 @@ def test_what_an_expired_sidecar_has_comes_back_in_parts(ready: Authority) -> No
     assert calls == 12_000 / 500
 
 
-def test_a_server_that_forgot_what_it_granted_learns_it(ready: Authority) -> None:
+def test_a_server_that_forgot_what_it_granted_recovers(ready: Authority) -> None:
     ready.remember()
     ready.call("a", 1, plenty(10, 4, 6))
     ready.fail_over()
-    assert ready.call("b", 1, plenty(10, 1, 9)).rights == [Right(0, Mode.PLENTY, 0, 0, False)]
+    assert ready.call("b", 1, plenty(10, 1, 9)).counters == [LeaseGrant(0, Mode.PLENTY, 0, 0, False)]
     answer = ready.call("a", 2, plenty(10, 5, 9, 6, 5))
-    assert (answer.learning_ms > 0, rights(answer)) == (True, [(6, Mode.PLENTY)])
-    ready.learn_no_more()
+    assert (answer.recovering_ms > 0, rights(answer)) == (True, [(6, Mode.PLENTY)])
+    ready.recover()
     assert rights(ready.call("b", 2, plenty(10, 1, 9))) == [(4, Mode.PLENTY)]
 
 
 def test_what_a_server_remembers_wrongly_is_not_believed(ready: Authority) -> None:
-    """It is from before the sidecar gave it back, and others may have had it since."""
+    """It is from before the daemon gave it back, and others may have had it since."""
     ready.call("a", 1, plenty(10, 4, 9))
     ready.remember()
     ready.call("a", 2, plenty(10, 1, 1, 1, 1))
@@ -646,21 +662,23 @@ def test_the_script_does_what_the_function_does(server: redis.Redis) -> None:
     for each in made:
         server.flushdb()
         each.call("first", 1)
-        each.learn_no_more()
+        each.recover()
         answers.append([each.call("a", 1, plenty(10, 1, 6)), each.call("b", 1, plenty(10, 1, 6))])
     assert answers[0] == answers[1]
 
 
 def test_each_name_has_one_partition() -> None:
-    found = Counter(authority.partition_of(b"%d" % number) for number in range(16_000))
-    assert len(found) == authority.PARTITIONS
+    found = Counter(lease_protocol.partition_of(b"%d" % number) for number in range(16_000))
+    assert len(found) == lease_protocol.PARTITIONS
     assert min(found.values()) > 800
-    assert authority.partition_of(b"foobar") == 0xBF9CF968 % authority.PARTITIONS, "as the authors of FNV-1a have it"
-    slots = {key[key.index("{") : key.index("}")] for key in authority.keys(7, "a")}
-    assert slots == {f"{{{authority.TAGS[7]}"}
+    assert lease_protocol.partition_of(b"foobar") == 0xBF9CF968 % lease_protocol.PARTITIONS, (
+        "as the authors of FNV-1a have it"
+    )
+    slots = {key[key.index("{") : key.index("}")] for key in lease_protocol.keys(7, "a")}
+    assert slots == {f"{{{lease_protocol.TAGS[7]}"}
 
 
-# ---- answers, as a sidecar reads them -------------------------------------------------------------------------------
+# ---- answers, as a daemon reads them -------------------------------------------------------------------------------
 
 INF, NAN = float("inf"), float("nan")
 ODD = (None, b"5", "5", [], [5], {}, -1, 1 << 32, INF, -INF, NAN, ValueError("ERR"))
@@ -693,7 +711,7 @@ RIGHT = struct.pack("<5d", 1, 0, 1, 1, 0)
 )
 def test_answers_of_odd_types(found: Any) -> None:
     with pytest.raises(ValueError, match="the authority answered"):
-        authority.answer(found)
+        lease_protocol.answer(found)
 
 
 def test_an_answer_that_is_nested_deeply() -> None:
@@ -701,13 +719,13 @@ def test_an_answer_that_is_nested_deeply() -> None:
     for _ in range(100_000):
         found = [found]
     with pytest.raises(ValueError, match=r"the authority answered \[\[\[\["):
-        authority.answer(found)
+        lease_protocol.answer(found)
 
 
 def test_numbers_that_a_store_cannot_have() -> None:
     """Sums over all daemons, and times until a rate of a client has enough, have no bound."""
     rights, units = struct.pack("<5d", 1, 0, 1e300, -1, 1), struct.pack("<2d", 0, 1e300)
-    answer = authority.answer([2, 0, 1 << 41, 1, 5, [b"a"], rights, units])
-    assert answer.rights == [authority.Right(1, authority.Mode.PLENTY, 0xFFFFFFFF, 0, True)]
-    assert answer.units == [authority.Units(0, authority.WAIT_MAX_US)]
+    answer = lease_protocol.answer([2, 0, 1 << 41, 1, 5, [b"a"], rights, units])
+    assert answer.counters == [lease_protocol.LeaseGrant(1, lease_protocol.Mode.PLENTY, 0xFFFFFFFF, 0, True)]
+    assert answer.rates == [lease_protocol.RateGrant(0, lease_protocol.WAIT_MAX_US)]
     assert answer[:5] == (0, 1 << 41, 1, 5, [b"a"])

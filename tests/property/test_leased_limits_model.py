@@ -1,4 +1,4 @@
-"""Random histories of a store that shares limits (escrow_model.py): it never grants more than it has rights to."""
+"""Random histories of a store that shares limits: it never grants more than it has rights to."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import random
 import pytest
 
 from kit.machine import examples
-from property.escrow_model import History
+from property.leased_limits_model import History
 
 STEPS = 80
 

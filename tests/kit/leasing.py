@@ -5,27 +5,27 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
-from counterd.cluster import authority
-from counterd.cluster.sidecar import MS, SECOND, Sidecar
+from counterd.cluster import lease_protocol
+from counterd.cluster.lease_policy import MS, SECOND, LeasePolicy
 from kit.lua_redis import LuaRedis
 from kit.shared_store import Request, SharedStore
 
 LEASE_MS = 10_000
 NAME = b"n"
-PART = authority.partition_of(NAME)
+PART = lease_protocol.partition_of(NAME)
 START_NS = 100 * SECOND
 
 
 class Server(LuaRedis):
-    """It has learnt. The time is the test's."""
+    """It has recovered. The time is the test's."""
 
     def __init__(self) -> None:
         super().__init__()
         self.run = "run-0"
         self.now_ns = START_NS
         self.numbers = itertools.count(1)
-        for partition in range(authority.PARTITIONS):
-            self.data[authority.keys(partition, "")[1].encode()] = {b"history": b"0", b"learns": b"0"}
+        for partition in range(lease_protocol.PARTITIONS):
+            self.data[lease_protocol.keys(partition, "")[1].encode()] = {b"history": b"0", b"learns": b"0"}
 
     def advance(self, duration_ns: int) -> None:
         self.now_ns += duration_ns
@@ -42,7 +42,7 @@ class Machine:
         self.refusals: list[Request] = []
         self.dropped: list[bytes] = []
         self.store = SharedStore(self.grants.append, self.refusals.append, self.drop if drops else None)
-        self.sidecar = Sidecar(self.store, lambda: f"s{next(server.numbers)}", LEASE_MS)
+        self.policy = LeasePolicy(self.store, lambda: f"s{next(server.numbers)}", LEASE_MS)
 
     def drop(self, names: list[bytes]) -> None:
         for name in names:
@@ -59,13 +59,13 @@ class Machine:
 
     def send(self) -> tuple[list[str], list[Any]] | None:
         self.store.turn(self.server.now_ns)
-        return self.sidecar.call(PART, self.server.run, self.server.now_ns)
+        return self.policy.call(PART, self.server.run, self.server.now_ns)
 
     def turn(self) -> bool:
         """Makes a call if there is something to say."""
         call = self.send()
         if call is not None:
-            self.sidecar.answered(PART, self.server.tick(*call), self.server.now_ns)
+            self.policy.answered(PART, self.server.tick(*call), self.server.now_ns)
         return call is not None
 
     @property
@@ -83,7 +83,7 @@ def pass_time(server: Server, duration_ns: int, *machines: Machine) -> int:
     while server.now_ns < end_ns:
         server.advance(MS)
         for machine in machines:
-            if server.now_ns >= machine.sidecar.next_call_ns(PART):
+            if server.now_ns >= machine.policy.next_call_ns(PART):
                 calls += machine.turn()
     return calls
 
@@ -106,7 +106,7 @@ def fill(server: Server, names: int, maximum: int = 100, size: int = 0) -> tuple
     """A machine with a permit of each of many counters in one partition. size: the least of a name, in bytes."""
     machine = Machine(server)
     numbers = (b"n%d" % number + b"-" * size for number in itertools.count())
-    found = [*itertools.islice((name for name in numbers if authority.partition_of(name) == PART), names)]
+    found = [*itertools.islice((name for name in numbers if lease_protocol.partition_of(name) == PART), names)]
     for name in found:
         machine.ask(maximum=maximum, name=name)
     while len(machine.grants) < names:

@@ -9,20 +9,23 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from counterd.cluster.authority import PARTITIONS, partition_of
-from counterd.protocols.counter import escrow, wire
+from counterd.cluster.lease_protocol import PARTITIONS, partition_of
+from counterd.contract import CounterUpdate, RateUpdate, Scope, Update
+from counterd.protocols.counter import leased_limits, wire
 from counterd.protocols.counter.wire import OnDeath, Permit, Rate, Status
 from kit.takes import MS, Desk, Taker
 
 if TYPE_CHECKING:
     from random import Random
 
+    from counterd.contract import CounterChange, RateChange
+
 NAMES = [b"a", b"b", b"c" * 50]
 MAXIMUM = 6
 LEASE_MS = 5000
 PERIOD_US = 1_000_000
 POLICIES = ("closed", "share", "open")
-SIDECARS = 2
+DAEMONS = 2
 
 
 class Client:
@@ -35,13 +38,6 @@ class Client:
         self.is_gone = False
 
 
-class Calls:
-    """A call of a partition that is under way: its counters and its rates."""
-
-    def __init__(self, counters: list[Any], rates: list[Any]) -> None:
-        self.counters, self.rates = counters, rates
-
-
 class History:
     """draw: a source of chance, such as random.Random."""
 
@@ -49,19 +45,25 @@ class History:
         self.draw = draw
         self.desk = Desk(buckets=16, name_memory=4096)
         self.desk.store.limit_stays(60)
-        self.escrow = escrow(self.desk.store, b"")
+        self.limits = leased_limits(self.desk.store, b"")
         self.policy = draw.choice(POLICIES)
-        self.escrow.set_policy(self.policy, draw.random() < 0.5)
-        self.escrow.set_sidecars(SIDECARS)
+        self.limits.set_policy(self.policy, draw.random() < 0.5)
         self.rights: Counter[bytes] = Counter()
         self.units: Counter[bytes] = Counter()
         self.taken: Counter[bytes] = Counter()  # of rates: units that were granted to clients
         self.was_away = False
         self.on_death = draw.choice([OnDeath.FINAL, OnDeath.REFUNDED])
-        self.calls: dict[int, Calls] = {}
+        self.calls: dict[int, tuple[list[CounterChange], list[RateChange]]] = {}  # under way, by partition
         self.clients = [Client(self.desk.taker()) for _ in range(4)]
         for partition in range(PARTITIONS):
-            self.lease(partition)
+            self.update(partition, lease_ns=self.lease_ns(), daemons=DAEMONS)
+
+    def update(self, partition: int, **what: Any) -> None:
+        self.limits.apply(partition, Update(**what), self.desk.pump.now_ns)
+        self.desk.pump.settle()
+
+    def lease_ns(self) -> int:
+        return self.desk.pump.now_ns + LEASE_MS * MS
 
     # ---- one step ----
 
@@ -118,21 +120,25 @@ class History:
         partition = partition_of(self.draw.choice(NAMES))
         if partition in self.calls:
             return
-        every = self.draw.random() < 0.2
-        call = Calls(
-            self.escrow.take_news(partition, self.draw.randint(1, 3), 3, every), self.escrow.take_rates(partition, 3, 3)
-        )
-        kept = []
-        for number, name, _, _, _, used, _, rights, _ in call.counters:
-            keep = max(used, self.draw.randint(0, rights)) if rights else used
-            kept.append((number, keep))
-            self.rights[name] = min(self.rights[name], keep)
-        self.escrow.keep_rights(kept)
-        given = [(number, units if self.draw.random() < 0.5 else min(units, 0)) for number, *_, units, _ in call.rates]
-        self.escrow.give_units(given)
-        for (_, units), (_, name, *_) in zip(given, call.rates, strict=True):
-            self.give_back(name, units)
-        self.calls[partition] = call
+        scope = self.draw.choice([*Scope, Scope.BACKGROUND, Scope.BACKGROUND])
+        changes = self.limits.changes(partition, self.draw.randint(1, 3), scope)
+        kept: list[tuple[int, int, bool]] = []
+        unchanged: list[int] = []
+        counters = []
+        for change in changes.blocking + changes.background:
+            if not change.first and self.draw.random() < 0.1:
+                unchanged.append(change.number)
+                continue
+            keep = max(change.used, self.draw.randint(0, change.rights)) if change.rights else change.used
+            kept.append((change.number, keep, self.draw.random() < 0.2))
+            self.rights[change.name] = min(self.rights[change.name], keep)
+            counters.append(change)
+        for rate in changes.rates:
+            if rate.units > 0 and self.draw.random() < 0.5:
+                kept.append((rate.number, 0, False))
+                self.give_back(rate.name, rate.units)
+        self.update(partition, kept=kept, unchanged=unchanged)
+        self.calls[partition] = counters, changes.rates
 
     def give_back(self, name: bytes, units: int) -> None:
         self.units[name] -= units
@@ -142,56 +148,49 @@ class History:
         if not self.calls:
             return
         partition = self.draw.choice(sorted(self.calls))
-        call = self.calls.pop(partition)
-        self.reach(partition)
-        self.lease(partition)
-        settled, poured = [], []
-        for number, name, _, first, _, used, _, _, _ in call.counters:
-            rights = max(used, self.draw.randint(0, MAXIMUM))
-            self.rights[name] = rights
-            others = self.draw.randint(0, 3)
-            refused = rights < used + first
-            settled.append((number, rights, MAXIMUM, used + others, self.draw.random() < 0.3, refused))
-        for number, name, _, _, _, first, *_ in call.rates:
-            units = self.draw.choice([0, first, first + 3])
-            self.units[name] += units
-            poured.append((number, units, first, 0 if units else self.draw.choice([0, 50_000])))
-        self.escrow.settle_rights(settled, self.desk.pump.now_ns)
-        self.escrow.settle_rates(poured, self.desk.pump.now_ns)
-        self.desk.pump.settle()
+        asked, rates = self.calls.pop(partition)
+        counters, poured = [], []
+        for change in asked:
+            rights = max(change.used, self.draw.randint(0, MAXIMUM))
+            self.rights[change.name] = rights
+            all_used = change.used + self.draw.randint(0, 3)
+            is_refused = rights < change.used + change.first
+            yields = self.draw.random() < 0.3
+            counters.append(CounterUpdate(change.number, rights, MAXIMUM, all_used, yields, is_refused))
+        for rate in rates:
+            units = self.draw.choice([0, rate.first, rate.first + 3])
+            wait_us = 0 if units else self.draw.choice([0, 50_000])
+            debt = -min(rate.units, 0)
+            self.units[rate.name] += units + debt
+            poured.append(RateUpdate(rate.number, units + debt, rate.first, wait_us))
+        self.update(partition, lease_ns=self.lease_ns(), is_reachable=True, counters=counters, rates=poured)
 
     def lose_answer(self) -> None:
         """A call has no answer; then the authority cannot be reached."""
         if self.calls:
             partition = self.draw.choice(sorted(self.calls))
-            call = self.calls.pop(partition)
-            self.escrow.forget_call([number for number, *_ in call.counters + call.rates])
             self.was_away = True
-            self.escrow.set_reachable(partition, False, self.desk.pump.now_ns)
-            self.desk.pump.settle()
+            self.update(partition, forgotten=self.forgotten(partition), is_reachable=False)
+
+    def forgotten(self, partition: int) -> list[int]:
+        """The numbers in a call."""
+        counters, rates = self.calls.pop(partition, ([], []))
+        return [change.number for change in counters] + [rate.number for rate in rates]
 
     def travel(self) -> None:
-        self.reach(partition_of(self.draw.choice(NAMES)))
+        self.update(partition_of(self.draw.choice(NAMES)), is_reachable=True)
 
     def end_lease(self) -> None:
         partition = partition_of(self.draw.choice(NAMES))
         for name in NAMES:
             if partition_of(name) == partition:
                 self.rights[name] = 0
-        self.escrow.lose(partition, self.desk.pump.now_ns)
-        self.desk.pump.settle()
+        self.update(partition, lease_ns=0)
 
     def want(self) -> None:
         """Other daemons wait for rights."""
         name = self.draw.choice(NAMES)
-        self.escrow.wanted_elsewhere(partition_of(name), [name, b"unknown"], self.desk.pump.now_ns)
-        self.desk.pump.settle()
-
-    def reach(self, partition: int) -> None:
-        self.escrow.set_reachable(partition, True, self.desk.pump.now_ns)
-
-    def lease(self, partition: int) -> None:
-        self.escrow.set_lease(partition, self.desk.pump.now_ns + LEASE_MS * MS)
+        self.update(partition_of(name), wanted=[name, b"unknown"])
 
     # ---- what was answered ----
 
@@ -244,20 +243,23 @@ class History:
             client.taker.close()
         self.desk.wait(120_000)
         for partition in {partition_of(name) for name in NAMES}:
-            self.reach(partition)
-            if partition in self.calls:
-                call = self.calls.pop(partition)
-                self.escrow.forget_call([number for number, *_ in call.counters + call.rates])
+            self.update(partition, is_reachable=True, forgotten=self.forgotten(partition))
             for _ in range(3):
-                news, rates = self.escrow.take_news(partition, 9, 9), self.escrow.take_rates(partition, 9, 9)
-                assert all(each[5] == 0 for each in news), "nothing is in use"
-                self.escrow.give_units([(number, units) for number, *_, units, _ in rates])
-                for _, name, *_, units, _ in rates:
-                    self.give_back(name, units)
-                self.escrow.settle_rights([(each[0], 0, 0, 0, False, False) for each in news], self.desk.pump.now_ns)
-                self.escrow.settle_rates([(each[0], 0, 0, 0) for each in rates], self.desk.pump.now_ns)
-            assert self.escrow.take_news(partition, 9, 9, True) == []
-            assert self.escrow.take_rates(partition, 9, 9) == []
+                changes = self.limits.changes(partition, 9, Scope.BACKGROUND)
+                counters = changes.blocking + changes.background
+                assert all(change.used == 0 for change in counters), "nothing is in use"
+                kept = []
+                for rate in changes.rates:
+                    self.give_back(rate.name, rate.units)
+                    if rate.units > 0:
+                        kept.append((rate.number, 0, False))
+                self.update(partition, kept=kept)
+                self.update(
+                    partition,
+                    counters=[CounterUpdate(change.number, 0, 0, 0, False, False) for change in counters],
+                    rates=[RateUpdate(rate.number, -min(rate.units, 0), 0, 0) for rate in changes.rates],
+                )
+            assert self.limits.changes(partition, 9, Scope.REPORT) == ([], [], [], True)
         self.desk.wait(120_000)
         assert self.desk.store.held() == 0
         assert self.desk.store.snapshot()["rates"] == 0

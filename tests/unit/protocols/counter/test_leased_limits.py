@@ -1,14 +1,13 @@
-"""Shared counters: a store grants from its rights, asks for what it lacks, and gives up what its lease had given it."""
+"""Shared counters: a store grants from its rights, asks for what is missing, and gives up what its lease gave."""
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
-from counterd.cluster.authority import PARTITIONS, partition_of
+from counterd.cluster.lease_protocol import PARTITIONS, partition_of
+from counterd.contract import RateChange, RateUpdate, Scope, Update
 from counterd.control.config.keys import PREFIX_MAX
-from counterd.protocols.counter import escrow, wire
+from counterd.protocols.counter import leased_limits, wire
 from counterd.protocols.counter._lending import Lending
 from counterd.protocols.counter.limits import parse_limits
 from counterd.protocols.counter.wire import DumpEntry, OnDeath, Permit, Rate, Status
@@ -40,17 +39,17 @@ def test_a_request_without_rights_waits_for_the_answer(shop: Shop) -> None:
     ask(one, 2)
     assert statuses(one) == []
     assert one.session.state == 2, "parked"
-    assert (shop.urgency(), shop.escrow.hurries()) == (2, 1 << PART)
-    (news,) = shop.news()
-    assert news[1:] == (NAME, 10, 2, 2, 0, 0, 0, False)
-    assert (shop.urgency(), shop.escrow.hurries()) == (0, 0)
-    shop.answer(news, 5)
+    assert shop.limits.has_urgent() == (1 << PART, 1 << PART)
+    (change,) = shop.counters()
+    assert change[1:] == (NAME, 10, 2, 2, 0, 0, 0, False)
+    assert shop.limits.has_urgent() == (0, 0)
+    shop.answer(change, 5)
     assert statuses(one) == [Status.NO_ERROR]
     assert one.acquire(NAME, 3, 10) == Status.NO_ERROR, "from rights that are there"
     ask(one)
     assert len(statuses(one)) == 2, "there are no more rights"
-    (news,) = shop.news()
-    assert news[1:-1] == (NAME, 10, 1, 1, 5, 5, 5)
+    (change,) = shop.counters()
+    assert change[1:-1] == (NAME, 10, 1, 1, 5, 5, 5)
 
 
 def test_names_of_a_call_have_a_bound_of_bytes() -> None:
@@ -64,18 +63,18 @@ def test_names_of_a_call_have_a_bound_of_bytes() -> None:
     takers = shop.some(len(names))
     for taker, name in zip(takers, names, strict=True):
         ask(taker, name=name)
-    told = shop.news()
-    assert [each[1] for each in told] == names[:5], "262,144 bytes, and the rest of a name"
-    assert shop.escrow.hurries() == 1 << PART
-    told += shop.news()
-    assert [each[1] for each in told] == names
-    assert shop.escrow.hurries() == 0
-    for news in told:
-        shop.answer(news, 5)
+    told = shop.counters()
+    assert [each.name for each in told] == names[:5], "262,144 bytes, and the rest of a name"
+    assert shop.urgency() == "urgent"
+    told += shop.counters()
+    assert [each.name for each in told] == names
+    assert shop.urgency() == ""
+    for change in told:
+        shop.answer(change, 5)
     assert [statuses(taker) for taker in takers] == [[Status.NO_ERROR]] * len(names)
-    calm = shop.news(every=True)
-    assert len(calm) == 5
-    assert {each[1] for each in calm + shop.news(every=True)} == {*names}
+    background = shop.counters(report=True)
+    assert len(background) == 5
+    assert {each.name for each in background + shop.counters(report=True)} == {*names}
 
 
 def test_a_request_is_refused_after_the_answer(shop: Shop) -> None:
@@ -84,7 +83,7 @@ def test_a_request_is_refused_after_the_answer(shop: Shop) -> None:
     shop.give(0, others=10, refused=True)
     assert statuses(one) == [REFUSED]
     ask(other)
-    assert shop.urgency() == 2, "each request is asked for"
+    assert shop.urgency() == "urgent", "each request is asked for"
     shop.give(1, others=9)
     assert statuses(other) == [Status.NO_ERROR]
 
@@ -92,7 +91,7 @@ def test_a_request_is_refused_after_the_answer(shop: Shop) -> None:
 def test_other_names_are_not_shared(shop: Shop) -> None:
     (one,) = shop.some(1)
     assert one.acquire(b"own", 1, 1) == Status.NO_ERROR
-    assert shop.news() == []
+    assert shop.counters() == []
 
 
 def test_more_than_the_maximum_is_refused_without_asking(shop: Shop) -> None:
@@ -100,7 +99,7 @@ def test_more_than_the_maximum_is_refused_without_asking(shop: Shop) -> None:
     ask(one, 2, 2)
     shop.give(2)
     assert other.acquire(NAME, 1, 2) == REFUSED
-    assert shop.urgency() == 0
+    assert shop.urgency() == ""
 
 
 def test_a_smaller_maximum_is_asked_for(shop: Shop) -> None:
@@ -109,9 +108,9 @@ def test_a_smaller_maximum_is_asked_for(shop: Shop) -> None:
     ask(one, 1, 10)
     shop.give(5)
     ask(one, 1, 7)
-    (news,) = shop.news()
-    assert news[1:-1] == (NAME, 7, 1, 1, 1, 1, 5)
-    shop.answer(news, 1, others=6, refused=True)
+    (change,) = shop.counters()
+    assert change[1:-1] == (NAME, 7, 1, 1, 1, 1, 5)
+    shop.answer(change, 1, others=6, refused=True)
     assert statuses(one) == [Status.NO_ERROR, REFUSED]
     assert one.acquire(NAME, 1, 1) == REFUSED
 
@@ -119,9 +118,9 @@ def test_a_smaller_maximum_is_asked_for(shop: Shop) -> None:
 def test_a_request_after_the_call_waits_for_the_next_call(shop: Shop) -> None:
     one, other = shop.some(2)
     ask(one)
-    (news,) = shop.news()
+    (change,) = shop.counters()
     ask(other)
-    shop.answer(news, 0, others=10, refused=True)
+    shop.answer(change, 0, others=10, refused=True)
     assert (statuses(one), statuses(other)) == ([REFUSED], [])
     shop.give(1)
     assert statuses(other) == [Status.NO_ERROR]
@@ -155,19 +154,19 @@ def test_each_item_of_a_take_is_asked_for(shop: Shop) -> None:
     take = one.take(Permit(NAME, 1, 10), Permit(OTHER, 1, 10))
     shop.give(1)
     assert one.of(take) is None
-    (news,) = shop.news(partition_of(OTHER))
-    shop.answer(news, 1)
+    (change,) = shop.counters(partition_of(OTHER))
+    shop.answer(change, 1)
     assert one.has(take)
 
 
 def test_a_take_that_waits_is_in_the_queue(shop: Shop) -> None:
     one, other = shop.some(2)
     take = one.take(Permit(NAME, 3, 10), wait_ms=60_000)
-    (news,) = shop.news()
-    assert news[1:] == (NAME, 10, 3, 3, 0, 0, 0, True)
-    shop.answer(news, 0, others=9, refused=True)
+    (change,) = shop.counters()
+    assert change[1:] == (NAME, 10, 3, 3, 0, 0, 0, True)
+    shop.answer(change, 0, others=9, refused=True)
     assert one.of(take) is None
-    assert shop.urgency() == 1, "it was refused before"
+    assert shop.urgency() == "refused before"
     shop.give(3, others=7)
     assert one.has(take)
     assert other.acquire(NAME, 1, 3) == REFUSED
@@ -202,33 +201,33 @@ def test_what_is_used_here_and_everywhere(shop: Shop) -> None:
 # ---- giving back ----------------------------------------------------------------------------------------------------
 
 
-def test_rights_that_are_not_used_are_news(shop: Shop) -> None:
+def test_rights_that_are_not_used_are_changes(shop: Shop) -> None:
     (one,) = shop.some(1)
     ask(one)
     shop.give(8)
-    (news,) = shop.news()
-    assert news[1:-1] == (NAME, 10, 0, 0, 1, 1, 8)
-    shop.answer(news, 1)
-    assert shop.news() == [], "nothing is new"
-    (news,) = shop.news(every=True)
-    shop.answer(news, 1)
+    (change,) = shop.counters()
+    assert change[1:-1] == (NAME, 10, 0, 0, 1, 1, 8)
+    shop.answer(change, 1)
+    assert shop.counters() == [], "nothing is new"
+    (change,) = shop.counters(report=True)
+    shop.answer(change, 1)
     assert one.release(NAME) == Status.NO_ERROR
-    (news,) = shop.news()
-    assert news[1:-1] == (NAME, 10, 0, 0, 0, 1, 1)
-    shop.answer(news, 0)
-    assert shop.news(every=True) == [], "it is forgotten"
+    (change,) = shop.counters()
+    assert change[1:-1] == (NAME, 10, 0, 0, 0, 1, 1)
+    shop.answer(change, 0)
+    assert shop.counters(report=True) == [], "it is forgotten"
 
 
 def test_rights_are_kept_to_what_the_call_says(shop: Shop) -> None:
     one, other = shop.some(2)
     ask(one)
     shop.give(8)
-    (news,) = shop.news()
-    shop.escrow.keep_rights([(news[0], 2)])
+    (change,) = shop.counters()
+    shop.update(kept=[(change.number, 2, False)])
     assert other.acquire(NAME, 1, 10) == Status.NO_ERROR
     ask(other)
     assert len(statuses(other)) == 1
-    shop.answer(news, 3)
+    shop.answer(change, 3)
     assert len(statuses(other)) == 1, "it was asked after the call was made"
     shop.give(3)
     assert statuses(other) == [Status.NO_ERROR, Status.NO_ERROR]
@@ -242,21 +241,21 @@ def test_what_becomes_free_is_given_up_when_others_wait(shop: Shop) -> None:
     shop.give(2, yields=True, refused=True)
     assert one.release(NAME) == Status.NO_ERROR
     assert other.of(take) is None
-    (news,) = shop.news()
-    assert news[1:-1] == (NAME, 10, 1, 1, 1, 2, 1)
-    shop.answer(news, 2)
+    (change,) = shop.counters()
+    assert change[1:-1] == (NAME, 10, 1, 1, 1, 2, 1)
+    shop.answer(change, 2)
     assert other.has(take)
 
 
-def test_idle_rights_for_which_others_wait_are_news(shop: Shop) -> None:
+def test_idle_rights_for_which_others_wait_are_changes(shop: Shop) -> None:
     (one,) = shop.some(1)
     ask(one)
     shop.give(8)
-    assert shop.urgency() == 0
-    shop.escrow.wanted_elsewhere(PART, [NAME, b"shared:unknown", b"own"], shop.pump.now_ns)
-    assert shop.urgency() == 2
-    (news,) = shop.news()
-    assert news[7] == 1, "the others cannot be granted here any more"
+    assert shop.urgency() == ""
+    shop.update(wanted=[NAME, b"shared:unknown", b"own"])
+    assert shop.urgency() == "urgent"
+    (change,) = shop.counters()
+    assert change.rights == 1, "the others cannot be granted here any more"
 
 
 def test_a_counter_with_rights_is_not_freed() -> None:
@@ -285,9 +284,9 @@ def test_rights_end_with_the_lease(shop: Shop) -> None:
     shop.pump.ticking = True
     shop.pump.settle()
     shop.lease(PART)
-    (news,) = shop.news()
-    assert (news[5], news[7]) == (1, 0)
-    shop.answer(news, 2)
+    (change,) = shop.counters()
+    assert (change.used, change.rights) == (1, 0)
+    shop.answer(change, 2)
     assert statuses(one) == [Status.NO_ERROR, Status.NO_ERROR]
 
 
@@ -299,17 +298,17 @@ def test_connections_are_dropped_with_the_lease(lose: bool) -> None:
     shop.give(8)
     assert other.acquire(b"own") == Status.NO_ERROR
     if lose:
-        shop.escrow.lose(PART, shop.pump.now_ns)
+        shop.update(lease_ns=0)
     else:
         shop.wait(LEASE_MS)
     shop.pump.settle()
     assert [each.session.dropped for each in (one, other, idle)] == [True, False, False]
-    assert shop.escrow.figures()["dropped"] == 1
+    assert shop.limits.figures()["dropped"] == 1
     shop.lease(PART)
     ask(idle, 10)
-    (news,) = shop.news()
-    assert news[5] == 0, "the permit was given back"
-    shop.answer(news, 10)
+    (change,) = shop.counters()
+    assert change.used == 0, "the permit was given back"
+    shop.answer(change, 10)
     assert statuses(idle) == [Status.NO_ERROR]
 
 
@@ -317,10 +316,10 @@ def test_a_lease_ends_once() -> None:
     """Permits that are granted without a lease, because nobody can be asked, are not lost with the last one."""
     shop = Shop("open", drops=True)
     shop.wait(LEASE_MS)
-    shop.escrow.set_reachable(PART, False, shop.pump.now_ns)
+    shop.update(is_reachable=False)
     (one,) = shop.some(1)
     assert one.acquire(NAME, 1, 10) == Status.NO_ERROR
-    shop.escrow.lose(PART, shop.pump.now_ns)
+    shop.update(lease_ns=0)
     shop.pump.settle()
     assert not one.session.dropped
 
@@ -334,7 +333,7 @@ def test_a_connection_in_its_grace_time_ends_with_the_lease() -> None:
     shop.give(8)
     one.close()
     assert shop.store.snapshot()["busy"] == 1
-    shop.escrow.lose(PART, shop.pump.now_ns)
+    shop.update(lease_ns=0)
     shop.wait(100)
     assert shop.store.snapshot()["busy"] == 0
 
@@ -345,9 +344,9 @@ def test_permits_stay_in_use_if_connections_are_not_dropped(shop: Shop) -> None:
     shop.give(8)
     shop.wait(LEASE_MS)
     shop.lease(PART)
-    (news,) = shop.news(every=True)
-    assert (news[5], news[7]) == (1, 0)
-    shop.answer(news, 0, others=10)
+    (change,) = shop.counters(report=True)
+    assert (change.used, change.rights) == (1, 0)
+    shop.answer(change, 0, others=10)
     assert one.release(NAME) == Status.NO_ERROR
 
 
@@ -363,7 +362,7 @@ def test_of_many_connections_all_holders_are_dropped_even_if_the_next_lease_begi
         crowd[number % 3].acquire(b"own", 1, 1 << 20)
     shop.wait(500)
     shop.pump.ticking = False
-    shop.escrow.lose(PART, shop.pump.now_ns)
+    shop.update(lease_ns=0)
     shop.lease(PART)
     shop.wait(500)
     ask(other)
@@ -371,7 +370,7 @@ def test_of_many_connections_all_holders_are_dropped_even_if_the_next_lease_begi
     shop.pump.ticking = True
     shop.pump.settle()
     assert [each.session.dropped for each in (holder, other, *crowd)] == [True, False, False, False, False]
-    assert shop.escrow.figures()["dropped"] == 1
+    assert shop.limits.figures()["dropped"] == 1
 
 
 # ---- the authority cannot be reached --------------------------------------------------------------------------------
@@ -380,19 +379,19 @@ def test_of_many_connections_all_holders_are_dropped_even_if_the_next_lease_begi
 @pytest.mark.parametrize(("policy", "granted"), [("closed", 0), ("share", 3), ("open", 10)])
 def test_what_is_granted_alone(policy: str, granted: int) -> None:
     shop = Shop(policy)
-    shop.escrow.set_sidecars(3)
+    shop.update(daemons=3)
     one, other = shop.some(2)
     ask(other)
     shop.wait(LEASE_MS)
-    shop.escrow.set_reachable(PART, False, shop.pump.now_ns)
+    shop.update(is_reachable=False)
     shop.pump.settle()
     assert statuses(other) == [REFUSED if policy == "closed" else Status.NO_ERROR], "it waited for an answer"
     other.close()
     shop.pump.settle()
     assert [one.acquire(NAME, 1, 10) for _ in range(11)] == [Status.NO_ERROR] * granted + [REFUSED] * (11 - granted)
-    shop.escrow.set_reachable(PART, True, shop.pump.now_ns)
+    shop.update(is_reachable=True)
     shop.lease(PART)
-    used = sum(news[5] for news in shop.news(every=True))
+    used = sum(change.used for change in shop.counters(report=True))
     assert used == granted, "the authority hears of it"
 
 
@@ -400,7 +399,7 @@ def test_rights_are_used_while_the_authority_cannot_be_reached(shop: Shop) -> No
     (one,) = shop.some(1)
     ask(one)
     shop.give(2)
-    shop.escrow.set_reachable(PART, False, shop.pump.now_ns)
+    shop.update(is_reachable=False)
     assert one.acquire(NAME, 1, 10) == Status.NO_ERROR
     assert one.acquire(NAME, 1, 10) == REFUSED
 
@@ -409,17 +408,17 @@ def test_names_that_are_refused_meanwhile_take_no_room() -> None:
     shop = Shop(buckets=2)
     (one,) = shop.some(1)
     for partition in range(PARTITIONS):
-        shop.escrow.set_reachable(partition, False, shop.pump.now_ns)
+        shop.update(partition, is_reachable=False)
     assert {one.acquire(b"shared:%d" % number, 1, 10) for number in range(10)} == {REFUSED}
 
 
 def test_a_take_that_waits_meanwhile_is_asked_for_afterwards(shop: Shop) -> None:
     (one,) = shop.some(1)
-    shop.escrow.set_reachable(PART, False, shop.pump.now_ns)
+    shop.update(is_reachable=False)
     take = one.take(Permit(NAME, 1, 10), wait_ms=60_000)
     assert one.of(take) is None
-    shop.escrow.set_reachable(PART, True, shop.pump.now_ns)
-    assert shop.urgency() == 2
+    shop.update(is_reachable=True)
+    assert shop.urgency() == "urgent"
     shop.give(1)
     assert one.has(take)
 
@@ -427,9 +426,9 @@ def test_a_take_that_waits_meanwhile_is_asked_for_afterwards(shop: Shop) -> None
 def test_a_call_without_an_answer_is_made_again(shop: Shop) -> None:
     (one,) = shop.some(1)
     ask(one)
-    (news,) = shop.news()
-    shop.escrow.forget_call([news[0]])
-    assert shop.urgency() == 2
+    (change,) = shop.counters()
+    shop.update(forgotten=[change.number])
+    assert shop.urgency() == "urgent"
     shop.give(1)
     assert statuses(one) == [Status.NO_ERROR]
 
@@ -437,14 +436,14 @@ def test_a_call_without_an_answer_is_made_again(shop: Shop) -> None:
 def test_what_may_have_been_given_is_told_although_nobody_wants_it_any_more(shop: Shop) -> None:
     (one,) = shop.some(1)
     ask(one)
-    (news,) = shop.news()
+    (change,) = shop.counters()
     one.close()
-    shop.escrow.forget_call([news[0]])
-    assert shop.urgency() == 2
-    (news,) = shop.news()
-    assert news[1:] == (NAME, 10, 0, 0, 0, 0, 0, False)
-    shop.answer(news, 0)
-    assert shop.news(every=True) == []
+    shop.update(forgotten=[change.number])
+    assert shop.urgency() == "urgent"
+    (change,) = shop.counters()
+    assert change[1:] == (NAME, 10, 0, 0, 0, 0, 0, False)
+    shop.answer(change, 0)
+    assert shop.counters(report=True) == []
 
 
 def test_limits_of_the_server_apply_to_what_is_asked(shop: Shop) -> None:
@@ -452,14 +451,14 @@ def test_limits_of_the_server_apply_to_what_is_asked(shop: Shop) -> None:
     shop.store.load_limits(parse_limits(text))
     one, other = shop.some(2)
     ask(one, 1, 10)
-    (news,) = shop.news()
-    assert news[2] == 5
-    shop.answer(news, 3)
+    (change,) = shop.counters()
+    assert change.maximum == 5
+    shop.answer(change, 3)
     assert statuses(one) == [Status.NO_ERROR]
     take = other.take(Permit(NAME, 3, 10), wait_ms=60_000)
-    (news,) = shop.news()
-    assert news[2:5] == (5, 3, 3)
-    shop.answer(news, 4)
+    (change,) = shop.counters()
+    assert change[2:5] == (5, 3, 3)
+    shop.answer(change, 4)
     assert other.has(take)
 
 
@@ -468,9 +467,9 @@ def test_rates_of_the_server_apply_to_what_is_asked(shop: Shop) -> None:
     shop.store.load_limits(parse_limits(text))
     (one,) = shop.some(1)
     take = one.take(Rate(NAME, 1), wait_ms=60_000)
-    news = of_rate(shop)
-    assert news[2:5] == (10, SECOND, 4)
-    pour(shop, news, 1)
+    change = of_rate(shop)
+    assert change[2:5] == (10, SECOND, 4)
+    pour(shop, change, 1)
     assert one.has(take)
 
 
@@ -478,7 +477,7 @@ def test_rates_of_the_server_apply_to_what_is_asked(shop: Shop) -> None:
 
 
 @pytest.mark.parametrize("half", [False, True])
-def test_a_connection_that_ends_while_it_is_parked(shop: Shop, half: bool) -> None:
+def test_a_connection_that_ends_while_it_is_blocked(shop: Shop, half: bool) -> None:
     one, other = shop.some(2)
     ask(one)
     ask(other)
@@ -492,7 +491,7 @@ def test_a_connection_that_ends_while_it_is_parked(shop: Shop, half: bool) -> No
     assert other.acquire(NAME, 9, 10) == Status.NO_ERROR
 
 
-def test_a_drain_refuses_the_requests_of_parked_connections(shop: Shop) -> None:
+def test_a_drain_refuses_the_requests_of_blocked_connections(shop: Shop) -> None:
     one, other = shop.some(2)
     ask(one)
     take = other.take(wire.Permit(NAME, 1, 10))
@@ -505,7 +504,7 @@ def test_a_drain_refuses_the_requests_of_parked_connections(shop: Shop) -> None:
     assert statuses(one)[1:] == [REFUSED], "nobody is asked any more"
 
 
-def test_after_a_stop_no_connection_is_parked(shop: Shop) -> None:
+def test_after_a_stop_no_connection_is_blocked(shop: Shop) -> None:
     (one,) = shop.some(1)
     shop.store.part()
     ask(one)
@@ -513,7 +512,7 @@ def test_after_a_stop_no_connection_is_parked(shop: Shop) -> None:
     assert one.answers.others[-1].body == b"Draining"
 
 
-def test_a_parked_connection_is_taken_over(shop: Shop) -> None:
+def test_a_blocked_connection_is_taken_over(shop: Shop) -> None:
     shop.store.limit_stays(3600)
     one, other = shop.some(2)
     stay = one.resume(3_600_000)
@@ -524,18 +523,44 @@ def test_a_parked_connection_is_taken_over(shop: Shop) -> None:
     shop.give(0)
 
 
-def test_news_that_do_not_fit_into_a_call_follow_at_once(shop: Shop) -> None:
+def test_changes_that_do_not_fit_into_a_call_follow_at_once(shop: Shop) -> None:
     names = [name for name in (b"shared:%d" % i for i in range(100)) if partition_of(name) == PART]
     one, other = shop.some(2)
     ask(one, name=names[0])
     ask(other, name=names[1])
-    (news,) = shop.escrow.take_news(PART, 1, 0)
-    assert shop.escrow.take_rates(PART, 1, 0) == []
-    assert shop.urgency() == 2
-    shop.answer(news, 1)
-    (news,) = shop.escrow.take_news(PART, 1, 0)
-    shop.answer(news, 1)
+    (change,) = shop.changes(most=1, scope=Scope.BLOCKING).blocking
+    assert shop.urgency() == "urgent"
+    shop.answer(change, 1)
+    (change,) = shop.changes(most=1, scope=Scope.BLOCKING).blocking
+    shop.answer(change, 1)
     assert [statuses(each) for each in (one, other)] == [[Status.NO_ERROR], [Status.NO_ERROR]]
+
+
+def test_a_full_report_has_each_counter_once() -> None:
+    """Also those that are asked for meanwhile, or are gone when their turn comes."""
+    shop = Shop(buckets=64)
+    names = [name for name in (b"shared:%d" % i for i in range(200)) if partition_of(name) == PART][:7]
+    one, other = shop.some(2)
+    for name in names:
+        ask(one, name=name)
+        for change in shop.counters():
+            shop.answer(change, change.used + change.first)
+    told = []
+    changes = shop.changes(most=2, scope=Scope.REPORT)
+    assert not changes.is_complete
+    told += changes.background
+    for change in changes.background:
+        shop.answer(change, 1)
+    ask(other, 2, name=names[-1])  # the last one of the report
+    assert one.release(names[3]) == Status.NO_ERROR
+    while not changes.is_complete:
+        changes = shop.changes(most=2, scope=Scope.REST)
+        told += changes.blocking + changes.background
+        for change in changes.blocking + changes.background:
+            shop.answer(change, change.used + change.first)
+    assert sorted(change.name for change in told) == sorted(names)
+    assert shop.changes(scope=Scope.REST).background == []
+    assert len(shop.counters(report=True)) == 6
 
 
 # ---- rates ----------------------------------------------------------------------------------------------------------
@@ -547,32 +572,44 @@ def rate(amount: int = 1, limit: int = 100, burst: int = 100, on_death: OnDeath 
     return Rate(NAME, amount, limit, SECOND, burst, on_death)
 
 
-def of_rate(shop: Shop, calm_max: int = 100) -> tuple[Any, ...]:
-    (news,) = shop.escrow.take_rates(PART, 100, calm_max)
-    return news
+def rates(shop: Shop) -> list[RateChange]:
+    changes = shop.changes()
+    assert not changes.blocking + changes.background
+    return changes.rates
 
 
-def pour(shop: Shop, news: tuple[Any, ...], units: int, wait_us: int = 0) -> None:
+def of_rate(shop: Shop) -> RateChange:
+    (change,) = rates(shop)
+    return change
+
+
+def pour(shop: Shop, change: RateChange, units: int, wait_us: int = 0) -> None:
     """Answers with these units."""
-    shop.escrow.settle_rates([(news[0], units, news[5], wait_us)], shop.pump.now_ns)
-    shop.pump.settle()
+    shop.update(rates=[RateUpdate(change.number, units, change.first, wait_us)])
+
+
+def give_back(shop: Shop, change: RateChange) -> None:
+    """Makes a call that gives all units back, or says that more were used, and answers it."""
+    if change.units > 0:
+        shop.update(kept=[(change.number, 0, False)])
+    pour(shop, change, -min(change.units, 0))
 
 
 def test_units_are_asked_for(shop: Shop) -> None:
     (one,) = shop.some(1)
     take = one.take(rate(2))
     assert one.of(take) is None
-    assert shop.urgency() == 2
-    news = of_rate(shop)
-    assert news[1:] == (NAME, 100, SECOND, 100, 2, 2, 0, 0)
-    pour(shop, news, 5)
+    assert shop.urgency() == "urgent"
+    change = of_rate(shop)
+    assert change[1:] == (NAME, 100, SECOND, 100, 2, 2, 0, 0)
+    pour(shop, change, 5)
     assert one.has(take)
     assert one.has(one.take(rate(3)))
     take = one.take(rate(1))
     assert one.of(take) is None
-    news = of_rate(shop)
-    assert news[5:] == (1, 1, 0, 5)
-    pour(shop, news, 0, 250_000)
+    change = of_rate(shop)
+    assert change[5:] == (1, 1, 0, 5)
+    pour(shop, change, 0, 250_000)
     shortage = one.of(take)
     assert isinstance(shortage, wire.Shortage)
     assert shortage.retry_ms == 250
@@ -584,12 +621,12 @@ def test_units_are_asked_for(shop: Shop) -> None:
 def test_a_take_that_waits_for_units_is_asked_for_when_they_are_there(shop: Shop) -> None:
     (one,) = shop.some(1)
     take = one.take(rate(2), wait_ms=60_000)
-    news = of_rate(shop)
-    assert news[5:] == (2, 2, 0, 0)
-    pour(shop, news, 0, 250_000)
-    assert shop.urgency() == 0
+    change = of_rate(shop)
+    assert change[5:] == (2, 2, 0, 0)
+    pour(shop, change, 0, 250_000)
+    assert shop.urgency() == ""
     shop.wait(260)
-    assert shop.urgency() == 2
+    assert shop.urgency() == "urgent"
     pour(shop, of_rate(shop), 2)
     assert one.has(take)
 
@@ -598,11 +635,10 @@ def test_units_that_are_not_needed_are_given_back(shop: Shop) -> None:
     (one,) = shop.some(1)
     one.take(rate(2))
     pour(shop, of_rate(shop), 10)
-    news = of_rate(shop)
-    assert news[5:] == (0, 0, 8, 2)
-    shop.escrow.give_units([(news[0], 8)])
-    pour(shop, news, 0)
-    assert shop.escrow.take_rates(PART, 100, 100) == []
+    change = of_rate(shop)
+    assert change[5:] == (0, 0, 8, 2)
+    give_back(shop, change)
+    assert rates(shop) == []
     shop.wait(5000)
     assert shop.store.snapshot()["rates"] == 0
 
@@ -613,9 +649,8 @@ def test_a_rate_with_units_is_kept(shop: Shop) -> None:
     pour(shop, of_rate(shop), 10)
     shop.wait(5000)
     assert shop.store.snapshot()["rates"] == 1
-    news = of_rate(shop)
-    shop.escrow.give_units([(news[0], 8)])
-    pour(shop, news, 0)
+    change = of_rate(shop)
+    give_back(shop, change)
     shop.wait(5000)
     assert shop.store.snapshot()["rates"] == 0
 
@@ -626,11 +661,10 @@ def test_settling_changes_the_units(shop: Shop, used: int, left: int) -> None:
     take = one.take(rate(2, on_death=OnDeath.REFUNDED))
     pour(shop, of_rate(shop), 10)
     assert one.settle(take, NAME, used) == Status.NO_ERROR
-    news = of_rate(shop)
-    assert news[7] == left
-    shop.escrow.give_units([(news[0], left)])
-    pour(shop, news, 0)
-    assert shop.escrow.take_rates(PART, 100, 100) == []
+    change = of_rate(shop)
+    assert change.units == left
+    give_back(shop, change)
+    assert rates(shop) == []
 
 
 @pytest.mark.parametrize("is_settled", [False, True])
@@ -640,28 +674,28 @@ def test_units_that_the_authority_has_not_given_do_not_go_back_to_it(is_settled:
     one, other = shop.some(2)
     first = one.take(rate(2, on_death=OnDeath.REFUNDED))
     pour(shop, of_rate(shop), 2)
-    shop.escrow.set_reachable(PART, False, shop.pump.now_ns)
+    shop.update(is_reachable=False)
     second = other.take(rate(3, on_death=OnDeath.REFUNDED))
     assert one.has(first)
     assert other.has(second)
-    shop.escrow.set_reachable(PART, True, shop.pump.now_ns)
+    shop.update(is_reachable=True)
     for taker, take in ((one, first), (other, second)):
         if is_settled:
             assert taker.settle(take, NAME, 0) == Status.NO_ERROR
         else:
             taker.close()
     shop.pump.settle()
-    assert of_rate(shop)[7] == 2
+    assert of_rate(shop).units == 2
 
 
 def test_what_was_used_beyond_a_charge_is_told_although_nobody_was_asked_for_that() -> None:
     shop = Shop("open")
     (one,) = shop.some(1)
-    shop.escrow.set_reachable(PART, False, shop.pump.now_ns)
+    shop.update(is_reachable=False)
     take = one.take(rate(2, on_death=OnDeath.REFUNDED))
-    shop.escrow.set_reachable(PART, True, shop.pump.now_ns)
+    shop.update(is_reachable=True)
     assert one.settle(take, NAME, 7) == Status.NO_ERROR
-    assert of_rate(shop)[7] == -5
+    assert of_rate(shop).units == -5
 
 
 def test_units_go_back_although_more_were_used_and_nobody_can_be_asked() -> None:
@@ -671,9 +705,9 @@ def test_units_go_back_although_more_were_used_and_nobody_can_be_asked() -> None
     for _ in range(2):
         pour(shop, of_rate(shop), 2)
     assert one.settle(takes[0], NAME, 9) == Status.NO_ERROR
-    shop.escrow.set_reachable(PART, False, shop.pump.now_ns)
+    shop.update(is_reachable=False)
     assert one.settle(takes[1], NAME, 1) == Status.NO_ERROR
-    assert of_rate(shop)[7] == -6
+    assert of_rate(shop).units == -6
 
 
 @pytest.mark.parametrize(("policy", "granted"), [("share", 0), ("open", 10)])
@@ -681,7 +715,7 @@ def test_the_share_of_a_daemon_that_knows_of_no_other_is_nothing(policy: str, gr
     """It was started while the authority could not be reached."""
     shop = Shop(policy)
     (one,) = shop.some(1)
-    shop.escrow.set_reachable(PART, False, shop.pump.now_ns)
+    shop.update(is_reachable=False)
     assert [one.acquire(NAME, 1, 10) for _ in range(10)] == [Status.NO_ERROR if granted else REFUSED] * 10
     assert [one.has(one.take(rate(1, 10, 10))) for _ in range(10)] == [granted > 0] * 10
 
@@ -689,9 +723,9 @@ def test_the_share_of_a_daemon_that_knows_of_no_other_is_nothing(policy: str, gr
 @pytest.mark.parametrize(("policy", "granted"), [("closed", 0), ("share", 3), ("open", 10)])
 def test_what_is_granted_of_a_rate_alone(policy: str, granted: int) -> None:
     shop = Shop(policy)
-    shop.escrow.set_sidecars(3)
+    shop.update(daemons=3)
     (one,) = shop.some(1)
-    shop.escrow.set_reachable(PART, False, shop.pump.now_ns)
+    shop.update(is_reachable=False)
     grants = [one.has(one.take(rate(1, 10, 10))) for _ in range(11)]
     assert grants == [True] * granted + [False] * (11 - granted)
 
@@ -708,15 +742,15 @@ def test_jobs_with_permits_share_too(shop: Shop) -> None:
     shop.give(1)
     assert settled == [(7, True)]
     assert lender.retake(NAME, 1, now_ns), "above the maximum"
-    (news,) = shop.news()
-    assert (news[5], news[7]) == (2, 1)
+    (change,) = shop.counters()
+    assert (change.used, change.rights) == (2, 1)
 
 
 def test_what_makes_no_sense(shop: Shop) -> None:
     with pytest.raises(ValueError, match="partition 16"):
-        shop.escrow.urgency(PARTITIONS)
+        shop.changes(PARTITIONS)
     with pytest.raises(ValueError, match="no call is under way"):
-        shop.escrow.forget_call([1])
-    escrow(Desk().store, bytes(PREFIX_MAX))
+        shop.limits.apply(PART, Update(forgotten=[1]), shop.pump.now_ns)
+    leased_limits(Desk().store, bytes(PREFIX_MAX))
     with pytest.raises(ValueError, match=f"{PREFIX_MAX + 1} bytes"):
-        escrow(Desk().store, bytes(PREFIX_MAX + 1))
+        leased_limits(Desk().store, bytes(PREFIX_MAX + 1))
