@@ -89,12 +89,13 @@ class Link(asyncio.Protocol):
 
     def _receive(self, body: bytes) -> None:
         number, status, answer = body.split(b" ", 2)
-        waiting = self._asked.get(int(number))  # None if the caller has stopped waiting
         if int(number) == SETTINGS:
             self._on_settings(json.loads(answer))
-        elif waiting is None or waiting.done():
             return
-        elif status == b"200":
+        waiting = self._asked.get(int(number))
+        if waiting is None or waiting.done():  # the caller has stopped waiting
+            return
+        if status == b"200":
             waiting.set_result(answer)
         else:
             waiting.set_exception(Refused(int(status), answer.decode()))

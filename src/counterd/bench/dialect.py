@@ -38,7 +38,7 @@ Mistakes = list[tuple[bool, str]]  # for each possible mistake: whether it was m
 class Op:
     """A kind of requests.
 
-    role: what the load does with such requests, a member of Role (_words.pxd) in lower case. "": it sends them, and
+    role: what the load does with such requests, a member of Role (_codec.pxd) in lower case. "": it sends them, and
     counts the replies. names: which names they have, of those that the dialect has; "": none. options: the members of
     SPECIAL that matter to them. needs_name: whether a name has to exist before.
     """

@@ -286,10 +286,25 @@ def _is_taken(connecting: socket.socket, path: str) -> bool:
     return True
 
 
-async def open_transport(loop: asyncio.AbstractEventLoop, protocol: asyncio.BaseProtocol, address: Address) -> None:
-    """Connects an asyncio protocol to an address, without its own timeout. Raises OSError."""
+async def open_transport(loop: asyncio.AbstractEventLoop, protocol: Any, address: Address) -> None:
+    """Connects an asyncio protocol to an address, without its own timeout. Raises OSError.
+
+    protocol: keeps its transport as `transport`, which is None before connection_made().
+    """
+    import asyncio  # noqa: PLC0415 - only the clients for asyncio need it, and they have it
+
+    try:
+        await _open_transport(loop, protocol, address)
+    except asyncio.CancelledError:
+        # After connection_made(), uvloop closes the socket without closing the transport or calling connection_lost().
+        if protocol.transport is not None and not protocol.transport.is_closing():
+            protocol.connection_lost(None)
+        raise
+
+
+async def _open_transport(loop: asyncio.AbstractEventLoop, protocol: asyncio.BaseProtocol, address: Address) -> None:
     if address.path:
-        import asyncio  # noqa: PLC0415 - only the clients for asyncio need it, and they have it
+        import asyncio  # noqa: PLC0415
 
         while True:
             try:

@@ -24,8 +24,10 @@ from counterd.client._connection import (
     open_transport,
     set_options,
 )
+from counterd.client._tasklink import Wire
 from counterd.errors import ConnectionLost, Timeout
-from kit.machine import is_open
+from kit import loops
+from kit.machine import PATIENCE, is_open
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -215,6 +217,27 @@ def test_a_full_queue_is_waited_for_by_tasks(full: tuple[socket.socket, str]) ->
         made[0].close()
 
     asyncio.run(scene())
+
+
+@pytest.mark.parametrize("loop_name", loops.NEW_LOOP)
+def test_who_is_cancelled_while_connecting_learns_the_end_of_the_connection(loop_name: str) -> None:
+    async def scene() -> None:
+        loop = asyncio.get_running_loop()
+
+        class Cancelling(Wire):
+            def connection_made(self, transport: asyncio.BaseTransport) -> None:
+                super().connection_made(transport)
+                connecting.cancel()
+
+        wire = Cancelling(loop)
+        with socket.create_server(("127.0.0.1", 0)) as listening:
+            address = Address(*listening.getsockname())
+            connecting = asyncio.ensure_future(open_transport(loop, wire, address))
+            await asyncio.wait([connecting])
+        assert connecting.cancelled()
+        await asyncio.wait_for(wire.over, PATIENCE)
+
+    loops.run(scene(), loop_name)
 
 
 def test_a_port_that_nobody_listens_on_is_not_oneself(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -139,7 +139,7 @@ cdef inline uint8_t share_begin(Shares* shares, uint32_t number, const uint8_t* 
 # ---- lists ---------------------------------------------------------------------------------------------------------
 
 cdef inline List links_listed(Link* links) noexcept nogil:
-    """links: `urgent` or `calm` of Shares."""
+    """links: `blocking` or `background` of Shares."""
     return List(links, sizeof(Link), &links.links)
 
 

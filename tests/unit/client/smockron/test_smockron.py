@@ -550,7 +550,7 @@ def test_who_connects_is_told_when_it_is_closed(master: Master) -> None:
     assert [str(each) for each in ends] == ["the gatekeeper is closed"]
 
 
-@pytest.mark.parametrize("loop_name", ["asyncio"])  # with uvloop and Python 3.13, close() waits in vain in some runs
+@LOOPS
 def test_so_it_is_with_tasks(master: Master, loop_name: str) -> None:
     master.accounting.greets = False
 
