@@ -53,7 +53,7 @@ cdef inline int wants_read(const Table* table, const Frame* frame, Want* wants) 
         wants[i].maximum = load_be32(item + 8)
         item += PERMIT_HEAD
         rest -= PERMIT_HEAD
-        if size - 1 >= rest or wants[i].amount - 1 >= wants[i].maximum:    # nor is one of them 0
+        if <uint32_t>(size - 1) >= rest or <uint32_t>(wants[i].amount - 1) >= wants[i].maximum:    # nor is one of them 0
             return 0
         wants[i].name = item
         wants[i].name_size = size
