@@ -6,6 +6,7 @@
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 
 from counterd.engine.connections cimport Connections
+from counterd.engine.held cimport HeldReplies
 from counterd.engine.region cimport Header, Region
 
 cdef enum:
@@ -105,8 +106,7 @@ cdef class Session:
     cdef bint open              # closed() has not been called
     cdef list posted            # messages that wait for take_output(), posted_size bytes; or None
     cdef size_t posted_size
-    cdef list held              # (position, replies) that wait for the journal, in order, held_size bytes; or None
-    cdef size_t held_size
+    cdef HeldReplies held       # replies that wait for the journal; or None
     cdef uint64_t barrier       # position that this call's replies from out[barrier_at] on wait for; 0 = none
     cdef size_t barrier_at
     cdef uint64_t skipping      # bytes to discard before `skipped` is executed
@@ -139,9 +139,8 @@ cdef class Session:
     cdef int drop_overdue(self) except -1
     cdef int tell_dirty(self) except -1
     cdef bytes take_posted(self)
-    cdef uint64_t last_held(self) except? 0
-    cdef bytes take_held(self)
     cdef bint has_due(self) noexcept
+    cdef int update_held(self) except -1
     cdef bytes give_up_on(self, bytes replies)
     cdef bytes hold_replies(self)
     cdef size_t skip(self, const Frame* frame, size_t size) except? 0
@@ -159,9 +158,14 @@ cdef class Session:
     cdef void detach(self) noexcept
 
 
+cdef inline size_t held_size(Session session) noexcept:
+    """Returns how many bytes of replies wait for the journal."""
+    return 0 if session.held is None else session.held.size
+
+
 cdef inline bint is_owed(Session session) noexcept:
     """Returns whether replies are pending: to be posted later, or held back until the journal is on disk."""
-    return session.awaited != 0 or session.held_size != 0
+    return session.awaited != 0 or held_size(session) != 0
 
 
 cdef inline bint is_streaming(Session session) noexcept:

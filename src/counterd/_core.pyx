@@ -17,6 +17,7 @@ from counterd.engine.connections cimport (
     CONNECTIONS_MAX, connections_begin, connections_put, connections_reserve, connections_take,
 )
 from counterd.engine.debug cimport COUNTERD_DEBUG_BUILD, debug_check
+from counterd.engine.held cimport HeldReplies
 from counterd.engine.region cimport LAYOUT_VERSION, region_close, region_map, region_open, region_reserve
 from counterd.engine.siphash cimport siphash13
 
@@ -176,12 +177,9 @@ cdef class Store:
         self.behind = []
         with self.at(now_ns):
             for session in behind:
-                session.is_behind = session.held_size != 0 and session.last_held() > self.durable
+                session.update_held()
                 if session.is_behind:
                     self.behind.append(session)
-                if session.has_due():
-                    session.settle()
-                    session.tell_dirty()
 
     def snapshot(self):
         """Returns the store's current figures by name."""
@@ -360,16 +358,21 @@ cdef class Session:
         The piece can be empty although more output follows, because the work of one call is bounded. The caller serves
         other connections between two calls.
         """
+        cdef bytes output
         if not is_streaming(self):
             return b""
         self.blocked = False
         self.begin_call(now_ns)
         try:
             if self.has_due():
-                return self.take_held()
+                output = self.held.take(self.store.durable, OUTPUT_MAX)
+                self.store.bytes_out += PyBytes_GET_SIZE(output)
+                self.unfinished = self.kept_size != 0
+                self.settle()
+                return output
             if self.position:
                 self.produce()
-            elif self.posted_size and not self.held_size:
+            elif self.posted_size and not held_size(self):
                 return self.take_posted()
             if not self.position and not self.posted_size and self.kept_size:
                 self.run_kept()
@@ -432,43 +435,30 @@ cdef class Session:
 
     cdef bint has_due(self) noexcept:
         """Returns whether there are held replies that may be sent now."""
-        return self.held_size != 0 and <uint64_t>self.held[0][0] <= self.store.durable
+        return self.held is not None and self.held.is_due(self.store.durable)
 
-    cdef uint64_t last_held(self) except? 0:
-        """Returns the position of the journal for which the last held replies wait."""
-        return self.held[len(self.held) - 1][0]
-
-    cdef bytes take_held(self):
-        """Returns held replies that the journal has reached: at most OUTPUT_MAX bytes and one more piece."""
-        cdef list pieces = []
-        cdef size_t size = 0
-        for position, piece in self.held:
-            if size >= OUTPUT_MAX or <uint64_t>position > self.store.durable:
-                break
-            pieces.append(piece)
-            size += PyBytes_GET_SIZE(<bytes>piece)
-        PyList_SetSlice(self.held, 0, len(pieces), ())
-        self.held_size -= size
-        self.store.bytes_out += size
-        self.unfinished = self.kept_size != 0
-        self.settle()
-        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+    cdef int update_held(self) except -1:
+        """Called when held replies may have become due. Sets is_behind, but leaves store.behind to the caller."""
+        self.is_behind = held_size(self) != 0 and self.held.last_position() > self.store.durable
+        if self.has_due():
+            self.settle()
+            self.tell_dirty()
+        return 0
 
     cdef bytes hold_replies(self):
         """Returns the replies that can be sent now, and holds the others back. Held replies stop all later replies."""
         cdef Store store = self.store
-        cdef size_t free = 0 if self.held_size else self.barrier_at
+        cdef size_t free = 0 if held_size(self) else self.barrier_at
         cdef size_t size = store.out_size - free
-        if self.held is None:
-            self.held = []
-        if self.held_size:
-            self.barrier = max(self.barrier, self.last_held())
         if size:
+            if self.held is None:
+                self.held = HeldReplies()
+            if self.held.size:
+                self.barrier = max(self.barrier, self.held.last_position())
             if not self.is_behind:
                 self.is_behind = True
                 store.behind.append(self)
-            self.held.append((self.barrier, PyBytes_FromStringAndSize(<const char*>store.out + free, size)))
-            self.held_size += size
+            self.held.add(self.barrier, PyBytes_FromStringAndSize(<const char*>store.out + free, size))
             self.stops = True
         self.barrier = 0
         store.bytes_out += free
@@ -481,7 +471,7 @@ cdef class Session:
         that sends a long reply: such a session is dropped when the message does not fit.
         """
         cdef bint fits = self.posted_size == 0 or self.posted_size + size <= self.store.posted_max
-        return fits or self.blocked or self.position or self.held_size
+        return fits or self.blocked or self.position or held_size(self)
 
     cdef int post(self, bytes message) except -1:
         """Queues a message, which is sent after the current long reply and after replies held for the journal."""
@@ -493,7 +483,7 @@ cdef class Session:
         self.posted_size += PyBytes_GET_SIZE(message)
         self.stops = True
         self.settle()
-        if self.blocked or self.position or self.held_size:
+        if self.blocked or self.position or held_size(self):
             self.drop_overdue()
         if not self.blocked and not self.position:
             self.tell_dirty()
@@ -561,7 +551,6 @@ cdef class Session:
         self.posted = None
         self.posted_size = 0
         self.held = None
-        self.held_size = 0
         if self.open:
             self.open = False
             self.store.sessions_open -= 1
@@ -605,11 +594,11 @@ cdef class Session:
         cdef State state
         if self.state == CLOSING:
             return
-        if self.broken and not self.held_size:
+        if self.broken and not held_size(self):
             state = CLOSING
-        elif self.has_due() or self.posted_size and not self.held_size:
+        elif self.has_due() or self.posted_size and not held_size(self):
             state = ENDED if self.input_over else STREAMING
-        elif self.waiting or self.posted_size or self.held_size and (self.position or self.held_size >= OUTPUT_MAX):
+        elif self.waiting or self.posted_size or held_size(self) and (self.position or held_size(self) >= OUTPUT_MAX):
             state = PARKED
         elif self.position or self.unfinished and self.kept_size:
             state = ENDED if self.input_over else STREAMING
@@ -628,7 +617,7 @@ cdef class Session:
         """Settles the state and returns a copy of the output."""
         cdef Store store = self.store
         cdef bytes output
-        if self.barrier or self.held_size:
+        if self.barrier or held_size(self):
             output = self.hold_replies()
         else:
             output = PyBytes_FromStringAndSize(<const char*>store.out, store.out_size)

@@ -11,7 +11,7 @@ from libc.stdint cimport INT64_MAX, int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memchr
 
 from counterd._core cimport (
-    DONE, FRAME_STEP_SHIFT, HALF_CLOSED, LATER, PARK, REPLY_ROOM, SKIP, Frame, Session, Why,
+    DONE, FRAME_STEP_SHIFT, HALF_CLOSED, LATER, PARK, REPLY_ROOM, SKIP, Frame, Session, Why, held_size,
 )
 from counterd.engine.chains cimport chain_blocks
 from counterd.engine.pool cimport pool_left
@@ -572,7 +572,7 @@ cdef class BeanstalkSession(Session):
         """
         self.position = 1
         self.awaited += 1
-        if self.barrier == 0 and self.held_size == 0:
+        if self.barrier == 0 and held_size(self) == 0:
             self.produce()
         return WRITTEN
 

@@ -152,7 +152,7 @@ cdef inline int journal_fill(BeanstalkStore store) except -1:
     while store.state.refusing < <size_t>len(store.behind):
         session = store.behind[store.state.refusing]
         count = 0
-        for at, (position, replies) in enumerate(session.held or []):
+        for at, (position, replies) in enumerate([] if session.held is None else session.held.pieces):
             count += <uint64_t>position > store.durable  # the others can be sent meanwhile
             if count > store.state.refused:
                 if store.steps <= 0:
@@ -160,8 +160,7 @@ cdef inline int journal_fill(BeanstalkStore store) except -1:
                 store.state.refused = count
                 if b"INSERTED" in replies or b"EXISTS" in replies:
                     store.steps -= 1 + (<int>PyBytes_GET_SIZE(replies) >> REPLY_SHIFT)
-                    session.held[at] = (position, session.give_up_on(replies))
-                    session.held_size += PyBytes_GET_SIZE(session.held[at][1]) - PyBytes_GET_SIZE(replies)
+                    session.held.replace(at, position, session.give_up_on(replies))
         store.steps -= 1
         store.state.refusing += 1
         store.state.refused = 0
@@ -171,20 +170,14 @@ cdef inline int journal_fill(BeanstalkStore store) except -1:
 cdef inline int journal_fail(BeanstalkStore store) except -1:
     """The journal cannot be written: sends a slice of the held replies, as give_up_on() changes them."""
     cdef Session session
-    cdef list held
     store.steps = GIVEN_UP
     while store.behind and store.steps > 0:
         session = store.behind[len(store.behind) - 1]
-        held = session.held or []
-        for at, (position, replies) in enumerate(held):
+        for at, (position, replies) in enumerate([] if session.held is None else session.held.pieces):
             if <uint64_t>position > store.durable and store.steps > 0:
                 store.steps -= 1 + (<int>PyBytes_GET_SIZE(replies) >> REPLY_SHIFT)
-                held[at] = (0, session.give_up_on(replies))
-        session.held_size = sum([PyBytes_GET_SIZE(replies) for _, replies in held])
-        session.is_behind = session.held_size != 0 and session.last_held() > store.durable
+                session.held.replace(at, 0, session.give_up_on(replies))
+        session.update_held()
         if not session.is_behind:
             store.behind.pop()
-        if session.has_due():
-            session.settle()
-            session.tell_dirty()
     return 0

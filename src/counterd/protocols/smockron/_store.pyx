@@ -8,7 +8,7 @@ from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes
 from cpython.mem cimport PyMem_RawCalloc, PyMem_RawFree
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 
-from counterd._core cimport SLICE_STEPS, Session, Store
+from counterd._core cimport SLICE_STEPS, Session, Store, held_size
 from counterd.engine.audit cimport audit_chains, audit_list, audit_table, audit_timers
 from counterd.engine.chains cimport chains_begin, chains_reserve
 from counterd.engine.connections cimport CONNECTIONS_MAX
@@ -679,4 +679,4 @@ cdef class SmockronStore(Store):
 
 cdef inline bint is_waited_for(Session session) noexcept:
     """Returns whether the connection is about to fetch its messages, and nothing prevents it."""
-    return not (session.blocked or session.position or session.held_size)
+    return not (session.blocked or session.position or held_size(session))
