@@ -5,17 +5,19 @@
 #
 # Invariants:
 # - nothing is changed before all items of a Take are known to be available;
-# - the decision is that of takes_decide().
+# - the decision is that of takes_decide(): counter_has() says the same of each item (the debug build checks it), and
+#   both ask takes_fit() for room.
 
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 
 from counterd._core cimport Frame
 from counterd.engine.byteorder cimport load_be16, load_be32, load_le16, prefetch, store_be32
+from counterd.engine.debug cimport debug_check
 from counterd.engine.fair cimport WEIGHT_MAX
 from counterd.engine.permits cimport Permits, ledger_find
 from counterd.engine.table cimport Table, index_home, name_tag, table_find
 from counterd.protocols.counter._asks cimport ITEMS_MAX
-from counterd.protocols.counter._counters cimport Counter, Counters, counter_at, counter_grant
+from counterd.protocols.counter._counters cimport Counter, Counters, counter_at, counter_grant, counter_has
 from counterd.protocols.counter._messages cimport HEADER_SIZE, KEY_MAX, PERMIT, PERMIT_HEAD, TAKE_HEAD
 from counterd.protocols.counter._rates cimport FLAG_AWAITED
 from counterd.protocols.counter._shares cimport FLAG_SHARED
@@ -53,7 +55,7 @@ cdef inline int wants_read(const Table* table, const Frame* frame, Want* wants) 
         wants[i].maximum = load_be32(item + 8)
         item += PERMIT_HEAD
         rest -= PERMIT_HEAD
-        if <uint32_t>(size - 1) >= rest or <uint32_t>(wants[i].amount - 1) >= wants[i].maximum:    # nor is one of them 0
+        if <uint32_t>(size - 1) >= rest or <uint32_t>(wants[i].amount - 1) >= wants[i].maximum:  # or 0
             return 0
         wants[i].name = item
         wants[i].name_size = size
@@ -80,6 +82,7 @@ cdef inline bint wants_are_there(Takes* takes, uint32_t connection, Want* wants,
             return False
         if counter.permit.record.flags & (FLAG_AWAITED | FLAG_SHARED):
             return False
+        debug_check(counter_has(takes.counters, number, wants[i].amount, wants[i].maximum))
         if seen >> (number & 63) & 1:
             for j in range(i):
                 if wants[j].record == number:
