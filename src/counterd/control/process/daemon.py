@@ -115,9 +115,10 @@ class Daemon:
             await asyncio.gather(*(service.start() for service in self.services))
             connect(self.services)
             self._watch()
-            await self._serve([service for service in self.services if service.journal is None])
+            # Before anybody can be answered: until now, these signals are ignored (__main__.py).
             loop.add_signal_handler(signal.SIGHUP, self.reload)
             loop.add_signal_handler(signal.SIGUSR1, self._on_usr1)
+            await self._serve([service for service in self.services if service.journal is None])
             gc.collect()
             gc.freeze()  # the objects that exist now will stay, so garbage collections can skip them
             if self._admin_listening is not None:
