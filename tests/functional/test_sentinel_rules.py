@@ -45,8 +45,9 @@ def not_reloaded(counterd: Daemon) -> list[str]:
     count = len(counterd.lines("not reloaded"))
     counterd.send_signal(signal.SIGHUP)
     counterd.wait_for_log("not reloaded", count + 1)
+    statistics = len(counterd.lines("stats of sentinel"))
     counterd.send_signal(signal.SIGUSR1)
-    counterd.wait_for_log("stats of sentinel", len(counterd.lines("stats of sentinel")) + 1)
+    counterd.wait_for_log("stats of sentinel", statistics + 1)
     return [line.partition("not reloaded: ")[2] for line in counterd.lines("not reloaded")[count:]]
 
 
