@@ -44,8 +44,8 @@ PACKAGE = "src/counterd/"
 # Not protocols/counter/_rates.pxd: behind a switch, Cython cuts its products of 128 bits to 64.
 SOURCES = (
     "_core.pxd", "_core.pyx", "engine/chains.pxd", "engine/chains.pyx", "engine/table.pxd", "engine/wheel.pxd",
-    "engine/permits.pxd", "engine/heap.pxd", "engine/heap.pyx", "engine/held.pyx", "engine/idle_ring.pxd", "engine/later.pyx",
-    "engine/gcra.pxd", "engine/list.pxd", "engine/fair.pxd",
+    "engine/permits.pxd", "engine/heap.pxd", "engine/heap.pyx", "engine/held.pyx", "engine/idle_ring.pxd",
+    "engine/later.pyx", "engine/gcra.pxd", "engine/list.pxd", "engine/fair.pxd",
     "protocols/counter/_counters.pxd", "protocols/counter/_takes.pxd", "protocols/counter/_charges.pxd",
     "protocols/counter/_permits.pxd",
     "protocols/counter/_messages.pxd", "protocols/counter/_store.pyx", "protocols/counter/_session.pyx",

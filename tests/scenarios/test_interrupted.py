@@ -83,7 +83,7 @@ async def goes_on(thing: Thing, visit: Visit, kept: Any, at: int) -> None:
     await loops.until(lambda: thing.agrees(visit), f"{visit.has} in use after interruption {at}")
     if kept is not None:
         has = await thing.has_kept(visit, kept)  # if not, the server may still have to see that the connection ended
-        await loops.until(lambda: thing.in_use(thing.OTHER) == has, f"{has:d} of another in use after interruption {at}")
+        await loops.until(lambda: thing.in_use(thing.OTHER) == has, f"{has:d} of the other after interruption {at}")
     if not visit.has and not thing.IS_ALONE:
         await loops.until(lambda: thing.works(client), f"it works after interruption {at}")
 
