@@ -1,4 +1,4 @@
-"""Hosts, paths and URLs, right and wrong."""
+"""Addresses of servers: hosts, paths and URLs, valid and invalid."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from counterd.client._addresses import Address, Tls, read_address, read_addresse
         ("counter+unix:///100%", Address(path="/100%"), "/100%"),
     ],
 )
-def test_reads(text: str, address: Address, shown: str) -> None:
+def test_valid_addresses(text: str, address: Address, shown: str) -> None:
     assert read_address(text, 7) == address
     assert str(address) == shown
 
@@ -68,7 +68,7 @@ def test_reads(text: str, address: Address, shown: str) -> None:
         ("counter+unix:///path?a=1", "expected counter\\+unix:///PATH"),
     ],
 )
-def test_refuses(text: str, why: str) -> None:
+def test_invalid_addresses_are_refused(text: str, why: str) -> None:
     with pytest.raises(ValueError, match=why) as caught:
         read_address(text, 7)
     assert repr(text) in str(caught.value)
@@ -80,7 +80,7 @@ def test_schemes_of_another_protocol() -> None:
         read_address("counter://host", 7, "other")
 
 
-def test_several_of_one_server() -> None:
+def test_several_addresses_of_one_server() -> None:
     both = [Address("a", 7), Address("b", 8)]
     assert read_addresses(["a", "counter://b:8"], 7, None) == both
     assert read_addresses(("a", "counter://b:8"), 7, None) == both
@@ -88,18 +88,18 @@ def test_several_of_one_server() -> None:
 
 
 @pytest.mark.parametrize("path", ["/p%20 q", Path("/p%20 q")])
-def test_a_path_is_what_it_is(path: Any) -> None:
+def test_a_path_is_not_decoded(path: Any) -> None:
     assert read_addresses("unused", 7, path) == [Address(path="/p%20 q")]
 
 
 @pytest.mark.parametrize(("hosts", "path"), [([], None), ("unused", "")])
-def test_nothing_to_connect_to(hosts: Any, path: str | None) -> None:
+def test_an_empty_list_of_addresses_is_refused(hosts: Any, path: str | None) -> None:
     with pytest.raises(ValueError, match="no address"):
         read_addresses(hosts, 7, path)
 
 
 @pytest.mark.parametrize("port", [-1, 65536, 65536 + 11215])
-def test_a_port_that_cannot_be(port: int) -> None:
+def test_a_port_out_of_range_is_refused(port: int) -> None:
     with pytest.raises(ValueError, match=f"port must be 0 to 65535, not {port}"):
         read_addresses("localhost", port, None)
 
@@ -107,13 +107,13 @@ def test_a_port_that_cannot_be(port: int) -> None:
 # ---- TLS ----
 
 
-def test_the_argument_says_so_for_all_addresses() -> None:
+def test_the_argument_tls_counts_for_all_addresses() -> None:
     hosts = ["a", "counter://b", "counters://c?cacert=/x"]
     assert [each.tls for each in read_addresses(hosts, 7, None)] == [None, None, Tls("/x")]
     assert [each.tls for each in read_addresses(hosts, 7, None, tls=True)] == [Tls(), Tls(), Tls("/x")]
 
 
-def test_a_context_is_what_is_used() -> None:
+def test_a_given_context_is_used() -> None:
     context = ssl.create_default_context()
     read = read_addresses(["a", "counters://b"], 7, None, tls=context)
     assert [each.make_context() for each in read] == [context, context]
@@ -122,13 +122,13 @@ def test_a_context_is_what_is_used() -> None:
         read_addresses("counters://c?cacert=/x", 7, None, tls=context)
 
 
-def test_what_is_no_context() -> None:
+def test_tls_of_the_wrong_type_is_refused() -> None:
     with pytest.raises(TypeError, match=r"tls must be True, False or an ssl\.SSLContext, not '/ca\.pem'"):
         read_addresses("a", 7, None, tls="/ca.pem")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("host", "path"), [("unused", "/p"), ("counter+unix:///p", None)])
-def test_a_unix_socket_has_none(host: str, path: str | None) -> None:
+def test_tls_with_a_unix_socket(host: str, path: str | None) -> None:
     with pytest.raises(ValueError, match=r"^/p: a Unix socket cannot use TLS"):
         read_addresses(host, 7, path, tls=True)
 
@@ -142,21 +142,21 @@ def test_a_unix_socket_has_none(host: str, path: str | None) -> None:
         ((None, None, "/socket"), Address(path="/socket")),
     ],
 )
-def test_what_the_environment_says(monkeypatch, given: tuple, expected: Address) -> None:
-    """Is for who says nothing."""
+def test_the_environment_variable_is_the_default(monkeypatch, given: tuple, expected: Address) -> None:
+    """It counts only if no address is given."""
     monkeypatch.setenv("COUNTERD_URL", "counter://db1:5")
     assert read_default(*given, default_port=11215) == [expected]
 
 
 @pytest.mark.parametrize("value", [None, ""])
-def test_nothing_is_said_at_all(monkeypatch, value: str | None) -> None:
+def test_the_default_without_the_environment_variable(monkeypatch, value: str | None) -> None:
     monkeypatch.delenv("COUNTERD_URL", raising=False)
     if value is not None:
         monkeypatch.setenv("COUNTERD_URL", value)
     assert read_default(None, None, None, default_port=11215) == [Address("127.0.0.1", 11215)]
 
 
-def test_nonsense_in_the_environment_is_named(monkeypatch) -> None:
+def test_an_error_in_the_environment_variable_names_it(monkeypatch) -> None:
     monkeypatch.setenv("COUNTERD_URL", "http://db1")
     with pytest.raises(ValueError, match=r"^COUNTERD_URL: 'http://db1': expected counter://HOST:PORT"):
         read_default(None, None, None, default_port=11215)

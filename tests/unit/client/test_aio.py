@@ -1,4 +1,5 @@
-"""The client for asyncio with a server in memory and a clock that jumps: waiting, connecting, and what meets."""
+"""The client for asyncio with a server in memory and a clock that jumps: waiting, connecting, and events that
+coincide."""
 
 from __future__ import annotations
 
@@ -46,7 +47,7 @@ async def until(condition: Callable[[], bool]) -> None:
 # ---- connecting -----------------------------------------------------------------------------------------------------
 
 
-def test_nothing_is_connected_before_it_is_used() -> None:
+def test_a_client_connects_when_it_is_used() -> None:
     async def main(loop: memory.Loop, client: aio.Client) -> None:
         assert client.where == "127.0.0.1:11215"
         assert loop.server.pipes == []
@@ -56,8 +57,8 @@ def test_nothing_is_connected_before_it_is_used() -> None:
     play(main)
 
 
-def test_attempts_grow_rarer_while_nobody_is_there() -> None:
-    """And a hold makes one when it is due; the first that succeeds ends that."""
+def test_attempts_grow_rarer_while_the_server_is_away() -> None:
+    """A hold makes an attempt when it is due; the first that succeeds ends that."""
     attempts: list[float] = []
 
     async def main(loop: memory.Loop, client: aio.Client) -> None:
@@ -76,8 +77,8 @@ def test_attempts_grow_rarer_while_nobody_is_there() -> None:
 
 
 @pytest.mark.parametrize("at_once", [True, False])
-def test_a_server_that_hangs_up_is_not_asked_without_a_pause(at_once: bool, monkeypatch) -> None:
-    """Even if it does before anybody can have seen that it had accepted."""
+def test_holds_pause_between_connections_that_the_server_closes(at_once: bool, monkeypatch) -> None:
+    """Even if it closes them before the client can have seen that it had accepted."""
 
     async def main(loop: memory.Loop, client: aio.Client) -> None:
         def cut() -> None:
@@ -103,7 +104,7 @@ def test_a_server_that_hangs_up_is_not_asked_without_a_pause(at_once: bool, monk
     play(main)
 
 
-def test_calls_too_make_a_pause_where_a_server_hangs_up() -> None:
+def test_calls_pause_between_connections_that_the_server_closes() -> None:
     async def main(loop: memory.Loop, client: aio.Client) -> None:
         loop.on_idle = lambda: [loop.call_soon(pipe.cut) for pipe in loop.server.pipes]
         for _ in range(50):
@@ -114,13 +115,13 @@ def test_calls_too_make_a_pause_where_a_server_hangs_up() -> None:
     play(main)
 
 
-def test_a_semaphore_of_nonsense() -> None:
+def test_invalid_arguments_of_a_semaphore() -> None:
     with pytest.raises(ValueError, match=r"^maximum must be 0 to"):
         aio.Client().semaphore("n", -1)
 
 
 @pytest.mark.parametrize("before_it_begins", [True, False])
-def test_closed_while_it_connects(before_it_begins: bool) -> None:
+def test_closing_ends_calls_that_wait_for_the_connection(before_it_begins: bool) -> None:
     async def main(loop: memory.Loop, client: aio.Client) -> None:
         calls = [asyncio.ensure_future(client.noop()) for _ in range(3)]
         await turns(1 if before_it_begins else 5)
@@ -135,7 +136,7 @@ def test_closed_while_it_connects(before_it_begins: bool) -> None:
     play(main)
 
 
-def test_a_connection_that_comes_although_it_was_closed(monkeypatch) -> None:
+def test_a_connection_made_after_close_is_closed(monkeypatch) -> None:
     """Until Python 3.12, wait_for() may lose that it was cancelled."""
 
     async def deaf(awaitable: Any, _: float) -> Any:
@@ -157,7 +158,7 @@ def test_a_connection_that_comes_although_it_was_closed(monkeypatch) -> None:
     play(main)
 
 
-def test_a_block_may_begin_before_the_server_is_there() -> None:
+def test_a_client_can_be_entered_before_its_server_exists() -> None:
     async def main(loop: memory.Loop, client: aio.Client) -> None:
         loop.server.accepts = lambda: loop.now > 3
         async with client:
@@ -180,7 +181,7 @@ def test_get_with_a_default() -> None:
     play(main)
 
 
-def test_a_pipeline_in_a_block() -> None:
+def test_a_pipeline_as_a_context_manager() -> None:
     async def main(loop: memory.Loop, client: aio.Client) -> None:
         async with client.pipeline() as pipeline:
             assert await pipeline.noop().execute() == [None]
@@ -190,11 +191,11 @@ def test_a_pipeline_in_a_block() -> None:
     play(main)
 
 
-def test_a_semaphore_shows_itself() -> None:
+def test_repr_of_a_semaphore() -> None:
     assert repr(aio.Client().semaphore("s", 3)) == "<Semaphore s, maximum 3, 0 acquired here>"
 
 
-def test_an_attempt_takes_no_longer_than_it_may() -> None:
+def test_an_attempt_to_connect_times_out() -> None:
     async def main(loop: memory.Loop, client: aio.Client) -> None:
         loop.server.delay = lambda: 60
         with pytest.raises(Timeout, match=r"^127.0.0.1:11215 did not accept a connection within 5 s$"):
@@ -211,7 +212,7 @@ def test_an_attempt_takes_no_longer_than_it_may() -> None:
 
 
 @pytest.mark.parametrize("under_way", [True, False])
-def test_one_call_tells_of_lost_permits(under_way: bool) -> None:
+def test_one_call_raises_the_loss_of_permits(under_way: bool) -> None:
     async def main(loop: memory.Loop, client: aio.Client) -> None:
         await client.acquire("n", maximum=1)
         calls = [asyncio.ensure_future(client.noop())] if under_way else []
@@ -225,7 +226,7 @@ def test_one_call_tells_of_lost_permits(under_way: bool) -> None:
     play(main)
 
 
-def test_a_hold_that_tells_of_its_loss_does_not_tell_of_others() -> None:
+def test_a_hold_raises_only_its_own_loss() -> None:
     async def main(loop: memory.Loop, client: aio.Client) -> None:
         await client.acquire("n", maximum=1)
         hold = await client.hold("other", maximum=1).__aenter__()
@@ -243,8 +244,9 @@ def test_a_hold_that_tells_of_its_loss_does_not_tell_of_others() -> None:
 
 @pytest.mark.parametrize("on_lost", ["raise", "reacquire", "a function"])
 @pytest.mark.parametrize("closes", [True, False])
-def test_lost_while_it_is_left(on_lost: str, closes: bool) -> None:
-    """Only "raise" raises, and not if the program closed the connection itself. Nothing else is told of it then."""
+def test_a_loss_while_a_hold_is_left(on_lost: str, closes: bool) -> None:
+    """Only "raise" raises, and not if the program closed the connection itself. The loss is not reported in any other
+    way."""
     told: list[aio.Hold] = []
 
     async def main(loop: memory.Loop, client: aio.Client) -> None:
@@ -268,8 +270,8 @@ def test_lost_while_it_is_left(on_lost: str, closes: bool) -> None:
     play(main)
 
 
-def test_left_while_it_is_cancelled_and_the_connection_goes() -> None:
-    """All in one turn, and nobody complains of an error that was not looked at."""
+def test_leaving_a_hold_while_cancelled_and_the_connection_is_lost() -> None:
+    """All in one turn, and asyncio reports no exception that was never retrieved."""
 
     async def main(loop: memory.Loop, client: aio.Client) -> None:
         hold = client.hold("n", maximum=1)
@@ -287,8 +289,8 @@ def test_left_while_it_is_cancelled_and_the_connection_goes() -> None:
     play(main)
 
 
-def test_left_while_it_is_acquired_again(monkeypatch) -> None:
-    """The grant comes after that, is given back, and wakes who waits here."""
+def test_leaving_a_hold_while_it_is_acquired_again(monkeypatch) -> None:
+    """The grant comes after that, is given back, and wakes the next waiter of this client."""
     monkeypatch.setattr(_turns, "ASK_FIRST_S", 1e6)
 
     async def main(loop: memory.Loop, client: aio.Client) -> None:
@@ -325,8 +327,8 @@ def delays(loop: memory.Loop, link: Any) -> None:
 
 
 @pytest.mark.parametrize("meets", [False, True])
-def test_entered_again_before_it_was_acquired_again(monkeypatch, meets: bool) -> None:
-    """It has the permits once. meets: it is being asked for them, and the answer comes late."""
+def test_entering_a_hold_before_it_was_acquired_again(monkeypatch, meets: bool) -> None:
+    """It has the permits once. meets: the request to acquire them again is under way, and the answer comes late."""
     monkeypatch.setattr(_commands, "ASK_FIRST_S", 1.0)
 
     async def main(loop: memory.Loop, client: aio.Client) -> None:
@@ -349,7 +351,7 @@ def test_entered_again_before_it_was_acquired_again(monkeypatch, meets: bool) ->
     play(main)
 
 
-def test_lost_permits_are_told_although_a_hold_is_being_left() -> None:
+def test_lost_permits_are_raised_although_a_hold_is_being_left() -> None:
     async def main(loop: memory.Loop, client: aio.Client) -> None:
         await client.acquire("n", 2, maximum=2)
         hold = await client.hold("other", 2, maximum=2).__aenter__()
@@ -387,7 +389,7 @@ def test_a_hold_that_is_granted_and_lost_in_one_turn_is_acquired_again() -> None
 
 
 @pytest.mark.parametrize("ask", [aio.Client.noop, lambda client: client.pipeline().noop().execute()])
-def test_who_is_told_of_nonsense_is_not_told_of_the_loss_as_well(ask: Callable[[aio.Client], Any]) -> None:
+def test_a_protocol_error_is_not_followed_by_an_error_for_the_loss(ask: Callable[[aio.Client], Any]) -> None:
     async def main(loop: memory.Loop, client: aio.Client) -> None:
         await client.acquire("n", maximum=1)
         asked = asyncio.ensure_future(ask(client))
@@ -403,7 +405,7 @@ def test_who_is_told_of_nonsense_is_not_told_of_the_loss_as_well(ask: Callable[[
 # ---- waiting --------------------------------------------------------------------------------------------------------
 
 
-def test_the_first_asks_more_and_more_rarely() -> None:
+def test_the_first_waiter_asks_more_and_more_rarely() -> None:
     async def main(loop: memory.Loop, client: aio.Client) -> None:
         await client.acquire("n", maximum=1)
         holds = [client.hold("n", maximum=1, timeout=60) for _ in range(100)]
@@ -417,8 +419,8 @@ def test_the_first_asks_more_and_more_rarely() -> None:
     play(main)
 
 
-def test_who_is_behind_another_gives_up_by_itself() -> None:
-    """When its own time is over, not when the first is done; and without asking for permits."""
+def test_a_waiter_behind_another_times_out_by_itself() -> None:
+    """When its own timeout is over, not when the first waiter is done; and without asking for permits."""
 
     async def main(loop: memory.Loop, client: aio.Client) -> None:
         await client.acquire("n", maximum=1)
@@ -434,8 +436,8 @@ def test_who_is_behind_another_gives_up_by_itself() -> None:
     play(main)
 
 
-def test_closed_while_holds_wait() -> None:
-    """They end at once, those of each name and those behind the first."""
+def test_closing_ends_waiting_holds() -> None:
+    """At once, those of each name and those behind the first."""
 
     async def main(loop: memory.Loop, client: aio.Client) -> None:
         waiting = []
@@ -479,8 +481,8 @@ def test_a_granted_hold_whose_task_is_cancelled_wakes_the_next() -> None:
 
 
 @pytest.mark.parametrize("answers", [True, False])
-def test_one_probe_for_all_that_wait_in_the_server(answers: bool) -> None:
-    """If the server does not answer, all give up, and wait there no longer."""
+def test_waiting_takes_share_one_probe(answers: bool) -> None:
+    """If the server does not answer the probe, all time out and leave its queue."""
 
     async def main(loop: memory.Loop, client: aio.Client) -> None:
         server = loop.server
@@ -508,7 +510,7 @@ def test_one_probe_for_all_that_wait_in_the_server(answers: bool) -> None:
 # ---- arguments ------------------------------------------------------------------------------------------------------
 
 
-def test_what_is_not_asynchronous_cannot_be_decorated() -> None:
+def test_only_asynchronous_functions_can_be_decorated() -> None:
     hold = aio.Client().hold("n", maximum=1)
 
     def function() -> None: ...
@@ -521,7 +523,7 @@ def test_what_is_not_asynchronous_cannot_be_decorated() -> None:
             hold(wrong)  # type: ignore[type-var]
 
 
-def test_functions_that_are_wrapped_in_partial() -> None:
+def test_a_partial_of_an_asynchronous_function_can_be_decorated() -> None:
     async def main(loop: memory.Loop, client: aio.Client) -> None:
         async def work(number: int) -> int:
             return number + loop.server.used[b"n"]
@@ -532,7 +534,7 @@ def test_functions_that_are_wrapped_in_partial() -> None:
     play(main)
 
 
-def test_a_generator_that_is_never_begun_holds_nothing() -> None:
+def test_a_decorated_generator_that_never_starts_holds_nothing() -> None:
     async def main(loop: memory.Loop, client: aio.Client) -> None:
         @client.hold("n", maximum=1)
         async def items() -> AsyncIterator[int]:
@@ -545,12 +547,12 @@ def test_a_generator_that_is_never_begun_holds_nothing() -> None:
 
 
 @pytest.mark.parametrize("options", [{"timeout": -1}, {"timeout": float("nan")}, {"on_lost": "nothing"}])
-def test_what_a_hold_cannot_be(options: dict[str, Any]) -> None:
+def test_invalid_arguments_of_a_hold(options: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"^(timeout|on_lost) must be "):
         aio.Client().hold("n", maximum=1, **options)
 
 
-def test_an_empty_pipeline_asks_nothing() -> None:
+def test_an_empty_pipeline_sends_nothing() -> None:
     async def main(loop: memory.Loop, client: aio.Client) -> None:
         assert await client.pipeline().execute() == []
         assert loop.server.pipes == []
@@ -558,8 +560,8 @@ def test_an_empty_pipeline_asks_nothing() -> None:
     play(main)
 
 
-def test_a_pipeline_that_is_cancelled_when_some_answers_are_there() -> None:
-    """What its acquires were granted is given back, before and after, and nothing else."""
+def test_a_pipeline_cancelled_after_some_answers_gives_back_its_grants() -> None:
+    """What its acquires were granted, before and after; nothing else."""
 
     async def main(loop: memory.Loop, client: aio.Client) -> None:
         await client.acquire("kept", 2, maximum=9)
@@ -585,8 +587,8 @@ def test_a_pipeline_that_is_cancelled_when_some_answers_are_there() -> None:
     play(main)
 
 
-def test_after_a_fork_the_connection_is_the_parents() -> None:
-    """A fork itself is in tests/functional/test_aio_lost.py; here is what the child begins with."""
+def test_a_forked_child_does_not_use_its_parents_connection() -> None:
+    """A fork itself is in tests/functional/test_aio_lost.py; here is the state that the child begins with."""
 
     async def main(loop: memory.Loop, client: aio.Client) -> None:
         await client.acquire("n", maximum=1)
@@ -604,7 +606,7 @@ def test_after_a_fork_the_connection_is_the_parents() -> None:
     play(main)
 
 
-def test_locked_where_nothing_was_ever_acquired() -> None:
+def test_locked_of_a_semaphore_that_was_never_acquired() -> None:
     async def main(loop: memory.Loop, client: aio.Client) -> None:
         assert await client.semaphore("n", 1).locked() is False
 

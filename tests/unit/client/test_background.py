@@ -66,7 +66,7 @@ def worker() -> Iterator[Worker]:
     assert not threads()
 
 
-def test_it_starts_when_it_is_needed_and_runs_when_it_is_woken(worker: Worker) -> None:
+def test_the_thread_starts_when_needed_and_runs_when_woken(worker: Worker) -> None:
     worker.background.wake()
     assert not threads(), "only a thread that runs is woken"
     worker.background.start()
@@ -77,7 +77,7 @@ def test_it_starts_when_it_is_needed_and_runs_when_it_is_woken(worker: Worker) -
     assert len(threads()) == 1
 
 
-def test_it_is_woken_only_for_what_is_due_earlier(worker: Worker) -> None:
+def test_start_wakes_the_thread_only_for_an_earlier_deadline(worker: Worker) -> None:
     due = worker.due = time.monotonic() + LONG_S
     worker.background.start()
     worker.until_it_waits(1)
@@ -91,7 +91,7 @@ def test_it_is_woken_only_for_what_is_due_earlier(worker: Worker) -> None:
     assert worker.runs == 3
 
 
-def test_what_becomes_due_during_its_work_is_not_forgotten(worker: Worker) -> None:
+def test_a_deadline_set_during_its_work_is_kept(worker: Worker) -> None:
     begun, go_on = threading.Event(), threading.Event()
 
     def work() -> tuple[Worker, float]:
@@ -108,7 +108,7 @@ def test_what_becomes_due_during_its_work_is_not_forgotten(worker: Worker) -> No
     worker.until_it_waits(2)
 
 
-def test_it_ends_when_it_is_idle_and_starts_again() -> None:
+def test_an_idle_thread_ends_and_can_be_started_again() -> None:
     worker, before = Worker(idle_s=0.01), descriptors()
     for count in (1, 2):
         worker.background.start()
@@ -135,7 +135,7 @@ def test_after_stop_no_thread_is_started(worker: Worker) -> None:
     assert not threads()
 
 
-def test_its_work_may_stop_it() -> None:
+def test_the_work_may_stop_the_thread() -> None:
     def work() -> tuple[Worker, float]:
         background.stop()
         background.join()
@@ -149,7 +149,7 @@ def test_its_work_may_stop_it() -> None:
     assert worker.runs == 1
 
 
-def test_who_has_a_lock_that_it_needs_does_not_wait_for_it(worker: Worker) -> None:
+def test_join_does_not_wait_while_the_caller_has_a_lock_that_the_thread_needs(worker: Worker) -> None:
     """So a signal handler may close a client."""
     lock = threading.RLock()
 
@@ -166,7 +166,7 @@ def test_who_has_a_lock_that_it_needs_does_not_wait_for_it(worker: Worker) -> No
 
 
 @pytest.mark.parametrize("cause", ["thread", "descriptor"])
-def test_where_no_thread_can_be_started_the_next_start_tries_again(
+def test_start_tries_again_if_no_thread_could_be_started(
     worker: Worker, monkeypatch: pytest.MonkeyPatch, cause: str
 ) -> None:
     error = RuntimeError("can't start new thread") if cause == "thread" else OSError("too many open files")
@@ -188,7 +188,7 @@ def test_where_no_thread_can_be_started_the_next_start_tries_again(
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_after_a_failure_it_can_be_started_again(worker: Worker) -> None:
+def test_a_thread_that_failed_can_be_started_again(worker: Worker) -> None:
     before = descriptors()
     worker.failure = ZeroDivisionError()
     worker.background.start()
@@ -200,7 +200,7 @@ def test_after_a_failure_it_can_be_started_again(worker: Worker) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # a fork of a program with threads
-def test_a_child_closes_its_copy_of_the_descriptor(worker: Worker) -> None:
+def test_a_forked_child_closes_its_copy_of_the_descriptor(worker: Worker) -> None:
     before = descriptors()
     worker.background.start()
     worker.until_it_waits(1)

@@ -1,4 +1,4 @@
-"""Delays that grow, up to a bound, and differ."""
+"""Backoff, whose random delays grow up to a bound; and Attempts, which decides when a client may connect again."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ def delays(backoff: Backoff, count: int) -> list[float]:
 
 
 @pytest.mark.parametrize(("drawn", "part"), [(0.0, 0.5), (1.0, 1.0)])
-def test_doubles_up_to_the_longest(monkeypatch: pytest.MonkeyPatch, drawn: float, part: float) -> None:
+def test_delays_double_up_to_the_longest(monkeypatch: pytest.MonkeyPatch, drawn: float, part: float) -> None:
     monkeypatch.setattr(RANDOM, "uniform", lambda low, high: low + (high - low) * drawn)
     assert delays(Backoff(1, 5), 5) == [part * delay for delay in (1, 2, 4, 5, 5)]
 
 
-def test_begins_again() -> None:
+def test_reset_begins_with_the_first_delay() -> None:
     backoff = Backoff(1, 100)
     delays(backoff, 10)
     backoff.reset()
@@ -26,7 +26,7 @@ def test_begins_again() -> None:
     assert 1 <= backoff.delay() <= 2
 
 
-def test_no_two_are_in_step() -> None:
+def test_two_backoffs_differ() -> None:
     assert len({tuple(delays(Backoff(1, 100), 4)) for _ in range(10)}) == 10
 
 
@@ -43,7 +43,7 @@ def test_after_a_good_connection_the_first_attempt_begins_at_once() -> None:
         assert attempts.retry_at == 0.0
 
 
-def test_after_one_through_which_nothing_was_answered_the_next_waits() -> None:
+def test_after_an_unanswered_connection_the_next_attempt_waits() -> None:
     attempts, bad = Attempts(), object()
     attempts.begin(10.0, bad, False, LOST)
     attempts.succeeded(10.0, bad)
@@ -52,7 +52,7 @@ def test_after_one_through_which_nothing_was_answered_the_next_waits() -> None:
     attempts.begin(attempts.retry_at, bad, False, LOST)
 
 
-def test_attempts_that_fail_are_longer_and_longer_apart() -> None:
+def test_the_pauses_between_failed_attempts_grow() -> None:
     attempts, now = Attempts(), 10.0
     pauses = []
     for _ in range(9):

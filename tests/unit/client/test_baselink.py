@@ -1,4 +1,4 @@
-"""Whether another connection may go on with one that has ended."""
+"""Whether a new connection may resume one that has ended."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def ended(grace_s: float | None, why: str = "the server closed it") -> Link:
     return link
 
 
-def test_it_may_be_resumed_until_its_grace_time_is_over() -> None:
+def test_a_connection_may_be_resumed_within_its_grace_time() -> None:
     assert ended(60).may_resume()
     assert not ended(None).may_resume(), "it has no token"
     assert not ended(60, CLOSED).may_resume(), "the program has closed it"
@@ -27,7 +27,7 @@ def test_it_may_be_resumed_until_its_grace_time_is_over() -> None:
     assert not late.may_resume()
 
 
-def test_without_its_token_it_may_not() -> None:
+def test_a_connection_without_a_token_cannot_be_resumed() -> None:
     link = ended(60)
     link.token = None
     assert not link.may_resume()

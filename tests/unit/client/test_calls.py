@@ -46,7 +46,7 @@ def asked(calls: Numbers, *frames: bytes) -> list[Kept]:
     return made
 
 
-def test_replies_come_in_order_and_a_refusal_is_one() -> None:
+def test_replies_come_in_order_and_refusals_count_as_replies() -> None:
     calls = Numbers()
     first, second, third = asked(calls, b"a", b"b", b"c")
     calls.feed(b"\1\0")
@@ -59,7 +59,7 @@ def test_replies_come_in_order_and_a_refusal_is_one() -> None:
     assert calls.pending == {}
 
 
-def test_all_are_added_or_none() -> None:
+def test_add_all_adds_all_calls_or_none() -> None:
     calls = Numbers()
     (first,) = asked(calls, b"a")
     with pytest.raises(AttributeError):
@@ -69,7 +69,7 @@ def test_all_are_added_or_none() -> None:
     assert calls.pending == {}
 
 
-def test_who_listens_is_woken_once_by_what_comes_and_by_the_end() -> None:
+def test_listeners_are_woken_once_by_input_or_by_the_end() -> None:
     calls = Numbers()
     first, second = Kept(), Kept()
     calls.listeners.append(first)
@@ -80,8 +80,8 @@ def test_who_listens_is_woken_once_by_what_comes_and_by_the_end() -> None:
     assert (first.ends, second.ends) == ([(None, None)], [(None, None)])
 
 
-def test_a_large_request_is_not_kept() -> None:
-    """A call that was given up stays until its turn comes: its caller may have gone, and what it sent as well."""
+def test_the_frame_of_a_large_request_is_not_kept() -> None:
+    """A call that timed out stays until its turn comes, but what it sent need not."""
     calls = Numbers()
     large = request(bytes(FRAME_KEPT + 1))
     assert len(calls.add(call := Kept(), large)) == FRAME_KEPT + 1

@@ -1,7 +1,6 @@
-"""The client, against a small server that says what a test wants.
+"""The blocking client against a small server whose answers each test sets.
 
-At real servers, with threads and processes: tests/functional/test_client.py and those beside it.
-"""
+With real servers, threads and processes: tests/functional/test_client.py and the files beside it."""
 
 from __future__ import annotations
 
@@ -101,7 +100,7 @@ def test_requests_and_results(serve) -> None:
     ]
 
 
-def test_one_resource_unless_told(serve) -> None:
+def test_acquire_and_release_one_permit_by_default(serve) -> None:
     script = serve(success(b"\0\0\0\1"), success())
     with connected(script) as client:
         client.acquire("n", maximum=3)
@@ -109,7 +108,7 @@ def test_one_resource_unless_told(serve) -> None:
     assert [body[:4] for _, body in script.seen] == [b"\0\0\0\1"] * 2
 
 
-def test_dump(serve) -> None:
+def test_dump_reads_all_entries(serve) -> None:
     entries = success(b"\0\0\0\1\0\0\0\2\0\1a", b"\0\0\0\0\0\0\0\3\0\2b\0", b"")
     with connected(serve(entries, success(b""), success())) as client:
         assert client.dump() == [DumpEntry(b"a", 1, 2), DumpEntry(b"b\0", 0, 3)]
@@ -117,7 +116,7 @@ def test_dump(serve) -> None:
         client.noop()
 
 
-def test_a_response_in_pieces(serve) -> None:
+def test_a_response_that_comes_in_pieces(serve) -> None:
     def pieces(opcode: int, opaque: int, _: bytes) -> Iterator[bytes]:
         for byte in responded(opcode, opaque, b"\0\0\0\7"):
             time.sleep(0.002)  # so that they come one by one
@@ -127,7 +126,7 @@ def test_a_response_in_pieces(serve) -> None:
         assert client.get("n") == 7
 
 
-def test_a_unix_socket(serve, tmp_path: Path) -> None:
+def test_a_client_of_a_unix_socket(serve, tmp_path: Path) -> None:
     listening = socket.socket(socket.AF_UNIX)
     listening.bind(str(tmp_path / "socket"))
     listening.listen()
@@ -137,7 +136,7 @@ def test_a_unix_socket(serve, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("status", "kind"), sorted(wire.ERRORS.items()))
-def test_a_refusal_leaves_the_connection(serve, status: int, kind: type[errors.ServerError]) -> None:
+def test_a_refusal_keeps_the_connection(serve, status: int, kind: type[errors.ServerError]) -> None:
     with connected(serve(failure(status, b"so \xff"), success())) as client:
         with pytest.raises(kind) as caught:
             client.get("n")
@@ -145,7 +144,7 @@ def test_a_refusal_leaves_the_connection(serve, status: int, kind: type[errors.S
         client.noop()
 
 
-def test_an_unknown_status(serve) -> None:
+def test_a_response_with_an_unknown_status(serve) -> None:
     with connected(serve(failure(0x33, b"?"), success())) as client:
         with pytest.raises(errors.ServerError) as caught:
             client.dump()
@@ -153,7 +152,7 @@ def test_an_unknown_status(serve) -> None:
         client.noop()
 
 
-def test_what_does_not_fit_is_not_sent(serve) -> None:
+def test_invalid_arguments_are_not_sent(serve) -> None:
     script = serve(success())
     with connected(script) as client:
         with pytest.raises(ValueError, match=r"^name"):
@@ -179,7 +178,7 @@ def test_what_does_not_fit_is_not_sent(serve) -> None:
         (success(b"abc"), "expected a reply without a body, not 61 62 63"),
     ],
 )
-def test_what_no_server_may_send(serve, answer: Answer, message: str) -> None:
+def test_invalid_responses_are_protocol_errors(serve, answer: Answer, message: str) -> None:
     script = serve(answer, success())
     with connected(script) as client:
         with pytest.raises(errors.ProtocolError, match=message):
@@ -188,7 +187,7 @@ def test_what_no_server_may_send(serve, answer: Answer, message: str) -> None:
 
 
 @pytest.mark.parametrize("call", [lambda client: client.get("n"), Client.stats, Client.dump])
-def test_a_result_that_makes_no_sense(serve, call) -> None:
+def test_an_invalid_result_is_a_protocol_error(serve, call) -> None:
     script = serve(success(b"abc"), success())
     with connected(script) as client:
         with pytest.raises(errors.ProtocolError, match="61 62 63"):
@@ -196,8 +195,8 @@ def test_a_result_that_makes_no_sense(serve, call) -> None:
         assert_replaced(client, script)
 
 
-def test_a_response_too_many(serve) -> None:
-    """Whether it comes in one piece with the right one, so that nobody waits any more, or later."""
+def test_an_unexpected_response_is_a_protocol_error(serve) -> None:
+    """Whether it comes in one read with the expected response, when no call waits any more, or later."""
     script = serve(success(b"", b""), *[success()] * 2)
     with connected(script) as client:
         client.noop()
@@ -207,7 +206,7 @@ def test_a_response_too_many(serve) -> None:
     assert len(script.peers) == 2
 
 
-def test_who_is_told_of_nonsense_is_not_told_of_the_loss_as_well(serve) -> None:
+def test_a_protocol_error_is_not_followed_by_an_error_for_the_loss(serve) -> None:
     script = serve(success(b"\0\0\0\1"), success(b"abc"), success())
     with connected(script) as client:
         client.acquire("n", maximum=1)
@@ -216,7 +215,7 @@ def test_who_is_told_of_nonsense_is_not_told_of_the_loss_as_well(serve) -> None:
         client.noop()
 
 
-def test_a_call_that_times_out_leaves_the_connection(serve) -> None:
+def test_a_call_that_times_out_keeps_the_connection(serve) -> None:
     opened = threading.Event()
     script = serve(later(lambda: opened.wait(PATIENCE), success(b"\0\0\0\7")), success(b"\0\0\0\5"))
     with connected(script, timeout=0.05) as client:
@@ -231,7 +230,7 @@ def test_a_call_that_times_out_leaves_the_connection(serve) -> None:
     assert len(script.peers) == 1
 
 
-def test_what_is_granted_too_late_is_given_back(serve) -> None:
+def test_a_late_grant_is_given_back(serve) -> None:
     opened = threading.Event()
     late = later(lambda: opened.wait(PATIENCE), success(b"\0\0\0\3"))
     script = serve(success(b"\0\0\0\1"), late, *[success()] * 3)
@@ -256,8 +255,8 @@ def test_what_is_granted_too_late_is_given_back(serve) -> None:
         lambda client: client.pipeline().noop().acquire("n", maximum=1).execute(),
     ],
 )
-def test_nothing_else_held_so_an_acquire_that_times_out_ends_the_connection(serve, ask) -> None:
-    """Otherwise what is granted to nobody would stay with a connection on which nobody reads."""
+def test_an_acquire_that_times_out_ends_a_connection_that_holds_nothing(serve, ask) -> None:
+    """Else a late grant would stay with a connection that no thread reads."""
     script = serve(silence, silence, success())
     with connected(script, timeout=0.05) as client:
         with pytest.raises(errors.Timeout):
@@ -265,7 +264,7 @@ def test_nothing_else_held_so_an_acquire_that_times_out_ends_the_connection(serv
         assert client._link.closed == "an acquire was not answered in time, and this client holds nothing"
 
 
-def test_the_timeout_is_for_the_whole_call(serve) -> None:
+def test_the_timeout_counts_for_the_whole_call(serve) -> None:
     """Entries that keep coming, each of them in time, do not make it longer."""
     ended = threading.Event()
 
@@ -279,7 +278,7 @@ def test_the_timeout_is_for_the_whole_call(serve) -> None:
         ended.set()
 
 
-def test_the_server_hangs_up(serve) -> None:
+def test_the_server_closes_the_connection(serve) -> None:
     script = serve(hang_up, success())
     with connected(script) as client:
         with pytest.raises(
@@ -289,7 +288,7 @@ def test_the_server_hangs_up(serve) -> None:
         assert_replaced(client, script)
 
 
-def test_the_server_resets(serve) -> None:
+def test_the_server_resets_the_connection(serve) -> None:
     def reset(opcode: int, opaque: int, body: bytes) -> None:
         script.peers[-1].socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 
@@ -300,8 +299,8 @@ def test_the_server_resets(serve) -> None:
         assert_replaced(client, script)
 
 
-def test_a_call_is_made_again_if_the_server_goes_and_nothing_was_held(serve) -> None:
-    """So one that closes what is idle, or is started anew, is no trouble. But only once."""
+def test_a_call_is_repeated_if_the_connection_ends_and_nothing_was_held(serve) -> None:
+    """So a server that closes idle connections, or is restarted, causes no error. But only once."""
     script = serve(success(), hang_up, success(b"\0\0\0\1"))
     with connected(script) as client:
         client.noop()
@@ -309,7 +308,7 @@ def test_a_call_is_made_again_if_the_server_goes_and_nothing_was_held(serve) -> 
     assert [opcode for opcode, _ in script.seen] == [0x00, 0x02, 0x02]
 
 
-def test_a_call_is_not_made_again_if_something_is_lost(serve) -> None:
+def test_a_call_is_not_repeated_if_permits_are_lost(serve) -> None:
     script = serve(success(b"\0\0\0\1"), hang_up, success())
     with connected(script) as client:
         client.acquire("n", maximum=2)
@@ -319,7 +318,7 @@ def test_a_call_is_not_made_again_if_something_is_lost(serve) -> None:
 
 
 def test_a_release_whose_reply_is_lost(serve) -> None:
-    """The server has read it, so nothing was lost before: nothing is raised, unless something else was held."""
+    """The server has read it, so nothing was lost before: it raises nothing, unless something else was held."""
     script = serve(success(b"\0\0\0\2"), success(), hang_up, success(b"\0\0\0\2"), hang_up, success())
     with connected(script) as client:
         client.acquire("n", 2, maximum=2)
@@ -331,8 +330,8 @@ def test_a_release_whose_reply_is_lost(serve) -> None:
         assert_replaced(client, script)
 
 
-def test_a_release_that_may_have_come_too_late(serve) -> None:
-    """The connection had ended before, or was reset: what was held may have been given to another client since."""
+def test_a_release_that_may_have_come_too_late_raises(serve) -> None:
+    """The connection had ended before, or was reset: the permits may have been given to another client since."""
 
     def reset(opcode: int, opaque: int, body: bytes) -> None:
         script.peers[-1].socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
@@ -350,7 +349,7 @@ def test_a_release_that_may_have_come_too_late(serve) -> None:
         assert_replaced(client, script)
 
 
-def test_a_hold_is_told_of_its_loss_once_and_not_after_its_block(serve) -> None:
+def test_a_hold_hears_of_its_loss_once_and_not_after_its_block(serve) -> None:
     called: list[object] = []
     script = serve(success(b"\0\0\0\1"), success())
     with Client(port=script.port, timeout=PATIENCE, watch=True) as client:
@@ -362,12 +361,12 @@ def test_a_hold_is_told_of_its_loss_once_and_not_after_its_block(serve) -> None:
     assert called == [hold]
 
 
-def test_a_semaphore_of_nonsense(serve) -> None:
+def test_invalid_arguments_of_a_semaphore(serve) -> None:
     with connected(serve()) as client, pytest.raises(TypeError, match=r"^maximum must be a whole number"):
         client.semaphore("n", "2")  # type: ignore[arg-type]
 
 
-def test_a_call_is_made_again_once(serve) -> None:
+def test_a_call_is_repeated_once(serve) -> None:
     script = serve(success(), hang_up, hang_up, success())
     with connected(script) as client:
         client.noop()
@@ -376,7 +375,7 @@ def test_a_call_is_made_again_once(serve) -> None:
         assert [opcode for opcode, _ in script.seen] == [0x00] * 3
 
 
-def test_idle_and_lost_with_permits_is_told(serve) -> None:
+def test_a_loss_of_permits_while_idle_is_raised(serve) -> None:
     script = serve(success(b"\0\0\0\1"), success())
     with connected(script) as client:
         client.acquire("n", maximum=1)
@@ -389,7 +388,7 @@ def test_idle_and_lost_with_permits_is_told(serve) -> None:
         assert_replaced(client, script)
 
 
-def test_interrupted_while_bytes_are_read_the_connection_ends(serve, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupt_while_bytes_are_read_ends_the_connection(serve, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
@@ -402,8 +401,8 @@ def test_interrupted_while_bytes_are_read_the_connection_ends(serve, monkeypatch
         assert_replaced(client, script)
 
 
-def test_interrupted_while_it_waits_the_grant_is_given_back(serve) -> None:
-    """By the caller itself, which waits for a second to learn of it."""
+def test_an_interrupted_acquire_gives_back_its_grant(serve) -> None:
+    """The caller itself does, which waits up to a second for the answer."""
     opened = threading.Event()
     late = later(lambda: opened.wait(PATIENCE), success(b"\0\0\0\2"))
     script = serve(success(b"\0\0\0\1"), late, *[success()] * 3)
@@ -429,14 +428,14 @@ def test_interrupted_while_it_waits_the_grant_is_given_back(serve) -> None:
     assert sorted(script.seen[2:]) == [(0x00, b""), (0x00, b""), (0x03, b"\0\0\0\2\0\1n")]
 
 
-def test_a_hold_gives_back_what_was_granted(serve) -> None:
+def test_a_hold_gives_its_permits_back(serve) -> None:
     script = serve(success(b"\0\0\0\2"), success())
     with connected(script) as client, client.hold(b"n\xff", 2, maximum=3):
         pass
     assert script.seen == [(0x02, b"\0\0\0\2\0\0\0\3\0\2n\xff"), (0x03, b"\0\0\0\2\0\2n\xff")]
 
 
-def test_a_hold_that_does_not_wait_asks_once(serve) -> None:
+def test_a_hold_with_timeout_0_asks_once(serve) -> None:
     refused = failure(0x21, b"Resource not available")
     script = serve(refused, success(b"\0\0\0\3"))
     with connected(script) as client:
@@ -447,7 +446,7 @@ def test_a_hold_that_does_not_wait_asks_once(serve) -> None:
     assert [opcode for opcode, _ in script.seen] == [0x02, 0x01]
 
 
-def test_a_release_that_is_refused(serve) -> None:
+def test_a_hold_whose_release_is_refused(serve) -> None:
     script = serve(*[success(b"\0\0\0\1"), failure(0x22, b"Not acquired")] * 2)
     with connected(script) as client:
         with pytest.raises(errors.NotAcquired), client.hold("n", maximum=1):
@@ -457,14 +456,14 @@ def test_a_release_that_is_refused(serve) -> None:
 
 
 def test_a_server_that_does_not_know_resume(serve) -> None:
-    """Such as yrmcdsd: everything is as without it."""
+    """Such as yrmcdsd: the client works as without `resume`."""
     script = serve(*[failure(0x81, b"Unknown command")] * 2, success(b"\0\0\0\1"), success())
     with Client("127.0.0.1", script.port, resume=30, name="me") as client, client.hold("n", maximum=1) as hold:
         assert not hold.lost
     assert [opcode for opcode, _ in script.seen] == [0x25, 0x23, 0x02, 0x03]
 
 
-def test_close(serve) -> None:
+def test_close_ends_the_client(serve) -> None:
     script = serve()
     client = connected(script)
     assert client.where == f"127.0.0.1:{script.port}"
@@ -477,7 +476,7 @@ def test_close(serve) -> None:
     assert script.seen == []
 
 
-def test_nobody_listens(tmp_path: Path) -> None:
+def test_the_error_if_no_server_listens(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:
         port = listening.getsockname()[1]
     with pytest.raises(errors.ConnectionLost, match=f"^cannot connect to 127.0.0.1:{port}: .*refused"):
@@ -486,8 +485,8 @@ def test_nobody_listens(tmp_path: Path) -> None:
         Client(path=tmp_path / "none").noop()
 
 
-def test_nobody_accepts() -> None:
-    """The queue of a listening socket is full, so the kernel leaves further connections unanswered."""
+def test_connecting_times_out_if_the_server_does_not_accept() -> None:
+    """The queue of a listening socket is full, so the kernel does not answer further connections."""
     with socket.create_server(("127.0.0.1", 0), backlog=0) as listening, contextlib.ExitStack() as stack:
         for _ in range(3):
             connection = stack.enter_context(socket.socket())
@@ -497,14 +496,14 @@ def test_nobody_accepts() -> None:
             Client(port=listening.getsockname()[1], timeout=0.1).noop()
 
 
-def test_a_call_that_may_take_for_ever(serve) -> None:
+def test_an_infinite_timeout(serve) -> None:
     script = serve(success(b""))
     with Client(port=script.port, timeout=math.inf) as client:
         client.noop()
 
 
-def test_made_before_its_server(serve, tmp_path: Path) -> None:
-    """Nothing is connected before it is used, and a hold waits for the server."""
+def test_a_client_made_before_its_server_starts(serve, tmp_path: Path) -> None:
+    """It connects when it is used, and a hold waits for the server."""
     path = str(tmp_path / "socket")
     client = Client(path=path)
     assert (client.where, repr(client)) == (path, f"<Client {path}>")
@@ -518,7 +517,7 @@ def test_made_before_its_server(serve, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("call", [Client.noop, Client.fileno])
-def test_closed_before_it_was_used(call: Callable[[Client], object]) -> None:
+def test_calls_after_closing_an_unused_client(call: Callable[[Client], object]) -> None:
     client = Client("counter://192.0.2.1")
     client.close()
     with pytest.raises(errors.ConnectionLost, match=r"close\(\) was called"):
@@ -533,8 +532,8 @@ def test_get_with_a_default(serve) -> None:
             client.get("n")
 
 
-def test_a_pipeline_in_a_block(serve) -> None:
-    """What was not sent when the block ends never is."""
+def test_a_pipeline_as_a_context_manager(serve) -> None:
+    """Requests that were not sent when the block ends are never sent."""
     script = serve(success(b"\0\0\0\7"))
     with connected(script) as client:
         with client.pipeline() as pipeline:
@@ -544,7 +543,7 @@ def test_a_pipeline_in_a_block(serve) -> None:
     assert len(script.seen) == 1
 
 
-def test_a_semaphore_shows_itself(serve) -> None:
+def test_repr_of_a_semaphore(serve) -> None:
     script = serve(success(b"\0\0\0\1"), success())
     with connected(script) as client:
         semaphore = client.semaphore("s\u00e9", 3)
@@ -552,7 +551,7 @@ def test_a_semaphore_shows_itself(serve) -> None:
             assert repr(semaphore) == "<Semaphore s\u00e9, maximum 3, 1 acquired here>"
 
 
-def test_times_that_are_no_numbers() -> None:
+def test_timeouts_must_be_numbers() -> None:
     with pytest.raises(TypeError, match=r"^timeout must be a number of seconds, not '5s'$"):
         Client(timeout="5s")  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"^connect_timeout must be a number of seconds, not '5s'$"):
@@ -566,14 +565,14 @@ FOLDERS = {each.name for each in pkgutil.iter_modules(counterd.client.__path__)}
 
 
 @pytest.mark.parametrize("module", ["counterd.client", *(f"counterd.client.{name}" for name in sorted(FOLDERS))])
-def test_clients_of_all_protocols_have_the_same_two_names(module: str) -> None:
+def test_every_protocol_has_a_client_and_an_async_client(module: str) -> None:
     imported = importlib.import_module(module)
     assert {"Client", "AsyncClient"} <= {*imported.__all__}
     assert inspect.iscoroutinefunction(imported.AsyncClient.__aenter__)
     assert not inspect.iscoroutinefunction(imported.Client.__enter__)
 
 
-def test_asyncio_is_imported_only_for_those_who_ask_for_it() -> None:
+def test_asyncio_is_imported_only_with_the_async_client() -> None:
     code = (
         "import sys, counterd.client; assert 'asyncio' not in sys.modules; "
         "from counterd.client import AsyncClient, aio; assert AsyncClient is aio.Client"

@@ -1,4 +1,4 @@
-"""A command is one method for all shapes of a client."""
+"""@command makes one method for the blocking client, for asyncio and for pipelines."""
 
 from __future__ import annotations
 
@@ -35,17 +35,17 @@ class Pipeline(Commands, Recording):
         return self
 
 
-def test_each_shape_does_it_in_its_way() -> None:
+def test_each_kind_of_client_executes_the_command() -> None:
     assert Client().double(4, plus=1) == 9
     assert asyncio.run(AsyncClient().double(4)) == 8
     assert Pipeline().double(4).double(number=5).frames == [b"4", b"5"]
 
 
-def test_it_is_a_function_like_any_other() -> None:
+def test_a_command_keeps_docstring_and_signature() -> None:
     assert inspect.getdoc(Client.double) == "Twice the number."
     assert str(inspect.signature(Client().double)) == "(number: 'int', *, plus: 'int' = 0) -> 'int'"
 
 
-def test_a_request_is_neither_patient_nor_repeatable_unless_told() -> None:
+def test_the_default_patience_and_repeatability_of_a_request() -> None:
     request = Request(b"x", list)
     assert (request.patience, request.is_repeatable) == (0.0, False)

@@ -1,4 +1,5 @@
-"""What the clients share: deadlines, and what becomes of a connection that fails. The rest is in the clients' tests."""
+"""The shared base of connections: deadlines, and the errors of a connection that fails. The rest is in the clients'
+tests."""
 
 from __future__ import annotations
 
@@ -79,7 +80,7 @@ class Vanished:
     recv = send  # type: ignore[assignment]
 
 
-def test_a_peer_that_the_kernel_gave_up_is_lost_and_not_late(pair) -> None:
+def test_a_timeout_of_the_kernel_is_a_lost_connection(pair) -> None:
     keeper, _ = pair
     keeper._socket = Vanished(keeper._socket)
     with pytest.raises(ConnectionLost, match=r"^lost the connection to 127\.0\.0\.1:[0-9]+: .*timed out"):
@@ -88,14 +89,14 @@ def test_a_peer_that_the_kernel_gave_up_is_lost_and_not_late(pair) -> None:
         keeper.exchange(b"request", 1)
 
 
-def test_what_comes_in_while_it_sends_is_kept_in_order(pair) -> None:
+def test_bytes_that_arrive_during_a_send_are_kept_in_order(pair) -> None:
     keeper, accepted = pair
     accepted.sendall(b"early")
     assert keeper.exchange(b"request", 5) == b"early"
     assert accepted.recv(100) == b"request"
 
 
-def test_a_deadline_that_has_passed_reads_nothing(pair) -> None:
+def test_a_wait_after_its_deadline_reads_nothing(pair) -> None:
     keeper, accepted = pair
     accepted.sendall(b"there")
     with pytest.raises(Timeout, match=r"did not answer within 0\.2 s$"):
@@ -103,8 +104,8 @@ def test_a_deadline_that_has_passed_reads_nothing(pair) -> None:
     assert keeper.received == b""
 
 
-def test_the_child_of_a_fork_has_no_copy(pair) -> None:
-    """Whoever made it: a thread that waits for the first reply may be the only one that knows it."""
+def test_a_forked_child_closes_its_copy_of_each_socket(pair) -> None:
+    """Whichever thread made it: one that waits for the first reply may be the only one with a reference."""
     keeper, _ = pair
     number = keeper._socket.fileno()
     child = os.fork()
@@ -115,7 +116,7 @@ def test_the_child_of_a_fork_has_no_copy(pair) -> None:
 
 
 @pytest.mark.parametrize("deadline", [math.inf, 1e12])
-def test_deadlines_that_poll_cannot_count(pair, deadline: float) -> None:
+def test_deadlines_too_far_for_poll(pair, deadline: float) -> None:
     keeper, accepted = pair
     accepted.sendall(b"there")
     keeper.wait(deadline)
@@ -131,13 +132,13 @@ def test_names_are_text_or_bytes() -> None:
         as_bytes(5)  # type: ignore[arg-type]
 
 
-def test_timeouts() -> None:
+def test_valid_timeouts() -> None:
     assert check_timeouts(1.5, None) == (1.5, 1.5)
     assert check_timeouts(math.inf, 0.1) == (math.inf, 0.1)
 
 
 @pytest.mark.parametrize("seconds", [0, -1, math.nan])
-def test_timeouts_that_nothing_could_meet(seconds: float) -> None:
+def test_timeouts_must_be_positive(seconds: float) -> None:
     with pytest.raises(ValueError, match=f"^timeout must be more than 0 seconds, not {seconds}$"):
         check_timeouts(seconds, 1)
     with pytest.raises(ValueError, match=f"^connect_timeout must be more than 0 seconds, not {seconds}$"):
@@ -162,7 +163,7 @@ class Recorder:
     ("host", "probed"),
     [("198.51.100.1", True), ("2001:db8::1", True), ("::12", True), (None, True), ("127.0.0.1", False), ("::1", False)],
 )
-def test_only_servers_elsewhere_are_probed(host: str | None, probed: bool) -> None:
+def test_keepalive_only_for_remote_servers(host: str | None, probed: bool) -> None:
     recorder = Recorder(host)
     set_options(recorder)  # type: ignore[arg-type]
     assert ((socket.SOL_SOCKET, socket.SO_KEEPALIVE) in recorder.options) == probed
@@ -191,7 +192,7 @@ def take_one(listening: socket.socket) -> None:
     listening.accept()[0].close()
 
 
-def test_a_full_queue_is_waited_for(full: tuple[socket.socket, str]) -> None:
+def test_connecting_waits_for_a_full_queue_of_a_unix_socket(full: tuple[socket.socket, str]) -> None:
     listening, path = full
     with pytest.raises(TimeoutError):
         connected_socket(Address("", 0, path), 0.03)
@@ -201,7 +202,7 @@ def test_a_full_queue_is_waited_for(full: tuple[socket.socket, str]) -> None:
     later.join()
 
 
-def test_a_full_queue_is_waited_for_by_tasks(full: tuple[socket.socket, str]) -> None:
+def test_connecting_waits_for_a_full_queue_of_a_unix_socket_asyncio(full: tuple[socket.socket, str]) -> None:
     listening, path = full
 
     async def scene() -> None:
@@ -220,7 +221,7 @@ def test_a_full_queue_is_waited_for_by_tasks(full: tuple[socket.socket, str]) ->
 
 
 @pytest.mark.parametrize("loop_name", loops.NEW_LOOP)
-def test_who_is_cancelled_while_connecting_learns_the_end_of_the_connection(loop_name: str) -> None:
+def test_a_connection_reports_its_end_if_connecting_is_cancelled(loop_name: str) -> None:
     async def scene() -> None:
         loop = asyncio.get_running_loop()
 
@@ -240,7 +241,7 @@ def test_who_is_cancelled_while_connecting_learns_the_end_of_the_connection(loop
     loops.run(scene(), loop_name)
 
 
-def test_a_port_that_nobody_listens_on_is_not_oneself(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_connection_to_itself_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernel may choose the very port that is connected to for this side of the connection."""
     with socket.socket() as itself:
         itself.bind(("127.0.0.1", 0))

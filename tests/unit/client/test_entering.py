@@ -1,4 +1,4 @@
-"""What a client, a hold or a Take says that was thrown away, or entered in the wrong way."""
+"""The warning for a client, a hold or a Take that was never entered, and the error for one entered in the wrong way."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ ASYNC_WITH: dict[str, Callable[[], Any]] = AWAITED | {
 
 
 @of_each
-def test_what_was_thrown_away_says_so(make: Callable[..., Any]) -> None:
+def test_an_object_that_was_never_entered_warns(make: Callable[..., Any]) -> None:
     async def coroutine() -> None:
         make()
 
@@ -65,7 +65,7 @@ def test_what_was_thrown_away_says_so(make: Callable[..., Any]) -> None:
 
 
 @of_each
-def test_a_caller_that_was_interrupted_says_nothing(make: Callable[[], Any], recwarn: pytest.WarningsRecorder) -> None:
+def test_no_warning_after_an_interrupt(make: Callable[[], Any], recwarn: pytest.WarningsRecorder) -> None:
     def called() -> None:
         made = make()
         raise KeyboardInterrupt(made)
@@ -93,9 +93,7 @@ def test_a_caller_that_was_interrupted_says_nothing(make: Callable[[], Any], rec
 
 
 @of_each
-def test_what_a_garbage_collection_finds_says_nothing(
-    make: Callable[[], Any], recwarn: pytest.WarningsRecorder
-) -> None:
+def test_no_warning_from_a_garbage_collection(make: Callable[[], Any], recwarn: pytest.WarningsRecorder) -> None:
     """Although it runs where the result of a call is thrown away."""
 
     class Collects:
@@ -110,7 +108,7 @@ def test_what_a_garbage_collection_finds_says_nothing(
 
 
 @of_each
-def test_what_is_kept_or_replaced_says_nothing(make: Callable[[], Any], recwarn: pytest.WarningsRecorder) -> None:
+def test_no_warning_for_objects_in_variables(make: Callable[[], Any], recwarn: pytest.WarningsRecorder) -> None:
     kept = [make()]
     kept = [make() for _ in kept]
     kept.clear()
@@ -121,14 +119,14 @@ def test_what_is_kept_or_replaced_says_nothing(make: Callable[[], Any], recwarn:
 
 
 @pytest.mark.parametrize("make", BLOCKING.values(), ids=BLOCKING.keys())
-def test_what_could_not_be_entered_says_nothing(make: Callable[[], Any], recwarn: pytest.WarningsRecorder) -> None:
+def test_no_warning_if_entering_failed(make: Callable[[], Any], recwarn: pytest.WarningsRecorder) -> None:
     with pytest.raises(Exception, match=r"cannot connect|not available|no server"):
         make().__enter__()
     assert not recwarn
 
 
 @pytest.mark.parametrize("make", AWAITED.values(), ids=AWAITED.keys())
-def test_what_could_not_be_awaited_says_nothing(make: Callable[[], Any], recwarn: pytest.WarningsRecorder) -> None:
+def test_no_warning_if_entering_failed_asyncio(make: Callable[[], Any], recwarn: pytest.WarningsRecorder) -> None:
     async def enter() -> None:
         await make().__aenter__()
 
@@ -138,8 +136,8 @@ def test_what_could_not_be_awaited_says_nothing(make: Callable[[], Any], recwarn
 
 
 @of_each
-def test_what_decorates_a_function_says_nothing(make: Callable[[], Any], recwarn: pytest.WarningsRecorder) -> None:
-    """It is never entered, as each call has its own, and may die where the function is thrown away."""
+def test_no_warning_for_a_decorator(make: Callable[[], Any], recwarn: pytest.WarningsRecorder) -> None:
+    """It is never entered, as each call has its own, and may end where the function is thrown away."""
 
     async def coroutine() -> None: ...
 
@@ -150,14 +148,14 @@ def test_what_decorates_a_function_says_nothing(make: Callable[[], Any], recwarn
     assert not recwarn.list
 
 
-def test_a_semaphore_says_nothing(recwarn: pytest.WarningsRecorder) -> None:
+def test_no_warning_for_a_semaphore(recwarn: pytest.WarningsRecorder) -> None:
     Client(*NOWHERE).semaphore("a", 1)
     AsyncClient(*NOWHERE).semaphore("a", 1)
     assert not recwarn
 
 
 @pytest.mark.parametrize("make", WITH.values(), ids=WITH.keys())
-def test_async_with_of_something_blocking_says_what_to_use(make: Callable[[], Any]) -> None:
+def test_async_with_of_a_blocking_object_says_what_to_use(make: Callable[[], Any]) -> None:
     async def enter(blocking: Any) -> None:
         async with blocking:
             pass
@@ -169,7 +167,7 @@ def test_async_with_of_something_blocking_says_what_to_use(make: Callable[[], An
 
 
 @pytest.mark.parametrize("make", ASYNC_WITH.values(), ids=ASYNC_WITH.keys())
-def test_with_of_something_of_asyncio_says_what_to_use(make: Callable[[], Any]) -> None:
+def test_with_of_an_asyncio_object_says_what_to_use(make: Callable[[], Any]) -> None:
     async def enter() -> None:
         awaited = make()
         assert not hasattr(awaited, "__enter__")

@@ -1,4 +1,4 @@
-"""A client where the system has less than Linux: what is taken away here is what others lack."""
+"""A client on systems that lack parts of Linux's interface: the tests take these parts away."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_a_waker_is_readable_once_it_was_woken() -> None:
 
 
 @pytest.mark.usefixtures("system")
-def test_a_waker_that_nobody_looks_at_never_blocks() -> None:
+def test_waking_an_unread_waker_never_blocks() -> None:
     waker = Waker()
     for _ in range(10_000):  # of 8 bytes: more than a pipe takes
         waker.wake()
@@ -64,7 +64,7 @@ def test_a_waker_that_nobody_looks_at_never_blocks() -> None:
 
 
 @pytest.mark.usefixtures("system")
-def test_a_connection_has_ended_with_the_last_byte(pair: tuple[socket.socket, socket.socket]) -> None:
+def test_has_ended_is_true_after_the_last_byte(pair: tuple[socket.socket, socket.socket]) -> None:
     near, far = pair
     assert not has_ended(near)
     far.shutdown(socket.SHUT_WR)
@@ -72,7 +72,7 @@ def test_a_connection_has_ended_with_the_last_byte(pair: tuple[socket.socket, so
     assert near.fileno() >= 0
 
 
-def test_what_is_unread_stays(pair: tuple[socket.socket, socket.socket], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_has_ended_reads_nothing(pair: tuple[socket.socket, socket.socket], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_portable, "PEER_ENDED", 0)
     near, far = pair
     far.send(b"unread")
@@ -81,7 +81,7 @@ def test_what_is_unread_stays(pair: tuple[socket.socket, socket.socket], monkeyp
 
 
 @pytest.mark.usefixtures("system")
-def test_options_that_are_not_there_are_left_out() -> None:
+def test_missing_socket_options_are_left_out() -> None:
     listening = socket.create_server(("127.0.0.1", 0))
     with listening, socket.create_connection(listening.getsockname()) as connected:
         set_options(connected)
@@ -89,7 +89,7 @@ def test_options_that_are_not_there_are_left_out() -> None:
 
 
 @pytest.mark.usefixtures("system")
-def test_a_hold_that_is_watched_hears_of_its_loss() -> None:
+def test_a_watched_hold_hears_of_its_loss() -> None:
     told = threading.Event()
 
     def grant(opcode: int, opaque: int, body: bytes) -> list[bytes]:

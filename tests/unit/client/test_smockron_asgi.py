@@ -1,4 +1,5 @@
-"""The middleware for ASGI and WSGI by hand: before a gatekeeper that decides what the test wants, and a real one."""
+"""The middlewares for ASGI and WSGI, called directly: with a gatekeeper whose decisions the test sets, and with a
+real one."""
 
 from __future__ import annotations
 
@@ -115,7 +116,7 @@ def identifier_of(identifier: Any, **scope: Any) -> Any:
         (lambda scope: "x" * 4097, hashlib.sha256(b"x" * 4097).hexdigest().encode()),
     ],
 )
-def test_whose_request_it_is(identifier: Any, found: bytes | None) -> None:
+def test_the_identifier_of_an_asgi_request(identifier: Any, found: bytes | None) -> None:
     assert identifier_of(identifier) == found
 
 
@@ -123,10 +124,10 @@ def test_whose_request_it_is(identifier: Any, found: bytes | None) -> None:
     ("identifier", "missing"),
     [("client", "a client address"), (["client", "header:Other", "path"], "a client address or Other")],
 )
-def test_a_request_that_is_nobodys_passes_and_the_first_is_logged(
+def test_requests_without_an_identifier_pass_and_the_first_is_logged(
     identifier: Any, missing: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """As those that come through a Unix socket."""
+    """Such as those that come through a Unix socket."""
     decider, request = Decider(REJECT), Request(client=None)
     guarded = smockron_asgi.Middleware(request.app, decider, identifier)  # type: ignore[arg-type]
 
@@ -141,7 +142,7 @@ def test_a_request_that_is_nobodys_passes_and_the_first_is_logged(
     ]
 
 
-def test_so_it_is_in_wsgi(caplog: pytest.LogCaptureFixture) -> None:
+def test_requests_without_an_identifier_pass_and_the_first_is_logged_wsgi(caplog: pytest.LogCaptureFixture) -> None:
     decider = Decider(REJECT)
     for environ in ({}, {"REMOTE_ADDR": ""}):
         guarded = smockron_wsgi.Middleware(lambda *_: [b"served"], decider)  # type: ignore[arg-type]
@@ -151,20 +152,20 @@ def test_so_it_is_in_wsgi(caplog: pytest.LogCaptureFixture) -> None:
 
 
 @pytest.mark.parametrize("identifier", ["cookie", "header:", "header:X Y", "header:X:", [], ["client", "ip"]])
-def test_what_tells_no_requests_apart(identifier: Any) -> None:
+def test_invalid_kinds_of_identifiers_are_refused(identifier: Any) -> None:
     for module in (smockron_asgi, smockron_wsgi):
         with pytest.raises(ValueError, match=r"^identifier: "):
             module.Middleware(lambda *_: None, Decider(), identifier)  # type: ignore[arg-type,attr-defined]
 
 
 @pytest.mark.parametrize("kind", ["lifespan", "websocket"])
-def test_what_is_no_request_goes_through(kind: str) -> None:
+def test_other_asgi_scopes_than_http_pass(kind: str) -> None:
     decider, request = Decider(REJECT), Request(type=kind)
     loops.run(request.serve(decider))
     assert (request.reached, decider.asked) == (["called"], [])
 
 
-def test_a_request_that_passes_is_untouched() -> None:
+def test_a_request_that_passes_is_unchanged() -> None:
     decider, request = Decider(), Request(body(b"data"), reads=1)
     loops.run(request.serve(decider, domain="d"))
     assert request.reached == ["called", body(b"data")]
@@ -172,7 +173,7 @@ def test_a_request_that_passes_is_untouched() -> None:
     assert decider.gone == []
 
 
-def test_a_master_is_told_for_its_log_what_the_application_says() -> None:
+def test_log_info_of_the_application_reaches_the_gatekeeper() -> None:
     decider, request = Decider(), Request()
     loops.run(request.serve(decider))
     loops.run(request.serve(decider, log_info=lambda scope: scope["path"]))
@@ -181,7 +182,7 @@ def test_a_master_is_told_for_its_log_what_the_application_says() -> None:
     assert decider.logged == [b"", "/é", b"", "/a"]
 
 
-def test_one_that_is_rejected_is_told_when_to_try_again() -> None:
+def test_a_rejected_request_gets_503_with_retry_after() -> None:
     request = Request()
     loops.run(request.serve(Decider(REJECT)))
     start, end = request.sent
@@ -193,7 +194,7 @@ def test_one_that_is_rejected_is_told_when_to_try_again() -> None:
 
 @LOOPS
 @pytest.mark.parametrize("reads", [0, 1, 3])
-def test_one_that_waits_keeps_its_body(loop_name: str, reads: int) -> None:
+def test_a_delayed_request_keeps_its_body(loop_name: str, reads: int) -> None:
     decider, request = Decider(SHORT), Request(body(b"a", more=True), body(b"b", more=True), body(b"c"), reads=reads)
     loops.run(request.serve(decider), loop_name)
     assert request.reached == ["called", body(b"a", more=True), body(b"b", more=True), body(b"c")][: reads + 1]
@@ -201,8 +202,8 @@ def test_one_that_waits_keeps_its_body(loop_name: str, reads: int) -> None:
 
 
 @LOOPS
-def test_what_comes_after_the_wait_comes_to_the_application(loop_name: str) -> None:
-    """Also where it was waited for already, and the application gives up waiting once."""
+def test_messages_after_a_delay_reach_the_application(loop_name: str) -> None:
+    """Also if the middleware had already begun to receive one, and the application cancels its first receive()."""
     decider, request = Decider(SHORT), Request(body(b""))
     arrived: asyncio.Future[Any]
 
@@ -228,14 +229,14 @@ def test_what_comes_after_the_wait_comes_to_the_application(loop_name: str) -> N
 
 
 @LOOPS
-def test_a_client_that_goes_away_waits_no_more(loop_name: str) -> None:
+def test_a_disconnect_ends_the_delay(loop_name: str) -> None:
     decider, request = Decider(LONG), Request(body(b"a"), DISCONNECT)
     loops.run(request.serve(decider), loop_name)
     assert (request.reached, request.sent, decider.gone) == ([], [], [LONG])
 
 
 @LOOPS
-def test_a_request_that_is_cancelled_waits_no_more(loop_name: str) -> None:
+def test_a_cancelled_request_ends_its_delay(loop_name: str) -> None:
     decider, request = Decider(LONG), Request()
 
     async def main() -> None:
@@ -249,14 +250,14 @@ def test_a_request_that_is_cancelled_waits_no_more(loop_name: str) -> None:
     assert (request.reached, decider.gone) == ([], [LONG])
 
 
-def test_not_all_of_a_large_body_is_read_ahead() -> None:
+def test_a_large_body_is_not_read_ahead_completely() -> None:
     large = [body(bytes(smockron_asgi.READ_AHEAD // 2 + 1), more=True) for _ in range(4)]
     decider, request = Decider(SHORT), Request(*large, DISCONNECT, reads=5)
     loops.run(request.serve(decider))
     assert request.reached == ["called", *large, DISCONNECT]
 
 
-def test_a_server_that_fails_while_a_request_waits_is_heard() -> None:
+def test_an_exception_of_the_server_during_a_delay_is_raised() -> None:
     decider, request = Decider(LONG), Request()
 
     async def main() -> None:
@@ -273,7 +274,7 @@ def test_a_server_that_fails_while_a_request_waits_is_heard() -> None:
 
 
 def test_asgi_with_a_gatekeeper() -> None:
-    """The client that goes away is not counted any more, and gives its place to another."""
+    """A client that disconnects is not counted any more, so another one may be delayed in its place."""
 
     async def main() -> None:
         gone = asyncio.get_running_loop().create_future()
@@ -327,20 +328,20 @@ def serve_wsgi(decider: Any, **options: Any) -> tuple[list[Any], Iterable[bytes]
         (lambda environ: None, None),
     ],
 )
-def test_whose_request_it_is_in_wsgi(identifier: Any, found: bytes | None) -> None:
+def test_the_identifier_of_a_wsgi_request(identifier: Any, found: bytes | None) -> None:
     decider = Decider()
     assert serve_wsgi(decider, identifier=identifier, domain="d") == ([("200 OK", {})], [b"served"])
     assert decider.asked == ([] if found is None else [(found, "d")])
 
 
-def test_one_that_is_rejected_in_wsgi() -> None:
+def test_a_rejected_request_gets_503_with_retry_after_wsgi() -> None:
     told, found = serve_wsgi(Decider(REJECT))
     assert found == [b"Rejected\n"]
     assert told[0][0] == "503 Service Unavailable"
     assert told[0][1] == {"Content-Type": "text/plain; charset=utf-8", "Content-Length": "9", "Retry-After": "7"}
 
 
-def test_one_that_waits_in_wsgi(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_delayed_request_waits_wsgi(monkeypatch: pytest.MonkeyPatch) -> None:
     waits: list[float] = []
     decider = Decider(LONG)
     assert serve_wsgi(decider, sleep=waits.append)[1] == [b"served"]

@@ -1,4 +1,4 @@
-"""Both drivers: what they do with each step, and how they end."""
+"""The drivers of step machines, for threads and for asyncio: each kind of step, and the end."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_each_step_is_done_with_its_arguments_and_gets_its_result(driven: Any) -
 
 
 @both
-def test_a_step_that_fails_raises_inside(driven: Any) -> None:
+def test_a_failed_step_raises_inside_the_machine(driven: Any) -> None:
     def steps() -> Generator[Any, Any, str]:
         try:
             yield (WAIT,)
@@ -62,8 +62,8 @@ def test_a_step_that_fails_raises_inside(driven: Any) -> None:
 
 @both
 @pytest.mark.parametrize("error", [KeyboardInterrupt, ZeroDivisionError, KeyError])
-def test_an_interrupt_closes_the_steps(driven: Any, error: type[BaseException]) -> None:
-    """KeyError: also a step that nobody can do."""
+def test_an_interrupt_closes_the_machine(driven: Any, error: type[BaseException]) -> None:
+    """KeyError: an unknown step does too."""
     ended: list[type[BaseException]] = []
 
     def steps() -> Generator[Any, Any, None]:

@@ -1,4 +1,5 @@
-"""A connection of asyncio's client, with a transport that a test plays: what is sent when, and what stays behind."""
+"""A connection of asyncio's client with a fake transport: when requests are sent, and what becomes of abandoned
+calls."""
 
 from __future__ import annotations
 
@@ -94,7 +95,7 @@ async def turns(count: int = 3) -> None:
         await asyncio.sleep(0)
 
 
-def test_requests_of_one_turn_go_out_together() -> None:
+def test_requests_of_one_turn_are_sent_with_one_write() -> None:
     async def main(case: Case) -> None:
         calls = [asyncio.ensure_future(case.link.call(wire.get, b"n%d" % number)) for number in range(4)]
         await turns()
@@ -107,7 +108,7 @@ def test_requests_of_one_turn_go_out_together() -> None:
 
 
 def test_the_shortest_deadline_of_one_turn_is_kept() -> None:
-    """Two requests that have patience, and then one that has none, go out together."""
+    """Two requests with patience, and then one without, are sent with one write."""
 
     async def main(case: Case) -> None:
         patient = [case.link.start((wire.noop,), patience=100.0) for _ in range(2)]
@@ -133,8 +134,10 @@ def test_the_shortest_deadline_of_one_turn_is_kept() -> None:
     ],
 )
 @pytest.mark.parametrize("when", ["before", "with"])
-def test_cancelled(request_: Any, body: bytes, given_back: list[Any], when: str) -> None:
-    """Before the answer, or when it is there already: only what was granted to nobody is given back."""
+def test_a_cancelled_call_gives_back_only_what_it_was_granted(
+    request_: Any, body: bytes, given_back: list[Any], when: str
+) -> None:
+    """Whether it is cancelled before the answer, or when the answer is there already."""
 
     async def main(case: Case) -> None:
         call = asyncio.ensure_future(case.link.call(*request_))
@@ -155,7 +158,7 @@ def test_cancelled(request_: Any, body: bytes, given_back: list[Any], when: str)
     play(main)
 
 
-def test_a_refusal_that_is_there_when_its_caller_is_cancelled() -> None:
+def test_a_call_cancelled_after_its_refusal_gives_nothing_back() -> None:
     async def main(case: Case) -> None:
         call = asyncio.ensure_future(case.link.call(wire.acquire, b"n", 1, 1))
         await turns()
@@ -168,7 +171,7 @@ def test_a_refusal_that_is_there_when_its_caller_is_cancelled() -> None:
     play(main)
 
 
-def test_an_answer_that_comes_too_late() -> None:
+def test_a_grant_after_the_timeout_is_given_back() -> None:
     async def main(case: Case) -> None:
         with pytest.raises(
             Timeout, match=r"^there did not answer within 5 s: does this address serve the counter protocol\?$"
@@ -200,8 +203,8 @@ def test_each_call_has_its_own_deadline() -> None:
 
 
 @pytest.mark.parametrize("waits", [True, False])
-def test_a_server_that_does_not_read_is_left(waits: bool) -> None:
-    """When one call has waited for its time, also if nobody waits for it any more."""
+def test_a_server_that_does_not_read_is_disconnected(waits: bool) -> None:
+    """When one call has waited for its whole timeout, also if its caller is gone."""
 
     async def main(case: Case) -> None:
         case.transport.room = 100
@@ -223,7 +226,7 @@ def test_a_server_that_does_not_read_is_left(waits: bool) -> None:
     play(main)
 
 
-def test_what_waits_goes_out_when_there_is_room() -> None:
+def test_queued_requests_are_sent_when_the_transport_has_room() -> None:
     async def main(case: Case) -> None:
         case.transport.room = 20
         calls = [asyncio.ensure_future(case.link.call(wire.get, b"n%d" % number)) for number in range(4)]
@@ -242,7 +245,7 @@ def test_what_waits_goes_out_when_there_is_room() -> None:
     play(main)
 
 
-def test_calls_that_are_never_answered_are_bounded(monkeypatch) -> None:
+def test_unanswered_calls_are_bounded(monkeypatch) -> None:
     monkeypatch.setattr(_tasklink, "UNANSWERED_MAX", 10)
 
     async def main(case: Case) -> None:
@@ -258,8 +261,8 @@ def test_calls_that_are_never_answered_are_bounded(monkeypatch) -> None:
 
 
 @pytest.mark.parametrize("how", ["eof", "lost", "wrong", "dropped"])
-def test_the_end_of_a_connection(how: str) -> None:
-    """Each call that has no answer gets an error of its own; later ones are not sent."""
+def test_the_end_of_a_connection_fails_its_calls(how: str) -> None:
+    """Each call without an answer gets an error of its own; later ones are not sent."""
 
     async def main(case: Case) -> None:
         calls = [asyncio.ensure_future(case.link.call(wire.noop)) for _ in range(3)]
@@ -292,7 +295,7 @@ def test_the_end_of_a_connection(how: str) -> None:
 
 
 @pytest.mark.parametrize(("raw", "held", "unheard"), [(0, 0, False), (1, 0, True), (0, 1, False), (1, 1, True)])
-def test_permits_that_nobody_looks_after(raw: int, held: int, unheard: bool) -> None:
+def test_which_permits_make_the_end_unheard(raw: int, held: int, unheard: bool) -> None:
     async def main(case: Case) -> None:
         for number, mine in enumerate([False] * raw + [True] * held, 1):
             call = asyncio.ensure_future(case.link.call(wire.acquire, b"n", 2, 9))
@@ -324,7 +327,7 @@ def test_a_pipeline_is_sent_whole_or_not_at_all() -> None:
     play(main)
 
 
-def test_connected_after_it_was_dropped() -> None:
+def test_a_transport_connected_after_close_is_aborted() -> None:
     """close() came while it was connecting."""
 
     async def main(case: Case) -> None:

@@ -1,4 +1,4 @@
-"""One connection that threads share: a pair of sockets, of which the test has the server's end and says every byte."""
+"""One connection that threads share: a pair of sockets, of which the test has the server's end and sends every byte."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def reading_and_waiting(pair: Pair, *requests: tuple[Any, ...]) -> list[Caller]:
     return callers
 
 
-def test_a_call(pair: Pair) -> None:
+def test_a_call_gets_its_answer(pair: Pair) -> None:
     pair.says(responded(1, 1, ONE))
     assert pair.link.call(wire.get, b"a") == 1
     pair.says(responded(2, 2, b"no", 0x21))
@@ -106,12 +106,12 @@ def test_a_call(pair: Pair) -> None:
     assert pair.link.calls.answered
 
 
-def test_calls_together(pair: Pair) -> None:
+def test_several_calls_with_one_write(pair: Pair) -> None:
     pair.says(responded(0, 2), responded(1, 1, ONE))
     assert pair.link.call_all([(wire.get, b"a"), (wire.noop,)]) == [1, None]
 
 
-def test_what_does_not_fit_is_not_sent_or_waited_for(pair: Pair) -> None:
+def test_invalid_requests_are_neither_sent_nor_pending(pair: Pair) -> None:
     with pytest.raises(ValueError, match=r"^name"):
         pair.link.call_all([(wire.acquire, b"a", 1, 1), (wire.get, b"")])
     pair.says(responded(0, pair.link.calls._opaque + 1))
@@ -122,7 +122,7 @@ def test_what_does_not_fit_is_not_sent_or_waited_for(pair: Pair) -> None:
 # ---- who reads ------------------------------------------------------------------------------------------------------
 
 
-def test_answers_are_handed_to_those_who_wait(pair: Pair) -> None:
+def test_the_reading_thread_hands_answers_to_waiting_threads(pair: Pair) -> None:
     reader, *others = reading_and_waiting(pair, (wire.get, b"a"), (wire.get, b"b"), (wire.get, b"c"))
     pair.says(responded(1, 3, b"\0\0\0\3"))
     assert others[1].ends() == 3
@@ -132,7 +132,7 @@ def test_answers_are_handed_to_those_who_wait(pair: Pair) -> None:
     assert reader.ends() == 1
 
 
-def test_who_has_listened_in_vain_is_not_kept(pair: Pair) -> None:
+def test_a_listener_that_times_out_is_removed(pair: Pair) -> None:
     (reader,) = reading_and_waiting(pair, (wire.noop,))
     for _ in range(3):
         assert Caller(pair.link.listen, 0.01).ends() is False
@@ -142,8 +142,8 @@ def test_who_has_listened_in_vain_is_not_kept(pair: Pair) -> None:
     assert reader.ends() is None
 
 
-def test_those_who_have_their_answers_are_not_kept(pair: Pair) -> None:
-    """However long one reads for the others."""
+def test_answered_waiters_are_removed(pair: Pair) -> None:
+    """However long one thread reads for the others."""
     (reader,) = reading_and_waiting(pair, (wire.get, b"a"))
     for number in range(2, 6):
         caller = Caller(pair.link.call, wire.get, b"b")
@@ -155,7 +155,7 @@ def test_those_who_have_their_answers_are_not_kept(pair: Pair) -> None:
     assert reader.ends() == 1
 
 
-def test_another_reads_when_the_reader_has_its_answer(pair: Pair) -> None:
+def test_another_thread_reads_when_the_reader_has_its_answer(pair: Pair) -> None:
     callers = reading_and_waiting(pair, (wire.get, b"a"), (wire.get, b"b"), (wire.get, b"c"))
     for number, caller in enumerate(callers, 1):
         pair.says(responded(1, number, ONE))
@@ -163,7 +163,7 @@ def test_another_reads_when_the_reader_has_its_answer(pair: Pair) -> None:
     assert not pair.link._reading
 
 
-def test_another_reads_when_the_time_of_the_reader_is_over(pair: Pair) -> None:
+def test_another_thread_reads_when_the_reader_times_out(pair: Pair) -> None:
     pair.link._timeout = 0.1
     reader = Caller(pair.link.call, wire.noop)
     wait_until(lambda: pair.link._reading, "it reads")
@@ -175,7 +175,7 @@ def test_another_reads_when_the_time_of_the_reader_is_over(pair: Pair) -> None:
     assert pair.link.closed == ""
 
 
-def test_one_who_gave_up_is_not_asked_to_read(pair: Pair) -> None:
+def test_a_waiter_that_timed_out_does_not_become_the_reader(pair: Pair) -> None:
     reader, other = reading_and_waiting(pair, (wire.noop,), (wire.noop,))
     pair.link._timeout = 0.01
     late = Caller(pair.link.call, wire.noop)
@@ -186,8 +186,8 @@ def test_one_who_gave_up_is_not_asked_to_read(pair: Pair) -> None:
     assert other.ends() is None
 
 
-def test_one_who_was_interrupted_is_not_asked_to_read_either(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its last patience is over when the one who reads has its answer: another one reads."""
+def test_an_interrupted_waiter_does_not_become_the_reader(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The time to settle its call is over when the reader has its answer: another thread reads."""
     monkeypatch.setattr(_threadlink, "SETTLE_S", 0.01)
     (reader,) = reading_and_waiting(pair, (wire.noop,))
     call, acquire = _threadlink.ThreadCall(), (wire.acquire, b"a", 1, 1)
@@ -201,10 +201,10 @@ def test_one_who_was_interrupted_is_not_asked_to_read_either(pair: Pair, monkeyp
     assert other.ends() is None
 
 
-def test_who_waits_hears_that_the_reader_was_interrupted_with_its_reply_in_hand(
+def test_waiters_fail_if_the_reader_is_interrupted_while_it_settles_their_calls(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The call is no longer among those without a reply, and was not settled: it waited for its whole timeout."""
+    """Such a call is no longer pending and not settled either, so it would wait for its whole timeout."""
 
     class Signal(BaseException):
         pass
@@ -229,8 +229,9 @@ def test_who_waits_hears_that_the_reader_was_interrupted_with_its_reply_in_hand(
     assert isinstance(waiter.ends(), ConnectionLost)
 
 
-def test_an_answer_for_one_who_is_interrupted_as_it_begins_to_wait(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before it has given up: the thread that reads would end with an error of its lock."""
+def test_an_answer_for_a_thread_interrupted_as_it_begins_to_wait(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before that thread has abandoned its call; else the reading thread would fail with an error of the other's
+    lock."""
     (reader,) = reading_and_waiting(pair, (wire.noop,))
 
     class Interrupted(BaseException):
@@ -254,7 +255,7 @@ def test_an_answer_for_one_who_is_interrupted_as_it_begins_to_wait(pair: Pair, m
     assert call.done
 
 
-def test_all_hear_of_the_end(pair: Pair) -> None:
+def test_the_end_of_the_connection_fails_all_calls(pair: Pair) -> None:
     callers = reading_and_waiting(pair, *[(wire.noop,)] * 3)
     pair.server.shutdown(socket.SHUT_WR)
     errors = [caller.ends() for caller in callers]
@@ -267,13 +268,13 @@ def test_all_hear_of_the_end(pair: Pair) -> None:
     assert pair.near.fileno() == -1
 
 
-def test_all_hear_of_nonsense(pair: Pair) -> None:
+def test_a_protocol_error_fails_all_calls(pair: Pair) -> None:
     callers = reading_and_waiting(pair, *[(wire.noop,)] * 2)
     pair.says(b"what")
     assert [type(caller.ends()) for caller in callers] == [ProtocolError] * 2
 
 
-def test_closing_wakes_who_reads_and_who_waits(pair: Pair) -> None:
+def test_closing_wakes_the_reader_and_the_waiters(pair: Pair) -> None:
     callers = reading_and_waiting(pair, *[(wire.noop,)] * 3)
     pair.link.close()
     assert ["close() was called" in str(caller.ends()) for caller in callers] == [True] * 3
@@ -286,7 +287,7 @@ def test_closing_wakes_who_reads_and_who_waits(pair: Pair) -> None:
 
 
 @pytest.mark.parametrize("threads", [1, 4])
-def test_a_server_that_reads_nothing_before_its_output_is_read(pair: Pair, threads: int) -> None:
+def test_a_server_that_reads_only_after_its_output_was_read(pair: Pair, threads: int) -> None:
     """It answers each request with a lot, and reads the next one when that has gone out."""
     name = b"x" * 30000
     body = b"\0\0\0\1\0\0\0\2" + len(name).to_bytes(2, "big") + name
@@ -315,14 +316,14 @@ def test_a_server_that_reads_nothing_before_its_output_is_read(pair: Pair, threa
     assert not pair.link._reading
 
 
-def test_a_server_that_takes_no_more(pair: Pair) -> None:
+def test_a_server_that_reads_nothing_is_disconnected(pair: Pair) -> None:
     pair.link._timeout = 0.1
     with pytest.raises(Timeout):
         pair.link.call_all([(wire.get, b"x" * 60000)] * 100)
     assert pair.link.closed == "the server accepts no more requests"
 
 
-def test_the_end_while_others_send(pair: Pair) -> None:
+def test_the_end_while_threads_send(pair: Pair) -> None:
     callers = [Caller(pair.link.call_all, [(wire.get, b"x" * 60000)] * 100) for _ in range(4)]
     wait_until(lambda: len(pair.link._pushing) == 4, "all send")
     pair.server.close()
@@ -330,7 +331,7 @@ def test_the_end_while_others_send(pair: Pair) -> None:
     assert pair.near.fileno() == -1
 
 
-def test_too_many_that_are_not_answered(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_many_unanswered_calls_end_the_connection(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_threadlink, "UNANSWERED_MAX", 2)
     pair.link._timeout = 0.001
     for _ in range(3):
@@ -340,7 +341,7 @@ def test_too_many_that_are_not_answered(pair: Pair, monkeypatch: pytest.MonkeyPa
     assert pair.link.closed == "2 calls were not answered"
 
 
-def test_many_that_are_waited_for_are_not_too_many(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_calls_that_still_wait_do_not_count_as_unanswered(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_threadlink, "UNANSWERED_MAX", 2)
     callers = reading_and_waiting(pair, *[(wire.noop,)] * 3)
     pair.link._timeout = 0.001
@@ -350,8 +351,8 @@ def test_many_that_are_waited_for_are_not_too_many(pair: Pair, monkeypatch: pyte
     assert [caller.ends() for caller in callers] == [None] * 3
 
 
-def test_a_signal_handler_has_no_call_while_its_thread_reads(pair: Pair) -> None:
-    """Only that thread could take the answer."""
+def test_a_signal_handler_cannot_call_while_its_thread_reads(pair: Pair) -> None:
+    """Only that thread could receive the answer."""
     raised: list[Exception] = []
 
     def handle(*_: object) -> None:
@@ -372,10 +373,8 @@ def test_a_signal_handler_has_no_call_while_its_thread_reads(pair: Pair) -> None
 
 
 @pytest.mark.parametrize("step", ["add_all", "feed"])
-def test_closed_by_a_signal_handler_in_the_midst_of_a_call(
-    pair: Pair, monkeypatch: pytest.MonkeyPatch, step: str
-) -> None:
-    """Which has the lock already, as the same thread; the call ends at once, either way."""
+def test_a_signal_handler_may_close_during_a_call(pair: Pair, monkeypatch: pytest.MonkeyPatch, step: str) -> None:
+    """The call has the lock already, in the same thread; it ends at once, either way."""
     if step == "add_all":
         monkeypatch.setattr(pair.link.calls, step, closing(pair, pair.link.calls.add_all))
         with pytest.raises(ConnectionLost, match=r"close\(\) was called"):
@@ -398,7 +397,7 @@ def closing(pair: Pair, function: Callable[..., Any]) -> Callable[..., Any]:
 # ---- who holds what -------------------------------------------------------------------------------------------------
 
 
-def test_a_hold_has_what_was_granted_and_gives_it_back(pair: Pair) -> None:
+def test_a_hold_has_its_permits_and_gives_them_back(pair: Pair) -> None:
     pair.says(responded(2, 1, b"\0\0\0\2"))
     acquire(pair, (wire.acquire, b"a", 2, 3))
     assert pair.link.holds == {HOLD}
@@ -412,8 +411,8 @@ def test_a_hold_has_what_was_granted_and_gives_it_back(pair: Pair) -> None:
     pair.asked(wire.acquire(1, b"a", 2, 3), wire.release(2, b"a", 2))
 
 
-def test_a_hold_has_its_permits_before_its_thread_goes_on() -> None:
-    """Which would leave the block at once, and find nothing to give back."""
+def test_a_hold_has_its_permits_before_its_thread_continues() -> None:
+    """Else the thread could leave the block at once, and would find nothing to give back."""
     had: list[bool] = []
     call = _threadlink.ThreadCall(lambda _: had.append(call.done))
     call.settle(1, None)
@@ -421,7 +420,7 @@ def test_a_hold_has_its_permits_before_its_thread_goes_on() -> None:
     assert call.done
 
 
-def test_disowned_permits_are_given_back_by_nobody_in_particular(pair: Pair) -> None:
+def test_permits_of_a_disowned_hold_are_given_back_without_a_caller(pair: Pair) -> None:
     pair.says(responded(2, 1, b"\0\0\0\2"))
     acquire(pair, (wire.acquire, b"a", 2, 3))
     pair.link.disown(HOLD)
@@ -432,10 +431,10 @@ def test_disowned_permits_are_given_back_by_nobody_in_particular(pair: Pair) -> 
 
 @pytest.mark.parametrize(("reason", "raised"), [(DeadlinePassed, Timeout), (KeyboardInterrupt, KeyboardInterrupt)])
 @pytest.mark.parametrize("hold", [True, False])
-def test_granted_at_the_very_end(
+def test_a_grant_read_during_an_interrupt_is_given_back_once(
     pair: Pair, reason: type[BaseException], raised: type[BaseException], hold: bool
 ) -> None:
-    """The answer was read, and the caller is not to have it: it goes back, once."""
+    """The answer was read, but the caller does not get it."""
     wait = pair.link._wait
 
     def too_late(call: Any, deadline: float) -> None:
@@ -459,8 +458,8 @@ def test_a_refused_hold_has_nothing(pair: Pair) -> None:
 
 
 @pytest.mark.parametrize(("raw", "released", "unheard"), [(0, 0, False), (1, 0, True), (1, 1, False), (2, 1, True)])
-def test_whether_somebody_has_to_hear_of_the_end(pair: Pair, raw: int, released: int, unheard: bool) -> None:
-    """Holds look after themselves, and what is on its way back is not missed, answered or not."""
+def test_which_permits_make_the_end_unheard(pair: Pair, raw: int, released: int, unheard: bool) -> None:
+    """Holds report their own loss, and permits whose release is under way are not missed, answered or not."""
     pair.says(responded(2, 1, b"\0\0\0\2"))
     acquire(pair, (wire.acquire, b"a", 2, 9))
     if raw:
@@ -474,8 +473,8 @@ def test_whether_somebody_has_to_hear_of_the_end(pair: Pair, raw: int, released:
     assert pair.link.unheard is unheard
 
 
-def test_timed_out_but_something_is_held(pair: Pair) -> None:
-    """Then the connection stays, and a late grant is given back by whoever reads next."""
+def test_a_timeout_keeps_a_connection_that_holds_permits(pair: Pair) -> None:
+    """A late grant is given back by whichever thread reads next."""
     one, another = Held("hold", b"a", 1), Held("another", b"b", 3)
     pair.says(responded(2, 1, ONE))
     acquire(pair, (wire.acquire, b"a", 1, 9), one)
@@ -492,7 +491,7 @@ def test_timed_out_but_something_is_held(pair: Pair) -> None:
 # ---- the end --------------------------------------------------------------------------------------------------------
 
 
-def test_looking_at_it(pair: Pair) -> None:
+def test_is_alive_notices_the_end(pair: Pair) -> None:
     assert pair.link.is_alive()
     pair.says(b"unread")
     assert pair.link.is_alive()
@@ -504,7 +503,7 @@ def test_looking_at_it(pair: Pair) -> None:
     assert pair.ended == [pair.link]
 
 
-def test_after_a_fork_the_copy_is_closed_and_not_shut_down(pair: Pair) -> None:
+def test_a_forked_child_closes_its_copy_without_shutting_down(pair: Pair) -> None:
     with pair.near.dup():  # the parent's
         with pair.link._lock:
             pair.link.after_fork()
@@ -518,7 +517,7 @@ def test_after_a_fork_the_copy_is_closed_and_not_shut_down(pair: Pair) -> None:
     assert pair.server.recv(1) == b""
 
 
-def test_watching(pair: Pair) -> None:
+def test_watch_returns_when_woken_or_lost(pair: Pair) -> None:
     wake = os.eventfd(1)
     try:
         pair.link.watch(wake, PATIENCE)
@@ -537,7 +536,7 @@ def test_watching(pair: Pair) -> None:
         os.close(wake)
 
 
-def test_closing_wakes_who_watches(pair: Pair) -> None:
+def test_closing_wakes_the_watching_thread(pair: Pair) -> None:
     wake = os.eventfd(0)
     try:
         watching = Caller(pair.link.watch, wake, PATIENCE)

@@ -1,4 +1,4 @@
-"""A socket with TLS on it: nothing stays behind that poll() does not tell of, and nothing is encrypted twice."""
+"""A socket with TLS: no decrypted data is left that poll() does not report, and nothing is encrypted twice."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def received(client: SecureSocket, size: int) -> bytes:
     return data
 
 
-def test_nothing_stays_behind(ends: tuple[SecureSocket, ssl.SSLSocket]) -> None:
+def test_no_decrypted_data_is_left_unreported(ends: tuple[SecureSocket, ssl.SSLSocket]) -> None:
     client, server = ends
     for _ in range(100):
         server.sendall(b"x" * 100)
@@ -69,7 +69,7 @@ def test_nothing_stays_behind(ends: tuple[SecureSocket, ssl.SSLSocket]) -> None:
         client.recv(65536)
 
 
-def test_a_record_that_comes_in_pieces() -> None:
+def test_a_record_may_come_in_pieces() -> None:
     """The server's side is made by hand: a byte at a time."""
     near, far = socket.socketpair()
     incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
@@ -99,8 +99,8 @@ def test_a_record_that_comes_in_pieces() -> None:
         assert client.recv(65536) == b"one"
 
 
-def test_sends_until_the_kernel_takes_no_more(ends: tuple[SecureSocket, ssl.SSLSocket]) -> None:
-    """What was encrypted and did not go out is not told as sent; and what follows it is exactly the rest."""
+def test_send_reports_only_what_the_kernel_took(ends: tuple[SecureSocket, ssl.SSLSocket]) -> None:
+    """Bytes that were encrypted but not sent are not reported as sent, and are followed by exactly the rest."""
     client, server = ends
     client._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
     data = MANY * 64
@@ -129,8 +129,8 @@ def test_sends_until_the_kernel_takes_no_more(ends: tuple[SecureSocket, ssl.SSLS
     assert got == data
 
 
-def test_the_end_is_told_after_what_came_before_it(ends: tuple[SecureSocket, ssl.SSLSocket]) -> None:
-    """Also if the server keeps the connection open below."""
+def test_the_end_is_reported_after_the_data_before_it(ends: tuple[SecureSocket, ssl.SSLSocket]) -> None:
+    """Also if the server keeps the TCP connection open."""
     client, server = ends
     server.sendall(b"last")
     server.settimeout(0.0)
@@ -142,7 +142,7 @@ def test_the_end_is_told_after_what_came_before_it(ends: tuple[SecureSocket, ssl
     assert client.recv(65536) == b""
 
 
-def test_an_end_without_a_word_is_one(ends: tuple[SecureSocket, ssl.SSLSocket]) -> None:
+def test_an_end_without_close_notify_counts_as_the_end(ends: tuple[SecureSocket, ssl.SSLSocket]) -> None:
     client, server = ends
     server.sendall(b"last")
     server.shutdown(socket.SHUT_WR)
@@ -151,8 +151,8 @@ def test_an_end_without_a_word_is_one(ends: tuple[SecureSocket, ssl.SSLSocket]) 
     assert client.recv(65536) == b""
 
 
-def test_closing_says_nothing(ends: tuple[SecureSocket, ssl.SSLSocket]) -> None:
-    """Another process may have the descriptor, and what is held lasts as long."""
+def test_closing_sends_no_close_notify(ends: tuple[SecureSocket, ssl.SSLSocket]) -> None:
+    """Another process may have the descriptor, and holds last as long as that has it."""
     client, server = ends
     with socket.socket(fileno=socket.dup(client.fileno())):
         client.close()
@@ -162,7 +162,7 @@ def test_closing_says_nothing(ends: tuple[SecureSocket, ssl.SSLSocket]) -> None:
         server.settimeout(PATIENCE)
 
 
-def test_what_cannot_be_decrypted(ends: tuple[SecureSocket, ssl.SSLSocket]) -> None:
+def test_a_record_that_cannot_be_decrypted_is_an_error(ends: tuple[SecureSocket, ssl.SSLSocket]) -> None:
     client, server = ends
     server.sendall(b"fine")
     assert received(client, 4) == b"fine"
@@ -179,7 +179,7 @@ def test_what_cannot_be_decrypted(ends: tuple[SecureSocket, ssl.SSLSocket]) -> N
     ("host", "trusts", "why"),
     [("elsewhere", True, "Hostname mismatch"), ("localhost", False, "CERTIFICATE_VERIFY_FAILED")],
 )
-def test_whom_it_does_not_trust(host: str, trusts: bool, why: str, pem: Files) -> None:
+def test_untrusted_servers_are_refused(host: str, trusts: bool, why: str, pem: Files) -> None:
     with Server(context=server_context()) as server:
         near = socket.create_connection(server.address)
         tls = Tls(cacert=pem.cacert if trusts else pem.other)
@@ -197,7 +197,7 @@ def test_whom_it_does_not_trust(host: str, trusts: bool, why: str, pem: Files) -
         (b"\x91\x00\x00\x01" + bytes(28), ": it may not use TLS, have no room, or not allow this address"),
     ],
 )
-def test_who_speaks_no_tls(answer: bytes, why: str) -> None:
+def test_a_server_without_tls_fails_the_handshake(answer: bytes, why: str) -> None:
     near, far = socket.socketpair()
     with near, far:
         far.sendall(answer)
@@ -206,14 +206,14 @@ def test_who_speaks_no_tls(answer: bytes, why: str) -> None:
             secured(near, client_context(), "localhost", PATIENCE)
 
 
-def test_a_handshake_has_its_time() -> None:
+def test_a_slow_handshake_times_out() -> None:
     near, far = socket.socketpair()
     with near, far, pytest.raises(TimeoutError):
         secured(near, client_context(), "localhost", 0.02)
     assert near.fileno() == -1
 
 
-def test_whatever_interrupts_a_handshake(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_handshake_closes_the_socket(monkeypatch: pytest.MonkeyPatch) -> None:
     near, far = socket.socketpair()
 
     def interrupt(*_: object) -> None:
@@ -228,7 +228,7 @@ def test_whatever_interrupts_a_handshake(monkeypatch: pytest.MonkeyPatch) -> Non
 # ---- files ----
 
 
-def test_a_client_shows_who_it_is(pem: Files) -> None:
+def test_a_client_sends_its_certificate(pem: Files) -> None:
     for files in ({"cert": pem.cert, "key": pem.key}, {"cert": pem.both}):
         with Server(context=server_context(clients=ssl.CERT_REQUIRED)) as server:
             tls = Tls(cacert=pem.cacert, **files)
@@ -239,17 +239,17 @@ def test_a_client_shows_who_it_is(pem: Files) -> None:
             assert server.failed == []
 
 
-def test_a_context_is_used_as_it_is() -> None:
+def test_a_given_context_is_used() -> None:
     context = client_context()
     assert make_context(context) is context
 
 
-def test_without_files_it_trusts_the_system() -> None:
+def test_the_authorities_of_the_system_are_the_default() -> None:
     context = make_context(Tls())
     assert (context.verify_mode, context.check_hostname) == (ssl.CERT_REQUIRED, True)
 
 
-def test_files_that_cannot_be_used(pem: Files) -> None:
+def test_unusable_files_are_named_in_the_error(pem: Files) -> None:
     c = pem
     for tls, why in [
         (Tls(cacert="/none"), "^/none: No such file or directory$"),

@@ -1,4 +1,4 @@
-"""Queues: who is the first, and who is told so."""
+"""The queues in which the holds of one client wait for their turn, one queue for each name."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def sets(waiters: list[Waiter]) -> list[int]:
     return [waiter.sets for waiter in waiters]
 
 
-def test_in_order() -> None:
+def test_waiters_get_their_turns_in_order() -> None:
     turns = Turns()
     waiters = line(turns, 3)
     for number, waiter in enumerate(waiters):
@@ -41,7 +41,7 @@ def test_in_order() -> None:
     assert turns._queues == {}
 
 
-def test_who_leaves_from_the_middle_wakes_nobody() -> None:
+def test_a_waiter_that_leaves_from_the_middle_wakes_no_other() -> None:
     turns = Turns()
     waiters = line(turns, 3)
     turns.leave(b"n", waiters[1])
@@ -50,7 +50,7 @@ def test_who_leaves_from_the_middle_wakes_nobody() -> None:
     assert turns.is_first(b"n", waiters[0])
 
 
-def test_what_is_given_back_wakes_the_first_of_that_name() -> None:
+def test_a_release_wakes_the_first_waiter_of_that_name() -> None:
     turns = Turns()
     waiters, others = line(turns, 2), line(turns, 2, b"m")
     turns.wake(b"n")
@@ -58,7 +58,7 @@ def test_what_is_given_back_wakes_the_first_of_that_name() -> None:
     assert (sets(waiters), sets(others)) == ([1, 0], [0, 0])
 
 
-def test_one_queue_as_long_as_somebody_waits() -> None:
+def test_a_queue_exists_as_long_as_it_has_waiters() -> None:
     turns = Turns()
     first = Waiter()
     queue = turns.join(b"n", first)
@@ -70,7 +70,7 @@ def test_one_queue_as_long_as_somebody_waits() -> None:
     assert turns.join(b"n", first) is not queue
 
 
-def test_who_has_not_joined_may_leave() -> None:
+def test_leaving_without_having_joined_does_nothing() -> None:
     turns = Turns()
     turns.leave(b"n", Waiter())
     waiters = line(turns, 2)
@@ -99,7 +99,7 @@ class Interrupted:
 
 
 @pytest.mark.parametrize("late", [False, True])
-def test_who_is_interrupted_while_leaving_has_left(late: bool) -> None:
+def test_an_interrupted_leave_removes_the_waiter(late: bool) -> None:
     turns = Turns()
     waiters = line(turns, 2)
     lock: Any = Interrupted(late)

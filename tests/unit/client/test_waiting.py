@@ -1,4 +1,4 @@
-"""The steps of a client that waits: what it does next, after each answer."""
+"""The steps of a hold that waits for permits: its next step after each answer."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Scene:
         return holding(self.turns, turn, wanted, patience, Ways(), retry_at=lambda: self.retry_at), turn
 
 
-def test_the_first_asks_at_once() -> None:
+def test_the_first_waiter_asks_at_once() -> None:
     scene = Scene()
     steps, _ = scene.steps()
     assert next(steps) == (ASK,)
@@ -67,7 +67,7 @@ def test_the_first_asks_at_once() -> None:
     assert done.value.value == "granted"
 
 
-def test_others_wait_for_their_turn_and_who_does_not_wait_has_none() -> None:
+def test_later_waiters_wait_for_their_turn_except_with_timeout_0() -> None:
     scene = Scene()
     first, _ = scene.steps()
     second, turn = scene.steps(timeout=5)
@@ -80,7 +80,7 @@ def test_others_wait_for_their_turn_and_who_does_not_wait_has_none() -> None:
     assert next(scene.steps()[0]) == (ASK,), "nobody is left in the queue"
 
 
-def test_after_a_refusal_it_waits_for_longer_each_time() -> None:
+def test_the_pause_grows_with_each_refusal() -> None:
     steps, turn = Scene().steps()
     next(steps)
     pauses = []
@@ -94,8 +94,8 @@ def test_after_a_refusal_it_waits_for_longer_each_time() -> None:
     assert pauses[3] > pauses[0] > 0
 
 
-def test_a_hold_that_the_queue_of_the_server_refuses_at_once_asks_more_and_more_rarely() -> None:
-    """As in a drain. It leaves the client's queue each time it has asked."""
+def test_the_pause_grows_while_the_queue_of_the_server_refuses() -> None:
+    """As in a drain. The hold leaves the client's queue each time it has asked."""
     steps, _ = Scene().hold()
     assert next(steps)[0] == QUEUE
     act, *rest = steps.throw(REFUSED)
@@ -111,7 +111,7 @@ def test_a_hold_that_the_queue_of_the_server_refuses_at_once_asks_more_and_more_
     assert pauses[-1] >= ASK_LONGEST_S / 2 > pauses[0] > 0
 
 
-def test_who_has_waited_long_enough_gives_up() -> None:
+def test_a_waiter_times_out() -> None:
     scene = Scene()
     steps, _ = scene.steps(timeout=1)
     next(steps)
@@ -125,7 +125,7 @@ def test_who_has_waited_long_enough_gives_up() -> None:
         steps.send(REFUSED)
 
 
-def test_who_never_has_its_turn_gives_up_too() -> None:
+def test_a_waiter_without_a_turn_times_out() -> None:
     scene = Scene()
     first, _ = scene.steps()
     next(first)
@@ -137,7 +137,7 @@ def test_who_never_has_its_turn_gives_up_too() -> None:
         steps.send(REFUSED)
 
 
-def test_a_lost_connection_is_waited_for() -> None:
+def test_a_waiter_waits_for_another_connection() -> None:
     scene = Scene()
     scene.retry_at = 107.0
     steps, _ = scene.steps(timeout=10)
@@ -149,7 +149,7 @@ def test_a_lost_connection_is_waited_for() -> None:
         steps.throw(LOST)
 
 
-def test_but_not_by_who_is_closed_and_nothing_else_is() -> None:
+def test_a_waiter_of_a_closed_client_and_one_with_another_error_raise() -> None:
     scene = Scene()
     scene.retry_at = None
     steps, _ = scene.steps()
@@ -172,7 +172,7 @@ def refused(consumption: int) -> NotAvailable:
     return error
 
 
-def test_holds_wait_in_the_server_side_by_side() -> None:
+def test_holds_wait_in_the_server_at_the_same_time() -> None:
     scene = Scene()
     holds = [scene.hold(timeout)[0] for timeout in (None, 5, None)]
     assert [next(steps) for steps in holds] == [(QUEUE, None, None), (QUEUE, 5, None), (QUEUE, None, None)]
@@ -182,14 +182,14 @@ def test_holds_wait_in_the_server_side_by_side() -> None:
     assert done.value.value == "granted"
 
 
-def test_a_hold_that_does_not_wait_asks_once() -> None:
+def test_a_hold_with_timeout_0_asks_once() -> None:
     steps, _ = Scene().hold(timeout=0)
     assert next(steps) == (QUEUE, 0, None)
     with pytest.raises(NotAvailable, match=r"3 in use, waited 0 s"):
         steps.throw(refused(3))
 
 
-def test_a_hold_that_does_not_wait_asks_a_server_without_takes_once_more() -> None:
+def test_a_hold_with_timeout_0_asks_a_server_without_takes_once_more() -> None:
     steps, _ = Scene().hold(timeout=0)
     assert next(steps) == (QUEUE, 0, None)
     assert steps.throw(UNKNOWN) == (ASK,)
@@ -213,7 +213,7 @@ def test_a_hold_of_more_than_the_limit_of_the_server_does_not_wait(later: bool) 
     assert not scene.turns.has(NAME)
 
 
-def test_a_wait_in_the_server_that_is_over() -> None:
+def test_a_wait_in_the_server_times_out() -> None:
     scene = Scene()
     steps, _ = scene.hold(timeout=5)
     next(steps)
@@ -223,7 +223,7 @@ def test_a_wait_in_the_server_that_is_over() -> None:
     assert caught.value.consumption == 3
 
 
-def test_a_server_without_a_queue_is_asked_in_turn() -> None:
+def test_a_server_without_a_queue_is_asked_by_one_hold_at_a_time() -> None:
     scene = Scene()
     first, _ = scene.hold()
     second, turn = scene.hold(timeout=5)
@@ -244,7 +244,7 @@ def test_a_server_without_a_queue_is_asked_in_turn() -> None:
     assert not scene.turns.has(NAME)
 
 
-def test_who_comes_later_waits_behind_those_that_wait_here() -> None:
+def test_later_holds_wait_behind_those_in_the_clients_queue() -> None:
     scene = Scene()
     first, _ = scene.hold()
     next(first)
@@ -253,7 +253,7 @@ def test_who_comes_later_waits_behind_those_that_wait_here() -> None:
     assert next(scene.hold(timeout=0)[0]) == (QUEUE, 0, None)
 
 
-def test_after_a_loss_each_follows_when_the_one_before_it_has_asked() -> None:
+def test_after_a_loss_each_hold_asks_when_the_one_before_it_has_asked() -> None:
     scene = Scene()
     holds = [scene.hold() for _ in range(3)]
     for steps, _ in holds:
@@ -278,7 +278,7 @@ def test_after_a_loss_each_follows_when_the_one_before_it_has_asked() -> None:
         first.send("granted")
 
 
-def test_who_has_asked_and_is_refused_waits_behind_the_others() -> None:
+def test_a_refused_hold_waits_behind_the_others() -> None:
     scene = Scene()
     (first, _), (second, _) = scene.hold(), scene.hold()
     next(first)
@@ -291,7 +291,7 @@ def test_who_has_asked_and_is_refused_waits_behind_the_others() -> None:
     assert second.throw(UNKNOWN) == (ASK,)
 
 
-def test_while_the_queue_of_the_server_is_full_one_at_a_time_tries() -> None:
+def test_one_hold_at_a_time_asks_while_the_queue_of_the_server_is_full() -> None:
     scene = Scene()
     (first, _), (second, turn) = scene.hold(), scene.hold()
     next(first)
@@ -312,8 +312,8 @@ def test_while_the_queue_of_the_server_is_full_one_at_a_time_tries() -> None:
     assert not scene.turns.has(NAME)
 
 
-def test_a_server_that_drains_is_asked_again() -> None:
-    """With pauses, for the next server; a timeout ends that."""
+def test_a_draining_server_is_asked_again() -> None:
+    """With pauses, for the server that follows it; a timeout ends that."""
     scene = Scene()
     steps, _ = scene.hold(timeout=5)
     next(steps)
@@ -341,7 +341,7 @@ def test_a_closed_client_does_not_wait_for_another_connection(late: bool) -> Non
     assert not scene.turns.has(NAME)
 
 
-def test_a_caller_that_waits_only_in_the_server() -> None:
+def test_a_call_that_waits_only_in_the_server_survives_a_loss() -> None:
     scene = Scene()
     steps = queued(Patience(10, lambda: scene.now), Ways().queue, retry_at=lambda: scene.retry_at)
     assert next(steps) == (QUEUE, 10, None)
@@ -353,8 +353,8 @@ def test_a_caller_that_waits_only_in_the_server() -> None:
         steps.throw(LOST)
 
 
-def test_a_caller_that_waits_only_in_the_server_waits_for_the_next_one() -> None:
-    """A refusal ends the wait, unless the server is about to stop."""
+def test_a_call_that_waits_only_in_the_server_survives_a_drain() -> None:
+    """A refusal ends the wait, unless the server drains."""
     scene = Scene()
     steps = queued(Patience(10, lambda: scene.now), Ways().queue, retry_at=lambda: scene.retry_at)
     next(steps)
@@ -369,8 +369,8 @@ def test_a_caller_that_waits_only_in_the_server_waits_for_the_next_one() -> None
         steps.throw(DRAINING)
 
 
-def test_a_hold_that_waits_for_the_next_server_says_so() -> None:
-    """It is not because of what is in use."""
+def test_the_error_of_a_timeout_during_a_drain_says_so() -> None:
+    """The cause is not what is in use."""
     scene = Scene()
     steps, _ = scene.hold(timeout=1)
     next(steps)

@@ -1,4 +1,4 @@
-"""The calls of a connection of the beanstalk protocol: whose replies are whose, however they are cut."""
+"""QueueCalls, the pending calls of one beanstalk connection: each reply goes to its call, however the bytes are cut."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def asked(*requests: Any, wanted: bool = True) -> tuple[QueueCalls, list[Kept]]:
 ask: Any = Recorder()
 
 
-def test_replies_come_however_they_are_cut() -> None:
+def test_replies_may_be_cut_anywhere() -> None:
     said = b"INSERTED 5\r\nNOT_FOUND\r\n" + BATCH + b"DRAINING\r\nFOUND 5 2\r\n\r\n\r\n"
     for cut in range(len(said)):
         calls, under_way = asked(ask.put("a"), ask.delete(4), ask.reserve_batch(2), ask.put("b"), ask.peek(5))
@@ -79,7 +79,7 @@ def test_replies_come_however_they_are_cut() -> None:
         (lambda: ask.use("a"), b"WHAT\r\n"),
     ],
 )
-def test_a_reply_that_makes_no_sense(request_of: Any, reply: bytes) -> None:
+def test_a_reply_of_the_wrong_kind_is_a_protocol_error(request_of: Any, reply: bytes) -> None:
     calls, (call,) = asked(request_of())
     with pytest.raises(ProtocolError):
         calls.feed(reply)
@@ -87,12 +87,12 @@ def test_a_reply_that_makes_no_sense(request_of: Any, reply: bytes) -> None:
     assert isinstance(call.ends[0], ConnectionLost), "who owns the connection ends it, and so the call"
 
 
-def test_a_reply_to_nothing() -> None:
+def test_a_reply_without_a_request_is_a_protocol_error() -> None:
     with pytest.raises(ProtocolError, match="came without a request"):
         QueueCalls().feed(b"DELETED\r\n")
 
 
-def test_what_is_reserved_is_held_until_it_is_ended() -> None:
+def test_reserved_jobs_count_as_held_until_they_are_deleted() -> None:
     calls, _ = asked(ask.reserve_batch(2), ask.reserve(0), ask.delete(7), ask.delete(7), ask.reserve_job(9))
     for said, held in ((BATCH, 2), (b"TIMED_OUT\r\n", 2), (b"DELETED\r\n", 1), (b"NOT_FOUND\r\n", 1)):
         calls.feed(said)
@@ -101,7 +101,7 @@ def test_what_is_reserved_is_held_until_it_is_ended() -> None:
     assert calls.held == 2
 
 
-def test_jobs_that_come_for_nobody_are_released_with_their_priority() -> None:
+def test_jobs_of_an_abandoned_reserve_are_released_with_their_priority() -> None:
     calls, _ = asked(ask.reserve_batch(2), wanted=False)
     calls.feed(BATCH)
     first, second = ((request,) for (request,) in calls.give_back)
@@ -117,7 +117,7 @@ def test_jobs_that_come_for_nobody_are_released_with_their_priority() -> None:
     assert calls.held == 1, "nobody has heard of the other, which is gone"
 
 
-def test_what_was_not_sent_is_taken_back() -> None:
+def test_add_all_adds_nothing_if_one_request_cannot_be_encoded() -> None:
     calls = QueueCalls()
     first = Kept()
     calls.add(first, ask.peek(1))
@@ -127,12 +127,12 @@ def test_what_was_not_sent_is_taken_back() -> None:
     assert (first.ends, calls.pending) == ([None], {})
 
 
-def test_which_can_give() -> None:
+def test_only_reserves_may_grant_something() -> None:
     calls, under_way = asked(ask.reserve(), ask.reserve_batch(1), ask.reserve_job(1), ask.put("reserve"))
     assert [calls.may_grant(call) for call in under_way] == [True, True, True, False]
 
 
-def test_what_may_be_asked_again() -> None:
+def test_which_requests_are_repeatable_and_patient() -> None:
     again = [ask.reserve(), ask.reserve_batch(1), ask.put_unique("a", "k", 9), ask.stats(), ask.use("a")]
     assert all(request.is_repeatable for request in again)
     once = [ask.put("a"), ask.delete(1), ask.kick(1), ask.kick_job(1), ask.reserve_job(1), ask.put_unique("a", "k")]
@@ -150,7 +150,7 @@ def test_a_job_with_a_counter() -> None:
         ask.put("a", concurrency=("mail", 0))
 
 
-def test_a_connection_is_told_of_the_tubes_first() -> None:
+def test_a_connection_sends_its_tubes_first() -> None:
     def greeting(tubes: Tubes) -> list[bytes]:
         return [request.frame for request in tubes.greeting()]
 

@@ -1,4 +1,4 @@
-"""When a worker touches a job, and what becomes of one that was not done."""
+"""When a worker touches its job, and how a job whose function failed is released or buried."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ def test_a_job_that_cannot_be_touched_is_lost(touched: bool, figures: Any) -> No
         (asyncio.CancelledError(), 1, End(7, 0)),
     ],
 )
-def test_what_becomes_of_a_job(error: BaseException, reserves: int, end: End) -> None:
+def test_a_failed_job_is_released_or_buried(error: BaseException, reserves: int, end: End) -> None:
     assert Policy(3, (1, 600)).end(error, FIGURES | {"reserves": str(reserves)}) == end
 
 
-def test_each_attempt_waits_for_longer() -> None:
+def test_the_delay_grows_with_each_attempt() -> None:
     policy = Policy(1000, (2, 60))
     for attempt, most in ((1, 2), (2, 4), (3, 8), (5, 32), (6, 60), (900, 60)):
         delays = {policy.end(OSError(), FIGURES | {"reserves": str(attempt)}).delay for _ in range(200)}
@@ -60,19 +60,19 @@ def test_each_attempt_waits_for_longer() -> None:
 @pytest.mark.parametrize(
     ("delay", "kind"), [(-1, ValueError), (1 << 32, ValueError), (0.5, TypeError), (None, TypeError)]
 )
-def test_a_delay_that_the_protocol_cannot_have(delay: Any, kind: type[Exception]) -> None:
+def test_a_retry_delay_out_of_range_is_refused(delay: Any, kind: type[Exception]) -> None:
     with pytest.raises(kind):
         Retry(delay)
     assert Retry((1 << 32) - 1).delay == (1 << 32) - 1
 
 
 @pytest.mark.parametrize("backoff", [(2, 1), (-1, 1), (1, math.inf), (1, 1 << 32)])
-def test_a_backoff_that_cannot_be(backoff: tuple[float, float]) -> None:
+def test_a_backoff_out_of_range_is_refused(backoff: tuple[float, float]) -> None:
     with pytest.raises(ValueError, match=r"^backoff must be 0 to 4294967295 seconds"):
         Policy(1, backoff)
 
 
 @pytest.mark.parametrize("backoff", [lambda attempt: attempt, 5, (1, 2, 3), (1,), ("1", "2"), "12", None])
-def test_a_backoff_that_is_no_pair(backoff: Any) -> None:
+def test_a_backoff_must_be_a_pair(backoff: Any) -> None:
     with pytest.raises(TypeError, match=r"^backoff must be a pair of seconds, such as \(1, 600\), not .+$"):
         Policy(1, backoff)

@@ -1,4 +1,4 @@
-"""What a hold asks for, and how it says that it did not get it, or lost it."""
+"""The arguments of a hold, and its errors if it gets no permits or loses them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def asked(**changes: Any) -> Asked:
     return Asked(**{**usual, **changes})
 
 
-def test_names_are_bytes() -> None:
+def test_names_become_bytes() -> None:
     assert (asked(name="é").name, asked(name=b"\xff").name) == (b"\xc3\xa9", b"\xff")
     assert (str(asked(name="é")), str(asked(name=b"\xff"))) == ("2 of é", "2 of \\xff")
 
@@ -37,8 +37,8 @@ def test_names_are_bytes() -> None:
         ({"where": place("k", 1, 256)}, ValueError, "^priority must be 0 to 255, not 256$"),
     ],
 )
-def test_what_does_not_fit_the_protocol(changes: Any, error: type[Exception], message: str) -> None:
-    """Told where a hold is made, not where it is entered."""
+def test_arguments_out_of_range_are_refused(changes: Any, error: type[Exception], message: str) -> None:
+    """The error is raised where a hold is made, not where it is entered."""
     with pytest.raises(error, match=message):
         asked(**changes)
 
@@ -47,35 +47,35 @@ def test_what_does_not_fit_the_protocol(changes: Any, error: type[Exception], me
     ("seconds", "wait_ms"),
     [(None, 2**32 - 1), (0, 0), (0.0001, 1), (1.5, 1500), (10**12, 2**32 - 1), (math.inf, 2**32 - 1)],
 )
-def test_the_request_that_waits(seconds: float | None, wait_ms: int) -> None:
+def test_a_timeout_becomes_the_wait_of_a_take(seconds: float | None, wait_ms: int) -> None:
     encode, *arguments = asked(where=place("k", 3, 9)).request(seconds)
     items = [wire.Permit(b"n", 2, 3)]
     assert encode(7, *arguments) == wire.take(7, items, wait_ms, key=b"k", weight=3, priority=9)
 
 
 @pytest.mark.parametrize("timeout", [None, 0, 0.5, 10**12, math.inf])
-def test_timeouts(timeout: float | None) -> None:
+def test_valid_timeouts_are_kept(timeout: float | None) -> None:
     assert asked(timeout=timeout).timeout == timeout
 
 
 @pytest.mark.parametrize("timeout", [-1, -0.001, -math.inf, math.nan])
-def test_timeouts_that_are_none(timeout: float) -> None:
+def test_invalid_timeouts_are_refused(timeout: float) -> None:
     with pytest.raises(ValueError, match=r"^timeout must be None, or 0 or more seconds, not"):
         asked(timeout=timeout)
 
 
 @pytest.mark.parametrize("on_lost", ["", "reaquire", None, 1])
-def test_what_is_not_to_be_done_with_a_loss(on_lost: Any) -> None:
+def test_invalid_values_of_on_lost_are_refused(on_lost: Any) -> None:
     with pytest.raises(ValueError, match=r"^on_lost must be \"raise\", \"reacquire\" or callable, not"):
         asked(on_lost=on_lost)
 
 
 @pytest.mark.parametrize("on_lost", ["raise", "reacquire", print])
-def test_what_is_to_be_done_with_a_loss(on_lost: Any) -> None:
+def test_valid_values_of_on_lost(on_lost: Any) -> None:
     assert asked(on_lost=on_lost).on_lost == on_lost
 
 
-def test_who_gives_up_says_how_many_are_in_use() -> None:
+def test_the_error_of_a_timeout_says_how_many_are_in_use() -> None:
     queue = Queue()
     queue.consumption = 7
     error = asked(timeout=1.5).gives_up(queue)
@@ -86,7 +86,7 @@ def test_who_gives_up_says_how_many_are_in_use() -> None:
     assert "in use" not in str(asked().gives_up(Queue()))
 
 
-def test_who_gives_up_while_the_server_drains_says_that() -> None:
+def test_the_error_of_a_timeout_says_that_the_server_drains() -> None:
     queue = Queue()
     queue.consumption, queue.draining = 7, True
     error = asked().gives_up(queue)
@@ -95,12 +95,12 @@ def test_who_gives_up_while_the_server_drains_says_that() -> None:
     assert "in use" not in str(error)
 
 
-def test_who_gives_up_while_the_server_cannot_be_reached_says_that() -> None:
+def test_the_error_of_a_timeout_says_that_the_server_is_unreachable() -> None:
     queue = Queue()
     queue.unreachable = "cannot connect"
     error = asked().gives_up(queue)
     assert (type(error), str(error)) == (ConnectionLost, "cannot connect")
 
 
-def test_lost() -> None:
+def test_the_error_of_a_loss_names_the_permits() -> None:
     assert str(asked().lost("host:1", "why")) == "lost 2 of n with the connection to host:1: why"

@@ -1,4 +1,4 @@
-"""What a pipeline asks for, in order; how often those who wait ask for the connection."""
+"""The requests of a pipeline, in order; and how often clients that wait for a server try to connect."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from kit.shapes import BLOCKING, SHAPES, begun, got, run
 from ports import free_ports
 
 
-def test_requests_in_order() -> None:
+def test_a_pipeline_sends_its_requests_in_order() -> None:
     requests = Pipelined()
     requests.noop().get("é").acquire("a", maximum=3).acquire(b"b", 2, maximum=4).release("a").release(b"b", 2)
     requests.stats().dump()
@@ -41,14 +41,14 @@ def test_requests_in_order() -> None:
 
 
 @pytest.mark.parametrize("method", ["get", "release"])
-def test_each_method_gives_the_pipeline(method: str) -> None:
+def test_each_method_returns_the_pipeline(method: str) -> None:
     requests = Pipelined()
     assert getattr(requests, method)("a") is requests
 
 
 @SHAPES
-def test_many_that_wait_for_a_server_ask_rarely(shape: str) -> None:
-    """And not each time that one of the others has asked."""
+def test_holds_that_wait_for_a_server_rarely_try_to_connect(shape: str) -> None:
+    """And not each time that one of the other holds has tried."""
 
     async def scenario() -> None:
         kind: Any = Client if shape == BLOCKING else aio.Client

@@ -1,7 +1,6 @@
-"""PermitCalls that are under way: each gets its own answer, and what is granted to nobody is given back.
+"""PermitCalls: each pending call gets its own answer, and permits granted to an abandoned call are given back.
 
-At the end with any interleaving of the answers, cut in any way.
-"""
+The last tests mix the order of the answers at random and cut the bytes anywhere."""
 
 from __future__ import annotations
 
@@ -70,7 +69,7 @@ def test_entries_of_two_dumps() -> None:
     assert [len(result) for result, _ in first.ends] == [2]
 
 
-def test_what_is_held() -> None:
+def test_grants_add_to_what_is_held_and_releases_subtract() -> None:
     calls = PermitCalls()
     acquired = asked(calls, wire.acquire, b"a", 5, 9)
     assert calls.held == 0
@@ -88,7 +87,7 @@ def test_what_is_held() -> None:
     assert calls.held == 3
 
 
-def test_a_refusal_tells_what_was_asked_for() -> None:
+def test_a_refused_acquire_has_the_details_of_the_request() -> None:
     calls = PermitCalls()
     call = asked(calls, wire.acquire, b"a\xff", 5, 9)
     calls.feed(answer(call, b"no", 0x21))
@@ -120,14 +119,14 @@ def test_a_refusal_tells_what_was_asked_for() -> None:
         (Rate(b"r", 1), 5, 1, ", at most 5 at once, retry after 0.001 s"),
     ],
 )
-def test_a_refused_rate_tells_its_numbers(rate: Rate, most: int, retry_ms: int, shown: str) -> None:
+def test_a_refused_rate_has_the_details_of_the_rate(rate: Rate, most: int, retry_ms: int, shown: str) -> None:
     calls = PermitCalls()
     call = asked(calls, wire.take, [rate])
     calls.feed(answer(call, struct.pack(">BIII", 0, 0, most, retry_ms) + b"no", 0x21))
     assert str(call.ends[0][1]) == f"no (status 0x21): asked for 1 of r{shown}"
 
 
-def test_what_is_granted_to_nobody() -> None:
+def test_permits_granted_to_an_abandoned_call_are_given_back() -> None:
     calls = PermitCalls()
     calls.feed(answer(asked(calls, wire.acquire, b"a\0", 5, 9, wanted=False), b"\0\0\0\5"))
     calls.feed(answer(asked(calls, wire.acquire, b"b", 5, 9, wanted=False), b"no", 0x21))
@@ -136,8 +135,8 @@ def test_what_is_granted_to_nobody() -> None:
     assert calls.held == 5
 
 
-def test_what_a_pipeline_releases_itself_is_not_given_back_twice() -> None:
-    """Or permits of another hold of that name would go with it."""
+def test_an_abandoned_pipeline_gives_back_only_what_it_does_not_release_itself() -> None:
+    """Else permits of another hold of that name would be given back too."""
     requests = [
         (wire.release, b"a", 9),  # of what was held before: nothing to do with what follows
         (wire.acquire, b"a", 5, 9),
@@ -164,8 +163,10 @@ def test_what_a_pipeline_releases_itself_is_not_given_back_twice() -> None:
     ],
 )
 @pytest.mark.parametrize("forgotten_at", [0, 1, 9])
-def test_what_of_a_pipeline_is_refused(requests: Any, answers: Any, back: Any, forgotten_at: int) -> None:
-    """Of others' permits nothing is given back, of its own everything; whenever its caller goes."""
+def test_an_abandoned_pipeline_with_refusals_gives_back_what_it_was_granted(
+    requests: Any, answers: Any, back: Any, forgotten_at: int
+) -> None:
+    """It gives back all of its own permits and none of others, whenever its caller abandons it."""
     calls, under_way = PermitCalls(), [Kept() for _ in requests]
     calls.add_all(under_way, requests)
     for at, permits in enumerate([*answers, ...]):
@@ -181,7 +182,7 @@ def test_what_of_a_pipeline_is_refused(requests: Any, answers: Any, back: Any, f
     assert calls.give_back == [(wire.release, *each) for each in back]
 
 
-def test_all_or_none() -> None:
+def test_add_all_adds_all_calls_or_none() -> None:
     calls = PermitCalls()
     before = asked(calls, wire.acquire, b"a", 5, 9)
     calls.feed(answer(before, b"\0\0\0\5"))
@@ -194,7 +195,7 @@ def test_all_or_none() -> None:
     assert (len(calls.pending), calls.held) == (3, 4)
 
 
-def test_opaques_begin_again_and_leave_out_what_is_under_way() -> None:
+def test_opaques_wrap_around_and_skip_those_in_use() -> None:
     calls = PermitCalls()
     old = asked(calls, wire.noop)
     calls._opaque = wire.U32_MAX - 1
@@ -202,7 +203,7 @@ def test_opaques_begin_again_and_leave_out_what_is_under_way() -> None:
     assert opaque(old) == 1
 
 
-def test_the_end_of_all() -> None:
+def test_a_lost_connection_fails_all_pending_calls() -> None:
     calls = PermitCalls()
     made = [asked(calls, wire.noop) for _ in range(3)]
     calls.fail(lambda: ConnectionLost("gone"))
@@ -228,7 +229,7 @@ def test_the_end_of_all() -> None:
         ((wire.noop,), b"\x90", "not the start"),
     ],
 )
-def test_what_no_server_may_send(request_: tuple[Any, ...], sent: bytes, message: str) -> None:
+def test_invalid_answers_are_protocol_errors(request_: tuple[Any, ...], sent: bytes, message: str) -> None:
     calls = PermitCalls()
     call = asked(calls, *request_)
     with pytest.raises(ProtocolError, match=message):
@@ -236,7 +237,7 @@ def test_what_no_server_may_send(request_: tuple[Any, ...], sent: bytes, message
     assert call.ends == []
 
 
-def test_an_answer_twice() -> None:
+def test_a_second_answer_to_one_request_is_a_protocol_error() -> None:
     calls = PermitCalls()
     call = asked(calls, wire.noop)
     with pytest.raises(ProtocolError, match="no request has the"):
@@ -244,8 +245,8 @@ def test_an_answer_twice() -> None:
     assert call.ends == [(None, None)]
 
 
-def test_a_take_that_nobody_wants_is_given_back() -> None:
-    """Its permits and the units of its rates, except of a rate whose units cannot be settled."""
+def test_an_abandoned_take_is_given_back() -> None:
+    """Its permits, and the units of its rates, except of a rate whose units cannot be settled."""
     calls = PermitCalls()
     items = [Permit(b"a", 2, 5), *(Rate(bytes([name]), 3, 9, 1_000_000, 9, OnDeath(name)) for name in range(3))]
     call = asked(calls, wire.take, items, wanted=False)
@@ -365,7 +366,7 @@ ALL = [(wire.noop,), (wire.get, b"a"), (wire.acquire, b"a", 1, 1), (wire.release
 
 @settings(max_examples=500, deadline=None)
 @given(pieces=st.lists(GARBAGE, max_size=12))
-def test_garbage_is_a_protocol_error_and_nothing_else(pieces: list[bytes]) -> None:
+def test_garbage_raises_only_protocol_errors(pieces: list[bytes]) -> None:
     calls = PermitCalls()
     made = [Kept(True) for _ in ALL]
     calls.add_all(made, ALL)

@@ -1,4 +1,4 @@
-"""What a client says first, and the books of one that resumes."""
+"""The first requests of a connection, and what a client that resumes knows about its permits."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def frames(*requests: Any) -> list[bytes]:
     return [encode(1, *arguments) for encode, *arguments in requests]
 
 
-def test_what_is_said_first() -> None:
+def test_the_first_requests_of_a_connection() -> None:
     silent, named, both = Greeting(0, ""), Greeting(0, "me"), Greeting(1.5, "me")
     assert (silent.resumes, named.resumes, both.resumes) == (False, False, True)
     assert (silent.states_name(), frames(*named.states_name())) == ([], [wire.who(1, "me")])
@@ -27,7 +27,7 @@ def test_what_is_said_first() -> None:
     assert frames(Greeting(0.0001, "").asks()) == [wire.resume(1, 1)]
 
 
-def test_a_token_is_presented_with_a_higher_number_each_time() -> None:
+def test_each_resume_presents_a_higher_number() -> None:
     greeting = Greeting(2, "")
     token = greeting.token(wire.Stay(b"t" * wire.TOKEN_SIZE, 1000))
     assert token.grace_s == 1
@@ -43,7 +43,7 @@ def booked() -> PermitCalls:
     return calls
 
 
-def test_the_amounts_of_each_name() -> None:
+def test_amounts_are_counted_for_each_name() -> None:
     calls = booked()
     calls.feed(answer(asked(calls, wire.acquire, b"a", 5, 9), b"\0\0\0\5"))
     calls.feed(answer(asked(calls, wire.release, b"a", 2)))
@@ -53,7 +53,7 @@ def test_the_amounts_of_each_name() -> None:
     assert calls.names == {b"a": 5, b"c": 1}
 
 
-def test_what_is_in_doubt() -> None:
+def test_names_with_unanswered_changes_are_doubtful() -> None:
     calls = booked()
     calls.feed(answer(asked(calls, wire.acquire, b"a", 5, 9), b"\0\0\0\5"))
     asked(calls, wire.release, b"a", 2)
@@ -67,7 +67,7 @@ def test_what_is_in_doubt() -> None:
 
 
 @pytest.mark.parametrize(("held", "returned"), [(3, []), (5, [(b"a", 2)]), (0, [])])
-def test_what_is_too_much_is_given_back(held: int, returned: list[tuple[bytes, int]]) -> None:
+def test_surplus_permits_are_given_back_after_a_resume(held: int, returned: list[tuple[bytes, int]]) -> None:
     calls, after = booked(), booked()
     calls.feed(answer(asked(calls, wire.acquire, b"a", 5, 9), b"\0\0\0\5"))
     asked(calls, wire.release, b"a", 2)

@@ -1,4 +1,4 @@
-"""What a client decides by itself: as much as it was given, and never without a word."""
+"""What a client decides without its server: up to its local limits, and it logs when it begins and ends."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def heard(fallback: Fallback, status: int, flow_id: int = 101) -> TokenRefused |
 # ---- rates ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_rate_is_that_of_the_last_second(clock: Clock) -> None:
+def test_a_local_limit_counts_the_last_second(clock: Clock) -> None:
     fallback = Fallback("local", {101: 3}, clock)
     assert [flows(fallback, 101) for _ in range(4)] == [PASSED, PASSED, PASSED, REFUSED]
     clock.now += 0.95
@@ -75,7 +75,7 @@ def test_values_have_limits_of_their_own(clock: Clock) -> None:
     assert flows(fallback, 201, values=["a"]) == REFUSED
 
 
-def test_without_a_limit_what_went_wrong_is_raised() -> None:
+def test_a_flow_without_a_local_limit_raises_the_error() -> None:
     fallback = Fallback("local", {101: 1}, time.monotonic)
     for error in (AWAY, Timeout("no answer"), ProtocolError("strange")):
         with pytest.raises(type(error), match=rf"^{error}; flow 7 has no local limit$"):
@@ -88,7 +88,7 @@ def test_without_a_limit_what_went_wrong_is_raised() -> None:
     assert fallback.stats().refused == 7
 
 
-def test_open_and_closed() -> None:
+def test_open_passes_all_calls_and_closed_refuses_them() -> None:
     opened, closed = Fallback("open", {101: 0}, time.monotonic), Fallback("closed", {101: 9}, time.monotonic)
     assert [flows(opened, 101), flows(opened, 7)] == [PASSED, PASSED]
     assert flows(closed, 101) == REFUSED
@@ -117,14 +117,14 @@ def test_tokens_of_the_server_count_in_the_local_limit() -> None:
     assert fallback.tokens() == [other]
 
 
-def test_a_token_that_nobody_has_any_more_does_not_count() -> None:
+def test_a_token_that_was_garbage_collected_does_not_count() -> None:
     fallback = Fallback("local", {101: 1}, time.monotonic)
     fallback.granted(Token(5, 101, 1))
     gc.collect()
     assert fallback.acquire(101, 1, AWAY).fallback
 
 
-def test_a_child_has_nothing_of_its_parent() -> None:
+def test_a_forked_child_does_not_count_tokens_of_its_parent() -> None:
     fallback = Fallback("local", {101: 1}, time.monotonic)
     token = fallback.acquire(101, 1, AWAY)
     fallback.after_fork()
@@ -135,7 +135,9 @@ def test_a_child_has_nothing_of_its_parent() -> None:
 # ---- what it says ---------------------------------------------------------------------------------------------------
 
 
-def test_one_line_when_it_begins_and_one_when_it_ends(clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_outage_logs_one_line_when_it_begins_and_one_when_it_ends(
+    clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
     fallback = Fallback("local", {101: 2}, clock)
     assert heard(fallback, Status.OK) is None
     for _ in range(5):
@@ -156,7 +158,7 @@ def test_one_line_when_it_begins_and_one_when_it_ends(clock: Clock, caplog: pyte
     assert fallback.stats() == ("", 1, 2, 4, 0, 0)
 
 
-def test_what_is_wrong_with_a_flow_is_of_that_flow(clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_error_of_one_flow_does_not_concern_others(clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
     fallback = Fallback("open", {}, clock)
     for status in (Status.NO_RULE, Status.BAD_REQUEST, Status.TOO_MANY_REQUESTS, Status.FAIL, Status.NOT_AVAILABLE):
         error = heard(fallback, status, 7)
@@ -172,14 +174,14 @@ def test_what_is_wrong_with_a_flow_is_of_that_flow(clock: Clock, caplog: pytest.
     ]
 
 
-def test_a_flow_without_a_limit_says_so(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_flow_without_a_local_limit_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     fallback = Fallback("local", {}, time.monotonic)
     with pytest.raises(NoSuchRule):
         flows(fallback, 7, error=heard(fallback, Status.NO_RULE, 7))
     assert said(caplog) == ["no such rule (status 3): asked for 1 of flow 7: the flow has no local limit"]
 
 
-def test_closing_tells_what_has_not_ended(clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
+def test_closing_during_an_outage_logs_its_end(clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
     fallback = Fallback("closed", {}, clock)
     held = Token(5, 101, 1)
     fallback.granted(held)
@@ -201,6 +203,6 @@ def test_closing_tells_what_has_not_ended(clock: Clock, caplog: pytest.LogCaptur
         ("local", {1: 0.5}, "limit of flow 1"),
     ],
 )
-def test_what_cannot_be(mode: str, limits: dict[int, Any], wrong: str) -> None:
+def test_invalid_modes_and_limits_are_refused(mode: str, limits: dict[int, Any], wrong: str) -> None:
     with pytest.raises(ValueError, match=wrong):
         Fallback(mode, limits, time.monotonic)

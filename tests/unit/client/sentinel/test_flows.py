@@ -1,4 +1,4 @@
-"""What the clients of tokens decide, step by step: the test does what a client would do, and says what time it is."""
+"""The step machines of the clients for tokens. The test performs each step and sets the clock."""
 
 from __future__ import annotations
 
@@ -125,8 +125,8 @@ def test_a_call_whose_connection_is_lost_is_repeated_once() -> None:
 
 
 @pytest.mark.parametrize("why", ["silent", "closed"])
-def test_a_call_that_is_not_repeated(why: str) -> None:
-    """A server that accepts and closes, and a client that was closed."""
+def test_a_call_on_an_unanswered_or_closed_connection_is_not_repeated(why: str) -> None:
+    """The server accepts and closes without a reply, or the client was closed."""
     client = Client(fallback="open")
     client.connect(answered=why != "silent")
     steps = client.ping()
@@ -136,7 +136,7 @@ def test_a_call_that_is_not_repeated(why: str) -> None:
         steps.throw(CUT)
 
 
-def test_no_call_connects_after_an_attempt_that_failed() -> None:
+def test_calls_after_a_failed_connect_do_not_connect() -> None:
     client = Client(fallback="open")
     steps = client.flow(101)
     next(steps)
@@ -152,7 +152,7 @@ def test_no_call_connects_after_an_attempt_that_failed() -> None:
 
 
 @pytest.mark.parametrize("error", [AWAY, Timeout("no reply"), ProtocolError("nonsense")])
-def test_the_fallback_is_not_for_a_client_that_was_closed(error: Exception) -> None:
+def test_a_closed_client_does_not_fall_back(error: Exception) -> None:
     client = Client(fallback="open")
     client.connect(answered=False)
     steps = client.flow(101)
@@ -165,7 +165,7 @@ def test_the_fallback_is_not_for_a_client_that_was_closed(error: Exception) -> N
 # ---- tokens ---------------------------------------------------------------------------------------------------------
 
 
-def test_acquires_a_token() -> None:
+def test_acquire_returns_a_token() -> None:
     client = Client()
     link = client.connect()
     steps = client.acquire(101)
@@ -176,7 +176,7 @@ def test_acquires_a_token() -> None:
     assert (token.id, token.flow_id, client._fallback.tokens()) == (7, 101, [token])
 
 
-def test_a_grant_at_the_last_moment_counts() -> None:
+def test_a_grant_at_the_deadline_counts() -> None:
     client = Client()
     client.connect()
     steps = client.acquire(101)
@@ -186,7 +186,7 @@ def test_a_grant_at_the_last_moment_counts() -> None:
     assert end.value.value.id == 7
 
 
-def test_an_interrupt_gives_back_what_was_granted() -> None:
+def test_an_interrupted_acquire_gives_back_its_token() -> None:
     client = Client()
     client.connect()
     steps = client.acquire(101)
@@ -199,7 +199,7 @@ def test_an_interrupt_gives_back_what_was_granted() -> None:
     assert client.sent_back[1:] == [TOKEN.id], "once more: nobody knows whether the first was sent"
 
 
-def test_what_went_wrong_with_a_release_does_not_give_back_again() -> None:
+def test_a_failed_release_is_not_sent_again() -> None:
     client = Client()
     client.connect()
     steps = client.release(TOKEN)
@@ -213,8 +213,8 @@ def test_what_went_wrong_with_a_release_does_not_give_back_again() -> None:
     assert client.sent_back == []
 
 
-def test_a_release_that_is_repeated_may_have_done_it_the_first_time() -> None:
-    """Whoever gives back then has not lost anything."""
+def test_a_repeated_release_accepts_already_released() -> None:
+    """The first request may have released the token before the connection was lost, so this is no loss."""
     client = Client()
     gone = responded(MessageType.RELEASE, Status.ALREADY_RELEASED)
     for steps, result in ((client.release(TOKEN), True), (client.held()._leaving(None), None)):
@@ -231,7 +231,7 @@ def test_a_release_that_is_repeated_may_have_done_it_the_first_time() -> None:
 
 
 @pytest.mark.parametrize(("status", "raises"), [(Status.RELEASE_OK, False), (Status.ALREADY_RELEASED, True)])
-def test_leaving_a_hold(status: int, raises: bool) -> None:
+def test_leaving_a_hold_releases_its_token(status: int, raises: bool) -> None:
     client = Client()
     client.connect()
     hold = client.held()
@@ -248,7 +248,8 @@ def test_leaving_a_hold(status: int, raises: bool) -> None:
 
 
 @pytest.mark.parametrize("error", [AWAY, Timeout("no reply")])
-def test_a_hold_that_cannot_be_given_back_ends_with_its_lease(error: Exception) -> None:
+def test_leaving_a_hold_without_a_connection_raises_nothing(error: Exception) -> None:
+    """The token ends with its lease."""
     client = Client()
     client.connect(answered=False)
     steps = client.held()._leaving(None)
@@ -258,7 +259,7 @@ def test_a_hold_that_cannot_be_given_back_ends_with_its_lease(error: Exception) 
     assert client.stats().lost == 0
 
 
-def test_a_hold_that_is_thrown_away_does_not_wait() -> None:
+def test_a_garbage_collected_hold_releases_without_waiting() -> None:
     client = Client()
     hold = client.held()
     token = hold.token
@@ -268,7 +269,7 @@ def test_a_hold_that_is_thrown_away_does_not_wait() -> None:
 
 @pytest.mark.parametrize("why", [CLOSED, FORKED])
 @pytest.mark.parametrize("kind", [None, GeneratorExit])
-def test_a_token_that_went_with_its_client_is_no_loss(why: str, kind: type[BaseException] | None) -> None:
+def test_a_token_of_a_closed_or_forked_client_is_no_loss(why: str, kind: type[BaseException] | None) -> None:
     """A child does not give back what its parent holds."""
     client = Client()
     hold = client.held()
@@ -296,7 +297,7 @@ def test_an_interrupted_hold_has_nothing() -> None:
 # ---- leases ---------------------------------------------------------------------------------------------------------
 
 
-def test_keeps_all_leases_that_are_due_at_once() -> None:
+def test_all_due_leases_are_kept_with_one_write() -> None:
     client = Client()
     link = client.connect()
     holds = [client.held(), client.held()]
@@ -332,7 +333,7 @@ def test_without_a_connection_a_lease_runs_out() -> None:
         hold.raise_if_lost()
 
 
-def test_a_new_connection_goes_on_with_all_tokens() -> None:
+def test_a_new_connection_keeps_the_leases_of_all_tokens() -> None:
     client = Client()
     client.connect()
     steps = client.acquire(101)
@@ -345,7 +346,7 @@ def test_a_new_connection_goes_on_with_all_tokens() -> None:
     assert client._due_at() == 0.0
 
 
-def test_without_a_lease_it_connects_only_if_it_is_to() -> None:
+def test_without_leases_the_keeper_connects_only_if_asked() -> None:
     client = Client()
     assert ended(client._keeping()) is None
     assert next(client._keeping(connects=True)) == (CONNECT,)

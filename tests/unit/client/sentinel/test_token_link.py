@@ -1,7 +1,6 @@
-"""A connection of tokens that threads share: a pair of sockets, of which the test has the server's end.
+"""A connection for tokens that threads share: a pair of sockets, of which the test has the server's end.
 
-The background thread is tried with servers, in tests/functional/test_client_sentinel.py.
-"""
+The background thread is tested with servers, in tests/functional/test_client_sentinel.py."""
 
 from __future__ import annotations
 
@@ -65,7 +64,7 @@ def given_up(pair: Pair) -> None:
         pair.link.call(wire.acquire, 101, 1)
 
 
-def test_only_a_grant_can_be_owed(pair: Pair) -> None:
+def test_only_an_unanswered_acquire_can_owe_a_grant(pair: Pair) -> None:
     with pytest.raises(Timeout):
         pair.link.call(wire.keep, -7)
     assert not pair.link.owes_grants()
@@ -76,7 +75,7 @@ def test_only_a_grant_can_be_owed(pair: Pair) -> None:
     assert not pair.link.closed
 
 
-def test_collects_what_is_owed(pair: Pair) -> None:
+def test_collect_reads_late_grants(pair: Pair) -> None:
     for xid in (1, 2):
         given_up(pair)
         pair.asked(wire.acquire(xid, 101, 1))
@@ -96,7 +95,7 @@ def test_collects_what_is_owed(pair: Pair) -> None:
     assert given_back in both
 
 
-def test_others_call_while_it_collects(pair: Pair) -> None:
+def test_calls_go_on_during_a_collect(pair: Pair) -> None:
     given_up(pair)
     collecting = threading.Thread(target=pair.link.collect, args=(PATIENCE,))
     collecting.start()
@@ -114,7 +113,7 @@ def test_others_call_while_it_collects(pair: Pair) -> None:
     pair.asked(wire.release(3, -7))
 
 
-def test_who_owes_for_too_long_is_given_up(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_owes_a_grant_for_too_long_is_given_up(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     given_up(pair)
     assert pair.link.owes_grants()
     monkeypatch.setattr(_token_link, "LATE_MAX_S", 0.0)
@@ -122,12 +121,12 @@ def test_who_owes_for_too_long_is_given_up(pair: Pair, monkeypatch: pytest.Monke
     assert pair.link.closed == "an acquire was not answered within 0 s"
 
 
-def test_gives_back_at_once(pair: Pair) -> None:
+def test_late_grants_are_given_back_at_once(pair: Pair) -> None:
     pair.link.give_back(release(TOKEN))
     pair.asked(wire.release(1, -7))
 
 
-def test_gives_back_later_what_the_collector_finds_in_the_midst_of_a_call(pair: Pair) -> None:
+def test_releases_during_a_call_are_sent_with_that_call(pair: Pair) -> None:
     with pair.link._lock:
         pair.link.give_back(release(TOKEN))
         pair.link.give_back(release(OTHER))
@@ -137,7 +136,7 @@ def test_gives_back_later_what_the_collector_finds_in_the_midst_of_a_call(pair: 
     pair.asked(wire.keep(1, 5), wire.release(2, 8), wire.release(3, -7))
 
 
-def test_what_is_given_back_after_the_end_is_not_sent(pair: Pair) -> None:
+def test_nothing_is_sent_after_the_end_of_the_connection(pair: Pair) -> None:
     pair.link.give_back(release(TOKEN), release(OTHER))
     pair.link.close()
     pair.asked(wire.release(1, 8), wire.release(2, -7))
@@ -146,15 +145,14 @@ def test_what_is_given_back_after_the_end_is_not_sent(pair: Pair) -> None:
     pair.link.tell(wire.keep, 5)
 
 
-def test_closing_in_a_signal_handler_leaves_them_to_their_leases(pair: Pair) -> None:
+def test_closing_in_a_signal_handler_leaves_tokens_to_their_leases(pair: Pair) -> None:
     with pair.link._lock:
         pair.link.give_back(release(TOKEN))
         pair.link.close()
     assert pair.server.recv(1) == b""
 
 
-def test_a_server_that_owes_grants_for_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The background thread ends the connection."""
+def test_the_background_thread_ends_a_connection_that_owes_grants_for_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_token_link, "LATE_MAX_S", 2 * SHORT)
     with (
         Room() as server,

@@ -1,4 +1,5 @@
-"""What the clients for the sentinel protocol have in common: answers find their calls, and when a lease is due."""
+"""The shared parts of the sentinel clients: answers reach their calls, leases are kept in time, arguments are
+checked."""
 
 from __future__ import annotations
 
@@ -61,7 +62,7 @@ def grant(xid: int, token_id: int) -> bytes:
 # ---- calls ----------------------------------------------------------------------------------------------------------
 
 
-def test_answers_in_another_order() -> None:
+def test_answers_may_come_in_another_order() -> None:
     calls, _ = made()
     first, second = Kept(), Kept()
     calls.add(first, wire.flow, 101, 1)
@@ -74,14 +75,14 @@ def test_answers_in_another_order() -> None:
 
 
 @pytest.mark.parametrize("wrong", [response(2, 1, 0, bytes(8)), response(1, 2, 0, bytes(8))])
-def test_an_answer_to_nothing(wrong: bytes) -> None:
+def test_an_answer_without_a_request_is_a_protocol_error(wrong: bytes) -> None:
     calls, _ = made()
     calls.add(Kept(), wire.flow, 101, 1)
     with pytest.raises(ProtocolError, match="no request has the"):
         calls.feed(wrong)
 
 
-def test_what_is_granted_to_nobody_is_given_back() -> None:
+def test_a_token_granted_to_an_abandoned_call_is_given_back() -> None:
     calls, tally = made()
     calls.add(Kept(wanted=False), wire.acquire, 101, 2)
     calls.feed(grant(1, -7))
@@ -91,7 +92,7 @@ def test_what_is_granted_to_nobody_is_given_back() -> None:
     assert tally.late == 1
 
 
-def test_what_is_forgotten_after_the_grant_is_given_back_once() -> None:
+def test_a_call_abandoned_after_its_grant_gives_back_once() -> None:
     calls, tally = made()
     call = Kept()
     calls.add(call, wire.acquire, 101, 2)
@@ -104,7 +105,7 @@ def test_what_is_forgotten_after_the_grant_is_given_back_once() -> None:
 
 
 @pytest.mark.parametrize("refusal", [response(1, 3, 1, bytes(8)), response(1, 3, 3), response(1, 3, -4)])
-def test_nothing_is_given_back_of_a_refusal(refusal: bytes) -> None:
+def test_a_refusal_gives_nothing_back(refusal: bytes) -> None:
     calls, _ = made()
     call = Kept(wanted=False)
     calls.add(call, wire.acquire, 101, 2)
@@ -120,14 +121,14 @@ def test_only_an_acquire_grants() -> None:
     assert [calls.may_grant(call) for call in under_way] == [False, False, True, False, False]
 
 
-def test_what_does_not_fit_is_not_sent() -> None:
+def test_add_all_adds_nothing_if_one_request_is_invalid() -> None:
     calls, _ = made()
     with pytest.raises(ValueError, match=r"^count"):
         calls.add_all([Kept(), Kept()], [(wire.acquire, 1, 1), (wire.acquire, 1, 1 << 31)])
     assert calls.pending == {}
 
 
-def test_xids_begin_again() -> None:
+def test_xids_wrap_around() -> None:
     calls, _ = made()
     calls.add(Kept(), wire.keep, 1)
     calls._opaque = calls.MASK - 1
@@ -148,7 +149,7 @@ def test_when_a_new_lease_is_due(usual: float | None, due: float) -> None:
     assert lease.ends == math.inf
 
 
-def test_a_third_of_what_is_left_may_pass() -> None:
+def test_a_lease_is_kept_again_after_a_third_of_its_rest() -> None:
     lease = Lease(TOKEN, 100.0, None)
     lease.answered(100.0, 100.5, kept(3000))
     assert (lease.due, lease.ends) == (101.5, 103.0), "it ends as if it had been kept when that was asked"
@@ -158,7 +159,7 @@ def test_a_third_of_what_is_left_may_pass() -> None:
 
 
 @pytest.mark.parametrize("answer", [None, kept(0, Status.NO_RULE), kept(0, Status.NOT_AVAILABLE), kept(0, Status.FAIL)])
-def test_it_asks_again_where_it_was_not_kept(answer: Response | None) -> None:
+def test_a_lease_that_was_not_kept_is_asked_for_again(answer: Response | None) -> None:
     lease = Lease(TOKEN, 100.0, None)
     lease.answered(100.0, 100.0, answer)
     assert lease.due == 100.0 + AGAIN_S
@@ -170,7 +171,7 @@ def test_it_asks_again_where_it_was_not_kept(answer: Response | None) -> None:
     assert (lease.ends, lease.lost) == (103.0, "")
 
 
-def test_how_it_is_lost() -> None:
+def test_how_a_lease_is_lost() -> None:
     lease = Lease(TOKEN, 100.0, None)
     lease.look(1e9)
     assert not lease.lost, "nobody has said when it ends"
@@ -189,20 +190,20 @@ def test_how_it_is_lost() -> None:
 
 
 @pytest.mark.parametrize(("flow_id", "count"), [(0, 1), (-1, 1), (1 << 63, 1), (1, 0), (1, 1 << 31)])
-def test_numbers_that_cannot_be(flow_id: int, count: int) -> None:
+def test_flow_ids_and_counts_out_of_range_are_refused(flow_id: int, count: int) -> None:
     with pytest.raises(ValueError, match="must be 1 to"):
         check(flow_id, count)
 
 
 @pytest.mark.parametrize("wrong", ["1", 1.0, None])
-def test_what_is_no_number(wrong: Any) -> None:
+def test_flow_ids_and_counts_must_be_whole_numbers(wrong: Any) -> None:
     with pytest.raises(TypeError, match="whole number"):
         check(wrong, 1)
     with pytest.raises(TypeError, match="whole number"):
         check(1, wrong)
 
 
-def test_values() -> None:
+def test_parameters_must_be_a_list_of_values() -> None:
     assert values_of(iter([1, "a"])) == [1, "a"]
     with pytest.raises(ValueError, match="at least one"):
         values_of([])
@@ -211,7 +212,7 @@ def test_values() -> None:
             values_of(text)
 
 
-def test_namespaces() -> None:
+def test_namespaces_are_checked() -> None:
     assert read_namespace("\u00e4") == b"\xc3\xa4"
     assert read_namespace(b"n" * wire.NAMESPACE_MAX)
     for wrong in ("", "  ", "n" * (wire.NAMESPACE_MAX + 1)):
@@ -219,11 +220,11 @@ def test_namespaces() -> None:
             read_namespace(wrong)
 
 
-def test_answers_that_let_pass() -> None:
+def test_which_answers_let_a_call_pass() -> None:
     assert [Answer(status).passed for status in (Status.OK, Status.BLOCKED, Status.SHOULD_WAIT)] == [True, False, True]
 
 
-def test_what_is_shown() -> None:
+def test_tokens_and_errors_as_text() -> None:
     assert (str(TOKEN), repr(TOKEN)) == ("2 of flow 101", "<Token -7 for 2 of flow 101>")
     assert repr(Token(1, 5, 1, fallback=True)) == "<Token 1 for 1 of flow 5, fallback>"
     asked = AskedToken(101, 2, False, 0.5, "raise")
@@ -239,6 +240,6 @@ def test_what_is_shown() -> None:
 
 
 @pytest.mark.parametrize("on_lost", ["reacquire", "", None, 5])
-def test_what_cannot_become_of_a_lost_token(on_lost: Any) -> None:
+def test_invalid_values_of_on_lost_are_refused(on_lost: Any) -> None:
     with pytest.raises(ValueError, match="on_lost must be"):
         AskedToken(101, 1, False, None, on_lost)

@@ -1,4 +1,4 @@
-"""What gatekeepers do in a turn, without I/O: the channels are lists of what was sent."""
+"""What a gatekeeper's connections do in one turn, without I/O: each channel keeps what was sent in a list."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class Scene:
         self.woken = 0
 
 
-def test_control_is_connected_first_and_each_line_once() -> None:
+def test_control_is_connected_first_and_each_session_once() -> None:
     scene = Scene()
     scene.turn()
     scene.turn()
@@ -103,7 +103,7 @@ def test_control_is_connected_first_and_each_line_once() -> None:
     assert scene.asked == [*controls, scene.core.masters[1].accounting]
 
 
-def test_after_something_was_sent_turns_look_for_more() -> None:
+def test_turns_look_for_more_messages_after_a_send() -> None:
     scene = Scene()
     channel = scene.connected()
     scene.decide("a")
@@ -119,7 +119,7 @@ def test_after_something_was_sent_turns_look_for_more() -> None:
     assert scene.woken == 1
 
 
-def test_a_channel_that_is_busy_is_looked_at_and_nothing_is_taken_for_it() -> None:
+def test_a_busy_channel_is_given_no_more_messages() -> None:
     scene = Scene()
     channel, other = scene.connected(0), scene.connected(1)
     channel.is_busy = True
@@ -138,7 +138,7 @@ def test_a_channel_that_is_busy_is_looked_at_and_nothing_is_taken_for_it() -> No
 
 
 @pytest.mark.parametrize("how", ["sending fails", "nonsense comes", "it is silent"])
-def test_a_connection_is_lost(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lost_connection_is_reported_and_retried(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
     scene = Scene()
     channel = scene.connected()
     session = scene.core.masters[0].accounting
@@ -161,7 +161,7 @@ def test_a_connection_is_lost(how: str, monkeypatch: pytest.MonkeyPatch) -> None
     assert scene.woken >= 1
 
 
-def test_after_the_end_a_connection_that_is_made_is_closed_and_nothing_is_lost() -> None:
+def test_a_connection_made_after_the_end_is_closed() -> None:
     scene = Scene()
     control, other = (master.control for master in scene.core.masters)
     scene.turn()

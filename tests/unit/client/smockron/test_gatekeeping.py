@@ -1,4 +1,4 @@
-"""What gatekeepers do without sockets, threads or clocks: times and bytes are those of the test."""
+"""A gatekeeper's decisions without sockets, threads or clocks: the test gives the times and the bytes."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ PASS, DELAY, REJECT = Verdict.PASS, Verdict.DELAY, Verdict.REJECT
 # ---- what was told ---------------------------------------------------------------------------------------------------
 
 
-def test_the_largest_time_counts_until_it_has_passed() -> None:
+def test_the_latest_time_of_an_identifier_counts_until_it_has_passed() -> None:
     told = DelayCache(10)
     times = told.new_domain()
     told.remember(times, b"a", 100, 0)
@@ -55,7 +55,7 @@ def test_the_largest_time_counts_until_it_has_passed() -> None:
     assert (times, told.count) == ({}, 0)
 
 
-def test_domains_are_apart_and_what_is_forgotten_can_be_told_again() -> None:
+def test_domains_are_separate_and_a_forgotten_identifier_can_be_told_again() -> None:
     told = DelayCache(10)
     one, other = told.new_domain(), told.new_domain()
     told.remember(one, b"a", 100, 0)
@@ -68,7 +68,7 @@ def test_domains_are_apart_and_what_is_forgotten_can_be_told_again() -> None:
     assert (one, other, told.count) == ({}, {b"a": 200}, 1)
 
 
-def test_beyond_the_limit_the_one_goes_whose_time_passes_first() -> None:
+def test_a_full_cache_evicts_the_earliest_time() -> None:
     told = DelayCache(2)
     one, other = told.new_domain(), told.new_domain()
     told.remember(one, b"a", 300, 0)
@@ -79,7 +79,7 @@ def test_beyond_the_limit_the_one_goes_whose_time_passes_first() -> None:
     assert (one, told.count, told.evicted) == ({b"a": 300, b"c": 200}, 2, 2)
 
 
-def test_an_identifier_that_is_told_again_and_again_takes_no_more_memory() -> None:
+def test_an_identifier_told_again_and_again_takes_no_more_memory() -> None:
     told = DelayCache(10)
     times = told.new_domain()
     for until in range(1, 10_000):
@@ -158,7 +158,7 @@ def test_tls_is_for_both_ports() -> None:
         (("a", "b", "c"), r"a master is one address or a pair \(ACCOUNTING, CONTROL\)"),
     ],
 )
-def test_what_is_no_master(where: Any, wrong: str) -> None:
+def test_invalid_addresses_of_masters_are_refused(where: Any, wrong: str) -> None:
     with pytest.raises(ValueError, match=wrong):
         read_masters(where, False)
 
@@ -215,7 +215,7 @@ def accounted(core: Core, master: Master | None = None, now: int = NOW) -> list[
     return items(take(core, master, master.accounting, now))
 
 
-def test_a_request_of_which_nothing_was_told_passes() -> None:
+def test_a_request_of_an_unknown_identifier_passes() -> None:
     core = core_of()
     connect(core)
     assert decide(core, "é", None, b"", NOW) == Decision(PASS)
@@ -231,7 +231,7 @@ def test_a_request_of_which_nothing_was_told_passes() -> None:
 
 @pytest.mark.parametrize("identifier", [b"", b"a", b"x" * 255, b"x" * 256, b"x" * 4096])
 @pytest.mark.parametrize("unix_ms", [0, 7, NOW])
-def test_messages_are_those_of_the_wire_module(identifier: bytes, unix_ms: int) -> None:
+def test_accounting_messages_equal_those_of_the_wire_module(identifier: bytes, unix_ms: int) -> None:
     core = core_of(max_delay_s=0)
     master = connect(core)
 
@@ -267,7 +267,7 @@ def test_five_seconds_are_delayed_and_more_is_rejected() -> None:
     assert [message[1] for message in accounted(core)] == [b"REJECTED", b"DELAYED"]
 
 
-def test_only_so_many_wait_at_a_time() -> None:
+def test_delayed_requests_are_limited() -> None:
     core = core_of(max_delayed=2)
     connect(core)
     tell(core, b"a", NOW + 1000)
@@ -295,7 +295,7 @@ def test_a_master_is_told_of_rejected_requests_or_not(rejected: Any, told: int) 
     assert stats(core, NOW).rejected == 1000
 
 
-def test_of_a_share_some_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_share_of_the_rejections_is_accounted(monkeypatch: pytest.MonkeyPatch) -> None:
     drawn = iter([0.1, 0.25, 0.9, 0.2499])
     monkeypatch.setattr("random.random", lambda: next(drawn))
     core = core_of(rejected=0.25)
@@ -306,7 +306,7 @@ def test_of_a_share_some_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(accounted(core)) == 2
 
 
-def test_what_no_request_can_have_is_not_known() -> None:
+def test_identifiers_longer_than_a_request_can_have_are_ignored() -> None:
     core = core_of()
     connect(core)
     for identifier in (b"x" * 4096, b"x" * 4097):
@@ -315,7 +315,7 @@ def test_what_no_request_can_have_is_not_known() -> None:
     assert (figures.told, figures.unknown, figures.remembered) == (1, 1, 1)
 
 
-def test_a_time_that_cannot_be_counts_for_nothing() -> None:
+def test_times_out_of_range_are_ignored() -> None:
     core = core_of()
     connect(core)
     tell(core, b"a", 9_999_999_999_999_999)
@@ -324,7 +324,7 @@ def test_a_time_that_cannot_be_counts_for_nothing() -> None:
     assert decide(core, "a", None, b"", NOW).verdict is REJECT
 
 
-def test_what_was_told_is_of_its_domain_and_can_be_forgotten() -> None:
+def test_control_messages_concern_one_domain_and_can_be_forgotten() -> None:
     core = core_of()
     connect(core)
     decide(core, "a", "e", b"", NOW)
@@ -339,7 +339,7 @@ def test_what_was_told_is_of_its_domain_and_can_be_forgotten() -> None:
     assert (figures.told, figures.unknown, figures.remembered) == (2, 2, 0)
 
 
-def test_what_cannot_be_is_said_before_anything_is_sent() -> None:
+def test_invalid_domains_and_identifiers_are_refused() -> None:
     core = core_of()
     connect(core)
     for wrong in ("d" * 256, "d\0"):
@@ -367,7 +367,7 @@ def test_what_cannot_be_is_said_before_anything_is_sent() -> None:
         {"heartbeat": 0}, {"heartbeat": 2185}, {"timeout": 0}, {"rejected": "some"}, {"rejected": 1.5},
     ],
 )  # fmt: skip
-def test_options_that_cannot_be(options: dict[str, Any]) -> None:
+def test_invalid_options_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"^(max_|heartbeat|timeout|rejected)"):
         Options(**options)
 
@@ -379,7 +379,7 @@ SET_MS = pytest.mark.parametrize("set_ms", [-HOUR_MS, 0, HOUR_MS])
 
 
 @SET_MS
-def test_a_wall_clock_that_is_set_changes_no_wait(set_ms: int) -> None:
+def test_setting_the_wall_clock_changes_no_delay(set_ms: int) -> None:
     core = core_of(max_delayed=1)
     connect(core)
     tell(core, b"a", NOW + 1000)
@@ -396,7 +396,7 @@ def test_a_wall_clock_that_is_set_changes_no_wait(set_ms: int) -> None:
 
 
 @SET_MS
-def test_what_a_master_tells_later_is_by_the_clock_as_it_is_then(set_ms: int) -> None:
+def test_later_control_messages_use_the_wall_clock_as_it_is_then(set_ms: int) -> None:
     core = core_of()
     master = connect(core)
     tell(core, b"a", NOW + 1000)
@@ -406,7 +406,7 @@ def test_what_a_master_tells_later_is_by_the_clock_as_it_is_then(set_ms: int) ->
 
 
 @SET_MS
-def test_how_long_messages_are_held_is_not_by_the_wall_clock(set_ms: int) -> None:
+def test_the_wall_clock_does_not_matter_to_how_long_messages_are_held(set_ms: int) -> None:
     core = core_of()
     decide(core, "a", None, b"", NOW, set_ms=set_ms)
     decide(core, "a", None, b"", NOW + 1)
@@ -455,7 +455,7 @@ def test_old_messages_are_dropped_while_the_master_is_away() -> None:
     assert len(accounted(core)) == 2
 
 
-def test_a_batch_has_an_end() -> None:
+def test_a_batch_of_messages_is_bounded() -> None:
     core = core_of()
     decide(core, "a", "e", b"", NOW)
     for _ in range(BATCH + 1):
@@ -483,7 +483,7 @@ def test_a_master_may_subscribe_to_each_of_many_domains(monkeypatch: pytest.Monk
     assert not directed
 
 
-def test_a_subscription_that_is_taken_back_is_respected() -> None:
+def test_a_cancelled_subscription_stops_accounting_messages() -> None:
     core = core_of()
     master = connect(core, wire.subscribe(b"d\0"))
     decide(core, "a", None, b"", NOW)
@@ -496,7 +496,7 @@ def test_a_subscription_that_is_taken_back_is_respected() -> None:
     assert [message[2] for message in accounted(core)] == [b"b"]
 
 
-def test_whoever_sends_is_awake_once() -> None:
+def test_the_sender_is_woken_once() -> None:
     core = core_of()
     stirred: list[int] = []
     core.wake = lambda: stirred.append(1)
@@ -514,7 +514,7 @@ def test_whoever_sends_is_awake_once() -> None:
 # ---- masters ---------------------------------------------------------------------------------------------------------
 
 
-def test_domains_have_their_masters() -> None:
+def test_each_domain_has_its_master() -> None:
     core = core_of({"d": "h:1", "e": "i:1", "f": "h:1"})
     assert [[gate.name for gate in master.gates] for master in core.masters] == [[b"d", b"f"], [b"e"]]
     for master in core.masters:
@@ -589,7 +589,7 @@ def test_a_new_domain_waits_until_its_control_messages_arrive(answers: bool) -> 
     assert [message[0] for message in accounted(core)] == [b"e\0"]
 
 
-def test_without_control_messages_nothing_waits_for_them_for_long() -> None:
+def test_accounting_goes_on_after_a_short_time_without_control_messages() -> None:
     core = core_of()
     master = connect(core)
     core.lost(master, master.control, "it ended", 100.0)
@@ -621,7 +621,7 @@ def test_without_control_messages_nothing_waits_for_them_for_long() -> None:
     assert [message[0] for message in accounted(core)] == 2 * [b"d\0"]
 
 
-def test_a_lost_accounting_connection_waits_for_control_again() -> None:
+def test_accounting_waits_for_control_again_after_it_was_lost() -> None:
     core = core_of()
     master = connect(core)
     core.lost(master, master.control, "it ended", 100.0)
@@ -638,7 +638,7 @@ def test_a_lost_accounting_connection_waits_for_control_again() -> None:
     assert len(accounted(core)) == 1
 
 
-def test_one_that_closes_does_not_wait_for_control_messages() -> None:
+def test_a_closing_gatekeeper_does_not_wait_for_control_messages() -> None:
     core = core_of()
     master = connect(core)
     decide(core, "a", "e", b"", NOW)
@@ -670,7 +670,7 @@ def test_accounting_is_connected_after_control_unless_that_fails() -> None:
     assert 0 < master.due <= 0.05
 
 
-def test_an_outage_is_news_once_and_requests_pass() -> None:
+def test_an_outage_is_reported_once_and_requests_pass() -> None:
     core = core_of()
     master = core.masters[0]
     away = logging.WARNING, "cannot reach the master at %s; requests pass: %s", master.accounting.address
@@ -692,7 +692,7 @@ def test_an_outage_is_news_once_and_requests_pass() -> None:
     assert stats(core, NOW)[9:] == (2, 0, 0, 3, {"h:10004": "it ended"})
 
 
-def test_an_outage_also_ends_when_a_subscription_counts_as_taken_without_a_pong() -> None:
+def test_an_outage_ends_when_a_subscription_counts_without_a_pong() -> None:
     core = core_of()
     master = core.masters[0]
     core.lost(master, master.control, "refused", 50.0)
@@ -711,7 +711,7 @@ def test_an_outage_also_ends_when_a_subscription_counts_as_taken_without_a_pong(
     assert b"ACCEPTED" in take(core, master, master.accounting, NOW)
 
 
-def test_after_a_fork_nothing_is_connected_and_what_was_told_is_known() -> None:
+def test_a_forked_child_is_unconnected_and_keeps_the_known_delays() -> None:
     core = core_of()
     master = connect(core)
     tell(core, b"a", NOW + 800)

@@ -1,4 +1,4 @@
-"""The gatekeepers for threads and for asyncio against a small master, which does what a test wants of it."""
+"""The gatekeepers for threads and for asyncio against a small master whose behaviour each test sets."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def terse(master: Master, request: pytest.FixtureRequest) -> Master:
     return master
 
 
-def test_where_no_pong_says_so_time_connects(terse: Master) -> None:
+def test_a_master_without_pongs_counts_as_connected_after_some_time(terse: Master) -> None:
     with Gatekeeper(terse.where, timeout=PATIENCE, heartbeat=LONG_S) as made:
         connecting = threading.Thread(target=made.connect, args=(2 * LONG_S,))
         connecting.start()
@@ -132,7 +132,7 @@ def test_where_no_pong_says_so_time_connects(terse: Master) -> None:
 
 
 @LOOPS
-def test_so_does_time_with_asyncio(terse: Master, loop_name: str) -> None:
+def test_a_master_without_pongs_counts_as_connected_after_some_time_asyncio(terse: Master, loop_name: str) -> None:
     async def main() -> None:
         async with AsyncGatekeeper(terse.where, timeout=PATIENCE, heartbeat=LONG_S) as made:
             assert await made.connect(PATIENCE)
@@ -146,7 +146,7 @@ def test_so_does_time_with_asyncio(terse: Master, loop_name: str) -> None:
     assert len(terse.wait_for(1)) == 1
 
 
-def test_what_is_decided_is_accounted_and_what_is_told_is_heeded(master: Master) -> None:
+def test_decisions_are_accounted_and_control_messages_obeyed(master: Master) -> None:
     with gatekeeper(master, rejected="all") as made:
         assert master.control.commands(b"SUBSCRIBE") == [b"default\0"]
         assert made.decide("a", log_info="info").verdict is Verdict.PASS
@@ -170,7 +170,7 @@ def test_what_is_decided_is_accounted_and_what_is_told_is_heeded(master: Master)
 
 
 @LOOPS
-def test_so_it_is_with_asyncio(master: Master, loop_name: str) -> None:
+def test_decisions_are_accounted_and_control_messages_obeyed_asyncio(master: Master, loop_name: str) -> None:
     async def main() -> None:
         async with async_gatekeeper(master) as made:
             assert made.decide("a", log_info="info").verdict is Verdict.PASS
@@ -187,7 +187,7 @@ def test_so_it_is_with_asyncio(master: Master, loop_name: str) -> None:
 
 
 @LOOPS
-def test_what_one_read_brings_is_taken_in_pieces(master: Master, loop_name: str) -> None:
+def test_a_large_read_is_handled_in_pieces(master: Master, loop_name: str) -> None:
     moment = b"%d" % (unix_ms() + LONG_S * 1000)
     message = wire.message(b"default\0", b"DELAY_UNTIL", b"same", moment)
     count = 5000
@@ -206,8 +206,8 @@ def test_what_one_read_brings_is_taken_in_pieces(master: Master, loop_name: str)
     loops.run(main(), loop_name)
 
 
-def test_what_is_decided_before_there_is_a_connection_is_not_lost(master: Master) -> None:
-    """Nor if the gatekeeper is closed at once."""
+def test_decisions_before_the_connection_are_accounted(master: Master) -> None:
+    """Also if the gatekeeper is closed at once."""
     master.accounting.says = wire.message(b"\1default\0")  # as ZMTP 3.0 has it
     with Gatekeeper(master.where, timeout=PATIENCE) as made:
         for _ in range(20):
@@ -217,7 +217,7 @@ def test_what_is_decided_before_there_is_a_connection_is_not_lost(master: Master
 
 
 @LOOPS
-def test_nor_with_asyncio(master: Master, loop_name: str) -> None:
+def test_decisions_before_the_connection_are_accounted_asyncio(master: Master, loop_name: str) -> None:
     async def main() -> None:
         async with AsyncGatekeeper(master.where, timeout=PATIENCE) as made:
             for _ in range(20):
@@ -228,7 +228,7 @@ def test_nor_with_asyncio(master: Master, loop_name: str) -> None:
     assert len(master.wait_for(20)) == 20
 
 
-def test_a_master_that_ends_the_connection_is_connected_to_again(master: Master) -> None:
+def test_a_lost_connection_is_made_again(master: Master) -> None:
     with gatekeeper(master) as made:
         for count, port in enumerate((master.accounting, master.control, master.accounting), 1):
             port.hang_up()
@@ -243,7 +243,7 @@ def test_a_master_that_ends_the_connection_is_connected_to_again(master: Master)
 
 
 @LOOPS
-def test_so_does_asyncio(master: Master, loop_name: str) -> None:
+def test_a_lost_connection_is_made_again_asyncio(master: Master, loop_name: str) -> None:
     async def main() -> None:
         async with async_gatekeeper(master) as made:
             for count, port in enumerate((master.accounting, master.control), 1):
@@ -268,7 +268,7 @@ def test_a_master_that_answers_no_ping_is_given_up(master: Master) -> None:
 
 
 @LOOPS
-def test_also_with_asyncio(master: Master, loop_name: str) -> None:
+def test_a_master_that_answers_no_ping_is_given_up_asyncio(master: Master, loop_name: str) -> None:
     master.accounting.answers = False
 
     async def main() -> None:
@@ -284,7 +284,7 @@ def test_the_pings_of_a_master_are_answered(master: Master) -> None:
         wait_until(lambda: master.control.commands(b"PONG") == [b"context"], "a PONG")
 
 
-def test_one_that_does_not_greet_is_given_up(master: Master) -> None:
+def test_a_master_that_does_not_greet_is_given_up(master: Master) -> None:
     master.control.greets = master.accounting.greets = False
     with Gatekeeper(master.where, timeout=0.05) as made:
         assert not made.connect(0.01)
@@ -293,7 +293,7 @@ def test_one_that_does_not_greet_is_given_up(master: Master) -> None:
         assert made.decide("a").verdict is Verdict.PASS
 
 
-def test_where_nobody_listens_requests_pass_and_closing_is_quick() -> None:
+def test_without_a_master_requests_pass_and_closing_is_quick() -> None:
     with Gatekeeper(("127.0.0.1:1", "127.0.0.1:2")) as made:
         assert made.decide("a").verdict is Verdict.PASS
         wait_until(lambda: made.stats().lost, "it tried")
@@ -305,7 +305,7 @@ def test_where_nobody_listens_requests_pass_and_closing_is_quick() -> None:
 
 
 @LOOPS
-def test_also_where_nobody_listens(loop_name: str) -> None:
+def test_without_a_master_requests_pass_asyncio(loop_name: str) -> None:
     async def main() -> None:
         async with AsyncGatekeeper(("127.0.0.1:1", "127.0.0.1:2")) as made:
             assert made.decide("a").verdict is Verdict.PASS
@@ -318,7 +318,7 @@ def test_also_where_nobody_listens(loop_name: str) -> None:
 
 
 @pytest.mark.parametrize("shape", ["threads", *loops.NEW_LOOP])
-def test_a_bug_while_it_connects_is_logged_and_it_tries_again(
+def test_an_exception_while_connecting_is_logged_and_retried(
     master: Master, shape: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     fails = [True]
@@ -357,7 +357,7 @@ def test_a_bug_while_it_connects_is_logged_and_it_tries_again(
     assert said <= {f"a bug ended an attempt to connect to the master at {each}" for each in master.where}
 
 
-def test_after_a_bug_in_the_thread_it_goes_on(
+def test_the_thread_goes_on_after_an_exception(
     master: Master, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     taking = Core.take
@@ -401,13 +401,13 @@ def test_a_master_that_cannot_be_connected_to_does_not_stop_the_others(
         over.set()
 
 
-def test_over_unix_sockets(short_path: Path) -> None:
+def test_gatekeepers_over_unix_sockets(short_path: Path) -> None:
     with Master(paths=(str(short_path / "a"), str(short_path / "c"))) as master, gatekeeper(master) as made:
         made.decide("a")
         master.wait_for(1)
 
 
-def test_over_tls() -> None:
+def test_gatekeepers_over_tls() -> None:
     context = client_context()
     with Master() as master:
         master.accounting.context = master.control.context = server_context()
@@ -426,7 +426,7 @@ def test_over_tls() -> None:
 # ---- admitting -------------------------------------------------------------------------------------------------------
 
 
-def test_who_is_admitted_waits(master: Master, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_admit_waits_until_the_delay_is_over(master: Master, monkeypatch: pytest.MonkeyPatch) -> None:
     waits: list[tuple[float, int]] = []
     with gatekeeper(master) as made:
         clock = SimpleNamespace(sleep=lambda seconds: waits.append((seconds, made.stats().delaying)))
@@ -442,7 +442,7 @@ def test_who_is_admitted_waits(master: Master, monkeypatch: pytest.MonkeyPatch) 
             assert made.stats().delaying == 0
 
 
-def test_who_is_rejected_is_told_when_to_try_again(master: Master) -> None:
+def test_a_rejection_says_when_to_retry(master: Master) -> None:
     with gatekeeper(master, max_delay_s=5.0) as made:
         master.tell("DELAY_UNTIL", b"a", unix_ms() + 100_000)
         told(made)
@@ -453,7 +453,7 @@ def test_who_is_rejected_is_told_when_to_try_again(master: Master) -> None:
 
 
 @LOOPS
-def test_who_is_admitted_waits_in_the_loop(master: Master, loop_name: str) -> None:
+def test_admit_waits_until_the_delay_is_over_asyncio(master: Master, loop_name: str) -> None:
     async def main() -> None:
         async with async_gatekeeper(master, max_delay_s=LONG_S) as made:
             async with made.admit("a") as decision:
@@ -484,7 +484,7 @@ def test_who_is_admitted_waits_in_the_loop(master: Master, loop_name: str) -> No
 
 
 @pytest.mark.parametrize("cause", ["thread", "descriptor"])
-def test_where_no_thread_can_be_started_requests_pass(
+def test_requests_pass_if_no_thread_can_be_started(
     master: Master, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, cause: str
 ) -> None:
     error = RuntimeError("can't start new thread") if cause == "thread" else OSError("too many open files")
@@ -508,7 +508,7 @@ def test_where_no_thread_can_be_started_requests_pass(
     assert [record.levelno for record in caplog.records] == [logging.WARNING]
 
 
-def test_where_no_thread_can_be_started_to_connect_its_own_thread_connects(
+def test_the_background_thread_connects_if_no_other_can_be_started(
     master: Master, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     starting, connecting, names = threading.Thread.start, _sockets.connected_socket, []
@@ -531,7 +531,7 @@ def test_where_no_thread_can_be_started_to_connect_its_own_thread_connects(
     assert names == 3 * ["counterd-gatekeeper"]
 
 
-def test_who_connects_is_told_when_it_is_closed(master: Master) -> None:
+def test_closing_ends_a_connect_that_waits(master: Master) -> None:
     master.accounting.greets = False
     made = Gatekeeper(master.where, timeout=PATIENCE)
     ends: list[BaseException] = []
@@ -551,7 +551,7 @@ def test_who_connects_is_told_when_it_is_closed(master: Master) -> None:
 
 
 @LOOPS
-def test_so_it_is_with_tasks(master: Master, loop_name: str) -> None:
+def test_closing_ends_a_connect_that_waits_asyncio(master: Master, loop_name: str) -> None:
     master.accounting.greets = False
 
     async def main() -> None:
@@ -565,8 +565,8 @@ def test_so_it_is_with_tasks(master: Master, loop_name: str) -> None:
     loops.run(main(), loop_name)
 
 
-def test_nothing_is_logged_while_decisions_wait(master: Master) -> None:
-    """A handler that waits for one finds the gatekeeper unlocked."""
+def test_nothing_is_logged_under_the_lock(master: Master) -> None:
+    """A log handler that waits for a decision finds the gatekeeper unlocked."""
     decided: list[str] = []
 
     class Handler(logging.Handler):
@@ -594,7 +594,7 @@ def test_nothing_is_logged_while_decisions_wait(master: Master) -> None:
 
 
 def test_closing_in_a_signal_handler_that_interrupts_a_decision(master: Master) -> None:
-    """The decision has a lock that the thread needs: nobody waits for the thread then."""
+    """The decision has a lock that the thread needs, so close() does not wait for the thread."""
     with gatekeeper(master) as made:
 
         def handle(frame: Any, event: str, _: object) -> None:
@@ -617,7 +617,7 @@ def test_closing_in_a_signal_handler_that_interrupts_a_decision(master: Master) 
 
 
 @pytest.mark.parametrize("is_reached", [True, False])
-def test_a_program_ends_without_closing_it(master: Master, is_reached: bool) -> None:
+def test_a_program_can_end_without_closing_its_gatekeeper(master: Master, is_reached: bool) -> None:
     """Also while a host is looked up."""
     code = f"""
         import socket, time
@@ -654,7 +654,7 @@ def test_threads_share_a_gatekeeper(master: Master) -> None:
     assert made.stats().sent == 2000
 
 
-def test_after_a_fork_the_child_begins_anew(master: Master) -> None:
+def test_a_forked_child_connects_for_itself(master: Master) -> None:
     with gatekeeper(master) as made:
         master.tell("DELAY_UNTIL", b"a", unix_ms() + 100_000)
         told(made)
@@ -675,7 +675,7 @@ def test_after_a_fork_the_child_begins_anew(master: Master) -> None:
     assert len(master.accounting.peers) == 2
 
 
-def test_after_a_fork_the_child_has_no_copy_of_what_a_thread_connects(master: Master) -> None:
+def test_a_forked_child_closes_sockets_that_a_thread_connects(master: Master) -> None:
     """Here the thread waits for the handshake of TLS, which the master does not answer."""
     master.control.serve = lambda peer: [*iter(lambda: peer.socket.recv(4096), b"")]  # type: ignore[method-assign]
     with Gatekeeper(master.where, tls=client_context(), timeout=PATIENCE) as made:
@@ -693,7 +693,7 @@ def test_after_a_fork_the_child_has_no_copy_of_what_a_thread_connects(master: Ma
         master.control.hang_up()
 
 
-def test_so_it_is_after_a_fork_of_a_loop(master: Master) -> None:
+def test_a_forked_child_connects_for_itself_asyncio(master: Master) -> None:
     async def main() -> None:
         async with async_gatekeeper(master) as made:
             child = os.fork()
@@ -751,9 +751,7 @@ def test_a_gatekeeper_belongs_to_one_loop_until_that_is_closed(master: Master) -
 
 @LOOPS
 @loops.leaves_connections_open
-def test_after_its_loop_was_closed_its_connections_are_ended_and_it_can_be_closed(
-    master: Master, loop_name: str
-) -> None:
+def test_a_gatekeeper_of_a_closed_loop_has_no_connections_and_can_be_closed(master: Master, loop_name: str) -> None:
     made = AsyncGatekeeper(master.where, timeout=PATIENCE)
 
     async def connect() -> None:
@@ -768,7 +766,7 @@ def test_after_its_loop_was_closed_its_connections_are_ended_and_it_can_be_close
         port.wait_for_ends(2)
 
 
-def test_another_loop_cannot_close_it(master: Master) -> None:
+def test_another_loop_cannot_close_a_gatekeeper(master: Master) -> None:
     made = AsyncGatekeeper(master.where, timeout=PATIENCE)
     first, second = asyncio.new_event_loop(), asyncio.new_event_loop()
     try:
@@ -783,6 +781,6 @@ def test_another_loop_cannot_close_it(master: Master) -> None:
         second.close()
 
 
-def test_what_it_is_shown_as() -> None:
+def test_repr_of_gatekeepers() -> None:
     assert repr(Gatekeeper({"a": "h:1", "b": "i"})) == "<Gatekeeper h:1, i:10004>"
     assert repr(AsyncGatekeeper("h")) == "<AsyncGatekeeper h:10004>"

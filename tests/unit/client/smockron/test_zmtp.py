@@ -61,8 +61,8 @@ def test_the_handshake_goes_on_when_the_peer_has_greeted() -> None:
     assert sent(session) == b""
 
 
-def test_a_pong_says_how_many_subscriptions_were_taken() -> None:
-    """That of a PING which was sent before says nothing about those that came after it."""
+def test_a_pong_confirms_the_subscriptions_before_its_ping() -> None:
+    """It says nothing about subscriptions that were sent after that PING."""
     session = line_of(SocketType.SUB)
     session.subscribe(b"d\0")
     ready(session)
@@ -98,8 +98,8 @@ def test_pongs_without_a_context_are_counted(greeting: bytes) -> None:
     assert session.is_settled
 
 
-def test_a_peer_that_answers_pings_is_waited_for_until_it_answers() -> None:
-    """However slow it is, up to the patience that every PING has."""
+def test_subscriptions_wait_for_the_pong_of_a_peer_that_knows_pings() -> None:
+    """However slow it is, up to the timeout that every PING has."""
     session = line_of(SocketType.SUB)
     session.subscribe(b"d\0")
     ready(session)
@@ -109,8 +109,8 @@ def test_a_peer_that_answers_pings_is_waited_for_until_it_answers() -> None:
         session.look(110.0)
 
 
-def test_by_a_peer_that_may_not_answer_pings_a_subscription_counts_as_taken_after_some_time() -> None:
-    """However many come later."""
+def test_without_pongs_a_subscription_counts_as_taken_after_some_time() -> None:
+    """However many more subscriptions follow."""
     session = line_of(SocketType.SUB)
     session.subscribe(b"d\0")
     ready(session, bytes(OLD))
@@ -123,7 +123,7 @@ def test_by_a_peer_that_may_not_answer_pings_a_subscription_counts_as_taken_afte
     assert (session.joined, session.is_settled) == (2, True)
 
 
-def test_a_port_that_was_away_for_a_while_is_tried_at_once_when_another_is_back() -> None:
+def test_a_port_is_tried_at_once_when_the_other_port_is_back() -> None:
     session = line_of(SocketType.SUB)
     session.hurry(100.0)
     ready(session)
@@ -137,7 +137,7 @@ def test_a_port_that_was_away_for_a_while_is_tried_at_once_when_another_is_back(
     assert 0.025 <= session.retry_at - 102.0 <= 0.05
 
 
-def test_to_zmtp_3_0_a_subscription_is_a_message() -> None:
+def test_a_subscription_to_a_zmtp_3_0_peer_is_a_message() -> None:
     session = line_of(SocketType.SUB)
     session.subscribe(b"d\0")
     sent(session)
@@ -156,7 +156,7 @@ def test_a_master_subscribes_by_commands_or_messages() -> None:
     assert session.prefixes == {}
 
 
-def test_a_master_cannot_subscribe_without_end() -> None:
+def test_the_subscriptions_of_a_master_are_bounded() -> None:
     session = line_of(SocketType.PUB)
     ready(session, more=b"".join(wire.subscribe(b"%d" % number) for number in range(PREFIXES_MAX)))
     with pytest.raises(ProtocolError, match="subscribes to more than"):
@@ -178,7 +178,7 @@ def test_a_master_cannot_subscribe_without_end() -> None:
         (b"HTTP/1.1 400", "not ZMTP"),
     ],
 )
-def test_what_is_no_master_is_left(said: bytes, wrong: str) -> None:
+def test_a_peer_that_is_no_master_is_a_protocol_error(said: bytes, wrong: str) -> None:
     with pytest.raises(ProtocolError, match=wrong):
         line_of(SocketType.PUB).feed(said, 100.0)
 
@@ -220,7 +220,7 @@ def test_a_master_that_does_not_answer_is_given_up() -> None:
     session.look(125.0)
 
 
-def test_one_that_may_not_know_pings_is_not_given_up_before_it_has_answered_one() -> None:
+def test_a_peer_without_pongs_is_given_up_only_after_its_first_pong() -> None:
     session = line_of(SocketType.PUB)
     ready(session, bytes(OLD))
     session.look(200.0)
@@ -234,7 +234,7 @@ def test_one_that_may_not_know_pings_is_not_given_up_before_it_has_answered_one(
     session.look(300.0)
 
 
-def test_a_handshake_has_its_time() -> None:
+def test_a_slow_handshake_times_out() -> None:
     session = line_of(SocketType.PUB)
     assert session.due == 103.0
     session.look(102.9)
@@ -242,7 +242,7 @@ def test_a_handshake_has_its_time() -> None:
         session.look(103.0)
 
 
-def test_a_connection_that_is_lost_at_once_is_made_more_and_more_slowly() -> None:
+def test_the_pause_grows_for_connections_that_are_lost_at_once() -> None:
     session = line_of(SocketType.PUB)
     now, pauses = 100.0, []
     for _ in range(8):

@@ -1,4 +1,4 @@
-"""The queue of events: order, the bound, and the gap that is told."""
+"""The queue of events in a client: order, the bound, and the loss that it reports."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def event(number: int) -> Event:
     return Event(b"c", bytes([number]) * 49)
 
 
-def test_in_order() -> None:
+def test_events_come_in_order() -> None:
     events = Events(1000)
     assert events.take() is None
     for number in (1, 2, 3):
@@ -22,8 +22,8 @@ def test_in_order() -> None:
     assert [events.take() for _ in range(4)] == [event(1), event(2), event(3), None]
 
 
-def test_beyond_the_bound() -> None:
-    """What comes after one that was left out is left out too, so that there is one gap, and after it all come again."""
+def test_events_beyond_the_bound_are_dropped_until_the_gap_is_reported() -> None:
+    """So there is one gap, and after it no event is missing."""
     events = Events(400)
     for number in range(5):
         events.put(event(number))
@@ -39,8 +39,8 @@ def test_beyond_the_bound() -> None:
 
 
 @pytest.mark.parametrize(("limit", "kept"), [(0, 1), (199, 1), (399, 1), (400, 2), (401, 2)])
-def test_what_fits(limit: int, kept: int) -> None:
-    """One always does."""
+def test_a_queue_keeps_what_fits(limit: int, kept: int) -> None:
+    """At least one event always fits."""
     events = Events(limit)
     for number in range(3):
         events.put(event(number))
@@ -49,7 +49,7 @@ def test_what_fits(limit: int, kept: int) -> None:
         events.take()
 
 
-def test_what_is_taken_makes_room() -> None:
+def test_taking_an_event_makes_room() -> None:
     events = Events(400)
     events.put(event(0))
     for number in range(1, 100):
@@ -57,7 +57,7 @@ def test_what_is_taken_makes_room() -> None:
         assert events.take() == event(number - 1)
 
 
-def test_a_loss_has_its_place() -> None:
+def test_a_loss_is_reported_in_its_place() -> None:
     events = Events(1000)
     assert not events
     events.put(event(0))
@@ -71,7 +71,7 @@ def test_a_loss_has_its_place() -> None:
     assert events.take() is None
 
 
-def test_a_loss_behind_a_gap_is_part_of_it() -> None:
+def test_a_loss_behind_a_gap_is_reported_with_the_gap() -> None:
     events = Events(0)
     for number in range(3):
         events.put(event(number))

@@ -1,4 +1,4 @@
-"""The throttr clients, in both shapes, against a small server that goes through the steps of a test."""
+"""The throttr clients, blocking and for asyncio, against a small server that performs the steps of a test."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ CALLS: list[tuple[Callable[[Any], Any], bytes, bytes, Any]] = [
 
 
 @SHAPES
-def test_every_method(serve, shape: str) -> None:
+def test_every_method_sends_its_request_and_reads_its_reply(serve, shape: str) -> None:
     async def scenario() -> None:
         async with opened(made(shape, serve(*((request, reply) for _, request, reply, _ in CALLS)))) as client:
             for call, _, _, result in CALLS:
@@ -137,7 +137,7 @@ def test_both_clients_have_the_same_methods() -> None:
 
 @SHAPES
 @pytest.mark.parametrize(("size", "width"), [("uint8", 1), ("uint16", 2), ("uint32", 4), ("uint64", 8)])
-def test_value_sizes(serve, size: str, width: int, shape: str) -> None:
+def test_every_value_size(serve, size: str, width: int, shape: str) -> None:
     async def scenario() -> None:
         reply = b"\1" + b"\xff" * width + b"\4" + b"\1".ljust(width, b"\0")
         async with opened(made(shape, serve((b"\2\1k", reply)), value_size=size)) as client:
@@ -147,7 +147,7 @@ def test_value_sizes(serve, size: str, width: int, shape: str) -> None:
 
 
 @pytest.mark.parametrize("kind", [Client, AsyncClient])
-def test_a_value_size_that_is_none(kind: type) -> None:
+def test_an_invalid_value_size_is_refused(kind: type) -> None:
     with pytest.raises(ValueError, match=r"^value_size must be .*, not 'uint24'$"):
         kind(value_size="uint24")
 
@@ -163,7 +163,7 @@ WRONG_ARGUMENTS: list[Callable[[Any], Any]] = [
 
 
 @SHAPES
-def test_wrong_arguments_leave_the_connection(serve, shape: str) -> None:
+def test_invalid_arguments_keep_the_connection(serve, shape: str) -> None:
     async def scenario() -> None:
         async with opened(made(shape, serve((PURGE, b"\1")))) as client:
             for call in WRONG_ARGUMENTS:
@@ -175,7 +175,7 @@ def test_wrong_arguments_leave_the_connection(serve, shape: str) -> None:
 
 
 @SHAPES
-def test_a_unix_socket(serve, tmp_path: Path, shape: str) -> None:
+def test_a_client_of_a_unix_socket(serve, tmp_path: Path, shape: str) -> None:
     listening = socket.socket(socket.AF_UNIX)
     listening.bind(str(tmp_path / "socket"))
     listening.listen()
@@ -193,7 +193,7 @@ def test_a_unix_socket(serve, tmp_path: Path, shape: str) -> None:
 
 
 @SHAPES
-def test_a_reply_in_pieces(serve, shape: str) -> None:
+def test_a_reply_that_comes_in_pieces(serve, shape: str) -> None:
     def nodelay(connection: socket.socket) -> None:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
@@ -220,7 +220,7 @@ def test_events_before_between_and_after_replies(serve, shape: str) -> None:
 
 
 @SHAPES
-def test_waiting_for_events(serve, shape: str) -> None:
+def test_next_event_waits_for_an_event(serve, shape: str) -> None:
     async def scenario() -> None:
         hold, release = gate()
         async with opened(made(shape, serve(hold, (b"", event(1)), hold, (PURGE, b"\1")))) as client:
@@ -234,7 +234,7 @@ def test_waiting_for_events(serve, shape: str) -> None:
 
 
 @SHAPES
-def test_half_an_event_is_kept(serve, shape: str) -> None:
+def test_an_incomplete_event_is_kept(serve, shape: str) -> None:
     async def scenario() -> None:
         hold, release = gate()
         sent = threading.Event()
@@ -251,7 +251,7 @@ def test_half_an_event_is_kept(serve, shape: str) -> None:
 
 
 @SHAPES
-def test_events_end_when_none_comes_in_time(serve, shape: str) -> None:
+def test_an_iteration_of_events_ends_at_its_timeout(serve, shape: str) -> None:
     async def scenario() -> None:
         async with opened(made(shape, serve((PURGE, event(1) + event(2) + b"\1")))) as client:
             await got(client.purge("k"))
@@ -284,8 +284,8 @@ def test_close_ends_calls_and_events(serve, shape: str) -> None:
 
 
 @SHAPES
-def test_events_that_came_before_the_end_come_first(serve, shape: str) -> None:
-    """Then one call says that some may be missing, and the next connects again."""
+def test_events_before_a_loss_come_first(serve, shape: str) -> None:
+    """Then one call raises that events may be missing, and the next connects again."""
 
     async def scenario() -> None:
         again = [((b"", event(3)),)]
@@ -301,7 +301,7 @@ def test_events_that_came_before_the_end_come_first(serve, shape: str) -> None:
 
 
 @SHAPES
-def test_a_loss_that_a_call_has_seen_is_still_told_to_who_takes_events(serve, shape: str) -> None:
+def test_a_loss_that_a_call_raised_is_also_raised_by_next_event(serve, shape: str) -> None:
     async def scenario() -> None:
         script = serve((PURGE, b"\1"), (PURGE, None), again=[((PURGE, b"\1"), (b"", event(3)))])
         async with opened(made(shape, script)) as client:
@@ -317,7 +317,7 @@ def test_a_loss_that_a_call_has_seen_is_still_told_to_who_takes_events(serve, sh
 
 
 @SHAPES
-def test_a_client_that_only_takes_events_hears_of_a_loss_too(serve, shape: str) -> None:
+def test_next_event_raises_a_loss_without_other_calls(serve, shape: str) -> None:
     async def scenario() -> None:
         hold, release = gate()
         async with opened(made(shape, serve(hold, (b"", None), again=[((b"", event(3)),)]))) as client:
@@ -331,7 +331,7 @@ def test_a_client_that_only_takes_events_hears_of_a_loss_too(serve, shape: str) 
 
 
 @SHAPES
-def test_events_beyond_the_bound(serve, shape: str) -> None:
+def test_events_beyond_the_bound_are_dropped_and_reported(serve, shape: str) -> None:
     """Each takes 1 + 49 + 150 bytes."""
 
     async def scenario() -> None:
@@ -350,7 +350,7 @@ def test_events_beyond_the_bound(serve, shape: str) -> None:
     run(shape, scenario())
 
 
-def test_an_event_that_was_not_read_yet_is_here(serve) -> None:
+def test_next_event_with_timeout_0_reads_the_socket(serve) -> None:
     hold, release = gate()
     with Client(port=serve((PURGE, b"\1"), hold, (b"", event(1))).port) as client:
         assert client.purge("k")
@@ -360,7 +360,7 @@ def test_an_event_that_was_not_read_yet_is_here(serve) -> None:
 
 
 @SHAPES
-def test_each_event_goes_to_one(serve, shape: str) -> None:
+def test_each_event_goes_to_one_waiting_call(serve, shape: str) -> None:
     async def scenario() -> None:
         hold, release = gate()
         async with opened(made(shape, serve(hold, (b"", event(1) + event(2) + event(3))))) as client:
@@ -372,7 +372,7 @@ def test_each_event_goes_to_one(serve, shape: str) -> None:
 
 
 @SHAPES
-def test_events_do_not_make_a_call_longer(serve, shape: str) -> None:
+def test_events_do_not_extend_the_timeout_of_a_call(serve, shape: str) -> None:
     """They keep coming, but the reply does not."""
     done = threading.Event()
 
@@ -392,8 +392,8 @@ def test_events_do_not_make_a_call_longer(serve, shape: str) -> None:
 
 
 @SHAPES
-def test_a_server_that_is_read_from_before_it_reads(serve, shape: str) -> None:
-    """It sends far more than buffers hold, and takes the request only after that."""
+def test_a_client_reads_events_while_it_sends(serve, shape: str) -> None:
+    """The server sends far more than buffers hold, and reads the request only after that."""
 
     async def scenario() -> None:
         value = bytes(8 << 20)
@@ -407,7 +407,7 @@ def test_a_server_that_is_read_from_before_it_reads(serve, shape: str) -> None:
 
 
 @SHAPES
-def test_a_request_that_goes_out_in_pieces(serve, shape: str) -> None:
+def test_a_large_request_is_sent_in_pieces(serve, shape: str) -> None:
     async def scenario() -> None:
         request = Encoder(ValueSize.UINT32).set(b"k", bytes(32 << 20), 1)
         async with opened(made(shape, serve((request, b"\1")), value_size="uint32")) as client:
@@ -417,7 +417,7 @@ def test_a_request_that_goes_out_in_pieces(serve, shape: str) -> None:
 
 
 @SHAPES
-def test_calls_side_by_side(serve, shape: str) -> None:
+def test_concurrent_calls_are_pipelined(serve, shape: str) -> None:
     """All are sent before the first is answered."""
 
     async def scenario() -> None:
@@ -451,9 +451,9 @@ FAILURES: list[tuple[tuple[Any, ...], type[errors.CounterdError], str]] = [
 
 @SHAPES
 @pytest.mark.parametrize(("steps", "kind", "message"), FAILURES)
-def test_failures(serve, steps: tuple[Any, ...], kind: type[errors.CounterdError], message: str, shape: str) -> None:
-    """Afterwards the client goes on with another connection."""
-
+def test_a_client_reconnects_after_each_failure(
+    serve, steps: tuple[Any, ...], kind: type[errors.CounterdError], message: str, shape: str
+) -> None:
     async def scenario() -> None:
         async with opened(made(shape, serve(*steps, again=[((PURGE, b"\1"),)]))) as client:
             with pytest.raises(kind, match=message):
@@ -464,7 +464,7 @@ def test_failures(serve, steps: tuple[Any, ...], kind: type[errors.CounterdError
 
 
 @SHAPES
-def test_garbage_ends_all_calls(serve, shape: str) -> None:
+def test_a_protocol_error_fails_all_calls(serve, shape: str) -> None:
     async def scenario() -> None:
         async with opened(made(shape, serve((PURGE * 3, b"\7")))) as client:
             calls = [begun(shape, lambda: client.purge("k")) for _ in range(3)]
@@ -476,7 +476,7 @@ def test_garbage_ends_all_calls(serve, shape: str) -> None:
 
 
 @SHAPES
-def test_a_value_that_is_too_long(serve, shape: str) -> None:
+def test_a_value_beyond_value_max_is_a_protocol_error(serve, shape: str) -> None:
     async def scenario() -> None:
         script = serve((ENCODER.get(b"k"), b"\1\4\1\0\6\0"))
         async with opened(made(shape, script, value_max=5)) as client:
@@ -487,8 +487,8 @@ def test_a_value_that_is_too_long(serve, shape: str) -> None:
 
 
 @SHAPES
-def test_no_reply_in_time(serve, shape: str) -> None:
-    """The reply is awaited still, in its turn, and the connection goes on."""
+def test_a_call_that_times_out_keeps_the_connection(serve, shape: str) -> None:
+    """The reply is still awaited, in its turn."""
 
     async def scenario() -> None:
         hold, release = gate()
@@ -504,7 +504,7 @@ def test_no_reply_in_time(serve, shape: str) -> None:
 
 
 @SHAPES
-def test_no_reply_with_numbers_in_time_may_be_because_of_their_size(serve, shape: str) -> None:
+def test_the_error_of_a_timeout_mentions_the_value_size(serve, shape: str) -> None:
     async def scenario() -> None:
         async with opened(made(shape, serve((QUERY, b"\1\5")), timeout=SHORT, connect_timeout=PATIENCE)) as client:
             with pytest.raises(errors.Timeout, match=r"s: is its value_size uint16, as this client's\?$"):
@@ -514,7 +514,7 @@ def test_no_reply_with_numbers_in_time_may_be_because_of_their_size(serve, shape
 
 
 @SHAPES
-def test_a_request_that_does_not_go_out_in_time(serve, shape: str) -> None:
+def test_a_request_that_cannot_be_sent_in_time_ends_the_connection(serve, shape: str) -> None:
     async def scenario() -> None:
         hold, release = gate()
         script = serve(hold)
@@ -541,7 +541,7 @@ def test_an_interrupted_call_ends_the_connection(serve, monkeypatch: pytest.Monk
 
 
 def test_a_request_whose_sending_is_interrupted_ends_the_connection(serve, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else its call would take the reply to the next request."""
+    """Else its call would get the reply to the next request."""
 
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
@@ -572,7 +572,7 @@ def test_closed_by_a_signal_handler_while_a_reply_is_read(serve, monkeypatch: py
 
 
 @SHAPES
-def test_nobody_listens(tmp_path: Path, shape: str) -> None:
+def test_the_error_if_no_server_listens(tmp_path: Path, shape: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:
         port = listening.getsockname()[1]
 
@@ -592,7 +592,7 @@ def test_nobody_listens(tmp_path: Path, shape: str) -> None:
 
 
 @SHAPES
-def test_what_changes_nothing_is_asked_again(serve, shape: str) -> None:
+def test_only_requests_that_change_nothing_are_repeated(serve, shape: str) -> None:
     async def scenario() -> None:
         script = serve((PURGE, b"\1"), (QUERY, None), again=[((QUERY, b"\0"), (PURGE, None)), ((PURGE, b"\0"),)])
         async with opened(made(shape, script)) as client:
@@ -606,7 +606,7 @@ def test_what_changes_nothing_is_asked_again(serve, shape: str) -> None:
 
 
 @SHAPES
-def test_a_client_subscribes_again(serve, shape: str) -> None:
+def test_a_client_subscribes_again_after_a_loss(serve, shape: str) -> None:
     async def scenario() -> None:
         other, end = ENCODER.subscribe(b"other"), ENCODER.unsubscribe(b"other")
         hold, release = gate()
@@ -635,7 +635,7 @@ async def sent(client: Any, count: int) -> None:
 
 
 @SHAPES
-def test_a_subscription_that_is_refused_the_second_time(serve, shape: str) -> None:
+def test_a_subscription_refused_after_a_loss_raises(serve, shape: str) -> None:
     async def scenario() -> None:
         script = serve((SUBSCRIBE, b"\1"), (b"", None), again=[((SUBSCRIBE, b"\0"),)])
         async with opened(made(shape, script)) as client:
@@ -652,7 +652,7 @@ def test_a_subscription_that_is_refused_the_second_time(serve, shape: str) -> No
 
 
 @SHAPES
-def test_a_subscription_that_was_refused_is_not_asked_for_again(serve, shape: str) -> None:
+def test_a_refused_subscription_is_not_repeated_after_a_loss(serve, shape: str) -> None:
     async def scenario() -> None:
         script = serve((SUBSCRIBE, b"\0"), (PURGE, None), again=[((QUERY, b"\0"),)])
         async with opened(made(shape, script)) as client:
@@ -665,7 +665,7 @@ def test_a_subscription_that_was_refused_is_not_asked_for_again(serve, shape: st
     run(shape, scenario())
 
 
-def test_events_stay_with_the_parent_of_a_fork(serve) -> None:
+def test_a_forked_child_has_no_events_of_its_parent(serve) -> None:
     with Client(port=serve((PURGE, event(1) + b"\1")).port) as client:
         assert client.purge("k")
         child = os.fork()
@@ -701,7 +701,7 @@ def test_a_cancelled_call_leaves_the_connection_in_step(serve, shape: str) -> No
 
 
 @ASYNC
-def test_an_iteration_goes_on_after_a_wait_that_was_cancelled(serve, shape: str) -> None:
+def test_an_iteration_continues_after_a_cancelled_wait(serve, shape: str) -> None:
     async def scenario() -> None:
         hold, release = gate()
         async with opened(made(shape, serve((PURGE, b"\1"), hold, (b"", event(1))))) as client:
@@ -716,7 +716,7 @@ def test_an_iteration_goes_on_after_a_wait_that_was_cancelled(serve, shape: str)
 
 
 @leaves_connections_open
-def test_in_another_loop_events_may_have_been_missed(serve) -> None:
+def test_another_loop_reports_that_events_may_be_missing(serve) -> None:
     async def second(client: AsyncClient) -> None:
         async with client:
             with pytest.raises(errors.ConnectionLost, match="event loop was closed; events may be missing"):
@@ -748,7 +748,7 @@ def test_a_cancelled_wait_loses_no_event(serve, shape: str) -> None:
 
 
 @ASYNC
-def test_closed_while_connecting(serve, shape: str) -> None:
+def test_closing_while_connecting_ends_calls(serve, shape: str) -> None:
     async def scenario() -> None:
         script = serve()
         client = made(shape, script)
