@@ -1,4 +1,4 @@
-"""Streams on a poller of a test's own: real sockets, a fake loop, and batches that run when a test says so."""
+"""Streams on a poller that belongs to the test: real sockets, a fake loop, and batches that run when a test says so."""
 
 from __future__ import annotations
 

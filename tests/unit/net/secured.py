@@ -1,5 +1,4 @@
-"""A server with TLS on a fake loop, and peers: the sockets and OpenSSL on both sides are real, batches run when a test
-says so."""
+"""A TLS server on a fake loop, and its peers. The sockets and OpenSSL are real; batches run when a test says so."""
 
 from __future__ import annotations
 

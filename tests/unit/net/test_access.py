@@ -1,4 +1,4 @@
-"""Who may connect."""
+"""Which addresses, users and groups may connect."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ def packed(address: str) -> bytes:
         ("::2", False),
     ],
 )
-def test_an_address_is_in_one_of_the_networks_or_not(address: str, allowed: bool) -> None:
+def test_addresses_in_the_networks_are_allowed(address: str, allowed: bool) -> None:
     access = of("10.0.0.0/8", "192.0.2.7", "2001:db8::/32", "::1")
     assert access.allows_address(packed(address)) is allowed
 
 
 @pytest.mark.parametrize(("network", "other"), [("0.0.0.0/0", "::1"), ("::/0", "127.0.0.1")])
-def test_all_of_one_family_is_nothing_of_the_other(network: str, other: str) -> None:
+def test_the_widest_network_of_one_family_has_no_address_of_the_other(network: str, other: str) -> None:
     assert of(network).allows_address(packed("1.2.3.4")) is (network != "::/0")
     assert not of(network).allows_address(packed(other))
 
@@ -59,5 +59,5 @@ def test_a_process_is_known_by_its_user_or_by_one_of_its_groups(
     assert access.allows_process(7, {20, 21}) is allowed
 
 
-def test_networks_say_nothing_about_processes() -> None:
+def test_networks_do_not_limit_processes() -> None:
     assert of("10.0.0.0/8").allows_process(7, ())

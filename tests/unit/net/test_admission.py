@@ -1,4 +1,4 @@
-"""Whom limits let in, and what those who are not let in are told."""
+"""Which connections the limits admit, and the reasons of refusals."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ def process(user: int, group: int) -> tuple[int, int, frozenset[int]]:
         (limits(access=Access()), True),
     ],
 )
-def test_who_has_to_be_asked(made: Limits, *, is_open: bool) -> None:
+def test_limits_are_open_without_access_lists_and_shares(made: Limits, *, is_open: bool) -> None:
     assert made.is_open is is_open
 
 
 @pytest.mark.parametrize("address", [None, ADDRESS, bytes(16)])
-def test_everybody_is_let_in_as_long_as_there_is_room(address: bytes | None) -> None:
+def test_connections_are_admitted_up_to_max_connections(address: bytes | None) -> None:
     assert limits().access == EVERYONE
     assert refusal(limits(), address, nobody, 9, 9) is None
     full = ("max_connections", "10 connections are open, which is the limit")
@@ -59,20 +59,20 @@ def test_everybody_is_let_in_as_long_as_there_is_room(address: bytes | None) -> 
         (ipaddress.ip_address("2001:db9::7").packed, "2001:db9::7"),
     ],
 )
-def test_addresses(address: bytes, text: str | None) -> None:
+def test_only_addresses_in_allow_are_admitted(address: bytes, text: str | None) -> None:
     told = ("allow", f"{text} is not an allowed address") if text else None
     assert refusal(limits(access=NETWORKS), address, nobody, 0, 0) == told
     assert refusal(limits(access=USERS), address, nobody, 0, 0) is None
 
 
 @pytest.mark.parametrize(("user", "group", "allowed"), [(7, 0, True), (0, 8, True), (8, 7, False)])
-def test_processes(user: int, group: int, *, allowed: bool) -> None:
+def test_only_processes_in_socket_allow_are_admitted(user: int, group: int, *, allowed: bool) -> None:
     told = None if allowed else ("allow", f"user {user} (process 4711) is not in socket_allow")
     assert refusal(limits(access=USERS), None, lambda: process(user, group), 0, 0) == told
     assert refusal(limits(access=NETWORKS), None, nobody, 0, 0) is None
 
 
-def test_the_share_of_an_address() -> None:
+def test_connections_of_an_address_are_limited() -> None:
     shared = limits(max_per_address=2)
     assert refusal(shared, ADDRESS, nobody, 5, 1) is None
     told = ("per_address", "192.0.2.7 has 2 open connections, the limit for one address")
@@ -80,7 +80,7 @@ def test_the_share_of_an_address() -> None:
     assert refusal(shared, None, nobody, 5, 5) is None
 
 
-def test_the_first_reason_is_told() -> None:
+def test_the_first_reason_is_given() -> None:
     all_at_once = limits(access=USERS, max_per_address=1)
     assert refusal(all_at_once, None, lambda: process(1, 1), 10, 0) == (
         "allow",

@@ -7,7 +7,7 @@ import itertools
 from unit.net.fakes import nets
 
 
-def test_batches_are_counted_by_what_they_bring_and_take() -> None:
+def test_batches_are_counted_by_bytes_and_time() -> None:
     with nets() as make:
         net = make(max_connections=100)
         peer = net.connect()

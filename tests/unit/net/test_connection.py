@@ -1,4 +1,4 @@
-"""A connection between a session and a stream: what it writes when, when it reads, and how it ends."""
+"""A connection between a session and a stream: when it writes and reads, and how it ends."""
 
 from __future__ import annotations
 
@@ -63,13 +63,13 @@ def test_one_write_per_read(net: Net) -> None:
     assert net.loop.pending() == 0
 
 
-def test_nothing_is_written_where_nothing_is_answered(net: Net) -> None:
+def test_nothing_is_written_without_a_reply(net: Net) -> None:
     peer = net.connect()
     peer.send(NOOP[:5])
     assert peer.recv() == b""
 
 
-def test_what_the_kernel_does_not_take_stops_reading(net: Net) -> None:
+def test_reading_stops_while_output_is_queued(net: Net) -> None:
     peer, answer = net.clog()
     assert not peer.reading
     assert peer.connection.queued == peer.queued
@@ -80,7 +80,7 @@ def test_what_the_kernel_does_not_take_stops_reading(net: Net) -> None:
     assert peer.recv() == REPLY
 
 
-def test_a_full_socket_takes_nothing_and_all_of_it_is_queued(net: Net) -> None:
+def test_output_for_a_full_socket_is_queued(net: Net) -> None:
     peer = net.connect()
     peer.stuff()
     peer.send(NOOP)
@@ -88,7 +88,7 @@ def test_a_full_socket_takes_nothing_and_all_of_it_is_queued(net: Net) -> None:
     assert peer.drain().endswith(REPLY)
 
 
-def test_what_is_answered_while_output_is_queued_goes_behind_it(net: Net) -> None:
+def test_replies_go_behind_queued_output(net: Net) -> None:
     """One more read can be under way when reading is paused."""
     peer, answer = net.clog()
     sent = peer.recv_all()
@@ -97,7 +97,7 @@ def test_what_is_answered_while_output_is_queued_goes_behind_it(net: Net) -> Non
     assert sent + peer.drain() == answer + REPLY
 
 
-def test_a_peer_that_is_gone_is_given_up(net: Net) -> None:
+def test_a_connection_whose_peer_is_gone_is_closed(net: Net) -> None:
     peer = net.connect()
     peer.send(HOLD)
     peer.socket.close()
@@ -150,7 +150,7 @@ def subscribed(peer: Peer) -> Peer:
         ENCODER.insert(b"other", 0, 1, TTLType.HOURS),
     ],
 )
-def test_what_expires_before_all_else_is_waited_for(channels: Net, request_: bytes) -> None:
+def test_a_new_first_expiry_sets_an_earlier_timer(channels: Net, request_: bytes) -> None:
     peer = channels.connect()
     peer.send(bytes(ENCODER.insert(b"counter", 0, 10_000, TTLType.HOURS)))
     peer.send(bytes(ENCODER.set(b"buffer", b"", 10_000, TTLType.HOURS)))
@@ -160,7 +160,7 @@ def test_what_expires_before_all_else_is_waited_for(channels: Net, request_: byt
     assert sooner < later
 
 
-def test_what_expires_is_waited_for_although_the_store_had_nothing_to_wait_for(channels: Net) -> None:
+def test_the_first_expiry_sets_a_timer(channels: Net) -> None:
     peer = channels.connect()
     channels.server.driver.wake()
     channels.loop.run()
@@ -169,7 +169,7 @@ def test_what_expires_is_waited_for_although_the_store_had_nothing_to_wait_for(c
     assert len(channels.loop.live_timers()) == 1
 
 
-def test_what_is_posted_is_written_once_and_ahead_of_later_replies(channels: Net) -> None:
+def test_posted_output_is_written_once_and_before_later_replies(channels: Net) -> None:
     publisher, reader = channels.connect(), subscribed(channels.connect())
     publisher.send(publish(b"1") + publish(b"2"))
     assert publisher.recv() == b"\x01\x01"
@@ -179,7 +179,7 @@ def test_what_is_posted_is_written_once_and_ahead_of_later_replies(channels: Net
     assert [reader.recv() for _ in range(3)] == [event(b"1") + event(b"2"), b"\x01", b""]
 
 
-def test_what_is_posted_waits_until_the_last_output_has_gone_out(channels: Net) -> None:
+def test_posted_output_waits_until_queued_output_is_sent(channels: Net) -> None:
     publisher = channels.connect()
     reader = subscribed(channels.connect(kind=socket.SOCK_STREAM))
     reader.shorten()
@@ -194,7 +194,7 @@ def test_what_is_posted_waits_until_the_last_output_has_gone_out(channels: Net) 
     assert reader.finish() == event(bytes(30_000)) * 2 + event(b"next")
 
 
-def test_who_does_not_take_what_is_posted_is_dropped_at_the_bound(channels: Net) -> None:
+def test_a_subscriber_that_does_not_read_is_dropped_at_the_bound(channels: Net) -> None:
     publisher, other = channels.connect(), subscribed(channels.connect(kind=socket.SOCK_STREAM))
     reader = subscribed(channels.connect(kind=socket.SOCK_STREAM))
     reader.shorten()
@@ -215,8 +215,8 @@ def test_who_does_not_take_what_is_posted_is_dropped_at_the_bound(channels: Net)
     assert other.recv_all() == event(b"after")
 
 
-def test_nobody_waits_for_a_connection_that_lingers(channels: Net) -> None:
-    """It owes nothing more, and its peer has yet to see the end."""
+def test_a_lingering_connection_holds_back_no_publisher(channels: Net) -> None:
+    """It has no more to send, and its peer has not seen the end yet."""
     publisher, parting = channels.connect(), subscribed(channels.connect())
     parting.connection.part()
     assert parting.output_ended
@@ -227,11 +227,11 @@ def test_nobody_waits_for_a_connection_that_lingers(channels: Net) -> None:
     assert parting.recv_all() == b""
 
 
-def test_a_connection_tells_where_it_comes_from(net: Net) -> None:
+def test_a_connection_knows_the_address_of_its_peer(net: Net) -> None:
     assert net.connect().connection.peer() == ("", 0)
 
 
-def test_which_process_it_is() -> None:
+def test_the_peer_process_of_a_unix_socket() -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX)
     with ours, theirs:
         assert peer_process(ours.fileno()) == (os.getpid(), os.geteuid(), {os.getegid(), *os.getgroups()})
@@ -242,7 +242,7 @@ def test_which_process_it_is() -> None:
 # ---- long output ----------------------------------------------------------------------------------------------------
 
 
-def test_a_long_output_is_pulled_a_piece_per_turn_and_nothing_is_read_meanwhile(net: Net) -> None:
+def test_a_long_reply_is_pulled_in_pieces_and_nothing_is_read_meanwhile(net: Net) -> None:
     net.fill(6000)
     peer = net.connect()
     peer.send(wire.dump(2) + NOOP)
@@ -258,7 +258,7 @@ def test_a_long_output_is_pulled_a_piece_per_turn_and_nothing_is_read_meanwhile(
     assert net.loop.pending() == 0
 
 
-def test_the_next_piece_waits_until_the_last_has_gone_out(net: Net) -> None:
+def test_the_next_piece_waits_until_the_last_one_is_sent(net: Net) -> None:
     net.fill(6000)
     peer = net.connect(kind=socket.SOCK_STREAM)
     peer.shorten()
@@ -277,7 +277,7 @@ def test_the_next_piece_waits_until_the_last_has_gone_out(net: Net) -> None:
     assert received.endswith(REPLY)
 
 
-def test_input_that_comes_during_a_long_output_is_answered_behind_it(net: Net) -> None:
+def test_input_during_a_long_reply_is_answered_after_it(net: Net) -> None:
     net.fill(3000)
     peer = net.connect()
     peer.send(wire.dump(2))
@@ -288,7 +288,7 @@ def test_input_that_comes_during_a_long_output_is_answered_behind_it(net: Net) -
     assert peer.reading
 
 
-def test_more_requests_than_one_turn_has_time_for_are_answered_in_order(net: Net) -> None:
+def test_requests_of_several_turns_are_answered_in_order(net: Net) -> None:
     peers = [net.connect(), net.connect()]
     for peer in peers:
         name = b"%d" % id(peer)  # to make a counter is much work
@@ -307,7 +307,7 @@ def test_more_requests_than_one_turn_has_time_for_are_answered_in_order(net: Net
 
 
 @pytest.mark.parametrize("cut", [0, 5, 12, 100])
-def test_requests_are_counted_in_whatever_pieces_they_come(cut: int) -> None:
+def test_requests_are_counted_however_they_are_cut(cut: int) -> None:
     client = Client(make_store(10, 10))
     data = wire.noop(1) * 200 + wire.get(1, b"nobody") + b"\x55" * 12  # the last breaks the framing, and is answered
     client.raw(data[:cut])
@@ -336,7 +336,7 @@ def test_a_connection_has_a_number_until_it_leaves() -> None:
 # ---- the end --------------------------------------------------------------------------------------------------------
 
 
-def test_a_broken_frame_is_answered_and_the_peer_has_time_to_read_it(net: Net) -> None:
+def test_a_broken_frame_is_answered_before_the_connection_closes(net: Net) -> None:
     peer = net.connect(kind=socket.SOCK_STREAM)
     peer.send(HOLD + BROKEN + NOOP)
     output = peer.recv()
@@ -364,7 +364,7 @@ def test_a_peer_that_closes_after_its_broken_frame_is_closed_at_once(net: Net) -
     assert net.loop.live_timers() == []
 
 
-def test_a_peer_that_sends_on_and_on_after_its_broken_frame_is_cut_off(net: Net) -> None:
+def test_a_peer_that_keeps_sending_after_a_broken_frame_is_cut_off(net: Net) -> None:
     peer = net.connect()
     peer.send(BROKEN)
     for _ in range(LINGER_BYTES // READ_MAX):
@@ -376,7 +376,7 @@ def test_a_peer_that_sends_on_and_on_after_its_broken_frame_is_cut_off(net: Net)
     assert net.loop.live_timers() == []
 
 
-def test_a_half_closed_peer_gets_what_it_asked_for_and_is_closed(net: Net) -> None:
+def test_a_half_closed_peer_gets_its_replies_and_is_closed(net: Net) -> None:
     peer = net.connect()
     peer.send(HOLD)
     peer.send(NOOP[:7])
@@ -393,7 +393,7 @@ def test_a_half_closed_peer_gets_what_it_asked_for_and_is_closed(net: Net) -> No
     assert net.server.connections == {}
 
 
-def test_a_half_closed_peer_gets_a_long_output_to_its_end(net: Net) -> None:
+def test_a_half_closed_peer_gets_a_long_reply_to_its_end(net: Net) -> None:
     net.fill(6000)
     peer = net.connect()
     peer.send(HOLD + wire.dump(2) + NOOP)
@@ -406,7 +406,7 @@ def test_a_half_closed_peer_gets_a_long_output_to_its_end(net: Net) -> None:
     assert net.store.snapshot()["given_back"] == 1
 
 
-def test_a_half_closed_peer_is_closed_only_when_all_has_gone_out(net: Net) -> None:
+def test_a_half_closed_peer_is_closed_only_when_all_output_is_sent(net: Net) -> None:
     peer, _ = net.clog()
     peer.connection.input_ended()
     assert not peer.closed
@@ -415,7 +415,7 @@ def test_a_half_closed_peer_is_closed_only_when_all_has_gone_out(net: Net) -> No
     assert not peer.reading
 
 
-def test_a_broken_frame_behind_queued_output_is_answered_behind_it(net: Net) -> None:
+def test_the_reply_to_a_broken_frame_goes_behind_queued_output(net: Net) -> None:
     peer, answer = net.clog()
     peer.connection.received(BROKEN)
     assert not peer.output_ended
@@ -430,7 +430,7 @@ def test_a_broken_frame_behind_queued_output_is_answered_behind_it(net: Net) -> 
     assert peer.closed
 
 
-def test_parting_from_an_idle_connection(net: Net) -> None:
+def test_parting_closes_an_idle_connection(net: Net) -> None:
     peer = net.connect(kind=socket.SOCK_STREAM)
     for _ in range(2):
         peer.connection.part()
@@ -446,7 +446,7 @@ def test_parting_from_an_idle_connection(net: Net) -> None:
     assert net.loop.live_timers() == []
 
 
-def test_parting_waits_for_what_is_owed(net: Net) -> None:
+def test_parting_waits_for_replies(net: Net) -> None:
     net.fill(6000)
     peer = net.connect()
     peer.send(wire.dump(2) + NOOP)
@@ -456,7 +456,7 @@ def test_parting_waits_for_what_is_owed(net: Net) -> None:
     assert peer.output_ended
 
 
-def test_parting_waits_for_what_is_queued(net: Net) -> None:
+def test_parting_waits_for_queued_output(net: Net) -> None:
     peer, _ = net.clog()
     peer.connection.part()
     assert not peer.output_ended
@@ -464,7 +464,7 @@ def test_parting_waits_for_what_is_queued(net: Net) -> None:
     assert peer.output_ended
 
 
-def test_a_connection_that_is_lost_gives_back_and_forgets_its_session(make_net: Callable[..., Net]) -> None:
+def test_a_lost_connection_gives_back_its_holdings_and_frees_its_session(make_net: Callable[..., Net]) -> None:
     sessions: list[Session] = []
 
     def recorded(store: Store) -> Session:
@@ -490,7 +490,7 @@ def test_a_connection_that_is_lost_gives_back_and_forgets_its_session(make_net: 
     peer.connection.pull()
 
 
-def test_a_connection_lost_during_a_long_output_is_pulled_no_more(net: Net) -> None:
+def test_a_connection_lost_during_a_long_reply_is_pulled_no_more(net: Net) -> None:
     net.fill(6000)
     peer = net.connect()
     peer.send(wire.dump(2))
@@ -500,7 +500,7 @@ def test_a_connection_lost_during_a_long_output_is_pulled_no_more(net: Net) -> N
     assert peer.queued == 0
 
 
-def test_a_connection_that_is_refused_is_closed_and_counted_nowhere_else(make_net: Callable[..., Net]) -> None:
+def test_a_refused_connection_is_closed_and_not_counted_as_open(make_net: Callable[..., Net]) -> None:
     net = make_net(max_connections=1)
     first, second = net.connect(), net.connect()
     assert not first.closed
@@ -540,10 +540,10 @@ def mistaken(make_net: Callable[..., Net]) -> Net:
     return make_net(open_counters(make_session=MistakenSession, **sizes))
 
 
-def test_an_exception_out_of_a_long_output_closes_its_connection_and_no_other(
+def test_an_exception_in_a_long_reply_closes_its_connection_and_no_other(
     mistaken: Net, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It comes out of a turn of the driver, where the loop does not know which connection it belongs to."""
+    """It is raised in a turn of the driver, where the loop does not know which connection it belongs to."""
     net = mistaken
     net.fill(6000)
     peers = [net.connect() for _ in range(3)]
@@ -560,7 +560,7 @@ def test_an_exception_out_of_a_long_output_closes_its_connection_and_no_other(
         assert peer.reading
 
 
-def test_an_exception_out_of_a_session_reaches_the_loop_and_what_was_held_is_given_back(mistaken: Net) -> None:
+def test_an_exception_in_a_session_reaches_the_loop_and_its_holdings_come_back(mistaken: Net) -> None:
     net = mistaken
     peer = net.connect()
     peer.send(HOLD)
@@ -573,7 +573,7 @@ def test_an_exception_out_of_a_session_reaches_the_loop_and_what_was_held_is_giv
 
 
 def test_a_request_that_makes_the_store_due_wakes_its_driver(make_net: Callable[..., Net]) -> None:
-    """A creation that found no room leaves a sweep behind."""
+    """An Acquire that found no room for its counter leaves a sweep behind."""
     net = make_net(make_store(100, 300))
     peer = net.connect()
     names = [b"name-%d" % number for number in range(100)]
@@ -602,13 +602,13 @@ def test_a_new_window_is_swept_after_the_next_request(net: Net) -> None:
 
 
 @pytest.mark.parametrize("wrong", [None, "text", bytearray(b"bytes"), memoryview(b"bytes")])
-def test_only_bytes_are_received(net: Net, wrong: object) -> None:
+def test_received_accepts_only_bytes(net: Net, wrong: object) -> None:
     with pytest.raises(TypeError):
         net.connect().connection.received(wrong)
 
 
 @pytest.mark.parametrize("count", [1, 2, 100])
-def test_parting_answers_every_reply_that_is_awaited(make_net: Callable[..., Net], count: int) -> None:
+def test_parting_answers_every_waiting_request(make_net: Callable[..., Net], count: int) -> None:
     """Also on the connection that holds what the others wait for."""
     net = make_net(make_store(waiters=200))
     holder, other = (net.connect(kind=socket.SOCK_STREAM) for _ in range(2))
@@ -653,7 +653,7 @@ def turns(net: Net) -> int:
     return net.loop.turns - before
 
 
-def test_who_waits_with_a_request_behind_costs_no_turn(waiting_net: Net) -> None:
+def test_a_waiting_connection_with_a_request_behind_causes_no_turns(waiting_net: Net) -> None:
     peers = [waits(waiting_net) for _ in range(100)]
     turns(waiting_net)
     for _ in range(10):
@@ -662,7 +662,7 @@ def test_who_waits_with_a_request_behind_costs_no_turn(waiting_net: Net) -> None
     assert [peer.recv() for peer in peers] == [b""] * 100
 
 
-def test_an_event_ends_the_wait_and_what_follows_is_answered(waiting_net: Net) -> None:
+def test_an_event_ends_the_wait_and_later_requests_are_answered(waiting_net: Net) -> None:
     peer, other = waits(waiting_net), waiting_net.connect(kind=socket.SOCK_STREAM)
     other.send(b"G")
     assert (other.recv(), peer.finish()) == (b"g", b"Ga")
@@ -671,7 +671,7 @@ def test_an_event_ends_the_wait_and_what_follows_is_answered(waiting_net: Net) -
     assert peer.recv() == b"b"
 
 
-def test_a_half_close_is_seen_although_nothing_is_read(waiting_net: Net) -> None:
+def test_a_half_close_is_noticed_while_a_request_waits(waiting_net: Net) -> None:
     """What was sent before it is answered too, and then the connection ends."""
     peer = waits(waiting_net)
     turns(waiting_net)
@@ -704,7 +704,7 @@ def test_a_drain_ends_the_wait(waiting_net: Net) -> None:
     assert peer.finish() == b"Da"
 
 
-def test_parting_ends_the_wait_and_answers_what_was_received(waiting_net: Net) -> None:
+def test_parting_ends_the_wait_and_answers_received_requests(waiting_net: Net) -> None:
     peer = waits(waiting_net)
     turns(waiting_net)
     waiting_net.server.part()
@@ -716,7 +716,7 @@ def test_parting_ends_the_wait_and_answers_what_was_received(waiting_net: Net) -
     assert peer.output_ended or peer.closed
 
 
-def test_replies_that_wait_for_the_journal_end_no_connection_and_cost_no_turn(waiting_net: Net) -> None:
+def test_replies_that_wait_for_the_journal_keep_the_connection_and_cause_no_turns(waiting_net: Net) -> None:
     peer = waiting_net.connect(kind=socket.SOCK_STREAM)
     peer.send(b"JEa")
     assert peer.reading
@@ -731,8 +731,8 @@ def test_replies_that_wait_for_the_journal_end_no_connection_and_cost_no_turn(wa
     assert peer.closed
 
 
-def test_who_was_slowed_down_and_half_closed_waits_for_nothing(waiting_net: Net) -> None:
-    """The end was seen while its last request was unread, and is not seen again while that waits."""
+def test_a_throttled_and_half_closed_connection_does_not_wait(waiting_net: Net) -> None:
+    """The end was seen while its last request was unread, and is not seen again while that request waits."""
     waiting_net.limit(requests_per_second=1)
     peer = waiting_net.connect(kind=socket.SOCK_STREAM)
     peer.send(b"EaEa")
@@ -748,8 +748,8 @@ def test_who_was_slowed_down_and_half_closed_waits_for_nothing(waiting_net: Net)
     assert waiting_net.store.waiters == []
 
 
-def test_parting_leaves_no_request_that_waits(waiting_net: Net) -> None:
-    """Neither one that is still in the kernel then, nor one behind that."""
+def test_parting_answers_requests_still_in_the_kernel(waiting_net: Net) -> None:
+    """Also one behind such a request."""
     peer = waiting_net.connect(kind=socket.SOCK_STREAM)
     peer.socket.send(b"WWEa")
     waiting_net.server.part()

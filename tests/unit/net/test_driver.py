@@ -1,4 +1,4 @@
-"""The driver's turns: when they are, what each does, and how little."""
+"""The driver's turns: when they happen, what each does, and for how long."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def scene() -> Scene:
     return Scene(FakeClock())
 
 
-def test_a_store_that_is_not_due_costs_nothing(scene: Scene) -> None:
+def test_a_store_that_is_not_due_gets_no_turn(scene: Scene) -> None:
     for _ in range(3):
         scene.driver.wake()
     assert scene.loop.pending() == 0
@@ -119,7 +119,7 @@ def test_a_store_that_is_due_gets_a_turn_of_its_own(scene: Scene) -> None:
     assert scene.loop.pending() == 0
 
 
-def test_much_work_is_one_slice_a_turn(scene: Scene) -> None:
+def test_long_work_is_one_slice_a_turn(scene: Scene) -> None:
     scene.store.slices_left = 5
     scene.driver.wake()
     for ticks in range(1, 6):
@@ -129,14 +129,14 @@ def test_much_work_is_one_slice_a_turn(scene: Scene) -> None:
 
 
 @pytest.mark.parametrize(("ahead_ns", "wait_s"), [(1, 0.001), (MS - 1, 0.001), (MS, 0.001), (MS + 1, 0.002)])
-def test_a_timer_never_comes_early(scene: Scene, ahead_ns: int, wait_s: float) -> None:
+def test_a_timer_never_fires_early(scene: Scene, ahead_ns: int, wait_s: float) -> None:
     """It would find nothing due, and be set for the same moment again."""
     scene.store.due_ns = scene.clock.now_ns + ahead_ns
     scene.driver.wake()
     assert scene.loop.live_timers() == [wait_s]
 
 
-def test_a_deadline_ahead_is_waited_for(scene: Scene) -> None:
+def test_a_later_deadline_sets_a_timer(scene: Scene) -> None:
     scene.store.due_ns = scene.clock.now_ns + 1500 * MS
     scene.driver.wake()
     scene.driver.wake()
@@ -187,7 +187,7 @@ def test_connections_in_the_queue_are_pulled_in_their_order_and_once(scene: Scen
     assert scene.store.ticks == []
 
 
-def test_a_turn_ends_with_the_pull_that_exceeds_it(scene: Scene) -> None:
+def test_a_turn_ends_with_the_pull_that_exceeds_its_time(scene: Scene) -> None:
     for number in range(7):
         scene.driver.enqueue(scene.connection(str(number), takes_ns=SLICE_NS * 2 // 5))
     counts = []
@@ -216,7 +216,7 @@ def test_a_connection_that_asks_again_while_it_is_pulled_goes_behind_the_others(
     assert scene.pulled == ["again", "x", "y", "again", "again"]
 
 
-def test_sessions_that_others_gave_output_to_are_pulled(scene: Scene) -> None:
+def test_sessions_with_posted_output_are_pulled(scene: Scene) -> None:
     """Those whose connection is gone have no owner."""
     sessions = [scene.store.session() for _ in range(3)]
     for session, owner in zip(sessions, (scene.connection("a"), None, scene.connection("b")), strict=True):
@@ -227,7 +227,7 @@ def test_sessions_that_others_gave_output_to_are_pulled(scene: Scene) -> None:
     assert scene.pulled == ["a", "b"]
 
 
-def test_what_a_tick_gives_to_others_is_fetched_in_the_same_turn(scene: Scene) -> None:
+def test_output_posted_by_a_tick_is_sent_in_the_same_turn(scene: Scene) -> None:
     session = scene.store.session()
     session.owner = scene.connection("a")
     scene.store.due_ns = 0
@@ -249,8 +249,8 @@ def test_a_store_that_is_always_due_does_not_keep_connections_waiting(scene: Sce
     assert scene.store.slices_left == 90
 
 
-def test_after_a_mistake_in_a_tick_there_is_one_more_in_a_second(scene: Scene) -> None:
-    """Whoever wakes the driver meanwhile, in that turn or later, brings it no sooner, and no second one."""
+def test_a_failed_tick_is_repeated_after_a_second(scene: Scene) -> None:
+    """A wake meanwhile, in that turn or later, causes neither an earlier tick nor a second one."""
 
     def fail() -> None:
         raise ValueError("a mistake of ours")
@@ -269,8 +269,8 @@ def test_after_a_mistake_in_a_tick_there_is_one_more_in_a_second(scene: Scene) -
         scene.loop.fire()
 
 
-def test_a_mistake_in_a_tick_does_not_end_the_turns(scene: Scene) -> None:
-    """An exception is a bug of ours; everybody else is still served, and what is due is tried again in a while."""
+def test_a_failed_tick_does_not_end_the_turns(scene: Scene) -> None:
+    """An exception is a bug of ours; other connections are still served, and due work is tried again in a while."""
 
     def fail() -> None:
         scene.store.on_tick = lambda: None

@@ -1,4 +1,4 @@
-"""The epoll set: batches, what is accepted when, and what becomes of descriptors where there are none left."""
+"""The epoll set: batches, accepting, and what happens when no descriptors are left."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ def crowd(polled: Polled, count: int) -> list[tuple[socket.socket, Probe]]:
     return connected
 
 
-def test_a_batch_ends_when_its_time_is_over_and_all_are_served_once_before_any_is_served_again(polled: Polled) -> None:
-    """What comes later, from whomever, is behind all whose events were fetched."""
+def test_a_batch_ends_by_time_and_every_socket_is_served_before_any_is_served_again(polled: Polled) -> None:
+    """Later events, of whichever socket, are behind all that were fetched."""
     connected = crowd(polled, 5)
     told = []
     for turn in range(5):
@@ -71,7 +71,7 @@ def test_a_batch_ends_when_its_time_is_over_and_all_are_served_once_before_any_i
     assert all(probe.told == [b"a", b"b"] for _, probe in connected)
 
 
-def test_the_loop_calls_again_while_events_are_kept(polled: Polled) -> None:
+def test_the_loop_calls_again_while_fetched_events_are_left(polled: Polled) -> None:
     connected = crowd(polled, 3)
     (descriptor,) = polled.loop.readers
     batches = 0
@@ -82,8 +82,8 @@ def test_the_loop_calls_again_while_events_are_kept(polled: Polled) -> None:
     assert all(probe.told == [b"a"] for _, probe in connected)
 
 
-def test_an_event_that_is_kept_is_not_told_of_a_stream_that_has_ended(polled: Polled) -> None:
-    """It may be no more, and another may have its descriptor."""
+def test_a_kept_event_of_an_ended_stream_is_dropped(polled: Polled) -> None:
+    """The stream may be freed, and another may have its descriptor."""
     connected = crowd(polled, 3)
     polled.batch()
     gone = connected[1][1]
@@ -98,8 +98,8 @@ def test_an_event_that_is_kept_is_not_told_of_a_stream_that_has_ended(polled: Po
     assert polled.loop.errors == []
 
 
-def test_an_event_that_is_kept_is_not_told_of_a_stream_that_is_no_more(tmp_path: Path) -> None:
-    """In a process of its own, as one that uses memory that was freed, and overwritten, ends by a signal."""
+def test_a_kept_event_of_a_freed_stream_is_dropped(tmp_path: Path) -> None:
+    """In a process of its own, as one that uses freed and overwritten memory ends by a signal."""
     code = """\
 import pathlib, socket
 from unit.net.polled import ENDLESS_NS, polling
@@ -123,7 +123,7 @@ with polling(socket.AF_INET, pathlib.Path()) as polled:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_an_event_that_is_kept_is_not_told_of_a_stream_that_was_paused(polled: Polled) -> None:
+def test_a_kept_event_of_a_paused_stream_is_dropped(polled: Polled) -> None:
     connected = crowd(polled, 2)
     polled.batch()
     paused = connected[1][1]
@@ -136,7 +136,7 @@ def test_an_event_that_is_kept_is_not_told_of_a_stream_that_was_paused(polled: P
 
 
 @pytest.mark.parametrize("call", ["received", "eof", "closed"])
-def test_a_bug_costs_one_connection(polled: Polled, call: str) -> None:
+def test_an_exception_in_a_handler_closes_one_connection(polled: Polled, call: str) -> None:
     others = [polled.connect() for _ in range(2)]
 
     victim = polled.client()
@@ -158,7 +158,7 @@ def test_a_bug_costs_one_connection(polled: Polled, call: str) -> None:
     assert [other.told for _, other in others] == [[b"ok"]] * 2
 
 
-def test_what_is_closed_is_forgotten_although_a_copy_of_it_is_open(polled: Polled) -> None:
+def test_a_closed_socket_leaves_the_set_although_a_copy_is_open(polled: Polled) -> None:
     """As a child process has one between its fork and its exec."""
     client, probe = polled.connect()
     copy = os.dup(probe.stream.fd)
@@ -181,7 +181,7 @@ def test_no_more_connections_after_unlisten(polled: Polled) -> None:
     assert len(polled.probes) == 1
 
 
-def test_without_a_descriptor_a_connection_is_turned_away(polled: Polled) -> None:
+def test_without_a_free_descriptor_a_connection_is_refused(polled: Polled) -> None:
     clients = [socket.socket(polled.listening.family) for _ in range(3)]
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     gc.collect()  # none may become free on the way
@@ -208,7 +208,7 @@ def test_without_a_descriptor_a_connection_is_turned_away(polled: Polled) -> Non
     polled.connect()
 
 
-def test_without_any_descriptor_it_rests_and_tries_again(polled: Polled) -> None:
+def test_without_a_reserved_descriptor_the_poller_pauses_accepting(polled: Polled) -> None:
     client = socket.socket(polled.listening.family)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
@@ -228,14 +228,14 @@ def test_without_any_descriptor_it_rests_and_tries_again(polled: Polled) -> None
     client.close()
 
 
-def test_those_that_wait_are_accepted_before_the_end(polled: Polled) -> None:
+def test_unlisten_accepts_waiting_connections_first(polled: Polled) -> None:
     clients = [polled.client() for _ in range(100)]
     polled.poller.unlisten()
     assert len(polled.probes) == len(clients)
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "127.9.9.9", pytest.param("::1", marks=needs_ipv6)])
-def test_whoever_is_on_this_machine_is_not_probed(address: str) -> None:
+def test_loopback_connections_have_no_keepalive(address: str) -> None:
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with socket.create_server((address, 0), family=family) as listening:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # which the accepted ones have from it

@@ -1,4 +1,4 @@
-"""A server's books: who is let in, who is cut off for reading too slowly, and what it counts."""
+"""Server: which connections it admits, which slow readers it cuts off, and what it counts."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_a_store_without_room_for_a_session_refuses(make_net: Callable[..., Net]
     assert net.server.connections == {}
 
 
-def test_what_a_refused_session_had_already_is_given_back(make_net: Callable[..., Net]) -> None:
+def test_holdings_of_a_refused_session_are_given_back(make_net: Callable[..., Net]) -> None:
     class Late(CounterStore):
         def session(self, now_ns: int = 0, port: int = 0) -> Session:
             session = CounterStore.session(self)
@@ -99,7 +99,7 @@ def test_what_a_refused_session_had_already_is_given_back(make_net: Callable[...
 
 
 @pytest.mark.parametrize(("patience", "seconds"), [("user_timeout", 25), ("write_timeout", 5)])
-def test_a_peer_that_takes_nothing_for_too_long_is_cut_off(
+def test_a_peer_that_reads_nothing_for_too_long_is_cut_off(
     make_net: Callable[..., Net], clock: FakeClock, patience: str, seconds: int
 ) -> None:
     net = make_net()
@@ -117,7 +117,7 @@ def test_a_peer_that_takes_nothing_for_too_long_is_cut_off(
     assert net.reports == ["slow_reader"]
 
 
-def test_a_peer_that_takes_a_little_now_and_then_stays(make_net: Callable[..., Net], clock: FakeClock) -> None:
+def test_a_peer_that_reads_a_little_now_and_then_stays(make_net: Callable[..., Net], clock: FakeClock) -> None:
     net = make_net()
     peer, _ = net.clog("write_timeout")
     for _ in range(5):
@@ -128,8 +128,8 @@ def test_a_peer_that_takes_a_little_now_and_then_stays(make_net: Callable[..., N
     assert peer.closed
 
 
-def test_a_peer_that_takes_less_than_comes_in_stays_too(make_net: Callable[..., Net], clock: FakeClock) -> None:
-    """Output that is queued behind what was owed is no reason to cut off a peer that reads."""
+def test_a_peer_that_reads_more_slowly_than_output_comes_stays(make_net: Callable[..., Net], clock: FakeClock) -> None:
+    """Output that is queued behind older output is no reason to cut off a peer that reads."""
     net = make_net()
     peer, _ = net.clog("write_timeout")
     for _ in range(5):
@@ -140,7 +140,7 @@ def test_a_peer_that_takes_less_than_comes_in_stays_too(make_net: Callable[..., 
     assert not peer.closed
 
 
-def test_the_patience_can_change(make_net: Callable[..., Net], clock: FakeClock) -> None:
+def test_the_time_limit_for_slow_readers_can_change(make_net: Callable[..., Net], clock: FakeClock) -> None:
     net = make_net()
     peer, _ = net.clog("user_timeout")
     pass_seconds(net, clock, 10)
@@ -149,7 +149,7 @@ def test_the_patience_can_change(make_net: Callable[..., Net], clock: FakeClock)
     assert peer.closed
 
 
-def test_output_that_has_gone_out_is_stuck_no_more(make_net: Callable[..., Net], clock: FakeClock) -> None:
+def test_sent_output_no_longer_counts_as_stuck(make_net: Callable[..., Net], clock: FakeClock) -> None:
     net = make_net()
     peer, _ = net.clog("user_timeout")
     peer.recv_all()
@@ -160,7 +160,7 @@ def test_output_that_has_gone_out_is_stuck_no_more(make_net: Callable[..., Net],
     assert net.loop.live_timers() == []
 
 
-def test_a_connection_that_is_lost_is_stuck_no_more(make_net: Callable[..., Net], clock: FakeClock) -> None:
+def test_a_lost_connection_no_longer_counts_as_stuck(make_net: Callable[..., Net], clock: FakeClock) -> None:
     net = make_net()
     peer, _ = net.clog("user_timeout")
     peer.lose(ConnectionResetError())
@@ -178,7 +178,7 @@ def test_a_connection_that_is_lost_is_stuck_no_more(make_net: Callable[..., Net]
         (None, False, 0, 0),
     ],
 )
-def test_why_a_connection_was_lost_is_counted(
+def test_lost_connections_are_counted_by_cause(
     make_net: Callable[..., Net], *, error: Exception | None, owed: bool, slow: int, vanished: int
 ) -> None:
     net = make_net()
@@ -247,7 +247,7 @@ def test_only_addresses_that_are_allowed_may_connect(make_reached: Callable[...,
     assert net.addresses() == ["127.0.0.2", "127.3.255.1", "127.0.0.1"]
 
 
-def test_connections_of_an_address_are_counted_from_the_beginning(make_reached: Callable[..., Reached]) -> None:
+def test_connections_of_an_address_are_counted_before_a_limit_is_set(make_reached: Callable[..., Reached]) -> None:
     net = make_reached()
     first, _ = net.reach("127.0.0.2"), net.reach("127.0.0.2")
     net.limit(max_per_address=2)
@@ -261,7 +261,7 @@ def test_connections_of_an_address_are_counted_from_the_beginning(make_reached: 
     assert net.addresses() == ["127.0.0.2", "127.0.0.3", "127.0.0.2"]
 
 
-def test_the_first_limit_that_is_met_is_the_one_that_is_named(make_reached: Callable[..., Reached]) -> None:
+def test_a_refusal_names_the_first_limit_that_was_reached(make_reached: Callable[..., Reached]) -> None:
     net = make_reached(max_connections=1, max_per_address=1, access=networks("127.0.0.1", "127.0.0.2"))
     for address in ("127.0.0.1", "127.0.0.1", "127.0.0.2", "127.0.0.3"):
         net.reach(address)
@@ -295,7 +295,7 @@ def test_only_processes_that_are_allowed_may_connect(
 # ---- who is there ---------------------------------------------------------------------------------------------------
 
 
-def test_who_is_killed_is_counted(make_net: Callable[..., Net]) -> None:
+def test_killed_connections_are_counted(make_net: Callable[..., Net]) -> None:
     net = make_net()
     peer = net.connect()
     net.server.kill(peer.connection)
@@ -303,7 +303,7 @@ def test_who_is_killed_is_counted(make_net: Callable[..., Net]) -> None:
     assert net.server.figures()["killed"] == 1
 
 
-def test_where_it_comes_from_is_known_after_it_has_gone(make_reached: Callable[..., Reached]) -> None:
+def test_the_address_of_a_closed_connection_is_known(make_reached: Callable[..., Reached]) -> None:
     net = make_reached()
     port = net.reach("127.0.0.7").getsockname()[1]
     (connection,) = net.server.connections.values()
@@ -314,7 +314,7 @@ def test_where_it_comes_from_is_known_after_it_has_gone(make_reached: Callable[.
 
 
 @pytest.mark.needs("ipv6")
-def test_an_ipv4_address_is_one_on_an_ipv6_socket_too(make_net: Callable[..., Net]) -> None:
+def test_an_ipv4_address_on_an_ipv6_socket_matches_ipv4_networks(make_net: Callable[..., Net]) -> None:
     net = make_net(access=networks("127.0.0.0/8", "::1"))
     with socket.create_server(("::", 0), family=socket.AF_INET6, dualstack_ipv6=True) as listening:
         listening.setblocking(False)
@@ -342,7 +342,7 @@ def frozen(net: Net, peer: Peer) -> float | None:
     return left if timers else None
 
 
-def test_one_that_sends_too_much_is_read_when_its_requests_have_taken_their_time(make_net: Callable[..., Net]) -> None:
+def test_a_connection_over_its_request_rate_is_paused(make_net: Callable[..., Net]) -> None:
     net = make_net(requests_per_second=10)
     peer = net.connect()
     peer.send(NOOP * 10)
@@ -358,7 +358,7 @@ def test_one_that_sends_too_much_is_read_when_its_requests_have_taken_their_time
     assert net.server.figures()["slowed"] == 1
 
 
-def test_one_that_sends_no_more_than_it_may_is_never_stopped(make_net: Callable[..., Net]) -> None:
+def test_a_connection_within_its_request_rate_is_never_paused(make_net: Callable[..., Net]) -> None:
     net = make_net(requests_per_second=1_000_000)
     peer = net.connect()
     for _ in range(100):
@@ -373,7 +373,7 @@ def test_one_that_sends_no_more_than_it_may_is_never_stopped(make_net: Callable[
     assert frozen(net, peer) is None
 
 
-def test_requests_that_had_to_wait_for_a_turn_count_as_well(make_net: Callable[..., Net]) -> None:
+def test_requests_executed_in_later_turns_count_for_the_rate(make_net: Callable[..., Net]) -> None:
     net = make_net(requests_per_second=100)
     peer = net.connect()
     peer.send(b"".join(wire.acquire(1, b"%d" % number, 1, 1) for number in range(1000)))  # of new names: much work
@@ -389,7 +389,7 @@ def test_requests_that_had_to_wait_for_a_turn_count_as_well(make_net: Callable[.
 
 
 @pytest.mark.parametrize("rate", [0, 500])
-def test_another_limit_forgives_what_was_sent_under_the_last(make_net: Callable[..., Net], rate: int) -> None:
+def test_a_changed_rate_ends_the_pause(make_net: Callable[..., Net], rate: int) -> None:
     net = make_net(requests_per_second=1)
     peer = net.connect()
     peer.send(NOOP * 900)
@@ -403,10 +403,10 @@ def test_another_limit_forgives_what_was_sent_under_the_last(make_net: Callable[
 
 
 @pytest.mark.parametrize("last", [0, 1, 200])
-def test_one_that_is_slowed_down_and_says_its_last_byte_is_read_at_once(
+def test_a_throttled_connection_is_read_at_once_after_a_half_close(
     make_reached: Callable[..., Reached], last: int
 ) -> None:
-    """It may have gone, and what it holds has to come back; all that it has asked before is answered all the same."""
+    """The peer may be gone, and its holdings have to come back; all its earlier requests are still answered."""
     net = make_reached(requests_per_second=1)
     client = net.reach()
     client.sendall(NOOP * 42)
@@ -430,7 +430,7 @@ def test_one_that_is_slowed_down_and_says_its_last_byte_is_read_at_once(
         assert replies.read() == REPLY * last
 
 
-def test_one_that_is_slowed_down_and_reset_is_gone_at_once(make_reached: Callable[..., Reached]) -> None:
+def test_a_throttled_connection_that_is_reset_ends_at_once(make_reached: Callable[..., Reached]) -> None:
     net = make_reached(requests_per_second=1)
     client = net.reach()
     client.sendall(NOOP * 100)
@@ -442,7 +442,7 @@ def test_one_that_is_slowed_down_and_reset_is_gone_at_once(make_reached: Callabl
     assert net.loop.live_timers() == []
 
 
-def test_the_last_byte_is_heeded_while_it_is_slowed_down_only(make_net: Callable[..., Net]) -> None:
+def test_the_half_close_is_watched_only_while_throttled(make_net: Callable[..., Net]) -> None:
     net = make_net(requests_per_second=1)
     peer = net.connect()
     peer.send(NOOP * 9)
@@ -453,7 +453,7 @@ def test_the_last_byte_is_heeded_while_it_is_slowed_down_only(make_net: Callable
     assert not peer.connection.stream.heeding
 
 
-def test_slowing_ends_with_the_connection(make_net: Callable[..., Net]) -> None:
+def test_throttling_ends_with_the_connection(make_net: Callable[..., Net]) -> None:
     net = make_net(requests_per_second=1)
     lost, parting, ended, broken = [net.connect() for _ in range(4)]
     for peer in (lost, parting):
@@ -474,7 +474,7 @@ def test_slowing_ends_with_the_connection(make_net: Callable[..., Net]) -> None:
     assert net.loop.live_timers() == []
 
 
-def test_parting_from_one_that_is_slowed_down_answers_what_has_arrived(make_reached: Callable[..., Reached]) -> None:
+def test_parting_from_a_throttled_connection_answers_received_requests(make_reached: Callable[..., Reached]) -> None:
     net = make_reached(requests_per_second=1)
     client = net.reach()
     client.sendall(NOOP * 100)
@@ -486,7 +486,7 @@ def test_parting_from_one_that_is_slowed_down_answers_what_has_arrived(make_reac
         assert replies.read() == REPLY * 100
 
 
-def test_limited_reads_are_short(make_reached: Callable[..., Reached]) -> None:
+def test_reads_of_rate_limited_connections_are_short(make_reached: Callable[..., Reached]) -> None:
     net = make_reached(requests_per_second=50)
     net.reach().sendall(NOOP * 2000)
     for requests in (50, 100):
@@ -502,7 +502,7 @@ def test_limited_reads_are_short(make_reached: Callable[..., Reached]) -> None:
 # ---- those that say nothing -----------------------------------------------------------------------------------------
 
 
-def test_one_that_sends_nothing_for_too_long_is_closed(make_net: Callable[..., Net], clock: FakeClock) -> None:
+def test_an_idle_connection_is_closed_after_idle_timeout(make_net: Callable[..., Net], clock: FakeClock) -> None:
     net = make_net(idle_timeout=60)
     quiet = [net.connect() for _ in range(3)]
     assert net.loop.live_timers() == [7.5]
@@ -516,7 +516,7 @@ def test_one_that_sends_nothing_for_too_long_is_closed(make_net: Callable[..., N
     assert net.reports == ["idle"] * 3
 
 
-def test_one_that_is_still_to_be_answered_is_not_idle(make_net: Callable[..., Net], clock: FakeClock) -> None:
+def test_a_connection_with_a_waiting_request_is_not_idle(make_net: Callable[..., Net], clock: FakeClock) -> None:
     store = sentinel.make_store(now_ns=clock.now_ns)
     calls: list[Any] = []
     store.delegate(calls.extend, 1000 * S)
@@ -530,7 +530,7 @@ def test_one_that_is_still_to_be_answered_is_not_idle(make_net: Callable[..., Ne
     assert net.server._table.idle_among(0, 100, clock.now_ns) == ([peer.connection], False)
 
 
-def test_one_that_is_kept_from_sending_is_not_idle(make_net: Callable[..., Net], clock: FakeClock) -> None:
+def test_a_connection_that_the_server_does_not_read_is_not_idle(make_net: Callable[..., Net], clock: FakeClock) -> None:
     net = make_net(idle_timeout=60, requests_per_second=1)
     net.fill(4000)
     clogged, _ = net.clog()
@@ -547,8 +547,8 @@ def test_one_that_is_kept_from_sending_is_not_idle(make_net: Callable[..., Net],
     assert clogged.connection.active_ns > active.connection.active_ns
 
 
-def test_one_whose_requests_were_not_read_yet_is_not_idle(make_net: Callable[..., Net], clock: FakeClock) -> None:
-    """As when the process was stopped for longer than that: what came meanwhile is read after the timers."""
+def test_a_connection_with_unread_requests_is_not_idle(make_net: Callable[..., Net], clock: FakeClock) -> None:
+    """Input that came while the process was stopped for longer than the timeout is read after the timers."""
     net = make_net(idle_timeout=60)
     waiting, idle = net.connect(), net.connect()
     clock.now_ns += 1000 * S
@@ -558,7 +558,7 @@ def test_one_whose_requests_were_not_read_yet_is_not_idle(make_net: Callable[...
     assert len(waiting.recv()) == wire.HEADER_SIZE
 
 
-def test_many_are_looked_at_in_slices(
+def test_idle_connections_are_looked_for_in_slices(
     make_net: Callable[..., Net], clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("counterd.net.server.IDLE_CHECKS", 2)
@@ -573,7 +573,7 @@ def test_many_are_looked_at_in_slices(
     assert net.loop.live_timers() == [0.25]
 
 
-def test_the_timeout_can_change(make_net: Callable[..., Net], clock: FakeClock) -> None:
+def test_idle_timeout_can_change(make_net: Callable[..., Net], clock: FakeClock) -> None:
     net = make_net()
     peer = net.connect()
     clock.now_ns += 10 * S
@@ -602,7 +602,9 @@ def run(test: Callable[[asyncio.AbstractEventLoop], object]) -> None:
 
 
 @pytest.mark.parametrize("kind", ["tcp", "unix"])
-def test_it_serves_and_is_empty_when_the_last_has_gone(kind: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_a_server_is_empty_when_its_last_connection_has_ended(
+    kind: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     async def test(loop: asyncio.AbstractEventLoop) -> None:
         store = make_store()
         server = Server(loop, store, Limits(10, 25, 25), lambda *_: None)
@@ -627,7 +629,7 @@ def test_it_serves_and_is_empty_when_the_last_has_gone(kind: str, tmp_path_facto
     run(test)
 
 
-def test_an_exception_out_of_a_session_closes_its_connection_and_no_other() -> None:
+def test_an_exception_in_a_session_closes_its_connection_and_no_other() -> None:
     class Mistaken(CounterSession):
         def receive(self, data: bytes, now_ns: int) -> bytes:
             if data == b"mistake":

@@ -1,4 +1,4 @@
-"""Listening sockets: what is set on them and inherited, and whose file a Unix socket may take the place of."""
+"""Listening sockets: which options are set and inherited, and when the file of a Unix socket is replaced."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def accept(listening: socket.socket) -> tuple[socket.socket, socket.socket]:
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", pytest.param("::1", marks=needs_ipv6)])
-def test_a_tcp_socket_hands_its_options_down(address: str) -> None:
+def test_accepted_sockets_inherit_the_options(address: str) -> None:
     with open_tcp(address, 0, KEEPALIVE) as listening:
         assert not listening.getblocking()
         assert listening.getsockname()[0] == address
@@ -68,7 +68,7 @@ def test_a_tcp_socket_hands_its_options_down(address: str) -> None:
             assert options(accepted) == TCP_OPTIONS
 
 
-def test_keepalive_can_change_for_those_accepted_later() -> None:
+def test_changed_keepalive_concerns_later_connections() -> None:
     with open_tcp("127.0.0.1", 0, KEEPALIVE) as listening:
         before = accept(listening)
         set_keepalive(listening, Keepalive(idle=100, interval=50, count=2, user_timeout=200))
@@ -79,8 +79,8 @@ def test_keepalive_can_change_for_those_accepted_later() -> None:
             end.close()
 
 
-def test_a_taken_port_is_refused_also_to_a_second_daemon() -> None:
-    """Two on one port would be two limits."""
+def test_a_port_in_use_is_refused() -> None:
+    """Two daemons on one port would be two limits."""
     with open_tcp("127.0.0.1", 0, KEEPALIVE) as listening:
         port = listening.getsockname()[1]
         assert listening.getsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT) == 0
@@ -89,7 +89,7 @@ def test_a_taken_port_is_refused_also_to_a_second_daemon() -> None:
         assert caught.value.errno == errno.EADDRINUSE
 
 
-def test_a_port_can_be_had_again_while_its_old_connections_fade() -> None:
+def test_a_port_with_connections_in_time_wait_can_be_used() -> None:
     listening = open_tcp("127.0.0.1", 0, KEEPALIVE)
     port = listening.getsockname()[1]
     client, accepted = accept(listening)
@@ -101,7 +101,7 @@ def test_a_port_can_be_had_again_while_its_old_connections_fade() -> None:
 
 @needs_ipv6
 def test_an_ipv6_socket_is_for_ipv6_only() -> None:
-    """So that 0.0.0.0 and :: can be given together."""
+    """So that 0.0.0.0 and :: can be configured together."""
     with open_tcp("0.0.0.0", 0, KEEPALIVE) as four, open_tcp("::", four.getsockname()[1], KEEPALIVE) as six:
         assert six.getsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY) == 1
 
@@ -144,8 +144,8 @@ def test_a_unix_socket_has_its_mode_whatever_the_umask(mode: int, path: Path) ->
     unix.socket.close()
 
 
-def test_a_unix_socket_has_its_mode_from_the_first_instant(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody narrows it later, when somebody may have connected."""
+def test_a_unix_socket_has_its_mode_from_its_creation(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mode that is narrowed later would come when another process may already have connected."""
 
     def never(*_: object, **__: object) -> None:
         raise AssertionError("chmod")
@@ -169,7 +169,7 @@ def test_a_stale_file_is_taken_over(path: Path) -> None:
     assert path.exists()
 
 
-def test_a_running_daemon_s_file_is_not(path: Path) -> None:
+def test_the_file_of_a_running_daemon_is_not_taken_over(path: Path) -> None:
     running = UnixSocket(str(path), 0o600)
     with pytest.raises(OSError, match="another process listens") as caught:
         UnixSocket(str(path), 0o600)
@@ -195,13 +195,13 @@ def flocked(path: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def test_a_lock_on_the_folder_keeps_nobody_from_starting(path: Path) -> None:
-    """Any user of the machine can take that, who can read the folder."""
+def test_a_lock_on_the_folder_does_not_prevent_a_start(path: Path) -> None:
+    """Each user of the machine who can read the folder can lock it."""
     with flocked(path.parent):
         UnixSocket(str(path), 0o600).socket.close()
 
 
-def test_the_lock_is_its_owner_s_alone_and_gone_afterwards(path: Path) -> None:
+def test_the_lock_file_is_private_and_removed_afterwards(path: Path) -> None:
     before = os.umask(0)
     try:
         with locked(path):
@@ -212,8 +212,8 @@ def test_the_lock_is_its_owner_s_alone_and_gone_afterwards(path: Path) -> None:
     assert list(path.parent.iterdir()) == []
 
 
-def test_a_lock_that_somebody_keeps_is_an_error_and_no_hang(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another daemon of the same user, which was stopped meanwhile."""
+def test_a_lock_that_is_never_released_is_an_error(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As by another daemon of the same user that was stopped meanwhile."""
     monkeypatch.setattr("counterd.net.sockets.TIMEOUT_S", 0.05)
     lock_of(path).touch(0o600)
     with flocked(lock_of(path)):
@@ -232,7 +232,8 @@ def test_a_lock_that_a_killed_daemon_left_is_used_again(path: Path) -> None:
 
 
 def test_one_daemon_at_a_time_has_the_lock(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Although each removes the file: who waited for the old one's lock notices that it is another's name by now."""
+    """Although each removes the file: a process that waited for the old file's lock notices that the name leads to
+    another."""
     monkeypatch.setattr(sockets, "TIMEOUT_S", 60.0)  # somebody else may have the core
     inside: list[int] = []
     most = []
@@ -250,7 +251,7 @@ def test_one_daemon_at_a_time_has_the_lock(path: Path, monkeypatch: pytest.Monke
     assert (max(most), len(most)) == (1, 80)
 
 
-def test_who_waited_for_a_removed_lock_does_not_have_it(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lock_on_a_removed_file_does_not_count(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The file is replaced between its opening and its locking, as by a daemon that was faster."""
     flock, replaced = fcntl.flock, []
 
@@ -276,8 +277,8 @@ def test_who_waited_for_a_removed_lock_does_not_have_it(path: Path, monkeypatch:
         ("readable", "can be opened by other users: its mode is 0644"),
     ],
 )
-def test_what_others_could_lock_is_no_lock(kind: str, why: str, path: Path) -> None:
-    """It is told, and it is left as it was, also what it leads to."""
+def test_a_lock_file_that_others_could_lock_is_refused(kind: str, why: str, path: Path) -> None:
+    """The error says why, and the file is left as it was, also what it leads to."""
     lock, target = lock_of(path), path.with_name("target")
     target.write_text("precious")
     if kind.startswith("link"):
@@ -301,7 +302,7 @@ def test_what_others_could_lock_is_no_lock(kind: str, why: str, path: Path) -> N
 
 
 @pytest.mark.needs("root")
-def test_a_lock_file_of_another_user_is_no_lock(path: Path) -> None:
+def test_a_lock_file_of_another_user_is_refused(path: Path) -> None:
     lock_of(path).touch(0o600)
     os.chown(lock_of(path), 65534, 65534)
     path.parent.chmod(0o755)  # fs.protected_regular is about folders like /tmp
@@ -320,7 +321,7 @@ def test_a_hard_link_to_a_file_of_ours_loses_only_its_name(path: Path) -> None:
     assert not lock_of(path).exists()
 
 
-def test_a_running_daemon_with_a_full_backlog_is_running(path: Path) -> None:
+def test_the_file_of_a_daemon_with_a_full_backlog_is_not_taken_over(path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as busy:
         busy.bind(str(path))
         busy.listen(0)
@@ -338,7 +339,7 @@ def test_a_running_daemon_with_a_full_backlog_is_running(path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["file", "directory", "link to a socket", "link to nothing", "fifo"])
-def test_what_is_not_a_socket_is_never_removed(kind: str, path: Path) -> None:
+def test_a_file_that_is_no_socket_is_never_removed(kind: str, path: Path) -> None:
     target = path.with_name("target")
     if kind == "file":
         path.write_text("precious")
@@ -357,7 +358,7 @@ def test_what_is_not_a_socket_is_never_removed(kind: str, path: Path) -> None:
     assert target.exists() == (kind == "link to a socket")
 
 
-def test_another_kind_of_socket_is_not_removed(path: Path) -> None:
+def test_a_socket_of_another_type_is_not_removed(path: Path) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as datagrams:
         datagrams.bind(str(path))
         with pytest.raises(OSError, match="wrong type"):
@@ -366,7 +367,7 @@ def test_another_kind_of_socket_is_not_removed(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", ["/nonexistent/socket", "/tmp/" + "x" * 200])
-def test_a_path_that_cannot_be_is_an_error_of_the_system(path: str) -> None:
+def test_an_impossible_path_is_an_error_of_the_system(path: str) -> None:
     with pytest.raises(OSError, match=r"No such file|path too long"):
         UnixSocket(path, 0o600)
 
@@ -391,7 +392,7 @@ def test_the_file_of_a_successor_is_left_alone(path: Path) -> None:
     assert not path.exists()
 
 
-def test_the_file_can_be_given_away(path: Path) -> None:
+def test_the_owner_of_the_file_can_be_set(path: Path) -> None:
     unix = UnixSocket(str(path), 0o600)
     uid, gid = (12345, 54321) if os.geteuid() == 0 else (os.geteuid(), os.getegid())
     unix.chown(uid, gid)

@@ -1,4 +1,4 @@
-"""A stream: what its handler is told, when, and what becomes of its descriptor."""
+"""A stream: what its handler is told and when, and the life of its descriptor."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def read_all(client: socket.socket, size: int, polled: Polled) -> bytes:
     return received
 
 
-def test_what_arrives_is_told(polled: Polled) -> None:
+def test_input_and_its_end_reach_the_handler(polled: Polled) -> None:
     client, probe = polled.connect()
     client.sendall(b"one")
     polled.batch()
@@ -91,7 +91,7 @@ def test_nothing_is_read_while_paused(polled: Polled) -> None:
     assert probe.told == [b"later"]
 
 
-def test_the_peers_last_byte_is_heeded_while_paused_if_that_was_asked(polled: Polled) -> None:
+def test_a_paused_stream_reports_a_half_close_if_asked(polled: Polled) -> None:
     client, probe = polled.connect()
     probe.stream.pause()
     client.sendall(b"x")
@@ -110,7 +110,7 @@ def test_the_peers_last_byte_is_heeded_while_paused_if_that_was_asked(polled: Po
     assert probe.told[2:] == [b"x", "eof"]
 
 
-def test_what_has_arrived_is_counted_until_it_is_read(polled: Polled) -> None:
+def test_unread_input_is_counted(polled: Polled) -> None:
     client, probe = polled.connect()
     client.sendall(b"before")
     polled.poller.limit_reads(4)
@@ -123,7 +123,7 @@ def test_what_has_arrived_is_counted_until_it_is_read(polled: Polled) -> None:
     assert probe.stream.unread <= 0
 
 
-def test_a_dead_peer_is_noticed_while_paused(polled: Polled) -> None:
+def test_a_reset_is_noticed_while_paused(polled: Polled) -> None:
     client, probe = polled.connect()
     probe.stream.pause()
     client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
@@ -134,7 +134,7 @@ def test_a_dead_peer_is_noticed_while_paused(polled: Polled) -> None:
     assert isinstance(error, expected)
 
 
-def test_what_was_sent_before_a_reset_is_an_error_or_read(polled: Polled) -> None:
+def test_input_before_a_reset_is_read_or_an_error(polled: Polled) -> None:
     client, probe = polled.connect()
     client.sendall(b"x")
     client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
@@ -147,7 +147,7 @@ def test_what_was_sent_before_a_reset_is_an_error_or_read(polled: Polled) -> Non
         assert probe.told == [b"x", "eof", ("closed", None)]
 
 
-def test_what_the_kernel_does_not_take_goes_out_later_and_in_order(polled: Polled) -> None:
+def test_queued_output_is_sent_later_and_in_order(polled: Polled) -> None:
     client, probe = polled.connect()
     written = clog(probe)
     assert probe.told == ["stuck"]
@@ -157,7 +157,7 @@ def test_what_the_kernel_does_not_take_goes_out_later_and_in_order(polled: Polle
     assert probe.stream.queued == 0
 
 
-def test_closing_waits_for_what_is_queued(polled: Polled) -> None:
+def test_closing_waits_for_queued_output(polled: Polled) -> None:
     client, probe = polled.connect()
     written = clog(probe)
     probe.stream.close()
@@ -169,7 +169,7 @@ def test_closing_waits_for_what_is_queued(polled: Polled) -> None:
     assert probe.told == ["stuck", ("closed", None)]
 
 
-def test_closing_outside_a_batch_is_told_in_the_loops_next_turn(polled: Polled) -> None:
+def test_closing_outside_a_batch_is_reported_in_the_loops_next_turn(polled: Polled) -> None:
     client, probe = polled.connect()
     descriptor = probe.stream.fd
     probe.stream.close()
@@ -183,7 +183,7 @@ def test_closing_outside_a_batch_is_told_in_the_loops_next_turn(polled: Polled) 
     assert client.recv(1) == b""
 
 
-def test_an_abort_forgets_what_is_queued_and_is_told_once(polled: Polled) -> None:
+def test_an_abort_drops_queued_output_and_is_reported_once(polled: Polled) -> None:
     client, probe = polled.connect()
     written = clog(probe)
     probe.stream.abort()
@@ -201,7 +201,7 @@ def test_an_abort_forgets_what_is_queued_and_is_told_once(polled: Polled) -> Non
     assert len(received) < len(written)
 
 
-def test_a_peer_that_goes_while_something_is_queued(polled: Polled) -> None:
+def test_a_peer_that_closes_while_output_is_queued(polled: Polled) -> None:
     client, probe = polled.connect()
     clog(probe)
     client.close()
@@ -212,7 +212,7 @@ def test_a_peer_that_goes_while_something_is_queued(polled: Polled) -> None:
     assert error is None or isinstance(error, ConnectionError)
 
 
-def test_no_more_is_written_and_still_read(polled: Polled) -> None:
+def test_a_stream_reads_after_it_ended_its_output(polled: Polled) -> None:
     client, probe = polled.connect()
     probe.stream.end_output()
     assert client.recv(1) == b""
@@ -224,8 +224,8 @@ def test_no_more_is_written_and_still_read(polled: Polled) -> None:
     assert probe.told[:2] == [b"more", "eof"]
 
 
-def test_the_end_of_a_connection_that_stays_is_told_once(polled: Polled) -> None:
-    """Else the loop would find it ready again and again, for as long as its answers take."""
+def test_a_half_close_is_reported_once(polled: Polled) -> None:
+    """Else the loop would find the socket ready again and again, for as long as the replies take."""
     client, probe = polled.connect()
     client.shutdown(socket.SHUT_WR)
     polled.batch()

@@ -1,4 +1,4 @@
-"""The connection table: who is in it, under which number, and since when."""
+"""The connection table: which connections are in it, under which number, and since when."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def make_net() -> Iterator[Callable[..., Net]]:
         yield make
 
 
-def test_a_connection_is_found_by_its_id_as_long_as_it_is_there(make_net: Callable[..., Net]) -> None:
+def test_a_connection_is_found_by_its_id_until_it_ends(make_net: Callable[..., Net]) -> None:
     net = make_net()
     first, second = net.connect(), net.connect()
     assert list(net.server.connections) == [first.connection.number, second.connection.number]
@@ -43,8 +43,8 @@ def test_a_connection_is_found_by_its_id_as_long_as_it_is_there(make_net: Callab
     assert net.server.find(third.connection.id) is third.connection
 
 
-def test_a_connection_whose_number_goes_to_another_stays(make_net: Callable[..., Net]) -> None:
-    """The engine lets go of one that has ended; it still gets its answers."""
+def test_a_connection_stays_although_its_number_was_given_to_another(make_net: Callable[..., Net]) -> None:
+    """The engine frees the number of a connection that has ended; that connection still gets its replies."""
     net = make_net()
     net.fill(6000)
     ended = net.connect()
@@ -75,7 +75,7 @@ def token(peer: Peer) -> bytes:
 
 
 @pytest.mark.parametrize("is_open", [True, False])
-def test_a_connection_that_goes_on_with_another_has_its_number(make_net: Callable[..., Net], is_open: bool) -> None:
+def test_a_resumed_connection_gets_the_number_of_the_old_one(make_net: Callable[..., Net], is_open: bool) -> None:
     net, _ = counted(make_net)
     first, second = net.connect(), net.connect()
     one, other = first.connection.number, second.connection.number
@@ -96,7 +96,7 @@ def test_a_connection_that_goes_on_with_another_has_its_number(make_net: Callabl
     assert net.server.connections == {}
 
 
-def test_a_connection_that_a_person_ends_keeps_nothing(make_net: Callable[..., Net]) -> None:
+def test_a_killed_connection_keeps_no_holdings(make_net: Callable[..., Net]) -> None:
     net, store = counted(make_net)
     first, second = net.connect(), net.connect()
     token(first)
@@ -107,8 +107,8 @@ def test_a_connection_that_a_person_ends_keeps_nothing(make_net: Callable[..., N
     assert second.recv()[2] == 0
 
 
-def test_one_that_is_not_let_in_keeps_no_descriptor(make_net: Callable[..., Net]) -> None:
-    """Not even until the end of the batch: the next may need it."""
+def test_the_descriptor_of_a_refused_connection_is_closed_at_once(make_net: Callable[..., Net]) -> None:
+    """Not at the end of the batch: the next connection may need it."""
     net = make_net(max_connections=1)
     net.connect()
     ours, theirs = socket.socketpair()
@@ -120,7 +120,7 @@ def test_one_that_is_not_let_in_keeps_no_descriptor(make_net: Callable[..., Net]
             os.fstat(number)
 
 
-def test_an_exception_on_the_way_in_costs_that_connection(make_net: Callable[..., Net]) -> None:
+def test_an_exception_during_admission_closes_that_connection(make_net: Callable[..., Net]) -> None:
     def mistaken(_store: Store) -> Session:
         raise ValueError("a mistake of ours")
 
@@ -135,7 +135,7 @@ def test_an_exception_on_the_way_in_costs_that_connection(make_net: Callable[...
     assert len(net.server._table) == 0
 
 
-def test_a_broken_context_costs_that_connection(make_net: Callable[..., Net]) -> None:
+def test_an_invalid_tls_context_closes_that_connection(make_net: Callable[..., Net]) -> None:
     net = make_net()
     net.server._table.context = object()
     ours, theirs = socket.socketpair()
@@ -160,7 +160,7 @@ def test_a_broken_context_costs_that_connection(make_net: Callable[..., Net]) ->
         (None, (b"user %d" % os.geteuid(), True)),
     ],
 )
-def test_an_address_a_network_or_a_user_is_one_peer(
+def test_connections_are_grouped_by_address_network_or_user(
     make_net: Callable[..., Net], address: str | None, whom: tuple[bytes, bool]
 ) -> None:
     net = make_net()

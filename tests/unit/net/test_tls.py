@@ -1,7 +1,6 @@
 """TLS between a server and peers of all kinds: what is answered, what is counted, and how it ends.
 
-The sockets and OpenSSL on both sides are real; batches run when a test says so, and the loop is a fake.
-"""
+The sockets and OpenSSL on both sides are real; batches run when a test says so, and the loop is a fake."""
 
 from __future__ import annotations
 
@@ -103,7 +102,7 @@ def test_a_byte_at_a_time(site: Site) -> None:
     assert peer.read() == REPLY
 
 
-def test_one_read_is_one_answer_of_however_many_records(site: Site) -> None:
+def test_the_records_of_one_read_are_one_batch(site: Site) -> None:
     peer = site.connect()
     for _ in range(12):
         peer.ssl.write(NOOP)
@@ -114,8 +113,8 @@ def test_one_read_is_one_answer_of_however_many_records(site: Site) -> None:
 
 
 @pytest.mark.parametrize("version", versions())
-def test_a_read_takes_what_is_missing_of_a_record_and_few_further_ones(site: Site, version: ssl.TLSVersion) -> None:
-    """So one who sends records that are much work, and no data, keeps nobody waiting for long."""
+def test_a_read_completes_a_record_and_decrypts_few_further_ones(site: Site, version: ssl.TLSVersion) -> None:
+    """So a peer that sends empty records, which are much work, keeps no other waiting for long."""
     context = client_context()
     context.minimum_version = context.maximum_version = version
     peer = site.peer(context)
@@ -154,7 +153,7 @@ def forgive(site: Site) -> None:
         site.turn()
 
 
-def test_a_record_is_no_more_to_a_limited_connection_than_a_read(make_site: Callable[..., Site]) -> None:
+def test_a_large_record_counts_as_a_short_read_for_a_limited_connection(make_site: Callable[..., Site]) -> None:
     site = make_site(requests_per_second=10)
     peer = slow_down(site, 1300)
     for pieces in (2, 3, 4):
@@ -169,8 +168,8 @@ def test_a_record_is_no_more_to_a_limited_connection_than_a_read(make_site: Call
     assert peer.read() == REPLY * 1130
 
 
-def test_a_limited_connection_whose_peer_was_killed_is_gone_with_the_next_piece(make_site: Callable[..., Site]) -> None:
-    """Its last byte is behind more than the kernel takes from it: only an answer brings a reset."""
+def test_a_limited_connection_of_a_killed_peer_ends_with_the_next_piece(make_site: Callable[..., Site]) -> None:
+    """Its end is behind more than the kernel accepts from it: only a reply causes a reset."""
     site = make_site(requests_per_second=10)
     peer = site.connect()
     while peer.outgoing.pending < 16 << 20:
@@ -189,7 +188,7 @@ def test_a_limited_connection_whose_peer_was_killed_is_gone_with_the_next_piece(
 
 
 @pytest.mark.parametrize("end", ["fin", "close_notify", "part"])
-def test_what_is_kept_of_a_record_is_answered_at_the_end(make_site: Callable[..., Site], end: str) -> None:
+def test_decrypted_input_is_answered_at_the_end(make_site: Callable[..., Site], end: str) -> None:
     site = make_site(requests_per_second=1)
     peer = slow_down(site, 3000)
     if end == "part":
@@ -206,7 +205,7 @@ def test_what_is_kept_of_a_record_is_answered_at_the_end(make_site: Callable[...
     assert peer.closed()
 
 
-def test_what_is_kept_of_a_record_goes_with_a_reset(make_site: Callable[..., Site]) -> None:
+def test_decrypted_input_is_dropped_after_a_reset(make_site: Callable[..., Site]) -> None:
     site = make_site(requests_per_second=1)
     peer = slow_down(site, 1300)
     peer.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
@@ -217,7 +216,7 @@ def test_what_is_kept_of_a_record_goes_with_a_reset(make_site: Callable[..., Sit
     assert site.loop.live_timers() == []
 
 
-def test_much_goes_both_ways(site: Site) -> None:
+def test_large_transfers_in_both_directions(site: Site) -> None:
     """More than a record, and more than the first reads take."""
     peer = site.connect()
     received = peer.ask(NOOP * 5000)
@@ -227,7 +226,7 @@ def test_much_goes_both_ways(site: Site) -> None:
     assert received == REPLY * 5000
 
 
-def test_output_that_the_peer_does_not_take_stops_reading(site: Site) -> None:
+def test_queued_output_stops_reading(site: Site) -> None:
     site.net.fill(8000)
     peer = site.connect()
     with socket.socket(fileno=os.dup(peer.connection.fd)) as ours:
@@ -248,7 +247,7 @@ def test_output_that_the_peer_does_not_take_stops_reading(site: Site) -> None:
     assert site.server.figures()["stuck_outputs"] == 0
 
 
-def test_a_context_is_for_those_that_come_later(site: Site, tmp_path: Path) -> None:
+def test_a_new_context_concerns_later_connections(site: Site, tmp_path: Path) -> None:
     first = site.connect()
     site.server.context = None
     with socket.create_connection(site.listening.getsockname()) as plain:
@@ -282,8 +281,8 @@ def publish(payload: bytes) -> bytes:
     return b"\x13\x01" + len(payload).to_bytes(4, "little") + b"*" + payload
 
 
-def test_whoever_is_in_its_handshake_takes_no_part(make_site: Callable[..., Site]) -> None:
-    """What goes to every connection goes to none that has yet to show who it is, and does it no harm."""
+def test_connections_in_their_handshake_get_no_events(make_site: Callable[..., Site]) -> None:
+    """An event for every connection goes to none whose handshake is not done, and does it no harm."""
     store = open_store(
         value_size=4,
         memory_limit=1 << 20,
@@ -317,7 +316,7 @@ def test_whoever_is_in_its_handshake_takes_no_part(make_site: Callable[..., Site
     assert site.failed() == {}
 
 
-def test_whoever_is_in_its_handshake_counts(make_site: Callable[..., Site]) -> None:
+def test_connections_in_their_handshake_count_for_max_connections(make_site: Callable[..., Site]) -> None:
     site = make_site(max_connections=2)
     silent, second = site.peer(), site.peer()
     refused = site.peer()
@@ -331,7 +330,7 @@ def test_whoever_is_in_its_handshake_counts(make_site: Callable[..., Site]) -> N
     assert site.peer().closed()
 
 
-def test_the_share_of_an_address_is_had_from_the_beginning(make_site: Callable[..., Site]) -> None:
+def test_connections_in_their_handshake_count_for_their_address(make_site: Callable[..., Site]) -> None:
     site = make_site(max_per_address=1)
     silent = site.peer()
     assert site.peer().closed()
@@ -343,7 +342,7 @@ def test_the_share_of_an_address_is_had_from_the_beginning(make_site: Callable[.
     assert site.peer().closed()
 
 
-def test_where_a_session_finds_no_room_after_the_handshake(make_site: Callable[..., Site]) -> None:
+def test_a_session_without_room_after_the_handshake_is_refused(make_site: Callable[..., Site]) -> None:
     def full(_store: Store) -> Session:
         raise MemoryError("no room for another connection")
 
@@ -359,7 +358,7 @@ def test_where_a_session_finds_no_room_after_the_handshake(make_site: Callable[.
     assert site.net.reports == ["rejected:memory"]
 
 
-def test_it_is_open_from_the_end_of_its_handshake_on(site: Site) -> None:
+def test_a_connection_is_open_after_its_handshake(site: Site) -> None:
     told: list[Any] = []
     site.server.watch = lambda event, connection: told.append((event, connection))
     gone, peer = site.peer(), site.peer()
@@ -390,7 +389,7 @@ def test_the_name_in_a_clients_certificate_is_known(make_site: Callable[..., Sit
 
 @pytest.mark.parametrize("own", [None, ("stranger", "theirs")])
 @pytest.mark.parametrize("version", versions())
-def test_a_client_without_the_right_certificate(
+def test_a_client_without_a_valid_certificate_is_refused(
     make_site: Callable[..., Site], own: tuple[str, str] | None, version: ssl.TLSVersion
 ) -> None:
     site = make_site(clients=ssl.CERT_REQUIRED)
@@ -406,7 +405,7 @@ def test_a_client_without_the_right_certificate(
     assert peer.closed()
 
 
-def test_a_client_that_does_not_trust_the_server(site: Site) -> None:
+def test_a_client_that_does_not_trust_the_server_is_counted(site: Site) -> None:
     peer = site.peer(trusts="theirs")
     with pytest.raises(ssl.SSLCertVerificationError):
         peer.shake()
@@ -421,7 +420,7 @@ def test_a_client_that_does_not_trust_the_server(site: Site) -> None:
 @pytest.mark.parametrize(
     "data", [NOOP * 10, b"GET / HTTP/1.0\r\n\r\n", bytes(3000), b"\x16\x03\x01\xff\xff" + bytes(50)]
 )
-def test_a_peer_that_speaks_something_else_is_closed(site: Site, data: bytes) -> None:
+def test_a_peer_without_tls_is_closed(site: Site, data: bytes) -> None:
     peer = site.peer()
     peer.socket.sendall(data)
     site.turn()
@@ -437,7 +436,7 @@ def test_a_peer_that_speaks_something_else_is_closed(site: Site, data: bytes) ->
     assert site.there() == 0
 
 
-def test_garbage_within_tls_ends_it(site: Site) -> None:
+def test_garbage_after_the_handshake_ends_the_connection(site: Site) -> None:
     peer = site.connect()
     assert peer.ask(HOLD)
     peer.socket.sendall(b"\x17\x03\x03\x00\x20" + bytes(32))
@@ -455,7 +454,7 @@ def test_garbage_within_tls_ends_it(site: Site) -> None:
     assert site.net.store.snapshot()["given_back"] == 1
 
 
-def test_endless_garbage_is_not_read_for_long(site: Site) -> None:
+def test_endless_garbage_in_a_handshake_is_cut_off(site: Site) -> None:
     peer = site.peer()
     for _ in range(TURNS_MAX):
         if not site.there():
@@ -467,7 +466,7 @@ def test_endless_garbage_is_not_read_for_long(site: Site) -> None:
     assert site.failed() == {"protocol": 1}
 
 
-def test_half_a_handshake_is_given_up(make_site: Callable[..., Site]) -> None:
+def test_an_incomplete_handshake_times_out(make_site: Callable[..., Site]) -> None:
     site = make_site(handshake_timeout=7)
     peer = site.peer()
     with pytest.raises(ssl.SSLWantReadError):
@@ -484,8 +483,8 @@ def test_half_a_handshake_is_given_up(make_site: Callable[..., Site]) -> None:
 
 @pytest.mark.parametrize("said", [b"", b"\x16\x03\x01"])
 @pytest.mark.parametrize("reset", [False, True])
-def test_a_peer_that_goes_before_its_handshake(site: Site, *, said: bytes, reset: bool) -> None:
-    """One that never said anything only looked whether somebody listens."""
+def test_a_peer_that_closes_before_its_handshake(site: Site, *, said: bytes, reset: bool) -> None:
+    """One that never sent anything only checked whether the port is open."""
     peer = site.peer()
     peer.socket.sendall(said)
     site.turn()
@@ -497,9 +496,8 @@ def test_a_peer_that_goes_before_its_handshake(site: Site, *, said: bytes, reset
     assert site.failed() == ({"protocol": 1} if said else {})
 
 
-def test_handshakes_have_their_turns_between_batches_in_order_and_the_others_are_served(site: Site) -> None:
-    """The epoll set tells nothing of those that wait, as it would of others the later the more these are. One of them
-    ends meanwhile."""
+def test_handshakes_run_between_batches_in_order(site: Site) -> None:
+    """The epoll set does not report those that wait, else it would report others later. One of them ends meanwhile."""
     served = site.connect()
     peers = [site.peer() for _ in range(6)]
     third = peers[2].connection
@@ -525,7 +523,7 @@ def test_handshakes_have_their_turns_between_batches_in_order_and_the_others_are
 # ---- the end --------------------------------------------------------------------------------------------------------
 
 
-def test_the_peers_close_notify_is_its_last_byte(site: Site) -> None:
+def test_close_notify_of_the_peer_is_its_half_close(site: Site) -> None:
     peer = site.connect()
     assert peer.ask(HOLD)
     peer.ssl.write(NOOP)
@@ -542,7 +540,7 @@ def test_the_peers_close_notify_is_its_last_byte(site: Site) -> None:
 
 
 @pytest.mark.parametrize("cut", [False, True])
-def test_an_end_without_close_notify_is_one_too(site: Site, *, cut: bool) -> None:
+def test_an_end_without_close_notify_is_a_half_close(site: Site, *, cut: bool) -> None:
     peer = site.connect()
     assert peer.ask(HOLD)
     peer.ssl.write(NOOP)
@@ -560,7 +558,7 @@ def test_an_end_without_close_notify_is_one_too(site: Site, *, cut: bool) -> Non
     assert site.failed() == {}
 
 
-def test_a_reset_gives_back(site: Site) -> None:
+def test_a_reset_gives_the_holdings_back(site: Site) -> None:
     peer = site.connect()
     assert peer.ask(HOLD)
     peer.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
@@ -571,7 +569,7 @@ def test_a_reset_gives_back(site: Site) -> None:
     assert site.failed() == {}
 
 
-def test_a_connection_that_is_killed_or_closed(site: Site) -> None:
+def test_killed_and_closed_connections(site: Site) -> None:
     killed = site.connect()
     site.server.kill(killed.connection)
     site.loop.run()
@@ -591,7 +589,7 @@ def fill(peer: Peer) -> None:
             ours.send(bytes(1 << 16))
 
 
-def test_a_goodbye_that_the_kernel_does_not_take_is_not_waited_for(site: Site) -> None:
+def test_closing_does_not_wait_until_close_notify_is_sent(site: Site) -> None:
     peer = site.connect()
     fill(peer)
     peer.connection.close()
@@ -599,7 +597,7 @@ def test_a_goodbye_that_the_kernel_does_not_take_is_not_waited_for(site: Site) -
     assert site.there() == 0
 
 
-def test_after_a_goodbye_that_had_to_wait_the_end_comes_too(site: Site) -> None:
+def test_the_end_follows_a_delayed_close_notify(site: Site) -> None:
     peer = site.connect()
     fill(peer)
     peer.connection.part()
@@ -612,7 +610,7 @@ def test_after_a_goodbye_that_had_to_wait_the_end_comes_too(site: Site) -> None:
     assert peer.connection.queued == 0
 
 
-def test_parting_from_an_idle_connection(site: Site) -> None:
+def test_parting_closes_an_idle_connection(site: Site) -> None:
     peer = site.connect()
     peer.connection.part()
     peer.fetch()
@@ -626,8 +624,8 @@ def test_parting_from_an_idle_connection(site: Site) -> None:
     assert site.there() == 0
 
 
-def test_what_has_arrived_when_parting_begins_is_answered(site: Site) -> None:
-    """More than a read, and nothing of it is data as it is in the kernel."""
+def test_requests_that_arrived_before_parting_are_answered(site: Site) -> None:
+    """More than one read, and all of it is still encrypted in the kernel."""
     peer = site.connect()
     for _ in range(150):
         peer.ssl.write(NOOP)
@@ -664,7 +662,7 @@ def test_a_broken_frame_is_answered_and_then_close_notify_comes(site: Site) -> N
 # ---- before and instead ---------------------------------------------------------------------------------------------
 
 
-def test_who_is_not_let_in_costs_no_handshake(make_site: Callable[..., Site]) -> None:
+def test_a_refused_connection_begins_no_handshake(make_site: Callable[..., Site]) -> None:
     site = make_site(max_connections=1)
     site.connect()
     refused = site.peer()
@@ -673,7 +671,7 @@ def test_who_is_not_let_in_costs_no_handshake(make_site: Callable[..., Site]) ->
     assert site.net.reports == ["rejected:max_connections"]
 
 
-def test_nothing_is_left_of_a_connection(site: Site) -> None:
+def test_a_closed_connection_leaves_no_memory(site: Site) -> None:
 
     def left() -> tuple[int, int]:
         gc.collect()
