@@ -1,4 +1,4 @@
-"""The daemon's end of the admin process, at whose other end is a test that does not behave."""
+"""The daemon's end of the socket to the admin process; the test plays a misbehaving admin process."""
 
 from __future__ import annotations
 
@@ -207,7 +207,7 @@ def test_a_reload_hands_down_the_settings(play) -> None:
     play(scene)
 
 
-def test_a_bug_costs_one_answer(play) -> None:
+def test_an_exception_fails_one_question(play) -> None:
     async def scene(world: World) -> None:
         await world.ask("bug", 1)
         assert (await world.receive()).status == 500
@@ -218,7 +218,7 @@ def test_a_bug_costs_one_answer(play) -> None:
     play(scene)
 
 
-def test_answers_that_take_steps_are_made_one_at_a_time_and_only_so_many_wait(play) -> None:
+def test_stepwise_answers_are_made_one_at_a_time_and_their_queue_is_bounded(play) -> None:
     async def scene(world: World) -> None:
         world.inspector.steps, world.inspector.awaited = 10, 13
         asked = b"".join(frame(json.dumps({"id": number, "ask": "table"}).encode()) for number in range(12))
@@ -239,7 +239,7 @@ def test_answers_that_take_steps_are_made_one_at_a_time_and_only_so_many_wait(pl
     ids=["length", "text", "list", "number", "without id", "without question", "unknown", "id", "infinite", "attribute",
          "deep", "long"],
 )  # fmt: skip
-def test_nonsense_ends_it(sent: bytes, play) -> None:
+def test_an_invalid_question_ends_the_process(sent: bytes, play) -> None:
     async def scene(world: World) -> None:
         await world.send(sent)
         await world.until(lambda: len(world.started) == 2)
@@ -251,7 +251,7 @@ def test_nonsense_ends_it(sent: bytes, play) -> None:
     play(scene)
 
 
-def test_what_cannot_be_found_out_costs_one_answer(play) -> None:
+def test_a_system_error_fails_one_question(play) -> None:
     async def scene(world: World) -> None:
         await world.ask("exhausted", 1)
         assert await world.receive() == (1, 503, "the daemon cannot answer now: Too many open files")
@@ -262,7 +262,7 @@ def test_what_cannot_be_found_out_costs_one_answer(play) -> None:
     play(scene)
 
 
-def test_what_came_at_once_is_not_answered_while_answers_are_unread(play) -> None:
+def test_questions_wait_while_answers_are_unread(play) -> None:
     async def scene(world: World) -> None:
         await world.send(b"".join(frame(b'{"id": %d, "ask": "long"}' % number) for number in range(100)))
         await world.until(lambda: world.admin._answers._is_stuck)
@@ -273,7 +273,7 @@ def test_what_came_at_once_is_not_answered_while_answers_are_unread(play) -> Non
     play(scene)
 
 
-def test_one_that_does_not_read_costs_a_bounded_memory_and_is_replaced(play, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_admin_process_that_does_not_read_is_bounded_and_replaced(play, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(child, "LISTEN_PERIOD_S", NEVER_S)
 
     async def scene(world: World) -> None:
@@ -317,7 +317,7 @@ def test_a_flood_leaves_the_loop_most_of_its_time(play) -> None:
     play(scene)
 
 
-def test_while_it_rests_nothing_is_taken(play, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_question_is_read_during_a_rest(play, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "REST", 1e9)  # for as long as the test takes
 
     async def scene(world: World) -> None:
@@ -331,7 +331,7 @@ def test_while_it_rests_nothing_is_taken(play, monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize("what", ["work", "busy"])
-def test_it_rests_four_times_as_long_as_it_has_worked(what: str, play) -> None:
+def test_a_rest_is_four_times_as_long_as_the_work(what: str, play) -> None:
     async def scene(world: World) -> None:
         await world.send(frame(json.dumps({"id": 1, "ask": what}).encode()) * 3)
         for _ in range(3):
@@ -342,7 +342,7 @@ def test_it_rests_four_times_as_long_as_it_has_worked(what: str, play) -> None:
     play(scene)
 
 
-def test_answers_that_take_steps_go_on_once_the_others_are_read(play) -> None:
+def test_stepwise_answers_continue_once_earlier_answers_are_read(play) -> None:
     async def scene(world: World) -> None:
         await world.send(b"".join(frame(b'{"id": %d, "ask": "table"}' % number) for number in range(4)))
         await world.until(lambda: world.admin._answers._is_stuck)
@@ -351,7 +351,7 @@ def test_answers_that_take_steps_go_on_once_the_others_are_read(play) -> None:
     play(scene)
 
 
-def test_what_goes_wrong_there_is_said_here(play) -> None:
+def test_notes_of_the_admin_process_are_logged(play) -> None:
     async def scene(world: World) -> None:
         await world.send(frame(json.dumps({"note": "x" * 1000}).encode()))
         await world.until(lambda: world.reports)
@@ -390,7 +390,7 @@ def test_listening_on_a_unix_socket(short_path: Path) -> None:
         open_listening(config("unix:/nowhere/s"))
 
 
-def test_a_socket_that_the_daemon_was_started_with() -> None:
+def test_a_passed_admin_socket_is_used() -> None:
     with socket.socket() as passed:
         given = config("127.0.0.1:1")
         given.sockets["admin"] = (passed,)

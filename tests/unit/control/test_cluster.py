@@ -1,5 +1,6 @@
-"""When calls about leases are made, and to whom; and how the servers are found. The policy and the servers are
-stand-ins: tests/functional/test_cluster.py has the real ones."""
+"""When calls about leases are made and to which server; and how the servers are found.
+
+The policy and the servers are stand-ins: tests/functional/test_cluster.py has real ones."""
 
 from __future__ import annotations
 
@@ -145,7 +146,7 @@ class Scene:
         self.reports.append(text)
 
 
-def test_one_call_of_a_partition_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_partition_has_one_call_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     scene = Scene(monkeypatch)
 
     async def act() -> None:
@@ -182,7 +183,7 @@ def test_requests_are_decided_before_the_next_call(monkeypatch: pytest.MonkeyPat
     scene.play(act)
 
 
-def test_the_policy_is_asked_again_when_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_policy_is_asked_again_at_the_time_it_gave(monkeypatch: pytest.MonkeyPatch) -> None:
     scene = Scene(monkeypatch)
 
     async def act() -> None:
@@ -196,7 +197,7 @@ def test_the_policy_is_asked_again_when_it_says(monkeypatch: pytest.MonkeyPatch)
     scene.play(act)
 
 
-def test_a_call_that_fails_is_told_to_the_policy(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_policy_hears_of_a_failed_call(monkeypatch: pytest.MonkeyPatch) -> None:
     scene = Scene(monkeypatch)
 
     async def act() -> None:
@@ -225,7 +226,7 @@ def test_a_call_that_fails_is_told_to_the_policy(monkeypatch: pytest.MonkeyPatch
     assert reachable == ["the cluster is reachable: limits are shared through 1 server"] * 2
 
 
-def test_an_error_that_concerns_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_of_one_call_keeps_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     """Other partitions go on with the same connection, and so does this one with its next call."""
     scene = Scene(monkeypatch)
 
@@ -248,7 +249,7 @@ def test_an_error_that_concerns_one_call(monkeypatch: pytest.MonkeyPatch) -> Non
     ]
 
 
-def test_an_answer_without_sense(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_invalid_answer_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     scene = Scene(monkeypatch)
 
     async def act() -> None:
@@ -278,7 +279,7 @@ def test_release_all_gives_everything_back(monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.parametrize("error", ["", "READONLY You can't write against a read only replica."])
 def test_release_all_while_calls_are_under_way(monkeypatch: pytest.MonkeyPatch, error: str) -> None:
-    """The policy takes no answer after it, and none of these answers ends the connection."""
+    """The policy accepts no answer after it, and none of these answers ends the connection."""
     scene = Scene(monkeypatch)
 
     def answer(words: list[bytes]) -> Any:
@@ -300,7 +301,7 @@ def test_release_all_while_calls_are_under_way(monkeypatch: pytest.MonkeyPatch, 
 
 
 @pytest.mark.parametrize("answer", [SILENCE, END])
-def test_release_all_does_not_wait_for_long(monkeypatch: pytest.MonkeyPatch, answer: Any) -> None:
+def test_release_all_times_out(monkeypatch: pytest.MonkeyPatch, answer: Any) -> None:
     monkeypatch.setattr(module, "RELEASE_S", 0.01)
     scene = Scene(monkeypatch)
 
@@ -354,7 +355,7 @@ def login(tmp_path: Path) -> Callable[..., Login]:
     return login
 
 
-def test_no_password(login: Callable[..., Login]) -> None:
+def test_login_without_a_password(login: Callable[..., Login]) -> None:
     assert login("redis://a") == Login("", "", None)
 
 
@@ -376,7 +377,7 @@ def test_a_file_without_a_password(login: Callable[..., Login], content: str) ->
     assert "secret" not in str(caught.value)
 
 
-def test_files_that_cannot_be_read(login: Callable[..., Login]) -> None:
+def test_unreadable_cluster_files_are_named(login: Callable[..., Login]) -> None:
     with pytest.raises(ConfigError) as caught:
         login("rediss://a", credentials="", ca_file="")
     credentials, ca_file = caught.value.problems

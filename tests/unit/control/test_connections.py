@@ -32,7 +32,7 @@ def row(tls: tuple[str, str, str] | None) -> dict[str, Any]:
         (("TLSv1.3", "AES", "CN=x"), ("TLSv1.3", "AES", "CN=x")),
     ],
 )
-def test_a_connection(tls: tuple[str, str, str] | None, cells: tuple[str | None, ...]) -> None:
+def test_a_row_of_the_table(tls: tuple[str, str, str] | None, cells: tuple[str | None, ...]) -> None:
     assert row(tls) == {
         "id": "one-7-3",
         "peer": "127.0.0.1:5007",

@@ -1,4 +1,4 @@
-"""Files of rooms: which are read, and what is said of those that cannot be used."""
+"""Files that settings name: which are read, and the errors for those that cannot be used."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_a_file_is_read_whole(tmp_path: Path) -> None:
         ("\udcff" * 2 + "\ud800", "cannot be read: 'utf-8' codec can't encode"),
     ],
 )
-def test_what_is_no_file_is_not_waited_for(tmp_path: Path, name: str, why: str) -> None:
+def test_unreadable_files_are_errors_and_do_not_block(tmp_path: Path, name: str, why: str) -> None:
     (tmp_path / "folder").mkdir()
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "loop").symlink_to("loop")
@@ -97,7 +97,7 @@ def test_a_device_is_not_read(device: str) -> None:
         read_file(device, 5)
 
 
-def test_a_file_that_would_be_waited_for_is_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reading_a_file_never_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stat, "S_ISREG", lambda _mode: True)
     os.mkfifo(tmp_path / "pipe")
     writer = os.open(tmp_path / "pipe", os.O_RDWR)
@@ -124,18 +124,18 @@ def written(path: Path, *pieces: bytes) -> Iterator[None]:
     writer.join()
 
 
-def test_a_pipe_is_read_to_its_end_if_there_is_time_for_it(tmp_path: Path) -> None:
+def test_a_pipe_is_read_to_its_end_within_the_timeout(tmp_path: Path) -> None:
     with written(tmp_path / "pipe", b"one\n", b"x" * 200_000, b"two"):
         assert read_file(f"{tmp_path}/pipe", 1 << 20, 60.0) == b"one\n" + b"x" * 200_000 + b"two"
 
 
-def test_a_pipe_without_an_end_is_not_read_for_ever(tmp_path: Path) -> None:
+def test_a_pipe_without_an_end_is_read_up_to_the_size_limit(tmp_path: Path) -> None:
     with written(tmp_path / "pipe", *[b"x" * 100_000] * 100), pytest.raises(FileError, match="more than 99999 bytes"):
         read_file(f"{tmp_path}/pipe", 99_999, 60.0)
 
 
 @pytest.mark.parametrize("has_writer", [False, True])
-def test_a_pipe_that_nobody_writes_to_is_not_waited_for_without_end(tmp_path: Path, has_writer: bool) -> None:
+def test_reading_an_unwritten_pipe_times_out(tmp_path: Path, has_writer: bool) -> None:
     os.mkfifo(tmp_path / "pipe")
     keeper = os.open(tmp_path / "pipe", os.O_RDWR) if has_writer else -1
     try:
@@ -161,7 +161,7 @@ def test_no_path_is_no_file(tmp_path: Path) -> None:
     assert all(not setting.default for key, setting in settings_for([GATE]).items() if key in READERS)
 
 
-def test_every_mistake_is_a_line_that_says_where(
+def test_every_mistake_is_a_message_with_its_place(
     config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "words").write_text("wrong")
@@ -180,7 +180,7 @@ def test_every_mistake_is_a_line_that_says_where(
     ]
 
 
-def test_nobody_reads_thousands_of_lines() -> None:
+def test_the_number_of_messages_is_bounded() -> None:
     def lines(count: int) -> list[str]:
         error = ValueError()
         error.problems = [str(number) for number in range(count)]  # type: ignore[attr-defined]
@@ -191,7 +191,7 @@ def test_nobody_reads_thousands_of_lines() -> None:
     assert lines(1000)[-2:] == ["99", "and 900 more mistakes"]
 
 
-def test_what_cannot_be_read_again_is_told(config: Config, tmp_path: Path) -> None:
+def test_files_that_the_user_cannot_read_again_are_reported(config: Config, tmp_path: Path) -> None:
     (tmp_path / "words").touch()
     paths = {"gate.words": f"{tmp_path}/words", "gate.others": f"{tmp_path}/others", "gate.third": ""}
     assert unreadable(paths, config.place) == [

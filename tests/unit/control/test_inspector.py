@@ -1,4 +1,4 @@
-"""What the admin process is answered. The services are stand-ins; tests/functional/test_admin.py has real ones."""
+"""The answers to the admin process. The services are stand-ins; tests/functional/test_admin.py has real ones."""
 
 from __future__ import annotations
 
@@ -204,7 +204,7 @@ def test_figures_when_no_descriptor_is_left() -> None:
     assert process["open_fds"] > process["max_fds"] == 3
 
 
-def test_descriptors_where_the_kernel_does_not_count_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_descriptors_are_counted_if_the_kernel_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
     counted = service("one", [Connection(1, 1)])
     asked = inspector(counted)
     before = ask(asked, "figures")["process"]["open_fds"]
@@ -215,7 +215,7 @@ def test_descriptors_where_the_kernel_does_not_count_them(monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize(("failing", "state"), [(False, "ready"), (True, "failing")])
-def test_a_journal_that_cannot_be_written_is_told(failing: bool, state: str) -> None:
+def test_the_state_reports_a_failing_journal(failing: bool, state: str) -> None:
     one = service("one")
     one.failing = failing
     asked = inspector(one, service("two"))
@@ -223,7 +223,7 @@ def test_a_journal_that_cannot_be_written_is_told(failing: bool, state: str) -> 
     assert ask(asked, "figures")["state"] == state
 
 
-def test_figures_are_not_counted_for_everybody_who_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_figures_are_reused_within_a_period(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = inspector(service("one"))
     monkeypatch.setattr(module.time, "monotonic_ns", lambda: 10**15)
     assert asked.figures() is asked.figures()
@@ -232,7 +232,7 @@ def test_figures_are_not_counted_for_everybody_who_asks(monkeypatch: pytest.Monk
     assert asked.figures() is not before
 
 
-def test_the_tables_that_there_are() -> None:
+def test_figures_describe_the_tables() -> None:
     (table,) = ask(inspector(service("one", opened=lambda *_: None), service("two")), "figures")["tables"]
     assert (table["name"], table["protocol"], table["sorts"]) == ("things_one", "one", ["amount"])
     assert [(column["name"], column["kind"]) for column in table["columns"]] == [
@@ -240,11 +240,11 @@ def test_the_tables_that_there_are() -> None:
     ]  # fmt: skip
 
 
-def test_ping_says_how_the_daemon_is() -> None:
+def test_ping_reports_the_state() -> None:
     assert ask(inspector(), "ping") == {"state": "ready"}
 
 
-def test_what_the_admin_process_does_not_ask() -> None:
+def test_an_unknown_question_is_an_error() -> None:
     with pytest.raises(ValueError, match="unknown question 'more'"):
         ask(inspector(), "more")
 
@@ -270,7 +270,7 @@ def test_questions_are_made_of_text(arguments: dict[str, Any]) -> None:
 # ---- tables ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_table() -> None:
+def test_rows_of_a_table() -> None:
     tenths = time.monotonic_ns() // 100_000_000
     rows = [(bytes(range(256)), 1, tenths - 25, 3), (b"", 2, tenths + 1, 4)]
     given: list[tuple[Any, Mapping[str, str]]] = []
@@ -292,15 +292,15 @@ def test_a_table() -> None:
     assert "truncated" not in answer
 
 
-def test_who_came_after_the_walk_began_is_not_taken_for_a_holder() -> None:
-    """The number of a connection that has gone is given to another."""
+def test_a_connection_newer_than_the_walk_is_not_shown_as_a_holder() -> None:
+    """The number of a connection that has ended is given to another."""
     later = Connection(1, 78, since_ns=time.monotonic_ns() + 60_000_000_000)
     asked = inspector(service("one", [later], lambda *_: Walk([(b"x", 1, 0, 1)])))
     (row,) = ask(asked, "table", table="things_one", parameters={})["rows"]
     assert (row["holder"], row["peer"]) == ("", "")
 
 
-def test_another_protocol_that_holds_something_is_shown_by_its_name() -> None:
+def test_a_protocol_that_holds_permits_is_shown_by_its_name() -> None:
     asked = inspector(lender := service("one", opened=lambda *_: Walk([(b"x", 1, 0, 1)])))
     lender.borrowers[1] = "two"
     (row,) = ask(asked, "table", table="things_one", parameters={})["rows"]
@@ -324,7 +324,7 @@ def test_a_connection_in_its_grace_time() -> None:
         assert refused(asked, "close", connection=wrong)[0] == 404
 
 
-def test_a_walk_goes_step_by_step() -> None:
+def test_a_walk_pauses_after_each_step() -> None:
     asked = inspector(service("one", opened=lambda *_: Walk([], steps=10)))
     _, pauses = finish(asked.answer({"ask": "table", "table": "things_one", "parameters": {}}))
     assert pauses == 10
@@ -348,7 +348,7 @@ def test_an_answer_is_bounded() -> None:
     assert answer["total"] == 1007
 
 
-def test_tables_that_cannot_be_had() -> None:
+def test_unknown_tables_and_invalid_parameters_are_refused() -> None:
     def opened(store: Any, parameters: Mapping[str, str]) -> Walk:
         raise ValueError("sort: expected one of amount, not 'size'")
 
@@ -358,7 +358,7 @@ def test_tables_that_cannot_be_had() -> None:
     assert refused(asked, "table", table="things_one", parameters={}) == (400, why)
 
 
-def test_a_table_of_one_connection_is_asked_for_by_its_id() -> None:
+def test_a_table_of_one_connection_is_selected_by_its_id() -> None:
     """The store is asked by number: of the connection of that id, and of no other."""
     given: list[Mapping[str, str]] = []
 
@@ -378,7 +378,7 @@ def test_a_table_of_one_connection_is_asked_for_by_its_id() -> None:
     assert len(given) == 1
 
 
-def test_a_connection_that_goes_during_the_walk_is_not_mixed_up_with_the_next() -> None:
+def test_a_walk_fails_if_its_connection_was_replaced() -> None:
     one = service("one", [Connection(7, 3)], lambda *_: Walk([(b"of the next", 0, 0, 1)], steps=2))
     steps = inspector(one).answer({"ask": "table", "table": "things_one", "parameters": {"connection": "one-7-3"}})
     next(steps)
@@ -426,19 +426,19 @@ def test_pages_have_every_connection_once(crowded: Inspector, limit: int) -> Non
     assert seen == ALL
 
 
-def test_of_one_room(crowded: Inspector) -> None:
+def test_connections_of_one_protocol(crowded: Inspector) -> None:
     page = ask(crowded, "connections", parameters={"protocol": "two", "limit": "1"})
     assert [row["id"] for row in page["rows"]] == ["two-5-2"]
     page = ask(crowded, "connections", parameters={"protocol": "two", "after": page["next"]})
     assert [row["id"] for row in page["rows"]] == ["two-2000-1"]
 
 
-def test_a_page_goes_on_after_one_that_has_gone(crowded: Inspector) -> None:
+def test_a_page_may_begin_after_a_connection_that_has_ended(crowded: Inspector) -> None:
     page = ask(crowded, "connections", parameters={"after": "one-7-1", "limit": "1"})
     assert [row["id"] for row in page["rows"]] == ["one-9-9"]
 
 
-def test_looking_for_connections_pauses(crowded: Inspector, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_listing_connections_pauses(crowded: Inspector, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "SLICE_NS", 0)
     _, pauses = finish(crowded.answer({"ask": "connections", "parameters": {}}))
     assert pauses > len(ALL)
@@ -449,11 +449,11 @@ def test_looking_for_connections_pauses(crowded: Inspector, monkeypatch: pytest.
     [{"limit": "0"}, {"limit": "1001"}, {"limit": "x"}, {"protocol": "three"}, {"after": "one"}, {"after": "one-x-1"},
      {"after": "one-99999999999-1"}, {"after": "one--1"}, {"more": "1"}],
 )  # fmt: skip
-def test_parameters_that_are_none(crowded: Inspector, parameters: dict[str, str]) -> None:
+def test_invalid_parameters_are_refused(crowded: Inspector, parameters: dict[str, str]) -> None:
     assert refused(crowded, "connections", parameters=parameters)[0] == 400
 
 
-def test_closing_one() -> None:
+def test_closing_a_connection() -> None:
     one = service("one", [Connection(7, 3)])
     asked = inspector(one)
     with structlog.testing.capture_logs() as logged:
@@ -478,7 +478,7 @@ def test_drain_mode_is_switched() -> None:
 @pytest.mark.parametrize(
     "given", ["one-7-4", "two-7-3", "7-3", "", "one", "one-", "-7-3", "one-7-3 ", "one-7-3-1", "\0"]
 )
-def test_only_that_one_is_closed(given: str) -> None:
+def test_closing_needs_the_exact_id(given: str) -> None:
     one = service("one", [Connection(7, 3)])
     assert refused(inspector(one), "close", connection=given)[0] == 404
     assert one.server.killed == []
@@ -487,7 +487,7 @@ def test_only_that_one_is_closed(given: str) -> None:
 # ---- configuration --------------------------------------------------------------------------------------------------
 
 
-def test_configuration() -> None:
+def test_config_shows_the_values_with_their_origins() -> None:
     config = ask(inspector(), "config")
     assert config["path"] == "/c"
     number, switch, mode, listed, token = config["values"]

@@ -1,4 +1,4 @@
-"""The daemon's end of the process that writes a journal, which is real; the store and its driver are stand-ins."""
+"""The daemon's end of the journal's writer process, which is real; the store and its driver are stand-ins."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def test_pieces_are_written_one_after_the_other(path: Path) -> None:
     assert not path.with_name("journal-wal").exists()
 
 
-def test_what_there_was_is_restored(path: Path) -> None:
+def test_written_records_are_restored(path: Path) -> None:
     async def history() -> None:
         for restored, last_id in ((0, 0), (3, 70)):
             kept = Kept(path)
@@ -159,7 +159,7 @@ def test_what_there_was_is_restored(path: Path) -> None:
     asyncio.run(history())
 
 
-def test_a_writer_that_was_killed_is_replaced_and_gets_its_piece_again(path: Path) -> None:
+def test_a_killed_writer_is_replaced_and_gets_its_piece_again(path: Path) -> None:
     async def history() -> None:
         kept = Kept(path)
         await kept.writer.restore()
@@ -196,7 +196,7 @@ async def hung(path: Path) -> Kept:
     return kept
 
 
-def test_one_that_hangs_counts_as_a_failure_until_it_goes_on(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hanging_writer_counts_as_failing_until_it_continues(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "PATIENCE_S", 0.05)
 
     async def history() -> None:
@@ -214,7 +214,7 @@ def test_one_that_hangs_counts_as_a_failure_until_it_goes_on(path: Path, monkeyp
     asyncio.run(history())
 
 
-def test_a_large_piece_has_more_time(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_timeout_grows_with_the_piece(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "SLOWEST", 1)
 
     async def history() -> None:
@@ -229,7 +229,7 @@ def test_a_large_piece_has_more_time(path: Path, monkeypatch: pytest.MonkeyPatch
     asyncio.run(history())
 
 
-def test_a_piece_that_cannot_be_written(path: Path) -> None:
+def test_a_piece_that_cannot_be_written_is_retried_by_a_new_process(path: Path) -> None:
     """The process that meets the error ends; one of those after it can write."""
 
     async def history() -> None:
@@ -252,7 +252,7 @@ def test_a_piece_that_cannot_be_written(path: Path) -> None:
     assert ids(path) == [1]
 
 
-def test_a_full_disk_refuses_what_is_new_and_writes_the_rest(path: Path) -> None:
+def test_on_a_full_disk_new_records_are_refused_and_removals_written(path: Path) -> None:
     async def history() -> None:
         kept = Kept(path)
         await kept.writer.restore()
@@ -278,8 +278,8 @@ def test_a_full_disk_refuses_what_is_new_and_writes_the_rest(path: Path) -> None
     asyncio.run(history())
 
 
-def test_a_failure_with_nothing_to_write_is_over_once_a_process_is_there(path: Path) -> None:
-    """No piece would come to tell the store so: it refuses what would change it."""
+def test_a_failure_without_pieces_ends_when_a_process_runs(path: Path) -> None:
+    """No piece would be written to tell the store so, and it would refuse changes for ever."""
 
     async def history() -> None:
         kept = Kept(path)
@@ -301,7 +301,7 @@ def test_a_failure_with_nothing_to_write_is_over_once_a_process_is_there(path: P
 
 
 @pytest.mark.parametrize("error", [ValueError("job 7 occurs twice"), MemoryError("there are more jobs than fit")])
-def test_what_the_store_cannot_take_up_ends_the_start(path: Path, error: Exception) -> None:
+def test_records_that_the_store_refuses_end_the_start(path: Path, error: Exception) -> None:
     async def history() -> None:
         kept = Kept(path)
         await kept.writer.restore()
@@ -323,7 +323,7 @@ def test_what_the_store_cannot_take_up_ends_the_start(path: Path, error: Excepti
     asyncio.run(history())
 
 
-def test_a_reader_that_ends_ends_the_start(path: Path) -> None:
+def test_a_reader_process_that_ends_ends_the_start(path: Path) -> None:
     async def history() -> None:
         kept = Kept(path)
         restoring = asyncio.ensure_future(kept.writer.restore())
@@ -356,7 +356,7 @@ def test_the_writer_is_told_whether_to_wait_for_the_disk(path: Path) -> None:
     asyncio.run(history())
 
 
-def test_lines_of_progress(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_restoring_logs_its_progress(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "PROGRESS_S", -1.0)
 
     async def history() -> None:

@@ -1,4 +1,4 @@
-"""Connections to servers: answers in order, and failures that fail all calls."""
+"""Connections to Redis servers: answers in order, and failures, which fail all calls."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ async def identify(link: Link) -> str:
     return link.run
 
 
-def test_a_connection_knows_the_run_of_the_server() -> None:
+def test_a_connection_knows_the_run_id_of_the_server() -> None:
     scene = Scene({})
     assert scene.play(identify) == RUN
     assert scene.asked == [[b"INFO", b"server"]]
@@ -80,7 +80,7 @@ def test_a_connection_knows_the_run_of_the_server() -> None:
         (OPEN, []),
     ],
 )
-def test_it_logs_in_first(login: Login, words: list[list[bytes]]) -> None:
+def test_a_connection_logs_in_first(login: Login, words: list[list[bytes]]) -> None:
     scene = Scene({b"AUTH": b"OK", b"SELECT": b"OK"}, login)
     scene.play(nothing)
     assert scene.asked == words
@@ -90,12 +90,12 @@ def test_it_logs_in_first(login: Login, words: list[list[bytes]]) -> None:
     ("answer", "says"),
     [(Refusal("ERR DB index is out of range"), "^ERR DB"), (7, "^invalid reply to SELECT: 7")],
 )
-def test_a_database_that_is_refused(answer: Any, says: str) -> None:
+def test_a_refused_database_fails_the_connection(answer: Any, says: str) -> None:
     with pytest.raises(LinkFailed, match=says):
         Scene({b"SELECT": answer}, Login("", "", None, 99)).play(nothing)
 
 
-def test_a_password_that_is_refused() -> None:
+def test_a_refused_password_fails_the_connection() -> None:
     scene = Scene({b"AUTH": Refusal("WRONGPASS invalid")}, Login("", "secret", None))
     with pytest.raises(LinkFailed, match="WRONGPASS invalid"):
         scene.play(nothing)
@@ -109,24 +109,24 @@ def test_a_password_that_is_refused() -> None:
         ([b"AUTH", b"me", b"secret"], "^invalid reply to AUTH$"),
     ],
 )
-def test_no_error_has_the_password_in_it(answer: Any, says: str) -> None:
+def test_errors_do_not_show_the_password(answer: Any, says: str) -> None:
     scene = Scene({b"AUTH": answer}, Login("me", "secret", None))
     with pytest.raises(LinkFailed, match=says):
         scene.play(nothing)
     assert "secret" not in scene.ended[0]
 
 
-def test_an_odd_answer_about_the_server() -> None:
+def test_an_invalid_info_fails_the_connection() -> None:
     with pytest.raises(LinkFailed, match=r"^invalid reply to INFO: \[1, b'a'\]$"):
         Scene({b"INFO": [1, b"a"]}).play(identify)
 
 
-def test_a_server_that_does_not_tell_its_run() -> None:
+def test_a_server_without_run_id_fails_the_connection() -> None:
     with pytest.raises(LinkFailed, match="does not tell its run_id"):
         Scene({b"INFO": b"# Server\r\n"}).play(identify)
 
 
-def test_nobody_listens() -> None:
+def test_connecting_to_a_closed_port_fails() -> None:
     async def run() -> None:
         async with serving(lambda _: SILENCE) as server:
             place = server.place
@@ -164,7 +164,7 @@ def test_a_failure_fails_all_calls(monkeypatch: pytest.MonkeyPatch, answer: Any,
     assert why.startswith(says)
 
 
-def test_errors_of_the_system_have_words() -> None:
+def test_errors_of_the_system_have_a_text() -> None:
     async def lose(link: Link) -> None:
         link.connection_lost(ConnectionResetError(104, "Connection reset by peer"))
 
@@ -173,7 +173,7 @@ def test_errors_of_the_system_have_words() -> None:
     assert scene.ended == ["Connection reset by peer"]
 
 
-def test_a_call_on_a_connection_that_has_ended_fails() -> None:
+def test_a_call_on_an_ended_connection_fails() -> None:
     """Not before send() has returned."""
 
     async def ask(link: Link) -> list[Any]:
@@ -189,8 +189,8 @@ def test_a_call_on_a_connection_that_has_ended_fails() -> None:
     assert (type(error), str(error)) == (LinkFailed, "READONLY")
 
 
-def test_an_answer_on_a_connection_that_has_ended_meanwhile() -> None:
-    """One read brings two answers, and the second one lets its caller cut the connection."""
+def test_answers_after_a_cut_are_ignored() -> None:
+    """One read brings two answers, and the caller of the second one cuts the connection."""
 
     async def ask(link: Link) -> None:
         asked = asyncio.ensure_future(link.ask("GET", 1))
@@ -205,8 +205,8 @@ def test_an_answer_on_a_connection_that_has_ended_meanwhile() -> None:
 
 @pytest.mark.parametrize("bytes_", [b":1\r\n", b"*1\r\n", b"$5\r\nab"])
 @pytest.mark.parametrize("after", [b"", b":7\r\n"])
-def test_bytes_that_nobody_has_asked_for(bytes_: bytes, after: bytes) -> None:
-    """They would be taken for the answer to the next call."""
+def test_unrequested_bytes_end_the_connection(bytes_: bytes, after: bytes) -> None:
+    """They would be mistaken for the answer to the next call."""
 
     async def receive(link: Link) -> list[Any]:
         found: list[Any] = []
@@ -221,7 +221,7 @@ def test_bytes_that_nobody_has_asked_for(bytes_: bytes, after: bytes) -> None:
     assert scene.ended == ["sent an unsolicited reply"]
 
 
-def test_an_answer_that_is_too_large() -> None:
+def test_an_answer_that_is_too_large_ends_the_connection() -> None:
     """Answers before it do not count. The connection is cut as soon as the size is known."""
 
     async def receive(link: Link) -> list[Any]:
@@ -238,8 +238,8 @@ def test_an_answer_that_is_too_large() -> None:
     assert scene.ended == ["sent an invalid reply: more than 1000 bytes"]
 
 
-def test_an_array_for_which_there_is_no_room() -> None:
-    """Nobody makes room for it."""
+def test_an_array_that_is_too_large_ends_the_connection() -> None:
+    """No memory is reserved for it."""
 
     async def receive(link: Link) -> list[Any]:
         found: list[Any] = []
@@ -263,8 +263,8 @@ def test_the_map_of_a_cluster_can_be_larger_than_other_answers() -> None:
     Scene({b"CLUSTER": large, b"ROLE": large}).play(ask)
 
 
-def test_a_large_answer_lets_others_pass() -> None:
-    """After each read, what else waits for the loop has its turn. uvloop would read 32 times."""
+def test_a_large_answer_pauses_reading_for_other_work() -> None:
+    """After each read, other work of the loop has its turn. uvloop would read 32 times."""
 
     async def receive(link: Link) -> list[str]:
         done: list[str] = []
@@ -282,8 +282,8 @@ def test_a_large_answer_lets_others_pass() -> None:
     assert Scene({b"GET": SILENCE}).play(receive) == ["pause", "resume", "others", "pause", "answer"]
 
 
-def test_a_line_without_an_end() -> None:
-    """It is not kept: whoever looks for its end would do so from its beginning each time."""
+def test_a_line_without_an_end_ends_the_connection() -> None:
+    """It is not kept, as each read would search it for its end from the beginning."""
 
     async def receive(link: Link) -> list[Any]:
         found: list[Any] = []
@@ -297,12 +297,12 @@ def test_a_line_without_an_end() -> None:
 
 
 @pytest.mark.parametrize("place", [Place("a..b", 1), Place("a" * 64, 1), Place("a\0b", 1), Place("127.0.0.1", 1 << 40)])
-def test_a_place_that_cannot_be(place: Place) -> None:
+def test_an_invalid_host_or_port_fails(place: Place) -> None:
     with pytest.raises(LinkFailed):
         asyncio.run(connect(place, OPEN, lambda _: None))
 
 
-def test_a_connection_that_ends_while_it_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_connection_that_ends_while_it_is_made_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     async def run() -> None:
         async def closed(*_: Any, **__: Any) -> None:
             raise RuntimeError("the handler is closed")
@@ -314,8 +314,8 @@ def test_a_connection_that_ends_while_it_is_made(monkeypatch: pytest.MonkeyPatch
         asyncio.run(run())
 
 
-def test_a_server_that_answers_late_once_is_given_time_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Patience is for each answer: an answer in time leaves the next one all of it."""
+def test_each_answer_has_the_whole_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A late answer leaves the next one all of its time."""
     monkeypatch.setattr(module, "PATIENCE_S", 3600)
 
     async def look(link: Link) -> bool:
@@ -330,7 +330,7 @@ def test_a_server_that_answers_late_once_is_given_time_again(monkeypatch: pytest
 
 
 @pytest.mark.parametrize("answer", [b"counterd_1", Refusal("ERR Library 'counterd_1' already exists")])
-def test_a_server_has_the_functions(answer: Any) -> None:
+def test_a_server_with_the_functions_is_prepared(answer: Any) -> None:
     async def prepare(link: Link) -> tuple[str, str]:
         await link.prepare()
         return link.command
@@ -353,7 +353,7 @@ def test_a_server_without_functions_gets_the_script() -> None:
 
 
 @pytest.mark.parametrize("digest", [7, b"0123", [b"a" * 40]])
-def test_a_server_with_odd_scripts(digest: Any) -> None:
+def test_a_server_with_invalid_answers_about_scripts(digest: Any) -> None:
     with pytest.raises(LinkFailed, match=r"^invalid reply to SCRIPT LOAD: "):
         Scene({b"FUNCTION": UNKNOWN, b"SCRIPT": digest}).play(Link.prepare)
 

@@ -1,4 +1,4 @@
-"""The sockets of a room with two ports: each has its own number and its own file, and all else is for both."""
+"""The sockets of a protocol with two ports: each has its own number and its own file; other settings concern both."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def listening(stack: contextlib.ExitStack, address: tuple[str, int] | str) -> so
     return opened
 
 
-def test_each_port_has_its_number(directory: Path, stack: contextlib.ExitStack) -> None:
+def test_each_port_has_its_own_number(directory: Path, stack: contextlib.ExitStack) -> None:
     both = listeners_of(directory, stack)
     assert [listeners.port.name for listeners in both] == ["smockron", "smockron-control"]
     assert [listeners.open() for listeners in both] == [([], [])] * 2
@@ -85,7 +85,7 @@ def test_each_port_has_its_number(directory: Path, stack: contextlib.ExitStack) 
         assert listeners.tcp[0].fileno() == -1
 
 
-def test_addresses_share_a_number_that_was_found(directory: Path, stack: contextlib.ExitStack) -> None:
+def test_addresses_share_a_port_chosen_by_the_kernel(directory: Path, stack: contextlib.ExitStack) -> None:
     listeners, _ = listeners_of(directory, stack, bind="127.0.0.1 127.0.0.2")
     assert listeners.open() == ([], [])
     hosts, numbers = zip(*(opened.getsockname() for opened in listeners.tcp), strict=True)
@@ -93,7 +93,9 @@ def test_addresses_share_a_number_that_was_found(directory: Path, stack: context
     assert len(set(numbers)) == 1
 
 
-def test_each_port_has_its_file_with_the_permissions_of_both(directory: Path, stack: contextlib.ExitStack) -> None:
+def test_each_port_has_its_socket_file_with_the_shared_permissions(
+    directory: Path, stack: contextlib.ExitStack
+) -> None:
     paths = [str(directory / "accounting"), str(directory / "control")]
     files = dict(zip(("socket", "control_socket"), paths, strict=True))
     both = listeners_of(directory, stack, bind="", socket_mode="0600", socket_group=str(os.getegid()), **files)
@@ -108,7 +110,7 @@ def test_each_port_has_its_file_with_the_permissions_of_both(directory: Path, st
     assert not any(Path(path).exists() for path in paths)
 
 
-def test_what_is_in_use_is_told_with_the_key_of_its_port(directory: Path, stack: contextlib.ExitStack) -> None:
+def test_an_address_in_use_is_reported_with_the_key_of_its_port(directory: Path, stack: contextlib.ExitStack) -> None:
     number = listening(stack, ("127.0.0.1", 0)).getsockname()[1]
     path = str(directory / "taken")
     listening(stack, path)
@@ -124,8 +126,8 @@ def test_what_is_in_use_is_told_with_the_key_of_its_port(directory: Path, stack:
     assert listens(path), "it belongs to somebody else"
 
 
-def test_sockets_that_were_passed(directory: Path, stack: contextlib.ExitStack) -> None:
-    """They are served in place of what is configured, and the files are left to whoever opened them."""
+def test_passed_sockets_replace_configured_ones(directory: Path, stack: contextlib.ExitStack) -> None:
+    """The files of passed Unix sockets are left to the process that opened them."""
     path = str(directory / "passed")
     tcp, unix = listening(stack, ("127.0.0.1", 0)), listening(stack, path)
     passed = [Passed(tcp, "smockron-control"), Passed(unix, "smockron-control.second")]
@@ -142,7 +144,7 @@ def test_sockets_that_were_passed(directory: Path, stack: contextlib.ExitStack) 
     assert Path(path).exists()
 
 
-def test_a_socket_without_a_name_is_found_by_its_address(directory: Path, stack: contextlib.ExitStack) -> None:
+def test_a_passed_socket_without_a_name_is_matched_by_address(directory: Path, stack: contextlib.ExitStack) -> None:
     tcp = listening(stack, ("127.0.0.1", 0))
     number = tcp.getsockname()[1]
     _, control = listeners_of(directory, stack, [Passed(tcp, "")], control_port=str(number))
@@ -150,7 +152,7 @@ def test_a_socket_without_a_name_is_found_by_its_address(directory: Path, stack:
     assert control.tcp == [tcp]
 
 
-def test_keepalive_is_for_all_that_comes_from_now_on(directory: Path, stack: contextlib.ExitStack) -> None:
+def test_changed_keepalive_concerns_later_connections(directory: Path, stack: contextlib.ExitStack) -> None:
     listeners, _ = listeners_of(directory, stack, keepalive_idle="77")
     listeners.open()
     assert listeners.tcp[0].getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 77
@@ -163,7 +165,7 @@ def test_keepalive_is_for_all_that_comes_from_now_on(directory: Path, stack: con
     ("heard", "unheard", "key"),
     [("socket", "smockron-control", "control_socket"), ("control_socket", "smockron", "socket")],
 )
-def test_a_port_by_which_nobody_can_come_is_a_mistake(
+def test_a_port_without_address_and_socket_is_a_mistake(
     directory: Path, stack: contextlib.ExitStack, heard: str, unheard: str, key: str
 ) -> None:
     with pytest.raises(ConfigError) as caught:
@@ -172,7 +174,7 @@ def test_a_port_by_which_nobody_can_come_is_a_mistake(
     assert caught.value.problems == (f"--set smockron.bind=: {unheard} is enabled but listens nowhere: {why}",)
 
 
-def test_ports_that_were_all_passed_need_no_address(directory: Path, stack: contextlib.ExitStack) -> None:
+def test_passed_ports_need_no_address(directory: Path, stack: contextlib.ExitStack) -> None:
     unix, tcp = listening(stack, str(directory / "passed")), listening(stack, ("127.0.0.1", 0))
     passed = [Passed(unix, "smockron"), Passed(tcp, "smockron-control")]
     listeners, control = listeners_of(directory, stack, passed)

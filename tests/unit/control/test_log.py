@@ -1,7 +1,6 @@
 """Logs: the two formats, a writer whose reader is slow, stuck or gone, and the limit on repeated lines.
 
-Readers are real pipes. Nothing sleeps: another thread is waited for by reading, by joining it, or by spinning.
-"""
+Readers are real pipes. No test sleeps: it waits for another thread by reading, by joining it, or by spinning."""
 
 from __future__ import annotations
 
@@ -128,7 +127,7 @@ def messages(data: bytes) -> list[str]:
         (record("x", **{"a\nb": 1}), r"INFO  x a\nb=1"),
     ],
 )
-def test_text(made, line):
+def test_lines_in_text_format(made, line):
     assert text_line(made).decode() == f"2026-11-20T05:08:30.123Z {line}\n"
 
 
@@ -142,7 +141,7 @@ def test_text(made, line):
         (record("a\nb\u2028ä"), {"level": "info", "msg": "a\nb\u2028ä"}),
     ],
 )
-def test_json(made, fields):
+def test_lines_in_json_format(made, fields):
     line = json_line(made)
     assert json.loads(line) == {"ts": "2026-11-20T05:08:30.123Z", **fields}
     assert list(json.loads(line))[:3] == ["ts", "level", "msg"]
@@ -167,13 +166,13 @@ def raised(message: str) -> ValueError:
         return error
 
 
-def test_an_exception_is_a_field(pipe):
+def test_an_exception_is_a_field_in_text(pipe):
     line = logged(pipe, "text", lambda log: log.info("failed", exc_info=raised("wrong\nhere"), port=1))
     head = re.escape(r'INFO  failed port=1 exc="Traceback (most recent call last):\n')
     assert re.fullmatch(TIME + " " + head + r".*" + re.escape(r'ValueError: wrong\nhere"') + "\n", line)
 
 
-def test_an_exception_is_a_field_of_json(pipe):
+def test_an_exception_is_a_field_in_json(pipe):
     def log(logger) -> None:
         try:
             raise ValueError("wrong\nhere")
@@ -192,7 +191,7 @@ def test_a_long_traceback_keeps_its_end(pipe):
     assert line.endswith(" exc=" + "x" * (TRACEBACK_MAX - 3) + "end\n")
 
 
-def test_a_text_line_that_is_too_long_is_cut():
+def test_a_long_text_line_is_cut():
     head = len(text_line(record("")))
     longest = text_line(record("ä" + "x" * (LINE_MAX - head - 2)))
     assert len(longest) == LINE_MAX
@@ -206,7 +205,7 @@ def test_a_text_line_that_is_too_long_is_cut():
         assert cut.decode().endswith("ä [cut]\n")
 
 
-def test_a_json_line_that_is_too_long_is_cut_and_is_json_still():
+def test_a_long_json_line_is_cut_and_stays_valid_json():
     head = len(json_line(record("")))
     assert len(json_line(record("x" * (LINE_MAX - head)))) == LINE_MAX
     for message in ("x" * (LINE_MAX - head + 1), "\N{GRINNING FACE}" * LINE_MAX):
@@ -238,7 +237,7 @@ def test_any_record_is_one_line(message, fields):
 
 
 @given(st.text(st.characters()))
-def test_one_line_keeps_what_is_printable(text):
+def test_one_line_keeps_printable_text(text):
     assert one_line(text).isprintable()
     assert one_line(text) == text or not text.isprintable()
 
@@ -289,7 +288,7 @@ def test_an_unknown_level_or_format_is_refused(level, format):
         LogWriter(level, format)
 
 
-def test_what_does_not_fit_is_dropped_counted_and_reported(pipe):
+def test_lines_that_do_not_fit_are_dropped_counted_and_reported(pipe):
     writer = LogWriter("error", "text", pipe.writing, capacity=3)
     logger = logger_for(writer)
     for number in range(10):
@@ -318,7 +317,7 @@ def test_losses_are_reported_in_the_format_of_the_rest(pipe):
 
 
 @pytest.mark.parametrize("blocking", [True, False])
-def test_a_reader_that_never_reads_holds_up_nobody(pipe, blocking):
+def test_a_reader_that_never_reads_blocks_no_caller(pipe, blocking):
     os.set_blocking(pipe.writing, blocking)
     pipe.fill()
     writer = LogWriter("info", "text", pipe.writing, capacity=5)
@@ -349,7 +348,7 @@ def test_a_slow_reader_gets_every_line_whole(pipe, blocking):
 
 
 @pytest.mark.parametrize("blocking", [True, False])
-def test_a_reader_that_is_gone_costs_the_lines_alone(blocking):
+def test_a_reader_that_is_gone_loses_only_lines(blocking):
     made = Pipe()
     os.close(made.reading)
     os.set_blocking(made.writing, blocking)
@@ -363,7 +362,7 @@ def test_a_reader_that_is_gone_costs_the_lines_alone(blocking):
     os.close(made.writing)
 
 
-def test_a_reader_that_comes_back_is_told_what_it_missed(tmp_path):
+def test_a_reader_that_comes_back_sees_how_many_lines_are_missing(tmp_path):
     path = tmp_path / "fifo"
     os.mkfifo(path)
     reading = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
@@ -385,7 +384,7 @@ def test_a_reader_that_comes_back_is_told_what_it_missed(tmp_path):
     os.close(writing)
 
 
-def test_a_closed_descriptor_is_no_more_than_lost_lines(pipe):
+def test_a_closed_descriptor_loses_only_lines(pipe):
     writer = LogWriter("info", "text", -1)
     writer.start()
     logger_for(writer).info("x")
@@ -408,7 +407,7 @@ class Hollow(Exception):
     [((ValueError, ValueError("x"), None), "KeyError: 'y'"), ("text", "KeyError: 'y'"), (Hollow("z"), "Hollow: z")],
     ids=["tuple", "text", "hollow"],
 )
-def test_whatever_is_said_to_be_an_exception_is_logged(pipe, given, exc):
+def test_any_exc_info_is_logged(pipe, given, exc):
     def log(logger) -> None:
         try:
             raise KeyError("y")
@@ -426,7 +425,7 @@ def test_whatever_is_said_to_be_an_exception_is_logged(pipe, given, exc):
         ("json", float("nan"), "ValueError"),
     ],
 )
-def test_a_value_that_cannot_be_shown_is_logged_as_that_and_not_raised(pipe, format, field, error):
+def test_a_value_that_cannot_be_formatted_is_logged_and_not_raised(pipe, format, field, error):
     line = logged(pipe, format, lambda log: log.info("x", a=field))
     assert line.count("\n") == 1
     assert "ERROR" in line.upper()
@@ -435,7 +434,7 @@ def test_a_value_that_cannot_be_shown_is_logged_as_that_and_not_raised(pipe, for
     assert __file__ in line
 
 
-def test_what_libraries_log_comes_too(pipe):
+def test_log_records_of_libraries_are_written(pipe):
     writer = LogWriter("info", "text", pipe.writing)
     logger = logging.Logger("some.library")
     logger.addHandler(Foreign(logger_for(writer)))
@@ -479,27 +478,27 @@ def test_the_thread_does_not_keep_the_process_alive(pipe):
 # ---- the limit on repeated lines ------------------------------------------------------------------------------------
 
 
-def test_a_cause_gets_its_lines_in_each_period():
+def test_each_cause_is_limited_in_each_period():
     bounded = Bounded(lines=2, period=10)
     assert [bounded.allow("a", now) for now in (100, 101, 102, 109.9)] == [0, 0, None, None]
     assert [bounded.allow("a", now) for now in (110, 111, 112)] == [2, 0, None]
     assert [bounded.allow("a", now) for now in (500, 501)] == [1, 0]
 
 
-def test_causes_do_not_count_for_each_other():
+def test_causes_are_counted_separately():
     bounded = Bounded(lines=1, period=10)
     assert [bounded.allow(cause, 0) for cause in "abab"] == [0, 0, None, None]
     assert [bounded.allow(cause, 10) for cause in "ab"] == [1, 1]
 
 
-def test_causes_that_are_too_many_count_as_one():
+def test_further_causes_count_as_one():
     bounded = Bounded(lines=1, period=10, causes=2)
     assert [bounded.allow(cause, 0) for cause in "abcde"] == [0, 0, 0, None, None]
     assert bounded.allow("a", 5) is None
     assert [bounded.allow(cause, 10) for cause in "ac"] == [1, 0]
 
 
-def test_a_quiet_cause_makes_place_for_another():
+def test_a_quiet_cause_makes_room_for_another():
     bounded = Bounded(lines=1, period=10, causes=2)
     assert [bounded.allow(cause, now) for cause, now in (("a", 0), ("b", 5), ("a", 10))] == [0, 0, 0]
     assert bounded.allow("c", 14) == 0  # as one of the others: both places are taken
@@ -508,7 +507,7 @@ def test_a_quiet_cause_makes_place_for_another():
     assert bounded.allow("a", 16) is None
 
 
-def test_the_others_keep_their_place():
+def test_further_causes_keep_their_common_count():
     bounded = Bounded(lines=1, period=10, causes=1)
     assert [bounded.allow(cause, 0) for cause in "ab"] == [0, 0]
     assert [bounded.allow(cause, 10) for cause in "cde"] == [0, 0, None]  # d and e are others
@@ -538,7 +537,7 @@ def test_lines_are_bounded_whatever_the_causes(lines, causes, steps):
         assert sum(begin <= moment < begin + 10 for moment in passed) <= 2 * lines * (causes + 1)
 
 
-def test_of_what_repeats_a_few_lines_are_logged_and_the_rest_is_counted(monkeypatch) -> None:
+def test_repeated_reports_are_limited_and_counted(monkeypatch) -> None:
     now = [0.0]
     monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
     error = ValueError("x")

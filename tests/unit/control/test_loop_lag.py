@@ -1,4 +1,4 @@
-"""The monitor of the loop's lag, on a clock and a loop of the test's own."""
+"""The monitor of the loop's lag, with a fake clock and loop."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ def scene(monkeypatch) -> Scene:
     return Scene(monkeypatch)
 
 
-def test_a_watchdog_without_patience_does_not_take_all_of_the_cpu(scene):
+def test_a_watchdog_with_a_tiny_period_does_not_use_all_of_the_cpu(scene):
     scene.start(feed_s=0.0000005)
     assert [wait for wait, _ in scene.timers] == [0.01]
 
 
-def test_how_late_each_beat_was(scene):
+def test_the_lag_of_each_beat_is_measured(scene):
     beating = scene.start()
     for late in (0.0, 0.001, 0.0015, 3.0, 60.0, 0.004):
         scene.beat(late)
@@ -63,33 +63,33 @@ def test_how_late_each_beat_was(scene):
     assert scene.fed == []
 
 
-def test_a_timer_that_comes_early_is_not_late(scene):
+def test_an_early_timer_counts_as_no_lag(scene):
     beating = scene.start()
     scene.beat(-0.001)
     assert (beating.last, beating.histogram().sum) == (0.0, 0.0)
 
 
-def test_the_watchdog_is_fed_as_often_as_it_wants(scene):
+def test_the_watchdog_is_fed_in_its_period(scene):
     scene.start(feed_s=0.25)
     for _ in range(10):
         scene.beat()
     assert scene.fed == pytest.approx([7.0, 7.3, 7.6, 7.9])
 
 
-def test_a_watchdog_that_wants_more_than_there_are_beats(scene):
+def test_a_watchdog_with_a_shorter_period_than_the_beats(scene):
     scene.start(feed_s=0.02)
     scene.beat()
     scene.beat()
     assert scene.fed == pytest.approx([7.0, 7.02, 7.04])
 
 
-def test_a_loop_that_is_stuck_does_not_feed(scene):
+def test_a_stuck_loop_does_not_feed_the_watchdog(scene):
     scene.start(feed_s=0.1)
     scene.beat(late=5.0)
     assert scene.fed == pytest.approx([7.0, 12.1])
 
 
-def test_nothing_after_stop(scene):
+def test_no_beats_after_stop(scene):
     scene.start().stop()
     assert scene.timers == []
     LoopLagMonitor(scene, lambda: None).stop()

@@ -1,5 +1,6 @@
-"""What a store shares is asked for one call at a time; a Redis that does not answer is done without. Redis is a
-stand-in: tests/functional/test_smockron_state.py has the real one."""
+"""State in a Redis: one call at a time, and without an answer the store decides alone.
+
+The Redis is a stand-in: tests/functional/test_smockron_state.py has the real one."""
 
 from __future__ import annotations
 
@@ -131,7 +132,7 @@ def played(
     return scene.store.told
 
 
-def test_one_call_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_calls_are_made_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
     scene = Scene(monkeypatch)
     scene.answers = [b"7", b"8 9"]
     assert played(scene, b"a", b"b", told=4) == ["alone", "begin", [7], [8, 9]]
@@ -141,7 +142,7 @@ def test_one_call_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
     assert scene.reports == []
 
 
-def test_a_script_that_redis_has_lost_is_loaded_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lost_script_is_loaded_again(monkeypatch: pytest.MonkeyPatch) -> None:
     scene = Scene(monkeypatch)
     scene.answers = [NO_SCRIPT, b"7", NO_SCRIPT, b"8"]
     assert played(scene, b"a", b"b", told=4) == ["alone", "begin", [7], [8]]
@@ -149,8 +150,8 @@ def test_a_script_that_redis_has_lost_is_loaded_again(monkeypatch: pytest.Monkey
     assert len(scene.asked) == 3
 
 
-def test_a_redis_that_never_has_the_script(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Requests would wait for ever."""
+def test_a_redis_that_keeps_losing_the_script_counts_as_failing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else requests would wait for ever."""
     scene = Scene(monkeypatch)
     scene.answers = [NO_SCRIPT] * 2
     assert played(scene, b"a", told=3) == ["alone", "begin", "alone"]
@@ -175,8 +176,10 @@ def test_a_redis_that_never_has_the_script(monkeypatch: pytest.MonkeyPatch) -> N
         (Refusal("OOM command not allowed"), "OOM command"),
     ],
 )
-def test_what_fails_is_decided_alone_and_tried_again(monkeypatch: pytest.MonkeyPatch, answer: Any, says: str) -> None:
-    """The log names the server, and says what was wrong. It is not a bug of the daemon."""
+def test_a_failed_call_is_decided_alone_and_redis_is_tried_again(
+    monkeypatch: pytest.MonkeyPatch, answer: Any, says: str
+) -> None:
+    """The log names the server and the error. It is no bug of the daemon."""
     scene = Scene(monkeypatch)
     scene.answers = [b"7", answer, b"8"]
     failing = []
@@ -200,8 +203,10 @@ def test_what_fails_is_decided_alone_and_tried_again(monkeypatch: pytest.MonkeyP
         (END, "closed the connection"),
     ],
 )
-def test_a_redis_that_cannot_begin(monkeypatch: pytest.MonkeyPatch, answer: Any, says: str) -> None:
-    """An outage is told once."""
+def test_a_redis_that_refuses_the_script_is_tried_again(
+    monkeypatch: pytest.MonkeyPatch, answer: Any, says: str
+) -> None:
+    """An outage is reported once."""
     scene = Scene(monkeypatch)
     scene.firsts[b"SCRIPT"] = [answer] * 2
     assert played(scene, told=4) == ["alone", "alone", "alone", "begin"]
@@ -210,7 +215,7 @@ def test_a_redis_that_cannot_begin(monkeypatch: pytest.MonkeyPatch, answer: Any,
     assert scene.bugs == []
 
 
-def test_a_bug_does_not_end_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_exception_in_the_store_does_not_end_the_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     scene = Scene(monkeypatch)
     scene.answers = [b"7", b"a bug", b"8"]
     assert played(scene, b"a", b"b", b"c", told=6) == ["alone", "begin", [7], "alone", "begin", [8]]
@@ -218,7 +223,7 @@ def test_a_bug_does_not_end_it(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(scene.reports) == 1
 
 
-def test_a_bug_while_it_connects_does_not_end_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_exception_while_connecting_does_not_end_the_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     scene = Scene(monkeypatch)
 
     async def broken(*_: Any) -> None:
@@ -231,7 +236,7 @@ def test_a_bug_while_it_connects_does_not_end_it(monkeypatch: pytest.MonkeyPatch
     assert scene.bugs == ["failed to call Redis"]
 
 
-def test_one_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_redis_that_does_not_answer_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
     scene = Scene(monkeypatch)
     monkeypatch.setattr(link, "PATIENCE_S", 0.2)
     scene.answers = [SILENCE]
@@ -239,13 +244,13 @@ def test_one_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     assert scene.reports[0].endswith(": no answer for 0.2 s")
 
 
-def test_it_logs_in_and_chooses_a_database(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_connection_logs_in_and_selects_a_database(monkeypatch: pytest.MonkeyPatch) -> None:
     scene = Scene(monkeypatch, "redis://me:secret@127.0.0.1:{}/3")
     played(scene, told=2)
     assert scene.asked[:2] == [[b"AUTH", b"me", b"secret"], [b"SELECT", b"3"]]
 
 
-def test_the_authorities_of_tls_have_to_exist(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_file_of_tls_authorities_has_to_exist(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     scene = Scene(monkeypatch, f"rediss://127.0.0.1:{{}}?ssl_ca_certs={tmp_path}/none")
     with pytest.raises(ConfigError, match=r"smockron.state: .*none"):
         played(scene, told=1)

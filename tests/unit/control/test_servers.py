@@ -1,4 +1,4 @@
-"""What servers say about each other, and the search for the server of each partition. The servers are stand-ins."""
+"""What servers tell about their cluster, and the search for the server of each partition. The servers are stand-ins."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def said(answers: dict[bytes, Any], read: Callable[[Link], Awaitable[Any]]) -> A
     return asyncio.run(run())
 
 
-def test_what_a_server_says_about_the_cluster() -> None:
+def test_the_map_of_a_cluster_is_read() -> None:
     here = [b"10.0.0.1", 6379, b"id"]
     ranges = [[0, 8191, here, [b"10.0.0.2", 6379, b"id"]], [8192, 16383, [b"", 6380, b"id"]]]
     found = said({b"CLUSTER": ranges}, read_map)
@@ -58,16 +58,16 @@ def test_masters_have_equal_numbers_of_partitions(masters: int) -> None:
     assert max(numbers.values()) - min(numbers.values()) <= 1
 
 
-def test_partitions_whose_slots_nobody_has() -> None:
+def test_slots_without_a_server_have_no_owner() -> None:
     found = said({b"CLUSTER": []}, read_map)
     assert found == Map({}, [])
 
 
-def test_a_server_that_is_in_no_cluster() -> None:
+def test_a_server_without_cluster_mode_has_no_map() -> None:
     assert said({b"CLUSTER": Refusal("ERR This instance has cluster support disabled")}, read_map) is None
 
 
-def test_a_server_that_cannot_say_it_now() -> None:
+def test_an_error_instead_of_the_map_fails() -> None:
     with pytest.raises(LinkFailed, match="LOADING"):
         said({b"CLUSTER": Refusal("LOADING Redis is loading the dataset in memory")}, read_map)
 
@@ -80,12 +80,12 @@ def test_a_server_that_cannot_say_it_now() -> None:
         ([b"slave", b"10.0.0.1", 6379, b"connected", 42], Role(False, 0, 0, [Place("10.0.0.1", 6379)])),
     ],
 )
-def test_roles(answer: Any, role: Role) -> None:
+def test_roles_are_read(answer: Any, role: Role) -> None:
     assert said({b"ROLE": answer}, read_role) == role
 
 
 @pytest.mark.parametrize("answer", [7, b"abc", [[b"0", 9, []]], [[0, 16383]], [[0, 16383, [7, 7]]], [7], None])
-def test_a_map_without_sense(answer: Any) -> None:
+def test_an_invalid_map_fails(answer: Any) -> None:
     with pytest.raises(LinkFailed, match=r"^invalid reply to CLUSTER SLOTS: "):
         said({b"CLUSTER": answer}, read_map)
 
@@ -103,19 +103,19 @@ def test_a_map_without_sense(answer: Any) -> None:
         None,
     ],
 )
-def test_a_role_without_sense(answer: Any) -> None:
+def test_an_invalid_role_fails(answer: Any) -> None:
     with pytest.raises(LinkFailed, match=r"^invalid reply to ROLE: "):
         said({b"ROLE": answer}, read_role)
 
 
-def test_a_state_without_sense() -> None:
+def test_an_invalid_cluster_state_fails() -> None:
     with pytest.raises(LinkFailed, match=r"^invalid reply to CLUSTER INFO: 7$"):
         said({b"CLUSTER": 7}, check_state)
 
 
 @pytest.mark.needs("redis-server")
-def test_a_real_server_agrees(tmp_path: Path) -> None:
-    """It has the authority's functions, and the partitions are in the slots in which it has their keys."""
+def test_a_real_server_has_the_functions_and_the_expected_slots(tmp_path: Path) -> None:
+    """The partitions are in the slots in which the server has their keys."""
 
     async def run(place: Place) -> str:
         link = await connect(place, OPEN, lambda _: None)
@@ -192,7 +192,7 @@ def test_each_partition_has_its_own_server(monkeypatch: pytest.MonkeyPatch) -> N
     assert [each.redis.connections for each in scene.fleet] == [1, 1, 1]
 
 
-def test_a_partition_moves(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_moved_partition_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """The old server, which is asked first, knows the new one."""
     scene = Scene(monkeypatch, 2)
     first, second = scene.fleet
@@ -211,8 +211,8 @@ def test_a_partition_moves(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("answer", [Refusal("CLUSTERDOWN The cluster is down"), Refusal("READONLY"), END, SILENCE])
-def test_a_failover(monkeypatch: pytest.MonkeyPatch, answer: Any) -> None:
-    """The first server does nothing any more. The second knows nothing of that at first, and becomes the master."""
+def test_a_failover_is_followed(monkeypatch: pytest.MonkeyPatch, answer: Any) -> None:
+    """The first server fails. The second knows nothing of that at first, and becomes the master."""
     monkeypatch.setattr("counterd.control.link.PATIENCE_S", 0.2)
     scene = Scene(monkeypatch, 2, known=2)
     first, second = scene.fleet
@@ -263,7 +263,7 @@ def test_errors_of_servers_and_of_calls(monkeypatch: pytest.MonkeyPatch, error: 
     assert server.redis.connections == 1 + is_left
 
 
-def test_a_connection_that_ends_during_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_search_survives_a_connection_that_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     """An answer to a call cuts the connection on which the search waits for its own answer."""
     scene = Scene(monkeypatch, 1)
 
@@ -288,8 +288,8 @@ def test_a_connection_that_ends_during_the_search(monkeypatch: pytest.MonkeyPatc
     scene.play(act)
 
 
-def test_a_server_whose_cluster_is_down(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It says who has the slots, but answers no calls."""
+def test_a_server_whose_cluster_is_down_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It says which servers have the slots, but answers no calls."""
     scene = Scene(monkeypatch, 2)
     second = scene.fleet[1]
     second.state = b"cluster_state:fail\r\n"
@@ -336,7 +336,7 @@ def test_the_master_of_a_replica_is_found(monkeypatch: pytest.MonkeyPatch) -> No
     scene.play(lambda: scene.reached("run1"), arrange)
 
 
-def test_connections_that_are_not_needed_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unneeded_connections_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     scene = Scene(monkeypatch, 2)
     first, second = scene.fleet
 
@@ -348,7 +348,7 @@ def test_connections_that_are_not_needed_are_closed(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("command", ["CLUSTER", "ROLE", "INFO"])
-def test_an_odd_server_is_named_and_another_one_found(monkeypatch: pytest.MonkeyPatch, command: str) -> None:
+def test_a_server_with_invalid_answers_is_named_and_another_used(monkeypatch: pytest.MonkeyPatch, command: str) -> None:
     scene = Scene(monkeypatch, 2)
     odd, other = scene.fleet
 
@@ -369,7 +369,7 @@ def test_an_odd_server_is_named_and_another_one_found(monkeypatch: pytest.Monkey
     assert why.endswith(": [7, None]")
 
 
-def test_a_bug_does_not_end_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_exception_does_not_end_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
     scene = Scene(monkeypatch, 1)
 
     async def act() -> None:

@@ -1,4 +1,4 @@
-"""A function beside the loop: what it returns and raises comes back, and nobody has to wait for it."""
+"""run_in_thread: its result or exception comes back to the loop, and a caller may stop waiting."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from counterd.control.threads import NoThread, run_in_thread
 
 
-def test_what_it_returns_and_raises_comes_back() -> None:
+def test_results_and_exceptions_come_back() -> None:
     async def main() -> None:
         assert await run_in_thread(threading.get_ident) != threading.get_ident()
         with pytest.raises(ZeroDivisionError):
@@ -19,7 +19,7 @@ def test_what_it_returns_and_raises_comes_back() -> None:
     asyncio.run(main())
 
 
-def test_there_may_be_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_if_no_thread_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(_: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
@@ -32,7 +32,7 @@ def test_there_may_be_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_whoever_does_not_wait_any_more_is_not_told(fails: bool) -> None:
+def test_a_cancelled_caller_gets_no_result(fails: bool) -> None:
     let_go, begun = threading.Event(), threading.Event()
     found: list[threading.Thread] = []
 
@@ -59,7 +59,7 @@ def test_whoever_does_not_wait_any_more_is_not_told(fails: bool) -> None:
     asyncio.run(main())
 
 
-def test_the_loop_may_end_first() -> None:
+def test_the_loop_may_end_before_the_thread() -> None:
     let_go, begun = threading.Event(), threading.Event()
     found: list[threading.Thread] = []
 

@@ -1,4 +1,4 @@
-"""Contexts of TLS: what is in them, and what is said of files that cannot be used."""
+"""TLS contexts of servers, and the errors for files that cannot be used."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_certificates_of_clients(files):
         (("cert", "key", "key"), "client_ca", "no certificate in PEM in {key}"),
     ],
 )
-def test_files_that_cannot_be_used(files, given, name, why):
+def test_unusable_files_are_errors(files, given, name, why):
     cert, key, client_ca = given
     paths = {word: getattr(files, word) for word in ("none", "fifo", "long", "text", "broken", "key", "cert", "other")}
     with pytest.raises(TLSError) as caught:
@@ -92,7 +92,7 @@ def test_files_that_cannot_be_used(files, given, name, why):
     assert str(caught.value).startswith(why.format(directory=getattr(files, ""), **paths))
 
 
-def test_a_key_that_goes_while_it_is_read(files, monkeypatch):
+def test_a_key_that_is_removed_while_it_is_read(files, monkeypatch):
     read = tls._read
     monkeypatch.setattr(tls, "_read", lambda name, path: read(name, path) if name == "cert" else b"")
     with pytest.raises(TLSError, match="cannot be read: No such file or directory"):
@@ -100,7 +100,7 @@ def test_a_key_that_goes_while_it_is_read(files, monkeypatch):
 
 
 @pytest.mark.needs("openssl")
-def test_a_passphrase_is_not_asked_for(files):
+def test_a_key_with_a_passphrase_is_refused(files):
     openssl = needs.path("openssl")
     encrypt = [openssl, "pkey", "-in", files.key, "-out", files.locked, "-aes256", "-passout", "pass:x"]
     subprocess.run(encrypt, check=True)

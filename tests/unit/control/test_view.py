@@ -1,4 +1,4 @@
-"""What parts of the daemon see of it."""
+"""View, the figures and the state that parts of the daemon see."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_figures_above_the_engine() -> None:
     }
 
 
-def test_it_begins_by_starting_now() -> None:
+def test_the_first_state_is_starting() -> None:
     config: Any = SimpleNamespace()
     before = time.monotonic_ns()
     view = View(config, {}, lambda: 0)

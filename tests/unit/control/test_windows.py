@@ -83,7 +83,7 @@ def scene(monkeypatch):
     return scene
 
 
-def test_the_first_begins_at_once_and_the_next_at_midnight(scene):
+def test_the_first_window_begins_at_once_and_the_next_at_midnight(scene):
     Windows(scene, DAY).check()
     assert (scene.begun, scene.woken) == ([1], 1)
     scene.pass_time(DAY / 2 - 0.5)
@@ -94,7 +94,7 @@ def test_the_first_begins_at_once_and_the_next_at_midnight(scene):
     assert scene.begun == [1, 2, 3, 4]
 
 
-def test_the_clock_is_looked_at_often_and_the_multiple_is_not_missed(scene):
+def test_the_clock_is_read_often_enough_not_to_miss_a_multiple(scene):
     Windows(scene, 10).check()
     scene.pass_time(9.5)
     assert max(timer.wait for timer in scene.timers) == CHECK_S
@@ -104,14 +104,14 @@ def test_the_clock_is_looked_at_often_and_the_multiple_is_not_missed(scene):
     assert scene.timers[-1].wait == pytest.approx(0.25)
 
 
-def test_a_clock_that_jumps_turns_once(scene):
+def test_a_clock_that_jumps_begins_one_window(scene):
     Windows(scene, DAY).check()
     scene.jump(400 * DAY)
     scene.pass_time(10)
     assert scene.begun == [1, 2]
 
 
-def test_a_clock_that_was_ahead_and_is_corrected_turns_at_the_next_multiple(scene):
+def test_a_corrected_clock_begins_a_window_at_the_next_multiple(scene):
     Windows(scene, DAY).check()
     scene.jump(400 * DAY)
     scene.pass_time(10)
@@ -144,7 +144,7 @@ def test_the_same_interval_again_changes_nothing(scene):
     assert scene.begun == [1, 2]
 
 
-def test_it_stops(scene):
+def test_stop_cancels_the_timer(scene):
     turning = Windows(scene, 10)
     turning.stop()
     turning.check()
@@ -152,7 +152,7 @@ def test_it_stops(scene):
     assert scene.timers[-1].cancelled
 
 
-def test_the_store_is_told_the_time_at_every_look_and_has_no_windows_without_an_interval(scene):
+def test_without_an_interval_the_store_gets_the_time_and_no_windows(scene):
     Windows(scene, 0).check()
     scene.pass_time(3 * CHECK_S)
     assert scene.told == [(int((NOON + step * CHECK_S) * 1e9), 42) for step in range(4)]

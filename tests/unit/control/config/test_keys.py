@@ -1,4 +1,4 @@
-"""Keys of listeners, given for one room or for all of them; and the objects that a configuration is handed out as."""
+"""Keys of listeners, given for one protocol or for all; and the objects that a configuration consists of."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ ON = "counter.enable = true\n"
 BOTH_ON = "counter.enable = true\ngate.enable = true\n"
 
 
-def test_the_keys_of_all_listeners_are_those_of_each_but_what_cannot_be_shared():
+def test_the_listener_keys_are_those_of_each_room_except_unshareable_ones():
     one = {key.removeprefix("gate") for key in settings_for([GATE]) if key.startswith("gate.")}
     shared = {key.removeprefix("listener") for key in shared_settings()}
     assert one - shared == {".enable", ".port", ".socket", ".width", ".height"}
@@ -58,7 +58,7 @@ def test_the_keys_of_all_listeners_are_those_of_each_but_what_cannot_be_shared()
 
 
 @pytest.mark.parametrize("own_first", [True, False])
-def test_what_is_given_for_all_listeners_is_of_each_room_that_has_nothing_of_its_own(write, own_first):
+def test_a_listener_key_is_the_default_of_each_room(write, own_first):
     lines = ["gate.idle_timeout = 7\n", "listener.idle_timeout = 5\n"]
     found = load(write(BOTH_ON + "".join(lines if own_first else lines[::-1])), [], [COUNTER, GATE])
     line = {True: (4, 3), False: (3, 4)}[own_first]
@@ -70,7 +70,7 @@ def test_what_is_given_for_all_listeners_is_of_each_room_that_has_nothing_of_its
     assert found.values.keys() == found.origins.keys() == settings_for([COUNTER, GATE]).keys()
 
 
-def test_a_room_s_own_key_counts_wherever_the_two_are_given(write):
+def test_a_rooms_own_key_overrides_the_listener_key_in_any_order(write):
     path = write(BOTH_ON + "gate.idle_timeout = 7\nlistener.max_connections = 1")
     found = load(
         path, ["listener.idle_timeout=5", "listener.max_connections=2", "gate.max_connections=3"], [COUNTER, GATE]
@@ -80,7 +80,7 @@ def test_a_room_s_own_key_counts_wherever_the_two_are_given(write):
     assert found.place("counter.idle_timeout") == "--set: listener.idle_timeout"
 
 
-def test_a_room_can_go_back_to_nothing(write):
+def test_a_room_can_reset_a_listener_key_to_empty(write):
     found = load(write(BOTH_ON + "listener.tls.cert = /cert\ngate.tls.cert =\n"), [], [COUNTER, GATE])
     assert (found.listener("counter").tls.cert, found.listener("gate").tls.cert) == ("/cert", "")
 
@@ -127,11 +127,11 @@ SHARED_MISTAKES = [
 
 
 @pytest.mark.parametrize(("lines", "messages"), SHARED_MISTAKES)
-def test_a_mistake_in_what_is_for_all_listeners_is_told_once(problems, lines, messages):
+def test_a_mistake_in_a_listener_key_is_reported_once(problems, lines, messages):
     assert problems(BOTH_ON + lines, rooms=(COUNTER, GATE)) == messages
 
 
-def test_two_ports_cannot_be_at_one_address(problems, write):
+def test_two_rooms_cannot_share_an_address_and_port(problems, write):
     lines = "counter.port = 9\ngate.port = 9\nlistener.bind = 127.0.0.1, ::1\n"
     assert problems(BOTH_ON + lines, rooms=(COUNTER, GATE)) == [
         "F:4: gate.port: 127.0.0.1:9 is already used by counter.port",
@@ -141,11 +141,11 @@ def test_two_ports_cannot_be_at_one_address(problems, write):
         load(write(BOTH_ON + fine), [], [COUNTER, GATE])
 
 
-def test_what_two_rooms_listen_on_cannot_be_reached_if_both_have_what_it_needs(write):
+def test_an_allow_list_for_all_listeners_permits_reachable_addresses(write):
     load(write(BOTH_ON + "listener.bind = 192.0.2.1\nlistener.allow = 192.0.2.0/24"), [], [COUNTER, GATE])
 
 
-def test_a_change_for_all_listeners_is_one_of_each_room_it_counts_for(write):
+def test_a_changed_listener_key_is_a_change_of_each_room_that_uses_it(write):
     old = load(write(BOTH_ON + "listener.idle_timeout = 5\nlistener.socket_mode = 600"), [], [COUNTER, GATE])
     new = load(
         write(BOTH_ON + "listener.idle_timeout = 6\nlistener.socket_mode = 660\ngate.idle_timeout = 5"),
@@ -165,7 +165,7 @@ def test_a_change_for_all_listeners_is_one_of_each_room_it_counts_for(write):
     )
 
 
-def test_what_stays_until_a_restart_is_told_by_the_names_in_the_new_file(write):
+def test_keys_fixed_until_a_restart_are_named_as_in_the_new_file(write):
     old = load(write(BOTH_ON + "counter.bind = 192.0.2.1\ncounter.allow = 192.0.2.0/24"), [], [COUNTER, GATE])
     new = load(write(BOTH_ON + "listener.bind = ::1"), [], [COUNTER, GATE])
     with pytest.raises(ConfigError) as caught:
@@ -213,7 +213,7 @@ CLUSTER_MISTAKES = [
 
 
 @pytest.mark.parametrize(("lines", "messages"), CLUSTER_MISTAKES)
-def test_a_mistake_in_a_cluster(problems, lines, messages):
+def test_mistakes_in_cluster_keys(problems, lines, messages):
     assert problems(ON + lines) == messages
 
 
@@ -238,7 +238,7 @@ def test_the_password_of_a_cluster_is_not_shown(problems):
 
 
 @pytest.mark.parametrize(("url", "warns"), [("redis://:secret@a", True), ("redis://a", False)])
-def test_a_url_that_everybody_can_read(write, url, warns):
+def test_a_cluster_url_with_a_password_in_a_readable_file_warns(write, url, warns):
     path = write(f"{ON}cluster.url = {url}\n")
     path.chmod(0o644)
     assert bool(load(path, [], [COUNTER]).warnings) == warns
@@ -323,7 +323,7 @@ def test_a_mistake_in_the_url_of_a_redis(url: str, says: str) -> None:
     assert "secret" not in str(caught.value)
 
 
-def test_a_mistake_in_the_state_of_masters(problems):
+def test_mistakes_in_the_keys_of_smockron_state(problems):
     assert problems(
         "smockron.enable = true\nsmockron.rules = /f\nsmockron.state = redis://:secret@a/x\n", rooms=(SMOCKRON,)
     ) == ["F:3: smockron.state: expected the number of a database, as in redis://HOST:PORT/0 or unix:///PATH?db=0"]
@@ -341,7 +341,7 @@ def test_a_mistake_in_the_state_of_masters(problems):
         ("admin.enable = true\nadmin.token = 16-characters...", ""),
     ],
 )
-def test_what_is_configured_and_off_or_weak_is_warned_about(write, lines, warned):
+def test_settings_that_are_unused_or_weak_warn(write, lines, warned):
     path = write(f"smockron.enable = true\n{lines}\n")
     path.chmod(0o600)
     warnings = load(path, [], find_rooms()).warnings

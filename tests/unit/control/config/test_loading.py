@@ -62,7 +62,7 @@ def test_every_room_has_the_settings_of_a_listener_and_its_own():
     assert all(setting.key == key for key, setting in keys.items())
 
 
-def test_defaults(write):
+def test_default_values(write):
     values = load(write("gate.enable = true"), [], [GATE]).values
     assert values == {
         "log.level": "info",
@@ -114,7 +114,7 @@ def test_defaults(write):
     assert settings_for([GATE])["gate.enable"].default is False
 
 
-def test_what_can_change_while_running():
+def test_which_keys_are_fixed_while_running():
     fixed = [key for key, setting in settings_for([GATE]).items() if not setting.reload]
     assert fixed == [
         *("user", "group"),
@@ -357,14 +357,14 @@ def test_a_mistake_on_the_command_line(problems, overrides, messages):
     assert problems(ON, *overrides) == messages
 
 
-def test_nothing_enabled(problems):
+def test_a_configuration_without_an_enabled_protocol_is_refused(problems):
     assert problems("") == ["F: no protocol is enabled, set counter.enable = true"]
     assert problems("gate.enable = false", rooms=[COUNTER, GATE]) == [
         "F: no protocol is enabled, set counter.enable or gate.enable = true"
     ]
 
 
-def test_a_mistake_is_not_the_cause_of_another(problems):
+def test_a_mistake_causes_no_further_messages(problems):
     assert problems("counter.enable = yes") == ["F:1: counter.enable: expected true or false, not 'yes'"]
     assert problems(ON + "counter.bind = x") == ["F:2: counter.bind: expected IP addresses, not 'x'"]
     assert problems(ON + "counter.bind =\ncounter.socket = x") == [
@@ -405,7 +405,7 @@ def test_a_file_that_cannot_be_read_is_one_mistake(tmp_path, prepare, reason):
     assert caught.value.problems == (f"{path}: cannot be read: {reason}",)
 
 
-def test_a_name_of_a_file_cannot_break_a_message(tmp_path):
+def test_a_file_name_cannot_break_a_message(tmp_path):
     path = tmp_path / "a\nb"
     path.write_text("x")
     with pytest.raises(ConfigError) as caught:
@@ -463,7 +463,7 @@ def test_any_file_and_overrides_are_a_configuration_or_a_config_error(tmp_path_f
 
 
 @pytest.mark.parametrize("line", ["counter.tls.cert = /cert", "counter.allow = 10.0.0.0/8", "counter.insecure = true"])
-def test_each_way_out_lets_a_room_be_served_to_others(write, line):
+def test_tls_allow_or_insecure_permits_reachable_addresses(write, line):
     found = load(write(ON + "counter.bind = 0.0.0.0 ::\n" + line), [], [COUNTER])
     assert found.values["counter.bind"] == ("0.0.0.0", "::")
     assert found.warnings == ()
@@ -483,12 +483,12 @@ def test_a_room_that_is_off_may_have_any_address(write):
         ("admin.bind = unix:/run/admin", ("/run/admin", -1)),
     ],
 )
-def test_where_admin_may_be_served(write, lines, bind):
+def test_addresses_on_which_admin_may_be_served(write, lines, bind):
     found = load(write(f"{ON}admin.enable = true\n{lines}"), [], [COUNTER])
     assert split_bind(found.values["admin.bind"]) == bind
 
 
-def test_admin_that_is_not_installed(problems, monkeypatch):
+def test_admin_without_its_packages_is_an_error(problems, monkeypatch):
     monkeypatch.setattr(config, "ADMIN_NEEDS", "no_such_module")
     assert problems(ON + "admin.enable = true") == [
         "F:2: admin.enable needs the extra admin: in the source tree, run `make setup` or pip install '.[admin]'"
@@ -509,7 +509,7 @@ def test_a_token_is_not_shown(problems):
 # ---- changes --------------------------------------------------------------------------------------------------------
 
 
-def test_changed_tells_what_can_change_while_running(write):
+def test_changed_separates_changeable_and_fixed_keys(write):
     old = load(write("gate.enable = true\ngate.width = 4\ngate.port = 1"), [], [GATE])
     same = load(write("gate.breadth = 4\ngate.enable = true\n"), ["gate.port = 1"], [GATE])
     new = load(write("gate.enable = true\ngate.height = 1\nlog.level = debug\ngate.port = 2"), [], [GATE])
@@ -517,7 +517,7 @@ def test_changed_tells_what_can_change_while_running(write):
     assert changed(old, new, settings_for([GATE])) == (["log.level", "gate.width"], ["gate.port", "gate.height"])
 
 
-def test_merged_keeps_what_is_fixed(write):
+def test_merged_keeps_fixed_keys(write):
     old = load(write(ON + "counter.port = 1\ncounter.max_connections = 1"), [], [COUNTER])
     new = load(write(ON + "counter.max_connections = 2"), [], [COUNTER])
     both = merged(old, new, ["counter.port"], [COUNTER])
@@ -525,8 +525,8 @@ def test_merged_keeps_what_is_fixed(write):
     assert (both.values["counter.max_connections"], both.origins["counter.max_connections"]) == (2, "F:2")
 
 
-def test_merged_does_not_open_an_address_that_is_to_be_given_up(write):
-    """The old address stays until a restart: it must not be left without the list of those who may use it."""
+def test_merged_refuses_to_drop_the_allow_list_of_a_fixed_address(write):
+    """The old address stays until a restart, so it must keep the list of those who may connect."""
     old = load(write(ON + "counter.bind = 192.0.2.1\ncounter.allow = 192.0.2.0/24"), [], [COUNTER])
     new = load(write(ON), [], [COUNTER])
     with pytest.raises(ConfigError) as caught:
@@ -539,7 +539,7 @@ def test_merged_does_not_open_an_address_that_is_to_be_given_up(write):
 # ---- which file -----------------------------------------------------------------------------------------------------
 
 
-def test_find_file(tmp_path, monkeypatch):
+def test_which_configuration_file_is_used(tmp_path, monkeypatch):
     system = tmp_path / "etc" / "counterd.conf"
     monkeypatch.setattr(config, "SYSTEM_FILE", system)
     assert find_file(Path("given.conf")) == Path("given.conf")
@@ -550,7 +550,7 @@ def test_find_file(tmp_path, monkeypatch):
     assert find_file(Path("given.conf")) == Path("given.conf")
 
 
-def test_a_system_file_that_cannot_be_looked_at_is_not_passed_over(tmp_path, monkeypatch):
+def test_an_inaccessible_system_file_is_an_error(tmp_path, monkeypatch):
     (tmp_path / "etc").touch()
     monkeypatch.setattr(config, "SYSTEM_FILE", tmp_path / "etc" / "counterd.conf")
     with pytest.raises(ConfigError, match="cannot be read: Not a directory"):
@@ -573,7 +573,7 @@ def test_the_system_file_is_where_it_is_documented():
         ("admin.token = 16-characters-or-more", ["admin.token=another-one-of-16-and-more"], 0o644, False),
     ],
 )
-def test_a_token_that_everybody_can_read(write, line, overrides, mode, warned):
+def test_a_token_in_a_readable_file_warns(write, line, overrides, mode, warned):
     path = write(f"counter.enable = true\n{line}\nadmin.enable = true\n")
     path.chmod(mode)
     warnings = load(path, overrides, find_rooms()).warnings
@@ -620,7 +620,7 @@ def test_the_shipped_file_is_the_one_in_conf():
     assert link.read_bytes() == SHIPPED.read_bytes()
 
 
-def test_a_configuration_is_not_changed_by_accident(write):
+def test_a_configuration_is_immutable(write):
     found = load(write(ON), [], [COUNTER])
     assert isinstance(found, Config)
     with pytest.raises(AttributeError):

@@ -1,4 +1,4 @@
-"""Processes that a test plays, in the place of those that control.child starts."""
+"""Fake processes that replace those which control.child starts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One child process: what it is started with, what is said, and how it ends."""
+"""One child process: how it is started, the messages in both directions, and how it ends."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ async def read(process: Process, size: int) -> bytes:
     return await asyncio.wait_for(asyncio.get_running_loop().sock_recv(process.socket, size), PATIENCE)
 
 
-def test_words_go_both_ways(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_messages_go_both_ways(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scene(talk: Talk, child: Child, process: Process) -> None:
         process.socket.send(b"hello")
         await talk.until(lambda: talk.heard == b"hello")
@@ -93,7 +93,7 @@ def test_words_go_both_ways(monkeypatch: pytest.MonkeyPatch) -> None:
     play(monkeypatch, scene)
 
 
-def test_what_is_not_listened_to_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_listen_false_stops_reading(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scene(talk: Talk, child: Child, process: Process) -> None:
         child.listen(False)
         process.socket.send(b"hello")
@@ -107,7 +107,7 @@ def test_what_is_not_listened_to_is_not_read(monkeypatch: pytest.MonkeyPatch) ->
     play(monkeypatch, scene)
 
 
-def test_a_child_that_does_not_read_is_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_child_that_does_not_read_pauses_writing(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scene(talk: Talk, child: Child, process: Process) -> None:
         written = 0
         while "paused" not in talk.steps:
@@ -122,7 +122,7 @@ def test_a_child_that_does_not_read_is_a_pause(monkeypatch: pytest.MonkeyPatch) 
     play(monkeypatch, scene)
 
 
-def test_one_that_ends_leaves_its_last_words(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_reason_of_an_ended_child_has_its_last_output(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scene(talk: Talk, child: Child, process: Process) -> None:
         process.socket.shutdown(socket.SHUT_RDWR)
         assert await child.ended() == "exited with status -9: ImportError: no module"
@@ -134,7 +134,7 @@ def test_one_that_ends_leaves_its_last_words(monkeypatch: pytest.MonkeyPatch) ->
     play(monkeypatch, scene)
 
 
-def test_one_that_is_cut_ends_for_that_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_reason_of_a_cut_child_is_the_given_one(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scene(talk: Talk, child: Child, process: Process) -> None:
         child.cut("asked too much")
         assert await child.ended() == "asked too much: ImportError: no module"
@@ -143,7 +143,7 @@ def test_one_that_is_cut_ends_for_that_reason(monkeypatch: pytest.MonkeyPatch) -
     play(monkeypatch, scene)
 
 
-def test_one_that_says_nothing_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_silent_child_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "LISTEN_PERIOD_S", 0.001)
 
     async def scene(talk: Talk, child: Child, process: Process) -> None:
@@ -152,8 +152,8 @@ def test_one_that_says_nothing_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     play(monkeypatch, scene)
 
 
-def test_one_that_says_something_in_each_period_is_not_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its clock is that of the test: the check is called, and it says something in between."""
+def test_a_child_that_sends_in_each_period_is_not_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The test runs the periodic check itself, and the child sends in between."""
     monkeypatch.setattr(module, "LISTEN_PERIOD_S", 3600)
 
     async def scene(talk: Talk, child: Child, process: Process) -> None:
@@ -170,7 +170,7 @@ def test_one_that_says_something_in_each_period_is_not_cut(monkeypatch: pytest.M
     play(monkeypatch, scene)
 
 
-def test_one_that_handles_something_large_may_be_silent_for_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slack_lets_a_child_be_silent_for_longer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "LISTEN_PERIOD_S", 3600)
 
     async def scene(talk: Talk, child: Child, process: Process) -> None:
@@ -187,8 +187,8 @@ def test_one_that_handles_something_large_may_be_silent_for_longer(monkeypatch: 
     play(monkeypatch, scene)
 
 
-def test_only_what_it_is_given_is_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And nothing of what a service manager told the daemon."""
+def test_a_child_inherits_only_what_it_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And nothing of what a service manager passed to the daemon."""
     told = """
 import json, os, sys
 standard = [os.getcwd(), os.readlink("/proc/self/fd/0"), os.get_blocking(1), os.get_blocking(2)]

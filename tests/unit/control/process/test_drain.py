@@ -1,4 +1,4 @@
-"""Waiting for what is held, on a loop whose clock jumps."""
+"""A drain waits for holdings to come back, on a loop whose clock jumps."""
 
 from __future__ import annotations
 
@@ -56,11 +56,11 @@ def drained(loop: memory.Loop, timeout: float, *services: Room) -> tuple[int, li
     return left, lines, loop.now
 
 
-def test_nothing_is_held():
+def test_a_drain_without_holdings_ends_at_once():
     assert drained(memory.Loop(), 10, Room("a"), Room("b")) == (0, ["info drained: all holdings were given back"], 0.0)
 
 
-def test_what_is_held_comes_back():
+def test_a_drain_ends_when_all_holdings_are_back():
     loop, room = memory.Loop(), Room("a", 2)
     room.first = [(7, b"jobs", 3, time.monotonic_ns() // 100_000_000 - 20), (8, b"\xff" + 80 * b"x", 1, 0)]
     room.server.connections[7] = SimpleNamespace(origin=lambda: "127.0.0.1:5432")
@@ -81,7 +81,7 @@ def test_what_is_held_comes_back():
 
 
 @pytest.mark.parametrize("timeout", [0, 3])
-def test_the_timeout(timeout):
+def test_a_drain_ends_at_its_timeout(timeout):
     left, lines, seconds = drained(memory.Loop(), timeout, Room("a", 1), Room("b", 4))
     assert left == 5
     assert seconds == pytest.approx(timeout, abs=0.1)
@@ -94,8 +94,8 @@ def test_the_timeout(timeout):
 
 @pytest.mark.parametrize("mode", ["close", "wait"])
 @pytest.mark.parametrize("timeout", [0, 1, 4, 60])
-def test_nobody_keeps_it_for_longer_than_its_timeout(mode: str, timeout: int) -> None:
-    """One holds, one reads nothing: waiting for the first leaves the second some of the time, and no more than that."""
+def test_holders_and_slow_readers_together_do_not_exceed_the_timeout(mode: str, timeout: int) -> None:
+    """One client holds, one reads nothing: waiting for the first leaves the second some of the time, and no more."""
     loop, room = memory.Loop(), Room("a", 1)
     room.connect(7)
     with structlog.testing.capture_logs() as entries:
@@ -108,7 +108,7 @@ def test_nobody_keeps_it_for_longer_than_its_timeout(mode: str, timeout: int) ->
     ]
 
 
-def test_who_goes_is_not_waited_for() -> None:
+def test_a_drain_ends_when_holders_disconnect() -> None:
     loop, room, other = memory.Loop(), Room("a", 1), Room("b")
     loop.call_later(2, setattr, room, "held", 0)
     loop.call_later(3, room.empty.set)

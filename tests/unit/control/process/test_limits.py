@@ -1,4 +1,4 @@
-"""How many connections are let in. What else is in limits.py changes the process: tests/functional does that."""
+"""How many connections are admitted. The rest of limits.py changes the process, which tests/functional tests."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_the_smallest_of_three_bounds_counts(configured, descriptors, effective)
     ("descriptors", "rooms", "share"),
     [(1000, 1, 936), (1000, 2, 468), (1001, 2, 468), (65, 1, 1), (65, 2, 1), (10, 1, 1)],
 )
-def test_rooms_share_the_descriptors_that_are_left(descriptors, rooms, share):
+def test_rooms_share_the_free_descriptors(descriptors, rooms, share):
     assert share_descriptors(descriptors, rooms) == share
 
 

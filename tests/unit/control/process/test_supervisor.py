@@ -1,4 +1,4 @@
-"""What keeps a child process there, with processes that a test plays."""
+"""The supervisor that restarts a child process, with fake processes."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def play(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[World], Corouti
     return run
 
 
-def test_one_that_ends_is_replaced_and_its_last_words_are_told(play) -> None:
+def test_an_ended_process_is_replaced_and_its_last_output_reported(play) -> None:
     async def scene(world: World) -> None:
         world.process.socket.shutdown(socket.SHUT_RDWR)
         await world.until(lambda: len(world.started) == 2)
@@ -96,7 +96,7 @@ def test_one_that_ends_is_replaced_and_its_last_words_are_told(play) -> None:
     play(scene)
 
 
-def test_each_time_later(play, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_pause_before_a_restart_grows(play, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(supervisor, "RESTART_MAX_S", 0.003)
 
     async def scene(world: World) -> None:
@@ -108,7 +108,7 @@ def test_each_time_later(play, monkeypatch: pytest.MonkeyPatch) -> None:
     play(scene)
 
 
-def test_after_a_long_life_not_later(play, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_pause_before_a_restart_is_reset_after_a_long_life(play, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(supervisor, "STEADY_S", 0.0)
 
     async def scene(world: World) -> None:
@@ -120,7 +120,7 @@ def test_after_a_long_life_not_later(play, monkeypatch: pytest.MonkeyPatch) -> N
     play(scene)
 
 
-def test_one_that_cannot_be_talked_to_is_not_left_behind(play, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_without_a_channel_is_killed(play, monkeypatch: pytest.MonkeyPatch) -> None:
     async def scene(world: World) -> None:
         async def fail(_: object) -> None:
             raise OSError(24, "Too many open files")
@@ -135,7 +135,7 @@ def test_one_that_cannot_be_talked_to_is_not_left_behind(play, monkeypatch: pyte
     play(scene)
 
 
-def test_one_that_cannot_be_started_is_tried_again(play, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_cannot_be_started_is_tried_again(play, monkeypatch: pytest.MonkeyPatch) -> None:
     async def scene(world: World) -> None:
         spawn = child.spawn
 
@@ -151,7 +151,7 @@ def test_one_that_cannot_be_started_is_tried_again(play, monkeypatch: pytest.Mon
     play(scene)
 
 
-def test_none_is_started_after_the_end(play) -> None:
+def test_no_process_is_started_after_the_end(play) -> None:
     async def scene(world: World) -> None:
         world.supervisor.stop()
         for _ in range(10):

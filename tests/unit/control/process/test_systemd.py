@@ -1,4 +1,4 @@
-"""Sockets that somebody else has opened, and whose watchdog it is. What is sent to systemd is in tests/functional."""
+"""Socket activation and systemd's watchdog. What is sent to systemd is tested in tests/functional."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def environ(count: int, names: str | None = None, pid: int | None = None) -> dic
     return made | ({} if names is None else {"LISTEN_FDNAMES": names})
 
 
-def test_what_was_passed(descriptors, short_path):
+def test_passed_sockets_have_names_and_addresses(descriptors, short_path):
     tcp, path = listening(), str(short_path / "s")
     port = tcp.getsockname()[1]
     first = descriptors(tcp, listening(socket.AF_UNIX, path), listening(socket.AF_UNIX, "\0" + path))
@@ -61,7 +61,7 @@ def test_what_was_passed(descriptors, short_path):
         one.socket.close()
 
 
-def test_what_is_for_another_process_or_nothing(descriptors):
+def test_sockets_for_another_process_are_ignored(descriptors):
     first = descriptors(listening())
     for env in (environ(1, pid=1), environ(0), {}, {"LISTEN_FDS": "1"}, environ(1) | {"LISTEN_FDS": "x"}):
         assert passed_sockets(env, first) == []
@@ -69,13 +69,13 @@ def test_what_is_for_another_process_or_nothing(descriptors):
 
 
 @pytest.mark.parametrize("make", [socket.socket, lambda: socket.socket(type=socket.SOCK_DGRAM)])
-def test_what_does_not_listen(descriptors, make):
+def test_a_passed_socket_that_does_not_listen_is_an_error(descriptors, make):
     first = descriptors(make())
     with pytest.raises(OSError, match=f"descriptor {first} is not a listening stream socket"):
         passed_sockets(environ(1), first)
 
 
-def test_what_is_no_socket():
+def test_a_passed_descriptor_that_is_no_socket_is_an_error():
     reading, writing = os.pipe()
     with pytest.raises(OSError, match="Socket operation on non-socket"):
         passed_sockets(environ(1), reading)
@@ -94,12 +94,12 @@ def test_what_is_no_socket():
         ({"WATCHDOG_USEC": "9" * 400}, 0.0),
     ],
 )
-def test_whose_watchdog_it_is(monkeypatch, env, seconds):
+def test_the_watchdog_of_another_process_is_ignored(monkeypatch, env, seconds):
     monkeypatch.setattr(systemd.os, "environ", env)
     assert watchdog_seconds() == seconds
 
 
-def test_a_manager_that_does_not_read_is_not_waited_for(monkeypatch, short_path):
+def test_notify_does_not_block_on_a_full_socket(monkeypatch, short_path):
     with (
         socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager,
         socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender,
@@ -127,7 +127,7 @@ class Loop:
         return callback
 
 
-def test_what_the_manager_had_no_room_for_is_told_in_order_when_it_has(monkeypatch, short_path):
+def test_unsent_notifications_are_sent_later_in_order(monkeypatch, short_path):
     loop = Loop()
     teller = systemd.Teller(loop)
     with (
