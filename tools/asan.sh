@@ -34,7 +34,7 @@ LD_PRELOAD=$preload PYTHONMALLOC=malloc \
     ASAN_OPTIONS="detect_leaks=0:log_path=$reports/report" \
     UBSAN_OPTIONS="print_stacktrace=1:log_path=$reports/report" \
     "$python" -m pytest -q -n 2 --dist worksteal -p no:cacheprovider \
-    --deselect tests/unit/protocols/counter/test_counters.py::test_a_store_that_cannot_be_mapped_is_a_memory_error \
+    --deselect tests/unit/protocols/counter/test_counters.py::test_a_store_without_memory_raises_memory_error \
     --deselect tests/unit/test_core.py::test_a_method_that_begins_no_call_ends_the_process_of_a_debug_build \
     --deselect tests/functional/test_start.py::test_memory_that_cannot_be_had \
     --deselect tests/functional/test_start.py::test_without_memory_for_reads \

@@ -1,4 +1,4 @@
-"""What the protocols register: it fits what their stores tell, and the abilities that they name."""
+"""What the protocols register fits their stores and the abilities that they name."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def store_of(room: Room) -> Any:
 
 
 @pytest.mark.parametrize("room", ROOMS, ids=lambda room: room.name)
-def test_figures_are_in_the_snapshot_and_named_as_metrics_are(room: Room) -> None:
+def test_figures_are_in_the_snapshot_and_have_names_of_metrics(room: Room) -> None:
     snapshot = store_of(room).snapshot()
     assert room.figures
     assert len({(figure.name, *figure.labels.items()) for figure in room.figures}) == len(room.figures)
@@ -40,7 +40,7 @@ def test_figures_are_in_the_snapshot_and_named_as_metrics_are(room: Room) -> Non
 
 
 @pytest.mark.parametrize("room", ROOMS, ids=lambda room: room.name)
-def test_tables_open_with_every_sort_and_refuse_what_they_do_not_know(room: Room) -> None:
+def test_tables_open_with_every_sort_and_refuse_unknown_parameters(room: Room) -> None:
     store = store_of(room)
     required = {name: {"connection": "1"} for name in ("holdings", "waits", "subscriptions", "reserved")}
     required |= {name: {"name": "a"} for name in ("holders", "queue", "limit")}
@@ -62,7 +62,7 @@ def test_tables_open_with_every_sort_and_refuse_what_they_do_not_know(room: Room
 
 
 @pytest.mark.parametrize("room", ROOMS, ids=lambda room: room.name)
-def test_what_comes_from_outside_is_named_by_settings_of_the_room(room: Room) -> None:
+def test_files_and_extensions_are_named_by_settings_of_the_room(room: Room) -> None:
     settings = {setting.key: setting for setting in settings_of(room.settings, f"{room.name}.")}
     files = room.files.readers if room.files else {}
     methods = room.extensions.methods if room.extensions else {}
@@ -84,6 +84,6 @@ def test_tables_have_names_of_their_own() -> None:
     assert len(found) == len({*found}) > 0
 
 
-def test_what_is_registered_needs_nothing_that_is_compiled() -> None:
+def test_registering_a_protocol_imports_no_compiled_module() -> None:
     code = "import sys, counterd.protocols as p; p.find_rooms(); sys.exit('counterd._core' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

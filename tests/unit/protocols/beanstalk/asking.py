@@ -1,4 +1,4 @@
-"""What the tests of this folder ask, and what they are answered."""
+"""Shared helpers: put, send, and read replies of the beanstalk protocol."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which replies are refusals, and what a client raises for them."""
+"""Which replies are refusals, and which errors a client raises for them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ RAISED = {
 
 
 @pytest.mark.parametrize("status", Status)
-def test_a_refusal_has_its_error(status: Status) -> None:
+def test_each_refusal_has_its_error(status: Status) -> None:
     error = refused(status)
     assert type(error) is RAISED.get(status, type(None))
     if error is not None:

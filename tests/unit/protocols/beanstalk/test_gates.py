@@ -1,4 +1,4 @@
-"""Jobs that need a permit of another protocol: who gets one, and when it is given back."""
+"""Jobs that need a permit of a counter: which job gets one, and when it is given back."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def figures(peer: Peer, tube: bytes = b"default") -> dict[str, int]:
     return {state: int(told[f"current-jobs-{state}"]) for state in ("ready", "blocked", "reserved")}
 
 
-def test_a_job_is_reserved_while_there_is_room(lent: LentPump) -> None:
+def test_a_job_is_reserved_while_a_permit_is_free(lent: LentPump) -> None:
     peer = lent.connect()
     ask(peer, put() * 3)
     assert ask(peer, wire.reserve(0)) == b"RESERVED 1 1\r\nx\r\n"
@@ -56,7 +56,7 @@ def test_a_job_is_reserved_while_there_is_room(lent: LentPump) -> None:
     assert ask(peer, wire.reserve(0)) == b"RESERVED 2 1\r\nx\r\n"
 
 
-def test_others_have_the_permits_too(lent: LentPump) -> None:
+def test_permits_taken_by_others_block_a_job(lent: LentPump) -> None:
     peer = lent.connect()
     lent.permits.take(b"n", 2)
     ask(peer, put(maximum=2))
@@ -97,7 +97,7 @@ def test_the_permit_is_given_back_when_the_time_to_run_ends(lent: LentPump) -> N
     assert lent.permits.lent[b"n"] == 1
 
 
-def test_jobs_of_other_names_and_none_pass(lent: LentPump) -> None:
+def test_jobs_with_other_or_no_permits_are_not_blocked(lent: LentPump) -> None:
     peer = lent.connect()
     lent.permits.take(b"n")
     ask(peer, put() * 5, put(b"m", 1, b"m"), wire.put(b"free", priority=1 << 20))
@@ -108,7 +108,7 @@ def test_jobs_of_other_names_and_none_pass(lent: LentPump) -> None:
     assert b"counter" not in ask(peer, wire.stats_job(7))
 
 
-def test_the_order_is_that_of_priorities(lent: LentPump) -> None:
+def test_jobs_with_and_without_permits_are_reserved_by_priority(lent: LentPump) -> None:
     peer = lent.connect()
     for priority in (5, 3, 9, 3, 1):
         ask(peer, put(maximum=9, priority=priority))
@@ -128,7 +128,7 @@ def test_a_blocked_job_of_a_better_priority_goes_first(lent: LentPump) -> None:
     assert said(worker).startswith(b"RESERVED 2 ")
 
 
-def test_a_wait_is_for_the_maximum_of_the_first_job(lent: LentPump) -> None:
+def test_a_wait_for_a_permit_has_the_maximum_of_the_first_job(lent: LentPump) -> None:
     peer, worker = lent.connect(), lent.connect()
     lent.permits.take(b"n", 2)
     ask(peer, put(maximum=1, priority=5), put(maximum=2, priority=4))
@@ -147,7 +147,7 @@ def test_a_wait_is_for_the_maximum_of_the_first_job(lent: LentPump) -> None:
     assert said(peer).startswith(b"RESERVED 1 ")
 
 
-def test_one_gate_waits_however_many_jobs_it_has(lent: LentPump) -> None:
+def test_a_gate_waits_once_for_all_its_jobs(lent: LentPump) -> None:
     peer, workers = lent.connect(), [lent.connect() for _ in range(3)]
     ask(peer, put(maximum=2) * 1000)
     assert [ask(worker, wire.reserve())[:9] for worker in workers] == [b"RESERVED ", b"RESERVED ", b""]
@@ -160,7 +160,7 @@ def test_one_gate_waits_however_many_jobs_it_has(lent: LentPump) -> None:
     lent.store.audit()
 
 
-def test_many_gates_are_looked_at_in_slices(lent: LentPump) -> None:
+def test_gates_are_examined_in_slices(lent: LentPump) -> None:
     count = 2000
     peer = lent.connect()
     for number in range(count):
@@ -177,7 +177,7 @@ def test_many_gates_are_looked_at_in_slices(lent: LentPump) -> None:
     assert figures(peer)["blocked"] == count
 
 
-def test_permits_that_come_while_nobody_waits_are_given_back(lent: LentPump) -> None:
+def test_permits_granted_without_a_waiting_worker_are_given_back(lent: LentPump) -> None:
     peer = lent.connect()
     lent.permits.take(b"n")
     ask(peer, put(), wire.reserve(0))
@@ -218,7 +218,7 @@ def test_reserve_job_needs_a_permit(lent: LentPump) -> None:
     assert ask(peer, wire.delete(2), wire.delete(3)) == b"DELETED\r\n" * 2
 
 
-def test_a_batch_takes_a_permit_for_each(lent: LentPump) -> None:
+def test_batch_reserve_takes_a_permit_for_each_job(lent: LentPump) -> None:
     peer = lent.connect()
     ask(peer, put(maximum=3) * 5, wire.put(b"-", priority=1 << 20) * 2)
     reply = ask(peer, wire.batch_reserve(4, 0))
@@ -244,7 +244,7 @@ def test_blocked_jobs_can_be_cleared(lent: LentPump, state: str) -> None:
     assert lent.store.snapshot()["gates"] == 1
 
 
-def test_the_last_job_takes_its_place_in_the_queue_along(lent: LentPump) -> None:
+def test_a_gate_leaves_the_queue_with_its_last_job(lent: LentPump) -> None:
     peer, worker = lent.connect(), lent.connect()
     lent.permits.take(b"n")
     ask(peer, put() * 2)
@@ -257,7 +257,7 @@ def test_the_last_job_takes_its_place_in_the_queue_along(lent: LentPump) -> None
     assert len(lent.permits.waiting) == 1
 
 
-def test_a_permit_that_arrives_for_a_job_that_is_gone(lent: LentPump) -> None:
+def test_a_permit_for_a_deleted_job_is_given_back(lent: LentPump) -> None:
     peer, worker = lent.connect(), lent.connect()
     lent.permits.take(b"n")
     ask(peer, put())
@@ -269,7 +269,7 @@ def test_a_permit_that_arrives_for_a_job_that_is_gone(lent: LentPump) -> None:
     assert lent.permits.held[b"n"] == 0
 
 
-def test_a_permit_for_a_larger_maximum_is_changed_for_one_that_is_due(lent: LentPump) -> None:
+def test_a_permit_for_a_larger_maximum_is_exchanged(lent: LentPump) -> None:
     peer, worker = lent.connect(), lent.connect()
     lent.permits.take(b"n")
     ask(peer, put(maximum=1, priority=5))
@@ -284,7 +284,7 @@ def test_a_permit_for_a_larger_maximum_is_changed_for_one_that_is_due(lent: Lent
     assert lent.permits.held[b"n"] <= 3
 
 
-def test_retired_jobs_keep_their_claim(lent: LentPump) -> None:
+def test_retired_jobs_keep_their_need_of_a_permit(lent: LentPump) -> None:
     peer = lent.connect()
     ask(peer, wire.limit_reserves(b"default", 1, b"dead"), put())
     assert ask(peer, wire.reserve(0)).startswith(b"RESERVED 1 ")
@@ -296,7 +296,7 @@ def test_retired_jobs_keep_their_claim(lent: LentPump) -> None:
     assert figures(peer, b"dead")["blocked"] == 1
 
 
-def test_a_retired_job_for_whose_claim_there_is_no_room_is_buried() -> None:
+def test_a_retired_job_whose_gate_finds_no_room_is_buried() -> None:
     lent = LentPump(make_store(memory_limit=1 << 20))
     peer = lent.connect()
     ask(peer, wire.limit_reserves(b"default", 1, b"dead"), put(b"n" * 80))
@@ -313,7 +313,7 @@ def test_without_a_lender_the_put_is_refused() -> None:
     assert ask(bench.connect(), put(), wire.put(b"x")) == b"NOT_ENABLED\r\nINSERTED 1\r\n"
 
 
-def test_the_key_may_be_taken(lent: LentPump) -> None:
+def test_put_limited_with_a_key_in_use(lent: LentPump) -> None:
     peer = lent.connect()
     unique = wire.put_limited(b"x", b"n", 1, b"k", 5)
     assert ask(peer, unique, unique, wire.put_unique(b"x", b"k")) == b"INSERTED 1\r\nEXISTS 1\r\nEXISTS 1\r\n"
@@ -339,11 +339,11 @@ def test_the_name_of_a_counter_may_contain_colons(lent: LentPump) -> None:
         b"put-limited 1 0 60 1 n 4294967296", b"put-limited 1 0 60 1 n 1 k 2147483648",
     ],
 )  # fmt: skip
-def test_wrong_arguments(lent: LentPump, line: bytes) -> None:
+def test_invalid_arguments_are_refused(lent: LentPump, line: bytes) -> None:
     assert ask(lent.connect(), line + b"\r\n") == b"BAD_FORMAT\r\n"
 
 
-def test_a_claim_costs_memory_and_a_job_without_none(lent: LentPump) -> None:
+def test_only_jobs_with_permits_use_memory_for_gates(lent: LentPump) -> None:
     peer = lent.connect()
 
     def cost(command: bytes) -> int:
@@ -357,7 +357,7 @@ def test_a_claim_costs_memory_and_a_job_without_none(lent: LentPump) -> None:
     assert cost(put(b"n" * 37, body=b"")) == 136 + 8 + 120 + 64
 
 
-def test_without_room_to_wait_it_is_tried_again(lent: LentPump) -> None:
+def test_a_gate_that_finds_the_queue_full_tries_again(lent: LentPump) -> None:
     peer = lent.connect()
     lent.permits.room = 0
     lent.permits.take(b"n")
@@ -370,8 +370,8 @@ def test_without_room_to_wait_it_is_tried_again(lent: LentPump) -> None:
 
 
 @pytest.mark.parametrize("gates", [10, 64, 2_000])
-def test_however_many_find_no_room_only_so_many_try_again(lent: LentPump, gates: int) -> None:
-    """Each in its turn: 64 in a tenth of a second. When there is room, each gets its permit."""
+def test_gates_that_find_the_queue_full_try_again_in_turns(lent: LentPump, gates: int) -> None:
+    """64 in a tenth of a second. When there is room, each gets its permit."""
     peer, worker = lent.connect(), lent.connect()
     lent.permits.room = 0
     for number in range(gates):
@@ -393,7 +393,7 @@ def test_however_many_find_no_room_only_so_many_try_again(lent: LentPump, gates:
         assert ask(worker, wire.reserve(0)).startswith(b"RESERVED "), number
 
 
-def test_who_comes_and_goes_does_not_put_off_the_others(lent: LentPump) -> None:
+def test_new_gates_do_not_delay_those_that_try_again(lent: LentPump) -> None:
     peer, worker, other = lent.connect(), lent.connect(), lent.connect()
     lent.permits.room = 0
     lent.permits.take(b"n")
@@ -408,7 +408,7 @@ def test_who_comes_and_goes_does_not_put_off_the_others(lent: LentPump) -> None:
     assert said(worker).startswith(b"RESERVED 1001 ")
 
 
-def test_a_wait_that_is_refused_is_begun_again(lent: LentPump) -> None:
+def test_a_refused_wait_begins_again(lent: LentPump) -> None:
     peer = lent.connect()
     lent.permits.take(b"n")
     assert ask(peer, put(), wire.reserve()) == b"INSERTED 1\r\n"
@@ -423,7 +423,7 @@ def test_a_wait_that_is_refused_is_begun_again(lent: LentPump) -> None:
     assert said(peer).startswith(b"RESERVED 1 ")
 
 
-def test_a_drain_gives_out_nothing(lent: LentPump) -> None:
+def test_a_drain_takes_no_permits(lent: LentPump) -> None:
     peer, worker = lent.connect(), lent.connect()
     ask(peer, put() * 2)
     assert ask(peer, wire.reserve(0)).startswith(b"RESERVED 1 ")
@@ -435,8 +435,8 @@ def test_a_drain_gives_out_nothing(lent: LentPump) -> None:
     assert (lent.store.held(), lent.permits.held[b"n"]) == (0, 0)
 
 
-def test_fast_workers_share_what_there_is(lent: LentPump) -> None:
-    """However many wait: never more than the maximum, and all jobs are done, each once."""
+def test_fast_workers_share_the_permits(lent: LentPump) -> None:
+    """However many wait: never more than the maximum is in use, and all jobs are done, each once."""
     peer, workers = lent.connect(), [lent.connect() for _ in range(5)]
     done: list[int] = []
     ask(peer, put(maximum=3) * 40)

@@ -1,4 +1,4 @@
-"""The beanstalk protocol's journal: what is told of jobs, when replies go out, and what is there after a restart."""
+"""The beanstalk protocol's journal: what is written of jobs, when replies are sent, and the state after a restart."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def figures(peer: Peer, number: int) -> dict[str, str]:
         (wire.clear_tube(b"default", "all"), b"CLEARED 3\r\n"),
     ],
 )
-def test_the_reply_waits_for_the_disk(kept: Journaled, command: bytes, reply: bytes):
+def test_replies_to_changes_wait_for_the_disk(kept: Journaled, command: bytes, reply: bytes):
     peer = kept.connect()
     told(kept, peer, wire.put(b"1"), wire.put(b"2", delay=9), wire.put(b"3"), wire.put(b"4", priority=0))
     told(kept, peer, wire.reserve())
@@ -52,7 +52,7 @@ def test_the_reply_waits_for_the_disk(kept: Journaled, command: bytes, reply: by
     assert said(peer) == reply + b"USING default\r\n"
 
 
-def test_what_changes_nothing_waits_for_nothing(kept: Journaled):
+def test_replies_to_requests_without_changes_do_not_wait(kept: Journaled):
     peer = kept.connect()
     told(kept, peer, wire.put(b"1"))
     assert ask(peer, wire.peek(1)) == b"FOUND 1 1\r\n1\r\n"
@@ -60,14 +60,14 @@ def test_what_changes_nothing_waits_for_nothing(kept: Journaled):
     assert ask(peer, wire.reserve()) == b"RESERVED 1 1\r\n1\r\n"
 
 
-def test_a_worker_need_not_wait_for_the_disk(kept: Journaled):
+def test_a_waiting_worker_gets_a_job_before_it_is_on_disk(kept: Journaled):
     worker, peer = kept.connect(), kept.connect()
     worker.send(wire.reserve())
     assert ask(peer, wire.put(b"1")) == b""
     assert said(worker) == b"RESERVED 1 1\r\n1\r\n"
 
 
-def test_one_piece_at_a_time(kept: Journaled):
+def test_one_piece_is_written_at_a_time(kept: Journaled):
     peer, other = kept.connect(), kept.connect()
     peer.send(wire.put(b"1"))
     assert kept.take()
@@ -80,7 +80,7 @@ def test_one_piece_at_a_time(kept: Journaled):
     assert said(other) == b"INSERTED 2\r\n"
 
 
-def test_what_came_and_went_is_not_written(kept: Journaled):
+def test_a_job_put_and_deleted_within_a_piece_is_not_written(kept: Journaled):
     peer = kept.connect()
     peer.send(wire.put(b"1") + wire.reserve() + wire.delete(1))
     assert kept.take()
@@ -91,7 +91,7 @@ def test_what_came_and_went_is_not_written(kept: Journaled):
     assert kept.bench.store.snapshot()["used_memory"] == 248
 
 
-def test_a_job_is_told_once_and_whole_once(kept: Journaled):
+def test_a_job_is_written_once_in_a_piece_and_its_body_once(kept: Journaled):
     peer = kept.connect()
     told(kept, peer, wire.put(b"1"))
     for _ in range(3):
@@ -103,7 +103,7 @@ def test_a_job_is_told_once_and_whole_once(kept: Journaled):
     assert changed[0][2] == 7
 
 
-def test_jobs_come_back_as_they_were(kept: Journaled):
+def test_jobs_are_restored_with_their_state(kept: Journaled):
     peer = kept.connect()
     long = bytes(range(256)) * 20
     told(kept, peer, wire.use(b"t"), wire.put(b"", priority=5, ttr=9), wire.put(long, delay=100), wire.put(b"buried"))
@@ -118,8 +118,8 @@ def test_jobs_come_back_as_they_were(kept: Journaled):
     assert (three["state"], three["pri"], three["buries"], three["reserves"]) == ("buried", "77", "1", "1")
 
 
-def test_a_time_to_run_goes_on(kept: Journaled):
-    """Whoever has a job may end it although the connection, with which it was reserved, is gone."""
+def test_a_time_to_run_goes_on_after_a_restart(kept: Journaled):
+    """Any connection may end such a job, as the one that reserved it is gone."""
     peer = kept.connect()
     told(kept, peer, wire.put(b"1", ttr=10) * 4)
     told(kept, peer, wire.reserve() * 4)
@@ -136,7 +136,7 @@ def test_a_time_to_run_goes_on(kept: Journaled):
     assert figures(other, 3)["state"] == "ready"
 
 
-def test_a_drain_does_not_wait_for_workers_of_the_process_before(kept: Journaled):
+def test_a_drain_does_not_wait_for_jobs_reserved_before_a_restart(kept: Journaled):
     peer = kept.connect()
     told(kept, peer, wire.put(b"1"), wire.reserve())
     assert kept.bench.store.held() == 1
@@ -144,7 +144,7 @@ def test_a_drain_does_not_wait_for_workers_of_the_process_before(kept: Journaled
     assert kept.bench.store.held() == 0
 
 
-def test_ids_are_never_given_again(kept: Journaled):
+def test_ids_are_not_used_again_after_a_restart(kept: Journaled):
     peer = kept.connect()
     told(kept, peer, wire.put(b"1"), wire.delete(1))
     seen = []
@@ -157,7 +157,7 @@ def test_ids_are_never_given_again(kept: Journaled):
     assert sorted(set(seen)) == seen
 
 
-def test_after_a_clean_end_ids_go_on_where_they_ended(kept: Journaled):
+def test_after_a_clean_end_no_ids_are_skipped(kept: Journaled):
     peer = kept.connect()
     assert told(kept, peer, wire.put(b"1"), wire.put(b"2"), wire.delete(2)).count(b"INSERTED") == 2
     journal.release(kept.database, **_journal.end(kept.bench.store))
@@ -166,7 +166,7 @@ def test_after_a_clean_end_ids_go_on_where_they_ended(kept: Journaled):
     assert told(kept, kept.connect(), wire.put(b"3")) == b"INSERTED 3\r\n"
 
 
-def test_ids_that_are_not_reserved_are_not_given(kept: Journaled):
+def test_only_ids_reserved_in_the_journal_are_used(kept: Journaled):
     store = kept.bench.store
     peer = kept.connect()
     _journal.begin(store, 10, 12)
@@ -176,7 +176,7 @@ def test_ids_that_are_not_reserved_are_not_given(kept: Journaled):
     assert told(kept, peer, wire.put(b"1")) == b"INSERTED 13\r\n"
 
 
-def test_ids_are_asked_for_before_there_are_none():
+def test_ids_are_reserved_before_the_last_is_used():
     """However long the period is."""
     kept = Journaled(journal_period_ns=3600 * SECOND, journal_lag_ns=0)
     store = kept.bench.store
@@ -191,7 +191,7 @@ def test_ids_are_asked_for_before_there_are_none():
     assert store.next_deadline() > kept.bench.now_ns
 
 
-def test_a_limit_that_is_so_already_is_not_written_again(kept: Journaled):
+def test_an_unchanged_limit_is_not_written_again(kept: Journaled):
     peer, other = kept.connect(), kept.connect()
     for _ in range(3):
         assert ask(peer, wire.limit_reserves(b"a", 3, b"b")) == b""
@@ -202,7 +202,7 @@ def test_a_limit_that_is_so_already_is_not_written_again(kept: Journaled):
     assert told(kept, peer, wire.limit_reserves(b"c", 0, b"c")) == b"LIMITED\r\n"
 
 
-def test_buried_jobs_are_kicked_in_their_order(kept: Journaled):
+def test_restored_buried_jobs_are_kicked_in_their_order(kept: Journaled):
     peer = kept.connect()
     told(kept, peer, *(wire.put(b"x") for _ in range(3)))
     for number in (3, 1, 2):
@@ -218,7 +218,7 @@ def test_buried_jobs_are_kicked_in_their_order(kept: Journaled):
 # ---- a disk that fails ----
 
 
-def test_a_put_that_cannot_be_written_is_refused_and_gone(kept: Journaled):
+def test_a_put_that_cannot_be_written_is_refused_and_undone(kept: Journaled):
     peer, worker = kept.connect(), kept.connect()
     told(kept, peer, wire.put(b"old", priority=9))
     body = b"INSERTED 2\r\n"  # which is no reply
@@ -244,7 +244,7 @@ def test_a_put_that_cannot_be_written_is_refused_and_gone(kept: Journaled):
     assert [ask(peer, wire.peek(number))[:5] for number in (1, 2, 3, 4)] == [b"NOT_F", b"NOT_F", b"FOUND", b"FOUND"]
 
 
-def test_a_refused_job_that_a_worker_was_given_stays_whatever_became_of_it(kept: Journaled):
+def test_a_refused_job_stays_if_a_worker_has_had_it(kept: Journaled):
     peer, worker, other = kept.connect(), kept.connect(), kept.connect()
     peer.send(b"".join(wire.put(b"%d" % number) for number in (1, 2, 3)))
     ask(worker, wire.reserve_job(1), wire.reserve_job(2))
@@ -262,7 +262,7 @@ def test_a_refused_job_that_a_worker_was_given_stays_whatever_became_of_it(kept:
     assert kept.restored == 3
 
 
-def test_a_full_disk_takes_back_puts_and_keeps_everything_else(kept: Journaled):
+def test_a_full_disk_undoes_puts_and_nothing_else(kept: Journaled):
     peer, other = kept.connect(), kept.connect()
     told(kept, peer, wire.put_unique(b"old", b"k", 9), wire.put(b"older"))
     other.send(wire.delete(1))
@@ -303,7 +303,7 @@ def test_a_full_disk_keeps_what_was_acknowledged_or_given_to_a_worker(kept: Jour
     assert said(peer) == b"INTERNAL_ERROR\r\n"
 
 
-def test_many_replies_on_a_full_disk_are_changed_in_slices(kept: Journaled):
+def test_replies_on_a_full_disk_are_changed_in_slices(kept: Journaled):
     peers = [kept.connect() for _ in range(40)]
     for peer in peers:
         peer.send(wire.put(b"x") * 40)
@@ -324,7 +324,7 @@ def test_many_replies_on_a_full_disk_are_changed_in_slices(kept: Journaled):
     store.audit()
 
 
-def test_replies_that_stay_as_they_are_are_looked_at_once(kept: Journaled):
+def test_unchanged_replies_are_examined_once(kept: Journaled):
     peer, worker = kept.connect(), kept.connect()
     for first in (1, 1001):
         peer.send(wire.put(b"x") * 1000)
@@ -340,7 +340,7 @@ def test_replies_that_stay_as_they_are_are_looked_at_once(kept: Journaled):
     assert said(peer) == b"".join(b"INSERTED %d\r\n" % id_ for id_ in range(1, 2001)) + b"INTERNAL_ERROR\r\n"
 
 
-def test_a_ready_job_that_was_refused_does_not_come_back(kept: Journaled):
+def test_a_refused_ready_job_does_not_come_back_with_a_kick(kept: Journaled):
     peer = kept.connect()
     peer.send(wire.put(b"1") + wire.put(b"2", delay=5))
     assert kept.take()
@@ -354,8 +354,8 @@ def test_a_ready_job_that_was_refused_does_not_come_back(kept: Journaled):
     assert kept.restored == 0
 
 
-def test_what_was_refused_late_is_counted(kept: Journaled):
-    """Besides what it was counted as at first: a count that fell would be a restart, to Prometheus."""
+def test_late_refusals_are_counted(kept: Journaled):
+    """Beside the first count of each, as a count that falls is a restart to Prometheus."""
     peer = kept.connect()
     told(kept, peer, wire.put_unique(b"1", b"k", 0))
     peer.send(wire.put(b"2") + wire.put_unique(b"3", b"k", 0) + wire.put_unique(b"4", b"l", 0) + wire.delete(1))
@@ -369,7 +369,7 @@ def test_what_was_refused_late_is_counted(kept: Journaled):
     }  # fmt: skip
 
 
-def test_a_connection_that_ended_with_a_reply_that_waits(kept: Journaled):
+def test_a_job_stays_if_its_connection_ended_before_the_reply(kept: Journaled):
     peer = kept.connect()
     peer.send(wire.put(b"1"))
     peer.close()
@@ -399,7 +399,7 @@ def test_with_a_period_replies_do_not_wait():
     assert ask(peer, wire.put(b"3"), wire.peek(2)) == b"INTERNAL_ERROR\r\nFOUND 2 1\r\n2\r\n"
 
 
-def test_what_does_not_go_into_one_piece_does_not_wait_for_the_next_period():
+def test_changes_beyond_one_piece_follow_within_the_period():
     kept = Journaled(journal_period_ns=5_000_000_000, journal_lag_ns=10_000_000_000)
     peer = kept.connect()
     count = 2 * _journal.CONSTANTS["CHANGES_MAX"] + 1
@@ -418,7 +418,7 @@ def test_what_does_not_go_into_one_piece_does_not_wait_for_the_next_period():
     assert kept.take()
 
 
-def test_replies_wait_for_a_burst_that_the_disk_cannot_write_in_time():
+def test_replies_wait_while_a_burst_cannot_be_written_in_time():
     """Although it is younger than the period: what is acknowledged has to be on disk after two periods."""
     kept = Journaled(journal_period_ns=100_000_000, journal_lag_ns=200_000_000)
     peer = kept.connect()
@@ -488,7 +488,7 @@ def test_a_damaged_body_is_named(kept: Journaled):
         ("created", "-1"), ("since", "-1"), ("due", "-1"),
     ],
 )  # fmt: skip
-def test_a_row_that_makes_no_sense_is_named(kept: Journaled, column: str, value: str):
+def test_an_invalid_row_is_named(kept: Journaled, column: str, value: str):
     told(kept, kept.connect(), wire.put(b"1"))
     kept.database.execute(f"UPDATE jobs SET {column} = {value}")
     with pytest.raises(ValueError, match=r"job [-0-9]+: ") as raised:
@@ -497,7 +497,7 @@ def test_a_row_that_makes_no_sense_is_named(kept: Journaled, column: str, value:
     assert list(journal.rescue(kept.database, sqlite3.DatabaseError))[-1] == b""
 
 
-def test_the_last_id_that_a_job_may_have(kept: Journaled):
+def test_the_largest_id_is_restored(kept: Journaled):
     told(kept, kept.connect(), wire.put(b"1"))
     kept.database.execute("UPDATE jobs SET id = ?", (ID_MAX,))
     kept.crash()
@@ -505,7 +505,7 @@ def test_the_last_id_that_a_job_may_have(kept: Journaled):
 
 
 @pytest.mark.parametrize("value", ["'x'", "-1", str(ID_MAX + 1), str((1 << 63) - 1)])
-def test_a_last_id_that_makes_no_sense_is_named(kept: Journaled, value: str):
+def test_an_invalid_last_id_is_named(kept: Journaled, value: str):
     told(kept, kept.connect(), wire.put(b"1"))
     kept.database.execute(f"UPDATE numbers SET value = {value}")
     (problem,) = journal.problems(kept.database)
@@ -517,7 +517,7 @@ def test_a_last_id_that_makes_no_sense_is_named(kept: Journaled, value: str):
         kept.crash()
 
 
-def test_a_key_that_two_jobs_have(kept: Journaled):
+def test_a_key_of_two_jobs_is_named(kept: Journaled):
     told(kept, kept.connect(), wire.put(b"1"), wire.put(b"2"), wire.put(b"3"))
     kept.database.execute("UPDATE jobs SET key = 'k' WHERE id > 1")
     with pytest.raises(ValueError, match="key k occurs twice"):
@@ -540,7 +540,7 @@ def rescue(kept: Journaled) -> int:
     return pieces.count(b"")
 
 
-def test_all_that_makes_sense_is_rescued(kept: Journaled):
+def test_valid_rows_are_rescued(kept: Journaled):
     peer = kept.connect()
     told(kept, peer, wire.put_unique(b"1", b"k", 100), wire.delete(1), wire.put(b"2"), wire.put(b"3"))
     told(kept, peer, wire.limit_reserves(b"a", 2, b"b"))
@@ -557,8 +557,8 @@ def test_all_that_makes_sense_is_rescued(kept: Journaled):
 # ---- a clock that is wrong ----
 
 
-def test_a_clock_that_was_set_back(kept: Journaled):
-    """Nothing is later than now, and no time is longer than was asked."""
+def test_restoring_after_the_clock_was_set_back(kept: Journaled):
+    """Nothing is later than now, and no time is longer than was asked for."""
     bench = kept.bench
     bench.store.set_wall(UNIX_NS + DAY, bench.now_ns)
     peer = kept.connect()
@@ -574,7 +574,7 @@ def test_a_clock_that_was_set_back(kept: Journaled):
     assert ask(peer, wire.peek_next("buried")) == b"FOUND 1 1\r\n1\r\n"
 
 
-def test_jobs_from_before_the_machine_was_started(kept: Journaled):
+def test_restoring_jobs_older_than_the_machines_start(kept: Journaled):
     told(kept, kept.connect(), wire.put(b"1"), wire.put(b"2"))
     kept.database.execute("UPDATE jobs SET state = 4, created = id, since = id")
     kept.crash()  # which audits what was taken up
@@ -583,8 +583,8 @@ def test_jobs_from_before_the_machine_was_started(kept: Journaled):
     assert figures(peer, 1)["age"] == str((UNIX_NS - 1) // SECOND)
 
 
-def test_a_clock_that_is_set_to_1970(kept: Journaled):
-    """Jobs are older than that, and their journal is none the worse for it."""
+def test_restoring_after_the_clock_was_set_to_1970(kept: Journaled):
+    """Jobs are older than that, and the journal stays valid."""
     peer, bench = kept.connect(), kept.bench
     told(kept, peer, wire.put(b"1"), wire.put(b"2"))
     bench.advance(SECOND)
@@ -596,13 +596,13 @@ def test_a_clock_that_is_set_to_1970(kept: Journaled):
     assert kept.restored == 2
 
 
-def test_a_memory_limit_that_is_too_small(kept: Journaled):
+def test_restoring_with_a_memory_limit_that_is_too_small(kept: Journaled):
     told(kept, kept.connect(), *[wire.put(b"x" * 60000) for _ in range(20)])
     with pytest.raises(MemoryError, match=r"more jobs than beanstalk\.memory_limit allows"):
         restore(kept, Journaled(memory_limit=1 << 20))
 
 
-def test_a_job_that_is_longer_than_jobs_may_be_now(kept: Journaled):
+def test_restoring_a_job_longer_than_max_job_size(kept: Journaled):
     told(kept, kept.connect(), wire.put(b"x" * 1000))
     with pytest.raises(MemoryError, match=r"^job 1 has 1000 bytes, more than beanstalk\.max_job_size allows$"):
         restore(kept, Journaled(job_size_max=999))
@@ -612,7 +612,7 @@ def test_a_job_that_is_longer_than_jobs_may_be_now(kept: Journaled):
 
 
 def test_large_jobs_are_restored_a_few_at_a_time(kept: Journaled):
-    """And in the order in which they came into their states, which is that in which they are kicked."""
+    """And in the order in which they entered their states, in which they are kicked later."""
     peer = kept.connect()
     told(kept, peer, *[wire.put(b"x" * 60_000)] * 20, *[wire.put(b"y", priority=1)] * 600)
     for number in range(20, 0, -1):
@@ -625,13 +625,13 @@ def test_large_jobs_are_restored_a_few_at_a_time(kept: Journaled):
     assert ask(kept.connect(), wire.peek_next("buried")).startswith(b"FOUND 20 60000\r\n")
 
 
-def test_too_many_tubes(kept: Journaled):
+def test_restoring_more_tubes_than_max_tubes(kept: Journaled):
     told(kept, kept.connect(), *[wire.use(b"t%d" % number) + wire.put(b"x") for number in range(10)])
     with pytest.raises(MemoryError, match=r"more tubes than beanstalk\.max_tubes"):
         restore(kept, Journaled(tubes=5))
 
 
-def test_long_bodies_are_apart_and_end_with_their_jobs(kept: Journaled):
+def test_long_bodies_have_rows_of_their_own_which_end_with_their_jobs(kept: Journaled):
     peer = kept.connect()
     long = b"x" * (journal.BODY_INLINE_MAX + 1)
     told(kept, peer, wire.put(long), wire.put(long[1:]))
@@ -641,7 +641,7 @@ def test_long_bodies_are_apart_and_end_with_their_jobs(kept: Journaled):
     assert kept.database.execute("SELECT count(*) FROM bodies").fetchone() == (0,)
 
 
-def test_a_piece_that_is_written_twice(kept: Journaled):
+def test_writing_a_piece_twice_changes_nothing(kept: Journaled):
     peer = kept.connect()
     told(kept, peer, wire.put(b"1"), wire.put(b"2"))
     peer.send(wire.delete(1) + wire.put(b"3") + wire.reserve_job(2) + wire.bury(2, 1))
@@ -653,7 +653,7 @@ def test_a_piece_that_is_written_twice(kept: Journaled):
     assert kept.restored == 2
 
 
-def test_many_changes_are_told_in_slices(kept: Journaled):
+def test_changes_are_collected_in_slices(kept: Journaled):
     peer = kept.connect()
     for _ in range(5):
         peer.send(wire.put(b"x" * 100) * 1000)
@@ -668,7 +668,7 @@ def test_many_changes_are_told_in_slices(kept: Journaled):
     assert said(peer).count(b"INSERTED") == 5000
 
 
-def test_limits_of_reserves_outlive_the_process(kept: Journaled):
+def test_limits_of_reserves_are_restored(kept: Journaled):
     peer = kept.connect()
     assert (
         told(kept, peer, wire.limit_reserves(b"a", 2, b"dead"), wire.limit_reserves(b"b", 3, b"b"))
@@ -685,8 +685,8 @@ def test_limits_of_reserves_outlive_the_process(kept: Journaled):
     assert ask(kept.connect(), wire.stats_tube(b"a")) == b"NOT_FOUND\r\n"
 
 
-def test_changes_are_told_in_their_order(kept: Journaled):
-    """What changed behind a limit of reserves is not told before it."""
+def test_changes_are_written_in_their_order(kept: Journaled):
+    """A change after a limit of reserves is not written before it."""
     peer, other, last = kept.connect(), kept.connect(), kept.connect()
     peer.send(wire.put(b"x" * 60_000) * 5)  # which fill a piece
     other.send(wire.limit_reserves(b"a", 1, b"a"))
@@ -699,8 +699,8 @@ def test_changes_are_told_in_their_order(kept: Journaled):
     assert (said(other), said(last)) == (b"LIMITED\r\n", b"INSERTED 6\r\n")
 
 
-def test_limits_that_were_asked_for_together_are_told_together(kept: Journaled):
-    """The last is what holds."""
+def test_limits_set_together_are_written_together(kept: Journaled):
+    """The last one counts."""
     peer = kept.connect()
     for number in range(1, 6):
         peer.send(wire.limit_reserves(b"a", number, b"a") + wire.limit_reserves(b"t%d" % number, 1, b"a"))
@@ -713,7 +713,7 @@ def test_limits_that_were_asked_for_together_are_told_together(kept: Journaled):
     assert found == [("a", 5), *((f"t{number}", 1) for number in range(1, 6))]
 
 
-def test_limits_that_the_journal_does_not_take_are_bounded(kept: Journaled):
+def test_unwritten_limits_are_bounded(kept: Journaled):
     peer = kept.connect()
     for number in range(1, LIMITS_MAX + 1):
         peer.send(wire.limit_reserves(b"a", number, b"a"))
@@ -733,14 +733,14 @@ def test_limits_that_the_journal_does_not_take_are_bounded(kept: Journaled):
         ("'a', 1, 'a b'", "a"), ("'a', 1, x'ff'", "a"),
     ],
 )  # fmt: skip
-def test_a_limit_that_makes_no_sense_is_named(kept: Journaled, row: str, named: str):
+def test_an_invalid_limit_is_named(kept: Journaled, row: str, named: str):
     kept.database.execute(f"INSERT INTO limits VALUES ({row})")
     with pytest.raises(ValueError, match=f"the limit of tube {named}: ") as raised:
         list(journal.read(kept.database))
     assert list(journal.problems(kept.database)) == [str(raised.value)]
 
 
-def test_what_is_on_disk_already_is_not_given_up(kept: Journaled):
+def test_changes_on_disk_are_not_refused(kept: Journaled):
     peer = kept.connect()
     peer.send(wire.put(b"1"))
     assert kept.take()
@@ -752,7 +752,7 @@ def test_what_is_on_disk_already_is_not_given_up(kept: Journaled):
     assert said(peer) == b"INSERTED 1\r\nINTERNAL_ERROR\r\nINTERNAL_ERROR\r\n"
 
 
-def test_many_replies_are_given_up_in_slices(kept: Journaled):
+def test_replies_are_refused_in_slices(kept: Journaled):
     peers = [kept.connect() for _ in range(40)]
     for peer in peers:
         for _ in range(40):
@@ -771,7 +771,7 @@ def test_many_replies_are_given_up_in_slices(kept: Journaled):
     assert {said(peer) for peer in peers} == {b"INTERNAL_ERROR\r\n" * 40}
 
 
-def test_a_journal_that_can_be_written_again_before_all_was_given_up(kept: Journaled):
+def test_a_journal_that_recovers_while_replies_are_refused(kept: Journaled):
     peers = [kept.connect() for _ in range(40)]
     for peer in peers:
         for _ in range(40):

@@ -1,4 +1,4 @@
-"""The beanstalk protocol's keys, on disk: what is told of them, and what is there after a restart."""
+"""The beanstalk protocol's keys in the journal: what is written of them, and which are in use after a restart."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ DAY = 86400 * SECOND
 ID_MAX = _journal.CONSTANTS["ID_MAX"]
 
 
-def test_a_key_that_was_free_before_the_clock_was_set_back(kept: Journaled):
+def test_a_key_freed_before_the_clock_was_set_back(kept: Journaled):
     bench = kept.bench
     bench.store.set_wall(UNIX_NS + DAY, bench.now_ns)
     peer = kept.connect()
@@ -25,7 +25,7 @@ def test_a_key_that_was_free_before_the_clock_was_set_back(kept: Journaled):
     assert ask(kept.connect(), wire.put_unique(b"3", b"k")) == b"EXISTS 2\r\n"
 
 
-def test_a_key_is_not_taken_for_longer_than_was_asked(kept: Journaled):
+def test_a_restored_key_is_in_use_no_longer_than_was_asked_for(kept: Journaled):
     kept.bench.store.set_wall(UNIX_NS + DAY, kept.bench.now_ns)
     told(kept, kept.connect(), wire.put_unique(b"1", b"k", 5), wire.delete(1))
     kept.crash()
@@ -36,7 +36,7 @@ def test_a_key_is_not_taken_for_longer_than_was_asked(kept: Journaled):
 
 
 @pytest.mark.parametrize(("count", "size"), [(90, 3), (60, 180)], ids=["short", "long"])
-def test_a_memory_limit_that_is_too_small_for_keys(kept: Journaled, count: int, size: int):
+def test_restoring_with_a_memory_limit_too_small_for_keys(kept: Journaled, count: int, size: int):
     for number in range(count):
         key = b"%d" % number
         told(kept, kept.connect(), wire.put_unique(b"", key.zfill(size), 1000), wire.delete(number + 1))
@@ -44,7 +44,7 @@ def test_a_memory_limit_that_is_too_small_for_keys(kept: Journaled, count: int, 
         restore(kept, Journaled(memory_limit=8_000))
 
 
-def test_so_many_keys_are_taken_out_at_once(kept: Journaled, monkeypatch: pytest.MonkeyPatch):
+def test_old_keys_are_removed_a_few_at_a_time(kept: Journaled, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(journal, "FREE_KEYS", journal.FREE_KEYS.replace(str(journal.KEYS_AT_ONCE), "2"))
     peer = kept.connect()
     for number in range(1, 6):
@@ -58,7 +58,7 @@ def test_so_many_keys_are_taken_out_at_once(kept: Journaled, monkeypatch: pytest
     assert left == [3, 1, 0]
 
 
-def test_keys_outlive_the_process(kept: Journaled):
+def test_keys_are_restored(kept: Journaled):
     peer = kept.connect()
     told(
         kept, peer, wire.put_unique(b"1", b"alive"), wire.put_unique(b"2", b"kept", 100), wire.put_unique(b"3", b"b", 5)
@@ -81,7 +81,7 @@ def test_keys_outlive_the_process(kept: Journaled):
     assert told(kept, kept.connect(), wire.put_unique(b"new", b"alive")).startswith(b"INSERTED")
 
 
-def test_old_keys_leave_the_disk(kept: Journaled):
+def test_old_keys_are_removed_from_the_journal(kept: Journaled):
     peer = kept.connect()
     for number in range(1, 6):
         told(kept, peer, wire.put_unique(b"x", b"key-%d" % number, 1), wire.delete(number))
@@ -89,7 +89,7 @@ def test_old_keys_leave_the_disk(kept: Journaled):
     assert kept.database.execute("SELECT key FROM keys").fetchall() == [("key-5",)]
 
 
-def test_that_a_job_exists_is_not_said_before_it_is_on_disk(kept: Journaled):
+def test_the_reply_exists_waits_until_the_job_is_on_disk(kept: Journaled):
     peer, other = kept.connect(), kept.connect()
     peer.send(wire.put_unique(b"1", b"k"))
     assert ask(other, wire.put_unique(b"1", b"k")) == b""
@@ -109,7 +109,7 @@ def test_that_a_job_exists_is_not_said_before_it_is_on_disk(kept: Journaled):
         ("'k', 1, 1, 'x'", "k"),
     ],
 )  # fmt: skip
-def test_a_key_that_makes_no_sense_is_named(kept: Journaled, row: str, named: str):
+def test_an_invalid_key_is_named(kept: Journaled, row: str, named: str):
     kept.database.execute(f"INSERT INTO keys VALUES ({row})")
     with pytest.raises(ValueError, match=f"key {named}: ") as raised:
         list(journal.read(kept.database))

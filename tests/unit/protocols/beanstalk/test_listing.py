@@ -1,4 +1,4 @@
-"""Lists of tubes, which others make and end meanwhile."""
+"""Lists of tubes and jobs, while other connections create and end tubes."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def finished(bench: Pump, peer: Peer, output: bytes) -> list[bytes]:
     return listed(output)
 
 
-def test_a_list_of_many_in_the_order_in_which_they_were_made():
+def test_many_tubes_are_listed_in_the_order_of_their_creation():
     bench, peer = many()
     names = [b"default", *(b"t%d" % number for number in range(COUNT))]
     asking, output = named(bench)
@@ -63,7 +63,7 @@ def test_a_list_of_many_in_the_order_in_which_they_were_made():
     assert listed(said(peer)) == names
 
 
-def test_a_list_is_true_for_the_moment_when_it_began():
+def test_a_list_shows_the_tubes_of_the_moment_when_it_began():
     bench, peer = many()
     other = bench.connect()
     names = [b"default", *(b"t%d" % number for number in range(COUNT))]
@@ -95,7 +95,7 @@ def test_the_requests_after_a_list_wait_until_it_is_read():
     assert used.status == wire.Status.USING
 
 
-def test_tubes_that_are_made_and_end_while_a_list_waits_take_no_room():
+def test_tubes_created_and_ended_during_a_list_use_no_memory():
     bench, peer = many()
     asking, output = named(bench)
     before = bench.store.snapshot()["used_memory"]
@@ -105,8 +105,8 @@ def test_tubes_that_are_made_and_end_while_a_list_waits_take_no_room():
     assert len(finished(bench, asking, output)) == 1 + COUNT
 
 
-def test_the_first_list_is_given_up_if_its_tubes_take_the_room_of_new_ones():
-    """A client that does not read its list cannot keep others from making tubes."""
+def test_a_list_ends_if_its_tubes_use_the_room_of_new_ones():
+    """A client that does not read its list cannot keep others from creating tubes."""
     bench = Pump(make_store(memory_limit=1 << 24, tubes=COUNT + 2))
     peer = bench.connect()
     ask(peer, *(wire.watch(b"t%d" % number) for number in range(COUNT)))
@@ -139,7 +139,7 @@ def test_a_list_begins_when_the_replies_before_it_are_on_disk(fails: bool):
     assert wire.read_list(names.body) == [b"default", *(b"t%d" % number for number in range(COUNT))]
 
 
-def test_a_list_whose_asker_goes_keeps_no_tube():
+def test_a_list_of_an_ended_connection_keeps_no_tube():
     bench, peer = many()
     asking, _ = named(bench)
     assert asking.session.more
@@ -164,7 +164,7 @@ def ids(output: bytes) -> list[int]:
     return [int(job["id"]) for job in jobs(output)]
 
 
-def test_jobs_by_state(bench: Pump):
+def test_jobs_are_listed_by_state(bench: Pump):
     fill(bench, 2, tube=b"t")
     fill(bench, 2, tube=b"t", delay=9)
     fill(bench, 1, tube=b"u")
@@ -179,7 +179,7 @@ def test_jobs_by_state(bench: Pump):
     assert ask(peer, wire.list_jobs(b"none")) == b"NOT_FOUND\r\n"
 
 
-def test_jobs_a_page_at_a_time(bench: Pump):
+def test_jobs_are_listed_in_pages(bench: Pump):
     fill(bench, 30, tube=b"t")
     peer = bench.connect()
     pages = [ids(ask(peer, wire.list_jobs(b"t", first=first, count=12))) for first in (0, 13, 25, 31)]
@@ -187,13 +187,13 @@ def test_jobs_a_page_at_a_time(bench: Pump):
     assert ids(ask(peer, wire.list_jobs(b"t", count=0))) == []
 
 
-def test_a_list_has_so_many_jobs(bench: Pump):
+def test_a_list_of_jobs_is_bounded(bench: Pump):
     fill(bench, 1500, tube=b"t")
     peer = bench.connect()
     assert ids(ask(peer, wire.list_jobs(b"t", count=5000))) == list(range(1, 1001))
 
 
-def test_jobs_whose_bodies_have_something_in_them(bench: Pump):
+def test_jobs_are_searched_by_their_bodies(bench: Pump):
     peer = bench.connect()
     bodies = [b"needle", b"x" * 70 + b"needle", b"x" * 57 + b"needle", b"need\r\nle", b"", b"NEEDLE"]
     ask(peer, *(wire.put(body) for body in bodies))

@@ -1,4 +1,4 @@
-"""Jobs with permits on disk: what is there of them after a restart, and in a journal that an older counterd wrote."""
+"""Jobs with permits in the journal: their state after a restart, and journals of an older counterd."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def put(name: bytes = b"n", maximum: int = 1, **more: int) -> bytes:
     return wire.put_limited(b"x", name, maximum, **more)
 
 
-def test_claims_outlive_the_process(kept: Journaled) -> None:
+def test_needs_of_permits_are_restored(kept: Journaled) -> None:
     peer = kept.connect()
     told(kept, peer, put(), put(LONG, 7), wire.put_limited(b"x", b"n", 2, b"key", 9), put(delay=100), put())
     told(kept, peer, wire.reserve_job(5), wire.bury(5), wire.delete(1))
@@ -53,7 +53,7 @@ def test_claims_outlive_the_process(kept: Journaled) -> None:
     assert kept.permits.held == {LONG: 1}
 
 
-def test_reserved_jobs_have_their_permits_again(kept: Journaled) -> None:
+def test_reserved_jobs_get_their_permits_back_at_a_restart(kept: Journaled) -> None:
     worker = kept.connect()
     told(kept, worker, put(ttr=5) * 2, wire.reserve(0))
     kept.crash(SECOND)
@@ -65,7 +65,7 @@ def test_reserved_jobs_have_their_permits_again(kept: Journaled) -> None:
     assert kept.permits.held == {b"n": 1}
 
 
-def test_whoever_ends_a_job_of_the_process_before_gives_its_permit_back(kept: Journaled) -> None:
+def test_ending_a_job_reserved_before_a_restart_gives_its_permit_back(kept: Journaled) -> None:
     told(kept, kept.connect(), put() * 2, wire.reserve(0))
     kept.crash()
     peer, worker = kept.connect(), kept.connect()
@@ -76,7 +76,7 @@ def test_whoever_ends_a_job_of_the_process_before_gives_its_permit_back(kept: Jo
     assert said(worker).startswith(b"RESERVED 2 ")
 
 
-def test_a_put_that_is_given_up_leaves_no_claim(kept: Journaled) -> None:
+def test_a_refused_put_leaves_no_gate(kept: Journaled) -> None:
     peer = kept.connect()
     peer.send(put())
     assert kept.take()
@@ -88,13 +88,13 @@ def test_a_put_that_is_given_up_leaves_no_claim(kept: Journaled) -> None:
     kept.reach()
 
 
-def test_without_a_lender_the_journal_is_refused(kept: Journaled) -> None:
+def test_a_journal_with_permits_is_refused_without_a_lender(kept: Journaled) -> None:
     told(kept, kept.connect(), put())
     with pytest.raises(ValueError, match=r"job 1 needs a permit, .*counter\.enable"):
         restore(kept, Journaled())
 
 
-def test_without_room_for_a_permit_the_journal_is_refused(kept: Journaled, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_journal_whose_permits_find_no_room_is_refused(kept: Journaled, monkeypatch: pytest.MonkeyPatch) -> None:
     told(kept, kept.connect(), put(), wire.reserve(0))
     other = Journaled(lends=True)
     monkeypatch.setattr(other.permits, "retake", lambda *_: False)
@@ -102,7 +102,7 @@ def test_without_room_for_a_permit_the_journal_is_refused(kept: Journaled, monke
         restore(kept, other)
 
 
-def test_a_memory_limit_that_is_too_small_for_gates(kept: Journaled) -> None:
+def test_restoring_with_a_memory_limit_too_small_for_gates(kept: Journaled) -> None:
     for number in range(90):
         told(kept, kept.connect(), put(b"%050d" % number))
     with pytest.raises(MemoryError, match=r"beanstalk\.memory_limit allows"):
@@ -110,7 +110,7 @@ def test_a_memory_limit_that_is_too_small_for_gates(kept: Journaled) -> None:
 
 
 @pytest.mark.parametrize(("permits", "maximum"), [("''", 1), ("'a b'", 1), ("'n'", 0), ("'n'", -1), ("'n'", "'x'")])
-def test_a_claim_that_makes_no_sense_is_named(kept: Journaled, permits: str, maximum: object) -> None:
+def test_an_invalid_permit_is_named(kept: Journaled, permits: str, maximum: object) -> None:
     told(kept, kept.connect(), put())
     kept.database.execute(f"UPDATE jobs SET permits = {permits}, maximum = {maximum}")
     with pytest.raises(ValueError, match="job 1: ") as raised:
@@ -168,7 +168,7 @@ def test_an_old_journal_gets_the_new_layout(old: str) -> None:
 
 
 @pytest.mark.parametrize("change", ["DROP TABLE keys", "ALTER TABLE jobs DROP COLUMN kicks", "PRAGMA user_version = 0"])
-def test_what_only_looks_like_an_old_journal_is_refused(old: str, change: str) -> None:
+def test_a_damaged_old_journal_is_refused(old: str, change: str) -> None:
     with closing(sqlite3.connect(old, isolation_level=None)) as database:
         database.execute(change)
     with pytest.raises(files.JournalError, match=r"missing or different|has layout 0"):

@@ -53,21 +53,21 @@ def test_a_stream_is_answered_as_a_whole():
 
 
 @pytest.mark.parametrize("cut", range(1, len(STREAM)))
-def test_a_stream_that_is_cut_once(cut: int):
+def test_a_stream_cut_once_gets_the_same_replies(cut: int):
     assert answered(STREAM, [cut]) == answered(STREAM, [])
 
 
-def test_a_stream_byte_by_byte():
+def test_a_stream_sent_byte_by_byte_gets_the_same_replies():
     assert answered(STREAM, list(range(1, len(STREAM)))) == answered(STREAM, [])
 
 
 @pytest.mark.parametrize("seed", range(50))
-def test_a_stream_that_is_cut_anywhere(seed: int):
+def test_a_stream_cut_anywhere_gets_the_same_replies(seed: int):
     cuts = sorted(random.Random(seed).sample(range(1, len(STREAM)), 8))
     assert answered(STREAM, cuts) == answered(STREAM, [])
 
 
-def test_a_line_without_an_end_takes_no_memory(bench: Pump):
+def test_a_line_without_an_end_uses_no_memory(bench: Pump):
     """It is thrown away as it comes."""
     peer = bench.connect()
     for _ in range(100):
@@ -76,7 +76,7 @@ def test_a_line_without_an_end_takes_no_memory(bench: Pump):
     assert ask(peer, b"\r\n", wire.use(b"t")) == b"BAD_FORMAT\r\nUSING t\r\n"
 
 
-def test_a_body_that_is_too_big_takes_no_memory():
+def test_a_body_that_is_too_big_uses_no_memory():
     bench = small()
     peer = bench.connect()
     peer.send(b"put 0 0 60 4294967295\r\n")
@@ -86,7 +86,7 @@ def test_a_body_that_is_too_big_takes_no_memory():
     assert bench.store.snapshot()["used_memory"] == bench.store.snapshot()["tubes"] * 248
 
 
-def test_what_comes_behind_a_wait_waits(bench: Pump):
+def test_requests_behind_a_waiting_reserve_wait(bench: Pump):
     peer, other = bench.connect(), bench.connect()
     assert ask(peer, wire.reserve(), wire.use(b"t"), wire.put(b"mine"), wire.reserve()) == b""
     assert peer.session.state == 2
@@ -105,7 +105,7 @@ def test_a_wait_ends_at_its_time_and_never_before(bench: Pump):
     assert said(peer) == b"TIMED_OUT\r\n"
 
 
-def test_a_wait_ends_before_a_job_of_its_own_times_out(bench: Pump):
+def test_deadline_soon_ends_a_wait(bench: Pump):
     peer = bench.connect()
     assert ask(peer, wire.put(b"x", ttr=3), wire.reserve(), wire.reserve()) == b"INSERTED 1\r\nRESERVED 1 1\r\nx\r\n"
     bench.advance(2 * SECOND - 1)
@@ -115,21 +115,21 @@ def test_a_wait_ends_before_a_job_of_its_own_times_out(bench: Pump):
     assert ask(peer, wire.reserve(0), wire.touch(1), wire.reserve(0)) == b"DEADLINE_SOON\r\nTOUCHED\r\nTIMED_OUT\r\n"
 
 
-def test_a_job_of_its_own_that_timed_out_is_there_for_it(bench: Pump):
+def test_a_worker_can_reserve_its_own_timed_out_job_again(bench: Pump):
     peer = bench.connect()
     assert ask(peer, wire.put(b"x", ttr=1), wire.reserve()) == b"INSERTED 1\r\nRESERVED 1 1\r\nx\r\n"
     bench.advance(SECOND + TICK)
     assert ask(peer, wire.reserve(0)) == b"RESERVED 1 1\r\nx\r\n"
 
 
-def test_a_ready_job_is_reserved_in_the_last_second_too(bench: Pump):
+def test_a_ready_job_is_reserved_instead_of_deadline_soon(bench: Pump):
     peer = bench.connect()
     assert ask(peer, wire.put(b"x", ttr=1), wire.put(b"y"), wire.reserve(), wire.reserve()).count(b"RESERVED") == 2
 
 
 @pytest.mark.parametrize("way", ["half_close", "close", "hang_up", "drain"])
-def test_everything_that_ends_a_wait(bench: Pump, way: str):
-    """Afterwards nobody is in the queue: a job goes to the next."""
+def test_a_wait_ends_with_its_connection_or_a_drain(bench: Pump, way: str):
+    """Afterwards no session is in the queue: a job goes to the next worker."""
     peer, second, other = bench.connect(), bench.connect(), bench.connect()
     assert ask(peer, wire.reserve()) == ask(second, wire.reserve()) == b""
     if way == "half_close":
@@ -152,8 +152,8 @@ def test_everything_that_ends_a_wait(bench: Pump, way: str):
         assert said(second) == b"RESERVED 1 1\r\nx\r\n"
 
 
-def test_a_wait_costs_no_turn(bench: Pump):
-    """Nothing is due, whoever waits."""
+def test_a_wait_causes_no_ticks(bench: Pump):
+    """Nothing is due, however many wait."""
     peers = [bench.connect() for _ in range(1000)]
     for peer in peers:
         assert ask(peer, wire.reserve()) == b""
@@ -161,14 +161,14 @@ def test_a_wait_costs_no_turn(bench: Pump):
     assert bench.turn() == (False, False)
 
 
-def test_quit_answers_what_came_before(bench: Pump):
+def test_quit_answers_earlier_requests(bench: Pump):
     peer = bench.connect()
     assert ask(peer, wire.use(b"t"), wire.quit(), wire.use(b"u")) == b"USING t\r\n"
     assert peer.session.closing
 
 
 def test_a_kick_goes_on_in_slices(bench: Pump):
-    """Others are served meanwhile, and the reply says how many there were."""
+    """Others are served meanwhile, and the reply has the number of all kicked jobs."""
     count = 5000
     fill(bench, count, delay=100)
     peer, other = bench.connect(), bench.connect()
@@ -187,14 +187,14 @@ def test_a_kick_goes_on_in_slices(bench: Pump):
     assert bench.store.snapshot()["jobs:delayed"] == count - 4000
 
 
-def test_a_kick_takes_buried_jobs_alone_if_there_are_any(bench: Pump):
+def test_a_kick_takes_only_buried_jobs_if_there_are_any(bench: Pump):
     fill(bench, 3, delay=100)
     peer = bench.connect()
     ask(peer, wire.reserve_job(2), wire.bury(2, 0))
     assert ask(peer, wire.kick(10), wire.kick(10)) == b"KICKED 1\r\nKICKED 2\r\n"
 
 
-def test_kicked_jobs_go_to_those_who_wait(bench: Pump):
+def test_kicked_jobs_go_to_waiting_workers(bench: Pump):
     fill(bench, 2, delay=100)
     peer, waiting = bench.connect(), bench.connect()
     assert ask(waiting, wire.reserve()) == b""
@@ -202,7 +202,7 @@ def test_kicked_jobs_go_to_those_who_wait(bench: Pump):
     assert said(waiting) == b"RESERVED 1 1\r\nx\r\n"
 
 
-def test_so_many_tubes_and_no_more_can_be_watched():
+def test_watched_tubes_are_bounded():
     bench = Pump(make_store(memory_limit=1 << 24, tubes=5000))
     peer = bench.connect()
     for number in range(4095):
@@ -215,7 +215,7 @@ def test_so_many_tubes_and_no_more_can_be_watched():
     assert bench.store.snapshot()["tubes"] == 1
 
 
-def test_statistics(bench: Pump):
+def test_statistics_have_the_protocols_fields(bench: Pump):
     peer = bench.connect()
     ask(peer, wire.put(b"x", 1023), wire.put(b"y", 1024), wire.reserve(), b"nonsense\r\n")
     figures = wire.read_dictionary(wire.Parser().feed(ask(peer, wire.stats()))[0].body)
@@ -243,7 +243,7 @@ def test_outcomes_are_counted(bench: Pump):
     ]  # fmt: skip
 
 
-def test_a_session_that_is_collected_while_it_waits(bench: Pump):
+def test_a_garbage_collected_session_leaves_the_queue(bench: Pump):
     """As where net could not make a connection of it."""
     session = bench.store.session(bench.now_ns)
     assert session.receive(wire.reserve(), bench.now_ns) == b""
@@ -254,7 +254,7 @@ def test_a_session_that_is_collected_while_it_waits(bench: Pump):
     assert bench.store.snapshot()["jobs:ready"] == 1
 
 
-def test_a_worker_that_does_not_read_gets_its_job_when_it_does(bench: Pump):
+def test_a_worker_that_does_not_read_gets_no_job_until_it_reads(bench: Pump):
     peer, other = bench.connect(), bench.connect()
     assert ask(peer, wire.reserve()) == b""
     peer.deaf = True
@@ -272,8 +272,8 @@ def hold(bench: Pump, count: int) -> Peer:
     return peer
 
 
-def test_what_a_connection_held_is_ready_when_it_has_gone(bench: Pump):
-    """In slices, and those who wait have it first."""
+def test_jobs_of_an_ended_connection_become_ready(bench: Pump):
+    """In slices, and waiting workers get them first."""
     fill(bench, 3000)
     peer, waiting = hold(bench, 3000), bench.connect()
     assert ask(waiting, wire.reserve()) == b""
@@ -293,7 +293,7 @@ def test_what_a_connection_held_is_ready_when_it_has_gone(bench: Pump):
 # ---- what beanstalkd does not have -----------------------------------------------------------------------------------
 
 
-def test_several_jobs_at_once(bench: Pump):
+def test_batch_reserve_returns_several_jobs(bench: Pump):
     fill(bench, 5)
     peer = bench.connect()
     assert ask(peer, b"batch-reserve 3 0\r\n", b"batch-reserve 9 0\r\n", b"batch-reserve 1 0\r\n") == (
@@ -303,15 +303,15 @@ def test_several_jobs_at_once(bench: Pump):
     assert ask(peer, b"batch-reserve 0 0\r\n", b"batch-reserve 1\r\n") == b"BAD_FORMAT\r\n" * 2
 
 
-def test_a_batch_that_waits_gets_the_first_job(bench: Pump):
+def test_a_waiting_batch_reserve_gets_the_first_job(bench: Pump):
     peer, other = bench.connect(), bench.connect()
     assert ask(peer, b"batch-reserve 10 5\r\n") == b""
     assert ask(other, wire.put(b"a"), wire.put(b"b")) == b"INSERTED 1\r\nINSERTED 2\r\n"
     assert said(peer) == b"JOBS 1\r\nRESERVED 1 1\r\na\r\n"
 
 
-def test_a_batch_is_no_longer_than_a_reply_may_be(bench: Pump):
-    """But one job is always in it."""
+def test_a_batch_is_limited_to_the_size_of_a_reply(bench: Pump):
+    """But it always has one job."""
     fill(bench, 3, body=b"y" * 30_000)
     fill(bench, 1, body=b"z" * 65_535)
     fill(bench, 2000)
@@ -338,7 +338,7 @@ def test_a_tube_is_cleared_by_state(bench: Pump):
 
 
 def test_a_tube_is_cleared_in_slices(bench: Pump):
-    """Also if nothing else needs it; what is put meanwhile may be cleared as well, but no more than there was."""
+    """Also if nothing else needs it; jobs put meanwhile may be cleared as well, but no more than there were."""
     fill(bench, 3000, tube=b"t")
     peer, other = bench.connect(), bench.connect()
     peer.session.owner = None
@@ -355,7 +355,7 @@ def test_a_tube_is_cleared_in_slices(bench: Pump):
 
 
 def test_large_jobs_are_kicked_to_workers_in_slices():
-    """What is given away is written as well."""
+    """Writing the replies counts as work too."""
     bench = Pump(make_store(memory_limit=1 << 24, job_size_max=64_000))
     fill(bench, 50, body=b"x" * 64_000)
     peer = bench.connect()
@@ -376,7 +376,7 @@ def test_large_jobs_are_kicked_to_workers_in_slices():
     assert [said(worker)[:9] for worker in workers] == [b"RESERVED "] * 50
 
 
-def test_of_one_state_no_more_are_cleared_than_there_were(bench: Pump):
+def test_a_clear_deletes_no_more_jobs_than_the_state_had(bench: Pump):
     fill(bench, 3000, tube=b"t")
     fill(bench, 3000, tube=b"t", delay=9)
     peer, other = bench.connect(), bench.connect()
@@ -402,7 +402,7 @@ COSTS = {
 
 
 @pytest.mark.parametrize("command", COSTS, ids=lambda command: command[:20].decode())
-def test_a_command_costs_what_its_work_is_worth_and_a_call_does_not_do_more(command: bytes):
+def test_the_work_of_each_command_counts_for_the_bound_of_a_call(command: bytes):
     lent = LentPump(make_store())
     peer = lent.connect()
     fill(lent, 600)
@@ -420,7 +420,7 @@ LONG_COMMANDS += [wire.list_jobs(b"default", count=1000)]
 
 @pytest.mark.parametrize("command", LONG_COMMANDS, ids=lambda command: command.split()[0].decode())
 @pytest.mark.parametrize("way", ["eof", "closed"])
-def test_whose_peer_ends_in_the_midst_of_a_long_command(bench: Pump, command: bytes, way: str):
+def test_a_connection_that_ends_during_a_long_command(bench: Pump, command: bytes, way: str):
     fill(bench, 4000, delay=9)
     peer = bench.connect()
     for number in range(900):
@@ -456,9 +456,7 @@ def state(peer: Peer, number: int) -> tuple[str, str, str]:
     ("other", "retired"), [(b"dead", ("dead", "ready", "2")), (b"default", ("default", "buried", "2"))]
 )
 @pytest.mark.parametrize("how", ["release", "delay", "time", "death"])
-def test_a_job_that_was_reserved_too_often_is_retired(
-    bench: Pump, how: str, other: bytes, retired: tuple[str, str, str]
-):
+def test_a_job_reserved_too_often_is_retired(bench: Pump, how: str, other: bytes, retired: tuple[str, str, str]):
     peer = bench.connect()
     assert ask(peer, wire.limit_reserves(b"default", 2, other), wire.put(b"x", ttr=5)) == b"LIMITED\r\nINSERTED 1\r\n"
     for _ in range(2):
@@ -476,7 +474,7 @@ def test_a_job_that_was_reserved_too_often_is_retired(
     assert bench.store.snapshot()["retired"] == 1
 
 
-def test_what_has_not_failed_is_not_retired(bench: Pump):
+def test_a_deleted_or_kicked_job_is_not_retired(bench: Pump):
     peer = bench.connect()
     ask(peer, wire.limit_reserves(b"default", 1, b"dead"), wire.put(b"x"), wire.reserve())
     assert ask(peer, wire.bury(1), wire.kick(1), wire.reserve(), wire.delete(1)).endswith(b"DELETED\r\n")
@@ -485,7 +483,7 @@ def test_what_has_not_failed_is_not_retired(bench: Pump):
     assert state(peer, 2) == ("dead", "ready", "2")
 
 
-def test_a_limit_of_reserves_keeps_its_tubes_and_goes_with_them(bench: Pump):
+def test_a_limit_of_reserves_keeps_both_tubes_alive(bench: Pump):
     peer = bench.connect()
     ask(peer, wire.limit_reserves(b"a", 3, b"b"))
     told = ask(peer, wire.inspect_tube(b"a"))
@@ -497,7 +495,7 @@ def test_a_limit_of_reserves_keeps_its_tubes_and_goes_with_them(bench: Pump):
     assert bench.store.snapshot()["tubes"] == 1
 
 
-def test_a_full_tube_takes_no_retired_jobs():
+def test_jobs_retired_to_a_full_tube_are_buried():
     bench = Pump(make_store(tube_jobs_max=1))
     peer = bench.connect()
     ask(peer, wire.use(b"dead"), wire.put(b"x"), wire.use(b"default"), wire.limit_reserves(b"default", 1, b"dead"))
@@ -507,7 +505,7 @@ def test_a_full_tube_takes_no_retired_jobs():
 
 
 @pytest.mark.parametrize(("names", "reply"), [(b"new 1 new2", b"OUT_OF_MEMORY\r\n"), (b"-x 1 a", b"BAD_FORMAT\r\n")])
-def test_a_limit_of_reserves_that_is_refused(names: bytes, reply: bytes):
+def test_invalid_limits_of_reserves_are_refused(names: bytes, reply: bytes):
     bench = Pump(make_store(tubes=2))
     peer = bench.connect()
     assert ask(peer, b"limit-reserves %b\r\n" % names) == reply
@@ -515,7 +513,7 @@ def test_a_limit_of_reserves_that_is_refused(names: bytes, reply: bytes):
     assert bench.store.snapshot()["tubes"] == 1
 
 
-def test_how_long_jobs_are_in_a_tube(bench: Pump):
+def test_the_time_from_put_to_reserve_is_measured(bench: Pump):
     peer = bench.connect()
     ask(peer, wire.put(b"1"))
     bench.advance(3 * SECOND)
@@ -529,7 +527,7 @@ def test_how_long_jobs_are_in_a_tube(bench: Pump):
 # ---- keys ----
 
 
-def test_a_job_that_is_put_twice_is_there_once(bench: Pump):
+def test_put_unique_puts_a_key_once(bench: Pump):
     peer, other = bench.connect(), bench.connect()
     long = b"k" * 150
     assert ask(peer, wire.put_unique(b"1", b"k"), wire.put_unique(b"2", long)) == b"INSERTED 1\r\nINSERTED 2\r\n"
@@ -543,7 +541,7 @@ def test_a_job_that_is_put_twice_is_there_once(bench: Pump):
     assert (figures["keys"], figures["jobs"], figures["total_jobs"]) == (2, 3, 4)
 
 
-def test_a_key_is_taken_for_a_while_after_its_job(bench: Pump):
+def test_a_key_stays_in_use_for_its_time_after_its_job(bench: Pump):
     peer = bench.connect()
     ask(peer, wire.put_unique(b"1", b"k", 10), wire.delete(1))
     assert ask(peer, wire.put_unique(b"2", b"k", 99)) == b"EXISTS 1\r\n"
@@ -559,12 +557,12 @@ def test_a_key_is_taken_for_a_while_after_its_job(bench: Pump):
 
 
 @pytest.mark.parametrize("ending", [b"", b" k", b" k x", b" -k 1", b" k 2147483648", b" k 1 2"])
-def test_a_unique_put_that_makes_no_sense(bench: Pump, ending: bytes):
+def test_an_invalid_put_unique_is_refused(bench: Pump, ending: bytes):
     peer = bench.connect()
     assert ask(peer, b"put-unique 1 0 60 1%b\r\n" % ending) == b"BAD_FORMAT\r\n"
 
 
-def test_a_unique_put_is_refused_like_others():
+def test_put_unique_has_the_refusals_of_put():
     bench = Pump(make_store(job_size_max=10, tube_jobs_max=1))
     peer = bench.connect()
     assert ask(peer, wire.put_unique(b"x" * 11, b"k")) == b"JOB_TOO_BIG\r\n"
@@ -573,7 +571,7 @@ def test_a_unique_put_is_refused_like_others():
     assert bench.store.snapshot()["keys"] == 0
 
 
-def test_a_key_takes_memory(bench: Pump):
+def test_a_key_uses_memory(bench: Pump):
     peer = bench.connect()
     before = bench.store.snapshot()["used_memory"]
     ask(peer, wire.put_unique(b"", b"k" * 40))
@@ -581,7 +579,7 @@ def test_a_key_takes_memory(bench: Pump):
 
 
 @pytest.mark.parametrize("command", [wire.kick(5), wire.clear_tube(b"default", "buried")])
-def test_a_long_command_that_begins_behind_held_replies_is_refused_after_a_failure(kept: Journaled, command: bytes):
+def test_a_long_command_behind_held_replies_is_refused_after_a_failure(kept: Journaled, command: bytes):
     peer = kept.connect()
     told(kept, peer, wire.put(b"1"))
     told(kept, peer, wire.reserve(), wire.bury(1, 0))

@@ -1,4 +1,4 @@
-"""The beanstalk protocol's store: limits, time, and what is due for many at once."""
+"""The beanstalk protocol's store: limits, time, and work that becomes due for many jobs at once."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ JOB, BLOCK, TUBE, WATCH = 136, 64, 248, 32
         ({"tubes": 1 << 31}, "at most 1073741824 tubes"),
     ],
 )
-def test_sizes_that_are_refused(sizes: dict[str, int], said: str):
+def test_invalid_sizes_are_refused(sizes: dict[str, int], said: str):
     with pytest.raises(ValueError, match=said):
         make_store(**sizes)
 
@@ -31,7 +31,7 @@ def test_a_new_store_has_one_tube(bench: Pump):
 
 
 @pytest.mark.parametrize("size", [0, 1, 60, 61, 120, 1000])
-def test_what_a_job_takes(bench: Pump, size: int):
+def test_the_memory_of_a_job(bench: Pump, size: int):
     fill(bench, 10, body=b"x" * size)
     assert bench.store.snapshot()["used_memory"] == TUBE + 10 * (JOB + -(-size // 60) * BLOCK)
     peer = bench.connect()
@@ -40,7 +40,7 @@ def test_what_a_job_takes(bench: Pump, size: int):
     assert bench.store.snapshot()["used_memory"] == TUBE
 
 
-def test_jobs_are_found_by_their_ids_in_a_store_that_is_full():
+def test_jobs_are_found_by_id_in_a_full_store():
     bench = Pump(make_store(memory_limit=1 << 20))
     count = ((1 << 20) - TUBE) // JOB
     peer = bench.connect()
@@ -72,7 +72,7 @@ def test_the_memory_limit_is_met_to_the_byte():
     assert ask(peer, wire.put(b"x" * 100)) == b"INSERTED %d\r\n" % (count + 1)
 
 
-def test_a_watch_takes_memory_besides_the_first(bench: Pump):
+def test_each_watch_after_the_first_uses_memory(bench: Pump):
     peer, other = bench.connect(), bench.connect()
     assert bench.store.snapshot()["used_memory"] == TUBE
     ask(peer, wire.watch(b"a"), wire.watch(b"b"))
@@ -82,7 +82,7 @@ def test_a_watch_takes_memory_besides_the_first(bench: Pump):
     assert bench.store.snapshot()["used_memory"] == 2 * TUBE + WATCH
 
 
-def test_there_are_so_many_tubes():
+def test_the_number_of_tubes_is_bounded():
     bench = Pump(make_store(tubes=3))
     peer = bench.connect()
     assert ask(peer, wire.watch(b"a"), wire.use(b"b"), wire.watch(b"c"), wire.use(b"c")) == (
@@ -91,7 +91,7 @@ def test_there_are_so_many_tubes():
     assert ask(peer, wire.use(b"a"), wire.use(b"c")) == b"USING a\r\nUSING c\r\n"
 
 
-def test_a_tube_has_so_many_jobs():
+def test_the_jobs_of_a_tube_are_bounded():
     bench = Pump(make_store(tube_jobs_max=3))
     peer = bench.connect()
     ask(peer, wire.put(b"x"), wire.put(b"x", delay=1), wire.put(b"x"), wire.reserve(), wire.bury(1, 0))
@@ -105,7 +105,7 @@ def test_an_id_is_never_used_again(bench: Pump):
         assert ask(peer, wire.put(b"x"), wire.delete(number)) == b"INSERTED %d\r\nDELETED\r\n" % number
 
 
-def test_a_long_name_is_a_name(bench: Pump):
+def test_a_name_of_the_largest_size(bench: Pump):
     peer = bench.connect()
     for size in (39, 40, 41, 200):
         name = b"n" * size
@@ -113,8 +113,8 @@ def test_a_long_name_is_a_name(bench: Pump):
         assert b'name: "%b"' % name in ask(peer, wire.stats_tube(name))
 
 
-def test_a_million_moments_at_once_are_done_in_slices(bench: Pump):
-    """Delays that end together; each tick does some, and others are served in between."""
+def test_delays_that_end_together_are_handled_in_slices(bench: Pump):
+    """Each tick handles some, and others are served in between."""
     fill(bench, 3000, delay=5)
     bench.ticking = False
     bench.advance(5 * SECOND + TICK)
@@ -129,7 +129,7 @@ def test_a_million_moments_at_once_are_done_in_slices(bench: Pump):
     assert max(after - before for before, after in zip([0, *ready], ready, strict=False)) <= 512
 
 
-def test_times_to_run_that_end_together(bench: Pump):
+def test_times_to_run_that_end_together_are_handled_in_slices(bench: Pump):
     fill(bench, 1500, ttr=5)
     worker, waiting = bench.connect(), bench.connect()
     for _ in range(1500):
@@ -145,7 +145,7 @@ def test_times_to_run_that_end_together(bench: Pump):
     assert ask(worker, wire.delete(1)) == b"NOT_FOUND\r\n"
 
 
-def test_who_waits_after_a_pause_is_served_by_age_and_jobs_by_priority(bench: Pump):
+def test_after_a_pause_workers_are_served_by_age_and_jobs_by_priority(bench: Pump):
     producer = bench.connect()
     waiting = [bench.connect() for _ in range(3)]
     ask(producer, wire.pause_tube(b"default", 10))
@@ -171,7 +171,7 @@ def test_a_job_that_becomes_ready_when_a_wait_ends_is_reserved(bench: Pump, beco
     assert said(worker) == b"RESERVED 1 1\r\nx\r\n"
 
 
-def test_many_wait_for_the_end_of_a_pause(bench: Pump):
+def test_many_workers_wait_for_the_end_of_a_pause(bench: Pump):
     producer = bench.connect()
     ask(producer, wire.pause_tube(b"default", 10))
     waiting = [bench.connect() for _ in range(1200)]
@@ -182,7 +182,7 @@ def test_many_wait_for_the_end_of_a_pause(bench: Pump):
     assert [said(peer).startswith(b"RESERVED %d " % number) for number, peer in enumerate(waiting, 1)] == [True] * 1200
 
 
-def test_large_jobs_are_handed_over_a_few_at_a_time(bench: Pump):
+def test_large_jobs_are_given_to_workers_a_few_at_a_time(bench: Pump):
     producer = bench.connect()
     ask(producer, wire.pause_tube(b"default", 10))
     waiting = [bench.connect() for _ in range(60)]
@@ -198,8 +198,8 @@ def test_large_jobs_are_handed_over_a_few_at_a_time(bench: Pump):
     assert {len(peer.output) > 60000 for peer in waiting} == {True}
 
 
-def test_who_is_collected_while_it_waits_gets_no_job(bench: Pump):
-    """Nobody may be told then; the job is the next one's, or the tube's."""
+def test_a_session_being_collected_gets_no_job(bench: Pump):
+    """No session may be given output then; the job goes to the next worker, or stays in the tube."""
     producer, other = bench.connect(), bench.connect()
     sessions = [bench.store.session(bench.now_ns) for _ in range(2)]
     for session in sessions:
@@ -221,7 +221,7 @@ def test_who_is_collected_while_it_waits_gets_no_job(bench: Pump):
     assert ask(other, wire.reserve()) == b"RESERVED 2 1\r\n2\r\n"
 
 
-def test_who_is_collected_during_a_drain(bench: Pump):
+def test_a_session_collected_during_a_drain(bench: Pump):
     session = bench.store.session(bench.now_ns)
     session.receive(wire.reserve(), bench.now_ns)
     bench.store.begin_drain()
@@ -231,8 +231,8 @@ def test_who_is_collected_during_a_drain(bench: Pump):
     assert bench.store.snapshot()["waiting"] == 0
 
 
-def test_no_count_of_outcomes_falls(bench: Pump):
-    """That a request waits is no outcome yet."""
+def test_counts_of_outcomes_never_fall(bench: Pump):
+    """A waiting request has no outcome yet."""
     peer, gone, producer = (bench.connect() for _ in range(3))
     before = dict.fromkeys(
         [("reserve-with-timeout", "ok"), ("reserve-with-timeout", "timed_out"), ("reserve", "ok")], 0
@@ -251,7 +251,7 @@ def test_no_count_of_outcomes_falls(bench: Pump):
         assert {each: counts.get(each, 0) for each in before} == before
 
 
-def test_a_batch_does_not_look_through_many_tubes_for_each_job():
+def test_a_batch_does_not_search_all_tubes_for_each_job():
     bench = Pump(make_store(tubes=5000))
     fill(bench, 50)
     peer = bench.connect()
@@ -262,7 +262,7 @@ def test_a_batch_does_not_look_through_many_tubes_for_each_job():
         assert ask(peer, wire.batch_reserve(1000, 0)).startswith(b"JOBS 9\r\n")
 
 
-def test_a_drain_ends_many_waits(bench: Pump):
+def test_a_drain_ends_waits_in_slices(bench: Pump):
     waiting = [bench.connect() for _ in range(1500)]
     for peer in waiting:
         assert ask(peer, wire.reserve()) == b""
@@ -281,7 +281,7 @@ def test_the_end_of_the_drain_mode_does_not_end_a_drain(bench: Pump):
     assert ask(peer, wire.reserve()) == b"TIMED_OUT\r\n"
 
 
-def test_what_a_drain_waits_for(bench: Pump):
+def test_a_drain_waits_for_reserved_jobs(bench: Pump):
     fill(bench, 3, tube=b"work")
     peer = bench.connect()
     ask(peer, wire.watch(b"work"), wire.reserve(), wire.reserve())
@@ -296,7 +296,7 @@ def test_what_a_drain_waits_for(bench: Pump):
     assert bench.store.held() == 0
 
 
-def test_a_figure_for_everything(bench: Pump):
+def test_the_snapshot_counts_jobs_and_memory(bench: Pump):
     fill(bench, 2)
     figures = bench.store.snapshot()
     assert (figures["jobs:ready"], figures["total_jobs"], figures["jobs_max"]) == (2, 2, (1 << 22) // JOB)

@@ -25,7 +25,7 @@ def listed(bench: Pump, table: Table = TUBES, **parameters: str) -> tuple[list[A
     return walk.rows(), walk.total
 
 
-def test_tubes_in_every_order(bench: Pump):
+def test_tubes_are_sorted_by_each_column(bench: Pump):
     fill(bench, 3, tube=b"a")
     bench.advance(SECOND)
     fill(bench, 2, tube=b"b", delay=100)
@@ -56,7 +56,7 @@ def test_many_tubes_are_walked_in_slices():
     assert not walk.step()
 
 
-def test_what_a_connection_has_reserved(bench: Pump):
+def test_the_jobs_that_a_connection_has_reserved(bench: Pump):
     fill(bench, 2, tube=b"a", ttr=10)
     fill(bench, 1, ttr=60)
     peer, other = bench.connect(), bench.connect()
@@ -71,7 +71,7 @@ def test_what_a_connection_has_reserved(bench: Pump):
     assert listed(bench, RESERVED, connection="99") == ([], 0)
 
 
-def test_what_is_given_back_meanwhile_is_no_row(bench: Pump):
+def test_jobs_released_during_the_walk_are_no_rows(bench: Pump):
     fill(bench, 900)
     peer = bench.connect()
     for number in range(1, 901):

@@ -1,4 +1,5 @@
-"""The beanstalk protocol from the client's side: what is encoded, what is refused, and replies however they are cut."""
+"""The beanstalk protocol from the client's side: encoded requests, refused arguments, and replies however they are
+cut."""
 
 from __future__ import annotations
 
@@ -71,7 +72,7 @@ REPLIES = [
         (wire.list_jobs(b"t", "ready", 7, 9, b"a\r\nb"), b"search-jobs t ready 7 9 4\r\na\r\nb\r\n"),
     ],
 )
-def test_what_goes_out(encoded: bytes, expected: bytes):
+def test_requests_byte_for_byte(encoded: bytes, expected: bytes):
     assert encoded == expected
 
 
@@ -103,13 +104,13 @@ def test_what_goes_out(encoded: bytes, expected: bytes):
         (lambda: wire.pause_tube(b"t\n", 1), "a tube's name has"),
     ],
 )
-def test_what_is_refused(encode, said: str):
+def test_invalid_arguments_are_refused(encode, said: str):
     with pytest.raises(ValueError, match=said):
         encode()
 
 
 @pytest.mark.parametrize(("data", "reply"), REPLIES, ids=lambda value: getattr(value, "status", None))
-def test_a_reply_by_the_byte(data: bytes, reply: Reply):
+def test_a_reply_byte_by_byte(data: bytes, reply: Reply):
     parser = Parser()
     for position in range(len(data) - 1):
         assert parser.feed(data[position : position + 1]) == []
@@ -119,7 +120,7 @@ def test_a_reply_by_the_byte(data: bytes, reply: Reply):
 
 
 @given(st.lists(st.sampled_from(REPLIES)), st.data())
-def test_replies_however_they_are_cut(replies: list[tuple[bytes, Reply]], data: st.DataObject):
+def test_replies_may_be_cut_anywhere(replies: list[tuple[bytes, Reply]], data: st.DataObject):
     stream = b"".join(each for each, _ in replies)
     cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)))))
     parser = Parser()
@@ -146,12 +147,12 @@ def test_replies_however_they_are_cut(replies: list[tuple[bytes, Reply]], data: 
         (b"x" * 256, "has no end of line"),
     ],
 )
-def test_what_no_server_says(data: bytes, said: str):
+def test_invalid_replies_are_protocol_errors(data: bytes, said: str):
     with pytest.raises(ProtocolError, match=said):
         Parser(body_max=10).feed(data)
 
 
-def test_documents():
+def test_lists_and_dictionaries_are_read():
     assert wire.read_list(b"---\n- default\n- a b\n") == [b"default", b"a b"]
     assert wire.read_list(b"---\n") == []
     assert wire.read_dictionary(b'---\nname: "a"\npause: 0\n') == {"name": "a", "pause": "0"}
@@ -168,7 +169,7 @@ def test_documents():
             wire.read_dictionary(wrong)
 
 
-def test_a_body_that_no_journal_can_have():
+def test_the_largest_body_that_a_journal_can_have():
     assert _journal.CONSTANTS["KEPT_BODY_MAX"] == wire.KEPT_BODY_MAX
     job = (1, "t", 1, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, None, 0, None, 0)
     with pytest.raises(ValueError, match="job 1: its id, state or body is impossible"):

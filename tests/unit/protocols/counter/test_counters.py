@@ -1,7 +1,7 @@
 """The counter protocol's store: permits, ledger, ring, windows and giving back, driven through sessions in memory.
 
-Everything is audited after each call (`Client` and `settle` do that), so a test says only what should be seen.
-"""
+Everything is audited after each call (`Client` and `settle` do that), so a test contains only what clients would
+see."""
 
 from __future__ import annotations
 
@@ -73,13 +73,13 @@ def test_impossible_sizes_are_refused(sizes: dict[str, Any], message: str) -> No
         *(({"hash_key": key}, TypeError) for key in (None, "0123456789abcdef", bytearray(16))),
     ],
 )
-def test_sizes_that_are_no_such_thing_are_refused(sizes: dict[str, Any], error: type[Exception]) -> None:
+def test_sizes_of_wrong_type_or_range_are_refused(sizes: dict[str, Any], error: type[Exception]) -> None:
     with pytest.raises(error):
         open_store(**(SIZES | sizes))
 
 
 @pytest.mark.parametrize("name", SIZES)
-def test_every_size_has_to_be_given(name: str) -> None:
+def test_every_size_is_required(name: str) -> None:
     with pytest.raises(TypeError, match=name):
         open_store(**{key: value for key, value in SIZES.items() if key != name})
 
@@ -95,19 +95,19 @@ except MemoryError as error:
 """
 
 
-def test_a_store_that_cannot_be_mapped_is_a_memory_error() -> None:
+def test_a_store_without_memory_raises_memory_error() -> None:
     done = subprocess.run([sys.executable, "-c", MAKE_WITHOUT_MEMORY], capture_output=True, text=True, check=True)
     assert done.stdout.startswith("cannot map ")
     assert done.stdout.endswith(" bytes\n")
 
 
-def test_the_largest_store_costs_nothing_before_it_is_used() -> None:
+def test_the_largest_store_uses_no_memory_before_it_is_used() -> None:
     client = Client(make_store(1 << 29, 1 << 30, name_memory=0xFFFFFFFF * 64 - 1))
     assert client.session.receive(wire.acquire(1, b"a" * 100, 1, 1), 0)[2] == OK
     assert figures(client.store, "records", "holdings", "name_memory") == [1, 1, 128]
 
 
-def test_an_empty_store() -> None:
+def test_an_empty_store_has_nothing_due() -> None:
     store = open_store(**SIZES)
     assert store.next_deadline() == -1
     assert store.take_dirty() == []
@@ -143,7 +143,7 @@ def test_a_full_ledger_refuses_new_holdings_and_nothing_else() -> None:
     assert Client(make_store(2, 0)).acquire(b"a") == NO_MEMORY
 
 
-def test_one_connection_is_bounded_and_the_others_are_not() -> None:
+def test_the_holdings_of_each_connection_are_bounded() -> None:
     store = make_store(8, 8, holdings_per_connection=2)
     one, two = Client(store), Client(store)
     assert [one.acquire(b"a"), one.acquire(b"b"), one.acquire(b"c")] == [OK, OK, NO_MEMORY]
@@ -154,7 +154,7 @@ def test_one_connection_is_bounded_and_the_others_are_not() -> None:
     assert one.acquire(b"c") == OK
 
 
-def test_the_bound_of_one_connection_can_change() -> None:
+def test_the_bound_of_holdings_can_change() -> None:
     store = make_store(8, 4)
     client = Client(store)
     acquire_all(client, [b"a", b"b", b"c"])
@@ -170,7 +170,7 @@ def test_the_bound_of_one_connection_can_change() -> None:
     assert client.acquire(b"f") == NO_MEMORY
 
 
-def test_a_refusal_for_want_of_a_record_leaves_no_holding() -> None:
+def test_an_acquire_refused_for_lack_of_a_record_leaves_no_holding() -> None:
     client = Client(make_store(1, 4))
     assert client.acquire(b"a") == OK
     assert client.acquire(b"b") == NO_MEMORY
@@ -217,7 +217,7 @@ def test_since_is_when_a_holding_began() -> None:
     assert [since for _, _, since in holders_of(client.store, b"a")] == [12]
 
 
-def test_nobody_holds_what_does_not_exist() -> None:
+def test_an_unknown_counter_has_no_holders() -> None:
     store = make_store()
     for name in (b"", b"a", b"x" * 70_000):
         assert holders_of(store, name) == []
@@ -228,7 +228,7 @@ def test_nobody_holds_what_does_not_exist() -> None:
 # ---- idle counters --------------------------------------------------------------------------------------------------
 
 
-def test_the_longest_idle_counter_makes_room() -> None:
+def test_the_counter_idle_for_longest_is_reclaimed() -> None:
     client = Client(make_store(3, 8))
     acquire_all(client, [b"a", b"b", b"c"])
     release_all(client, [b"b", b"c", b"a"])
@@ -251,7 +251,7 @@ def test_a_counter_that_was_used_again_is_not_reclaimed() -> None:
 
 
 def test_a_counter_keeps_its_place_in_the_ring_while_it_is_used_in_between() -> None:
-    """The ring is lazy: a place is given up when it is met, not when the counter is used."""
+    """The ring is lazy: an entry is removed when it is met, not when the counter is used."""
     client = Client(make_store(2, 8))
     acquire_all(client, [b"a", b"b"])
     release_all(client, [b"a", b"b"])
@@ -279,7 +279,7 @@ def test_a_counter_enters_the_ring_again_after_its_place_was_met() -> None:
 
 
 @pytest.mark.parametrize(("stale", "status"), [(RECLAIM_STEPS - 1, OK), (RECLAIM_STEPS, NO_MEMORY)])
-def test_a_request_looks_at_no_more_than_its_steps(stale: int, status: int) -> None:
+def test_a_request_examines_a_bounded_part_of_the_ring(stale: int, status: int) -> None:
     count = stale + 1
     client = Client(make_store(count, 4 * count))
     names = numbered(count)
@@ -300,7 +300,7 @@ def test_a_request_looks_at_no_more_than_its_steps(stale: int, status: int) -> N
 # ---- windows and the sweep ------------------------------------------------------------------------------------------
 
 
-def test_an_idle_counter_is_gone_with_its_window_and_not_when_the_sweep_comes() -> None:
+def test_an_idle_counter_expires_with_its_window_before_the_sweep() -> None:
     client = Client(make_store())
     store = client.store
     acquire_all(client, [b"idle", b"busy"])
@@ -319,7 +319,7 @@ def test_an_idle_counter_is_gone_with_its_window_and_not_when_the_sweep_comes() 
     assert client.get(b"idle") is None
 
 
-def test_a_counter_that_is_gone_can_be_acquired_before_the_sweep() -> None:
+def test_an_expired_counter_can_be_acquired_before_the_sweep() -> None:
     client = Client(make_store())
     store = client.store
     assert client.acquire(b"a", 5) == OK
@@ -338,7 +338,7 @@ def test_a_counter_that_is_gone_can_be_acquired_before_the_sweep() -> None:
     assert store.snapshot()["expired"] == 1
 
 
-def test_what_makes_room_after_its_window_has_expired_and_was_not_reclaimed() -> None:
+def test_an_expired_counter_that_makes_room_counts_as_expired() -> None:
     client = Client(make_store(1, 4))
     assert client.acquire(b"a") == OK
     assert client.release(b"a") == OK
@@ -348,7 +348,7 @@ def test_what_makes_room_after_its_window_has_expired_and_was_not_reclaimed() ->
     assert client.store.next_deadline() == -1
 
 
-def test_looking_and_being_refused_is_no_use() -> None:
+def test_get_and_refused_requests_do_not_count_as_use() -> None:
     client = Client(make_store())
     assert client.acquire(b"a", 2) == OK
     assert client.release(b"a", 2) == OK
@@ -411,7 +411,7 @@ def test_the_peak_is_of_the_window() -> None:
     assert client.dump() == {b"a": (1, 3)}
 
 
-def test_giving_back_counts_in_the_window_in_which_it_is_done() -> None:
+def test_a_release_after_a_disconnect_counts_in_its_own_window() -> None:
     store = make_store()
     leaver, other = Client(store), Client(store)
     assert leaver.acquire(b"a", 4) == OK
@@ -423,7 +423,7 @@ def test_giving_back_counts_in_the_window_in_which_it_is_done() -> None:
     assert other.dump() == {b"a": (0, 4)}
 
 
-def test_the_sweep_goes_in_slices_and_once_round() -> None:
+def test_the_sweep_runs_in_slices_once_around_the_ring() -> None:
     count = 3 * SLICE_STEPS_MAX
     client = Client(make_store(count, 2 * count))
     store = client.store
@@ -447,8 +447,8 @@ def test_the_sweep_goes_in_slices_and_once_round() -> None:
     assert figures(store, "gc_count", "last_gc_elapsed", "records") == [2, 0, count // 2 - ticks]
 
 
-def test_a_sweep_that_requests_finish_is_over() -> None:
-    """Creations between two ticks can meet all that the sweep has left: the next sweep begins when it begins."""
+def test_requests_may_finish_a_sweep() -> None:
+    """Acquires between two ticks can meet all that the sweep has left: the next sweep begins at its own time."""
     count = SLICE_STEPS_MAX + 100
     client = Client(make_store(count, 2 * count))
     store = client.store
@@ -471,7 +471,7 @@ def test_a_sweep_that_requests_finish_is_over() -> None:
 # ---- giving back ----------------------------------------------------------------------------------------------------
 
 
-def test_what_a_leaver_held_counts_until_its_turn() -> None:
+def test_holdings_of_an_ended_connection_count_until_they_are_given_back() -> None:
     store = make_store()
     leaver, other = Client(store), Client(store)
     assert leaver.acquire(b"a", 3) == OK
@@ -488,7 +488,7 @@ def test_what_a_leaver_held_counts_until_its_turn() -> None:
     assert other.acquire(b"a", 3, 4) == OK
 
 
-def test_a_leaver_s_holdings_fill_the_ledger_until_its_turn() -> None:
+def test_holdings_of_an_ended_connection_use_the_ledger_until_given_back() -> None:
     store = make_store(4, 1)
     leaver, other = Client(store), Client(store)
     assert leaver.acquire(b"a") == OK
@@ -498,7 +498,7 @@ def test_a_leaver_s_holdings_fill_the_ledger_until_its_turn() -> None:
     assert other.acquire(b"b") == OK
 
 
-def test_giving_back_goes_in_slices_the_first_leaver_first() -> None:
+def test_holdings_are_given_back_in_slices_in_the_order_of_the_ends() -> None:
     count = 2 * SLICE_STEPS_MAX - 1
     store = make_store(count, 3 * count)
     names = numbered(count)
@@ -527,7 +527,7 @@ def test_giving_back_goes_in_slices_the_first_leaver_first() -> None:
     assert [other.get(names[place]) for place in (0, 1, -1)] == [2, 0, 0]
 
 
-def test_each_holding_is_given_back_once_however_often_the_end_is_told() -> None:
+def test_each_holding_is_given_back_once_after_repeated_ends() -> None:
     store = make_store()
     leaver, other = Client(store), Client(store)
     assert leaver.acquire(b"a", 3) == OK
@@ -541,7 +541,7 @@ def test_each_holding_is_given_back_once_however_often_the_end_is_told() -> None
     assert (other.get(b"a"), store.snapshot()["given_back"], store.sessions_open) == (3, 1, 1)
 
 
-def test_a_session_that_is_dropped_gives_back_too() -> None:
+def test_a_freed_session_gives_its_holdings_back() -> None:
     store = make_store()
     leaver, other = Client(store), Client(store)
     assert leaver.acquire(b"a") == OK
@@ -566,8 +566,8 @@ print(store.sessions_open, store.snapshot()["busy"], store.snapshot()["given_bac
 """
 
 
-def test_a_session_that_the_garbage_collector_finds_gives_back_too() -> None:
-    """As when a loop is thrown away with its connections. In a process of its own: it may not survive this."""
+def test_a_garbage_collected_session_gives_its_holdings_back() -> None:
+    """As when a loop is thrown away with its connections. In a process of its own, as a mistake could end it."""
     script = f"import sys; sys.path[:] = {sys.path!r}\n{DROP_A_CYCLE}"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, "0 0 1\n"), done.stderr
@@ -581,7 +581,7 @@ def collected_by_hand() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("collected_by_hand")
-def test_a_session_that_is_collected_during_a_call_gives_back_after_it() -> None:
+def test_a_session_collected_during_a_call_gives_back_after_it() -> None:
     """Python code runs within a Stats, and so the collector may."""
     store = make_store(figures=lambda: {"collected": gc.collect()})
     asker, leaver = Client(store), Client(store)
@@ -610,7 +610,7 @@ def test_the_number_of_a_connection_is_not_used_again_before_all_is_given_back()
     assert newcomer.release(b"a", 2) == OK
 
 
-def test_who_has_sent_all_is_done_with_what_he_held_although_he_has_not_read_all() -> None:
+def test_a_half_closed_connection_gives_back_before_its_replies_are_read() -> None:
     store = make_store(4096, 8192)
     acquire_all(Client(store), numbered(3000))
     leaver = Client(store)
@@ -623,7 +623,7 @@ def test_who_has_sent_all_is_done_with_what_he_held_although_he_has_not_read_all
     assert leaver.session.more
 
 
-def test_a_connection_that_holds_nothing_leaves_nothing_to_do() -> None:
+def test_the_end_of_a_connection_without_holdings_causes_no_work() -> None:
     store = make_store()
     for end in ("closed", "eof"):
         client = Client(store)
@@ -634,7 +634,7 @@ def test_a_connection_that_holds_nothing_leaves_nothing_to_do() -> None:
     store.audit()
 
 
-def test_there_are_as_many_connections_as_a_process_can_have_sockets() -> None:
+def test_the_number_of_sessions_is_bounded() -> None:
     store = make_store()
     sessions = [store.session() for _ in range(1 << 20)]
     with pytest.raises(MemoryError, match=r"^1048576 connections are open or ending$"):
@@ -651,7 +651,7 @@ def test_there_are_as_many_connections_as_a_process_can_have_sockets() -> None:
     assert store.sessions_open == 0
 
 
-def test_leases_are_by_connection_and_those_of_leavers_are_among_them() -> None:
+def test_leases_are_listed_by_connection_including_ended_ones() -> None:
     store = make_store(8, 20, name_memory=640)
     clients = [Client(store) for _ in range(4)]
     for number in (2, 0, 3):

@@ -1,4 +1,4 @@
-"""Shared counters: a store grants from its rights, asks for what is missing, and gives up what its lease gave."""
+"""Shared counters: a store grants from its rights, requests missing ones, and reacts to the end of its lease."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ def test_a_request_without_rights_waits_for_the_answer(shop: Shop) -> None:
     assert change[1:-1] == (NAME, 10, 1, 1, 5, 5, 5)
 
 
-def test_names_of_a_call_have_a_bound_of_bytes() -> None:
-    """Those that find no room are still urgent, or still have their turn."""
+def test_the_names_of_a_call_are_bounded_in_bytes() -> None:
+    """Names beyond that stay urgent, or come in their turn."""
     shop = Shop(name_memory=1 << 20)
     pads = (b"-" * 60_000 + b"%d" % number for number in range(100))
     pad = next(pad for pad in pads if partition_of(b"shared:" + pad) == PART)
@@ -102,8 +102,8 @@ def test_more_than_the_maximum_is_refused_without_asking(shop: Shop) -> None:
     assert shop.urgency() == ""
 
 
-def test_a_smaller_maximum_is_asked_for(shop: Shop) -> None:
-    """Others may use more than that."""
+def test_a_smaller_maximum_is_requested(shop: Shop) -> None:
+    """Other daemons may use more than that."""
     (one,) = shop.some(1)
     ask(one, 1, 10)
     shop.give(5)
@@ -115,7 +115,7 @@ def test_a_smaller_maximum_is_asked_for(shop: Shop) -> None:
     assert one.acquire(NAME, 1, 1) == REFUSED
 
 
-def test_a_request_after_the_call_waits_for_the_next_call(shop: Shop) -> None:
+def test_a_request_during_a_call_waits_for_the_next_call(shop: Shop) -> None:
     one, other = shop.some(2)
     ask(one)
     (change,) = shop.counters()
@@ -126,7 +126,7 @@ def test_a_request_after_the_call_waits_for_the_next_call(shop: Shop) -> None:
     assert statuses(other) == [Status.NO_ERROR]
 
 
-def test_requests_behind_it_keep_their_order(shop: Shop) -> None:
+def test_requests_behind_a_blocked_one_keep_their_order(shop: Shop) -> None:
     (one,) = shop.some(1)
     one.send(wire.acquire(1, NAME, 1, 10) + wire.get(2, b"own") + wire.noop(3))
     assert statuses(one) == []
@@ -134,7 +134,7 @@ def test_requests_behind_it_keep_their_order(shop: Shop) -> None:
     assert [each.opaque for each in one.answers.others] == [1, 2, 3]
 
 
-def test_a_take_that_does_not_wait(shop: Shop) -> None:
+def test_a_take_without_wait_requests_rights_and_takes_nothing_meanwhile(shop: Shop) -> None:
     one, other = shop.some(2)
     take = one.take(Permit(NAME, 1, 10), Permit(b"own", 1, 1))
     assert one.of(take) is None
@@ -148,7 +148,7 @@ def test_a_take_that_does_not_wait(shop: Shop) -> None:
     assert (shortage.item, shortage.left) == (0, 0)
 
 
-def test_each_item_of_a_take_is_asked_for(shop: Shop) -> None:
+def test_the_rights_for_each_item_of_a_take_are_requested(shop: Shop) -> None:
     shop.lease(partition_of(OTHER))
     (one,) = shop.some(1)
     take = one.take(Permit(NAME, 1, 10), Permit(OTHER, 1, 10))
@@ -159,7 +159,7 @@ def test_each_item_of_a_take_is_asked_for(shop: Shop) -> None:
     assert one.has(take)
 
 
-def test_a_take_that_waits_is_in_the_queue(shop: Shop) -> None:
+def test_a_waiting_take_is_in_the_queue_of_the_authority(shop: Shop) -> None:
     one, other = shop.some(2)
     take = one.take(Permit(NAME, 3, 10), wait_ms=60_000)
     (change,) = shop.counters()
@@ -173,13 +173,13 @@ def test_a_take_that_waits_is_in_the_queue(shop: Shop) -> None:
     assert one.release(NAME, 3) == Status.NO_ERROR
 
 
-def test_while_a_take_waits_others_are_refused(shop: Shop) -> None:
+def test_while_a_take_waits_acquires_are_refused(shop: Shop) -> None:
     one, other = shop.some(2)
     one.take(Permit(NAME, 3, 10), wait_ms=60_000)
     assert other.acquire(NAME, 1, 10) == REFUSED
 
 
-def test_what_is_used_here_and_everywhere(shop: Shop) -> None:
+def test_get_shows_the_use_here_and_in_the_cluster(shop: Shop) -> None:
     (one,) = shop.some(1)
     ask(one, 2)
     shop.give(5, others=4)
@@ -201,7 +201,7 @@ def test_what_is_used_here_and_everywhere(shop: Shop) -> None:
 # ---- giving back ----------------------------------------------------------------------------------------------------
 
 
-def test_rights_that_are_not_used_are_changes(shop: Shop) -> None:
+def test_unused_rights_are_reported_as_changes(shop: Shop) -> None:
     (one,) = shop.some(1)
     ask(one)
     shop.give(8)
@@ -218,7 +218,7 @@ def test_rights_that_are_not_used_are_changes(shop: Shop) -> None:
     assert shop.counters(report=True) == [], "it is forgotten"
 
 
-def test_rights_are_kept_to_what_the_call_says(shop: Shop) -> None:
+def test_rights_shrink_to_what_the_answer_allows(shop: Shop) -> None:
     one, other = shop.some(2)
     ask(one)
     shop.give(8)
@@ -233,7 +233,7 @@ def test_rights_are_kept_to_what_the_call_says(shop: Shop) -> None:
     assert statuses(other) == [Status.NO_ERROR, Status.NO_ERROR]
 
 
-def test_what_becomes_free_is_given_up_when_others_wait(shop: Shop) -> None:
+def test_freed_rights_are_given_up_while_other_daemons_wait(shop: Shop) -> None:
     one, other = shop.some(2)
     ask(one, 2)
     shop.give(2, yields=True)
@@ -247,7 +247,7 @@ def test_what_becomes_free_is_given_up_when_others_wait(shop: Shop) -> None:
     assert other.has(take)
 
 
-def test_idle_rights_for_which_others_wait_are_changes(shop: Shop) -> None:
+def test_idle_rights_that_others_wait_for_are_urgent(shop: Shop) -> None:
     (one,) = shop.some(1)
     ask(one)
     shop.give(8)
@@ -313,7 +313,7 @@ def test_connections_are_dropped_with_the_lease(lose: bool) -> None:
 
 
 def test_a_lease_ends_once() -> None:
-    """Permits that are granted without a lease, because nobody can be asked, are not lost with the last one."""
+    """Permits granted without a lease, as the authority is unreachable, are not lost with the last lease."""
     shop = Shop("open", drops=True)
     shop.wait(LEASE_MS)
     shop.update(is_reachable=False)
@@ -350,8 +350,8 @@ def test_permits_stay_in_use_if_connections_are_not_dropped(shop: Shop) -> None:
     assert one.release(NAME) == Status.NO_ERROR
 
 
-def test_of_many_connections_all_holders_are_dropped_even_if_the_next_lease_begins_meanwhile() -> None:
-    """And those who were granted something under the new lease are not."""
+def test_all_holders_are_dropped_although_a_new_lease_begins_meanwhile() -> None:
+    """Connections that were granted something under the new lease are not dropped."""
     shop = Shop(drops=True, holdings=4096, holdings_per_connection=4096)
     holder, other = shop.some(2)
     ask(holder, 2)
@@ -377,7 +377,7 @@ def test_of_many_connections_all_holders_are_dropped_even_if_the_next_lease_begi
 
 
 @pytest.mark.parametrize(("policy", "granted"), [("closed", 0), ("share", 3), ("open", 10)])
-def test_what_is_granted_alone(policy: str, granted: int) -> None:
+def test_permits_granted_without_the_authority(policy: str, granted: int) -> None:
     shop = Shop(policy)
     shop.update(daemons=3)
     one, other = shop.some(2)
@@ -404,7 +404,7 @@ def test_rights_are_used_while_the_authority_cannot_be_reached(shop: Shop) -> No
     assert one.acquire(NAME, 1, 10) == REFUSED
 
 
-def test_names_that_are_refused_meanwhile_take_no_room() -> None:
+def test_names_refused_without_the_authority_use_no_records() -> None:
     shop = Shop(buckets=2)
     (one,) = shop.some(1)
     for partition in range(PARTITIONS):
@@ -412,7 +412,7 @@ def test_names_that_are_refused_meanwhile_take_no_room() -> None:
     assert {one.acquire(b"shared:%d" % number, 1, 10) for number in range(10)} == {REFUSED}
 
 
-def test_a_take_that_waits_meanwhile_is_asked_for_afterwards(shop: Shop) -> None:
+def test_a_take_that_waited_without_the_authority_is_requested_afterwards(shop: Shop) -> None:
     (one,) = shop.some(1)
     shop.update(is_reachable=False)
     take = one.take(Permit(NAME, 1, 10), wait_ms=60_000)
@@ -433,7 +433,7 @@ def test_a_call_without_an_answer_is_made_again(shop: Shop) -> None:
     assert statuses(one) == [Status.NO_ERROR]
 
 
-def test_what_may_have_been_given_is_told_although_nobody_wants_it_any_more(shop: Shop) -> None:
+def test_rights_that_may_have_been_granted_are_reported_after_their_request_is_gone(shop: Shop) -> None:
     (one,) = shop.some(1)
     ask(one)
     (change,) = shop.counters()
@@ -446,7 +446,7 @@ def test_what_may_have_been_given_is_told_although_nobody_wants_it_any_more(shop
     assert shop.counters(report=True) == []
 
 
-def test_limits_of_the_server_apply_to_what_is_asked(shop: Shop) -> None:
+def test_limits_of_the_server_apply_to_shared_counters(shop: Shop) -> None:
     text = b'{"permits": [{"name": "shared:*", "maximum": 5}]}'
     shop.store.load_limits(parse_limits(text))
     one, other = shop.some(2)
@@ -462,7 +462,7 @@ def test_limits_of_the_server_apply_to_what_is_asked(shop: Shop) -> None:
     assert other.has(take)
 
 
-def test_rates_of_the_server_apply_to_what_is_asked(shop: Shop) -> None:
+def test_rates_of_the_server_apply_to_shared_rates(shop: Shop) -> None:
     text = b'{"rates": [{"name": "shared:*", "limit": 10, "period": 1, "burst": 4}]}'
     shop.store.load_limits(parse_limits(text))
     (one,) = shop.some(1)
@@ -537,7 +537,7 @@ def test_changes_that_do_not_fit_into_a_call_follow_at_once(shop: Shop) -> None:
 
 
 def test_a_full_report_has_each_counter_once() -> None:
-    """Also those that are asked for meanwhile, or are gone when their turn comes."""
+    """Also those that are requested meanwhile, or are gone when their turn comes."""
     shop = Shop(buckets=64)
     names = [name for name in (b"shared:%d" % i for i in range(200)) if partition_of(name) == PART][:7]
     one, other = shop.some(2)
@@ -595,7 +595,7 @@ def give_back(shop: Shop, change: RateChange) -> None:
     pour(shop, change, -min(change.units, 0))
 
 
-def test_units_are_asked_for(shop: Shop) -> None:
+def test_missing_units_of_a_rate_are_requested(shop: Shop) -> None:
     (one,) = shop.some(1)
     take = one.take(rate(2))
     assert one.of(take) is None
@@ -618,7 +618,7 @@ def test_units_are_asked_for(shop: Shop) -> None:
     assert one.of(one.take(rate(1))) is None
 
 
-def test_a_take_that_waits_for_units_is_asked_for_when_they_are_there(shop: Shop) -> None:
+def test_a_waiting_take_requests_units_when_they_will_be_there(shop: Shop) -> None:
     (one,) = shop.some(1)
     take = one.take(rate(2), wait_ms=60_000)
     change = of_rate(shop)
@@ -631,7 +631,7 @@ def test_a_take_that_waits_for_units_is_asked_for_when_they_are_there(shop: Shop
     assert one.has(take)
 
 
-def test_units_that_are_not_needed_are_given_back(shop: Shop) -> None:
+def test_unused_units_are_given_back(shop: Shop) -> None:
     (one,) = shop.some(1)
     one.take(rate(2))
     pour(shop, of_rate(shop), 10)
@@ -668,8 +668,8 @@ def test_settling_changes_the_units(shop: Shop, used: int, left: int) -> None:
 
 
 @pytest.mark.parametrize("is_settled", [False, True])
-def test_units_that_the_authority_has_not_given_do_not_go_back_to_it(is_settled: bool) -> None:
-    """They were granted while it could not be reached. Those that it had given before do."""
+def test_only_units_of_the_authority_go_back_to_it(is_settled: bool) -> None:
+    """Units granted while it could not be reached do not; those that it had given before do."""
     shop = Shop("open")
     one, other = shop.some(2)
     first = one.take(rate(2, on_death=OnDeath.REFUNDED))
@@ -688,7 +688,7 @@ def test_units_that_the_authority_has_not_given_do_not_go_back_to_it(is_settled:
     assert of_rate(shop).units == 2
 
 
-def test_what_was_used_beyond_a_charge_is_told_although_nobody_was_asked_for_that() -> None:
+def test_units_used_beyond_a_charge_are_reported_after_an_outage() -> None:
     shop = Shop("open")
     (one,) = shop.some(1)
     shop.update(is_reachable=False)
@@ -698,7 +698,7 @@ def test_what_was_used_beyond_a_charge_is_told_although_nobody_was_asked_for_tha
     assert of_rate(shop).units == -5
 
 
-def test_units_go_back_although_more_were_used_and_nobody_can_be_asked() -> None:
+def test_units_go_back_although_more_were_used_during_an_outage() -> None:
     shop = Shop("open")
     (one,) = shop.some(1)
     takes = [one.take(rate(2, on_death=OnDeath.REFUNDED)) for _ in range(2)]
@@ -711,7 +711,7 @@ def test_units_go_back_although_more_were_used_and_nobody_can_be_asked() -> None
 
 
 @pytest.mark.parametrize(("policy", "granted"), [("share", 0), ("open", 10)])
-def test_the_share_of_a_daemon_that_knows_of_no_other_is_nothing(policy: str, granted: int) -> None:
+def test_a_daemon_that_never_reached_the_authority_has_no_share(policy: str, granted: int) -> None:
     """It was started while the authority could not be reached."""
     shop = Shop(policy)
     (one,) = shop.some(1)
@@ -721,7 +721,7 @@ def test_the_share_of_a_daemon_that_knows_of_no_other_is_nothing(policy: str, gr
 
 
 @pytest.mark.parametrize(("policy", "granted"), [("closed", 0), ("share", 3), ("open", 10)])
-def test_what_is_granted_of_a_rate_alone(policy: str, granted: int) -> None:
+def test_units_granted_without_the_authority(policy: str, granted: int) -> None:
     shop = Shop(policy)
     shop.update(daemons=3)
     (one,) = shop.some(1)
@@ -733,7 +733,7 @@ def test_what_is_granted_of_a_rate_alone(policy: str, granted: int) -> None:
 # ---- other parts ----------------------------------------------------------------------------------------------------
 
 
-def test_jobs_with_permits_share_too(shop: Shop) -> None:
+def test_jobs_with_permits_use_shared_counters(shop: Shop) -> None:
     settled: list[tuple[int, bool]] = []
     lender = Lending.of(shop.store, lambda ticket, granted: settled.append((ticket, granted)), lambda: None)
     now_ns = shop.pump.now_ns
@@ -746,7 +746,7 @@ def test_jobs_with_permits_share_too(shop: Shop) -> None:
     assert (change.used, change.rights) == (2, 1)
 
 
-def test_what_makes_no_sense(shop: Shop) -> None:
+def test_invalid_updates_are_refused(shop: Shop) -> None:
     with pytest.raises(ValueError, match="partition 16"):
         shop.changes(PARTITIONS)
     with pytest.raises(ValueError, match="no call is under way"):

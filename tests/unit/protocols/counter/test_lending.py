@@ -57,7 +57,7 @@ def other(desk: Desk) -> Borrowing:
     return Borrowing(desk)
 
 
-def test_the_permits_are_those_of_the_clients(desk: Desk, other: Borrowing) -> None:
+def test_the_borrower_and_the_clients_share_the_permits(desk: Desk, other: Borrowing) -> None:
     client = desk.taker()
     assert other.acquire(maximum=2)
     assert client.acquire(b"p", 1, 2) == Status.NO_ERROR
@@ -73,7 +73,7 @@ def test_the_permits_are_those_of_the_clients(desk: Desk, other: Borrowing) -> N
     assert desk.store.snapshot()["busy"] == 0
 
 
-def test_a_release_wakes_the_store_for_those_that_wait(desk: Desk, other: Borrowing) -> None:
+def test_a_release_of_the_borrower_wakes_the_store_for_waiters(desk: Desk, other: Borrowing) -> None:
     client = desk.taker()
     assert other.acquire()
     take = client.take(Permit(b"p", 1, 1), wait_ms=1000)
@@ -85,8 +85,8 @@ def test_a_release_wakes_the_store_for_those_that_wait(desk: Desk, other: Borrow
     assert not other.acquire()
 
 
-def test_it_waits_in_the_same_queue(desk: Desk, other: Borrowing) -> None:
-    """One key among others: it gets a permit in its turn, and not before those that waited earlier."""
+def test_the_borrower_waits_in_the_queue_of_the_clients(desk: Desk, other: Borrowing) -> None:
+    """As one key among others: it gets a permit in its turn, and not before those that waited earlier."""
     clients = desk.some(3)
     assert clients[0].acquire(b"p") == Status.NO_ERROR
     takes = [client.take(Permit(b"p", 1, 1), wait_ms=1000) for client in clients[1:2]]
@@ -101,7 +101,7 @@ def test_it_waits_in_the_same_queue(desk: Desk, other: Borrowing) -> None:
     assert (other.outcomes(), clients[2].has(takes[1])) == ([], True)
 
 
-def test_it_shares_in_proportion_with_a_client_that_always_waits(desk: Desk, other: Borrowing) -> None:
+def test_the_borrower_and_a_client_that_always_waits_get_equal_shares(desk: Desk, other: Borrowing) -> None:
     client = desk.taker()
     got = {"client": 0, "other": 0}
     assert other.acquire()
@@ -132,7 +132,7 @@ def test_a_wait_may_change_its_maximum_and_keep_its_place(desk: Desk, other: Bor
     assert late.has(take)
 
 
-def test_a_wait_that_is_cancelled_is_over(desk: Desk, other: Borrowing) -> None:
+def test_a_cancelled_wait_is_over(desk: Desk, other: Borrowing) -> None:
     client = desk.taker()
     client.acquire(b"p")
     other.lender.cancel(other.enqueue(3), desk.pump.now_ns)
@@ -142,7 +142,7 @@ def test_a_wait_that_is_cancelled_is_over(desk: Desk, other: Borrowing) -> None:
     assert desk.store.snapshot()["waiters"] == 0
 
 
-def test_in_a_drain_nothing_is_lent(desk: Desk, other: Borrowing) -> None:
+def test_a_draining_store_lends_nothing(desk: Desk, other: Borrowing) -> None:
     assert other.acquire()
     other.enqueue(9)
     desk.store.begin_drain()
@@ -154,7 +154,7 @@ def test_in_a_drain_nothing_is_lent(desk: Desk, other: Borrowing) -> None:
     assert client.status(wire.get(0, b"p")) == Status.NO_ERROR
 
 
-def test_at_a_stop_nothing_that_would_wait_is_lent(desk: Desk, other: Borrowing) -> None:
+def test_at_a_stop_waits_of_the_borrower_are_refused(desk: Desk, other: Borrowing) -> None:
     assert other.acquire()
     other.enqueue(9)
     desk.store.part()
@@ -162,7 +162,7 @@ def test_at_a_stop_nothing_that_would_wait_is_lent(desk: Desk, other: Borrowing)
     assert (other.acquire(b"q"), other.enqueue(1)) == (True, 0)
 
 
-def test_the_limits_of_one_connection_are_not_its_limits(desk: Desk, other: Borrowing) -> None:
+def test_the_limits_of_one_connection_do_not_apply_to_the_borrower(desk: Desk, other: Borrowing) -> None:
     client = desk.taker()
     desk.store.limit_holdings(1)
     desk.store.limit_takes(1, 60)
@@ -175,7 +175,7 @@ def test_the_limits_of_one_connection_are_not_its_limits(desk: Desk, other: Borr
     desk.store.audit()
 
 
-def test_no_room_to_hold_or_wait() -> None:
+def test_the_borrower_finds_no_room_to_hold_or_wait() -> None:
     desk = Desk(holdings=1, waiters=1)
     other = Borrowing(desk)
     assert other.acquire(b"a")
@@ -186,8 +186,8 @@ def test_no_room_to_hold_or_wait() -> None:
     assert other.outcomes() == [(1, False)], "there is a permit, and no room to hold it"
 
 
-def test_while_a_limit_is_0_it_waits(desk: Desk, other: Borrowing) -> None:
-    """It is not refused, so that it need not ask again. It is in nobody's way, as nobody can be granted anything."""
+def test_the_borrower_waits_while_a_limit_is_0(desk: Desk, other: Borrowing) -> None:
+    """It is not refused, so that it need not ask again. It delays no other, as nothing can be granted."""
     client, holder = desk.some(2)
     assert holder.acquire(b"p", 1, 5) == Status.NO_ERROR
     desk.store.load_limits(parse_limits(b'{"permits": [{"name": "*", "maximum": 0}]}'))
@@ -207,7 +207,7 @@ def test_while_a_limit_is_0_it_waits(desk: Desk, other: Borrowing) -> None:
     desk.store.audit()
 
 
-def test_it_leaves_half_of_the_queue_to_others() -> None:
+def test_the_borrower_leaves_half_of_the_queue_to_connections() -> None:
     desk = Desk(waiters=4)
     other = Borrowing(desk)
     client = desk.taker()
@@ -219,7 +219,7 @@ def test_it_leaves_half_of_the_queue_to_others() -> None:
     desk.store.audit()
 
 
-def test_what_was_held_before_a_restart_is_held_again(desk: Desk, other: Borrowing) -> None:
+def test_retake_holds_the_permits_of_before_a_restart(desk: Desk, other: Borrowing) -> None:
     client = desk.taker()
     assert client.acquire(b"p") == Status.NO_ERROR
     assert other.lender.retake(b"p", 1, desk.pump.now_ns)
@@ -229,7 +229,7 @@ def test_what_was_held_before_a_restart_is_held_again(desk: Desk, other: Borrowi
     assert client.acquire(b"p") == Status.NO_ERROR
 
 
-def test_it_is_no_connection_and_among_the_holders(desk: Desk, other: Borrowing) -> None:
+def test_the_borrower_is_a_holder_but_no_connection(desk: Desk, other: Borrowing) -> None:
     figures = desk.store.snapshot()
     assert (figures["curr_connections"], figures["total_connections"]) == (0, 0)
     assert other.acquire()

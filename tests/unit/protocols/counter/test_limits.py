@@ -1,4 +1,4 @@
-"""Limits that the server sets: what is read of a file, which rule applies to a name, and what it does to requests."""
+"""Limits that the server sets: how a file is read, which rule applies to a name, and how it changes requests."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def problems(document: Any) -> tuple[str, ...]:
 # ---- the file ----
 
 
-def test_rules_are_sorted_and_know_the_next_shorter_beginning() -> None:
+def test_rules_are_sorted_and_know_the_next_shorter_prefix() -> None:
     found = limits({"b": 1, "a*": 2, "abc": 3, "ab*": 0, "abc*": 5, "*": 6, "ac": 7})
     assert [*found.permits] == [
         Rule(b"", True, 6),
@@ -68,7 +68,7 @@ def test_rates_are_exact() -> None:
 
 
 @pytest.mark.parametrize("text", ["{}", '{"permits": []}', '{"rates": []}', '\ufeff{"permits": [], "rates": []}'])
-def test_no_rules(text: str) -> None:
+def test_a_file_without_rules(text: str) -> None:
     found = parse_limits(text)
     assert found == Limits()
 
@@ -143,11 +143,11 @@ def test_no_rules(text: str) -> None:
         ({"permits": [1] * (RULES_MAX + 1)}, "permits: 10001 entries, but at most 10000 are possible"),
     ],
 )
-def test_each_mistake_is_told_with_its_place(document: Any, told: str) -> None:
+def test_each_mistake_is_reported_with_its_place(document: Any, told: str) -> None:
     assert problems(document) == (told,)
 
 
-def test_all_mistakes_are_told() -> None:
+def test_all_mistakes_are_reported() -> None:
     document = {"permits": [{"name": "a*b"}, 7], "rates": [{"limit": 1}], "other": 1}
     assert [problem.partition(":")[0] for problem in problems(document)] == [
         "permits[0] ('a*b')", "permits[0] ('a*b')", "permits[1]", "rates[0]", "rates[0]", "'other'",
@@ -242,7 +242,7 @@ def test_a_refusal_has_the_maximum_that_applies() -> None:
     assert other.of(other.take(Permit(b"b", 1, 1), Permit(b"a", 4, 9))) == Shortage(0, 1, 1, None, "Draining")
 
 
-def test_the_text_of_an_acquire_of_more_than_the_limit_has_it() -> None:
+def test_the_text_of_a_refused_acquire_has_the_limit() -> None:
     _, one, _ = desk_with(limits({"a": 3, "none": 0}))
     assert one.acquire(b"a", 3, 9) == 0
     for name, amount, text in (
@@ -252,8 +252,8 @@ def test_the_text_of_an_acquire_of_more_than_the_limit_has_it() -> None:
         assert one.answers.others[-1].body.decode() == text
 
 
-def test_a_record_has_the_rule_of_its_own_name() -> None:
-    """And not that of another one that was there before."""
+def test_a_reused_record_has_the_rule_of_its_own_name() -> None:
+    """And not that of the name that it had before."""
     _, one, _ = desk_with(limits({"a": 1, "b": 2}), buckets=1)
     for name, most in ((b"a", 1), (b"b", 2), (b"c", 5), (b"a", 1)):
         assert one.acquire(name, most, 5) == 0
@@ -276,8 +276,8 @@ def test_new_limits_apply_at_once() -> None:
     assert one.acquire(b"a", 7, 9) == 0
 
 
-def test_who_waits_gets_what_a_higher_limit_allows() -> None:
-    """Also more than was allowed when it began to wait, but not more than it said itself."""
+def test_a_higher_limit_serves_waiting_takes() -> None:
+    """Also those of more than was allowed when they began to wait, but not of more than their own maximum."""
     desk, one, other = desk_with(limits({"a": 2}))
     assert one.acquire(b"a", 2, 9) == 0
     first = other.take(Permit(b"a", 2, 9), wait_ms=60_000)
@@ -290,7 +290,7 @@ def test_who_waits_gets_what_a_higher_limit_allows() -> None:
     assert other.has(second)
 
 
-def test_who_waits_for_more_than_a_lower_limit_is_refused() -> None:
+def test_a_lower_limit_refuses_waiting_takes_beyond_it() -> None:
     """Also behind others, which go on waiting."""
     desk, one, other = desk_with(limits({"a": 5}))
     assert one.acquire(b"a", 5, 9) == 0
@@ -305,8 +305,7 @@ def test_who_waits_for_more_than_a_lower_limit_is_refused() -> None:
     assert other.has(small)
 
 
-def test_a_million_reloads_are_more_than_any_record_remembers() -> None:
-    """A record that nobody used for many reloads has the rule of the last one."""
+def test_a_record_unused_for_many_reloads_has_the_rule_of_the_last() -> None:
     desk, one, _ = desk_with(limits({"a": 1}))
     assert one.acquire(b"a", 1, 9) == 0
     for most in (*range(300), 1):
@@ -314,7 +313,7 @@ def test_a_million_reloads_are_more_than_any_record_remembers() -> None:
     assert one.acquire(b"a", 1, 9) == Status.RESOURCE_NOT_AVAILABLE
 
 
-def test_what_is_no_limits_changes_nothing() -> None:
+def test_load_limits_of_none_changes_nothing() -> None:
     desk, one, _ = desk_with(limits({"a": 1}))
     with pytest.raises(TypeError):
         desk.store.load_limits(None)  # type: ignore[arg-type]
@@ -324,7 +323,7 @@ def test_what_is_no_limits_changes_nothing() -> None:
 # ---- rates ----
 
 
-def test_a_rate_as_the_server_defines_it() -> None:
+def test_a_rate_defined_by_the_server() -> None:
     desk, one, other = desk_with(limits(rates={"r:*": (60, 60, 10)}))
     grant = one.of(one.take(Rate(b"r:1", 4)))
     assert isinstance(grant, wire.Grant)
@@ -350,7 +349,7 @@ def test_the_numbers_of_the_server_replace_those_of_a_request() -> None:
 
 
 @pytest.mark.parametrize("found", [Limits(), limits({"r": 1}), limits(rates={"q": (1, 1)})])
-def test_a_rate_that_the_server_does_not_know(found: Limits) -> None:
+def test_a_take_of_a_rate_without_a_definition_is_refused(found: Limits) -> None:
     desk, one, _ = desk_with(found)
     one.take(Permit(b"r", 1, 1), Rate(b"r", 1), wait_ms=1000)
     assert one.of(1) == Status.NOT_FOUND
@@ -367,7 +366,7 @@ def test_the_number_of_an_item_has_two_digits() -> None:
         assert one.texts[opaque].startswith(f"No limit for the rate of item {at}: ")
 
 
-def test_a_rate_that_is_gone_while_a_take_waits_for_it() -> None:
+def test_a_take_that_waits_for_a_removed_rate_is_refused() -> None:
     desk, one, other = desk_with(limits(rates={"r": (1, 60)}))
     assert one.has(one.take(Rate(b"r", 1)))
     named, own = other.take(Rate(b"r", 1), wait_ms=600_000), other.take(Rate(b"r", 1, 1, MINUTE_US, 1), wait_ms=600_000)
@@ -379,8 +378,8 @@ def test_a_rate_that_is_gone_while_a_take_waits_for_it() -> None:
     assert other.has(own)
 
 
-def test_a_rate_that_is_faster_from_now_on() -> None:
-    """What was taken remains taken in time; what is missing comes as fast as the new rate says."""
+def test_a_faster_rate_serves_waiting_takes_sooner() -> None:
+    """Used units stay used in time; missing ones come as fast as the new rate says."""
     desk, one, other = desk_with(limits(rates={"r": (1, 60, 2)}))
     assert one.has(one.take(Rate(b"r", 2)))
     waiting = other.take(Rate(b"r", 1), wait_ms=600_000)
@@ -406,7 +405,7 @@ def test_a_charge_of_a_rate_of_the_server_is_settled() -> None:
 # ---- the table of all ----
 
 
-def test_the_limits_as_they_were_loaded() -> None:
+def test_the_loaded_limits_can_be_read() -> None:
     desk, _, _ = desk_with(limits({"b": 1, "a*": 2}, {"r": (3, 0.5, 4)}))  # type: ignore[dict-item]
     rows, total = listed(desk.store, "limits")
     assert [tuple(row.values()) for row in rows] == [

@@ -1,4 +1,4 @@
-"""No peer gets more than its share of the places in which Takes wait, and in which holdings stay for a grace time."""
+"""No peer gets more than its share of the places for waiting Takes, and of the holdings kept for a grace time."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def empty(desk: Desk, *holders: Taker) -> None:
     desk.store.audit()
 
 
-def test_one_peer_waits_in_half_of_the_places_and_another_one_in_the_rest() -> None:
+def test_one_peer_gets_half_of_the_places_and_another_one_the_rest() -> None:
     desk = made()
     holder = desk.taker()
     holder.acquire(b"p")
@@ -64,7 +64,7 @@ def test_one_peer_waits_in_half_of_the_places_and_another_one_in_the_rest() -> N
 
 
 @pytest.mark.parametrize("local", [50, 100])
-def test_a_peer_of_this_machine_has_a_share_of_its_own(local: int) -> None:
+def test_a_local_peer_has_a_share_of_its_own(local: int) -> None:
     desk = made(local=local)
     holder, near = desk.taker(), come(desk, NEAR)
     holder.acquire(b"p")
@@ -73,7 +73,7 @@ def test_a_peer_of_this_machine_has_a_share_of_its_own(local: int) -> None:
     empty(desk, holder, near)
 
 
-def test_further_items_have_a_share() -> None:
+def test_further_items_of_takes_have_a_share() -> None:
     desk = made()
     holder, far, other = desk.taker(), come(desk, FAR), come(desk, OTHER)
     holder.acquire(b"p")
@@ -109,8 +109,8 @@ def test_grace_times_have_a_share() -> None:
     assert desk.store.snapshot()["kept_holdings"] == 0
 
 
-def test_who_takes_over_has_the_places_from_then_on() -> None:
-    """Of the one that was taken over, nothing is counted any more; the other one may wait elsewhere."""
+def test_a_resumed_connection_has_the_places_of_the_old_one() -> None:
+    """The old connection's peer has none any more, and may wait elsewhere."""
     desk = made(remote=25)
     holder, one, heir = desk.taker(), come(desk, FAR), come(desk, OTHER)
     holder.acquire(b"p")
@@ -129,7 +129,7 @@ def test_who_takes_over_has_the_places_from_then_on() -> None:
     empty(desk)
 
 
-def test_a_share_that_becomes_smaller_ends_no_wait() -> None:
+def test_a_smaller_share_ends_no_wait() -> None:
     desk = made(remote=100)
     holder, far = desk.taker(), come(desk, FAR)
     holder.acquire(b"p")
@@ -145,7 +145,7 @@ def test_a_share_that_becomes_smaller_ends_no_wait() -> None:
 
 
 @pytest.mark.parametrize("ending", ["timeout", "drain", "grant", "limit"])
-def test_however_a_wait_ends_its_place_is_given_back(ending: str) -> None:
+def test_the_place_of_a_wait_is_given_back_however_it_ends(ending: str) -> None:
     desk = made()
     holder, far = desk.taker(), come(desk, FAR)
     holder.acquire(b"p")
@@ -166,7 +166,7 @@ def test_however_a_wait_ends_its_place_is_given_back(ending: str) -> None:
 
 
 @pytest.mark.parametrize("block", range(2))
-def test_random_waits_and_ends_leave_nothing(block: int) -> None:
+def test_random_waits_and_ends_leave_no_places_in_use(block: int) -> None:
     """Each turn is audited: the audit counts anew. No peer ever has more than its share."""
     for seed in range(examples(15)):
         draw = random.Random(1000 * block + seed)

@@ -108,8 +108,8 @@ TAKES = {
 
 @pytest.mark.parametrize("own", [True, False])
 @pytest.mark.parametrize(("request_", "status"), TAKES.values(), ids=TAKES.keys())
-def test_short_way(request_: bytes, status: Status, own: bool) -> None:
-    """Of counters of which somebody holds some: the same connection, or another one."""
+def test_takes_of_held_counters(request_: bytes, status: Status, own: bool) -> None:
+    """The same connection holds some permits of them, or another one."""
     both = Both()
     for name in NAMES:
         both.ask(0, wire.acquire(1, name, 1, MAXIMUM))
@@ -120,7 +120,7 @@ def test_short_way(request_: bytes, status: Status, own: bool) -> None:
         assert wire.decode_grant(reply.body).number == 1
 
 
-def test_what_others_wait_for() -> None:
+def test_a_take_of_permits_that_others_wait_for() -> None:
     both = Both()
     both.ask(0, take(A, B))
     assert both.ask(1, take(item(NAMES[0], MAXIMUM), B, wait_ms=1000)) is None
@@ -132,7 +132,7 @@ def test_what_others_wait_for() -> None:
 
 
 @pytest.mark.parametrize(("holdings", "status"), [(3, Status.OUT_OF_MEMORY), (4, Status.NO_ERROR)])
-def test_no_room_for_what_is_held(holdings: int, status: Status) -> None:
+def test_takes_without_room_for_holdings(holdings: int, status: Status) -> None:
     both = Both(holdings=holdings)
     both.ask(0, wire.acquire(1, NAMES[0], 1, MAXIMUM))
     both.ask(1, wire.acquire(1, NAMES[1], 1, MAXIMUM))
@@ -141,7 +141,7 @@ def test_no_room_for_what_is_held(holdings: int, status: Status) -> None:
     assert reply.status == status
 
 
-def test_a_drain() -> None:
+def test_takes_during_a_drain() -> None:
     both = Both()
     both.ask(0, take(A, B))
     for store in both.stores:
@@ -151,7 +151,7 @@ def test_a_drain() -> None:
     assert reply.status == Status.RESOURCE_NOT_AVAILABLE
 
 
-def test_names_whose_records_have_the_same_bit() -> None:
+def test_takes_of_names_whose_records_have_the_same_bit() -> None:
     """Record n and record n + 64 are not the same."""
     both = Both(holdings=200)
     names = [b"number %d" % number for number in range(130)]

@@ -1,4 +1,4 @@
-"""The counter room: what each request is answered, byte by byte, and how long answers come in pieces."""
+"""The counter protocol's session: replies byte by byte, and long replies in pieces."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def test_every_error_byte_by_byte(client: Client) -> None:
         (0x03, b"\0\0\0\0\0\0a"),
     ],
 )
-def test_a_request_that_does_not_fit_is_refused_and_the_connection_stays(
+def test_a_request_of_the_wrong_length_is_refused_and_the_connection_stays(
     client: Client, opcode: int, body: bytes
 ) -> None:
     assert client.raw(wire.frame(opcode, OPAQUE, body) + NOOP) == error(opcode, INVALID) + NOOP_REPLY
@@ -160,7 +160,7 @@ def test_flags_and_reserved_are_ignored(client: Client, flags: int, reserved: in
         assert response[8:12] == request[8:12]
 
 
-def test_of_the_flags_of_a_dump_only_the_lowest_means_anything(client: Client) -> None:
+def test_only_the_lowest_flag_of_a_dump_has_a_meaning(client: Client) -> None:
     assert client.acquire(b"a", 1, 9) == OK
     answers = {limits: client.raw(wire.dump(OPAQUE, limits=limits)) for limits in (False, True)}
     assert len(answers[True]) == len(answers[False]) + 4
@@ -202,7 +202,7 @@ def test_a_body_longer_than_any_request_is_answered_at_once_and_closes(
         tracemalloc.stop()
 
 
-def test_what_came_before_a_broken_frame_is_answered_and_done(client: Client) -> None:
+def test_requests_before_a_broken_frame_are_executed(client: Client) -> None:
     other = Client(client.store)
     request = wire.acquire(OPAQUE, b"a", 2, 2)
     assert client.raw(request + b"\x55" * 12 + wire.release(1, b"a", 2)) == bytes.fromhex(
@@ -216,8 +216,8 @@ def test_what_came_before_a_broken_frame_is_answered_and_done(client: Client) ->
     assert client.store.snapshot()["given_back"] == 1
 
 
-def test_a_frame_in_pieces_is_kept_and_no_longer_than_needed(client: Client) -> None:
-    """The longest there is, one byte at a time: answered with its last byte, and its memory is free again."""
+def test_a_frame_in_pieces_is_kept_until_it_is_complete(client: Client) -> None:
+    """The longest frame, one byte at a time: it is answered with its last byte, and its memory is free again."""
     request = wire.acquire(OPAQUE, b"x" * 65535, 1, 1)
     client = Client(make_store(name_memory=1 << 17))
     tracemalloc.start()
@@ -261,7 +261,7 @@ def test_a_sum_never_wraps(used: int, resources: int, maximum: int, status: int,
     assert client.get(b"a") == used + (resources if status == OK else 0)
 
 
-def test_the_maximum_is_that_of_each_request(client: Client) -> None:
+def test_each_acquire_uses_its_own_maximum(client: Client) -> None:
     assert client.acquire(b"a", 5, 5) == OK
     assert client.acquire(b"a", 1, 5) == NOT_AVAILABLE
     assert client.acquire(b"a", 1, 6) == OK
@@ -288,8 +288,8 @@ def test_the_limit_of_a_counter_is_the_maximum_of_its_last_acquire(client: Clien
     assert client.dump() == {b"a": (2, 6), b"b": (1, 1)}
 
 
-def test_a_limit_goes_with_its_counter() -> None:
-    """Neither the next counter in its record has it, nor one of the same name that is made when it has gone."""
+def test_the_limit_of_a_counter_ends_with_it() -> None:
+    """Neither the next counter in its record has it, nor a later counter of the same name."""
     client = Client(make_store(1, 2))
     for name, limit in ((b"a", 9), (b"b", 5), (b"a", 3)):
         assert client.acquire(name, 1, limit) == OK
@@ -301,14 +301,14 @@ def test_a_limit_goes_with_its_counter() -> None:
     assert client.limits() == {b"a": 2}
 
 
-def test_an_acquire_that_is_refused_makes_no_counter_and_no_limit(client: Client) -> None:
+def test_a_refused_acquire_creates_no_counter_and_no_limit(client: Client) -> None:
     assert client.acquire(b"a", 2, 1) == INVALID
     assert client.acquire(b"x" * 37, 1, 1) == NO_MEMORY
     assert client.limits() == {}
     assert client.store.snapshot()["records"] == 0
 
 
-def test_only_what_this_connection_holds_can_be_released(client: Client) -> None:
+def test_a_connection_can_release_only_its_own_permits(client: Client) -> None:
     other = Client(client.store)
     assert client.release(b"a", 0) == NOT_FOUND
     assert client.release(b"a", 1) == NOT_FOUND
@@ -345,8 +345,8 @@ def test_a_name_of_any_size_and_bytes(size: int, fill: bytes) -> None:
 
 
 @pytest.mark.parametrize("size", [1, 36, 37, 88, 89, 149, 4000])
-def test_names_that_differ_in_one_place_are_different(size: int) -> None:
-    """In the first, in the last, and at every border of a block."""
+def test_names_that_differ_in_one_byte_are_different(size: int) -> None:
+    """In the first or last byte, or at a border of a block."""
     base = b"x" * size
     places = {0, 27, 28, 35, 36, 87, 88, 147, 148, size - 1} & set(range(size))
     names = [base, *(base[:place] + b"y" + base[place + 1 :] for place in sorted(places)), base[:-1], base + b"x"]
@@ -362,7 +362,7 @@ def test_names_that_differ_in_one_place_are_different(size: int) -> None:
 # ---- Stats ----------------------------------------------------------------------------------------------------------
 
 
-def test_stats_begin_as_the_reference_has_them_and_go_on_with_our_own() -> None:
+def test_stats_begin_with_the_references_fields_followed_by_our_own() -> None:
     store = make_store(figures=lambda: {"connections_max": 7, "version": "1.2.3"})
     client = Client(store)
     assert client.acquire(b"a") == OK
@@ -377,7 +377,7 @@ def test_stats_begin_as_the_reference_has_them_and_go_on_with_our_own() -> None:
     assert stats == {name: str(value) for name, value in before.items()} | changed | figures
 
 
-def test_stats_count_requests_that_parsed(client: Client) -> None:
+def test_stats_count_valid_requests(client: Client) -> None:
     requests = [NOOP, wire.get(1, b"a"), wire.acquire(1, b"a", 1, 1), wire.release(1, b"b", 0), wire.dump(1)]
     for request in requests:
         client.raw(request * 2)
@@ -398,7 +398,7 @@ def test_connections_and_bytes_are_counted() -> None:
     assert (snapshot["bytes_in"], snapshot["bytes_out"]) == (12 + 5 + 12, 12)
 
 
-def test_many_stats_at_once_are_spread_over_calls() -> None:
+def test_many_stats_are_spread_over_several_calls() -> None:
     """Each takes some microseconds in Python."""
     client = Client(make_store())
     pieces = client.pieces(wire.stats(OPAQUE) * 70 + NOOP)
@@ -411,8 +411,8 @@ def test_many_stats_at_once_are_spread_over_calls() -> None:
 
 @pytest.mark.parametrize("count", [1, 63, 64, 65, 127, 128, 129, 1000, 4095, 4096, 4097, 50_000])
 @pytest.mark.parametrize("first", [0, 5, 12])
-def test_requests_that_wait_are_answered_in_order(client: Client, count: int, first: int) -> None:
-    """However many there are. first: bytes that come alone."""
+def test_requests_left_for_later_calls_are_answered_in_order(client: Client, count: int, first: int) -> None:
+    """However many there are. first: the bytes that arrive in a read of their own."""
     requests = b"".join(wire.noop(number) for number in range(count))
     output = client.session.receive(requests[:first], 0)
     output += client.session.receive(requests[first:] + NOOP[:7], 0)
@@ -427,8 +427,8 @@ def test_requests_that_wait_are_answered_in_order(client: Client, count: int, fi
     assert opaques == [*range(count), OPAQUE, OPAQUE]
 
 
-def test_a_flood_is_worked_off_in_calls_and_does_not_hold_up_others(client: Client) -> None:
-    """Steps belong to a call: whoever asks for little never waits for a turn."""
+def test_a_flood_of_requests_is_spread_over_calls_and_delays_no_others(client: Client) -> None:
+    """Steps belong to a call: a connection with few requests never waits for a turn."""
     floods = [Client(client.store) for _ in range(20)]
     for flood in floods:
         assert len(flood.session.receive(NOOP * 50_000, 0)) == 4096 * len(NOOP_REPLY)
@@ -458,14 +458,14 @@ RATES = [wire.Rate(b"r%d" % number, 1, 1 << 20, 1_000_000, 1 << 20) for number i
         ),
     ],
 )
-def test_a_request_costs_what_its_work_is_worth(first: bytes, request_: bytes, cost: int) -> None:
+def test_the_cost_of_a_request_in_steps(first: bytes, request_: bytes, cost: int) -> None:
     client = Client(make_store(100, 100, waiters=64))
     client.raw(first)
     client.session.receive(request_, 0)
     assert 4096 - client.store.budget == cost
 
 
-def test_no_call_takes_many_items_more_than_it_has_steps_for() -> None:
+def test_the_items_of_a_take_count_for_the_bound_of_a_call() -> None:
     client = Client(make_store(100, 100))
     client.raw(wire.take(1, PERMITS))
     done = client.session.requests
@@ -481,7 +481,7 @@ def test_requests_are_counted_once_however_often_they_wait(client: Client) -> No
     assert client.session.requests == 4097
 
 
-def test_many_costly_requests_at_once_have_to_wait() -> None:
+def test_costly_requests_are_spread_over_calls() -> None:
     """Names of 65,535 bytes have to be hashed: a thousand of them are more than one call does."""
     client = Client(make_store(name_memory=1 << 17))
     pieces = client.pieces(wire.get(OPAQUE, b"x" * 65535) * 100)
@@ -492,11 +492,11 @@ def test_many_costly_requests_at_once_have_to_wait() -> None:
 # ---- Dump -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_dump_of_nothing_is_its_end(client: Client) -> None:
+def test_a_dump_without_counters_is_only_its_end(client: Client) -> None:
     assert client.raw(wire.dump(OPAQUE)) == bytes.fromhex("91 11 00 00 00000000 deadbeef")
 
 
-def test_a_long_dump_comes_in_pieces_and_what_is_asked_behind_it_after_it() -> None:
+def test_a_long_dump_comes_in_pieces_and_later_requests_after_it() -> None:
     store = make_store(20_000, 20_000)
     client = fill(store, 20_000)
     dumper = Client(store)
@@ -555,7 +555,7 @@ def test_the_longest_entry_and_the_end_behind_an_almost_full_output() -> None:
 
 
 def test_pieces_of_a_dump_over_freed_records_may_be_empty() -> None:
-    """The work of a call is bounded too: records that nothing is in are walked, some at a time."""
+    """The work of a call is bounded too: it passes some unused records at a time."""
     count = 40_000
     store = make_store(count, count)
     client = fill(store, count)
@@ -572,8 +572,8 @@ def test_pieces_of_a_dump_over_freed_records_may_be_empty() -> None:
     assert b"".join(pieces).endswith(wire.frame(0, 2, magic=0x91))
 
 
-def test_what_exists_during_the_whole_dump_is_there_once() -> None:
-    """While the table changes under it: others are acquired, released, reclaimed and expired between the pieces."""
+def test_a_counter_that_exists_during_the_whole_dump_appears_once() -> None:
+    """While the table changes: counters are acquired, released, reclaimed and expired between the pieces."""
     numbers = random.Random(3)
     store = make_store(12_000, 40_000, name_memory=64 * 3000)
     fill(store, 2000, "before-%08d")
@@ -605,7 +605,7 @@ def test_what_exists_during_the_whole_dump_is_there_once() -> None:
 
 
 def test_two_connections_dump_at_once() -> None:
-    """Each with or without limits, as it was asked; what is asked behind a Dump is not yet looked at."""
+    """Each with or without limits, as it requested; requests behind a Dump are not executed yet."""
     store = make_store(5000, 5000)
     names = [b"name-%08d" % number for number in range(5000)]
     filler = Client(store)
@@ -653,7 +653,7 @@ def test_an_unfinished_request_is_forgotten_at_the_end(client: Client) -> None:
     assert Client(client.store).get(b"a") == 0
 
 
-def test_requests_behind_a_dump_are_answered_at_the_end_and_then_all_is_given_back() -> None:
+def test_after_a_half_close_requests_behind_a_dump_are_answered_and_holdings_come_back() -> None:
     store = make_store(5000, 6000)
     client = fill(store, 4000)
     output = client.session.receive(wire.dump(1) + wire.acquire(2, b"late", 3, 3) + wire.get(3, b"late") + NOOP[:5], 0)
@@ -674,7 +674,7 @@ def test_requests_behind_a_dump_are_answered_at_the_end_and_then_all_is_given_ba
     assert store.snapshot()["busy"] == 0
 
 
-def test_a_dump_is_finished_at_the_end() -> None:
+def test_a_dump_is_finished_after_a_half_close() -> None:
     store = make_store(5000, 6000)
     client = fill(store, 4000)
     output = client.session.receive(wire.dump(1), 0) + client.session.eof(0)
@@ -686,7 +686,7 @@ def test_a_dump_is_finished_at_the_end() -> None:
     assert store.snapshot()["given_back"] == 4000
 
 
-def test_a_broken_frame_behind_a_dump_is_answered_at_the_end_and_closes() -> None:
+def test_a_broken_frame_behind_a_dump_is_answered_after_it_and_closes() -> None:
     store = make_store(5000, 6000)
     client = fill(store, 4000)
     output = client.session.receive(wire.dump(1) + b"\x55" * 12 + NOOP, 0) + client.session.eof(0)
@@ -699,7 +699,7 @@ def test_a_broken_frame_behind_a_dump_is_answered_at_the_end_and_closes() -> Non
     assert store.snapshot()["given_back"] == 4000
 
 
-def test_a_connection_closed_during_its_dump_says_no_more() -> None:
+def test_a_connection_closed_during_its_dump_sends_no_more() -> None:
     store = make_store(5000, 6000)
     client = fill(store, 4000)
     assert client.session.receive(wire.dump(1) + NOOP, 0)
@@ -730,7 +730,7 @@ def use(client: Client, names: list[bytes], *, keep: bool) -> None:
             assert client.release(name) == OK
 
 
-def test_a_refusal_for_want_of_name_memory_leaves_the_sweep_to_clear_the_ring() -> None:
+def test_a_refusal_for_lack_of_name_memory_starts_a_sweep() -> None:
     client = Client(make_store(400, 800, name_memory=64))
     names = [b"%03d" % number for number in range(RECLAIM_STEPS + 36)]
     use(client, names, keep=False)
@@ -744,7 +744,7 @@ def test_a_refusal_for_want_of_name_memory_leaves_the_sweep_to_clear_the_ring() 
     assert client.get(b"L" * 60) is None
 
 
-def test_a_refusal_for_want_of_name_memory_starts_no_sweep_that_could_drop_nothing() -> None:
+def test_a_refusal_for_lack_of_name_memory_starts_no_useless_sweep() -> None:
     client = Client(make_store(400, 800, name_memory=64))
     names = [b"%03d" % number for number in range(RECLAIM_STEPS + 36)]
     use(client, names, keep=False)
@@ -757,7 +757,7 @@ def test_a_refusal_for_want_of_name_memory_starts_no_sweep_that_could_drop_nothi
 # ---- for operators --------------------------------------------------------------------------------------------------
 
 
-def test_outcomes_tell_requests_apart_and_ok_is_what_was_not_refused(client: Client) -> None:
+def test_outcomes_are_counted_by_request_and_status(client: Client) -> None:
     assert client.store.outcomes() == []
     client.raw(wire.acquire(1, b"a", 2, 3) * 3 + wire.get(1, b"a") + wire.get(1, b"b") + wire.noop(1) * 4)
     client.raw(wire.release(1, b"a", 1) + wire.release(1, b"a", 2) + wire.acquire(1, b"a", 2, 1) + wire.dump(1))

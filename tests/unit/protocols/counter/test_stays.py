@@ -1,4 +1,4 @@
-"""Resume, Goodbye, Who and Held: what a connection holds stays for a grace time, and another one goes on with it."""
+"""Resume, Goodbye, Who and Held: holdings stay for a grace time, and another connection can take them over."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def figures(desk: Desk) -> tuple[int, int, int, int]:
 # ---- tokens and grace times ------------------------------------------------------------------------------------------
 
 
-def test_what_it_holds_stays_for_the_grace_time(desk: Desk) -> None:
+def test_holdings_stay_for_the_grace_time(desk: Desk) -> None:
     one, other = desk.some(2)
     ask(one)
     assert one.acquire(b"p", 2, 2) == Status.NO_ERROR
@@ -67,7 +67,7 @@ def test_what_it_holds_stays_for_the_grace_time(desk: Desk) -> None:
     assert figures(desk) == (0, 0, 0, 1)
 
 
-def test_another_connection_goes_on_with_it(desk: Desk) -> None:
+def test_another_connection_resumes_the_holdings(desk: Desk) -> None:
     one, other = desk.some(2)
     stay = ask(one)
     assert one.acquire(b"p", 2, 3) == Status.NO_ERROR
@@ -88,7 +88,7 @@ def test_another_connection_goes_on_with_it(desk: Desk) -> None:
     assert figures(desk) == (0, 0, 1, 0), "nothing was left to keep"
 
 
-def test_it_is_kept_for_what_may_be_settled(desk: Desk) -> None:
+def test_a_connection_with_charges_to_settle_is_kept(desk: Desk) -> None:
     one, other, third = desk.some(3)
     stay = ask(one)
     rate = Rate(b"r", 3, 3, 3_600_000_000, 3, OnDeath.REFUNDED)
@@ -124,8 +124,8 @@ def test_a_token_is_good_for_one_client(desk: Desk) -> None:
 
 
 @pytest.mark.parametrize("attempt", [6, 7])
-def test_a_late_request_takes_nothing_away(desk: Desk, attempt: int) -> None:
-    """The client has given up the connection on which it presented its token first."""
+def test_a_late_resume_of_an_old_connection_is_refused(desk: Desk, attempt: int) -> None:
+    """The client has abandoned the connection on which it presented its token first."""
     one, late, heir = desk.some(3)
     first = ask(one)
     assert one.acquire(b"p") == Status.NO_ERROR
@@ -138,7 +138,7 @@ def test_a_late_request_takes_nothing_away(desk: Desk, attempt: int) -> None:
     assert isinstance(present(late, second), Stay)
 
 
-def test_a_lost_reply_of_a_connection_that_has_ended_too(desk: Desk) -> None:
+def test_a_client_may_resume_again_after_a_lost_reply(desk: Desk) -> None:
     one, other, third = desk.some(3)
     first = ask(one)
     assert one.acquire(b"p") == Status.NO_ERROR
@@ -160,7 +160,7 @@ def test_a_new_token_replaces_the_old_one(desk: Desk) -> None:
     assert isinstance(present(other, second), Stay)
 
 
-def test_tokens_that_are_none(desk: Desk) -> None:
+def test_invalid_tokens_are_refused(desk: Desk) -> None:
     one, other = desk.some(2)
     stay = ask(one)
     assert one.acquire(b"p") == Status.NO_ERROR
@@ -184,12 +184,12 @@ def test_tokens_that_are_none(desk: Desk) -> None:
 @pytest.mark.parametrize(
     "body", [b"", b"\0\0\0\1\0", bytes(4), bytes(3), b"\1" * 19, b"\1" * 21, bytes(20), b"\1" * 16]
 )
-def test_what_no_resume_can_be(desk: Desk, body: bytes) -> None:
+def test_invalid_resume_requests_are_refused(desk: Desk, body: bytes) -> None:
     (one,) = desk.some(1)
     assert one.status(wire.frame(wire.Opcode.RESUME, 0, body)) == Status.INVALID_ARGUMENTS
 
 
-def test_who_presents_a_token_has_nothing(desk: Desk) -> None:
+def test_a_connection_with_holdings_cannot_resume_another(desk: Desk) -> None:
     one, other, third = desk.some(3)
     stay = ask(one)
     assert present(one, stay) == Status.INVALID_ARGUMENTS, "it is its own"
@@ -207,7 +207,7 @@ def test_who_presents_a_token_has_nothing(desk: Desk) -> None:
     assert present(third, ask(other)), "third has nothing"
 
 
-def test_no_tokens() -> None:
+def test_resume_without_a_grace_time_gives_no_token() -> None:
     desk = made()
     one, other, third = desk.some(3)
     stay = ask(one)
@@ -250,7 +250,7 @@ def test_at_most_half_of_the_holdings_are_kept() -> None:
 # ---- the other connection --------------------------------------------------------------------------------------------
 
 
-def test_an_open_connection_loses_what_it_holds(desk: Desk) -> None:
+def test_resuming_an_open_connection_takes_its_holdings(desk: Desk) -> None:
     one, other, third = desk.some(3)
     stay = ask(one)
     assert one.acquire(b"p", 1, 1) == Status.NO_ERROR
@@ -269,7 +269,7 @@ def test_an_open_connection_loses_what_it_holds(desk: Desk) -> None:
     assert third.acquire(b"t") == Status.NO_ERROR
 
 
-def test_takes_of_an_ended_connection_go_at_once(desk: Desk) -> None:
+def test_waiting_takes_of_an_ended_connection_are_removed_at_once(desk: Desk) -> None:
     one, other, third = desk.some(3)
     ask(one)
     assert other.acquire(b"p") == one.acquire(b"q") == Status.NO_ERROR
@@ -325,8 +325,8 @@ def test_a_grace_time_that_is_over_before_the_takes_are_removed() -> None:
     assert (desk.store.held(), desk.store.snapshot()["waiters"]) == (1, 0)
 
 
-def test_a_session_that_was_collected(desk: Desk) -> None:
-    """Its end is noticed at the next tick. Until then, who presents its token waits."""
+def test_a_garbage_collected_session_can_be_resumed(desk: Desk) -> None:
+    """Its end is noticed at the next tick. Until then, a Resume with its token waits."""
     one = Taker(desk.pump.connect())
     other, third = desk.some(2)
     stay = ask(one)
@@ -339,7 +339,7 @@ def test_a_session_that_was_collected(desk: Desk) -> None:
     assert third.acquire(b"p") == Status.RESOURCE_NOT_AVAILABLE
 
 
-def test_a_connection_that_a_person_ends(desk: Desk) -> None:
+def test_an_evicted_connection_has_no_grace_time(desk: Desk) -> None:
     (one,) = desk.some(1)
     ask(one)
     assert one.acquire(b"p") == Status.NO_ERROR
@@ -350,7 +350,7 @@ def test_a_connection_that_a_person_ends(desk: Desk) -> None:
         assert not desk.store.evict(number, desk.pump.now_ns)
 
 
-def test_a_person_ends_a_grace_time(desk: Desk) -> None:
+def test_evicting_a_connection_ends_its_grace_time(desk: Desk) -> None:
     one, other = desk.some(2)
     stay = ask(one)
     number = one.session.number
@@ -385,7 +385,7 @@ def test_a_drain_ends_all_grace_times(desk: Desk) -> None:
 # ---- Goodbye ---------------------------------------------------------------------------------------------------------
 
 
-def test_goodbye(desk: Desk) -> None:
+def test_goodbye_gives_everything_back(desk: Desk) -> None:
     one, other = desk.some(2)
     stay = ask(one)
     refunded = Rate(b"r", 3, 3, 3_600_000_000, 3, OnDeath.REFUNDED)
@@ -404,7 +404,7 @@ def test_goodbye(desk: Desk) -> None:
     assert figures(desk) == (0, 0, 0, 0)
 
 
-def test_a_goodbye_with_much_to_give_back() -> None:
+def test_a_goodbye_with_many_holdings() -> None:
     desk = made(buckets=WAITING, holdings=WAITING, waiters=WAITING, name_memory=0)
     one, other = desk.some(2)
     assert other.acquire(b"w") == Status.NO_ERROR
@@ -425,7 +425,7 @@ def test_a_goodbye_with_much_to_give_back() -> None:
 
 
 @pytest.mark.parametrize("name", ["a", "billing-3", "\N{SNOWMAN} man", "x" * 64, "\N{SNOWMAN}" * 21, " a ", "e\u0301"])
-def test_a_name(desk: Desk, name: str) -> None:
+def test_who_sets_the_name_of_a_connection(desk: Desk, name: str) -> None:
     (one,) = desk.some(1)
     assert desk.store.about(one.session.number)[0] == ""
     assert one.status(wire.who(0, "before")) == Status.NO_ERROR
@@ -454,7 +454,7 @@ def test_a_name(desk: Desk, name: str) -> None:
         *(blank.encode() for blank in (" ", "\u3164", "\u115f" * 21, "\u0301" * 32, "\u2800 \uffa0\u1160", "\ufe0f")),
     ],
 )
-def test_what_no_name_can_be(desk: Desk, name: bytes) -> None:
+def test_invalid_names_of_connections_are_refused(desk: Desk, name: bytes) -> None:
     (one,) = desk.some(1)
     assert one.status(wire.who(0, "before")) == Status.NO_ERROR
     assert one.status(wire.frame(wire.Opcode.WHO, 0, name)) == Status.INVALID_ARGUMENTS
@@ -476,8 +476,8 @@ def test_names_when_a_connection_is_resumed(desk: Desk) -> None:
     assert [desk.store.about(taker.session.number)[0] for taker in (one, third)] == ["one", "third"]
 
 
-def test_requests_in_two_pieces() -> None:
-    """Wherever the stream is cut, the replies are the same."""
+def test_requests_cut_in_two_get_the_same_replies() -> None:
+    """Wherever the stream is cut."""
     token = ask(made().taker()).token  # a new store gives the same one
     requests = b"".join(
         (
@@ -503,7 +503,7 @@ def test_requests_in_two_pieces() -> None:
     assert [response.status for response in wire.ResponseParser().feed(said)] == [0, 0, 0, 0, Status.NOT_FOUND, 0]
 
 
-def test_outcomes(desk: Desk) -> None:
+def test_outcomes_are_counted(desk: Desk) -> None:
     one, other = desk.some(2)
     stay = ask(one)
     one.status(wire.who(0, "a"))
@@ -521,7 +521,7 @@ def test_outcomes(desk: Desk) -> None:
     }  # fmt: skip
 
 
-def test_time_passes_in_the_engine_s_clock(desk: Desk) -> None:
+def test_grace_times_use_the_engines_clock(desk: Desk) -> None:
     (one,) = desk.some(1)
     ask(one)
     assert one.acquire(b"p") == Status.NO_ERROR
@@ -531,8 +531,8 @@ def test_time_passes_in_the_engine_s_clock(desk: Desk) -> None:
 
 
 @pytest.mark.parametrize("last", ["cancel", "goodbye"])
-def test_what_is_cancelled_after_the_end_of_the_input_lets_the_connection_end(desk: Desk, last: str) -> None:
-    """Requests that waited for a later turn are executed then, when nobody waits for replies to Takes any more."""
+def test_a_cancel_executed_after_a_half_close_lets_the_connection_end(desk: Desk, last: str) -> None:
+    """Requests that waited for a later turn are executed then, and no Take waits for its reply any more."""
     holder, one, other = desk.some(3)
     assert holder.acquire(b"p") == Status.NO_ERROR
     waiting = one.take(Permit(b"p", 1, 1), wait_ms=1000 * GRACE_MS)

@@ -1,6 +1,7 @@
-"""The counter room's tables: what their columns say. Order, slices and what happens between them is tested elsewhere:
-tests/unit/engine/test_walk.py and tests/property/test_tables.py.
-"""
+"""The columns of the counter protocol's tables.
+
+Order, slices and changes in between are tested in tests/unit/engine/test_walk.py and
+tests/property/test_tables.py."""
 
 from __future__ import annotations
 
@@ -48,7 +49,7 @@ def client() -> Client:
         ("limit", [b"d\xff", b"a", b"b", b"c"]),
     ],
 )
-def test_counters_by(client: Client, sort: str, names: list[bytes]) -> None:
+def test_counters_are_sorted_and_filtered(client: Client, sort: str, names: list[bytes]) -> None:
     rows, total = listed(client.store, "counters", sort=sort)
     assert [row["name"] for row in rows] == names
     assert total == 4
@@ -56,7 +57,7 @@ def test_counters_by(client: Client, sort: str, names: list[bytes]) -> None:
     assert ([row["name"] for row in rows], total) == ([b"d\xff"], 1)
 
 
-def test_counters_tell_what_a_dump_tells(client: Client) -> None:
+def test_counters_show_the_values_of_a_dump(client: Client) -> None:
     for _ in range(2):
         rows, _ = listed(client.store, "counters")
         assert {row["name"]: (row["consumption"], row["peak"]) for row in rows} == client.dump()
@@ -66,7 +67,7 @@ def test_counters_tell_what_a_dump_tells(client: Client) -> None:
     assert rows[-1] == {"name": b"a", "consumption": 1, "limit": 10, "peak": 1, "waiters": 0, "everywhere": None}
 
 
-def test_holders_who_came_last_first() -> None:
+def test_holders_are_listed_latest_first() -> None:
     store = make_store()
     clients = [Client(store) for _ in range(3)]
     for number, client in enumerate(clients):
@@ -86,7 +87,7 @@ def test_holders_who_came_last_first() -> None:
     assert total == 3
 
 
-def test_a_holder_that_has_a_name_and_then_has_ended() -> None:
+def test_a_holder_in_its_grace_time_keeps_its_name() -> None:
     store = make_store()
     store.limit_stays(60)
     client = Client(store)
@@ -98,8 +99,8 @@ def test_a_holder_that_has_a_name_and_then_has_ended() -> None:
     assert listed(store, "holders", name="a") == ([{**row, "grace": 70}], 1)
 
 
-def test_the_last_walk_along_holders_has_the_cursor() -> None:
-    """The other one ends: it tells of those that there are, and has counted as far as it came."""
+def test_only_the_latest_walk_along_holders_continues() -> None:
+    """The earlier one ends: it has the holders that it has reached, and their count."""
     store = make_store(4, 4000)
     clients = [Client(store) for _ in range(2)]
     sessions = [store.session() for _ in range(3000)]
@@ -118,7 +119,7 @@ def test_the_last_walk_along_holders_has_the_cursor() -> None:
     assert clients[0].get(b"a") == 3000
 
 
-def test_a_counter_that_takes_the_place_of_the_one_that_is_walked_is_another() -> None:
+def test_a_walk_ends_if_the_record_gets_another_counter() -> None:
     store = make_store(1, 4000)
     sessions = [store.session() for _ in range(2000)]
     for session in sessions:
@@ -135,7 +136,7 @@ def test_a_counter_that_takes_the_place_of_the_one_that_is_walked_is_another() -
     assert walk.rows() == []
 
 
-def test_who_comes_behind_the_count_is_counted_if_told_of() -> None:
+def test_a_holder_that_comes_during_the_walk_is_counted_if_listed() -> None:
     client = Client(make_store())
     walk = HoldersWalk(client.store, b"a", 5)
     assert not walk.step()
@@ -147,7 +148,7 @@ def test_who_comes_behind_the_count_is_counted_if_told_of() -> None:
 # ---- what a connection holds ----
 
 
-def test_what_a_connection_holds_what_came_last_first() -> None:
+def test_holdings_of_a_connection_are_listed_latest_first() -> None:
     client, other = Client(store := make_store()), Client(store)
     number = client.session.number
     for now, (name, amount) in enumerate([(b"a", 3), (b"\xff", 1), (b"c", 2)]):
@@ -166,7 +167,7 @@ def test_what_a_connection_holds_what_came_last_first() -> None:
     assert listed(store, "holdings", connection=str(number)) == ([], 0)
 
 
-def test_holdings_are_told_in_slices_and_bounded() -> None:
+def test_holdings_are_listed_in_slices_and_bounded() -> None:
     client = Client(store := make_store(4000, 4000, name_memory=8 << 20))
     for number in range(3000):
         client.acquire(b"%d" % number)
@@ -191,7 +192,7 @@ def test_long_names_of_holdings_are_bounded_together() -> None:
 
 
 @pytest.mark.parametrize("number", [0, 1 << 32, "x", -1, (1 << 20) + 1])
-def test_numbers_that_no_connection_has(number: object) -> None:
+def test_invalid_connection_numbers_are_refused(number: object) -> None:
     with pytest.raises(ValueError, match="connection"):
         listed(make_store(), "holdings", connection=str(number))
     assert listed(make_store(), "holdings", connection=str(1 << 20)) == ([], 0)
@@ -208,7 +209,7 @@ def hog(desk: Desk, name: bytes = b"a", maximum: int = 1) -> None:
 # ---- rates ----
 
 
-def test_rates_tell_what_is_left_and_who_waits() -> None:
+def test_rates_show_the_units_left_and_the_waiters() -> None:
     desk = Desk()
     one, other = desk.some(2)
     assert one.has(one.take(wire.Rate(b"a", 3, 60, MINUTE_US, 10)))
@@ -231,7 +232,7 @@ def test_rates_tell_what_is_left_and_who_waits() -> None:
 
 
 @pytest.mark.parametrize(("sort", "first"), [("usage", b"used"), ("limit", b"large"), ("waiters", b"wanted")])
-def test_rates_by(sort: str, first: bytes) -> None:
+def test_rates_are_sorted(sort: str, first: bytes) -> None:
     desk = Desk()
     one, other = desk.some(2)
     one.take(wire.Rate(b"used", 10, 1, MINUTE_US, 10))
@@ -244,7 +245,7 @@ def test_rates_by(sort: str, first: bytes) -> None:
 
 
 def test_a_dump_has_no_rates() -> None:
-    """A client of the reference asks for counters, and knows nothing else."""
+    """A client of the reference expects only counters."""
     desk = Desk()
     taker = desk.taker()
     taker.take(wire.Rate(b"a", 1, 1, MINUTE_US, 2), wire.Permit(b"b", 1, 2))
@@ -255,7 +256,7 @@ def test_a_dump_has_no_rates() -> None:
 # ---- who waits ----
 
 
-def test_counters_tell_how_many_wait() -> None:
+def test_counters_show_their_number_of_waiters() -> None:
     desk = Desk()
     hog(desk)
     hog(desk, b"b", 5)
@@ -265,7 +266,7 @@ def test_counters_tell_how_many_wait() -> None:
     assert [(row["name"], row["waiters"]) for row in rows] == [(b"a", 3), (b"b", 0)]
 
 
-def test_waiters_the_longest_wait_first() -> None:
+def test_waiters_are_listed_longest_wait_first() -> None:
     desk = Desk()
     hog(desk)
     hog(desk, b"b", 5)
@@ -296,8 +297,8 @@ def test_waiters_the_longest_wait_first() -> None:
 
 
 @pytest.mark.parametrize("keys", [1, 3, 10])
-def test_a_queue_in_the_order_in_which_it_is_served(keys: int) -> None:
-    """With priorities, weights and keys in a random order, and some that left: the grants come in the order told."""
+def test_a_queue_is_listed_in_the_order_in_which_it_is_served(keys: int) -> None:
+    """With priorities, weights and keys in a random order, and some that left: the grants come in the listed order."""
     chance = random.Random(5)
     desk = Desk(waiters=300)
     holder = desk.taker()
@@ -350,7 +351,7 @@ def test_a_queue_of_a_counter_and_a_rate_of_the_same_name() -> None:
     assert listed(desk.store, "queue", name="none") == listed(desk.store, "queue", name="") == ([], 0)
 
 
-def test_what_a_connection_waits_for() -> None:
+def test_the_waits_of_a_connection() -> None:
     desk = Desk()
     hog(desk)
     hog(desk, b"b", 2)
@@ -371,8 +372,8 @@ def test_what_a_connection_waits_for() -> None:
     assert listed(desk.store, "waits", connection=number) == ([], 0)
 
 
-def test_a_key_is_told_where_a_take_moves_on() -> None:
-    """The Take waits for b first, then for a: its key, and what it wants there, go with it."""
+def test_a_take_that_changes_its_queue_keeps_its_key() -> None:
+    """It waits for b first, then for a: its key and its amounts are listed there."""
     desk = Desk()
     hog(desk, b"a", 3)
     first, taker = desk.taker(), desk.taker()
@@ -384,8 +385,8 @@ def test_a_key_is_told_where_a_take_moves_on() -> None:
     assert (row["name"], row["amount"], row["key"], row["number"]) == (b"a", 2, b"k", 1)
 
 
-def test_waiters_are_told_in_slices() -> None:
-    """Those that wait throughout are told once; those that are gone are not told."""
+def test_waiters_are_listed_in_slices() -> None:
+    """Those that wait throughout appear once; those that are gone do not."""
     desk = Desk(waiters=4000, waiters_per_connection=0)
     hog(desk)
     (taker,) = desk.some(1)
@@ -423,7 +424,7 @@ def test_long_names_of_waits_are_bounded_together() -> None:
 
 
 @pytest.mark.parametrize("number", [0, 1 << 32, "x", -1, (1 << 20) + 1])
-def test_numbers_that_no_waiting_connection_has(number: object) -> None:
+def test_invalid_connection_numbers_of_waits_are_refused(number: object) -> None:
     with pytest.raises(ValueError, match="connection"):
         listed(make_store(waiters=1), "waits", connection=str(number))
     assert listed(make_store(waiters=1), "waits", connection=str(1 << 20)) == ([], 0)
@@ -432,7 +433,7 @@ def test_numbers_that_no_waiting_connection_has(number: object) -> None:
 # ---- figures ----
 
 
-def test_what_became_of_waits_is_counted() -> None:
+def test_outcomes_of_waits_are_counted() -> None:
     desk = Desk(waiters=2)
     holder, taker = desk.some(2)
     assert holder.acquire(b"a") == 0
@@ -448,7 +449,7 @@ def test_what_became_of_waits_is_counted() -> None:
     assert (figures["rates_max"], figures["charges_max"], figures["charges_dropped"]) == (4, 64, 0)
 
 
-def test_charges_that_are_dropped_are_counted() -> None:
+def test_dropped_charges_are_counted() -> None:
     desk = Desk(holdings=2)
     taker = desk.taker()
     for number in range(3):

@@ -45,7 +45,7 @@ def test_takes_all_or_nothing(desk: Desk) -> None:
     assert after.number > grant.number
 
 
-def test_permits_are_those_of_acquire(desk: Desk) -> None:
+def test_take_and_acquire_share_the_permits(desk: Desk) -> None:
     one, other = desk.some(2)
     assert one.has(one.take(permit(b"a", 2, 3)))
     assert other.acquire(b"a", 2, 3) == Status.RESOURCE_NOT_AVAILABLE
@@ -57,7 +57,7 @@ def test_permits_are_those_of_acquire(desk: Desk) -> None:
     assert desk.store.snapshot()["busy"] == 0
 
 
-def test_since_when_it_is_held(desk: Desk) -> None:
+def test_the_time_since_which_a_permit_is_held(desk: Desk) -> None:
     one, other = desk.some(2)
     assert one.has(one.take(permit(b"a", 1, 2)))
     assert other.acquire(b"a", 1, 2) == Status.NO_ERROR
@@ -104,14 +104,14 @@ def invalid() -> list[bytes]:
 
 
 @pytest.mark.parametrize("body", invalid())
-def test_what_no_take_can_be(desk: Desk, body: bytes) -> None:
+def test_invalid_takes_are_refused(desk: Desk, body: bytes) -> None:
     (one,) = desk.some(1)
     one.send(wire.frame(wire.Opcode.TAKE, 7, body))
     assert one.of(7) == Status.INVALID_ARGUMENTS
     assert desk.store.snapshot()["records"] == 0
 
 
-def test_no_room_for_names_or_holdings() -> None:
+def test_takes_without_room_for_names_or_holdings() -> None:
     desk = Desk(buckets=2, holdings=1)
     one, other = desk.some(2)
     assert one.of(one.take(permit(b"a"), permit(b"b"))) == Status.OUT_OF_MEMORY, "one holding"
@@ -141,7 +141,7 @@ def test_a_rate_is_exact_to_the_microsecond(desk: Desk) -> None:
         assert one.has(one.take(seven)), number
 
 
-def test_what_is_left_of_a_rate_and_when_it_is_enough(desk: Desk) -> None:
+def test_a_refusal_says_how_many_units_are_left_and_when_enough(desk: Desk) -> None:
     (one,) = desk.some(1)
     grant = one.of(one.take(rate(b"r", 3, 10, 5)))
     assert isinstance(grant, Grant)
@@ -154,7 +154,7 @@ def test_what_is_left_of_a_rate_and_when_it_is_enough(desk: Desk) -> None:
 
 
 def test_many_units_of_a_long_period(desk: Desk) -> None:
-    """The time of them, in parts of a nanosecond, is more than 64 bits hold."""
+    """Their time, in parts of a nanosecond, needs more than 64 bits."""
     (one,) = desk.some(1)
     yearly = Rate(b"r", 1 << 30, 1 << 30, 365 * 86_400 * SECOND, 1 << 30)
     assert one.has(one.take(yearly))
@@ -163,7 +163,7 @@ def test_many_units_of_a_long_period(desk: Desk) -> None:
     )
 
 
-def test_a_rate_that_is_full_again_is_no_record_any_more(desk: Desk) -> None:
+def test_the_record_of_a_full_rate_is_freed(desk: Desk) -> None:
     (one,) = desk.some(1)
     assert one.has(one.take(rate(b"r", 3, 10, 5)))
     assert desk.store.snapshot()["rates"] == 1
@@ -173,8 +173,8 @@ def test_a_rate_that_is_full_again_is_no_record_any_more(desk: Desk) -> None:
     assert (desk.store.snapshot()["rates"], desk.store.snapshot()["records"]) == (0, 0)
 
 
-def test_a_rate_whose_numbers_change(desk: Desk) -> None:
-    """What was taken remains taken, in time: half a second's worth of 10 a second is that of 4 a second too."""
+def test_a_rate_whose_limit_changes(desk: Desk) -> None:
+    """Used units stay used in time: half a second's worth of 10 a second is half a second's worth of 4 a second too."""
     (one,) = desk.some(1)
     assert one.has(one.take(rate(b"r", 5, 10, 5)))
     assert one.of(one.take(rate(b"r", 1, 4, 5))) == Shortage(0, 0, 5, 250, "Resource not available")
@@ -182,7 +182,7 @@ def test_a_rate_whose_numbers_change(desk: Desk) -> None:
     assert one.has(one.take(rate(b"r", 1, 4, 5)))
 
 
-def test_a_smaller_burst_does_not_forget_what_was_taken(desk: Desk) -> None:
+def test_a_smaller_burst_keeps_what_was_used(desk: Desk) -> None:
     (one,) = desk.some(1)
     assert one.has(one.take(rate(b"r", 100, 100, 100)))
     desk.wait(10)
@@ -191,7 +191,7 @@ def test_a_smaller_burst_does_not_forget_what_was_taken(desk: Desk) -> None:
     assert one.of(one.take(rate(b"r", 100, 100, 100))) == Shortage(0, 2, 100, 980, "Resource not available")
 
 
-def test_rates_have_half_of_the_records() -> None:
+def test_rates_use_at_most_half_of_the_records() -> None:
     desk = Desk(buckets=4)
     (one,) = desk.some(1)
     assert one.has(one.take(rate(b"a"), rate(b"b")))
@@ -204,7 +204,7 @@ def test_rates_have_half_of_the_records() -> None:
 # ---- waiting --------------------------------------------------------------------------------------------------------
 
 
-def test_waits_until_it_is_there(desk: Desk) -> None:
+def test_a_take_waits_until_its_permits_are_free(desk: Desk) -> None:
     one, other = desk.some(2)
     assert one.acquire(b"p") == Status.NO_ERROR
     waiting = other.take(permit(), wait_ms=1000)
@@ -216,7 +216,7 @@ def test_waits_until_it_is_there(desk: Desk) -> None:
     assert desk.store.snapshot()["waiters"] == 0
 
 
-def test_the_deadline(desk: Desk) -> None:
+def test_a_waiting_take_is_refused_at_its_deadline(desk: Desk) -> None:
     one, other = desk.some(2)
     one.acquire(b"p")
     waiting = other.take(permit(b"q"), permit(), wait_ms=100)
@@ -228,7 +228,7 @@ def test_the_deadline(desk: Desk) -> None:
     assert desk.store.snapshot()["busy"] == 0
 
 
-def test_cancel(desk: Desk) -> None:
+def test_cancel_ends_a_waiting_take(desk: Desk) -> None:
     one, other = desk.some(2)
     one.acquire(b"p")
     first, second = other.take(permit(), wait_ms=1000), other.take(permit(), wait_ms=1000)
@@ -241,7 +241,7 @@ def test_cancel(desk: Desk) -> None:
     assert other.cancel(second) == Status.NOT_FOUND, "it has been granted"
 
 
-def test_a_wait_for_a_rate(desk: Desk) -> None:
+def test_takes_wait_for_units_of_a_rate(desk: Desk) -> None:
     (one,) = desk.some(1)
     assert one.has(one.take(rate(b"r", 5, 10, 5)))
     waiting = [one.take(rate(b"r", 2, 10, 5), wait_ms=10_000) for _ in range(3)]
@@ -253,8 +253,9 @@ def test_a_wait_for_a_rate(desk: Desk) -> None:
     assert [seen.count(number) for number in range(4)] == [20, 20, 20, 10]
 
 
-def test_a_newcomer_does_not_pass(desk: Desk) -> None:
-    """What somebody waits for is not there for others: neither for an Acquire nor for a Take that does not wait."""
+def test_a_new_request_does_not_pass_waiting_ones(desk: Desk) -> None:
+    """Permits that a Take waits for are not granted to others, neither to an Acquire nor to a Take that does not
+    wait."""
     one, large, small = desk.some(3)
     one.acquire(b"p", 2, 3)
     waiting = large.take(permit(b"p", 3, 3), wait_ms=1000)
@@ -270,7 +271,7 @@ def test_a_newcomer_does_not_pass(desk: Desk) -> None:
 
 
 def test_keys_take_turns(desk: Desk) -> None:
-    """Whoever asks for more at once gets no more than others."""
+    """A key with many Takes gets no more than others."""
     holder, greedy, modest = desk.some(3)
     holder.acquire(b"p")
     many = [greedy.take(permit(), wait_ms=10_000, key=b"greedy") for _ in range(6)]
@@ -290,7 +291,7 @@ def served(desk: Desk, holder: Taker, waiting: list[tuple[Taker, int]]) -> list[
     return order
 
 
-def test_weights(desk: Desk) -> None:
+def test_weights_of_keys(desk: Desk) -> None:
     holder, one, three = desk.some(3)
     holder.acquire(b"p")
     waiting = [(one, one.take(permit(), wait_ms=10_000, key=b"1", weight=1)) for _ in range(8)]
@@ -300,7 +301,7 @@ def test_weights(desk: Desk) -> None:
 
 
 def test_weights_of_keys_that_have_one_take_each(desk: Desk) -> None:
-    """Each asks again when it is served, before it gives its permit back."""
+    """Each key sends its next Take when it is granted one, before it gives its permit back."""
     weights = {b"a": 1, b"b": 3}
     holder, *others = desk.some(3)
     takers = dict(zip(weights, others, strict=True))
@@ -328,7 +329,7 @@ def test_priorities_go_first(desk: Desk) -> None:
     assert [taker is high for taker, _ in served(desk, holder, waiting)] == [True] * 3 + [False] * 3
 
 
-def test_a_place_is_not_lost_by_a_take_that_goes_before_and_ends_without_a_grant(desk: Desk) -> None:
+def test_a_take_keeps_its_place_behind_one_that_ends_without_a_grant(desk: Desk) -> None:
     holder, large, small, urgent = desk.some(4)
     holder.acquire(b"p", 10, 10)
     wanted = large.take(permit(amount=10, maximum=10), wait_ms=10_000, key=b"large")
@@ -342,8 +343,8 @@ def test_a_place_is_not_lost_by_a_take_that_goes_before_and_ends_without_a_grant
     assert (large.has(wanted), small.of(others)) == (True, None)
 
 
-def test_a_key_that_was_away_has_no_claim(desk: Desk) -> None:
-    """And none that was served just before comes back as if it were new."""
+def test_a_key_that_was_away_gets_no_compensation(desk: Desk) -> None:
+    """And a key that was served just before does not come back as if it were new."""
     holder, one, other = desk.some(3)
     holder.acquire(b"p")
     ones = [one.take(permit(), wait_ms=10_000, key=b"one") for _ in range(6)]
@@ -358,8 +359,8 @@ def test_a_key_that_was_away_has_no_claim(desk: Desk) -> None:
     assert [taker is one for taker, _ in order] == [False, True, False, True, False]
 
 
-def test_a_key_does_not_pay_for_what_it_did_not_get(desk: Desk) -> None:
-    """Takes that ran out of time, or were cancelled, are not counted against their key."""
+def test_a_key_is_not_charged_for_takes_without_a_grant(desk: Desk) -> None:
+    """Takes that timed out, or were cancelled, are not counted against their key."""
     holder, one, other = desk.some(3)
     holder.acquire(b"p")
     others = [(other, other.take(permit(), wait_ms=10_000, key=b"other")) for _ in range(3)]
@@ -372,8 +373,8 @@ def test_a_key_does_not_pay_for_what_it_did_not_get(desk: Desk) -> None:
     assert order == [False, True, False, True, False, True]
 
 
-def test_more_keys_than_are_remembered() -> None:
-    """Whoever comes when no key can be remembered starts after all others, and is served."""
+def test_more_keys_than_can_be_remembered() -> None:
+    """A key that cannot be remembered starts behind all others, and is served."""
     desk = Desk(waiters=2, buckets=8)
     holder, one, other = desk.some(3)
     holder.acquire(b"p")
@@ -384,7 +385,7 @@ def test_more_keys_than_are_remembered() -> None:
     assert [taker is one for taker, _ in served(desk, holder, [(one, kept), (other, late)])] == [True, False]
 
 
-def test_moves_to_the_queue_of_the_item_that_is_short(desk: Desk) -> None:
+def test_a_take_moves_to_the_queue_of_the_missing_item(desk: Desk) -> None:
     a, b, both, late = desk.some(4)
     a.acquire(b"a")
     b.acquire(b"b")
@@ -398,7 +399,7 @@ def test_moves_to_the_queue_of_the_item_that_is_short(desk: Desk) -> None:
     assert both.has(waiting)
 
 
-def test_after_some_moves_it_goes_before_others_of_its_key(desk: Desk) -> None:
+def test_after_some_moves_a_take_goes_before_others_of_its_key(desk: Desk) -> None:
     one, other, holder = desk.some(3)
     here, there = b"p", b"q"
     assert holder.acquire(here) == Status.NO_ERROR
@@ -416,7 +417,7 @@ def test_after_some_moves_it_goes_before_others_of_its_key(desk: Desk) -> None:
     assert other.of(behind) is None
 
 
-def test_whoever_came_first_is_not_passed_in_another_queue(desk: Desk) -> None:
+def test_a_take_keeps_its_age_in_another_queue(desk: Desk) -> None:
     a, b, both, only = desk.some(4)
     a.acquire(b"a")
     b.acquire(b"b")
@@ -434,7 +435,7 @@ def test_whoever_came_first_is_not_passed_in_another_queue(desk: Desk) -> None:
 
 
 @pytest.mark.parametrize("how", ["closed", "eof"])
-def test_a_connection_that_ends_waits_for_nothing(desk: Desk, how: str) -> None:
+def test_an_ended_connection_does_not_wait(desk: Desk, how: str) -> None:
     one, gone, other = desk.some(3)
     one.acquire(b"p")
     gone.acquire(b"held")
@@ -453,7 +454,7 @@ def test_a_connection_that_ends_waits_for_nothing(desk: Desk, how: str) -> None:
     assert other.has(waiting)
 
 
-def test_several_that_disconnect_at_once_while_they_wait_give_back_all(desk: Desk) -> None:
+def test_waiting_connections_that_end_together_give_everything_back(desk: Desk) -> None:
     one, *others = desk.some(7)
     one.acquire(b"p")
     for number, other in enumerate(others):
@@ -467,8 +468,8 @@ def test_several_that_disconnect_at_once_while_they_wait_give_back_all(desk: Des
         assert [figures["holdings"], figures["waiters"]] == [1 + left, left]
 
 
-def test_what_times_out_together_is_told_of_its_own_item(desk: Desk) -> None:
-    """When the rate is there is known; when the permit is, is not."""
+def test_takes_that_time_out_together_are_refused_with_their_own_items(desk: Desk) -> None:
+    """The time when the rate has enough units is known; that of the permit is not."""
     one, other = desk.some(2)
     one.acquire(b"p")
     slow = Rate(b"r", 1, 1, 60 * SECOND, 1)
@@ -482,7 +483,7 @@ def test_what_times_out_together_is_told_of_its_own_item(desk: Desk) -> None:
 
 @pytest.mark.parametrize("ending", ["time is over", "drain", "stop", "disconnect"])
 def test_each_slice_ends_a_bounded_number_of_waits(ending: str) -> None:
-    """However many are to end at once. Requests of others are served between two slices."""
+    """However many end at once. Requests of others are served between two slices."""
     count, slice_steps = 20_000, 2048
     steps_each = 1 if ending == "disconnect" else 8
     desk = Desk(waiters=count, posted_max=1 << 22)
@@ -510,8 +511,8 @@ def test_each_slice_ends_a_bounded_number_of_waits(ending: str) -> None:
     desk.store.audit()
 
 
-def test_a_drain_refuses_all_that_waits(desk: Desk) -> None:
-    """It is told how much there is, which in a drain is not why it is refused."""
+def test_a_drain_refuses_waiting_takes(desk: Desk) -> None:
+    """The refusal has the free amount, which in a drain is not its cause."""
     one, other = desk.some(2)
     one.acquire(b"p", 2, 3)
     assert one.has(one.take(rate(b"r", 4)))
@@ -526,8 +527,8 @@ def test_a_drain_refuses_all_that_waits(desk: Desk) -> None:
     assert other.of(other.take(rate(b"r"))) == Shortage(0, 1, 5, None, "Draining")
 
 
-def test_a_stop_refuses_what_waits_and_grants_what_is_there(desk: Desk) -> None:
-    """All connections are about to end: what was received is still executed, but nothing waits."""
+def test_a_stop_refuses_waiting_takes_and_grants_free_permits(desk: Desk) -> None:
+    """All connections are about to end: received requests are still executed, but nothing waits."""
     one, other = desk.some(2)
     one.acquire(b"p", 2, 3)
     waiting = [other.take(permit(amount=2, maximum=3), wait_ms=10_000) for _ in range(3)]
@@ -543,7 +544,7 @@ def test_a_stop_refuses_what_waits_and_grants_what_is_there(desk: Desk) -> None:
     assert desk.store.snapshot()["waiters"] == 0
 
 
-def test_bounds() -> None:
+def test_the_number_of_waiting_takes_is_bounded() -> None:
     desk = Desk(waiters=4)
     desk.store.limit_takes(2, 60)
     holder, one, other, third = desk.some(4)
@@ -555,7 +556,7 @@ def test_bounds() -> None:
     assert third.of(third.take(permit(), permit(b"a"), permit(b"b"), wait_ms=1000)) is None
 
 
-def test_each_take_that_waits_may_wait_for_names_of_its_own() -> None:
+def test_each_waiting_take_may_have_names_of_its_own() -> None:
     waiters = 100
     desk = Desk(waiters=waiters, buckets=2 * waiters, holdings=2 * waiters)
     desk.store.limit_takes(waiters, 60)
@@ -567,8 +568,9 @@ def test_each_take_that_waits_may_wait_for_names_of_its_own() -> None:
     assert desk.store.snapshot()["waiters"] == waiters
 
 
-def test_no_room_for_another_queue_leaves_no_trace() -> None:
-    """Nobody waits in them any more, but they have not had their turn. The Take has joined one of them already."""
+def test_a_take_without_room_for_its_queue_leaves_no_trace() -> None:
+    """No Take waits in these queues any more, but their turns have not come. The Take has joined one of them
+    already."""
     waiters = 1
     queues = 2 * waiters + 64
     desk = Desk(waiters=waiters, buckets=4 * queues, holdings=2 * queues)
@@ -585,7 +587,7 @@ def test_no_room_for_another_queue_leaves_no_trace() -> None:
     desk.wait(1)  # the audit would find the one that it has joined
 
 
-def test_a_cancel_has_a_step_for_each_wait_that_it_looks_at() -> None:
+def test_a_cancel_costs_a_step_for_each_wait_that_it_examines() -> None:
     waiters, turn_steps = 1000, 4096
     desk = Desk(waiters=waiters, buckets=64)
     desk.store.limit_takes(waiters, 60)
@@ -598,8 +600,8 @@ def test_a_cancel_has_a_step_for_each_wait_that_it_looks_at() -> None:
     assert len(wire.ResponseParser().feed(answered)) == -(-turn_steps // (waiters + 1))
 
 
-def test_the_older_of_two_goes_first_in_the_queue_of_the_other(desk: Desk) -> None:
-    """So it need not go there, and is not passed by who is behind it where it waits."""
+def test_an_older_take_is_not_passed_from_another_queue(desk: Desk) -> None:
+    """So it need not move there, and a Take behind it in its own queue does not pass it either."""
     holder, one, other, third = desk.some(4)
     assert holder.acquire(b"a") == holder.acquire(b"b", 1, 2) == Status.NO_ERROR
     older = one.take(permit(b"a"), permit(b"b", 1, 2), wait_ms=1000)
@@ -613,7 +615,7 @@ def test_the_older_of_two_goes_first_in_the_queue_of_the_other(desk: Desk) -> No
 
 
 @pytest.mark.parametrize(("used", "left"), [(1, 4), (3, 2), (0, 5), (5, 0)])
-def test_settle(desk: Desk, used: int, left: int) -> None:
+def test_settle_refunds_unused_units(desk: Desk, used: int, left: int) -> None:
     (one,) = desk.some(1)
     take = one.take(rate(b"r", 3, 10, 5, OnDeath.CHARGED))
     assert one.settle(take, b"r", used) == Status.NO_ERROR
@@ -626,14 +628,14 @@ def test_settle(desk: Desk, used: int, left: int) -> None:
         assert left == 5
 
 
-def test_settling_more_than_there_is_makes_others_wait(desk: Desk) -> None:
+def test_settling_more_than_is_left_delays_later_takes(desk: Desk) -> None:
     (one,) = desk.some(1)
     take = one.take(rate(b"r", 1, 10, 5, OnDeath.CHARGED))
     assert one.settle(take, b"r", 25) == Status.NO_ERROR
     assert one.of(one.take(rate(b"r", 1, 10, 5))) == Shortage(0, 0, 5, 2100, "Resource not available")
 
 
-def test_what_is_settled_may_be_what_another_waits_for(desk: Desk) -> None:
+def test_settling_serves_waiting_takes(desk: Desk) -> None:
     one, other = desk.some(2)
     take = one.take(rate(b"r", 5, 10, 5, OnDeath.CHARGED))
     waiting = other.take(rate(b"r", 4, 10, 5), wait_ms=10_000)
@@ -641,7 +643,7 @@ def test_what_is_settled_may_be_what_another_waits_for(desk: Desk) -> None:
     assert other.has(waiting)
 
 
-def test_what_cannot_be_settled(desk: Desk) -> None:
+def test_invalid_settles_are_refused(desk: Desk) -> None:
     one, other = desk.some(2)
     final = one.take(rate(b"r"))
     assert one.settle(final, b"r", 0) == Status.NOT_FOUND
@@ -654,14 +656,14 @@ def test_what_cannot_be_settled(desk: Desk) -> None:
 
 
 @pytest.mark.parametrize("on_death", [OnDeath.CHARGED, OnDeath.REFUNDED])
-def test_whose_holder_dies(desk: Desk, on_death: OnDeath) -> None:
+def test_on_death_decides_about_units_of_an_ended_connection(desk: Desk, on_death: OnDeath) -> None:
     one, other = desk.some(2)
     assert one.has(one.take(rate(b"r", 5, 10, 5, on_death)))
     one.close()
     assert other.has(other.take(rate(b"r", 5, 10, 5))) == (on_death == OnDeath.REFUNDED)
 
 
-def test_until_when_it_may_be_settled(desk: Desk) -> None:
+def test_a_charge_may_be_settled_for_a_limited_time(desk: Desk) -> None:
     desk.store.limit_takes(0, 60)
     (one,) = desk.some(1)
     take = one.take(rate(b"r", 1, 10, 5, OnDeath.CHARGED))
@@ -685,7 +687,7 @@ def test_the_oldest_charges_of_a_connection_end_first() -> None:
     assert one.of(full) == Status.OUT_OF_MEMORY, "those that are to be refunded are not forgotten"
 
 
-def test_what_is_to_be_refunded_is_not_forgotten_for_another_connection() -> None:
+def test_charges_to_be_refunded_are_not_dropped_for_another_connection() -> None:
     desk = Desk(holdings=4)
     one, other = desk.some(2)
     takes = [one.take(rate(b"r", 1, 10, 5, OnDeath.REFUNDED)) for _ in range(4)]
@@ -695,7 +697,7 @@ def test_what_is_to_be_refunded_is_not_forgotten_for_another_connection() -> Non
 
 
 @pytest.mark.parametrize("ends", [False, True])
-def test_no_room_for_what_was_used_beyond_a_charge(ends: bool) -> None:
+def test_settling_beyond_a_charge_without_room_for_the_rate(ends: bool) -> None:
     desk = Desk(buckets=2)
     (one,) = desk.some(1)
     take = one.take(rate(b"r", 1, 10, 5, OnDeath.REFUNDED))
@@ -711,8 +713,9 @@ def test_no_room_for_what_was_used_beyond_a_charge(ends: bool) -> None:
         assert one.settle(take, b"r", 9) == Status.NO_ERROR
 
 
-def test_what_time_brought_back_is_not_refunded_after_another_settled_more(desk: Desk) -> None:
-    """The rate has been full since, although its record was still there and it is not full any more."""
+def test_units_that_came_back_by_time_are_not_refunded_again(desk: Desk) -> None:
+    """The rate has been full since, although it is not full any more and still has its record, as another settled
+    more."""
     one, other = desk.some(2)
     item = Rate(b"r", 1, 1, SECOND, 5, OnDeath.CHARGED)
     first, second = one.take(item), other.take(item)
@@ -752,7 +755,7 @@ def test_numbers_of_grants_rise_across_restarts() -> None:
     assert numbers == sorted(set(numbers))
 
 
-def test_a_shorter_time_to_settle_applies_to_what_was_granted_before(desk: Desk) -> None:
+def test_a_shorter_time_to_settle_applies_to_earlier_grants(desk: Desk) -> None:
     one, other = desk.some(2)
     item = Rate(b"r", 1, 1, SECOND, 5, OnDeath.CHARGED)
     first = one.take(item)
@@ -768,8 +771,8 @@ def test_a_shorter_time_to_settle_applies_to_what_was_granted_before(desk: Desk)
 # ---- records that somebody waits for ----
 
 
-def test_idle_counters_that_are_waited_for_are_searched_once() -> None:
-    """They leave the ring of idle ones as soon as they are met there, and enter it again when nobody waits for them."""
+def test_idle_counters_with_waiters_leave_the_ring() -> None:
+    """When they are met there; they enter it again when no Take waits for them."""
     desk = Desk(buckets=80, holdings=200, waiters=200)
     holder, waiter, other = desk.some(3)
     assert holder.acquire(b"p") == Status.NO_ERROR
@@ -786,7 +789,7 @@ def test_idle_counters_that_are_waited_for_are_searched_once() -> None:
     desk.store.audit()
 
 
-def test_a_full_rate_that_is_waited_for_is_forgotten_after_that_and_not_looked_at_meanwhile() -> None:
+def test_a_full_rate_with_waiters_is_freed_after_them() -> None:
     desk = Desk()
     holder, waiter = desk.some(2)
     assert holder.acquire(b"p") == Status.NO_ERROR

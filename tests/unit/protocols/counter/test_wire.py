@@ -1,4 +1,4 @@
-"""The wire module: requests byte for byte, and responses out of a stream that arrives in any pieces."""
+"""The wire module: requests byte for byte, and responses from a stream that arrives in any pieces."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_requests_byte_for_byte(request_bytes: bytes, expected: str) -> None:
 
 
 @given(u32, names, u32, u32)
-def test_fields_come_back(opaque: int, name: bytes, resources: int, maximum: int) -> None:
+def test_decoding_an_encoded_request_gives_its_fields(opaque: int, name: bytes, resources: int, maximum: int) -> None:
     request = wire.acquire(opaque, name, resources, maximum)
     fields = [int.from_bytes(request[start:end], "big") for start, end in pairwise((4, 8, 12, 16, 20, 22))]
     assert fields == [len(request) - wire.HEADER_SIZE, opaque, resources, maximum, len(name)]
@@ -66,7 +66,7 @@ def test_the_longest_name() -> None:
     "encode", [wire.get, lambda o, n: wire.acquire(o, n, 1, 1), lambda o, n: wire.release(o, n, 1)]
 )
 @pytest.mark.parametrize("length", [0, wire.NAME_MAX + 1])
-def test_names_that_do_not_fit(encode, length: int) -> None:
+def test_names_of_invalid_length_are_refused(encode, length: int) -> None:
     with pytest.raises(ValueError, match=f"^name must have 1 to 65535 bytes, not {length}$"):
         encode(1, b"n" * length)
 
@@ -86,13 +86,13 @@ def test_names_that_do_not_fit(encode, length: int) -> None:
         ("opaque", wire.dump),
     ],
 )
-def test_numbers_that_do_not_fit(what: str, encode, value: int) -> None:
+def test_numbers_out_of_range_are_refused(what: str, encode, value: int) -> None:
     with pytest.raises(ValueError, match=f"^{what} must be 0 to 4294967295, not {value}$"):
         encode(value)
 
 
 def test_error_texts_are_those_of_the_vectors() -> None:
-    """And so, through the vectors' own test, those of the reference. It cannot be brought to say OutOfMemory."""
+    """The vectors' own test compares them with the reference, except OutOfMemory, which that cannot be made to send."""
     texts = {}
     for case in vectors.load("counter"):
         for step in case.steps:
@@ -108,12 +108,12 @@ def test_error_texts_are_those_of_the_vectors() -> None:
 # ---- the parser
 
 
-def test_a_response() -> None:
+def test_a_response_is_parsed() -> None:
     data = bytes.fromhex("91 02 21 00 00000003 deadbeef 616263")
     assert ResponseParser().feed(data) == [Response(Opcode.ACQUIRE, 0x21, 0xDEADBEEF, b"abc")]
 
 
-def test_every_cut_in_two_and_byte_by_byte() -> None:
+def test_responses_cut_in_two_and_byte_by_byte() -> None:
     expected = [Response(0, 0, 1, b""), Response(1, 1, 2, b"Not found"), Response(2, 0, 3, b"\0\0\0\1")]
     stream = b"".join(encoded(response) for response in expected)
     for cut in range(len(stream) + 1):
@@ -134,7 +134,7 @@ def test_any_responses_in_any_pieces(expected: list[Response], data: st.DataObje
     assert received == expected
 
 
-def test_a_response_is_there_with_its_last_byte() -> None:
+def test_a_response_is_complete_with_its_last_byte() -> None:
     parser = ResponseParser()
     data = encoded(Response(0x10, 0, 1, b"x" * 100))
     assert parser.feed(data[:-1]) == []
@@ -161,7 +161,7 @@ def test_a_body_at_the_limit_and_above() -> None:
         ResponseParser().feed(above)
 
 
-def test_byte_by_byte_takes_linear_time() -> None:
+def test_parsing_byte_by_byte_takes_linear_time() -> None:
     """One long response takes about as long as many short ones; it would take far longer if bytes were moved again."""
 
     def seconds(stream: bytes) -> float:
@@ -181,7 +181,7 @@ def test_byte_by_byte_takes_linear_time() -> None:
 
 
 @given(u32)
-def test_consumption(number: int) -> None:
+def test_a_consumption_is_decoded(number: int) -> None:
     assert wire.decode_consumption(number.to_bytes(4, "big")) == number
 
 
@@ -192,7 +192,7 @@ def test_a_consumption_of_another_size(body: bytes) -> None:
 
 
 @given(st.dictionaries(st.text("abc:_", max_size=9), st.text("0123.", max_size=9)))
-def test_stats(items: dict[str, str]) -> None:
+def test_stats_are_decoded(items: dict[str, str]) -> None:
     body = b"".join(
         len(name).to_bytes(2, "big") + len(value).to_bytes(2, "big") + name.encode() + value.encode()
         for name, value in items.items()
@@ -201,7 +201,7 @@ def test_stats(items: dict[str, str]) -> None:
     assert list(decoded.items()) == list(items.items())
 
 
-def test_stats_that_end_too_soon() -> None:
+def test_truncated_stats_are_a_protocol_error() -> None:
     body = bytes.fromhex("0002 0003 6162 313233")
     assert wire.decode_stats(body) == {"ab": "123"}
     for end in range(1, len(body)):
@@ -209,19 +209,19 @@ def test_stats_that_end_too_soon() -> None:
             wire.decode_stats(body + body[:end])
 
 
-def test_stats_that_are_not_ascii() -> None:
+def test_stats_that_are_not_ascii_are_escaped() -> None:
     assert wire.decode_stats(bytes.fromhex("0001 0002 61 31ff")) == {"a": "1\\xff"}
 
 
 @given(names, u32, u32)
-def test_dump_entry(name: bytes, consumption: int, maximum: int) -> None:
+def test_a_dump_entry_is_decoded(name: bytes, consumption: int, maximum: int) -> None:
     body = consumption.to_bytes(4, "big") + maximum.to_bytes(4, "big") + len(name).to_bytes(2, "big") + name
     assert wire.decode_dump_entry(body) == DumpEntry(name, consumption, maximum)
     assert wire.decode_dump_entry(body) == (name, consumption, maximum, None, None)
 
 
 @given(names, u32, u32, u32)
-def test_dump_entry_with_its_limit(name: bytes, consumption: int, maximum: int, limit: int) -> None:
+def test_a_dump_entry_with_its_limit_is_decoded(name: bytes, consumption: int, maximum: int, limit: int) -> None:
     numbers = [number.to_bytes(4, "big") for number in (consumption, maximum, limit)]
     body = numbers[0] + numbers[1] + len(name).to_bytes(2, "big") + name + numbers[2]
     assert wire.decode_dump_entry(body) == DumpEntry(name, consumption, maximum, limit)
@@ -240,7 +240,7 @@ def test_a_dump_entry_with_another_length() -> None:
 # ---- items of a Take
 
 
-def test_a_rate_whose_numbers_the_server_has() -> None:
+def test_a_rate_that_the_server_defines_is_encoded() -> None:
     body = wire.take(1, [wire.Rate(b"r", 2, on_death=wire.OnDeath.REFUNDED)])[12:]
     assert body == bytes.fromhex("01 00 0001 00000000 0000  03 02 0001 00000002 00000000 72")
     with pytest.raises(ValueError, match="limit must be"):
@@ -296,7 +296,7 @@ ITEMS = [wire.Permit(b"p", 1, 2), wire.Rate(b"r", 3, 4, 5, 6)]
 @pytest.mark.parametrize("opaque", [0, 1, 0x01020304, wire.U32_MAX])
 @pytest.mark.parametrize("wait_ms", [0, 1000, wire.U32_MAX])
 @pytest.mark.parametrize("where", [{}, {"key": b"k" * 255, "weight": 1000, "priority": 255}])
-def test_a_take_that_is_sent_again(opaque: int, wait_ms: int, where: dict[str, Any]) -> None:
+def test_take_again_encodes_the_take_anew(opaque: int, wait_ms: int, where: dict[str, Any]) -> None:
     first = wire.take(7, ITEMS, 8, **where)
     assert wire.take_again(opaque, first, wait_ms) == wire.take(opaque, ITEMS, wait_ms, **where)
 
@@ -313,17 +313,17 @@ def test_a_take_that_is_sent_again(opaque: int, wait_ms: int, where: dict[str, A
         ({"priority": 256}, "priority must be 0 to 255"),
     ],
 )
-def test_a_number_of_a_take_that_does_not_fit_is_named(changes: dict[str, Any], text: str) -> None:
+def test_an_out_of_range_number_of_a_take_is_named(changes: dict[str, Any], text: str) -> None:
     with pytest.raises(ValueError, match=text):
         wire.take(**{"opaque": 1, "items": ITEMS, **changes})
 
 
-def test_a_number_of_a_take_that_is_none_is_named() -> None:
+def test_a_number_of_a_take_of_the_wrong_type_is_named() -> None:
     with pytest.raises(TypeError, match="permits must be a whole number, not 'x'"):
         wire.take(1, [wire.Permit(b"p", "x", 2)])  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", ["a\nb", " ", "\u3164", "\u115f" * 21, "\u0301" * 32])
-def test_a_name_that_nobody_would_see(name: str) -> None:
+def test_an_invisible_name_is_refused(name: str) -> None:
     with pytest.raises(ValueError, match=r"^a connection's name must be printable, with something to be seen, not '"):
         wire.who(1, name)

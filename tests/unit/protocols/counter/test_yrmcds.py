@@ -1,4 +1,4 @@
-"""Files of yrmcds: used as they are, and each mistake with its exact words."""
+"""Configuration files of yrmcds: they work unchanged, and each mistake has its exact message."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ counter.stat_interval = 3600
 """
 
 
-def test_a_file_of_yrmcds_is_used_as_it_is(write):
+def test_a_file_of_yrmcds_works_unchanged(write):
     found = load(write(YRMCDS), [], [COUNTER])
     assert found.values == {key: setting.default for key, setting in settings_for([COUNTER]).items()} | {
         "user": pwd.getpwuid(os.getuid()).pw_name,
@@ -74,7 +74,7 @@ def test_a_file_of_yrmcds_is_used_as_it_is(write):
 
 
 @pytest.mark.parametrize("key", [name for name, meaning in KEYS.items() if meaning is None])
-def test_each_key_of_memcache_makes_a_file_of_yrmcds_and_is_not_looked_at(write, key):
+def test_memcache_keys_mark_a_file_of_yrmcds_and_are_ignored(write, key):
     found = load(write(f"{ON}counter.bind = ::1\n{key} = x\n{key} = y"), [], [COUNTER])
     assert found.warnings == (f"F is a configuration file of yrmcds; counterd ignores these keys in it: {key}",)
     assert key not in found.values
@@ -142,11 +142,11 @@ def test_a_mistake_in_a_file_of_yrmcds(problems, lines, message):
     assert problems(ON + lines) == [message]
 
 
-def test_a_file_of_yrmcds_that_does_not_want_to_be_open(problems):
+def test_insecure_false_in_a_file_of_yrmcds_is_obeyed(problems):
     (mistake,) = problems(ON + "bind_ip = 192.0.2.1\ncounter.insecure = false")
     assert mistake.startswith("F:2: counter.bind: 192.0.2.1 can be reached from other machines")
 
 
-def test_a_file_of_yrmcds_may_say_where_all_listen(write):
+def test_a_file_of_yrmcds_may_contain_listener_keys(write):
     found = load(write(ON + "workers = 8\nlistener.bind = ::1"), [], [COUNTER])
     assert found.values["counter.bind"] == ("::1",)

@@ -1,4 +1,4 @@
-"""Rooms for the tests of this folder."""
+"""Fixtures: stores of the sentinel protocol."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rooms and their connections, driven as net would, for the tests of the sentinel room."""
+"""Stores of the sentinel protocol and their connections, driven as net would."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The errors of tokens: which status is which, and what they show."""
+"""The errors of tokens: which status raises which, and their texts."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_errors_of_tokens(status: int, expected: type[errors.TokenRefused], text
     assert str(error) == f"{text} (status {status})"
 
 
-def test_who_waits_for_a_permit_can_wait_for_a_token() -> None:
+def test_errors_of_tokens_are_subclasses_of_errors_of_permits() -> None:
     assert issubclass(errors.Blocked, NotAvailable)
     assert issubclass(errors.NoSuchRule, NotFound)
     error = errors.token_error(1)
@@ -36,5 +36,5 @@ def test_who_waits_for_a_permit_can_wait_for_a_token() -> None:
     assert str(error) == "blocked (status 1): asked for 2 of flow 101, waited 0.5 s"
 
 
-def test_every_status_of_tokens_has_its_words() -> None:
+def test_every_status_of_tokens_has_a_text() -> None:
     assert errors.TEXTS.keys() == set(Status) - {Status.OK}

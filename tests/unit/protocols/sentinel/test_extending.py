@@ -1,4 +1,4 @@
-"""Calls of the store go to an extension and come back checked, with the real store; jobs run when the test says."""
+"""Calls of the store go to an extension and come back checked. The store is real; jobs run when the test says."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ class Recorder:
         return self._says("keep", token_id)
 
 
-def test_what_is_not_named_is_left_to_the_engine(bench: Bench) -> None:
+def test_without_extensions_the_store_decides(bench: Bench) -> None:
     bench.extend()
     assert list(bench.defaults) == list(ROOM.extensions.methods)
     assert {context.timeout for context in bench.defaults.values()} == {0.5}
@@ -156,7 +156,7 @@ def test_what_is_not_named_is_left_to_the_engine(bench: Bench) -> None:
     assert bench.asked == []
 
 
-def test_a_service_is_given_calls_and_its_answers_are_sent(bench: Bench) -> None:
+def test_a_token_service_gets_the_calls_and_its_answers_are_sent(bench: Bench) -> None:
     service = Recorder(TokenResult(Status.OK, token_id=-5, left_ms=70))
     bench.extend(token_service=service)
     assert bench.exchange(wire.acquire(1, 7, 2, True)) == wire.Response(1, 3, Status.OK, token_id=-5)
@@ -167,18 +167,18 @@ def test_a_service_is_given_calls_and_its_answers_are_sent(bench: Bench) -> None
 
 
 @pytest.mark.parametrize("result", [None, (0, 5), ValueError("x"), TokenResult(8), TokenResult(0, token_id=0)])
-def test_a_service_that_fails_is_answered_for(bench: Bench, result: object) -> None:
+def test_a_failed_call_of_a_token_service_answers_fail(bench: Bench, result: object) -> None:
     bench.extend(token_service=Recorder(result))
     assert bench.exchange(wire.acquire(1, 7, 1)) == wire.Response(1, 3, Status.FAIL)
 
 
-def test_a_service_that_is_not_asked_is_answered_for(bench: Bench) -> None:
+def test_a_busy_token_service_answers_not_available(bench: Bench) -> None:
     bench.extend(token_service=Recorder())
     bench.busy = True
     assert bench.exchange(wire.acquire(1, 7, 1)) == wire.Response(1, 3, Status.NOT_AVAILABLE)
 
 
-def test_what_is_granted_too_late_is_released(bench: Bench) -> None:
+def test_a_token_granted_after_the_timeout_is_released(bench: Bench) -> None:
     service = Recorder(TokenResult(Status.OK, token_id=9))
     bench.extend(token_service=service)
     bench.send(wire.acquire(1, 7, 1))
@@ -191,7 +191,7 @@ def test_what_is_granted_too_late_is_released(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("overdue", [False, True])
-def test_who_has_sent_its_last_byte_is_answered_first(bench: Bench, overdue: bool) -> None:
+def test_a_half_closed_connection_gets_its_answers_before_it_ends(bench: Bench, overdue: bool) -> None:
     bench.extend(token_service=Recorder(TokenResult(Status.BLOCKED)))
     bench.send(wire.acquire(1, 7, 1) + wire.acquire(2, 7, 1))
     assert (bench.session.eof(bench.now_ns), bench.session.awaited) == (b"", 2)
@@ -230,7 +230,7 @@ def test_who_has_sent_its_last_byte_is_answered_first(bench: Bench, overdue: boo
         ("keep", 0, "expected a TokenResult, not int"),
     ],
 )
-def test_results_are_checked(kind: str, result: Any, found: object) -> None:
+def test_results_of_a_token_service_are_checked(kind: str, result: Any, found: object) -> None:
     if isinstance(found, str):
         with pytest.raises((TypeError, ValueError)) as caught:
             checked(kind, result)
@@ -258,7 +258,7 @@ def test_a_service_can_delegate_to_the_engine(bench: Bench) -> None:
     assert bench.exchange(wire.release(6, granted.token_id)).status == Status.ALREADY_RELEASED
 
 
-def test_what_it_grants_belongs_to_who_asks(bench: Bench) -> None:
+def test_a_token_granted_through_the_default_belongs_to_the_asking_client(bench: Bench) -> None:
     bench.extend()
     bench.extend(token_service=bench.defaults["sentinel.token_service"].default)
     assert bench.exchange(wire.acquire(1, 7, 2)).status == Status.OK
@@ -269,7 +269,7 @@ def test_what_it_grants_belongs_to_who_asks(bench: Bench) -> None:
     assert bench.store.held() == 0, "the client was offline for longer than clientOfflineTime"
 
 
-def test_outside_of_a_call_there_is_nobody_to_own_it(bench: Bench) -> None:
+def test_the_default_service_grants_nothing_outside_of_a_call(bench: Bench) -> None:
     bench.extend()
     default = bench.defaults["sentinel.token_service"].default
     for call in (lambda: default.request_token(7, 1, False, "x"), lambda: default.keep_token(5)):
@@ -278,7 +278,7 @@ def test_outside_of_a_call_there_is_nobody_to_own_it(bench: Bench) -> None:
     assert default.release_token(5).status == Status.ALREADY_RELEASED
 
 
-def test_the_defaults_are_what_they_stand_in_for(bench: Bench) -> None:
+def test_the_defaults_have_the_methods_of_their_interfaces(bench: Bench) -> None:
     bench.extend()
     shapes = (extensions.TokenService, extensions.ExpireStrategy, extensions.RuleSource)
     for (key, methods), shape in zip(ROOM.extensions.methods.items(), shapes, strict=True):
@@ -307,7 +307,7 @@ def granted(bench: Bench, count: int) -> list[int]:
     return [response.token_id]
 
 
-def test_a_strategy_says_who_goes(bench: Bench) -> None:
+def test_an_expire_strategy_decides_which_tokens_end(bench: Bench) -> None:
     strategy = Strategy(lambda tokens: [token.token_id for token in tokens[:1]])
     bench.extend(expire_strategy=strategy)
     ids = granted(bench, 1) + granted(bench, 1)
@@ -327,7 +327,7 @@ def all_of(tokens: Any) -> Any:
     ("says", "busy"),
     [(all_of, False), (lambda _: [5], False), (lambda _: None, False), (lambda _: [[]], False), (lambda _: [], True)],
 )
-def test_a_strategy_that_fails_keeps_nothing(bench: Bench, says: Callable[[Any], Any], busy: bool) -> None:
+def test_a_failed_expire_strategy_keeps_no_token(bench: Bench, says: Callable[[Any], Any], busy: bool) -> None:
     bench.extend(expire_strategy=Strategy(says))
     granted(bench, 2)
     bench.busy = busy
@@ -336,7 +336,7 @@ def test_a_strategy_that_fails_keeps_nothing(bench: Bench, says: Callable[[Any],
     assert bench.store.held() == 0
 
 
-def test_the_regular_strategy_takes_them_all(bench: Bench) -> None:
+def test_the_default_expire_strategy_ends_all_tokens(bench: Bench) -> None:
     bench.extend()
     bench.extend(expire_strategy=bench.defaults["sentinel.expire_strategy"].default)
     granted(bench, 2)
@@ -345,7 +345,7 @@ def test_the_regular_strategy_takes_them_all(bench: Bench) -> None:
     assert bench.store.held() == 0
 
 
-def test_only_what_was_asked_about_can_go() -> None:
+def test_an_expire_strategy_can_end_only_the_given_tokens() -> None:
     leases: Any = [SimpleNamespace(token_id=number) for number in (1, 2)]
     ids = frozenset((1, 2))
     assert judge(Strategy(lambda _: iter([2])), leases, ids) == {2}
@@ -356,7 +356,7 @@ def test_only_what_was_asked_about_can_go() -> None:
 # ---- a rule source ---------------------------------------------------------------------------------------------------
 
 
-def test_a_source_is_fetched_and_its_rules_are_taken(bench: Bench) -> None:
+def test_rules_of_a_source_are_loaded(bench: Bench) -> None:
     document: dict[str, Any] = {"shop": {"flowRules": [{"resource": "a", "count": 1, "clusterMode": True}]}}
     bench.extend(rule_source=SimpleNamespace(load=lambda: document))
     ((call, job, take, interval),) = bench.fetched
@@ -369,7 +369,7 @@ def test_a_source_is_fetched_and_its_rules_are_taken(bench: Bench) -> None:
     assert bench.store.flow(7) is None
 
 
-def test_the_file_is_a_source_too(bench: Bench) -> None:
+def test_the_rules_file_is_a_source_too(bench: Bench) -> None:
     bench.extend()
     source = bench.defaults["sentinel.rule_source"].default
     assert isinstance(source, FileRuleSource)
@@ -381,7 +381,7 @@ def test_the_file_is_a_source_too(bench: Bench) -> None:
         source.load()
 
 
-def test_a_source_takes_the_place_of_the_file(bench: Bench) -> None:
+def test_a_source_replaces_the_rules_file(bench: Bench) -> None:
     files = {"sentinel.rules": parse_rules(RULES.replace(b"7", b"9"))}
     ROOM.files.load(bench.store, SentinelSettings(rule_source="x:y"), files)
     assert bench.store.flow(9) is None

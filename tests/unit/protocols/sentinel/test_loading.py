@@ -1,4 +1,4 @@
-"""Rules of the sentinel protocol: how many there may be, and what a change of them keeps."""
+"""Rules of the sentinel protocol: how many there may be, and which counts a change of them keeps."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def ask(client: Connection, *asked: wire.Value, flow_id: int = 1, count: int = 1
     ],
     ids=["flows", "params", "namespaces", "items"],
 )
-def test_rules_that_are_too_many_change_nothing(make_room: MakeRoom, rules: Rules, message: str) -> None:
+def test_too_many_rules_change_nothing(make_room: MakeRoom, rules: Rules, message: str) -> None:
     room = make_room(calls(1, 3), rate(2, 3), values(3, 3, {"hot": 9}))
     client = room.connection()
     assert client.ask(wire.flow(1, 2, 1)).remaining == 2
@@ -60,8 +60,8 @@ def test_rules_that_are_too_many_change_nothing(make_room: MakeRoom, rules: Rule
     assert client.ask(wire.acquire(1, 1, 3)).status == Status.BLOCKED
 
 
-def test_as_many_rules_as_there_may_be(make_room: MakeRoom) -> None:
-    """And again others, while all flows of the first still have a token."""
+def test_the_largest_number_of_rules(make_room: MakeRoom) -> None:
+    """And then others, while all flows of the first still have a token."""
     room = make_room(*(calls(number) for number in range(1, 16385)), max_tokens=16385)
     for number in range(1, 16385):
         assert room.request(number)[0] == Status.OK
@@ -72,7 +72,7 @@ def test_as_many_rules_as_there_may_be(make_room: MakeRoom) -> None:
     assert room.request(1) == (Status.NO_RULE, 0)
 
 
-def test_a_rule_that_was_gone_starts_anew(make_room: MakeRoom) -> None:
+def test_a_rule_that_comes_back_starts_with_empty_counts(make_room: MakeRoom) -> None:
     room = make_room(values(1), rate(2, 3))
     client = room.connection()
     assert ask(client, "v", count=3) == (Status.OK, 0)
@@ -84,7 +84,7 @@ def test_a_rule_that_was_gone_starts_anew(make_room: MakeRoom) -> None:
     assert client.ask(wire.flow(1, 2, 3)).status == Status.OK
 
 
-def test_a_flow_in_the_place_of_one_that_is_gone_counts_from_zero(make_room: MakeRoom) -> None:
+def test_a_new_flow_in_a_reused_record_counts_from_zero(make_room: MakeRoom) -> None:
     room = make_room(calls(1, 1))
     _, id = room.request(1)
     assert room.request(1)[0] == Status.BLOCKED
@@ -95,8 +95,8 @@ def test_a_flow_in_the_place_of_one_that_is_gone_counts_from_zero(make_room: Mak
 
 
 @pytest.mark.parametrize("window_ms", [100, 10_000])
-def test_another_window_knows_nothing_of_the_one_before(make_room: MakeRoom, window_ms: int) -> None:
-    """Nor of what was borrowed from it; its samples have other numbers, lower ones if they are longer."""
+def test_a_changed_window_starts_with_empty_counts(make_room: MakeRoom, window_ms: int) -> None:
+    """Including what was borrowed; its samples have other numbers, lower ones if they are longer."""
     room = make_room(rate(1, 10))
     client = room.connection()
     assert client.ask(wire.flow(1, 1, 8)).status == Status.OK
@@ -112,7 +112,7 @@ def test_another_window_knows_nothing_of_the_one_before(make_room: MakeRoom, win
     room.store.audit()
 
 
-def test_the_same_rules_again_change_nothing(make_room: MakeRoom) -> None:
+def test_loading_the_same_rules_changes_nothing(make_room: MakeRoom) -> None:
     rules = (values(1, 3, {"x": 5}), rate(2, 3))
     room = make_room(*rules)
     client = room.connection()
@@ -124,7 +124,7 @@ def test_the_same_rules_again_change_nothing(make_room: MakeRoom) -> None:
     room.store.audit()
 
 
-def test_a_flow_and_a_parameter_may_have_one_id(make_room: MakeRoom) -> None:
+def test_a_flow_and_a_parameter_rule_may_have_the_same_id(make_room: MakeRoom) -> None:
     room = make_room(values(1), rate(1, 5))
     client = room.connection()
     assert ask(client, "v") == (Status.OK, 2)
@@ -134,8 +134,8 @@ def test_a_flow_and_a_parameter_may_have_one_id(make_room: MakeRoom) -> None:
     assert client.ask(wire.flow(1, 1, 1)).remaining == 3
 
 
-def test_a_namespace_that_was_gone_counts_its_requests_anew(make_room: MakeRoom) -> None:
-    """And the place that it had is another's, who finds it empty."""
+def test_a_namespace_that_comes_back_counts_its_requests_from_zero(make_room: MakeRoom) -> None:
+    """And a namespace that got its record starts empty."""
     room = make_room(rate(1, namespace="a"), rate(2, namespace="b"))
     room.store.set_limits(max_allowed_qps=2, sweep_interval_ns=SECOND, sweep_max_tokens=0, sweep_max_duration_ns=SECOND)
     client = room.connection()
@@ -147,7 +147,7 @@ def test_a_namespace_that_was_gone_counts_its_requests_anew(make_room: MakeRoom)
     assert client.ask(wire.flow(1, 3, 1)).status == Status.TOO_MANY_REQUESTS
 
 
-def test_who_is_registered_before_there_is_a_rule_counts(make_room: MakeRoom) -> None:
+def test_clients_registered_before_a_rule_count(make_room: MakeRoom) -> None:
     room = make_room()
     clients = [room.connection() for _ in range(3)]
     for client in clients:
@@ -190,9 +190,7 @@ def test_namespaces_of_any_length(make_room: MakeRoom, name: str) -> None:
     ids=["samples", "no samples", "samples of values", "no window", "namespace", "no namespace", "item", "no item",
          "half an item", "resource"],
 )  # fmt: skip
-def test_what_there_is_no_memory_for_is_refused_and_changes_nothing(
-    make_room: MakeRoom, rules: Rules, message: str
-) -> None:
+def test_rules_without_memory_are_refused_and_change_nothing(make_room: MakeRoom, rules: Rules, message: str) -> None:
     """rules.py has refused most of it by then; where it had not, memory behind a record would be written to."""
     before = (rate(2, 3), values(3, 3, {"hot": 9}))
     room = make_room(*before)
@@ -205,8 +203,8 @@ def test_what_there_is_no_memory_for_is_refused_and_changes_nothing(
     assert client.ask(wire.flow(1, 2, 1)).remaining == 1
 
 
-def test_bounds_are_those_of_c_wherever_they_are_written() -> None:
-    """What C has memory for; a larger one elsewhere would be refused late, a smaller one early."""
+def test_bounds_in_python_equal_those_in_c() -> None:
+    """C has memory for no more; a larger bound elsewhere would refuse late, a smaller one early."""
     assert LIMITS["samples"] == documents.SAMPLES_MAX
     assert LIMITS["rules"] == documents.FLOWS_MAX == documents.PARAMS_MAX
     assert LIMITS["namespaces"] == documents.NAMESPACES_MAX
@@ -229,8 +227,8 @@ def resources(room: Room) -> dict[str, bytes]:
     return {row[0]: row[1] for row in walk.rows()}
 
 
-def test_what_flows_are_called_comes_and_goes_with_their_rules(make_room: MakeRoom) -> None:
-    """Names of any length; what a flow was called it is called as long as it has tokens."""
+def test_names_of_flows_come_and_go_with_their_rules(make_room: MakeRoom) -> None:
+    """Names of any length; a flow keeps its name as long as it has tokens."""
     names = ["", "r", "r" * 60, "s" * 61, "\u00e4" * 3000]
     room = make_room(*(replace(calls(number), resource=name) for number, name in enumerate(names, 1)))
     expected = {str(number): name.encode() for number, name in enumerate(names, 1)}
@@ -245,16 +243,16 @@ def test_what_flows_are_called_comes_and_goes_with_their_rules(make_room: MakeRo
     room.store.audit()
 
 
-def test_names_that_only_fit_when_others_have_gone_are_taken(make_room: MakeRoom) -> None:
-    """As many bytes as there may be, which change places; the other is still there when the first comes."""
+def test_names_that_fit_only_after_others_are_freed(make_room: MakeRoom) -> None:
+    """The largest number of bytes, which exchange places; the old name is still there when the first new one comes."""
     long = "r" * 60 * (4 * 2 * 16384 - 1)
     room = make_room(replace(calls(1), resource="s"), replace(calls(2), resource=long))
     room.load(replace(calls(1), resource=long), replace(calls(2), resource="s"))
     assert resources(room) == {"1": long.encode(), "2": b"s"}
 
 
-def test_hot_items_that_change_places_are_never_too_many(make_room: MakeRoom) -> None:
-    """All that there may be go from one rule to another, whose turn is first."""
+def test_hot_items_that_move_between_rules_are_never_too_many(make_room: MakeRoom) -> None:
+    """All possible ones move from one rule to another one that is loaded first."""
     items = {number: 2 for number in range(65_536)}  # noqa: C420
     room = make_room(values(1), values(2, 1, items), max_param_values=65_536)
     room.load(values(1, 1, items), values(2))

@@ -34,8 +34,8 @@ def ask(client: Connection, *asked: wire.Value, flow_id: int = 1, count: int = 1
 # ---- memory of values -----------------------------------------------------------------------------------------------
 
 
-def test_there_are_as_many_values_as_are_set(make_room: MakeRoom) -> None:
-    """Of all rules together; what exists goes on, and what has gone by makes room before any tick."""
+def test_the_number_of_values_is_bounded(make_room: MakeRoom) -> None:
+    """Over all rules; existing values go on, and expired ones make room before any tick."""
     room = make_room(values(1), values(2), max_param_values=4)
     client = room.connection()
     for number in range(3):
@@ -50,8 +50,8 @@ def test_there_are_as_many_values_as_are_set(make_room: MakeRoom) -> None:
     assert room.figures("param_values") == [1]
 
 
-def test_no_room_for_a_value_changes_nothing(make_room: MakeRoom) -> None:
-    """Those before it are not counted, those that it made stay empty."""
+def test_a_request_without_room_for_a_value_changes_nothing(make_room: MakeRoom) -> None:
+    """The values before it are not counted, and those that it created stay empty."""
     room = make_room(values(1), max_param_values=3)
     client = room.connection()
     assert ask(client, "a", "b") == (Status.OK, -1)
@@ -62,8 +62,8 @@ def test_no_room_for_a_value_changes_nothing(make_room: MakeRoom) -> None:
     assert ask(client, "d") == (Status.NOT_AVAILABLE, 0)
 
 
-def test_values_that_are_never_more_whatever_the_wheel_does(make_room: MakeRoom) -> None:
-    """A timer that only moves on in the wheel, since what it is for was asked for again, is no value that has gone."""
+def test_rescheduled_timers_of_values_free_no_value(make_room: MakeRoom) -> None:
+    """A timer that only moves on in the wheel, since its value was used again, is no expired value."""
     room = make_room(values(1), max_param_values=4)
     client = room.connection()
     for step in range(40):
@@ -74,7 +74,7 @@ def test_values_that_are_never_more_whatever_the_wheel_does(make_room: MakeRoom)
         room.now_ns += 100 * MS
 
 
-def test_values_go_with_their_windows_in_slices(make_room: MakeRoom) -> None:
+def test_values_expire_with_their_windows_in_slices(make_room: MakeRoom) -> None:
     room = make_room(values(1, 1), max_param_values=20_000)
     client = room.connection()
     for number in range(0, 12_000, 100):
@@ -93,7 +93,7 @@ def test_values_go_with_their_windows_in_slices(make_room: MakeRoom) -> None:
     assert room.figures("param_values") == [ticks]
 
 
-def test_a_value_that_is_asked_for_stays(make_room: MakeRoom) -> None:
+def test_a_used_value_stays(make_room: MakeRoom) -> None:
     room = make_room(values(1, 2), max_param_values=2)
     client = room.connection()
     for _ in range(10):
@@ -118,8 +118,8 @@ def test_samples_take_as_many_blocks_as_they_need(make_room: MakeRoom, samples: 
     assert ask(client, "v", count=samples) == (Status.OK, 0)
 
 
-def test_the_region_has_a_place_for_each_token_and_value() -> None:
-    """Whole pages of each, so that no more than one a structure is lost."""
+def test_the_region_has_room_for_each_token_and_value() -> None:
+    """Whole pages of each, so that at most one page per structure is lost."""
     base, page, count = 1 << 14, 4096, 1 << 14
 
     def region(**sizes: int) -> int:
@@ -140,7 +140,7 @@ def small_store(**sizes: int) -> SentinelStore:
     return SentinelStore(**keys, make_session=SentinelSession, **(usual | memory | sizes))
 
 
-def test_no_more_values_and_hot_items_than_have_a_number() -> None:
+def test_the_sum_of_values_and_hot_items_is_bounded() -> None:
     with pytest.raises(ValueError, match="there can be 65536 hot items, not 4; and 4294967292 values"):
         small_store(param_values=(1 << 32) - 4)
 
@@ -148,7 +148,7 @@ def test_no_more_values_and_hot_items_than_have_a_number() -> None:
 # ---- hot items ------------------------------------------------------------------------------------------------------
 
 
-def test_hot_items_are_besides_the_values_that_are_set(make_room: MakeRoom) -> None:
+def test_hot_items_do_not_count_for_max_param_values(make_room: MakeRoom) -> None:
     room = make_room(values(1, 3, {"x": 5, "y": 0, 7: 1}), max_param_values=1)
     client = room.connection()
     assert room.figures("hot_items", "param_values") == [3, 0]
@@ -181,7 +181,7 @@ def test_an_item_that_is_no_longer_hot_still_counts(make_room: MakeRoom) -> None
 
 
 @pytest.mark.parametrize(("tag", "infinite", "bits"), [(3, 0x7FF0 << 48, 52), (4, 0x7F80 << 16, 23)])
-def test_a_nan_is_one_by_any_of_its_bits(make_room: MakeRoom, tag: int, infinite: int, bits: int) -> None:
+def test_every_nan_is_the_same_value(make_room: MakeRoom, tag: int, infinite: int, bits: int) -> None:
     room = make_room(values(1, 1000), max_param_values=2)
     client = room.connection()
     sign = 1 << (bits + (11 if tag == 3 else 8))
@@ -193,7 +193,7 @@ def test_a_nan_is_one_by_any_of_its_bits(make_room: MakeRoom, tag: int, infinite
         assert client.ask(wire.frame(1, 2, data)).remaining == left
 
 
-def test_as_many_hot_items_as_there_may_be(make_room: MakeRoom) -> None:
+def test_the_largest_number_of_hot_items(make_room: MakeRoom) -> None:
     room = make_room(values(1, 1, {number: 2 for number in range(65_536)}), max_param_values=1)  # noqa: C420
     client = room.connection()
     assert room.figures("hot_items") == [65_536]
@@ -201,7 +201,7 @@ def test_as_many_hot_items_as_there_may_be(make_room: MakeRoom) -> None:
     assert ask(client, 65_536) == (Status.OK, 0)
 
 
-def test_hot_items_that_are_there_need_no_more_memory() -> None:
+def test_reloaded_hot_items_need_no_more_memory() -> None:
     """Those of either rule, though one more of them would not fit."""
     store = small_store()
     rules = Rules((), (values(1, 3, {"a": 5, "b": 5}), values(2, 3, {"c": 5, "d": 5})))
@@ -210,7 +210,7 @@ def test_hot_items_that_are_there_need_no_more_memory() -> None:
         assert store.snapshot()["hot_items"] == 4
 
 
-def test_hot_items_for_whose_samples_there_is_no_memory_are_refused() -> None:
+def test_hot_items_without_memory_for_their_samples_are_refused() -> None:
     store = small_store(name_memory=64 * 3)
     store.load_rules(Rules((), (values(1, 3, {"a": 5}),)))
     with pytest.raises(ValueError, match=r"no memory for 1 more paramFlowItemList entries"):
@@ -218,8 +218,8 @@ def test_hot_items_for_whose_samples_there_is_no_memory_are_refused() -> None:
     assert store.snapshot()["hot_items"] == 1
 
 
-def test_items_that_java_takes_for_one(make_room: MakeRoom) -> None:
-    """Two entries of a list may be the same value; the store takes either."""
+def test_two_items_that_are_equal_in_java(make_room: MakeRoom) -> None:
+    """Two entries of a list may be the same value; the store uses either."""
     nan = bytes.fromhex("03 7ff0000000000001")
     rule = values(1, 3, {float("nan"): 5})
     room = make_room(replace(rule, items={nan: 4}))

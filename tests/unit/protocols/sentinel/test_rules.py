@@ -1,4 +1,5 @@
-"""The rules of the sentinel room: what Java takes is taken, what is wrong is told with its place."""
+"""The rules of the sentinel protocol: rules of the Java server are accepted, and mistakes are reported with their
+place."""
 
 from __future__ import annotations
 
@@ -100,14 +101,14 @@ JAVA = """
 
 
 @pytest.mark.parametrize("text", [JAVA, JAVA.encode(), "\ufeff" + JAVA, b"\xef\xbb\xbf" + JAVA.encode()])
-def test_what_java_prints(text: str | bytes) -> None:
+def test_rules_as_java_prints_them(text: str | bytes) -> None:
     found = parse_rules(text)
     assert found.flows == (FlowRule("shop", 2**63 - 1, "café", 0, 2.5, 1, 5, 2000, 500, 3000, 2),)
     assert found.params == (ParamRule("shop", 1, "pay", 100.0, 1, 10, 1000, {b"\0\0\0\0\5": 0}),)
     assert type(found.params[0].count) is float
 
 
-def test_the_example_of_the_page() -> None:
+def test_the_example_in_the_documentation() -> None:
     page = Path(__file__).parents[4] / "docs" / "protocols" / "sentinel.md"
     (example,) = re.findall(r"```json\n(.*?)```", page.read_text("utf-8"), re.DOTALL)
     found = parse_rules(example)
@@ -119,7 +120,7 @@ def test_the_example_of_the_page() -> None:
 
 
 @pytest.mark.parametrize("nothing", [{}, {"a": {}}, {"a": {"flowRules": None, "paramFlowRules": []}}])
-def test_nothing(nothing: Json) -> None:
+def test_empty_rules(nothing: Json) -> None:
     assert read_rules(nothing) == Rules()
 
 
@@ -128,7 +129,7 @@ def test_defaults_are_those_of_java() -> None:
     assert (rules.DEFAULT_TIMEOUT_MS, rules.QPS, rules.AVERAGE_LOCAL) == (2000, 1, 0)
 
 
-def test_null_is_not_given() -> None:
+def test_null_counts_as_missing() -> None:
     nulls = dict.fromkeys(rules._FLOW_CLUSTER)
     entry = dict.fromkeys(rules._FLOW) | flow() | {"clusterConfig": nulls | {"flowId": 1}}
     assert read_rules(document(entry)).flows == (FLOW,)
@@ -136,13 +137,13 @@ def test_null_is_not_given() -> None:
     assert read_rules(document(params=[entry])).params == (PARAM,)
 
 
-def test_the_order_is_that_of_the_document() -> None:
+def test_rules_keep_the_order_of_the_document() -> None:
     entries = [flow({"flowId": number}) for number in (5, 3, 9)]
     found = read_rules(document(*entries[:2]) | document(entries[2], namespace="b"))
     assert [(rule.namespace, rule.flow_id) for rule in found.flows] == [("shop", 5), ("shop", 3), ("b", 9)]
 
 
-def test_what_is_no_rule_of_a_cluster_is_skipped() -> None:
+def test_rules_without_cluster_mode_are_skipped() -> None:
     other = {"resource": " ", "count": -1, "clusterMode": False, "clusterConfig": 5, "grade": "x"}
     assert read_rules(document(other, {}, {"clusterMode": None}, params=[{"paramIdx": "x"}])) == Rules()
     assert problems(document(other | {"clustermode": True})) == [
@@ -153,7 +154,7 @@ def test_what_is_no_rule_of_a_cluster_is_skipped() -> None:
     ]
 
 
-def test_ends_of_ranges() -> None:
+def test_the_ends_of_all_ranges() -> None:
     least = {"flowId": 1, "sampleCount": 1, "windowIntervalMs": 1, "resourceTimeout": 1, "clientOfflineTime": 1}
     most = {
         "flowId": 2**63 - 1,
@@ -170,14 +171,14 @@ def test_ends_of_ranges() -> None:
     assert math.copysign(1, found.flows[0].count) == 1
 
 
-def test_what_a_rate_does_not_use_may_say_anything() -> None:
+def test_fields_that_a_rate_does_not_use_are_not_checked() -> None:
     odd = {"resourceTimeout": 0, "clientOfflineTime": -1, "resourceTimeoutStrategy": 9, "acquireRefuseStrategy": -9}
     assert read_rules(document(flow(odd))).flows == (FLOW,)
     found = read_rules(document(flow({"strategy": 9}, grade=0, strategy=1, controlBehavior=3, warmUpPeriodSec=0)))
     assert found.flows[0].grade == 0
 
 
-def test_a_flow_id_of_each_kind() -> None:
+def test_a_flow_rule_and_a_parameter_rule_with_the_same_id() -> None:
     assert read_rules(document(flow(), params=[param()])).flows[0].flow_id == 1
 
 
@@ -217,7 +218,7 @@ ITEMS = [
 ]
 
 
-def test_items_are_what_clients_send() -> None:
+def test_items_equal_the_values_that_clients_send() -> None:
     entry = param(paramFlowItemList=[item(text, kind, index) for index, (kind, text, _) in enumerate(ITEMS)])
     (rule,) = read_rules(document(params=[entry])).params
     assert rule.items == {encode_value(value): index for index, (_, _, value) in enumerate(ITEMS)}
@@ -276,7 +277,7 @@ def test_items_are_what_clients_send() -> None:
         (item("2"), "object", '"2" is given twice'),
     ],
 )
-def test_items_that_are_wrong(wrong: Json, where: str, what: str) -> None:
+def test_invalid_items_are_reported(wrong: Json, where: str, what: str) -> None:
     (problem,) = problems(document(params=[param(paramFlowItemList=[item("2"), wrong])]))
     place = f'namespace "shop": paramFlowRules[0] (resource "pay"): paramFlowItemList[1].{where}: '
     assert problem.startswith(place)
@@ -352,7 +353,7 @@ MULTIPLE = "1000 must be a multiple of sampleCount, 3"
         (None, 'namespace "shop": flowRules[0]: must be an object, not null'),
     ],
 )  # fmt: skip
-def test_a_mistake_is_told_with_its_place(entry: Any, problem: str) -> None:
+def test_a_mistake_is_reported_with_its_place(entry: Any, problem: str) -> None:
     assert problems(document(entry)) == [problem]
 
 
@@ -401,14 +402,14 @@ def test_a_mistake_around_the_rules(given_document: object, problem: str) -> Non
     assert problems(given_document) == [problem]
 
 
-def test_everything_is_told_at_once() -> None:
+def test_all_mistakes_are_reported_at_once() -> None:
     told = problems(document(flow(grade=7, count=None), 5, params=[param({"flowId": 0}, qps=1)]) | {" ": 5})
     assert [problem.rpartition(": ")[0].rpartition(" ")[2] for problem in told] == [
         "count", "grade", "flowRules[1]", "qps", "clusterConfig.flowId", '"', '"',
     ]  # fmt: skip
 
 
-def test_a_flow_id_that_is_there_twice() -> None:
+def test_a_duplicate_flow_id_is_reported() -> None:
     told = problems(document(flow(), flow()) | document(flow(resource="b"), params=[param(), param()], namespace="x"))
     first, kept = 'namespace "shop": flowRules[0] (resource "pay")', "clusterConfig.flowId: 1 is already used by"
     second = 'namespace "x": paramFlowRules[0] (resource "pay")'
@@ -420,7 +421,7 @@ def test_a_flow_id_that_is_there_twice() -> None:
 
 
 @pytest.mark.parametrize("kind", ["flowRules", "paramFlowRules"])
-def test_as_many_as_there_can_be(kind: str) -> None:
+def test_the_largest_number_of_rules_is_read(kind: str) -> None:
     most = rules.FLOWS_MAX if kind == "flowRules" else rules.PARAMS_MAX
     many = [param({"flowId": 1 + number}) for number in range(most)]
     if kind == "flowRules":
@@ -439,7 +440,7 @@ def test_too_many_namespaces() -> None:
     assert problems(names | {"one": {}}) == ["the document: 1025 namespaces, but at most 1024 are possible"]
 
 
-def test_mistakes_without_end() -> None:
+def test_the_number_of_reported_mistakes_is_bounded() -> None:
     told = problems(document({f"x{number}": 1 for number in range(5000)}))
     assert len(told) == PROBLEMS_MAX + 1
     assert told[-1] == "the document: 4900 more mistakes"
@@ -467,13 +468,13 @@ def test_mistakes_without_end() -> None:
         ),
     ],
 )
-def test_texts_that_are_wrong(text: str | bytes, problem: str) -> None:
+def test_invalid_documents_are_reported(text: str | bytes, problem: str) -> None:
     with pytest.raises(RulesError, match=rf"^{problem}") as caught:
         parse_rules(text)
     assert len(caught.value.problems) == 1
 
 
-def test_fields_that_are_there_twice() -> None:
+def test_duplicate_fields_are_reported() -> None:
     text = json.dumps(document(flow(), params=[param(paramFlowItemList=[item("1")])]))
     text = text.replace('"flowId": 1', '"flowId": 1, "flowId": 1').replace(
         '"object": "1"', '"object": "1", "object": "1"'
@@ -497,7 +498,7 @@ def test_fields_that_are_there_twice() -> None:
         ("-Infinity", "-inf"),
     ],
 )
-def test_numbers_that_are_none(number: str, shown: str) -> None:
+def test_invalid_numbers_are_reported(number: str, shown: str) -> None:
     text = json.dumps(document(flow(count=1, grade=1))).replace('"grade": 1', f'"grade": {number}')
     with pytest.raises(RulesError, match=rf"grade: must be a whole number from 0 to 1, not {shown}$"):
         parse_rules(text)
@@ -560,5 +561,5 @@ def test_any_text_is_read_or_refused_with_a_place(text: str | bytes) -> None:
 
 @settings(max_examples=50, deadline=None)
 @given(st.integers(0, len(JAVA)), st.integers(0, 30), st.text('{}[]":,0a', max_size=4))
-def test_a_file_with_a_slip(start: int, length: int, instead: str) -> None:
+def test_a_mistake_in_a_file_has_its_line(start: int, length: int, instead: str) -> None:
     outcome(JAVA[:start] + instead + JAVA[start + length :])

@@ -1,7 +1,6 @@
-"""A session of the sentinel protocol: what a connection may ask for at once, and what is told of it.
+"""A session of the sentinel protocol: how many requests a connection may send at once, and the counts of outcomes.
 
-Each request's reply, byte by byte, is in tests/conformance/sentinel.
-"""
+Each request's reply, byte by byte, is in tests/conformance/sentinel."""
 
 from __future__ import annotations
 
@@ -30,7 +29,7 @@ NAMESPACES = 65_536  # that are connected to
 # ---- much at once ---------------------------------------------------------------------------------------------------
 
 
-def test_who_asks_for_much_waits_for_his_turn_and_others_are_served(make_room: MakeRoom) -> None:
+def test_a_flood_of_requests_waits_for_turns_and_others_are_served(make_room: MakeRoom) -> None:
     room = make_room(rate(1), rate(2, 5))
     flood, other = room.connection(), room.connection()
     flood.send(wire.flow(1, 1, 1) * 10_000)
@@ -42,7 +41,7 @@ def test_who_asks_for_much_waits_for_his_turn_and_others_are_served(make_room: M
 
 
 @pytest.mark.parametrize(("samples", "steps"), [(10, 200), (125, 1800)])
-def test_each_value_is_work_the_more_samples_it_has(make_room: MakeRoom, samples: int, steps: int) -> None:
+def test_the_work_of_a_value_grows_with_its_samples(make_room: MakeRoom, samples: int, steps: int) -> None:
     room = make_room(values(1, 1e9, samples=samples))
     client = room.connection()
     client.send(wire.param_flow(1, 1, 1, range(100)) * 200)
@@ -53,7 +52,7 @@ def test_each_value_is_work_the_more_samples_it_has(make_room: MakeRoom, samples
     assert answered + len(client.told()) == 200
 
 
-def test_replies_are_no_more_than_a_call_may_give(make_room: MakeRoom) -> None:
+def test_the_replies_of_a_call_are_bounded(make_room: MakeRoom) -> None:
     """They are short, so that the work ends a call before they do."""
     client = make_room(rate(1)).connection()
     said = client.session.receive(wire.flow(1, 1, 1) * 30_000, client.room.now_ns)
@@ -65,7 +64,7 @@ def test_replies_are_no_more_than_a_call_may_give(make_room: MakeRoom) -> None:
 
 
 @pytest.mark.parametrize("count", [1, 63, 64, 65, 200])
-def test_what_is_parsed_ahead_is_executed_in_order(make_room: MakeRoom, count: int) -> None:
+def test_requests_parsed_ahead_are_executed_in_order(make_room: MakeRoom, count: int) -> None:
     """What a request frees is there for the next, wherever the batches of 64 end."""
     room = make_room(calls(1, 1))
     client = room.connection()
@@ -78,8 +77,8 @@ def test_what_is_parsed_ahead_is_executed_in_order(make_room: MakeRoom, count: i
     assert [response.xid for response in told] == [n for n in range(count) for _ in range(2)]
 
 
-def test_the_longest_frame_there_can_be(make_room: MakeRoom) -> None:
-    """It is answered when all of it is there, in linear time; who ends within it is not."""
+def test_the_longest_frame(make_room: MakeRoom) -> None:
+    """It is answered when it is complete, in linear time; a connection that ends within it gets no answer."""
     room = make_room(rate(1, 9))
     client = room.connection()
     frame = wire.frame(7, 1, bytes(65_530))
@@ -97,8 +96,9 @@ def test_the_longest_frame_there_can_be(make_room: MakeRoom) -> None:
 # ---- namespaces -----------------------------------------------------------------------------------------------------
 
 
-def test_namespaces_that_are_connected_to_have_a_bound(make_room: MakeRoom) -> None:
-    """Beyond it -1, for those that nobody is in; as soon as one is left by all, another can be."""
+def test_the_number_of_connected_namespaces_is_bounded(make_room: MakeRoom) -> None:
+    """Beyond it a ping of an unknown namespace gets -1; when all connections have left a namespace, another has
+    room."""
     room = make_room()
     clients = [room.connection() for _ in range(NAMESPACES // 64)]
     for number, client in enumerate(clients):
@@ -117,7 +117,7 @@ def test_namespaces_that_are_connected_to_have_a_bound(make_room: MakeRoom) -> N
 
 
 def test_long_namespaces_have_memory_of_their_own(make_room: MakeRoom) -> None:
-    """Where that is used up, it is -1, and values of parameters have theirs."""
+    """Where that is used up, the reply is -1, and values of parameters have their own memory."""
     room = make_room(values(1), max_param_values=1)
     statuses = []
     while not statuses or statuses[-1] == Status.OK:
@@ -136,7 +136,7 @@ def test_long_namespaces_have_memory_of_their_own(make_room: MakeRoom) -> None:
 # ---- later answers --------------------------------------------------------------------------------------------------
 
 
-def test_later_answers_of_a_connection_are_one_write(served: Room, asked: list[Any]) -> None:
+def test_late_answers_of_a_connection_are_one_write(served: Room, asked: list[Any]) -> None:
     client = served.connection()
     client.send(wire.acquire(1, 1, 1), wire.acquire(2, 1, 1), wire.flow(3, 2, 1))
     served.store.tick(served.now_ns)
@@ -147,8 +147,8 @@ def test_later_answers_of_a_connection_are_one_write(served: Room, asked: list[A
     assert len(client.session.take_output(served.now_ns)) == 2 * 16
 
 
-def test_who_does_not_read_his_answers_is_not_read_either(served: Room, asked: list[Any]) -> None:
-    """So that no more waits than may be asked at once."""
+def test_a_connection_that_does_not_read_is_not_read(served: Room, asked: list[Any]) -> None:
+    """So no more requests wait than may be sent at once."""
     client = served.connection()
     client.peer.deaf = True
     client.send(wire.acquire(1, 1, 1) * 1000)
@@ -168,7 +168,7 @@ def test_who_does_not_read_his_answers_is_not_read_either(served: Room, asked: l
     assert not client.session.dropped
 
 
-def test_who_sends_his_last_is_answered_before_he_is_closed(served: Room, asked: list[Any]) -> None:
+def test_a_half_closed_connection_is_answered_before_it_ends(served: Room, asked: list[Any]) -> None:
     client = served.connection()
     client.send(wire.acquire(1, 1, 1), wire.flow(2, 2, 1))
     client.peer.half_close()
@@ -182,7 +182,7 @@ def test_who_sends_his_last_is_answered_before_he_is_closed(served: Room, asked:
     assert served.store.sessions_open == 0
 
 
-def test_where_a_call_comes_from_is_told(served: Room, asked: list[Any]) -> None:
+def test_a_call_has_the_address_of_its_client(served: Room, asked: list[Any]) -> None:
     client = served.connection()
     client.session.owner = None
     client.session.receive(wire.acquire(1, 1, 1), served.now_ns)
@@ -193,7 +193,7 @@ def test_where_a_call_comes_from_is_told(served: Room, asked: list[Any]) -> None
 # ---- what is told ---------------------------------------------------------------------------------------------------
 
 
-def test_outcomes_tell_types_and_statuses_apart(make_room: MakeRoom) -> None:
+def test_outcomes_are_counted_by_type_and_status(make_room: MakeRoom) -> None:
     room = make_room(calls(1, 1), rate(2, 1), values(3, 1))
     client = room.connection()
     assert room.store.outcomes() == []
@@ -227,7 +227,7 @@ def test_outcomes_tell_types_and_statuses_apart(make_room: MakeRoom) -> None:
     assert client.session.requests == 21
 
 
-def test_who_has_gone_is_answered_nothing(make_room: MakeRoom) -> None:
+def test_a_closed_session_answers_nothing(make_room: MakeRoom) -> None:
     room = make_room(rate(1))
     client = room.connection()
     client.close()
@@ -236,6 +236,6 @@ def test_who_has_gone_is_answered_nothing(make_room: MakeRoom) -> None:
 
 
 @pytest.mark.parametrize("size", [0, 15, 17])
-def test_hash_keys_of_another_size(size: int) -> None:
+def test_hash_keys_of_the_wrong_size_are_refused(size: int) -> None:
     with pytest.raises(ValueError, match="16"):
         make_store(hash_key=bytes(size))

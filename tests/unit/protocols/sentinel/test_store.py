@@ -1,4 +1,4 @@
-"""The sentinel room's store: tokens and their ids, who owns them, sweeps, time, and what extensions are asked."""
+"""The sentinel protocol's store: tokens and their ids, their owners, sweeps, time, and calls to extensions."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SLICE = 2048  # steps of a tick
 # ---- tokens ---------------------------------------------------------------------------------------------------------
 
 
-def test_an_id_is_a_number_under_a_key_and_what_nobody_can_guess(make_room: MakeRoom) -> None:
+def test_a_token_id_is_the_keyed_hash_of_a_number(make_room: MakeRoom) -> None:
     room = make_room(calls(1), max_tokens=8)
     for number in range(1, 6):
         expected = siphash(TOKEN_KEY, number.to_bytes(8, "little"))
@@ -47,7 +47,7 @@ def test_ids_are_unique_half_of_them_negative_and_never_0(make_room: MakeRoom) -
     assert 7000 < sum(id < 0 for id in ids) < 8000
 
 
-def test_there_are_as_many_tokens_as_are_set(make_room: MakeRoom) -> None:
+def test_the_number_of_tokens_is_bounded(make_room: MakeRoom) -> None:
     room = make_room(calls(1), calls(2, 1), max_tokens=4)
     ids = [room.request(flow_id)[1] for flow_id in (1, 1, 1, 2)]
     assert room.request(1) == (Status.NOT_AVAILABLE, 0)
@@ -60,7 +60,7 @@ def test_there_are_as_many_tokens_as_are_set(make_room: MakeRoom) -> None:
     assert room.request(1) == (Status.NOT_AVAILABLE, 0)
 
 
-def test_tokens_that_are_over_make_room_when_they_are_swept(make_room: MakeRoom) -> None:
+def test_expired_tokens_make_room_when_they_are_swept(make_room: MakeRoom) -> None:
     room = make_room(calls(1, timeout_ms=500), max_tokens=4)
     for _ in range(4):
         room.request(1)
@@ -71,16 +71,16 @@ def test_tokens_that_are_over_make_room_when_they_are_swept(make_room: MakeRoom)
 
 
 @pytest.mark.parametrize("count", [0, -1, 1 << 31, INT64_MAX, -INT64_MAX])
-def test_a_count_that_is_none(make_room: MakeRoom, count: int) -> None:
+def test_an_invalid_count_is_refused(make_room: MakeRoom, count: int) -> None:
     assert make_room(calls(1)).request(1, count) == (Status.BAD_REQUEST, 0)
 
 
 @pytest.mark.parametrize("flow_id", [0, -1, -INT64_MAX - 1])
-def test_a_flow_that_is_none(make_room: MakeRoom, flow_id: int) -> None:
+def test_an_invalid_flow_id_is_refused(make_room: MakeRoom, flow_id: int) -> None:
     assert make_room(calls(1)).request(flow_id) == (Status.BAD_REQUEST, 0)
 
 
-def test_the_largest_numbers(make_room: MakeRoom) -> None:
+def test_the_largest_counts(make_room: MakeRoom) -> None:
     """Of a flow, and of calls: the sum has 64 bits."""
     room = make_room(calls(INT64_MAX, 1e300), max_tokens=1000)
     ids = [room.request(INT64_MAX, INT32_MAX)[1] for _ in range(1000)]
@@ -90,7 +90,7 @@ def test_the_largest_numbers(make_room: MakeRoom) -> None:
 
 
 @pytest.mark.parametrize("token_id", [0, 1, -1, INT64_MAX, -INT64_MAX - 1])
-def test_a_token_that_never_was(make_room: MakeRoom, token_id: int) -> None:
+def test_an_unknown_token_is_already_released(make_room: MakeRoom, token_id: int) -> None:
     room = make_room(calls(1))
     room.request(1)
     assert room.release(token_id) == Status.ALREADY_RELEASED
@@ -98,7 +98,7 @@ def test_a_token_that_never_was(make_room: MakeRoom, token_id: int) -> None:
     assert room.figures("tokens", "late") == [1, 0]
 
 
-def test_what_nobody_has_ends_by_its_lease_alone(make_room: MakeRoom) -> None:
+def test_a_token_without_an_owner_ends_with_its_lease(make_room: MakeRoom) -> None:
     room = make_room(calls(1, offline_ms=1), calls(2, offline_ms=1, strategy=KEEP))
     _, first = room.request(1)
     _, second = room.request(2)
@@ -111,7 +111,7 @@ def test_what_nobody_has_ends_by_its_lease_alone(make_room: MakeRoom) -> None:
     assert room.release(second) == Status.RELEASE_OK
 
 
-def test_who_keeps_what_nobody_has_owns_it(make_room: MakeRoom) -> None:
+def test_keeping_a_token_without_an_owner_makes_the_client_its_owner(make_room: MakeRoom) -> None:
     room = make_room(calls(1, strategy=KEEP))
     client = room.connection()
     _, id = room.request(1)
@@ -123,8 +123,8 @@ def test_who_keeps_what_nobody_has_owns_it(make_room: MakeRoom) -> None:
     assert room.figures("expired_offline", "expired_lease") == [1, 0]
 
 
-def test_a_client_that_has_gone_gets_nothing(make_room: MakeRoom) -> None:
-    """By a handle, as extensions have it: its number may be another's by then."""
+def test_a_handle_of_an_ended_client_grants_nothing(make_room: MakeRoom) -> None:
+    """Extensions have such handles; the client's number may be another's by then."""
     room = make_room(calls(1))
     asked: list[Any] = []
     room.store.delegate(asked.extend, SECOND)
@@ -147,7 +147,7 @@ def test_a_client_that_has_gone_gets_nothing(make_room: MakeRoom) -> None:
 # ---- sweeps ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_sweep_frees_as_many_as_are_set_the_earliest_first(make_room: MakeRoom) -> None:
+def test_a_sweep_frees_a_bounded_number_the_earliest_first(make_room: MakeRoom) -> None:
     room = make_room(calls(1), max_tokens=100, sweep_max_tokens=10)
     ids = []
     for _ in range(25):
@@ -166,7 +166,7 @@ def test_a_sweep_frees_as_many_as_are_set_the_earliest_first(make_room: MakeRoom
     assert room.figures("late", "expired_lease") == [0, 25]
 
 
-def test_there_is_a_sweep_each_interval_and_none_where_nothing_is_over(make_room: MakeRoom) -> None:
+def test_sweeps_happen_each_interval_while_tokens_are_expired(make_room: MakeRoom) -> None:
     interval = 50 * MS
     room = make_room(calls(1, timeout_ms=500), sweep_interval_ns=interval)
     begun = [START + delay * MS for delay in (0, 10, 20, 90, 300)]
@@ -186,8 +186,8 @@ def test_there_is_a_sweep_each_interval_and_none_where_nothing_is_over(make_room
     assert room.store.next_deadline() == -1
 
 
-def test_a_sweep_takes_no_longer_than_is_set(make_room: MakeRoom) -> None:
-    """In slices, between which others are served; what is left is for the next."""
+def test_a_sweep_takes_no_longer_than_its_limit(make_room: MakeRoom) -> None:
+    """In slices, between which others are served; the rest is left for the next sweep."""
     room = make_room(calls(1), max_tokens=20_000, sweep_max_duration_ns=10 * MS)
     for _ in range(20_000):
         room.request(1)
@@ -206,7 +206,7 @@ def test_a_sweep_takes_no_longer_than_is_set(make_room: MakeRoom) -> None:
     assert room.now_calls(1) < left
 
 
-def test_many_that_are_over_at_once_are_freed_in_slices(make_room: MakeRoom) -> None:
+def test_many_expired_tokens_are_freed_in_slices(make_room: MakeRoom) -> None:
     room = make_room(calls(1), calls(2, 5), max_tokens=20_000)
     client, other = room.connection(), room.connection()
     client.acquire_many(1, 15_000)
@@ -225,8 +225,8 @@ def test_many_that_are_over_at_once_are_freed_in_slices(make_room: MakeRoom) -> 
     assert room.figures("tokens", "expired_offline", "released") == [0, 15_000, ticks]
 
 
-def test_who_goes_with_many_tokens_leaves_them_in_slices(make_room: MakeRoom) -> None:
-    """Their time offline counts from the same moment for all, whenever a tick gets to them."""
+def test_many_tokens_of_an_ended_client_are_handled_in_slices(make_room: MakeRoom) -> None:
+    """Their time offline counts from the same moment for all, whenever a tick reaches them."""
     room = make_room(calls(1), max_tokens=20_000)
     client, other = room.connection(), room.connection()
     ids = client.acquire_many(1, 10_000)
@@ -250,8 +250,8 @@ def test_who_goes_with_many_tokens_leaves_them_in_slices(make_room: MakeRoom) ->
     assert room.figures("expired_offline", "late") == [9897, 2]
 
 
-def test_who_goes_twice_as_the_same_number_is_two(make_room: MakeRoom) -> None:
-    """A connection's number is soon another's, whose tokens are its own."""
+def test_clients_that_had_the_same_number_are_distinguished(make_room: MakeRoom) -> None:
+    """The number of an ended connection is soon another's, whose tokens are its own."""
     room = make_room(calls(1, offline_ms=100), max_tokens=200)
     for number in range(20):
         client = room.connection()
@@ -264,8 +264,8 @@ def test_who_goes_twice_as_the_same_number_is_two(make_room: MakeRoom) -> None:
     assert room.figures("tokens", "expired_offline") == [0, sum(range(20))]
 
 
-def test_who_goes_and_has_nothing_left_before_a_tick_looks(make_room: MakeRoom) -> None:
-    """Its owner is in the queue of leavers, and done with once."""
+def test_a_client_whose_tokens_are_released_before_the_tick(make_room: MakeRoom) -> None:
+    """Its owner record is in the queue of ended ones, and is handled once."""
     room = make_room(calls(1))
     client = room.connection()
     id = client.acquire(1)
@@ -278,7 +278,7 @@ def test_who_goes_and_has_nothing_left_before_a_tick_looks(make_room: MakeRoom) 
 # ---- time -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_lease_that_never_ends(make_room: MakeRoom) -> None:
+def test_the_longest_lease(make_room: MakeRoom) -> None:
     room = make_room(calls(1, timeout_ms=INT32_MAX, offline_ms=INT32_MAX), calls(2, timeout_ms=1))
     client = room.connection()
     id = client.acquire(1)
@@ -292,8 +292,8 @@ def test_a_lease_that_never_ends(make_room: MakeRoom) -> None:
 
 
 @pytest.mark.parametrize("strategy", [0, RELEASE, KEEP])
-def test_near_the_end_of_the_clock(make_room: MakeRoom, strategy: int) -> None:
-    """What would be over behind it never is."""
+def test_leases_near_the_end_of_the_clock(make_room: MakeRoom, strategy: int) -> None:
+    """A lease that would end behind it never ends."""
     room = make_room(calls(1, strategy=strategy, timeout_ms=5000), values(3), rate(4, 3), start=INT64_MAX - SECOND)
     client = room.connection()
     id = client.acquire(1)
@@ -312,7 +312,7 @@ def test_near_the_end_of_the_clock(make_room: MakeRoom, strategy: int) -> None:
     assert room.release(id) == Status.RELEASE_OK
 
 
-def test_at_the_beginning_of_the_clock(make_room: MakeRoom) -> None:
+def test_leases_at_the_beginning_of_the_clock(make_room: MakeRoom) -> None:
     room = make_room(calls(1, timeout_ms=1, offline_ms=1), values(3, 1), rate(4, 2), start=0)
     client = room.connection()
     id = client.acquire(1)
@@ -351,7 +351,7 @@ def test_no_deadline_of_a_new_store_is_in_the_past(make_room: MakeRoom, uptime_n
         assert room.figures("tokens", "param_values") == [0, 0]
 
 
-def test_the_next_deadline_is_known_when_it_has_come_nearer(make_room: MakeRoom) -> None:
+def test_an_earlier_lease_moves_the_next_deadline(make_room: MakeRoom) -> None:
     room = make_room(calls(1, timeout_ms=50_000), calls(2, timeout_ms=5))
     assert room.store.next_deadline() == -1
     room.request(1)
@@ -361,7 +361,7 @@ def test_the_next_deadline_is_known_when_it_has_come_nearer(make_room: MakeRoom)
     assert START < room.store.next_deadline() <= START + SWEEP_NS  # as there was one just now
 
 
-def test_a_lease_is_over_at_its_very_end(make_room: MakeRoom) -> None:
+def test_a_lease_ends_exactly_at_its_time(make_room: MakeRoom) -> None:
     end_ns = START // TICK * TICK + 1000 * TICK  # a tick begins there
     room = make_room(calls(1, timeout_ms=200, strategy=RELEASE), start=end_ns - 200 * MS)
     assert room.request(1)[0] == Status.OK
@@ -370,7 +370,7 @@ def test_a_lease_is_over_at_its_very_end(make_room: MakeRoom) -> None:
     assert room.now_calls(1) == 0
 
 
-def test_what_is_renewed_by_itself_is_renewed_however_late_the_tick(make_room: MakeRoom) -> None:
+def test_automatic_renewal_does_not_depend_on_the_time_of_the_tick(make_room: MakeRoom) -> None:
     room = make_room(calls(1, timeout_ms=200, offline_ms=60_000, strategy=KEEP))
     client = room.connection()
     id = client.acquire(1)
@@ -386,7 +386,7 @@ def test_what_is_renewed_by_itself_is_renewed_however_late_the_tick(make_room: M
 # ---- rules ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_flow_without_rule_and_tokens_is_forgotten(make_room: MakeRoom) -> None:
+def test_a_flow_without_rule_and_tokens_is_freed(make_room: MakeRoom) -> None:
     room = make_room(calls(1), calls(2), rate(3))
     _, id = room.request(1)
     assert room.figures("rules_flow", "rules_param") == [3, 0]
@@ -399,7 +399,7 @@ def test_a_flow_without_rule_and_tokens_is_forgotten(make_room: MakeRoom) -> Non
     assert room.release(id) == Status.ALREADY_RELEASED
 
 
-def test_tokens_without_rule_go_by_their_lease(make_room: MakeRoom) -> None:
+def test_tokens_whose_rule_is_gone_end_with_their_lease(make_room: MakeRoom) -> None:
     room = make_room(calls(1), calls(2, strategy=KEEP))
     client = room.connection()
     ids = [client.acquire(1), client.acquire(2)]
@@ -412,7 +412,7 @@ def test_tokens_without_rule_go_by_their_lease(make_room: MakeRoom) -> None:
     assert room.store.flow(2) is None
 
 
-def test_keys_of_another_size() -> None:
+def test_keys_of_the_wrong_size_are_refused() -> None:
     with pytest.raises(ValueError, match="token_key must have 16 bytes, not 15"):
         make_store(token_key=bytes(15))
 
@@ -420,7 +420,7 @@ def test_keys_of_another_size() -> None:
 # ---- figures --------------------------------------------------------------------------------------------------------
 
 
-def test_what_is_told_of_tokens(make_room: MakeRoom) -> None:
+def test_the_counts_of_tokens(make_room: MakeRoom) -> None:
     room = make_room(calls(7), calls(8, 1))
     client, other = room.connection(), room.connection()
     ids = [client.acquire(7, 2), client.acquire(7, 3), other.acquire(8)]
@@ -447,7 +447,7 @@ def test_what_is_told_of_tokens(make_room: MakeRoom) -> None:
     assert room.store.flow(9) is None
 
 
-def test_a_drain_gives_no_tokens_and_waits_for_those_there_are(make_room: MakeRoom) -> None:
+def test_a_drain_grants_no_tokens_and_waits_for_the_held_ones(make_room: MakeRoom) -> None:
     room = make_room(calls(1), rate(2, 3))
     client = room.connection()
     ids = [client.acquire(1) for _ in range(3)]
@@ -464,7 +464,7 @@ def test_a_drain_gives_no_tokens_and_waits_for_those_there_are(make_room: MakeRo
     assert room.store.held() == 0
 
 
-def test_limits_that_change(make_room: MakeRoom) -> None:
+def test_changed_limits_apply_at_once(make_room: MakeRoom) -> None:
     room = make_room(calls(1, timeout_ms=50), rate(2, 100))
     client = room.connection()
     settings = {"sweep_interval_ns": 10 * SECOND, "sweep_max_tokens": 1, "sweep_max_duration_ns": SECOND}
@@ -480,7 +480,7 @@ def test_limits_that_change(make_room: MakeRoom) -> None:
 # ---- extensions: a token service ------------------------------------------------------------------------------------
 
 
-def test_a_token_service_is_asked_by_the_next_tick(served: Room, asked: list[Any]) -> None:
+def test_a_token_service_is_called_by_the_next_tick(served: Room, asked: list[Any]) -> None:
     client = served.connection()
     client.send(wire.acquire(10, 1, 3, prioritized=True), wire.flow(11, 2, 1), wire.release(12, -5), wire.keep(13, 6))
     assert [response.xid for response in client.told()] == [11]  # at once, and before what came before it
@@ -502,8 +502,8 @@ def test_a_token_service_is_asked_by_the_next_tick(served: Room, asked: list[Any
     assert served.now_calls(1) == 0
 
 
-def test_nobody_comes_back_while_a_call_is_under_way(served: Room, asked: list[Any]) -> None:
-    """Where a client comes from is asked within the call."""
+def test_the_store_refuses_a_nested_call(served: Room, asked: list[Any]) -> None:
+    """The address of a client is asked for within a call."""
     client = served.connection()
     refused = []
 
@@ -523,7 +523,7 @@ def test_nobody_comes_back_while_a_call_is_under_way(served: Room, asked: list[A
     assert asked[0].address == "somewhere"
 
 
-def test_what_is_wrong_no_token_service_is_asked(served: Room, asked: list[Any]) -> None:
+def test_invalid_requests_do_not_reach_the_token_service(served: Room, asked: list[Any]) -> None:
     client = served.connection()
     for request in (wire.acquire(1, 0, 1), wire.acquire(1, 1, 0), wire.frame(1, 4, b"short"), wire.frame(1, 5)):
         assert client.ask(request).status == Status.BAD_REQUEST
@@ -544,7 +544,7 @@ def test_a_refusal_of_a_token_service_has_no_token(served: Room, asked: list[Any
 
 
 def test_a_token_service_that_does_not_answer_in_time(served: Room, asked: list[Any]) -> None:
-    """5; a token that it grants after that is given back to it."""
+    """The client gets 5; a token that the service grants after that is given back to it."""
     client = served.connection()
     client.send(wire.acquire(1, 1, 1), wire.release(2, 7), wire.keep(3, 8))
     served.settle()
@@ -567,7 +567,7 @@ def test_a_token_service_that_does_not_answer_in_time(served: Room, asked: list[
     assert served.figures("calls_pending") == [0]
 
 
-def test_answers_to_what_was_not_asked(served: Room, asked: list[Any]) -> None:
+def test_answers_without_a_call_are_ignored(served: Room, asked: list[Any]) -> None:
     client = served.connection()
     client.send(wire.acquire(1, 1, 1))
     served.settle()
@@ -583,7 +583,7 @@ def test_answers_to_what_was_not_asked(served: Room, asked: list[Any]) -> None:
 
 
 @pytest.mark.parametrize("status", [-100, -5, 12, 1 << 20])
-def test_an_answer_that_is_no_status(served: Room, asked: list[Any], status: int) -> None:
+def test_an_answer_with_an_invalid_status(served: Room, asked: list[Any], status: int) -> None:
     client = served.connection()
     client.send(wire.acquire(1, 1, 1))
     served.settle()
@@ -594,8 +594,8 @@ def test_an_answer_that_is_no_status(served: Room, asked: list[Any], status: int
 
 
 @pytest.mark.parametrize("half", [True, False])
-def test_who_has_gone_before_his_token_came_does_not_have_it(served: Room, asked: list[Any], half: bool) -> None:
-    """The token service has it back."""
+def test_a_token_for_an_ended_client_is_released(served: Room, asked: list[Any], half: bool) -> None:
+    """The token service gets it back."""
     client = served.connection()
     client.send(wire.acquire(1, 1, 1), wire.keep(2, 9), wire.release(3, 9))
     served.settle()
@@ -615,8 +615,9 @@ def test_who_has_gone_before_his_token_came_does_not_have_it(served: Room, asked
     assert served.store.sessions_open == 0
 
 
-def test_a_token_service_that_builds_on_the_store(make_room: MakeRoom) -> None:
-    """What it grants to a client that has gone is freed by clientOfflineTime, if it was there when it was granted."""
+def test_a_token_service_that_grants_through_the_store(make_room: MakeRoom) -> None:
+    """A token for a client that has ended is freed after clientOfflineTime, if the client was there when it was
+    granted."""
     room = make_room(calls(1, 5))
     waiting: list[Any] = []
     room.store.delegate(waiting.extend, SECOND)
@@ -634,7 +635,7 @@ def test_a_token_service_that_builds_on_the_store(make_room: MakeRoom) -> None:
     assert room.figures("expired_offline") == [1]
 
 
-def test_a_token_service_that_answers_while_it_is_asked(make_room: MakeRoom) -> None:
+def test_a_token_service_that_answers_during_the_call(make_room: MakeRoom) -> None:
     room = make_room(calls(1))
     room.store.delegate(lambda asked: [room.store.answer(call.ticket, 0, 7, room.now_ns) for call in asked], SECOND)
     client = room.connection()
@@ -643,8 +644,8 @@ def test_a_token_service_that_answers_while_it_is_asked(make_room: MakeRoom) -> 
     assert [(response.xid, response.token_id, response.left_ms) for response in client.told()] == [(1, 7, 0), (2, 0, 7)]
 
 
-def test_more_calls_than_may_wait(served: Room, asked: list[Any]) -> None:
-    """Beyond them it is 5 at once."""
+def test_too_many_waiting_calls_are_refused(served: Room, asked: list[Any]) -> None:
+    """Beyond the bound the reply is 5 at once."""
     client = served.connection()
     client.send(wire.acquire(1, 1, 1) * 1500)
     statuses = [response.status for response in client.told()]
@@ -659,7 +660,7 @@ def test_more_calls_than_may_wait(served: Room, asked: list[Any]) -> None:
     assert client.told() == []
 
 
-def test_a_drain_asks_no_token_service_for_tokens(served: Room, asked: list[Any]) -> None:
+def test_a_drain_requests_no_tokens_of_the_token_service(served: Room, asked: list[Any]) -> None:
     client = served.connection()
     served.store.begin_drain()
     assert client.ask(wire.acquire(1, 1, 1)).status == Status.NOT_AVAILABLE
@@ -668,7 +669,7 @@ def test_a_drain_asks_no_token_service_for_tokens(served: Room, asked: list[Any]
     assert [call.kind for call in asked] == ["release"]
 
 
-def test_no_token_service_any_more(served: Room, asked: list[Any]) -> None:
+def test_a_removed_token_service(served: Room, asked: list[Any]) -> None:
     client = served.connection()
     client.send(wire.acquire(1, 1, 1))
     served.store.delegate(None)

@@ -1,4 +1,5 @@
-"""The sweep where an expire strategy decides: batches, what is judged, and what is kept or renewed meanwhile."""
+"""The sweep with an expire strategy: batches, which tokens it decides about, and which are kept or renewed
+meanwhile."""
 
 from __future__ import annotations
 
@@ -45,7 +46,7 @@ def judged(make_room: MakeRoom, judge: Judge) -> Room:
     return room
 
 
-def test_what_an_expire_strategy_lets_go_and_what_it_renews(judged: Room, judge: Judge) -> None:
+def test_an_expire_strategy_frees_some_tokens_and_renews_others(judged: Room, judge: Judge) -> None:
     client, other = judged.connection(), judged.connection()
     ids = [client.acquire(1, 2), other.acquire(1, 3), client.acquire(2)]
     other.close()
@@ -69,7 +70,7 @@ def test_what_an_expire_strategy_lets_go_and_what_it_renews(judged: Room, judge:
     assert [lease.token_id for lease in judge.batches[2][1]] == [ids[0]]
 
 
-def test_an_expire_strategy_that_says_nothing_in_time(judged: Room, judge: Judge) -> None:
+def test_an_expire_strategy_that_does_not_answer_in_time(judged: Room, judge: Judge) -> None:
     client = judged.connection()
     id = client.acquire(1)
     judged.advance(2 * SECOND + SWEEP_NS)
@@ -83,7 +84,7 @@ def test_an_expire_strategy_that_says_nothing_in_time(judged: Room, judge: Judge
     assert len(judge.batches) == 1
 
 
-def test_what_is_kept_or_released_meanwhile_is_not_judged(judged: Room, judge: Judge) -> None:
+def test_tokens_kept_or_released_meanwhile_are_not_affected(judged: Room, judge: Judge) -> None:
     client = judged.connection()
     ids = [client.acquire(1) for _ in range(3)]
     judged.advance(2 * SECOND + SWEEP_NS)
@@ -96,7 +97,7 @@ def test_what_is_kept_or_released_meanwhile_is_not_judged(judged: Room, judge: J
     assert client.ask(wire.release(1, ids[2])).status == Status.ALREADY_RELEASED
 
 
-def test_batches_that_are_none(judged: Room, judge: Judge) -> None:
+def test_unknown_batches_are_ignored(judged: Room, judge: Judge) -> None:
     client = judged.connection()
     id = client.acquire(1)
     judged.store.expire(1, [id], judged.now_ns)
@@ -109,8 +110,8 @@ def test_batches_that_are_none(judged: Room, judge: Judge) -> None:
     assert judged.now_calls(1) == 1
 
 
-def test_many_are_judged_in_batches(judged: Room, judge: Judge) -> None:
-    """Some 256 each, 16 at a time; the rest when these have been."""
+def test_many_tokens_are_decided_about_in_batches(judged: Room, judge: Judge) -> None:
+    """Of some 256 each, 16 at a time; the rest when these are done."""
     client = judged.connection()
     client.acquire_many(1, 5000)
     judged.advance(2 * SECOND + 2 * SWEEP_NS)
@@ -126,7 +127,7 @@ def test_many_are_judged_in_batches(judged: Room, judge: Judge) -> None:
     assert judged.now_calls(1) == 0
 
 
-def test_an_expire_strategy_that_answers_while_it_is_asked(make_room: MakeRoom) -> None:
+def test_an_expire_strategy_that_answers_during_the_call(make_room: MakeRoom) -> None:
     room = make_room(calls(1))
     room.store.delegate_expiry(
         lambda ticket, leases: room.store.expire(ticket, [lease.token_id for lease in leases], room.now_ns), SECOND
@@ -136,8 +137,8 @@ def test_an_expire_strategy_that_answers_while_it_is_asked(make_room: MakeRoom) 
     assert room.figures("tokens", "expired_lease") == [0, 1000]
 
 
-def test_what_cannot_be_renewed_is_kept_until_it_is_judged(make_room: MakeRoom, judge: Judge) -> None:
-    """Strategy 1: KEEP tells that nothing is left. Its coming again and again puts off neither verdict nor limit."""
+def test_tokens_that_cannot_be_renewed_stay_until_the_decision(make_room: MakeRoom, judge: Judge) -> None:
+    """Strategy 1: KEEP reports that no time is left. Repeating it delays neither the decision nor its time limit."""
     room = make_room(calls(1, strategy=RELEASE))
     room.store.delegate_expiry(judge, SECOND)
     client = room.connection()
@@ -159,8 +160,8 @@ def test_what_cannot_be_renewed_is_kept_until_it_is_judged(make_room: MakeRoom, 
     assert room.now_calls(1) == 0
 
 
-def test_what_a_new_rule_renews_while_it_is_judged_is_judged_anew(judged: Room, judge: Judge) -> None:
-    """Where its owner's end is what its lease depends on from now on, that counts, and it is asked about again."""
+def test_tokens_renewed_by_a_new_rule_meanwhile_are_decided_about_again(judged: Room, judge: Judge) -> None:
+    """Where the end of its owner decides about its lease from now on, that counts, and the strategy is asked again."""
     client = judged.connection()
     id = client.acquire(1)
     judged.advance(2 * SECOND + SWEEP_NS)
@@ -174,7 +175,7 @@ def test_what_a_new_rule_renews_while_it_is_judged_is_judged_anew(judged: Room, 
     assert [lease.token_id for lease in judge.batches[1][1]] == [id]
 
 
-def test_no_expire_strategy_any_more(judged: Room, judge: Judge) -> None:
+def test_a_removed_expire_strategy(judged: Room, judge: Judge) -> None:
     client = judged.connection()
     client.acquire(1)
     judged.advance(2 * SECOND + SWEEP_NS)

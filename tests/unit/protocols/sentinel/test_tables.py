@@ -1,4 +1,4 @@
-"""The sentinel room's tables: what they tell, and of which."""
+"""The sentinel protocol's tables of tokens and flows."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def acquire(session: Any, flow_id: int, count: int, now: int) -> int:
     return int(reply.token_id)
 
 
-def test_tokens_by_how_long_they_are_held_and_by_count(store: Any) -> None:
+def test_tokens_are_sorted_by_age_and_count(store: Any) -> None:
     session = store.session(START)
     first = acquire(session, 102, 1, START)
     second = acquire(session, 102, 5, START + SECOND)
@@ -83,7 +83,7 @@ def test_tokens_by_how_long_they_are_held_and_by_count(store: Any) -> None:
     assert [row[3:6] for row in listed(store, TOKENS)[0]] == [(0, 3.0, 2.0), (0, 2.0, 2.0), (0, 1.0, 2.0)]
 
 
-def test_flows_and_those_whose_rule_has_gone(store: Any) -> None:
+def test_flows_with_and_without_rules(store: Any) -> None:
     session = store.session(START)
     acquire(session, 101, 2, START)
     acquire(session, 101, 2, START)
@@ -104,7 +104,7 @@ def test_flows_and_those_whose_rule_has_gone(store: Any) -> None:
     assert listed(store, FLOWS) == ([], 0)
 
 
-def test_parameters_that_make_no_sense(store: Any) -> None:
+def test_invalid_parameters_are_refused(store: Any) -> None:
     for table, name, text in ((TOKENS, "flow", "0"), (TOKENS, "match", "x"), (FLOWS, "sort", "held")):
         with pytest.raises(ValueError, match=name):
             table.open(store, {name: text})

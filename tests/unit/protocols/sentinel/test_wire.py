@@ -1,4 +1,4 @@
-"""The sentinel wire module: requests byte for byte, values as Java has them, responses out of any pieces."""
+"""The sentinel wire module: requests byte for byte, values as Java encodes them, responses cut into any pieces."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_requests_byte_for_byte(request_bytes: bytes, expected: str) -> None:
 
 
 @given(i32, i64, i32, st.booleans())
-def test_fields_come_back(xid: int, number: int, count: int, urgent: bool) -> None:
+def test_decoding_an_encoded_request_gives_its_fields(xid: int, number: int, count: int, urgent: bool) -> None:
     for type, encode in ((MessageType.FLOW, wire.flow), (MessageType.ACQUIRE, wire.acquire)):
         assert struct.unpack(">Hibqi?", encode(xid, number, count, urgent)) == (18, xid, type, number, count, urgent)
     for type, name in ((MessageType.RELEASE, wire.release), (MessageType.KEEP, wire.keep)):
@@ -167,7 +167,7 @@ def test_the_longest_requests() -> None:
         (Typed(5, 7), "05 0007"),  # a tag may be its number
     ],
 )
-def test_values(value: wire.Value, expected: str) -> None:
+def test_values_byte_for_byte(value: wire.Value, expected: str) -> None:
     assert encode_value(value) == bytes.fromhex(expected)
 
 
@@ -206,7 +206,7 @@ def test_values_of_another_type(value: object, tag: str) -> None:
         encode_value(value)
 
 
-def test_values_that_are_none() -> None:
+def test_values_that_cannot_be_encoded_are_refused() -> None:
     with pytest.raises(ValueError, match=r"^8 is not a valid Tag$"):
         encode_value(Typed(8, 1))
     with pytest.raises(ValueError, match="surrogates not allowed"):
@@ -237,8 +237,8 @@ def test_any_responses_in_any_pieces(picked: list[int], data: st.DataObject) -> 
 
 @settings(max_examples=50, deadline=None)
 @given(i32, i8, i8, st.binary(max_size=12), st.integers(1, 17))
-def test_any_response_at_all_is_parsed_or_refused(xid: int, type: int, status: int, data: bytes, cut: int) -> None:
-    """However it is cut, and alike."""
+def test_any_bytes_are_parsed_or_refused(xid: int, type: int, status: int, data: bytes, cut: int) -> None:
+    """However they are cut, with the same result."""
     stream = response(xid, type, status, data)
 
     def outcome(*pieces: bytes) -> list[Response] | str:
@@ -256,7 +256,7 @@ def test_any_response_at_all_is_parsed_or_refused(xid: int, type: int, status: i
         assert [told[:3] for told in whole] == [(xid, type, status)]
 
 
-def test_byte_by_byte() -> None:
+def test_responses_byte_by_byte() -> None:
     parser = ResponseParser()
     assert [told for byte in STREAM for told in parser.feed(bytes((byte,)))] == TOLD
 
@@ -279,7 +279,7 @@ def test_the_longest_response() -> None:
         ("000f 00000001 02 00 00000000 00000000 00", r"a response of type 2 with 9 bytes of data: "),
     ],
 )
-def test_what_no_server_may_send(data: str, message: str) -> None:
+def test_invalid_responses_are_protocol_errors(data: str, message: str) -> None:
     for before in (b"", STREAM):
         with pytest.raises(ProtocolError, match=f"^{message}"):
             ResponseParser().feed(before + bytes.fromhex(data))
@@ -289,8 +289,8 @@ def test_what_no_server_may_send(data: str, message: str) -> None:
         list(map(parser.feed, pieces))
 
 
-def test_byte_by_byte_takes_linear_time() -> None:
-    """Ten times as much takes some ten times as long; it would be a hundred times if anything were looked at again."""
+def test_parsing_byte_by_byte_takes_linear_time() -> None:
+    """Ten times as much takes some ten times as long; it would be a hundred times if bytes were scanned again."""
 
     def seconds(stream: bytes) -> float:
         parser = ResponseParser()
@@ -312,7 +312,7 @@ def examples() -> list[tuple[str, bytes]]:
     return [(direction, bytes.fromhex(data)) for direction, data in lines]
 
 
-def test_the_examples_of_the_page_are_right() -> None:
+def test_the_examples_in_the_documentation_are_right() -> None:
     token = -0x4C3E5A0FF2EA15A2
     assert [data for direction, data in examples() if direction == ">"] == [
         wire.ping(0, b"default"),

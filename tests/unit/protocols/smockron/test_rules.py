@@ -1,4 +1,5 @@
-"""The rules of the smockron room: what the real master reads is read, exactly; mistakes are told with their domain."""
+"""The rules of the smockron protocol: rules of the real master are read exactly; mistakes are reported with their
+domain."""
 
 from __future__ import annotations
 
@@ -36,7 +37,7 @@ def problems(document: Any) -> tuple[str, ...]:
     return caught.value.problems
 
 
-def test_the_bounds_are_those_of_the_engine() -> None:
+def test_the_bounds_equal_those_of_the_engine() -> None:
     assert (rules.PARTS_MAX, rules.SPAN_MAX_NS, rules.DOMAINS_MAX) == (
         _store.LIMIT_PARTS, _store.LIMIT_SPAN_NS, _store.LIMIT_DOMAINS,
     )  # fmt: skip
@@ -72,7 +73,7 @@ def test_rates_are_exact_and_rounded_for_the_real_master(
 
 @pytest.mark.parametrize("unit", ["", "ms", "msec"])
 @pytest.mark.parametrize("text", ["20{}", "20 {}", "  20  {}  "])
-def test_milliseconds(unit: str, text: str) -> None:
+def test_intervals_in_milliseconds(unit: str, text: str) -> None:
     assert rule(interval=text.format(unit), burst=0).interval == Span(20 * MS, 0)
 
 
@@ -85,7 +86,7 @@ def test_milliseconds(unit: str, text: str) -> None:
         (("d", "day", "days"), 86_400),
     ],
 )
-def test_units(units: tuple[str, ...], factor: int) -> None:
+def test_units_of_time(units: tuple[str, ...], factor: int) -> None:
     for unit in units:
         assert rule(interval=unit, burst=0).interval == Span(factor * SECOND, 0), "no digits are 1"
         assert rule(interval=f"3 {unit}", burst=0).interval == Span(3 * factor * SECOND, 0)
@@ -143,18 +144,18 @@ def test_an_interval_can_have_a_fraction_as_a_number() -> None:
         ({"rate": "2147483648001/sec", "burst": 0}, f"'api': the rate is too precise: {TOO_FINE}"),
     ],
 )  # fmt: skip
-def test_what_is_wrong_is_told_with_its_domain(fields: dict[str, Any], problem: str) -> None:
+def test_a_mistake_is_reported_with_its_domain(fields: dict[str, Any], problem: str) -> None:
     assert problems({"api": fields}) == (problem,)
 
 
-def test_all_that_is_wrong_of_a_rule_is_told_at_once() -> None:
+def test_all_mistakes_of_a_rule_are_reported() -> None:
     assert problems({"api": {"interval": 0, "burst": "9999 days"}}) == (
         "'api': the interval is 0: every request would pass",
         "'api': the burst lasts longer than ten years",
     )
 
 
-def test_all_mistakes_are_told() -> None:
+def test_the_mistakes_of_all_rules_are_reported() -> None:
     assert problems({"a": {"rate": "x", "burst": "x"}, "b": 1, "c": {"rate": "1/s", "burst": 1}, "d\0": {}}) == (
         """'a': rate must have a form such as "100/sec" or "10 per 2 min", not 'x'""",
         """'a': burst has no duration such as "20 msec", "5s", "min" or "2 hours" in 'x'""",
@@ -163,7 +164,7 @@ def test_all_mistakes_are_told() -> None:
     )
 
 
-def test_names() -> None:
+def test_names_of_domains() -> None:
     usual = {"rate": "1/s", "burst": 1}
     assert list(parse_rules(json.dumps({"é": usual, "": usual, "a\0b": usual}))) == ["é".encode(), b"", b"a\0b"]
     assert parse_rules(json.dumps({"n" * 255: usual})).keys() == {b"n" * 255}
@@ -174,14 +175,14 @@ def test_names() -> None:
     )  # fmt: skip
 
 
-def test_what_is_no_object() -> None:
+def test_documents_that_are_no_object_are_refused() -> None:
     for text in ("[]", "null", "1"):
         (problem,) = problems(text)
         assert problem.startswith("the document: must be an object, ")
     assert parse_rules("{}") == {}
 
 
-def test_there_are_bounds() -> None:
+def test_the_number_of_rules_and_mistakes_is_bounded() -> None:
     many = {str(number): {"rate": "1/s", "burst": 1} for number in range(rules.DOMAINS_MAX)}
     assert len(parse_rules(json.dumps(many))) == rules.DOMAINS_MAX
     many["more"] = {"rate": "1/s", "burst": 1}

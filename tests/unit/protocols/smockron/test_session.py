@@ -1,4 +1,4 @@
-"""A connection of the smockron room, where the vectors do not look: bounds of work, and what comes in pieces."""
+"""A session of the smockron protocol, beyond the conformance vectors: bounds of work, and input in pieces."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kit.pump import START_NS
 LATER_NS = START_NS + 1
 
 
-def test_it_speaks_first_and_what_comes_meanwhile_is_kept() -> None:
+def test_the_server_sends_its_greeting_first_and_keeps_early_input() -> None:
     store = make_store()
     session = store.session(START_NS, 0)
     assert session.more
@@ -25,7 +25,7 @@ def test_it_speaks_first_and_what_comes_meanwhile_is_kept() -> None:
 
 
 @pytest.mark.parametrize("size", [1, 24, 25, 300, 4096])
-def test_a_message_that_comes_byte_by_byte_costs_what_a_whole_one_does(size: int) -> None:
+def test_a_message_byte_by_byte_costs_as_much_as_a_whole_one(size: int) -> None:
     bench = Pump(make_store())
     gate, ear = bench.connect_by_name("gate"), bench.connect_by_name("control")
     gate.send(wire.greeting() + wire.ready(SocketType.PUB))
@@ -36,7 +36,7 @@ def test_a_message_that_comes_byte_by_byte_costs_what_a_whole_one_does(size: int
     assert bench.store.snapshot()["published"] == 1
 
 
-def test_one_read_with_many_messages_is_done_in_turns() -> None:
+def test_many_messages_in_one_read_are_handled_in_turns() -> None:
     """Others are served between them."""
     bench = Pump(make_store(identifiers=1 << 16))
     gate = bench.connect_by_name("gate")
@@ -53,7 +53,7 @@ def test_one_read_with_many_messages_is_done_in_turns() -> None:
     assert bench.store.snapshot()["identifiers"] == 10_000
 
 
-def test_to_forget_others_is_work_that_counts() -> None:
+def test_evicting_identifiers_counts_as_work() -> None:
     bench = Pump(make_store(identifiers=10))
     gate = bench.connect_by_name("gate")
     gate.send(wire.greeting() + wire.ready(SocketType.PUB))
@@ -62,7 +62,7 @@ def test_to_forget_others_is_work_that_counts() -> None:
     assert 0 < bench.store.snapshot()["evicted"] < 1000
 
 
-def test_a_message_to_many_subscribers_is_work_that_counts() -> None:
+def test_publishing_to_many_subscribers_counts_as_work() -> None:
     bench = Pump(make_store(identifiers=1 << 16))
     ears = [bench.connect_by_name("control") for _ in range(500)]
     for ear in ears:
@@ -76,7 +76,7 @@ def test_a_message_to_many_subscribers_is_work_that_counts() -> None:
     assert bench.store.snapshot()["published"] == 100
 
 
-def test_its_requests_are_counted_for_limits() -> None:
+def test_messages_and_pings_count_as_requests() -> None:
     bench = Pump(make_store())
     gate = bench.connect_by_name("gate")
     gate.send(wire.greeting() + wire.ready(SocketType.PUB))
@@ -86,7 +86,7 @@ def test_its_requests_are_counted_for_limits() -> None:
 
 
 @pytest.mark.parametrize("size", [0, 255, 256, 300, 4000])
-def test_properties_of_any_size_come_before_the_one_that_counts(size: int) -> None:
+def test_properties_of_any_size_may_precede_the_socket_type(size: int) -> None:
     bench = Pump(make_store())
     gate = bench.connect_by_name("gate")
     gate.output.clear()
@@ -97,7 +97,7 @@ def test_properties_of_any_size_come_before_the_one_that_counts(size: int) -> No
 
 
 @pytest.mark.parametrize("moment", [str((1 << 64) + 1000), str((1 << 65) + 1000), "9" * 40])
-def test_moments_do_not_wrap(moment: str) -> None:
+def test_times_do_not_overflow(moment: str) -> None:
     bench = Pump(make_store())
     gate = bench.connect_by_name("gate")
     gate.send(wire.greeting() + wire.ready(SocketType.PUB))

@@ -1,4 +1,4 @@
-"""What Redis is asked, and what its answers do; tests/functional/test_smockron_state.py runs the script."""
+"""The calls to Redis and how their answers are applied; tests/functional/test_smockron_state.py runs the script."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Scene:
         return int(self.store.snapshot()[name])
 
 
-def test_one_call_for_all_requests_of_a_domain() -> None:
+def test_one_call_has_all_requests_of_a_domain() -> None:
     scene = Scene()
     scene.account(b"day", b"a", b"b", b"a")
     scene.account(b"second", b"c")
@@ -83,7 +83,7 @@ def test_one_call_for_all_requests_of_a_domain() -> None:
 
 
 @pytest.mark.parametrize("answer", [b"", b"1 2", b"x", b"1.5", b"9" * 30, b"-" + b"9" * 19, 7, None, [b"1"], 1.5])
-def test_what_is_no_answer_is_refused_and_can_be_decided_alone(answer: object) -> None:
+def test_an_invalid_answer_is_refused_and_its_requests_can_be_decided_alone(answer: object) -> None:
     scene = Scene()
     scene.account(b"day", b"a")
     scene.take()
@@ -94,7 +94,7 @@ def test_what_is_no_answer_is_refused_and_can_be_decided_alone(answer: object) -
     scene.store.audit()
 
 
-def test_alone_it_goes_on_from_what_it_was_told_and_decides_what_waits() -> None:
+def test_without_redis_the_store_goes_on_from_the_last_answers() -> None:
     scene = Scene()
     scene.account(b"day", b"a")
     scene.take()
@@ -121,7 +121,7 @@ def test_alone_it_goes_on_from_what_it_was_told_and_decides_what_waits() -> None
     scene.store.audit()
 
 
-def test_a_call_is_of_a_bounded_size_and_so_is_what_waits() -> None:
+def test_the_size_of_a_call_and_the_waiting_requests_are_bounded() -> None:
     scene = Scene()
     for _ in range(60):
         scene.account(b"day", *[b"%d" % number for number in range(100)])
@@ -158,7 +158,7 @@ def is_answered(peer: Peer) -> bool:
     return b"now?" in answer
 
 
-def test_who_sends_more_than_can_wait_is_not_read_until_there_is_room() -> None:
+def test_a_connection_with_too_many_requests_is_not_read_until_there_is_room() -> None:
     scene = Scene()
     assert is_answered(scene.gate)
     for first in range(0, 4200, 100):
@@ -176,7 +176,7 @@ def test_who_sends_more_than_can_wait_is_not_read_until_there_is_room() -> None:
     scene.store.audit()
 
 
-def test_who_waits_to_be_read_can_end() -> None:
+def test_a_connection_that_is_not_read_can_end() -> None:
     scene = Scene()
     others = [scene.opened("gate", SocketType.PUB) for _ in range(2)]
     for first in range(0, 4200, 100):
@@ -192,7 +192,7 @@ def test_who_waits_to_be_read_can_end() -> None:
     scene.store.audit()
 
 
-def test_forgetting_takes_its_turn() -> None:
+def test_forget_messages_wait_for_their_turn() -> None:
     scene = Scene()
     scene.account(b"day", b"a")
     scene.gate.take(scene.gate.session.receive(wire.accounting(b"day", Status.FORGET, b"a", 0), scene.bench.now_ns))
@@ -204,7 +204,7 @@ def test_forgetting_takes_its_turn() -> None:
     ]  # fmt: skip
 
 
-def test_what_redis_has_decided_about_was_heard_of() -> None:
+def test_an_identifier_decided_by_redis_counts_as_recently_used() -> None:
     scene = Scene(identifiers=2)
     for name in (b"a", b"b", b"a", b"c"):
         scene.account(b"day", name)
@@ -216,7 +216,7 @@ def test_what_redis_has_decided_about_was_heard_of() -> None:
     assert scene.told() == [Control(b"day", "DELAY_UNTIL", b"a", START_MS + 2 * DAY_MS)], "b was forgotten"
 
 
-def test_a_domain_whose_rule_goes_while_it_is_asked_about() -> None:
+def test_a_domain_whose_rule_is_removed_during_a_call() -> None:
     scene = Scene()
     scene.account(b"gone", b"a")
     scene.account(b"gone", b"b")
@@ -229,14 +229,14 @@ def test_a_domain_whose_rule_goes_while_it_is_asked_about() -> None:
     assert scene.figure("domains") == 2, "it went with its last identifier"
 
 
-def test_of_a_domain_without_a_rule_nobody_has_to_wait() -> None:
+def test_a_domain_without_a_rule_delays_no_request() -> None:
     scene = Scene()
     scene.account(b"gone", b"a")
     scene.bench.happen("changed")
     assert scene.take() == ([b"throttle;gone;a"], [1, 0, START_MS])
 
 
-def test_a_moment_that_cannot_be_is_cut_off() -> None:
+def test_a_time_too_far_in_the_future_is_cut_off() -> None:
     scene = Scene()
     scene.account(b"day", b"a")
     scene.take()
@@ -244,7 +244,7 @@ def test_a_moment_that_cannot_be_is_cut_off() -> None:
     assert scene.told() == [Control(b"day", "DELAY_UNTIL", b"a", START_MS + 366 * DAY_MS)]
 
 
-def test_the_subscribers_of_a_domain_are_kept_for_longer_than_the_domain() -> None:
+def test_subscriptions_outlive_their_domain() -> None:
     scene = Scene()
     domain = b"d" * 255  # so long that its blocks are overwritten when it ends
     scene.store.load_rules({domain: RULES["first"][b"day"]})

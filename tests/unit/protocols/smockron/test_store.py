@@ -1,4 +1,4 @@
-"""The smockron store, where the vectors and the model do not look: subscribers that do not read, room, rules, ends."""
+"""The smockron store, beyond the conformance vectors and the model: slow subscribers, room, rules, ends."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def told(peer: Peer) -> list[Control | None]:
 # ---- subscribers -----------------------------------------------------------------------------------------------------
 
 
-def test_a_subscriber_that_does_not_read_loses_what_is_too_much_and_no_other_does() -> None:
+def test_only_a_subscriber_that_does_not_read_loses_messages() -> None:
     scene = Scene(posted_max=1000)
     gate, deaf, ear = scene.gate(), scene.ear(), scene.ear()
     deaf.deaf = True
@@ -82,7 +82,7 @@ def test_a_subscriber_that_does_not_read_loses_what_is_too_much_and_no_other_doe
     scene.store.audit()
 
 
-def test_nobody_is_lost_who_is_about_to_fetch_what_there_is_and_accounting_waits_for_it() -> None:
+def test_accounting_waits_for_subscribers_whose_turn_is_due() -> None:
     scene = Scene(posted_max=1000, identifiers=4096)
     gate, ear = scene.gate(), scene.ear()
     stream = accounts(b"%04d" % number for number in range(1000))
@@ -100,7 +100,7 @@ def test_messages_of_one_identifier_come_in_order() -> None:
     assert [one.time_ms for one in told(ear) if one] == [START_MS + days * DAY_MS for days in range(1, 51)]
 
 
-def test_a_subscriber_that_goes_is_forgotten_however_it_goes() -> None:
+def test_subscriptions_end_with_their_connection() -> None:
     scene = Scene()
     gate = scene.gate()
     for end in (Peer.close, Peer.half_close):
@@ -138,7 +138,7 @@ def test_many_subscriptions_end_in_slices() -> None:
     assert scene.store.session(START_NS, 1).number in numbers
 
 
-def test_a_store_that_is_collected_with_all_its_connections() -> None:
+def test_a_store_garbage_collected_with_its_connections() -> None:
     scene = Scene()
     for _ in range(3):
         scene.ear(b"a", b"")
@@ -146,7 +146,7 @@ def test_a_store_that_is_collected_with_all_its_connections() -> None:
     gc.collect()
 
 
-def test_one_that_subscribes_and_cancels_without_end_waits_for_its_turn() -> None:
+def test_many_subscribes_and_cancels_wait_for_turns() -> None:
     scene = Scene()
     ear = scene.ear(b"a")
     ear.take(ear.session.receive((wire.subscribe(b"day") + wire.cancel(b"day")) * 1000, START_NS))
@@ -155,7 +155,7 @@ def test_one_that_subscribes_and_cancels_without_end_waits_for_its_turn() -> Non
     assert {("subscribe", "ok", 1001), ("cancel", "ok", 1000)} <= set(scene.store.outcomes())
 
 
-def test_looking_for_those_who_listen_to_many_domains_waits_for_its_turn() -> None:
+def test_searching_the_subscribers_of_many_domains_waits_for_turns() -> None:
     names = [b"%02d" % number + b"x" * 253 for number in range(60)]
     scene = Scene(rules=dict.fromkeys(names, parse_rules('{"a": {"rate": "1/day", "burst": 0}}')[b"a"]))
     gate, ear = scene.gate(), scene.ear()
@@ -168,7 +168,7 @@ def test_looking_for_those_who_listen_to_many_domains_waits_for_its_turn() -> No
 # ---- room ------------------------------------------------------------------------------------------------------------
 
 
-def test_what_was_not_heard_of_for_longest_makes_room() -> None:
+def test_the_least_recently_used_identifier_is_evicted() -> None:
     scene = Scene(identifiers=3)
     gate, ear = scene.gate(), scene.ear()
     gate.send(accounts([b"a", b"b", b"c", b"a", b"d"]))
@@ -189,8 +189,8 @@ def test_domains_with_long_names_leave_room_for_identifiers() -> None:
     scene.store.audit()
 
 
-def test_long_names_make_room_for_each_other_and_leave_short_ones_alone() -> None:
-    """All that they share are records. A name of 4,096 bytes needs 68 blocks, of which there are 228 here."""
+def test_long_names_evict_only_long_names() -> None:
+    """All names share records only. A name of 4,096 bytes needs 68 blocks, of which there are 228 here."""
     scene = Scene(identifiers=100)
     gate = scene.gate()
     gate.send(accounts([b"%d" % number for number in range(90)]))
@@ -201,7 +201,7 @@ def test_long_names_make_room_for_each_other_and_leave_short_ones_alone() -> Non
     scene.store.audit()
 
 
-def test_what_is_rejected_was_heard_of() -> None:
+def test_a_rejected_request_counts_as_use_of_its_identifier() -> None:
     scene = Scene(identifiers=2)
     gate, ear = scene.gate(), scene.ear()
     gate.send(accounts([b"a", b"b"]) + wire.accounting(b"day", Status.REJECTED, b"a", 0) + accounts([b"c"]))
@@ -213,8 +213,9 @@ def test_what_is_rejected_was_heard_of() -> None:
     scene.store.audit()
 
 
-def test_a_rate_is_exact_however_many_requests_there_are() -> None:
-    """Of 7 a second each takes 142,857,142 and 6/7 nanoseconds: what is lost of that would be a millisecond here."""
+def test_a_rate_is_exact_for_any_number_of_requests() -> None:
+    """Of 7 a second each takes 142,857,142 and 6/7 nanoseconds: without the fraction the error would be a millisecond
+    here."""
     scene = Scene(rules=parse_rules('{"seven": {"rate": "7/sec", "burst": 0}}'))
     gate = scene.gate()
     batch = accounts([b"me"] * 4003, b"seven")
@@ -237,7 +238,7 @@ def test_the_longest_names_find_room() -> None:
     scene.store.audit()
 
 
-def test_what_is_as_if_never_heard_of_is_swept() -> None:
+def test_identifiers_without_a_delay_are_swept() -> None:
     scene = Scene()
     scene.gate().send(accounts([b"%d" % number for number in range(1000)], b"second"))
     assert scene.figure("identifiers") == 1000
@@ -245,7 +246,7 @@ def test_what_is_as_if_never_heard_of_is_swept() -> None:
     assert (scene.figure("identifiers"), scene.figure("expired")) == (0, 1000)
 
 
-def test_a_store_needs_room_for_one() -> None:
+def test_a_store_needs_room_for_an_identifier() -> None:
     with pytest.raises(ValueError, match="there must be room for at least one identifier"):
         make_store(identifiers=0)
 
@@ -260,12 +261,12 @@ def test_a_store_needs_room_for_one() -> None:
         RULE._replace(burst=Span(1, 1)), RULE._replace(interval=Span(-1, 0)), RULE._replace(burst=Span(1 << 60, 0)),
     ],
 )  # fmt: skip
-def test_a_rule_that_cannot_be_is_refused(rule: Rule) -> None:
+def test_an_impossible_rule_is_refused(rule: Rule) -> None:
     with pytest.raises(ValueError, match="an impossible rule"):
         make_store({b"a": rule})
 
 
-def test_domains_that_still_have_identifiers_count() -> None:
+def test_domains_with_identifiers_count_for_the_bound() -> None:
     scene = Scene(rules=dict.fromkeys((b"%d" % number for number in range(LIMIT_DOMAINS)), RULE), identifiers=10)
     hour = parse_rules('{"0": {"rate": "1/hour", "burst": 0}}')
     scene.store.load_rules(hour)
@@ -280,7 +281,7 @@ def test_domains_that_still_have_identifiers_count() -> None:
     scene.store.audit()
 
 
-def test_a_domain_has_its_figures_until_it_goes() -> None:
+def test_a_domain_keeps_its_figures_until_it_is_freed() -> None:
     scene = Scene()
     gate = scene.gate()
     gate.send(accounts([b"me"], b"gone"))
@@ -295,7 +296,7 @@ def test_a_domain_has_its_figures_until_it_goes() -> None:
 # ---- what is counted -------------------------------------------------------------------------------------------------
 
 
-def test_outcomes_and_causes() -> None:
+def test_outcomes_are_counted_with_their_causes() -> None:
     scene = Scene()
     gate = scene.gate()
     gate.send(accounts([b"a"], b"second") + accounts([b"a"]) + wire.accounting(b"day", Status.REJECTED, b"a", 0))
@@ -309,7 +310,7 @@ def test_outcomes_and_causes() -> None:
     assert (scene.figure("broken:not_zmtp"), scene.figure("broken:flags")) == (1, 1)
 
 
-def test_a_handshake_that_takes_too_long_and_a_peer_that_falls_silent() -> None:
+def test_slow_handshakes_and_silent_peers_are_closed() -> None:
     scene = Scene()
     slow = scene.bench.connect_by_name("gate")
     quiet = scene.gate()

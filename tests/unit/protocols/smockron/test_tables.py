@@ -1,4 +1,4 @@
-"""What people are shown: who has to wait, and the domains."""
+"""The smockron protocol's tables: delayed identifiers and domains."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def rows(bench: Pump, table: str, **parameters: str) -> tuple[list[tuple[Any, ..
     return walk.rows(), walk.total
 
 
-def test_who_has_to_wait(bench: Pump) -> None:
+def test_delayed_identifiers(bench: Pump) -> None:
     three, one, other = (b"three", b"day", 172_800.0), (b"one", b"second", 2.0), (b"one", b"fifty", 0.5)
     assert rows(bench, "throttled") == ([three, one, other], 3)
     assert rows(bench, "throttled", match="on") == ([one, other], 2)
@@ -50,7 +50,7 @@ def test_who_has_to_wait(bench: Pump) -> None:
     assert (found, total) == ([(b"one", b"second", 1.4)], 1)
 
 
-def test_domains(bench: Pump) -> None:
+def test_a_row_for_each_domain(bench: Pump) -> None:
     found, total = rows(bench, "domains")
     assert total == 7
     by_name = {row[0]: row[1:] for row in found}
@@ -66,14 +66,14 @@ def test_domains(bench: Pump) -> None:
 @pytest.mark.parametrize(
     ("sort", "column"), [("told", 7), ("accepted", 4), ("delayed", 5), ("rejected", 6), ("identifiers", 3)]
 )
-def test_domains_in_any_order(bench: Pump, sort: str, column: int) -> None:
+def test_domains_are_sorted(bench: Pump, sort: str, column: int) -> None:
     found, _ = rows(bench, "domains", sort=sort)
     values = [row[column] for row in found]
     assert values == sorted(values, reverse=True)
     assert values[0] > 0
 
 
-def test_wrong_parameters() -> None:
+def test_invalid_parameters_are_refused() -> None:
     for table, parameters in (
         ("throttled", {"sort": "told"}),
         ("throttled", {"limit": "0"}),

@@ -1,4 +1,5 @@
-"""The gatekeeper's side of the smockron protocol: what it encodes the server reads, what the server says it reads."""
+"""The gatekeeper's side of the smockron protocol: the server reads what it encodes, and it parses what the server
+sends."""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ def refused(data: bytes, *, greeted: bool = True) -> str:
 
 
 @given(st.lists(st.lists(BODIES, min_size=1, max_size=wire.FRAMES_MAX).map(tuple) | BODIES), st.data())
-def test_what_is_encoded_is_parsed_however_it_is_cut(
+def test_encoded_frames_are_parsed_however_they_are_cut(
     found: list[tuple[bytes, ...] | bytes], data: st.DataObject
 ) -> None:
     stream = b"".join(wire.command(b"NAME", one) if isinstance(one, bytes) else wire.message(*one) for one in found)
@@ -68,7 +69,7 @@ def test_any_metadata_are_read_or_refused(data: bytes) -> None:
         (wire.greeting()[:12] + b"CURVE".ljust(20, b"\0"), "the peer wants the mechanism b'CURVE', not NULL"),
     ],
 )
-def test_a_wrong_greeting_is_told_as_soon_as_it_shows(data: bytes, text: str) -> None:
+def test_a_wrong_greeting_is_refused_at_its_first_wrong_byte(data: bytes, text: str) -> None:
     assert refused(data, greeted=False) == text
 
 
@@ -86,12 +87,12 @@ def test_a_wrong_greeting_is_told_as_soon_as_it_shows(data: bytes, text: str) ->
         (b"\x04\x02\x00A", "a command without a name: 00 41"),
     ],
 )  # fmt: skip
-def test_what_no_peer_says_is_refused(data: bytes, text: str) -> None:
+def test_invalid_frames_are_refused(data: bytes, text: str) -> None:
     assert refused(data).startswith(text)
 
 
 @pytest.mark.parametrize(("version", "minor"), [(b"\3\0", 0), (b"\3\1", 1), (b"\3\2", 2), (b"\4\0", 1)])
-def test_with_a_peer_of_a_higher_version_3_1_is_spoken(version: bytes, minor: int) -> None:
+def test_a_peer_of_a_higher_version_is_spoken_to_in_3_1(version: bytes, minor: int) -> None:
     parser = Parser()
     parser.feed(wire.greeting()[:10] + version + wire.greeting()[12:])
     assert parser.minor == minor
@@ -116,11 +117,11 @@ def test_commands_come_between_the_frames_of_a_message() -> None:
         ((b"api\0", b"DELAY_UNTIL", b"me", b"1" * 17), None),
     ],
 )
-def test_control_messages(parts: tuple[bytes, ...], found: Control | None) -> None:
+def test_control_messages_are_read(parts: tuple[bytes, ...], found: Control | None) -> None:
     assert wire.control(parts) == found
 
 
-def test_what_cannot_be_said_is_not_encoded() -> None:
+def test_invalid_arguments_are_refused() -> None:
     long = b"x" * (wire.IDENTIFIER_MAX + 1)
     for wrong in (
         lambda: wire.topic(b"n" * 256), lambda: wire.topic(b"n\0"), wire.message,
@@ -142,13 +143,15 @@ def test_a_pong_has_the_context_of_its_ping() -> None:
             wire.pong(wrong)
 
 
-def test_an_error_says_why() -> None:
+def test_an_error_command_has_its_reason() -> None:
     assert wire.error_reason(b"\x03bad") == "bad"
     assert wire.error_reason(b"") == ""
 
 
 @given(st.binary(max_size=400), st.integers(0, 10**12), st.binary(max_size=400))
-def test_the_server_reads_what_is_encoded_and_its_answer_is_parsed(identifier: bytes, late_ms: int, log: bytes) -> None:
+def test_the_server_understands_encoded_messages_and_its_answers_are_parsed(
+    identifier: bytes, late_ms: int, log: bytes
+) -> None:
     bench = Pump(make_store())
     gate, ear = bench.connect_by_name("gate"), bench.connect_by_name("control")
     gate.send(wire.greeting() + wire.ready(SocketType.PUB))

@@ -1,4 +1,4 @@
-"""Rooms and their connections, driven as net would, for the tests of the throttr room."""
+"""Stores of the throttr protocol and their connections, driven as net would."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The listings of the throttr protocol: long replies in pieces, while what they tell comes and goes."""
+"""The listings of the throttr protocol: long replies in pieces, while keys and connections come and go."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from counterd.protocols.throttr.wire import TTLType
 from unit.protocols.throttr.rooms import SECOND, Connection, Room, fill, key
 
 
-def test_a_listing_of_many_comes_in_pieces_and_others_are_served_between(room: Room, client: Connection) -> None:
+def test_a_long_listing_comes_in_pieces_and_others_are_served_between(room: Room, client: Connection) -> None:
     fill(client, 30_000)
     other = room.connect()
     client.send(room.encoder.list())
@@ -28,7 +28,7 @@ def test_a_listing_of_many_comes_in_pieces_and_others_are_served_between(room: R
 
 
 @pytest.mark.parametrize("opcode", ["list", "stats"])
-def test_what_exists_throughout_a_listing_appears_once_whatever_comes_and_goes(room: Room, opcode: str) -> None:
+def test_keys_that_exist_throughout_a_listing_appear_once(room: Room, opcode: str) -> None:
     client, other = room.connect(), room.connect()
     fill(client, 12_000)
     chosen = random.Random(7)
@@ -61,7 +61,7 @@ def test_keys_that_expire_during_a_listing_leave_fragments_empty(room: Room, cli
     assert len(reply.result) < 6000
 
 
-def test_all_connections_and_all_channels_are_told_of(room: Room) -> None:
+def test_all_connections_and_channels_are_listed(room: Room) -> None:
     clients = [room.connect() for _ in range(300)]
     for number, client in enumerate(clients):
         assert client.ask(room.encoder.subscribe(b"channel-%d" % (number % 100)))
@@ -73,7 +73,7 @@ def test_all_connections_and_all_channels_are_told_of(room: Room) -> None:
     assert channels == {b"*": 300} | {id.hex().encode(): 1 for id in ids} | {b"channel-%d" % n: 3 for n in range(100)}
 
 
-def test_a_channel_with_more_subscribers_than_are_told_of_at_once(room: Room) -> None:
+def test_a_channel_with_more_subscribers_than_a_piece_has_room_for(room: Room) -> None:
     clients = [room.connect() for _ in range(3000)]
     ids = {client.ask(room.encoder.whoami()) for client in clients[:5]}
     told = clients[0].ask(room.encoder.channel(b"*"))
@@ -81,7 +81,7 @@ def test_a_channel_with_more_subscribers_than_are_told_of_at_once(room: Room) ->
     assert ids < {subscriber.id for subscriber in told}
 
 
-def test_whoever_goes_while_a_channel_is_told_of_leaves_an_entry_without_id(room: Room) -> None:
+def test_a_subscriber_that_ends_during_a_listing_leaves_an_entry_without_id(room: Room) -> None:
     clients = [room.connect() for _ in range(3000)]
     clients[0].send(room.encoder.channel(b"*"))
     gone = 0
@@ -96,7 +96,7 @@ def test_whoever_goes_while_a_channel_is_told_of_leaves_an_entry_without_id(room
     room.settle()
 
 
-def test_who_subscribes_again_while_a_channel_is_told_of_takes_nobodys_place(room: Room) -> None:
+def test_a_subscription_made_during_a_listing_replaces_no_entry(room: Room) -> None:
     clients = [room.connect() for _ in range(3000)]
     for client in clients:
         client.send(room.encoder.whoami())  # answered at once: to settle would look at all of them, each time
@@ -124,7 +124,7 @@ class Owner:
 
 
 def test_a_connection_whose_session_is_collected_while_it_is_listed_has_no_address(room: Room) -> None:
-    """It is forgotten by the next tick."""
+    """The next tick removes it."""
     client, gone = room.connect(), room.connect()
     for connection in (client, gone):
         connection.session.owner = Owner(connection.session)

@@ -1,5 +1,6 @@
-"""The throttr session: what takes long, events and who gets them when. Each request's reply, byte by byte, is in
-tests/conformance/throttr."""
+"""The throttr session: long work, and when subscribers get events.
+
+Each request's reply, byte by byte, is in tests/conformance/throttr."""
 
 from __future__ import annotations
 
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
 
 @pytest.mark.parametrize(("steps", "waits"), [(4095, False), (4096, True), (50_000, True)])
-def test_what_comes_behind_much_work_waits_for_a_turn(room: Room, steps: int, waits: bool) -> None:
+def test_requests_behind_much_work_wait_for_a_turn(room: Room, steps: int, waits: bool) -> None:
     session = room.store.session(room.now)
     flood = bytes(room.encoder.whoami()) * steps
     alone = len(session.receive(bytes(room.encoder.whoami()), room.now))
@@ -41,7 +42,7 @@ def test_what_comes_behind_much_work_waits_for_a_turn(room: Room, steps: int, wa
     session.closed(room.now)
 
 
-def test_a_full_output_is_full_to_the_byte(make_room: Callable[..., Room]) -> None:
+def test_the_output_is_filled_to_the_last_byte(make_room: Callable[..., Room]) -> None:
     room = make_room(value_size=4)
     client = room.connect()
     assert client.ask(room.encoder.set(b"k", bytes((1 << 16) - 10), 60))
@@ -54,7 +55,7 @@ def test_a_full_output_is_full_to_the_byte(make_room: Callable[..., Room]) -> No
 # ---- events ---------------------------------------------------------------------------------------------------------
 
 
-def test_an_event_for_many_is_given_in_slices_and_others_are_served_between(room: Room) -> None:
+def test_an_event_for_many_subscribers_is_delivered_in_slices(room: Room) -> None:
     publisher, *subscribers = [room.connect() for _ in range(8000)]
     for subscriber in subscribers:
         subscriber.send(room.encoder.subscribe(b"c"))
@@ -73,7 +74,7 @@ def test_an_event_for_many_is_given_in_slices_and_others_are_served_between(room
     assert 3 < ticks < 20
 
 
-def test_an_event_goes_on_however_much_expires(room: Room, client: Connection) -> None:
+def test_the_delivery_of_an_event_goes_on_while_keys_expire(room: Room, client: Connection) -> None:
     subscribers = [room.connect() for _ in range(300)]
     for subscriber in subscribers:
         assert subscriber.ask(room.encoder.subscribe(b"c"))
@@ -85,7 +86,7 @@ def test_an_event_goes_on_however_much_expires(room: Room, client: Connection) -
     assert len(room.store.take_dirty()) == 300
 
 
-def test_events_of_a_channel_come_in_one_order_to_all(room: Room) -> None:
+def test_all_subscribers_get_events_in_the_same_order(room: Room) -> None:
     clients = [room.connect() for _ in range(500)]
     for client in clients:
         assert client.ask(room.encoder.subscribe(b"c"))
@@ -97,8 +98,8 @@ def test_events_of_a_channel_come_in_one_order_to_all(room: Room) -> None:
     assert all(events == heard[0] for events in heard)
 
 
-def test_what_follows_a_publish_is_answered_behind_its_own_event(room: Room, client: Connection) -> None:
-    """In one read with it: the reply may not overtake what was posted."""
+def test_a_request_after_a_publish_is_answered_after_its_own_event(room: Room, client: Connection) -> None:
+    """In one read with it: the reply may not overtake the event."""
     assert client.ask(room.encoder.subscribe(b"c"))
     publish = room.encoder.publish(b"c", b"payload")
     output = client.session.receive(publish + room.encoder.query(b"k"), room.now)
@@ -120,7 +121,7 @@ def test_a_publish_waits_for_the_one_before_it(room: Room) -> None:
     assert all(subscriber.events() == [b"first", b"second"] for subscriber in subscribers)
 
 
-def test_who_goes_or_unsubscribes_while_an_event_is_given_is_stepped_over(room: Room) -> None:
+def test_subscribers_that_leave_during_a_delivery_are_skipped(room: Room) -> None:
     publisher, *subscribers = [room.connect() for _ in range(1000)]
     for subscriber in subscribers:
         assert subscriber.ask(room.encoder.subscribe(b"c"))
@@ -136,8 +137,8 @@ def test_who_goes_or_unsubscribes_while_an_event_is_given_is_stepped_over(room: 
     assert len(publisher.ask(room.encoder.channel(b"c"))) == 399
 
 
-def test_an_event_goes_on_behind_whoever_unsubscribes_when_it_is_his_turn(room: Room) -> None:
-    """His subscription's place in the ledger is at once another's, on another channel."""
+def test_a_delivery_goes_on_if_the_next_subscriber_unsubscribes(room: Room) -> None:
+    """Its record is at once used by another subscription, on another channel."""
     publisher, outsider, *subscribers = [room.connect() for _ in range(102)]
     for subscriber in subscribers:
         assert subscriber.ask(room.encoder.subscribe(b"c"))
@@ -150,8 +151,8 @@ def test_an_event_goes_on_behind_whoever_unsubscribes_when_it_is_his_turn(room: 
     assert all(other.events() == [b"payload"] for other in subscribers if other is not subscribers[-65])
 
 
-def test_whoever_an_event_waits_for_is_asked_again(make_room: Callable[..., Room]) -> None:
-    """He was given a piece of what waits, and the caller has not come back for the rest: his socket is full."""
+def test_a_subscriber_that_a_delivery_waits_for_is_asked_again(make_room: Callable[..., Room]) -> None:
+    """It got a piece of its output, and the caller has not come back for the rest, as its socket is full."""
     room = make_room(max_queued=4096)
     publisher, reader = room.connect(), room.connect()
     for _ in range(16):
@@ -166,7 +167,7 @@ def test_whoever_an_event_waits_for_is_asked_again(make_room: Callable[..., Room
     assert reader.session.dropped
 
 
-def test_an_event_never_lies_within_a_listing(room: Room, client: Connection) -> None:
+def test_an_event_never_comes_within_a_listing(room: Room, client: Connection) -> None:
     fill(client, 20_000)
     other = room.connect()
     client.send(room.encoder.list())
@@ -177,7 +178,7 @@ def test_an_event_never_lies_within_a_listing(room: Room, client: Connection) ->
     assert len(client.received[0].result) == 20_000
 
 
-def test_who_does_not_read_is_dropped_and_the_others_get_everything(make_room: Callable[..., Room]) -> None:
+def test_a_subscriber_that_does_not_read_is_dropped_and_others_get_all_events(make_room: Callable[..., Room]) -> None:
     room = make_room(max_queued=4096)
     publisher, deaf, listener = room.connect(), room.connect(), room.connect()
     deaf.deaf = True
@@ -190,7 +191,7 @@ def test_who_does_not_read_is_dropped_and_the_others_get_everything(make_room: C
     assert len(publisher.ask(room.encoder.connections())) == 2
 
 
-def test_who_has_not_been_asked_yet_is_not_dropped_but_waited_for(make_room: Callable[..., Room]) -> None:
+def test_a_subscriber_whose_turn_is_due_is_not_dropped(make_room: Callable[..., Room]) -> None:
     room = make_room(max_queued=4096)
     publisher, other = room.connect(), room.connect()
     channel = own_channel(other)
@@ -202,8 +203,8 @@ def test_who_has_not_been_asked_yet_is_not_dropped_but_waited_for(make_room: Cal
     assert room.store.snapshot()["dropped_subscribers"] == 0
 
 
-def test_who_stops_reading_in_the_middle_of_his_events_keeps_nobody_waiting(room: Room) -> None:
-    """The caller is asked again whether it can take something, which is when it says that it cannot."""
+def test_a_subscriber_that_stops_reading_delays_no_others(room: Room) -> None:
+    """The caller is asked again whether the subscriber can take output, and then says that it cannot."""
     publisher, deaf, listener = room.connect(), room.connect(), room.connect()
     channel = own_channel(listener)
     for _ in range(16):
@@ -219,7 +220,7 @@ def test_who_stops_reading_in_the_middle_of_his_events_keeps_nobody_waiting(room
     assert listener.events() == [b"still served"]
 
 
-def test_who_could_not_take_output_when_there_was_none_is_told_of_the_next(room: Room) -> None:
+def test_a_subscriber_without_room_for_output_is_asked_again_for_the_next_event(room: Room) -> None:
     publisher, other = room.connect(), room.connect()
     channel = own_channel(other)
     other.session.wait()
@@ -227,7 +228,7 @@ def test_who_could_not_take_output_when_there_was_none_is_told_of_the_next(room:
     assert room.store.take_dirty() == [other.session]
 
 
-def test_a_half_closed_subscriber_gets_what_was_posted(room: Room) -> None:
+def test_a_half_closed_subscriber_gets_posted_events(room: Room) -> None:
     publisher, subscriber = room.connect(), room.connect()
     channel = own_channel(subscriber)
     publisher.send(room.encoder.publish(channel, b"last"))
@@ -238,7 +239,7 @@ def test_a_half_closed_subscriber_gets_what_was_posted(room: Room) -> None:
     assert not publisher.ask(room.encoder.publish(channel, b"nobody"))
 
 
-def test_a_request_within_an_event_that_has_to_wait_is_answered_once(room: Room) -> None:
+def test_a_waiting_request_within_an_event_is_answered_once(room: Room) -> None:
     one, other, *_ = [room.connect() for _ in range(3000)]
     one.send(room.encoder.publish(b"*", b"first"))
     other.send(room.encoder.event(b"", room.encoder.publish(b"*", b"second")))
@@ -249,7 +250,7 @@ def test_a_request_within_an_event_that_has_to_wait_is_answered_once(room: Room)
     assert one.ask(room.encoder.info()).publish_requests == 2
 
 
-def test_events_within_events_are_no_way_to_long_replies(make_room: Callable[..., Room]) -> None:
+def test_nested_events_cannot_produce_long_replies(make_room: Callable[..., Room]) -> None:
     room = make_room(value_size=4, max_message=1 << 16)
     client = room.connect()
     request: Request[Any] = room.encoder.insert(b"k", 1, 60)
@@ -264,16 +265,14 @@ def test_events_within_events_are_no_way_to_long_replies(make_room: Callable[...
 
 
 def test_a_request_within_a_long_event_does_not_wait_for_ever(make_room: Callable[..., Room]) -> None:
-    """What follows it is ignored. With 64 bytes a step there is more of it than a turn has steps."""
+    """The rest of the event is ignored. At 64 bytes a step it is more than a turn has steps."""
     room = make_room(value_size=4)
     client = room.connect()
     for request in (room.encoder.info(), room.encoder.channel(b"*"), room.encoder.list()):
         assert client.ask(room.encoder.event(b"c", Request(request + bytes(300_000)))) is not None
 
 
-def test_an_event_to_oneself_is_not_within_the_reply_to_the_event_that_published_it(
-    room: Room, client: Connection
-) -> None:
+def test_an_own_event_does_not_come_within_the_reply_that_published_it(room: Room, client: Connection) -> None:
     request = room.encoder.event(b"", room.encoder.event(b"", room.encoder.publish(b"*", b"x")))
     client.send(request)
     room.settle()
@@ -283,7 +282,7 @@ def test_an_event_to_oneself_is_not_within_the_reply_to_the_event_that_published
     assert (connection.published_bytes, connection.received_bytes) == (1, 0)
 
 
-def test_who_reads_a_long_listing_is_not_waited_for(make_room: Callable[..., Room]) -> None:
+def test_a_delivery_does_not_wait_for_a_connection_with_a_long_listing(make_room: Callable[..., Room]) -> None:
     room = make_room(max_queued=4096)
     lister, publisher = room.connect(), room.connect()
     fill(lister, 20_000)
@@ -301,8 +300,8 @@ def test_every_event_within_an_event_is_a_request(room: Room, client: Connection
     assert (figures["command:event"], figures["command:whoami"]) == (2, 1)
 
 
-def test_who_is_subscribed_twice_is_told_twice_of_what_was_read(room: Room, client: Connection) -> None:
-    """Which both together are what the channel tells."""
+def test_both_subscriptions_of_a_connection_count_the_bytes_read(room: Room, client: Connection) -> None:
+    """Their sum is what the channel shows."""
     for _ in range(2):
         client.ask(room.encoder.subscribe(b"news"))
     client.ask(room.encoder.publish(b"news", b"four"))
@@ -310,7 +309,7 @@ def test_who_is_subscribed_twice_is_told_twice_of_what_was_read(room: Room, clie
     assert [entry.read_bytes for entry in client.ask(room.encoder.channels()) if entry.channel == b"news"] == [8]
 
 
-def test_who_has_gone_is_not_listed_before_the_next_tick(room: Room, client: Connection) -> None:
+def test_an_ended_connection_is_not_listed_before_the_next_tick(room: Room, client: Connection) -> None:
     other = room.connect()
     own_channel(other)
     own = own_channel(client)
@@ -320,8 +319,8 @@ def test_who_has_gone_is_not_listed_before_the_next_tick(room: Room, client: Con
     assert {(entry.channel, entry.subscriptions) for entry in reply.result} == {(b"*", 1), (own, 1)}
 
 
-def test_ids_tell_nothing_of_the_hashes_of_names() -> None:
-    """Who knows the hashes of names that he can use could aim all of them at one run of slots."""
+def test_ids_reveal_nothing_about_the_hashes_of_names() -> None:
+    """A client that knew the hashes of names could aim all of them at one run of slots."""
     room = Room()
     ids = [room.connect().ask(room.encoder.whoami()) for _ in range(100)]
     for serial, found in enumerate(ids, 1):
@@ -334,7 +333,7 @@ def test_ids_tell_nothing_of_the_hashes_of_names() -> None:
 
 
 @pytest.mark.parametrize("size", [0, 3, 5, 16, -2])
-def test_only_four_widths(size: int) -> None:
+def test_only_four_value_sizes(size: int) -> None:
     with pytest.raises(ValueError, match=f"value_size must be 1, 2, 4 or 8 bytes, not {size}"):
         open_store(
             value_size=size,
@@ -347,7 +346,7 @@ def test_only_four_widths(size: int) -> None:
         )
 
 
-def test_outcomes_tell_requests_apart_and_a_drain_changes_nothing(room: Room, client: Connection) -> None:
+def test_outcomes_are_counted_by_request_and_a_drain_changes_nothing(room: Room, client: Connection) -> None:
     encoder = room.encoder
     client.send(encoder.insert(b"a", 1, 60), encoder.insert(b"a", 1, 60), encoder.query(b"b"), encoder.subscribe(b"c"))
     room.store.begin_drain()
@@ -366,6 +365,6 @@ def test_outcomes_tell_requests_apart_and_a_drain_changes_nothing(room: Room, cl
     ]
 
 
-def test_subscriptions_are_not_holdings_to_wait_for(room: Room, client: Connection) -> None:
+def test_a_drain_does_not_wait_for_subscriptions(room: Room, client: Connection) -> None:
     assert client.ask(room.encoder.subscribe(b"c"))
     assert (room.store.held(), room.store.holdings_of(1), room.store.leases(10)) == (0, 0, [])

@@ -1,4 +1,4 @@
-"""The throttr room's store: ids, memory, time."""
+"""The throttr protocol's store: ids, memory, time."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-def test_an_id_is_a_number_and_what_nobody_can_guess(make_room: Callable[..., Room]) -> None:
-    """It looks like a random UUID, and its key is made of what is too long to be a name."""
+def test_a_connection_id_is_the_keyed_hash_of_a_number(make_room: Callable[..., Room]) -> None:
+    """It looks like a random UUID; its key is derived from a text that is too long to be a name."""
     room = make_room()
     id_key = b"".join(siphash(KEY, bytes([half, *bytes(255)])).to_bytes(8, "little") for half in range(2))
     for number in (1, 2):
@@ -54,7 +54,7 @@ class Curious:
         return "", 0
 
 
-def test_nobody_comes_back_into_a_call_that_is_under_way(room: Room, client: Connection) -> None:
+def test_the_store_refuses_a_nested_call(room: Room, client: Connection) -> None:
     client.session.owner = Curious(room.store)
     with pytest.raises(RuntimeError, match="a call is in progress"):
         client.session.receive(bytes(room.encoder.connections()), room.now)
@@ -64,7 +64,7 @@ def test_nobody_comes_back_into_a_call_that_is_under_way(room: Room, client: Con
 # ---- memory ---------------------------------------------------------------------------------------------------------
 
 
-def test_over_the_limit_nothing_is_added_and_all_that_is_there_goes_on(make_room: Callable[..., Room]) -> None:
+def test_beyond_the_memory_limit_nothing_is_added_and_existing_keys_go_on(make_room: Callable[..., Room]) -> None:
     room = make_room(memory_limit=1 << 16, value_size=4)
     client = room.connect()
     count = 0
@@ -82,12 +82,12 @@ def test_over_the_limit_nothing_is_added_and_all_that_is_there_goes_on(make_room
 
 
 @pytest.mark.parametrize(("lacking", "fits"), [(0, True), (1, False)])
-def test_the_limit_is_met_to_the_byte(make_room: Callable[..., Room], lacking: int, fits: bool) -> None:
+def test_the_memory_limit_is_met_to_the_byte(make_room: Callable[..., Room], lacking: int, fits: bool) -> None:
     client = make_room(memory_limit=KEY_COST + 5 * BLOCK - lacking).connect()
     assert client.ask(client.room.encoder.set(b"k", bytes(5 * 60 - 4), 60)) == fits
 
 
-def test_keys_take_half_of_the_memory_at_most(make_room: Callable[..., Room]) -> None:
+def test_keys_use_at_most_half_of_the_memory(make_room: Callable[..., Room]) -> None:
     room = make_room(memory_limit=1 << 20)
     client = room.connect()
     assert room.store.snapshot()["keys_max"] == 4096
@@ -108,8 +108,8 @@ def small_store(**sizes: Any) -> ThrottrStore:
     return ThrottrStore(**(usual | places | memory | sizes))
 
 
-def test_the_region_has_a_place_for_each_key_channel_and_subscription() -> None:
-    """Twice as many, so that what they are rounded up to is the same."""
+def test_the_region_has_room_for_each_key_channel_and_subscription() -> None:
+    """Twice as many, so that the rounded sizes are the same."""
     sizes = {name: small_store(**{name: 1 << 14}).snapshot()["region"] for name in ("keys", "channels")}
     region = small_store().snapshot()["region"]
     assert sizes["keys"] - region == 3 * (1 << 12) * (96 + 2 * 8)
@@ -131,13 +131,13 @@ def test_the_region_has_a_place_for_each_key_channel_and_subscription() -> None:
         ({"memory_limit": 1 << 38}, "at most 4294967294 blocks"),
     ],
 )
-def test_what_memory_was_not_made_for_is_refused(sizes: dict[str, int], text: str) -> None:
+def test_impossible_sizes_are_refused(sizes: dict[str, int], text: str) -> None:
     with pytest.raises(ValueError, match=text):
         small_store(**sizes)
 
 
 def test_no_more_connections_than_channels_for_them() -> None:
-    """Even if they are subscribed to nothing any more."""
+    """Even if they have no subscriptions any more."""
     store = small_store(channels=4)
     sessions = [store.session(0) for _ in range(3)]
     for _ in range(2):
@@ -163,7 +163,7 @@ def test_no_more_connections_than_channels_for_them() -> None:
 
 
 @pytest.mark.parametrize("limit", [1024 * BLOCK, 1025 * BLOCK, 1026 * BLOCK])
-def test_subscriptions_count_and_those_that_all_have_do_not(make_room: Callable[..., Room], limit: int) -> None:
+def test_subscriptions_use_memory_except_those_of_every_connection(make_room: Callable[..., Room], limit: int) -> None:
     room = make_room(memory_limit=limit)
     clients = [room.connect() for _ in range(200)]
     assert room.store.snapshot()["used_memory"] == 0
@@ -177,7 +177,7 @@ def test_subscriptions_count_and_those_that_all_have_do_not(make_room: Callable[
 
 
 def test_subscriptions_leave_room_for_connections(room: Room, client: Connection) -> None:
-    """However many channels a connection is subscribed to, others can come and have theirs."""
+    """However many subscriptions a connection has, others can connect and have theirs."""
     encoder, count = room.encoder, 0
     for _ in range(200):
         client.send(*(encoder.subscribe(b"%d" % number) for number in range(count, count + 1000)))
@@ -192,7 +192,7 @@ def test_subscriptions_leave_room_for_connections(room: Room, client: Connection
 
 
 def test_a_value_that_is_no_longer_than_before_always_fits(make_room: Callable[..., Room]) -> None:
-    """Even where connections that were subscribed to nothing have gone, and what is used is beyond the limit."""
+    """Also after connections without subscriptions have ended, when the memory in use is beyond the limit."""
     room = make_room(memory_limit=1 << 16)
     client, other, others = room.connect(), room.connect(), [room.connect() for _ in range(20)]
     for connection in others:
@@ -214,10 +214,10 @@ def test_a_value_that_is_no_longer_than_before_always_fits(make_room: Callable[.
 
 
 @pytest.mark.parametrize(("limit", "keys", "count"), [(1 << 20, 4096, 500), (1 << 13, 32, 10)])
-def test_keys_that_have_expired_make_room_before_the_tick(
+def test_expired_keys_make_room_before_the_tick(
     make_room: Callable[..., Room], limit: int, keys: int, count: int
 ) -> None:
-    """As many as one request can look at, and more."""
+    """As many as one request can examine, and more."""
     room = make_room(memory_limit=limit)
     client = room.connect()
     fill(client, keys, ttl=1)
@@ -227,7 +227,7 @@ def test_keys_that_have_expired_make_room_before_the_tick(
     assert [got.result for got in client.received] == [True] * count
 
 
-def test_an_expired_key_whose_name_is_taken_before_the_tick_has_expired(room: Room, client: Connection) -> None:
+def test_an_expired_key_replaced_before_the_tick_counts_as_expired(room: Room, client: Connection) -> None:
     for request in (room.encoder.insert(b"k", 1, 1), room.encoder.set(b"k", b"v", 1)):
         client.send(request)
         room.now += SECOND
@@ -236,7 +236,7 @@ def test_an_expired_key_whose_name_is_taken_before_the_tick_has_expired(room: Ro
     assert room.store.snapshot()["expired"] == 2
 
 
-def test_a_request_that_has_room_leaves_what_has_expired_to_the_tick(room: Room, client: Connection) -> None:
+def test_a_request_with_room_leaves_expired_keys_to_the_tick(room: Room, client: Connection) -> None:
     fill(client, 10, ttl=1)
     room.now += 2 * SECOND
     client.send(room.encoder.insert(b"k", 1, 60))
@@ -245,7 +245,7 @@ def test_a_request_that_has_room_leaves_what_has_expired_to_the_tick(room: Room,
     assert room.store.snapshot()["expired"] == 10
 
 
-def test_nobody_is_subscribed_to_one_channel_without_end(room: Room, client: Connection) -> None:
+def test_repeated_subscriptions_to_a_channel_are_bounded(room: Room, client: Connection) -> None:
     answers = [client.ask(room.encoder.subscribe(b"c")) for _ in range(20)]
     assert answers == [True] * 16 + [False] * 4
     assert client.ask(room.encoder.info()).subscriptions == 18
@@ -255,7 +255,7 @@ def test_nobody_is_subscribed_to_one_channel_without_end(room: Room, client: Con
     assert client.ask(room.encoder.info()).subscriptions == 2
 
 
-def test_who_was_subscribed_more_than_once_and_goes_takes_that_with_him(room: Room, client: Connection) -> None:
+def test_all_repeated_subscriptions_end_with_their_connection(room: Room, client: Connection) -> None:
     for _ in range(3):
         assert client.ask(room.encoder.subscribe(b"c"))
     other = room.connect()
@@ -284,12 +284,12 @@ def test_many_subscriptions_are_given_back_a_slice_per_tick(room: Room, client: 
 
 
 @pytest.mark.parametrize("limit", [0, 1, 2048, 4096, 1 << 28])
-def test_any_limit_makes_a_room(make_room: Callable[..., Room], limit: int) -> None:
+def test_any_memory_limit_makes_a_store(make_room: Callable[..., Room], limit: int) -> None:
     client = make_room(memory_limit=limit).connect()
     assert client.ask(client.room.encoder.insert(b"k", 1, 60)) == (limit >= KEY_COST)
 
 
-def test_the_bytes_of_a_connection_are_all_that_it_sent_and_got(room: Room, client: Connection) -> None:
+def test_the_counted_bytes_of_a_connection_are_all_sent_and_received(room: Room, client: Connection) -> None:
     sent = received = 0
     for request in (room.encoder.whoami(), b"".join(room.encoder.insert(key(n), 1, 60) for n in range(3000)), b"\x07"):
         output = client.session.receive(bytes(request), room.now)
@@ -316,7 +316,7 @@ def test_a_deadline_is_not_in_the_past_however_long_the_machine_is_up(
     assert start <= room.store.next_deadline() <= start + ttl_ns + TICK
 
 
-def test_the_next_deadline_is_known_when_it_has_come_nearer(room: Room, client: Connection) -> None:
+def test_an_earlier_expiry_moves_the_next_deadline(room: Room, client: Connection) -> None:
     assert room.store.next_deadline() == -1
     client.ask(room.encoder.insert(b"far", 1, 50))
     assert START < room.store.next_deadline() <= START + 50 * SECOND + (1 << 20)
@@ -324,7 +324,7 @@ def test_the_next_deadline_is_known_when_it_has_come_nearer(room: Room, client: 
     assert START < room.store.next_deadline() <= START + 5_000_000 + (1 << 20)
 
 
-def test_many_that_expire_at_once_are_freed_in_slices_and_seen_by_nobody(room: Room, client: Connection) -> None:
+def test_many_expired_keys_are_freed_in_slices_and_invisible(room: Room, client: Connection) -> None:
     fill(client, 20_000, ttl=1)
     room.now += SECOND + TICK
     ticks = 0
@@ -340,7 +340,7 @@ def test_many_that_expire_at_once_are_freed_in_slices_and_seen_by_nobody(room: R
     assert client.ask(room.encoder.info()).keys == 0
 
 
-def test_info_waits_until_what_has_expired_is_counted(room: Room, client: Connection) -> None:
+def test_info_waits_until_expired_keys_are_freed(room: Room, client: Connection) -> None:
     fill(client, 5000, ttl=1)
     room.now += SECOND + TICK
     client.send(room.encoder.info())
@@ -371,9 +371,7 @@ def test_figures_per_minute_are_those_of_the_last_whole_minute(room: Room, clien
 
 
 @pytest.mark.parametrize("minute", [0, 1])
-def test_a_new_key_has_not_been_used_in_the_clock_s_first_minutes_either(
-    make_room: Callable[..., Room], minute: int
-) -> None:
+def test_a_new_key_is_unused_in_the_clocks_first_minutes_too(make_room: Callable[..., Room], minute: int) -> None:
     client = make_room(start=minute * MINUTE).connect()
     encoder = client.room.encoder
     for _ in range(2):  # the second has the record of the first
@@ -384,7 +382,7 @@ def test_a_new_key_has_not_been_used_in_the_clock_s_first_minutes_either(
 
 
 @pytest.mark.parametrize("start", [0, START])
-def test_unix_time_is_what_the_caller_says(make_room: Callable[..., Room], start: int) -> None:
+def test_the_caller_sets_the_unix_time(make_room: Callable[..., Room], start: int) -> None:
     room = make_room(start=start)
     client = room.connect()
     room.now += 5 * SECOND
@@ -405,7 +403,7 @@ def test_unix_time_is_what_the_caller_says(make_room: Callable[..., Room], start
     assert later.ask(room.encoder.info()).running_since == UNIX - 5 * SECOND
 
 
-def test_a_ttl_without_end_ends_in_2262(make_room: Callable[..., Room]) -> None:
+def test_an_unlimited_ttl_ends_in_2262(make_room: Callable[..., Room]) -> None:
     client = make_room(value_size=8).connect()
     assert client.ask(client.room.encoder.insert(b"k", 1, (1 << 64) - 1, TTLType.HOURS))
     (entry,) = client.ask(client.room.encoder.list())
@@ -413,7 +411,7 @@ def test_a_ttl_without_end_ends_in_2262(make_room: Callable[..., Room]) -> None:
 
 
 def test_the_longest_ttl_has_its_own_end(make_room: Callable[..., Room]) -> None:
-    """A second more, and it ends when all do that have none."""
+    """With a second more, it ends like an unlimited one."""
     client = make_room(value_size=8).connect()
     longest = ((1 << 63) - 1 - 60 * MINUTE - START) // SECOND
     for ttl, left in ((longest, longest - 1), (longest + 1, longest), (longest + 9, longest)):

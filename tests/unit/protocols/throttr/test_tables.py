@@ -1,4 +1,4 @@
-"""The throttr room's tables of keys and subscriptions: what they tell, and of which."""
+"""The throttr protocol's tables of keys and subscriptions."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def listed(store: Any, table: Any = KEYS, **parameters: str) -> tuple[list[Any],
     return walk.rows(), walk.total
 
 
-def test_keys_by_value_and_by_what_is_left_of_them() -> None:
+def test_keys_are_sorted_by_value_and_ttl() -> None:
     store, session, encoder = make_store()
     requests = [
         encoder.insert(b"small", 7, 60, TTLType.SECONDS),
@@ -59,8 +59,8 @@ def test_keys_by_value_and_by_what_is_left_of_them() -> None:
     assert [row[0] for row in listed(store, match="a", limit="1")[0]] == [b"large"]
 
 
-def test_what_has_expired_is_not_told_of_swept_or_not() -> None:
-    """The moment is that of the last call; set_wall(), which comes once a second, is one."""
+def test_expired_keys_are_not_listed_before_their_sweep_either() -> None:
+    """The time is that of the last call; set_wall(), which comes once a second, is one."""
     store, session, encoder = make_store(grace_ns=10 * SECOND)
     session.receive(encoder.insert(b"a", 1, 2, TTLType.SECONDS) + encoder.insert(b"b", 1, 5, TTLType.SECONDS), START)
     store.set_wall(START + SECOND, START + SECOND)
@@ -90,7 +90,7 @@ def test_a_walk_ends_while_keys_come_and_go() -> None:
     store.audit()
 
 
-def test_what_a_connection_is_subscribed_to() -> None:
+def test_the_subscriptions_of_a_connection() -> None:
     """The two channels of every connection are there from the start."""
     store, session, encoder = make_store()
     other = store.session(START)

@@ -1,4 +1,4 @@
-"""The throttr wire module: requests byte for byte, and replies and events out of a stream in any pieces."""
+"""The throttr wire module: requests byte for byte, and replies and events from a stream in any pieces."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ ANSWERS: list[tuple[bytes, bytes, Any]] = [
 EVENTS = [(b"\x19\1\2\0c\1\0", Event(b"c", b"\1\0")), (b"\x19\0\0\0", Event(b"", b""))]
 
 
-def test_metrics_call_requests_as_clients_do() -> None:
+def test_metrics_and_clients_use_the_same_names_of_requests() -> None:
     assert {opcode.value: opcode.name.lower() for opcode in Opcode} == COMMAND_NAMES
 
 
@@ -222,7 +222,7 @@ def test_names_at_the_limit_and_above(what: str, encode) -> None:
 
 
 @pytest.mark.parametrize("value", [-1, 256])
-def test_bytes_that_are_none(value: int) -> None:
+def test_numbers_that_do_not_fit_a_byte_are_refused(value: int) -> None:
     for what, encode in [
         ("ttl_type", lambda: ENCODER.insert(b"", 0, 0, value)),
         ("ttl_type", lambda: ENCODER.set(b"", b"", 0, value)),
@@ -234,7 +234,7 @@ def test_bytes_that_are_none(value: int) -> None:
 
 
 @pytest.mark.parametrize("value", [1.5, 2.0, "3", None])
-def test_numbers_that_are_not_whole(value: object) -> None:
+def test_numbers_must_be_whole(value: object) -> None:
     for what, encode in [
         ("quota", partial(ENCODER.insert, b"", value, 0)),
         ("ttl", partial(ENCODER.set, b"", b"", value)),
@@ -246,7 +246,7 @@ def test_numbers_that_are_not_whole(value: object) -> None:
 
 
 @pytest.mark.parametrize("size", [0, 15, 17])
-def test_an_id_of_another_size(size: int) -> None:
+def test_an_id_of_the_wrong_size_is_refused(size: int) -> None:
     with pytest.raises(ValueError, match=f"^id must have 16 bytes, not {size}$"):
         ENCODER.connection(bytes(size))
 
@@ -270,7 +270,7 @@ def test_value_sizes_by_name() -> None:
         (b"\x19\0", "noth"),
     ],
 )
-def test_an_event_that_is_no_request(payload: bytes, shown: str) -> None:
+def test_an_event_without_a_valid_request_is_refused(payload: bytes, shown: str) -> None:
     with pytest.raises(ValueError, match=f"^this is not a request: {shown}"):
         ENCODER.event(b"c", wire.Request(payload))
     for request in (payload, ENCODER.message(Opcode.EVENT, b"ch", payload)):
@@ -291,7 +291,7 @@ def test_a_reply_in_every_cut(request_bytes: bytes, data: bytes, result: Any) ->
         assert parser.feed(data[cut:]) == [Reply(Opcode(request_bytes[0]), result)]
 
 
-def test_every_request_has_an_answer_here() -> None:
+def test_the_replies_of_this_test_cover_every_request() -> None:
     assert {request[0] for request, _, _ in ANSWERS} == set(Opcode)
 
 
@@ -313,8 +313,8 @@ def test_any_replies_and_events_in_any_pieces(picked: list[tuple[Any, ...]], dat
 
 
 @given(sizes, keys, st.data())
-def test_every_width(size: ValueSize, key: bytes, data: st.DataObject) -> None:
-    """What is put into one message comes out of another that has the same fields."""
+def test_every_value_size_round_trip(size: ValueSize, key: bytes, data: st.DataObject) -> None:
+    """The fields of one message can be decoded from another that has the same fields."""
     number = st.integers(0, size.maximum)
     quota, ttl, value = data.draw(number), data.draw(number), data.draw(st.binary(max_size=255))
     encoder = Encoder(size)
@@ -328,7 +328,7 @@ def test_every_width(size: ValueSize, key: bytes, data: st.DataObject) -> None:
     assert fed(encoder.list(), listing, size) == [ListEntry(key, KeyType.BUFFER, TTLType.MINUTES, 9, quota)]
 
 
-def test_types_are_members_where_they_are_known() -> None:
+def test_known_types_are_enum_members() -> None:
     (first, second, third) = fed(ENCODER.list(), KEY_LIST)
     assert isinstance(first.ttl_type, TTLType)
     assert isinstance(second.key_type, KeyType)
@@ -338,20 +338,20 @@ def test_types_are_members_where_they_are_known() -> None:
     assert isinstance(fed(ENCODER.connection(ID), b"\1" + record()).kind, ConnectionKind)
 
 
-def test_what_is_cut_or_no_text() -> None:
+def test_fixed_size_texts_may_be_cut_or_invalid() -> None:
     told = fed(ENCODER.connection(ID), b"\1" + record()[:19] + b"fe80:1234:5678:9" + record()[35:])
     assert told.ip == "fe80:1234:5678:9"
     told = fed(ENCODER.info(), b"\1" + bytes(416) + b"\xff1".ljust(16, b"\0"))
     assert told.version == "\\xff1"
 
 
-def test_an_event_where_nothing_is_asked() -> None:
+def test_events_without_a_request() -> None:
     parser = Parser(U16)
     assert parser.feed(EVENTS[0][0] * 2) == [EVENTS[0][1]] * 2
 
 
-def test_an_event_within_what_an_event_asked() -> None:
-    """Between two statuses, where it is plain what it is."""
+def test_an_event_within_the_reply_to_an_event() -> None:
+    """Between two statuses, where it is unambiguous."""
     parser = Parser(U16)
     parser.expect(ENCODER.event(b"c", ENCODER.publish(b"c", b"p")))
     assert parser.feed(b"\1" + EVENTS[0][0] + b"\1") == [EVENTS[0][1], Reply(Opcode.EVENT, Executed(True))]
@@ -378,7 +378,7 @@ def test_an_event_within_what_an_event_asked() -> None:
         (ENCODER.channel(b""), b"\1" + u64(2**32 + 1), "4294967297 subscribers, more than"),
     ],
 )  # fmt: skip
-def test_what_no_server_may_send(request_bytes: bytes, data: bytes, message: str) -> None:
+def test_invalid_replies_are_protocol_errors(request_bytes: bytes, data: bytes, message: str) -> None:
     parser = Parser(U16)
     if request_bytes:
         parser.expect(request_bytes)
@@ -431,7 +431,7 @@ def key_list(fragments: int) -> bytes:
 
 @pytest.mark.parametrize("piece", [1, 1000])
 def test_a_listing_in_pieces_takes_linear_time(piece: int) -> None:
-    """Ten times as much takes some ten times as long; it would be a hundred times if anything were looked at again."""
+    """Ten times as much takes some ten times as long; it would be a hundred times if bytes were scanned again."""
     short, long = key_list(15 * min(piece, 10)), key_list(150 * min(piece, 10))
     best = [min(seconds(ENCODER.list(), stream, piece) for _ in range(3)) for stream in (short, long)]
     assert best[1] < 40 * best[0]
@@ -453,8 +453,8 @@ def test_a_long_value_in_pieces_takes_linear_time() -> None:
     assert min(taken(300_000) for _ in range(3)) < 40 * min(taken(30_000) for _ in range(3))
 
 
-def test_until_a_request_with_numbers_succeeds_their_size_may_be_wrong() -> None:
-    """One without numbers raises no doubt, and settles none, nor does one that is refused."""
+def test_the_value_size_is_in_doubt_until_a_request_with_numbers_succeeds() -> None:
+    """A request without numbers causes no doubt and ends none, nor does a refused one."""
     encoder = Encoder(ValueSize.UINT32)
     parser = wire.Parser(ValueSize.UINT32)
     for _ in range(2):
