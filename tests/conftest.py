@@ -84,7 +84,7 @@ LONGEST = (
     "tests/meta/test_deletion.py::test_what_is_left_works",
     "tests/unit/engine/test_wheel.py::Test",
     "tests/property/test_cuts.py::test_any_stream",
-    "tests/unit/bench/test_page.py::test_any_text_leaves_it_well_formed",
+    "tests/unit/bench/test_page.py::test_the_page_is_well_formed_with_any_text",
     "tests/chaos/test_chaos.py::test_no_promise_is_broken",
     "tests/drills/",
     "tests/property/test_sentinel_model.py::Test",

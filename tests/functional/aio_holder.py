@@ -1,10 +1,9 @@
-"""A program that holds permits with the client for asyncio, for the tests that kill it, or let it end.
+"""A program that holds permits with the client for asyncio, for tests that kill it, or let it end.
 
     python aio_holder.py HOST PORT NAME asyncio|uvloop MODE
 
-It says when it holds. MODE: "hold" holds 2 until it is ended; "leave" ends inside the hold; "raise" does with an
-exception; "task" while another task holds.
-"""
+It prints when it holds. MODE: "hold" holds 2 until it is ended; "leave" ends inside the hold; "raise" does with
+an exception; "task" while another task holds."""
 
 from __future__ import annotations
 

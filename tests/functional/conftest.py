@@ -1,4 +1,5 @@
-"""A daemon of a test's own, and a relay to it that the test cuts. A module may have other fixtures of these names."""
+"""Fixtures: a daemon for one test, and a relay to it that the test cuts. A module may have other fixtures with these
+names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who may connect, and whose the socket's file is: as configured, and as a reload says."""
+"""Which addresses and users may connect, and the owner of the socket's file: as configured, and after a reload."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def is_served(counterd: daemon.Daemon, unix: bool = False, room: str = "counter"
 
 
 @ROOMS
-def test_networks(room: str, start: Callable[..., daemon.Daemon]) -> None:
+def test_only_allowed_networks_may_connect(room: str, start: Callable[..., daemon.Daemon]) -> None:
     counterd = start({**BEANSTALK, f"{room}.allow": "192.0.2.0/24 127.0.0.1"})
     counterd.addresses = counterd.served(f"{room} listens on")
     with counterd.connect() as connection:
@@ -58,7 +58,9 @@ def test_networks(room: str, start: Callable[..., daemon.Daemon]) -> None:
 
 
 @ROOMS
-def test_users_and_groups(room: str, start: Callable[..., daemon.Daemon], short_path: Path) -> None:
+def test_only_allowed_users_and_groups_may_connect(
+    room: str, start: Callable[..., daemon.Daemon], short_path: Path
+) -> None:
     me, mine = pwd.getpwuid(os.geteuid()).pw_name, grp.getgrgid(os.getegid()).gr_name
     other = next(user.pw_uid for user in pwd.getpwall() if user.pw_uid != os.geteuid())
     settings = {**BEANSTALK, f"{room}.bind": " ", f"{room}.socket": str(short_path / "s")}
@@ -76,7 +78,7 @@ def test_users_and_groups(room: str, start: Callable[..., daemon.Daemon], short_
 
 
 @pytest.mark.needs("root")
-def test_whose_the_file_is(start: Callable[..., daemon.Daemon], short_path: Path) -> None:
+def test_the_owner_and_mode_of_the_socket_file(start: Callable[..., daemon.Daemon], short_path: Path) -> None:
     path, nobody = short_path / "s", pwd.getpwnam("nobody")
     short_path.chmod(0o755)
     counterd = start({"counter.socket": path, "counter.socket_user": "daemon", "counter.socket_mode": "0600"})
@@ -87,7 +89,7 @@ def test_whose_the_file_is(start: Callable[..., daemon.Daemon], short_path: Path
     assert (path.stat().st_uid, path.stat().st_gid) == (nobody.pw_uid, grp.getgrnam("daemon").gr_gid)
 
 
-def test_the_limit_that_open_files_are(start: Callable[..., daemon.Daemon]) -> None:
+def test_the_limit_of_open_files_bounds_max_connections(start: Callable[..., daemon.Daemon]) -> None:
     few = "import resource\nresource.setrlimit(resource.RLIMIT_NOFILE, (65, 65))"
     counterd = start({"counter.max_connections": 9}, program=daemon.after(few))
     with counterd.client() as client:

@@ -1,4 +1,4 @@
-"""The admin process beside a real daemon: what it serves, what becomes of it, and what the daemon notices of that."""
+"""The admin process of a real daemon: what it serves, how it ends, and how little that disturbs the daemon."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_health_and_figures(admin: Admin) -> None:
     assert set(stats["protocols"]["counter"]["histograms"]) == {"batch_seconds", "batch_bytes"}
 
 
-def test_a_holder_from_its_counter_to_its_end(admin: Admin) -> None:
+def test_a_holder_is_found_and_its_connection_closed(admin: Admin) -> None:
     with admin.counterd.connect() as holder, admin.counterd.client() as other:
         assert peers.ask(holder, wire.acquire(1, BYTES, 3, 5)).status == 0
         (row,) = admin.ask(f"/counters?match={EVERY_BYTE}").json["rows"]
@@ -150,8 +150,8 @@ def counted(admin: Admin) -> dict[str, int]:
     return admin.ask("/stats").json["protocols"]["counter"]["figures"]
 
 
-def test_what_a_connection_holds(admin: Admin) -> None:
-    """Of the one that is asked for. The id of one that is gone means nobody else, who may have its number."""
+def test_the_holdings_of_a_connection(admin: Admin) -> None:
+    """Of the given id. The id of an ended connection matches no other one, which may have its number."""
     with admin.counterd.connect() as holder, admin.counterd.connect() as other:
         for connection, amount in ((holder, 3), (other, 4)):
             assert peers.ask(connection, wire.acquire(1, BYTES, amount, 9)).status == 0
@@ -170,7 +170,7 @@ def test_what_a_connection_holds(admin: Admin) -> None:
             assert (answer.status, answer.json) == (404, {"error": "this connection does not exist, or has ended"})
 
 
-def test_what_a_connection_is_subscribed_to(admin: Admin) -> None:
+def test_the_subscriptions_of_a_connection(admin: Admin) -> None:
     (address,) = admin.counterd.served("throttr listens on")
     with throttr.Client(*address, timeout=daemon.PATIENCE) as client:
         assert client.subscribe("news\xff")
@@ -229,7 +229,7 @@ def test_the_configuration_without_its_secret(admin: Admin) -> None:
     assert TOKEN not in answer.body.decode()
 
 
-def test_what_was_asked_is_counted(admin: Admin) -> None:
+def test_requests_are_counted_in_the_metrics(admin: Admin) -> None:
     def metrics() -> dict[str, float]:
         lines = admin.ask("/metrics").body.decode().splitlines()
         return {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines if line[0] != "#")}
@@ -249,7 +249,7 @@ def test_what_was_asked_is_counted(admin: Admin) -> None:
 
 @pytest.mark.needs("promtool")
 @pytest.mark.parametrize("accept", ["text/plain", "application/openmetrics-text;version=1.0.0"])
-def test_the_tool_of_prometheus_has_nothing_to_say(accept: str, admin: Admin) -> None:
+def test_promtool_accepts_the_metrics(accept: str, admin: Admin) -> None:
     body = admin.ask("/metrics", Accept=accept).body
     checked = subprocess.run([needs.path("promtool"), "check", "metrics"], input=body, capture_output=True, check=False)
     said = (checked.stdout + checked.stderr).decode().splitlines()
@@ -290,7 +290,7 @@ def test_a_reload_changes_the_token(admin: Admin) -> None:
 # ---- what becomes of it ---------------------------------------------------------------------------------------------
 
 
-def test_one_that_is_killed_is_replaced(admin: Admin) -> None:
+def test_a_killed_admin_process_is_replaced(admin: Admin) -> None:
     first = admin.pid()
     os.kill(first, signal.SIGKILL)
     assert admin.ask("/livez").status == 200  # whoever asks meanwhile waits
@@ -299,7 +299,7 @@ def test_one_that_is_killed_is_replaced(admin: Admin) -> None:
     admin.counterd.wait_for_log("WARN.*the admin process exited with status -9; restarting it in 0.1 s")
 
 
-def test_signals_that_are_meant_for_the_daemon_do_not_end_it(admin: Admin) -> None:
+def test_signals_for_the_daemon_do_not_end_the_admin_process(admin: Admin) -> None:
     assert admin.ask("/livez").status == 200  # one that is yet to start, as after the test before, they would end
     before = admin.pid()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
@@ -308,7 +308,7 @@ def test_signals_that_are_meant_for_the_daemon_do_not_end_it(admin: Admin) -> No
     assert admin.pid() == before
 
 
-def test_one_that_is_stopped_does_not_hold_up_the_daemon(admin: Admin) -> None:
+def test_a_stopped_admin_process_does_not_delay_the_daemon(admin: Admin) -> None:
     stopped = admin.pid()
     os.kill(stopped, signal.SIGSTOP)
     with contextlib.closing(admin.connection()) as connection:
@@ -323,7 +323,7 @@ def test_one_that_is_stopped_does_not_hold_up_the_daemon(admin: Admin) -> None:
     assert admin.pid() == stopped
 
 
-def test_whoever_floods_it_does_not_hold_up_the_daemon(admin: Admin) -> None:
+def test_a_flood_of_http_requests_does_not_delay_the_daemon(admin: Admin) -> None:
     def flood() -> None:
         with contextlib.suppress(OSError), contextlib.closing(admin.connection()) as connection:
             connection.connect()
@@ -349,8 +349,8 @@ def gone(pid: int) -> bool:
         return True
 
 
-def test_it_ends_with_a_daemon_that_is_killed(start: Callable[..., daemon.Daemon], short_path: Path) -> None:
-    """Even before it has begun to serve. A second daemon takes over the same place."""
+def test_the_admin_process_ends_with_a_killed_daemon(start: Callable[..., daemon.Daemon], short_path: Path) -> None:
+    """Even before it has begun to serve. A second daemon uses the same address."""
     settings = {"admin.enable": "true", "admin.bind": f"unix:{short_path}/s", "counter.socket": f"{short_path}/c"}
     for early in (True, False):
         counterd = start({**settings}, status=-signal.SIGKILL)
@@ -364,7 +364,7 @@ def test_it_ends_with_a_daemon_that_is_killed(start: Callable[..., daemon.Daemon
         daemon.wait_until(lambda pid=pid: gone(pid), "the admin process is gone")
 
 
-def test_while_the_daemon_waits_for_holdings_it_says_so(start: Callable[..., daemon.Daemon], short_path: Path) -> None:
+def test_readiness_reports_a_drain(start: Callable[..., daemon.Daemon], short_path: Path) -> None:
     path = short_path / "s"
     counterd = start({"admin.enable": "true", "admin.bind": f"unix:{path}", "drain.mode": "wait", "drain.timeout": 60})
     admin = Admin(counterd)
@@ -385,7 +385,7 @@ def test_while_the_daemon_waits_for_holdings_it_says_so(start: Callable[..., dae
     assert not path.exists()
 
 
-def test_an_address_that_is_taken(tmp_path: Path) -> None:
+def test_an_address_in_use_is_an_error(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         place = "{}:{}".format(*taken.getsockname())
         config = tmp_path / "counterd.conf"

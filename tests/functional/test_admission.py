@@ -1,4 +1,4 @@
-"""Who is let in over real sockets, who is slowed down, and who is sent away for saying nothing."""
+"""Admission over real sockets: allowed addresses, limits per address, request rates, and idle connections."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def secured(connected: socket.socket, tls: bool = True) -> socket.socket:
 
 
 @pytest.mark.parametrize("tls", [False, True])
-def test_addresses_that_are_not_allowed_never_get_a_word(tls: bool) -> None:
+def test_refused_addresses_get_no_bytes(tls: bool) -> None:
     access = Access((ipaddress.ip_network("127.0.0.2/32"),))
     with serving(context=server_context() if tls else None, access=access) as server:
         with server.connect() as refused:
@@ -45,7 +45,7 @@ def test_addresses_that_are_not_allowed_never_get_a_word(tls: bool) -> None:
         assert server.reports == [("rejected:allow", "connection refused: 127.0.0.1 is not an allowed address")]
 
 
-def test_an_address_has_its_share() -> None:
+def test_connections_of_an_address_are_limited() -> None:
     with (
         serving(max_per_address=2) as server,
         server.connect() as first,
@@ -75,7 +75,7 @@ def test_only_some_users_may_use_the_unix_socket(short_path: Path, allowed: bool
 
 
 @pytest.mark.parametrize("tls", [False, True])
-def test_one_that_asks_too_often_gets_every_answer_later(tls: bool) -> None:
+def test_a_connection_over_its_rate_gets_every_answer_later(tls: bool) -> None:
     """A second's worth at once, and then no more than the rate."""
     with (
         serving(context=server_context() if tls else None, requests_per_second=1000) as server,
@@ -110,8 +110,8 @@ input()
 
 
 @pytest.mark.parametrize("tls", [False, True])
-def test_what_a_killed_process_held_comes_back_although_it_was_slowed_down(tls: bool) -> None:
-    """By the limit, its requests that were not read would take most of an hour."""
+def test_holdings_of_a_killed_throttled_process_come_back(tls: bool) -> None:
+    """Under its limit, reading its waiting requests would take most of an hour."""
     request = wire.acquire(1, b"held", 1, 1) + NOOP * 3000
     with serving(context=server_context() if tls else None, requests_per_second=1) as server:
         arguments = (*map(str, server.address[:2]), str(tls), request.hex())
@@ -134,8 +134,8 @@ def test_what_a_killed_process_held_comes_back_although_it_was_slowed_down(tls: 
 
 
 @pytest.mark.parametrize("tls", [False, True])
-def test_one_that_says_its_last_byte_gets_all_its_answers_at_once(tls: bool) -> None:
-    """It asks for no more than what it has sent, and that is bounded by what the kernel takes."""
+def test_a_half_closed_throttled_connection_gets_all_answers_at_once(tls: bool) -> None:
+    """It can cause no more work than it has already sent, which the kernel's buffers bound."""
     with (
         serving(context=server_context() if tls else None, requests_per_second=1) as server,
         server.connect() as plain,
@@ -147,7 +147,7 @@ def test_one_that_says_its_last_byte_gets_all_its_answers_at_once(tls: bool) -> 
         assert peers.receive_all(connection) == REPLY * 3000
 
 
-def test_one_that_says_nothing_is_closed_and_what_it_held_comes_back() -> None:
+def test_an_idle_connection_is_closed_and_its_holdings_come_back() -> None:
     with (
         serving(context=server_context(), idle_timeout=1) as server,
         secured(server.connect()) as idle,
@@ -162,7 +162,7 @@ def test_one_that_says_nothing_is_closed_and_what_it_held_comes_back() -> None:
         assert server.figures()["idle_closed"] == 1
 
 
-def test_one_that_is_killed(short_path: Path) -> None:
+def test_holdings_of_a_killed_connection_come_back(short_path: Path) -> None:
     with serving(str(short_path / "s")) as server, server.connect() as killed, server.connect_unix() as other:
         assert peers.ask(killed, wire.acquire(1, b"held", 1, 1)).status == 0
         assert peers.ask(other, NOOP).opaque == 1

@@ -1,8 +1,8 @@
-"""The client for asyncio against the real counterd and the real yrmcdsd: calls side by side, holds, who waits for what.
+"""The client for asyncio against the real counterd and the real yrmcdsd: concurrent calls, holds, and the order of
+waiters.
 
-What yrmcdsd does not do is not asked of it: it gives back late, or not at all, when a client has reset or vanished, and
-has no figure that a test could count holdings by.
-"""
+Nothing is tested that yrmcdsd does not do: it gives back late, or not at all, when a client has reset or
+vanished, and has no figure that a test could count holdings by."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ async def is_waited_for(client: aio.Client, count: int) -> bool:
 
 @pytest.mark.parametrize("loop", NEW_LOOP)
 def test_a_hundred_tasks_on_one_connection(loop: str, address, name: str) -> None:
-    """Each gets its own answers, whatever the others ask."""
+    """Each gets its own answers, whatever the others send."""
 
     async def work(client: aio.Client, number: int) -> None:
         own = f"{name}/{number}"
@@ -96,7 +96,7 @@ def test_a_hundred_tasks_on_one_connection(loop: str, address, name: str) -> Non
     run(main(), loop)
 
 
-def test_a_dump_of_many_beside_calls(address, name: str) -> None:
+def test_a_long_dump_and_concurrent_calls(address, name: str) -> None:
     async def main() -> None:
         async with aio.Client(*address) as client:
             many = client.pipeline()
@@ -115,7 +115,7 @@ def test_a_dump_of_many_beside_calls(address, name: str) -> None:
 
 
 @pytest.mark.parametrize("loop", NEW_LOOP)
-def test_everybody_is_cancelled_at_once(loop: str, address, name: str) -> None:
+def test_many_calls_are_cancelled_at_once(loop: str, address, name: str) -> None:
     """While half of the answers are there, and half are not."""
 
     async def main() -> None:
@@ -139,8 +139,8 @@ def test_everybody_is_cancelled_at_once(loop: str, address, name: str) -> None:
     run(main(), loop)
 
 
-def test_a_unix_socket(short_path, tmp_path) -> None:
-    """Which yrmcdsd does not have."""
+def test_a_client_of_a_unix_socket(short_path, tmp_path) -> None:
+    """yrmcdsd has none."""
 
     async def main(path: str, loop_name: str) -> None:
         async with aio.Client(path=path) as client, aio.Client(f"counter+unix://{path}") as other:
@@ -159,7 +159,7 @@ def test_a_unix_socket(short_path, tmp_path) -> None:
 
 
 @pytest.mark.parametrize("loop", NEW_LOOP)
-def test_those_who_wait_get_it_in_order(loop: str, address, name: str) -> None:
+def test_waiters_get_permits_in_order(loop: str, address, name: str) -> None:
     got: list[int] = []
 
     async def wait(client: aio.Client, number: int) -> None:
@@ -206,7 +206,7 @@ def test_a_big_request_is_not_overtaken(address, name: str) -> None:
 
 
 @pytest.mark.parametrize("how", ["hold", "release", "pipeline", "cancelled", "semaphore"])
-def test_whatever_gives_back_wakes_the_first(how: str) -> None:
+def test_every_release_wakes_the_first_waiter(how: str) -> None:
     """At once, although it would ask again later. With a server that has no queue, and a clock that does not run."""
     loop = Loop()
     loop.server.delay = lambda: 0.0
@@ -246,8 +246,8 @@ def test_whatever_gives_back_wakes_the_first(how: str) -> None:
     loop.run(main())
 
 
-def test_two_clients_compete(address, name: str) -> None:
-    """Nobody starves, and no more than the maximum is held at any time."""
+def test_two_clients_share_permits(address, name: str) -> None:
+    """Neither starves, and no more than the maximum is held at any time."""
     held = most = 0
 
     async def work(client: aio.Client) -> None:
@@ -268,8 +268,8 @@ def test_two_clients_compete(address, name: str) -> None:
     assert most in (2, 4)
 
 
-def test_those_who_wait_give_up_in_time(address, name: str) -> None:
-    """The first as well as those behind it, each after its own time; who is left gets it."""
+def test_waiters_time_out(address, name: str) -> None:
+    """The first as well as those behind it, each after its own timeout; the remaining one gets the permits."""
 
     async def give_up(client: aio.Client, timeout: float) -> None:
         with pytest.raises(NotAvailable) as refused:
@@ -296,7 +296,7 @@ def test_those_who_wait_give_up_in_time(address, name: str) -> None:
 @pytest.mark.limit(300)  # on a busy machine the tasks alone take a minute
 @pytest.mark.parametrize("how", ["cancelled", "timed out"])
 def test_ten_thousand_wait_for_one_name(how: str, address, name: str) -> None:
-    """The loop serves others meanwhile, and the server is hardly asked."""
+    """The loop serves others meanwhile, and the server gets hardly any requests."""
 
     async def main() -> None:
         loop = asyncio.get_running_loop()
@@ -376,8 +376,8 @@ def test_a_decorated_function(address, name: str) -> None:
     run(main())
 
 
-def test_a_decorated_generator_is_what_it_was(address, name: str) -> None:
-    """Whatever is sent or thrown into it arrives there."""
+def test_a_decorated_generator_keeps_its_behaviour(address, name: str) -> None:
+    """What is sent or thrown into it arrives there."""
     seen: list[Any] = []
 
     async def main() -> None:
@@ -468,7 +468,7 @@ async def played(semaphore: Any) -> list[Any]:
     return results
 
 
-def test_a_semaphore_does_what_that_of_asyncio_does(address, name: str) -> None:
+def test_a_semaphore_behaves_like_that_of_asyncio(address, name: str) -> None:
     async def main() -> None:
         async with aio.Client(*address) as client:
             assert await played(client.semaphore(name, 2)) == await played(asyncio.BoundedSemaphore(2))
@@ -477,7 +477,7 @@ def test_a_semaphore_does_what_that_of_asyncio_does(address, name: str) -> None:
     run(main())
 
 
-def test_after_close(address, name: str) -> None:
+def test_calls_and_holds_after_close(address, name: str) -> None:
     async def main() -> None:
         async with aio.Client(*address) as client:
             hold = await client.hold(name, maximum=2).__aenter__()

@@ -1,7 +1,6 @@
-"""The client for asyncio when connections, servers and programs end: who is told, what is given back, what goes on.
+"""The client for asyncio when connections, servers and programs end: errors, returned permits, and how it goes on.
 
-With counterd alone: yrmcdsd gives back up to 3 s after a client has gone, or not at all.
-"""
+With counterd alone: yrmcdsd gives back up to 3 s after a client has gone, or not at all."""
 
 from __future__ import annotations
 
@@ -87,7 +86,7 @@ async def is_in_use(client: aio.Client, name: str, permits: int) -> bool:
 
 
 def test_the_server_ends_while_permits_are_held(server, caplog) -> None:
-    """Everybody who has to is told, once; what the program raised itself is what it gets."""
+    """Each loss is reported once; an exception of the program itself is not replaced."""
     told: list[aio.Hold] = []
 
     def tell(hold: aio.Hold) -> None:
@@ -130,7 +129,7 @@ async def answers(client: aio.Client) -> bool:
 
 
 @LOOPS
-def test_acquired_again_when_the_server_is_back(server, loop: str) -> None:
+def test_permits_are_acquired_again_when_the_server_is_back(server, loop: str) -> None:
     async def main() -> None:
         async with server.client() as client:
             holds = [client.hold(f"name {number}", 2, maximum=2, on_lost="reacquire") for number in range(5)]
@@ -158,7 +157,7 @@ def test_acquired_again_when_the_server_is_back(server, loop: str) -> None:
 
 
 @LOOPS
-def test_acquired_again_although_others_want_it(server, loop: str) -> None:
+def test_permits_are_acquired_again_although_others_want_them(server, loop: str) -> None:
     async def main() -> None:
         async with server.client() as client, server.client() as other:
             async with client.hold("name", 2, maximum=2, on_lost="reacquire") as hold:
@@ -178,8 +177,8 @@ def test_acquired_again_although_others_want_it(server, loop: str) -> None:
 
 
 @pytest.mark.parametrize("first", ["call", "pipeline", "hold"])
-def test_permits_of_acquire_that_were_lost(server, first: str) -> None:
-    """One call tells of it, and only one, also when a hold was the first to connect again."""
+def test_lost_permits_of_acquire_are_raised_once(server, first: str) -> None:
+    """By one call, also when a hold was the first to connect again."""
 
     async def main() -> None:
         async with server.client() as client:
@@ -213,8 +212,8 @@ def test_permits_of_acquire_that_were_lost(server, first: str) -> None:
     run(main())
 
 
-def test_one_that_is_not_there(server) -> None:
-    """The first who asks learns why, others at once that it is too early; a hold waits."""
+def test_calls_and_holds_without_a_server(server) -> None:
+    """The first call has the reason, others fail at once as the next attempt is not due; a hold waits."""
 
     async def main() -> None:
         server.kill()
@@ -236,8 +235,8 @@ def test_one_that_is_not_there(server) -> None:
     run(main())
 
 
-def test_a_hold_waits_for_one_that_does_not_accept() -> None:
-    """As for one that is not there."""
+def test_a_hold_waits_for_a_server_that_does_not_accept() -> None:
+    """As for one that does not exist."""
 
     async def scenario() -> None:
         with contextlib.ExitStack() as stack:
@@ -254,7 +253,7 @@ def test_a_hold_waits_for_one_that_does_not_accept() -> None:
     run(scenario())
 
 
-def test_a_port_that_nobody_listens_on_is_not_oneself() -> None:
+def test_a_connection_to_itself_is_refused() -> None:
     """The kernel may choose the very port that is connected to for this side of the connection."""
 
     async def scenario() -> None:
@@ -275,7 +274,7 @@ def test_a_port_that_nobody_listens_on_is_not_oneself() -> None:
 
 @LOOPS
 def test_many_tasks_share_an_attempt_to_connect(counterd, loop: str) -> None:
-    """And it goes on although some are cancelled, the first of them too."""
+    """It goes on although some are cancelled, including the first."""
 
     async def main() -> None:
         async with aio.Client(*counterd.address) as other:
@@ -295,8 +294,8 @@ def test_many_tasks_share_an_attempt_to_connect(counterd, loop: str) -> None:
 
 
 @LOOPS
-def test_a_server_that_has_no_room(start, loop: str) -> None:
-    """It accepts, and hangs up: calls say so, and a hold asks again only now and then."""
+def test_a_server_without_room_closes_connections(start, loop: str) -> None:
+    """Calls raise, and a hold asks again only now and then."""
 
     async def main() -> None:
         async with aio.Client(*counterd.address) as only:
@@ -344,7 +343,7 @@ def line(process: subprocess.Popen[str]) -> list[str]:
 
 
 @LOOPS
-def test_a_killed_program_gives_to_who_waits(counterd, loop: str) -> None:
+def test_a_waiter_gets_the_permits_of_a_killed_program(counterd, loop: str) -> None:
     name = f"killed {loop}"
 
     async def main() -> None:
@@ -378,8 +377,8 @@ def test_a_program_that_ends_inside_a_hold(counterd, mode: str, status: int, com
 
 @LOOPS
 @leaves_connections_open
-def test_a_loop_that_was_closed_takes_what_was_held_along(counterd, loop: str) -> None:
-    """As with one asyncio.run() after the other: the client goes on, says what was lost, and leaks nothing."""
+def test_permits_are_lost_with_a_closed_loop(counterd, loop: str) -> None:
+    """As with one asyncio.run() after the other: the client goes on, reports the loss, and leaks nothing."""
 
     async def holds() -> None:
         async with client.hold(loop, maximum=1):
@@ -401,7 +400,7 @@ def test_a_loop_that_was_closed_takes_what_was_held_along(counterd, loop: str) -
         each.close()
 
 
-def test_another_loop_is_told_before_anything_is_sent(counterd) -> None:
+def test_a_call_in_another_loop_raises_before_it_sends(counterd) -> None:
     async def main() -> None:
         async with aio.Client(*counterd.address) as client:
             for call in (client.noop(), client.hold("n", maximum=1).__aenter__(), client.close()):

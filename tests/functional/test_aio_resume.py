@@ -1,4 +1,4 @@
-"""aio.Client(resume=): what is held outlasts its connection, and the client goes on with it; with real daemons."""
+"""aio.Client(resume=): holdings outlast their connection, and the client resumes them; with real daemons."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from kit.cuts import Relay
 
 
-def test_nothing_is_lost(counterd: daemon.Daemon, relay: Relay, other: Blocking) -> None:
+def test_a_client_that_resumes_loses_nothing(counterd: daemon.Daemon, relay: Relay, other: Blocking) -> None:
     async def work() -> None:
         async with Client(HOST, relay.port, resume=GRACE_S, name="billing-3") as client:
             taken = client.take(Permit("b"), Rate("r", 5, 10, 3600))
@@ -47,7 +47,7 @@ def test_nothing_is_lost(counterd: daemon.Daemon, relay: Relay, other: Blocking)
     assert figures["internal_errors"] == 0
 
 
-def test_a_block_that_is_left_without_a_connection(counterd: daemon.Daemon, relay: Relay, other: Blocking) -> None:
+def test_leaving_a_hold_without_a_connection(counterd: daemon.Daemon, relay: Relay, other: Blocking) -> None:
     async def work() -> None:
         async with Client(HOST, relay.port, resume=GRACE_S) as client:
             async with client.hold("a", maximum=1) as hold, client.take(Permit("b"), timeout=None):
@@ -63,7 +63,7 @@ def test_a_block_that_is_left_without_a_connection(counterd: daemon.Daemon, rela
     assert counterd.stats()["resumed"] == 1
 
 
-def test_a_grace_time_that_is_over(counterd: daemon.Daemon, relay: Relay, other: Blocking) -> None:
+def test_holdings_are_lost_after_the_grace_time(counterd: daemon.Daemon, relay: Relay, other: Blocking) -> None:
     told: list[Hold] = []
 
     async def work() -> None:
@@ -82,8 +82,8 @@ def test_a_grace_time_that_is_over(counterd: daemon.Daemon, relay: Relay, other:
     run(work())
 
 
-def test_a_server_that_has_started_again(start: Callable[..., daemon.Daemon]) -> None:
-    """It refuses to resume the connection: the hold is told once, whoever connects first."""
+def test_a_restarted_server_refuses_to_resume(start: Callable[..., daemon.Daemon]) -> None:
+    """The loss of the hold is reported once, whichever task connects first."""
     one = start()
     told: list[Hold] = []
 
@@ -101,8 +101,8 @@ def test_a_server_that_has_started_again(start: Callable[..., daemon.Daemon]) ->
     run(work())
 
 
-def test_replies_that_are_lost(counterd: daemon.Daemon, relay: Relay, other: Blocking) -> None:
-    """What was asked for before the cut is done exactly once."""
+def test_requests_with_lost_replies_are_executed_once(counterd: daemon.Daemon, relay: Relay, other: Blocking) -> None:
+    """The requests sent before the cut are executed exactly once."""
 
     async def work() -> None:
         async with Client(HOST, relay.port, resume=GRACE_S) as client:
@@ -136,8 +136,8 @@ def test_replies_that_are_lost(counterd: daemon.Daemon, relay: Relay, other: Blo
     assert counterd.stats()["resumed"] == 5
 
 
-def test_tasks_and_cancellations_while_it_is_cut(counterd: daemon.Daemon, relay: Relay, other: Blocking) -> None:
-    """Whatever is cancelled at whatever moment leaves nothing behind."""
+def test_cancellations_during_cuts_leave_nothing_behind(counterd: daemon.Daemon, relay: Relay, other: Blocking) -> None:
+    """Whatever is cancelled at whatever moment."""
 
     async def one(client: Client, number: int) -> None:
         async with client.hold("a", maximum=3), client.take(Permit("b", maximum=2), timeout=GRACE_S):
@@ -161,7 +161,7 @@ def test_tasks_and_cancellations_while_it_is_cut(counterd: daemon.Daemon, relay:
 
 
 @pytest.mark.parametrize("resume", [0, GRACE_S])
-def test_the_last_release_whose_reply_is_lost(relay: Relay, other: Blocking, resume: float) -> None:
+def test_a_lost_reply_to_the_last_release_raises_nothing(relay: Relay, other: Blocking, resume: float) -> None:
     async def work() -> None:
         async with Client(HOST, relay.port, resume=resume) as client:
 
@@ -187,7 +187,7 @@ def test_the_last_release_whose_reply_is_lost(relay: Relay, other: Blocking, res
 
 
 def test_a_release_after_the_connection_has_ended(relay: Relay, other: Blocking) -> None:
-    """Also if the event loop does not know that yet, because the block has not waited for anything since."""
+    """Also if the event loop has not noticed that yet, because the block has not awaited anything since."""
 
     async def work() -> None:
         async with Client(HOST, relay.port) as client:

@@ -1,4 +1,4 @@
-"""The client of tokens for asyncio: what only it has. What both shapes have is in test_client_sentinel.py."""
+"""The asyncio client for tokens: what only it has. Tests for both kinds of clients are in test_client_sentinel.py."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ async def is_free(client: AsyncClient, flow_id: int, count: int) -> bool:
 
 
 @LOOPS
-def test_as_a_decorator(counterd: tuple[str, int], loop: str) -> None:
+def test_a_hold_as_a_decorator(counterd: tuple[str, int], loop: str) -> None:
     async def main() -> None:
         async with made(counterd) as client, made(counterd) as other:
 
@@ -106,8 +106,8 @@ def test_many_tasks_share_a_client(counterd: tuple[str, int]) -> None:
 
 @LOOPS
 @leaves_connections_open
-def test_a_loop_that_was_closed_takes_what_was_held_along(loop: str) -> None:
-    """As with one asyncio.run() after the other. Another that runs is told so."""
+def test_tokens_of_a_closed_loop_end_with_it(loop: str) -> None:
+    """As with one asyncio.run() after the other. A call in another loop that runs raises an error for that."""
 
     async def holds() -> AsyncHold:
         hold = await client.hold(105).__aenter__()
@@ -135,8 +135,8 @@ def test_a_loop_that_was_closed_takes_what_was_held_along(loop: str) -> None:
 # ---- a server that does not decide ----------------------------------------------------------------------------------
 
 
-def test_no_call_waits_for_a_server_that_does_not_accept() -> None:
-    """But the first: then only a task of the client's own does."""
+def test_only_the_first_call_waits_for_a_server_that_does_not_accept() -> None:
+    """After that only the client's own task does."""
 
     async def main(port: int) -> None:
         async with AsyncClient(port=port, connect_timeout=SHORT, fallback="open") as client:

@@ -1,4 +1,4 @@
-"""The beanstalk protocol of the real counterd: what the daemon around the store has to do with it."""
+"""The beanstalk protocol in a real counterd: settings, large jobs and signals."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def stats(peer: Peer) -> dict[str, str]:
     return wire.read_dictionary(peer.ask(wire.stats()).body)
 
 
-def test_stats_says_both_versions(tmp_path: Path) -> None:
+def test_stats_has_both_versions(tmp_path: Path) -> None:
     with daemon.running(tmp_path, ALONE) as counterd, counterd.connect() as connected:
         lines = Peer(connected).ask(wire.stats()).body.decode().splitlines()
         assert 'version: "1.13"' in lines
@@ -40,8 +40,8 @@ def test_stats_says_both_versions(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("has_journal", [False, True])
-def test_a_large_job(tmp_path: Path, has_journal: bool) -> None:
-    """From a put to a worker, and over a restart; and what it takes is given back with it."""
+def test_a_large_job_from_put_to_delete(tmp_path: Path, has_journal: bool) -> None:
+    """Also across a restart; its memory is free afterwards."""
     journal = {"beanstalk.journal": tmp_path / "jobs"} if has_journal else {}
     largest = "256M" if has_journal else "1G"
     settings = {**ALONE, **journal, "beanstalk.max_job_size": largest}
@@ -64,7 +64,7 @@ def test_a_large_job(tmp_path: Path, has_journal: bool) -> None:
             assert (taken.number, taken.body == body) == (2, True)
 
 
-def test_the_largest_job_that_a_journal_can_have(tmp_path: Path) -> None:
+def test_the_largest_job_size_with_a_journal(tmp_path: Path) -> None:
     config = tmp_path / "counterd.conf"
     config.write_text(daemon.config_text({**ALONE, "beanstalk.journal": "/jobs", "beanstalk.max_job_size": "1G"}))
     ended = daemon.run("--check", "-c", config)
@@ -75,7 +75,7 @@ def test_the_largest_job_that_a_journal_can_have(tmp_path: Path) -> None:
         assert daemon.run("--check", "-c", config).returncode == 0
 
 
-def test_usr1_begins_the_drain_mode_if_told_so(tmp_path: Path) -> None:
+def test_sigusr1_begins_the_drain_mode_if_configured(tmp_path: Path) -> None:
     with daemon.running(tmp_path, ALONE) as counterd, counterd.connect() as one, counterd.connect() as other:
         worker, producer = Peer(one), Peer(other)
         assert producer.ask(wire.put(b"before")).status is Status.INSERTED

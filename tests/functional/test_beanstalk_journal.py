@@ -1,5 +1,5 @@
-"""The beanstalk protocol's journal in the real counterd: processes that are killed, disks that are full, files that are
-damaged, and copies that are made while it runs."""
+"""The beanstalk protocol's journal in a real counterd: killed processes, full disks, damaged files, and copies of a
+journal in use."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def tool(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
 # ---- ends ----
 
 
-def test_what_was_acknowledged_outlives_a_kill(path: Path):
+def test_acknowledged_changes_outlive_a_kill(path: Path):
     with running(path, status=-signal.SIGKILL) as (counterd, peer):
         assert peer.ask(wire.put(b"1"), wire.put(b"2"), wire.put(b"3", delay=1000), wire.put(b"4")) == [
             b"INSERTED %d" % number for number in (1, 2, 3, 4)
@@ -161,11 +161,9 @@ def test_a_writer_that_hangs_makes_puts_fail_until_it_goes_on(path: Path):
         assert peer.ask(wire.put(b"3")) == [b"INSERTED 2"]
 
 
-def test_a_full_disk(path: Path):
-    """What was promised is kept, workers go on, puts are refused; and it goes on by itself once there is room.
-
-    It is the process that has no room here, as with a quota; test_full_disk.py has disks.
-    """
+def test_a_full_disk_refuses_puts_until_there_is_room(path: Path):
+    """Acknowledged jobs stay, and workers go on. Here the process has no room, as with a quota; test_full_disk.py has
+    disks."""
     with running(path) as (counterd, peer):
         assert set(peer.ask(*[wire.put(b"x" * 1000)] * 20)) == {b"INSERTED %d" % number for number in range(1, 21)}
         unlimited = resource.prlimit(counterd.pid, resource.RLIMIT_FSIZE)
@@ -184,7 +182,7 @@ def test_a_full_disk(path: Path):
         assert peer.ask(wire.peek(1), wire.peek(2)) == [b"NOT_FOUND", b"FOUND 2 1000"]
 
 
-def test_readiness_and_figures_tell_of_a_full_disk(path: Path):
+def test_readiness_and_figures_report_a_full_disk(path: Path):
     settings = {**ALONE, "beanstalk.journal": path, "admin.enable": "true", "admin.bind": "127.0.0.1:0"}
     with daemon.running(path.parent / "d", settings) as counterd:
         (address,) = counterd.served("admin listens on")
@@ -208,7 +206,7 @@ def test_readiness_and_figures_tell_of_a_full_disk(path: Path):
 
 
 @pytest.mark.parametrize(("mode", "warned"), [(0o600, False), (0o640, True), (0o602, True)])
-def test_a_journal_that_others_can_open(path: Path, mode: int, warned: bool):
+def test_a_journal_that_others_can_open_warns(path: Path, mode: int, warned: bool):
     with running(path):
         pass
     path.chmod(mode)
@@ -220,7 +218,7 @@ def test_a_journal_that_others_can_open(path: Path, mode: int, warned: bool):
 # ---- files that go while it runs ----
 
 
-def test_a_file_that_is_moved_away_and_back(path: Path):
+def test_a_moved_journal_refuses_puts_until_it_is_back(path: Path):
     away = path.with_name("away")
     settings = {**ALONE, "beanstalk.journal": path, "admin.enable": "true", "admin.bind": "127.0.0.1:0"}
     with daemon.running(path.parent / "d", settings) as counterd:
@@ -244,8 +242,8 @@ def test_a_file_that_is_moved_away_and_back(path: Path):
         assert counterd.lines("restored 1 records")
 
 
-def test_nothing_is_acknowledged_that_is_in_a_file_without_a_name(path: Path):
-    """Not even the put that finds out."""
+def test_no_put_is_acknowledged_while_the_file_is_moved(path: Path):
+    """Not even the put that notices it."""
     with running(path) as (counterd, peer):
         for number in range(1, 4):
             path.rename(path.with_name("away"))
@@ -267,7 +265,7 @@ def test_a_deleted_file_is_saved_as_the_log_says(path: Path):
         assert peer.ask(wire.peek(100)) == [b"FOUND 100 2"]
 
 
-def test_the_log_that_is_deleted_loses_nothing(path: Path):
+def test_a_deleted_wal_loses_nothing(path: Path):
     with running(path, status=-signal.SIGKILL) as (counterd, peer):
         for suffix in ("-wal", "-shm", "-wal"):
             assert set(peer.ask(*[wire.put(b"x")] * 50)) < {b"INSERTED %d" % number for number in range(1, 151)}
@@ -284,7 +282,7 @@ def test_the_log_that_is_deleted_loses_nothing(path: Path):
 
 
 @pytest.mark.parametrize("how", ["moved away", "truncated"])
-def test_a_process_that_is_replaced_meanwhile_writes_to_no_other_file(path: Path, how: str):
+def test_a_replaced_writer_writes_to_no_other_file(path: Path, how: str):
     away = path.with_name("away")
     with running(path) as (counterd, peer):
         peer.ask(*[wire.put(b"x" * 100)] * 1000)
@@ -310,13 +308,13 @@ def test_a_process_that_is_replaced_meanwhile_writes_to_no_other_file(path: Path
 # ---- files ----
 
 
-def test_one_daemon_at_a_time(path: Path, tmp_path: Path):
+def test_a_journal_is_used_by_one_daemon_at_a_time(path: Path, tmp_path: Path):
     with running(path):
         assert refused(path, tmp_path) == f"{path}: another process is writing this journal"
         assert tool("repair", path).stderr.strip() == f"{path}: another process is writing this journal"
 
 
-def test_files_that_are_no_journal(path: Path, tmp_path: Path):
+def test_files_that_are_no_journal_are_refused(path: Path, tmp_path: Path):
     path.write_bytes(b"no database" * 1000)
     assert refused(path, tmp_path) == f"{path}: file is not a database"
     path.unlink()
@@ -337,7 +335,7 @@ def test_another_layout_is_refused(path: Path, tmp_path: Path):
     assert refused(path, tmp_path) == f"{path}: has layout 3, but this version of counterd reads and writes layout 2"
 
 
-def test_a_memory_limit_that_is_too_small(path: Path):
+def test_a_journal_beyond_the_memory_limit_is_refused(path: Path):
     with running(path) as (_, peer):
         peer.ask(*[wire.put(b"x" * 60000)] * 30)
     with (
@@ -372,7 +370,7 @@ def test_a_damaged_journal_is_refused_and_repaired(path: Path, tmp_path: Path):
         assert int(reply.split()[1]) > 1000
 
 
-def test_a_journal_that_can_be_read_and_makes_no_sense(path: Path, tmp_path: Path):
+def test_a_journal_with_invalid_rows_is_repaired(path: Path, tmp_path: Path):
     with running(path) as (_, peer):
         peer.ask(wire.put_unique(b"1", b"ended", 1000), wire.delete(1), wire.limit_reserves(b"a", 2, b"b"))
         peer.ask(*[wire.put(b"x")] * 4)
@@ -400,7 +398,7 @@ def test_a_journal_that_can_be_read_and_makes_no_sense(path: Path, tmp_path: Pat
         assert peer.ask(wire.peek(2), wire.peek(3), wire.peek(4)) == [b"FOUND %d 1" % number for number in (2, 3, 4)]
 
 
-def test_a_journal_whose_end_is_missing(path: Path, tmp_path: Path):
+def test_a_truncated_journal_is_repaired(path: Path, tmp_path: Path):
     with running(path) as (_, peer):
         peer.ask(*[wire.put(b"x" * 500)] * 500)
     with path.open("r+b") as file:
@@ -413,8 +411,8 @@ def test_a_journal_whose_end_is_missing(path: Path, tmp_path: Path):
     assert tool("check", path).stdout == f"{path}: ok, {kept} records\n"
 
 
-def test_a_journal_whose_jobs_cannot_be_found(path: Path, tmp_path: Path):
-    """The page by which all others of the table are found is damaged: the repair ends, and keeps the rest."""
+def test_a_journal_with_a_damaged_root_page_keeps_its_other_tables(path: Path, tmp_path: Path):
+    """All pages of the jobs' table are found through that page: the repair ends, and keeps the rest."""
     with running(path) as (_, peer):
         peer.ask(wire.limit_reserves(b"a", 2, b"b"), *[wire.put(b"x" * 500)] * 100)
     with contextlib.closing(sqlite3.connect(path)) as database:
@@ -430,7 +428,7 @@ def test_a_journal_whose_jobs_cannot_be_found(path: Path, tmp_path: Path):
         assert peer.ask(wire.peek(1), wire.put(b"x")) == [b"NOT_FOUND", b"INSERTED 101"]
 
 
-def test_a_journal_that_is_not_as_it_was_made(path: Path, tmp_path: Path):
+def test_a_journal_with_changed_tables_is_refused(path: Path, tmp_path: Path):
     with running(path):
         pass
     with contextlib.closing(sqlite3.connect(path)) as database:
@@ -442,7 +440,7 @@ def test_a_journal_that_is_not_as_it_was_made(path: Path, tmp_path: Path):
         assert (done.returncode, done.stderr) == (1, f"{wrong}\n")
 
 
-def test_names_that_are_no_text(path: Path, tmp_path: Path):
+def test_a_journal_with_invalid_names_is_repaired(path: Path, tmp_path: Path):
     with running(path) as (_, peer):
         peer.ask(*[wire.put(b"x")] * 3)
     with contextlib.closing(sqlite3.connect(path)) as database:
@@ -460,7 +458,7 @@ def test_names_that_are_no_text(path: Path, tmp_path: Path):
 
 
 @pytest.mark.needs("sqlite3")
-def test_a_copy_that_is_made_while_it_runs(path: Path, tmp_path: Path):
+def test_a_copy_made_while_the_daemon_runs_is_complete(path: Path, tmp_path: Path):
     copy = tmp_path / "copy"
     with running(path) as (_, peer):
         peer.ask(*[wire.put(b"x")] * 100)
@@ -475,8 +473,8 @@ def test_a_copy_that_is_made_while_it_runs(path: Path, tmp_path: Path):
 
 
 @pytest.mark.needs("mounts")
-def test_a_journal_of_another_user(tmp_path: Path):
-    """The daemon is started by root, and the journal process writes as the user whom the daemon has become."""
+def test_a_journal_belongs_to_the_daemons_user(tmp_path: Path):
+    """The daemon is started by root, and the journal process writes as the user that the daemon has become."""
     uid = pwd.getpwnam("nobody").pw_uid
     settings = {**ALONE, "user": "nobody", "beanstalk.journal": f"{nobody.PLACE}/own/jobs"}
     with daemon.running(tmp_path / "d", settings, program=nobody.PROGRAM) as counterd:
@@ -491,7 +489,7 @@ def test_a_journal_of_another_user(tmp_path: Path):
 
 
 @pytest.mark.needs("mounts")
-def test_a_folder_in_which_another_user_cannot_write(tmp_path: Path):
+def test_a_folder_that_the_user_cannot_write_is_an_error(tmp_path: Path):
     config = tmp_path / "counterd.conf"
     path = f"{nobody.PLACE}/roots/jobs"
     config.write_text(daemon.config_text({**ALONE, "user": "nobody", "beanstalk.journal": path}))
@@ -501,7 +499,7 @@ def test_a_folder_in_which_another_user_cannot_write(tmp_path: Path):
     assert (ended.returncode, ended.stderr.splitlines()[-1]) == (2, said)
 
 
-def test_the_tool_without_a_journal(path: Path):
+def test_the_journal_tool_without_a_journal(path: Path):
     for command in ("check", "dump", "repair"):
         ended = tool(command, path)
         assert (ended.returncode, ended.stderr) == (1, f"{path}: this file does not exist\n")

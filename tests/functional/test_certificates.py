@@ -1,4 +1,4 @@
-"""TLS files of a running daemon: rotated under live connections, and refused whole when one of them is wrong."""
+"""TLS files of a running daemon: replaced without losing connections, and refused together if one of them is wrong."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_certificates_change_under_live_connections(scene: Scene) -> None:
         assert peers.ask(old, wire.get(2, b"jobs")).body == (2).to_bytes(4, "big")
 
 
-def test_a_key_that_is_not_the_certificates(scene: Scene) -> None:
+def test_a_key_of_another_certificate_is_refused(scene: Scene) -> None:
     before = scene.serial()
     scene.authority.issue_cert("127.0.0.1").private_key_pem.write_to_path(scene.path("key"))
     scene.counterd.config.write_text(daemon.config_text(scene.settings | {"counter.max_connections": 7}))
@@ -106,7 +106,7 @@ def test_a_key_that_is_not_the_certificates(scene: Scene) -> None:
 
 
 @pytest.mark.parametrize("spoil", ["missing", "empty"])
-def test_a_certificate_that_is_none(scene: Scene, spoil: str) -> None:
+def test_a_missing_or_empty_certificate_is_refused(scene: Scene, spoil: str) -> None:
     before = scene.serial()
     if spoil == "missing":
         Path(scene.path("cert")).unlink()
@@ -117,7 +117,7 @@ def test_a_certificate_that_is_none(scene: Scene, spoil: str) -> None:
     assert scene.serial() == before
 
 
-def test_clients_can_be_made_to_show_who_they_are(scene: Scene) -> None:
+def test_a_reload_can_require_client_certificates(scene: Scene) -> None:
     mine = scene.authority.issue_cert("client@example.org")
     needed = scene.settings | {"counter.tls.client_ca": scene.path("ca"), "counter.tls.require_client_cert": "true"}
     with scene.connected() as old:
@@ -129,7 +129,7 @@ def test_clients_can_be_made_to_show_who_they_are(scene: Scene) -> None:
             peers.ask(nobody, wire.noop(1))
 
 
-def test_the_log_says_who_refused_whose_certificate(scene: Scene) -> None:
+def test_the_log_says_which_side_refused_which_certificate(scene: Scene) -> None:
     needed = scene.settings | {"counter.tls.client_ca": scene.path("ca"), "counter.tls.require_client_cert": "true"}
     scene.counterd.reload(needed)
     stranger = trustme.CA().issue_cert("client@example.org")
@@ -156,7 +156,7 @@ def test_tls_can_be_turned_off_and_on(scene: Scene) -> None:
         assert peers.ask(old, wire.noop(1)).status == 0
 
 
-def test_check_looks_into_the_files(scene: Scene, tmp_path: Path) -> None:
+def test_check_reads_the_tls_files(scene: Scene, tmp_path: Path) -> None:
     config = tmp_path / "x.conf"
     config.write_text(daemon.config_text({"counter.tls.cert": scene.path("ca")}))
     result = daemon.run("-c", config, "--check")

@@ -1,7 +1,6 @@
-"""The blocking client at real servers: holding, waiting in line, sharing a connection, and being interrupted.
+"""The blocking client against real servers: holds, waiting, shared connections, and interrupts.
 
-What happens when the connection or a process goes is in test_client_lost.py and test_client_processes.py.
-"""
+Lost connections and processes are in test_client_lost.py and test_client_processes.py."""
 
 from __future__ import annotations
 
@@ -73,7 +72,7 @@ def wait_until_asleep(thread: threading.Thread) -> None:
     wait_until(lambda: thread.native_id and is_asleep(thread.native_id), "it waits for its turn")
 
 
-def test_the_whole_protocol(server: servers.Server) -> None:
+def test_every_command_of_the_protocol(server: servers.Server) -> None:
     with server.client() as client, server.client() as other:
         client.noop()
         with pytest.raises(NotFound, match=r"^Not found"):
@@ -103,7 +102,7 @@ def test_long_names(server: servers.Server) -> None:
 # ---- holding --------------------------------------------------------------------------------------------------------
 
 
-def test_holds_while_the_block_runs(server: servers.Server) -> None:
+def test_a_hold_has_its_permits_while_the_block_runs(server: servers.Server) -> None:
     with server.client() as client:
         with client.hold("block", 2, maximum=3) as hold:
             assert server.used("block") == 2
@@ -116,14 +115,14 @@ def test_holds_while_the_block_runs(server: servers.Server) -> None:
 
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, SystemExit, GeneratorExit])
-def test_gives_back_whatever_is_raised(server: servers.Server, error: type[BaseException]) -> None:
+def test_a_hold_gives_back_after_any_exception(server: servers.Server, error: type[BaseException]) -> None:
     with server.client() as client:
         with pytest.raises(error), client.hold("raising", 2, maximum=3):
             raise error
         wait_until(lambda: server.used("raising") == 0, "it is back")
 
 
-def test_gives_back_however_the_block_is_left(server: servers.Server) -> None:
+def test_a_hold_gives_back_however_the_block_is_left(server: servers.Server) -> None:
     with server.client() as client:
 
         def returns() -> int:
@@ -146,8 +145,8 @@ def test_gives_back_however_the_block_is_left(server: servers.Server) -> None:
         wait_until(lambda: server.used("left") == 0, "it is back")
 
 
-def test_a_generator_that_the_collector_ends(counterd: servers.Server) -> None:
-    """It may do that anywhere, while this thread itself sends a request too."""
+def test_a_hold_in_a_garbage_collected_generator_gives_back(counterd: servers.Server) -> None:
+    """The collector may run anywhere, also while this thread sends a request."""
 
     class Loop:
         generator: Iterator[None]
@@ -175,8 +174,9 @@ def test_a_generator_that_the_collector_ends(counterd: servers.Server) -> None:
 
 
 @pytest.mark.parametrize("connects", [False, True])
-def test_a_signal_handler_that_uses_the_client_it_interrupted(counterd: servers.Server, connects: bool) -> None:
-    """Wherever it comes, it has its answer or an error at once: else it would wait for ever, for what is below it."""
+def test_a_signal_handler_can_use_the_client_it_interrupted(counterd: servers.Server, connects: bool) -> None:
+    """Wherever it comes, it has its answer or an error at once: else it would wait for ever for the code that it
+    interrupted."""
 
     def handle() -> None:
         try:
@@ -199,7 +199,7 @@ def test_a_signal_handler_that_uses_the_client_it_interrupted(counterd: servers.
     assert answers <= {"done", "a signal handler cannot use the client that it interrupted"}
 
 
-def test_decorates(server: servers.Server) -> None:
+def test_a_hold_decorates_functions(server: servers.Server) -> None:
     with server.client() as client:
         hold = client.hold("decorated", maximum=2)
 
@@ -229,7 +229,7 @@ def test_decorates(server: servers.Server) -> None:
         assert server.used("decorated") == 0
 
 
-def test_does_not_decorate_what_is_asynchronous(counterd: servers.Server) -> None:
+def test_a_hold_does_not_decorate_asynchronous_functions(counterd: servers.Server) -> None:
     async def function() -> None: ...
 
     async def generator() -> Any:
@@ -251,14 +251,14 @@ def test_a_hold_is_entered_once_at_a_time(server: servers.Server) -> None:
         assert server.used("twice") == 0
 
 
-def test_holds_of_one_name_inside_each_other(server: servers.Server) -> None:
+def test_nested_holds_of_one_name(server: servers.Server) -> None:
     with server.client() as client, client.hold("nested", 2, maximum=5):
         with client.hold("nested", 3, maximum=5):
             assert server.used("nested") == 5
         assert server.used("nested") == 2
 
 
-def test_tells_what_is_in_use(server: servers.Server) -> None:
+def test_a_refusal_says_how_many_are_in_use(server: servers.Server) -> None:
     with server.client() as client, client.hold("full", 3, maximum=4):
         for timeout in (0, 0.05):
             with pytest.raises(NotAvailable) as caught, client.hold("full", 2, maximum=4, timeout=timeout):
@@ -270,7 +270,7 @@ def test_tells_what_is_in_use(server: servers.Server) -> None:
         assert server.used("full") == 3
 
 
-def test_what_no_waiting_helps_is_raised_at_once(server: servers.Server) -> None:
+def test_invalid_requests_raise_without_waiting(server: servers.Server) -> None:
     with server.client() as client:
         for resources in (0, 5):
             with pytest.raises(InvalidArguments), client.hold("wrong", resources, maximum=4):
@@ -285,8 +285,8 @@ def test_what_no_waiting_helps_is_raised_at_once(server: servers.Server) -> None
             pass
 
 
-def test_more_than_was_held_is_not_given_back(server: servers.Server) -> None:
-    """The program gave it back itself, which the hold then finds out."""
+def test_a_hold_whose_permits_were_released_raises_not_acquired(server: servers.Server) -> None:
+    """The program released them itself, which the hold notices at its end."""
     with server.client() as client:
         with pytest.raises(NotAcquired), client.hold("gone", 2, maximum=2):
             client.release("gone")
@@ -294,8 +294,8 @@ def test_more_than_was_held_is_not_given_back(server: servers.Server) -> None:
             client.release("gone", 1 // (client.release("gone") is not None))
 
 
-def test_tries_beside_each_other_all_succeed_where_there_is_room(counterd: servers.Server) -> None:
-    """Those who do not wait need not wait for each other's answers either."""
+def test_concurrent_holds_with_timeout_0_succeed_while_there_is_room(counterd: servers.Server) -> None:
+    """They do not wait for each other's answers."""
     with counterd.client() as client:
         together = threading.Barrier(THREADS)
 
@@ -312,7 +312,7 @@ def test_tries_beside_each_other_all_succeed_where_there_is_room(counterd: serve
 # ---- waiting in line ------------------------------------------------------------------------------------------------
 
 
-def test_waits_until_another_program_gives_back(server: servers.Server) -> None:
+def test_a_hold_waits_until_another_program_gives_back(server: servers.Server) -> None:
     with server.client() as client, server.client() as other:
         other.acquire("awaited", maximum=1)
 
@@ -325,8 +325,8 @@ def test_waits_until_another_program_gives_back(server: servers.Server) -> None:
             other.release("awaited")
 
 
-def test_who_waits_gets_it_in_order_and_only_the_first_asks() -> None:
-    """Where the server has no queue."""
+def test_waiters_are_served_in_order_and_only_the_first_asks() -> None:
+    """With a server without a queue."""
     order: list[int] = []
     with WithoutTakes() as server, Client(*server.address, timeout=PATIENCE) as client:
         held = client.hold("line", maximum=1)
@@ -377,9 +377,9 @@ class Impatient(WithoutTakes):
 
 
 @pytest.mark.parametrize("release", ["release", "hold", "pipeline"])
-def test_a_release_through_the_same_client_wakes_the_first_at_once(release: str) -> None:
-    """It is the release that does it: the queue has grown so patient that it would not ask so soon. A busy machine can
-    be slower now and then, but not each time."""
+def test_a_release_of_the_same_client_wakes_the_first_waiter_at_once(release: str) -> None:
+    """The release is the cause: by then the pauses are so long that it would not ask so soon. A busy machine can be
+    slower now and then, but not each time."""
     with Impatient() as server, Client(*server.address, timeout=PATIENCE) as client:
 
         def wait() -> None:
@@ -425,8 +425,8 @@ def test_a_big_request_at_the_head_is_not_overtaken(server: servers.Server) -> N
     assert order == ["big", "small"]
 
 
-def test_those_whose_time_is_over_leave_the_line(server: servers.Server) -> None:
-    """The first of it, and those behind it."""
+def test_waiters_that_time_out_leave_the_queue(server: servers.Server) -> None:
+    """The first, and those behind it."""
     with server.client() as client, contextlib.ExitStack() as stack:
         stack.enter_context(client.hold("late", maximum=1))
         refused: list[NotAvailable] = []
@@ -447,8 +447,8 @@ def test_those_whose_time_is_over_leave_the_line(server: servers.Server) -> None
             stack.close()
 
 
-def test_waiting_as_long_as_there_is_time(counterd: servers.Server) -> None:
-    """More than a lock can wait for is as good as for ever, for the first in line and for others."""
+def test_waiting_with_a_huge_timeout(counterd: servers.Server) -> None:
+    """A timeout that is too long for a lock counts as unlimited, for the first waiter and for others."""
     with counterd.client() as client, contextlib.ExitStack() as stack:
         stack.enter_context(client.hold("ages", maximum=1))
 
@@ -461,8 +461,8 @@ def test_waiting_as_long_as_there_is_time(counterd: servers.Server) -> None:
             stack.close()
 
 
-def test_clients_that_compete(server: servers.Server) -> None:
-    """Nobody starves, and what is in use never exceeds the maximum."""
+def test_several_clients_share_permits(server: servers.Server) -> None:
+    """None starves, and the use never exceeds the maximum."""
     most, inside, lock = 0, 0, threading.Lock()
     with contextlib.ExitStack() as stack:
         clients = [stack.enter_context(server.client()) for _ in range(4)]
@@ -522,7 +522,7 @@ def test_calls_of_many_threads_get_their_own_answers(server: servers.Server) -> 
 
 
 def test_large_pipelines_of_several_threads(server: servers.Server) -> None:
-    """More than the buffers of both sides take, so somebody has to read while others send."""
+    """More than the buffers of both sides hold, so a thread has to read while others send."""
     count = 20000
     with server.client(timeout=60) as client:
 
@@ -538,8 +538,8 @@ def test_large_pipelines_of_several_threads(server: servers.Server) -> None:
         assert hears_of_loss(client)
 
 
-def test_a_long_answer_does_not_hold_up_others(counterd: servers.Server) -> None:
-    """What others ask meanwhile is answered as the server's turns bring it, not when the reader's own call ends."""
+def test_a_long_answer_does_not_delay_calls_of_other_threads(counterd: servers.Server) -> None:
+    """They are answered when the server answers them, not when the reading thread's own call ends."""
     with counterd.client(timeout=60) as filler, counterd.client(timeout=60) as client:
         pipe = filler.pipeline()
         for number in range(20000):
@@ -580,7 +580,7 @@ def test_closing_ends_the_calls_of_other_threads(counterd: servers.Server) -> No
     assert all("close() was called" in error for error in errors)
 
 
-def test_no_thread_of_its_own(counterd: servers.Server) -> None:
+def test_a_client_has_no_thread_by_default(counterd: servers.Server) -> None:
     before = threading.active_count()
     with counterd.client() as client, client.hold("alone", maximum=1):
         assert threading.active_count() == before
@@ -622,7 +622,7 @@ def same_calls(semaphore: Any) -> list[Any]:
     return seen
 
 
-def test_a_semaphore_is_like_that_of_threading(server: servers.Server) -> None:
+def test_a_semaphore_behaves_like_that_of_threading(server: servers.Server) -> None:
     with server.client() as client:
         assert same_calls(client.semaphore("semaphore", 2)) == same_calls(threading.BoundedSemaphore(2))
         assert server.used("semaphore") == 0
@@ -648,7 +648,7 @@ def test_a_semaphore_of_many_threads_and_clients(server: servers.Server) -> None
     server.wait_for_use("shared", 0)
 
 
-def test_refusals_are_in_place_in_a_pipeline(server: servers.Server) -> None:
+def test_refusals_are_in_their_places_in_a_pipelines_result(server: servers.Server) -> None:
     with server.client() as client:
         pipe = client.pipeline()
         assert pipe.execute() == []

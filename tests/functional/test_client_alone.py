@@ -1,8 +1,7 @@
-"""The clients stand alone: without anything compiled or installed, with each Python that is on this machine.
+"""The clients stand alone: without compiled modules or installed packages, with each Python on this machine.
 
-Only the clients' files are copied to an empty folder. A program of an isolated Python (alone.py) imports each of their
-modules, and uses each client against a daemon.
-"""
+Only the clients' files are copied to an empty folder. A program in an isolated Python (alone.py) imports each of
+their modules, and uses each client against a daemon."""
 
 from __future__ import annotations
 
@@ -99,13 +98,13 @@ def run(python: str, folder: Path, told: dict[str, object]) -> tuple[int, str]:
 
 
 @pytest.mark.parametrize("version", pythons())
-def test_the_clients_need_nothing_else(server: Server, alone: Path, version: str) -> None:
+def test_the_clients_work_alone(server: Server, alone: Path, version: str) -> None:
     places = {protocol: where(server, protocol) for protocol in protocols.names()}
     assert run(pythons()[version], alone, {"where": places, "flow": OTHER}) == (0, "")
 
 
 @pytest.mark.parametrize("needs", ["hiredis", "counterd._core", "counterd.contract"])
-def test_what_a_module_wrongly_needs_is_named(tmp_path: Path, alone: Path, needs: str) -> None:
+def test_a_wrong_import_is_named(tmp_path: Path, alone: Path, needs: str) -> None:
     """Once, however many others import that module."""
     copy = tmp_path / "copy"
     shutil.copytree(alone, copy)

@@ -1,4 +1,4 @@
-"""The clients of the beanstalk protocol, in both shapes, against counterd and beanstalkd; and the workers."""
+"""The clients of the beanstalk protocol, blocking and for asyncio, against counterd and beanstalkd; and the workers."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def test_the_commands_of_beanstalkd(port: int, shape: str) -> None:
 
 @pytest.mark.needs("beanstalkd")
 @SHAPES
-def test_against_beanstalkd(peer: reference.Address, shape: str) -> None:
+def test_the_commands_against_beanstalkd(peer: reference.Address, shape: str) -> None:
     run(shape, standard_commands(shape, peer.port))
 
 
@@ -164,7 +164,7 @@ def test_the_commands_of_counterd(port: int, shape: str) -> None:
 
 
 @SHAPES
-def test_what_is_refused(counterd: Daemon, port: int, shape: str) -> None:
+def test_refusals_have_their_errors(counterd: Daemon, port: int, shape: str) -> None:
     async def scenario() -> None:
         async with opened(made(shape, port=port)) as client:
             with pytest.raises(JobTooBig, match="longer than the server allows"):
@@ -191,7 +191,7 @@ def test_what_is_refused(counterd: Daemon, port: int, shape: str) -> None:
 
 
 @SHAPES
-def test_a_server_without_room_or_that_drains(start: Callable[..., Daemon], shape: str) -> None:
+def test_a_server_without_room_and_one_that_drains(start: Callable[..., Daemon], shape: str) -> None:
     daemon = start(ALONE | {"beanstalk.max_jobs_per_tube": 1, "beanstalk.max_tubes": 2})
     port = port_of(daemon)
 
@@ -217,7 +217,7 @@ def test_a_server_without_room_or_that_drains(start: Callable[..., Daemon], shap
 
 
 @SHAPES
-def test_tubes_are_remembered_when_the_server_comes_again(start: Callable[..., Daemon], shape: str) -> None:
+def test_tubes_are_selected_again_after_a_restart(start: Callable[..., Daemon], shape: str) -> None:
     daemon = start(ALONE)
     port = port_of(daemon)
 
@@ -261,8 +261,8 @@ def test_a_put_is_not_sent_twice(start: Callable[..., Daemon], shape: str) -> No
 
 
 @SHAPES
-def test_a_job_that_comes_too_late_keeps_its_priority(port: int, shape: str) -> None:
-    """It is given to nobody, and the jobs that this client has reserved stay."""
+def test_a_job_reserved_too_late_is_released_with_its_priority(port: int, shape: str) -> None:
+    """No caller gets it, and the jobs that this client has reserved stay reserved."""
 
     async def scenario(relay: cuts.Relay) -> None:
         hasty = made(shape, port=relay.port, timeout=0.1, connect_timeout=PATIENCE)
@@ -293,7 +293,7 @@ def test_a_job_that_comes_too_late_keeps_its_priority(port: int, shape: str) -> 
 
 
 @pytest.mark.parametrize("loop_name", loops.NEW_LOOP)
-def test_a_reserve_that_is_cancelled_blocks_nobody(port: int, loop_name: str) -> None:
+def test_a_cancelled_reserve_blocks_no_other_call(port: int, loop_name: str) -> None:
     async def main() -> None:
         async with AsyncClient(port=port, timeout=PATIENCE) as client:
             with pytest.raises(asyncio.TimeoutError):
@@ -416,7 +416,7 @@ def bench(port: int, shape: str) -> Iterator[Callable[..., Bench]]:
 
 
 @SHAPES
-def test_what_a_function_returns_from_is_deleted(bench: Callable[..., Bench]) -> None:
+def test_a_worker_deletes_a_job_after_its_function_returns(bench: Callable[..., Bench]) -> None:
     work = bench()
     work.put("a", "b", "c")
     with work.runs():
@@ -426,9 +426,7 @@ def test_what_a_function_returns_from_is_deleted(bench: Callable[..., Bench]) ->
 
 
 @SHAPES
-def test_what_fails_is_tried_again_and_then_buried(
-    bench: Callable[..., Bench], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_failed_job_is_retried_and_then_buried(bench: Callable[..., Bench], caplog: pytest.LogCaptureFixture) -> None:
     def fails(job: Job) -> None:
         raise OSError("no printer")
 
@@ -447,7 +445,7 @@ def test_what_fails_is_tried_again_and_then_buried(
 
 
 @SHAPES
-def test_a_function_says_what_becomes_of_a_job(bench: Callable[..., Bench], caplog: pytest.LogCaptureFixture) -> None:
+def test_a_function_can_release_or_bury_its_job(bench: Callable[..., Bench], caplog: pytest.LogCaptureFixture) -> None:
     def function(job: Job) -> None:
         raise Bury if job.body == b"bury" else Retry(LONG)
 
@@ -460,7 +458,7 @@ def test_a_function_says_what_becomes_of_a_job(bench: Callable[..., Bench], capl
 
 
 @SHAPES
-def test_a_long_job_is_touched(start: Callable[..., Daemon], shape: str) -> None:
+def test_a_worker_touches_a_long_job(start: Callable[..., Daemon], shape: str) -> None:
     ends = threading.Event()
     work = Bench(shape, port_of(start(ALONE)), lambda job: ends.wait(LONG_S))
     (id,) = work.put("a", ttr=3)
@@ -473,7 +471,7 @@ def test_a_long_job_is_touched(start: Callable[..., Daemon], shape: str) -> None
 
 
 @SHAPES
-def test_who_is_stopped_ends_what_has_begun(bench: Callable[..., Bench]) -> None:
+def test_a_stopped_worker_finishes_its_jobs(bench: Callable[..., Bench]) -> None:
     begun, ends = threading.Event(), threading.Event()
 
     def function(job: Job) -> None:
@@ -492,7 +490,7 @@ def test_who_is_stopped_ends_what_has_begun(bench: Callable[..., Bench]) -> None
 
 
 @SHAPES
-def test_but_not_for_ever(bench: Callable[..., Bench]) -> None:
+def test_a_stopped_worker_waits_for_a_limited_time(bench: Callable[..., Bench]) -> None:
     begun, ends = threading.Event(), threading.Event()
 
     def function(job: Job) -> None:
@@ -511,9 +509,7 @@ def test_but_not_for_ever(bench: Callable[..., Bench]) -> None:
 
 
 @SHAPES
-def test_a_job_that_is_lost_is_told_of(
-    start: Callable[..., Daemon], shape: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_lost_job_is_reported(start: Callable[..., Daemon], shape: str, caplog: pytest.LogCaptureFixture) -> None:
     begun, ends = threading.Event(), threading.Event()
 
     def function(job: Job) -> None:
@@ -535,7 +531,7 @@ def test_a_job_that_is_lost_is_told_of(
 
 
 @SHAPES
-def test_a_job_that_a_worker_deletes_after_a_loss_was_not_gone(
+def test_a_worker_deletes_its_job_after_a_lost_connection(
     start: Callable[..., Daemon], shape: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     begun, ends = threading.Event(), threading.Event()
@@ -598,7 +594,7 @@ def test_a_worker_waits_for_its_server(
     work.client.close()
 
 
-def test_what_cannot_be(port: int) -> None:
+def test_invalid_arguments_of_workers_are_refused(port: int) -> None:
     for options in ({"threads": 0}, {"attempts": 0}, {"backoff": (2, 1)}, {"backoff": (-1, 1)}):
         with pytest.raises(ValueError, match=r"."):
             Worker(bool, lambda: Client(port=port), **options)  # type: ignore[arg-type]

@@ -1,7 +1,6 @@
-"""The clients of tokens, of both shapes, where a server says strange things, too late, or nothing: what they do then.
+"""The clients for tokens, blocking and for asyncio, with a server that answers wrongly, too late, or not at all.
 
-What only asyncio has is in test_aio_sentinel.py.
-"""
+What only asyncio has is in test_aio_sentinel.py."""
 
 from __future__ import annotations
 
@@ -75,7 +74,7 @@ def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 @SHAPES
-def test_answers_in_another_order(server: Room, shape: str) -> None:
+def test_answers_may_come_in_another_order(server: Room, shape: str) -> None:
     """Each caller gets its own."""
 
     async def scenario() -> None:
@@ -92,7 +91,7 @@ def test_answers_in_another_order(server: Room, shape: str) -> None:
 
 
 @SHAPES
-def test_the_namespace_is_said_first(server: Room, shape: str) -> None:
+def test_the_namespace_is_sent_first(server: Room, shape: str) -> None:
     async def scenario() -> None:
         async with opened(made(shape, server, namespace="sch\u00f6n")) as client:
             await got(client.flow(101))
@@ -106,7 +105,7 @@ def test_the_namespace_is_said_first(server: Room, shape: str) -> None:
 
 
 @SHAPES
-def test_what_makes_no_sense(server: Room, shape: str) -> None:
+def test_an_invalid_answer_is_a_protocol_error(server: Room, shape: str) -> None:
     async def scenario() -> None:
         server.says = {MessageType.FLOW: 0}  # which is too short
         async with opened(made(shape, server, limits={})) as client:
@@ -121,8 +120,8 @@ def test_what_makes_no_sense(server: Room, shape: str) -> None:
 
 @SHAPES
 @pytest.mark.parametrize("holds", [False, True])
-def test_a_grant_that_comes_too_late_is_given_back(server: Room, shape: str, holds: bool) -> None:
-    """At once, though nobody uses the client any more."""
+def test_a_late_grant_is_given_back(server: Room, shape: str, holds: bool) -> None:
+    """At once, though the client makes no further calls."""
 
     async def scenario() -> None:
         async with opened(hasty(shape, server, fallback="closed")) as client:
@@ -161,8 +160,8 @@ def test_leases_are_kept_while_a_grant_is_owed(server: Room, shape: str) -> None
 
 @SHAPES
 @pytest.mark.parametrize("status", [Status.NO_RULE, Status.NOT_AVAILABLE, Status.FAIL])
-def test_a_lease_that_is_not_renewed_now(server: Room, shape: str, status: Status) -> None:
-    """It is asked for again, and goes on in time."""
+def test_a_refused_renewal_is_repeated(server: Room, shape: str, status: Status) -> None:
+    """The lease goes on in time."""
 
     async def scenario() -> None:
         async with opened(made(shape, server)) as client, opened(client.hold(101)) as hold:
@@ -177,7 +176,7 @@ def test_a_lease_that_is_not_renewed_now(server: Room, shape: str, status: Statu
 
 
 @SHAPES
-def test_a_token_that_is_unknown_when_it_is_given_back(server: Room, shape: str) -> None:
+def test_releasing_an_unknown_token_is_a_loss(server: Room, shape: str) -> None:
     async def scenario() -> None:
         server.lease_ms = 600_000  # so that it is not kept again before
         async with opened(made(shape, server)) as client:
@@ -198,7 +197,7 @@ def test_a_token_that_is_unknown_when_it_is_given_back(server: Room, shape: str)
 
 @SHAPES
 def test_local_limits_while_there_is_no_server(shape: str, caplog: pytest.LogCaptureFixture) -> None:
-    """One line when it begins, one when it ends: not one for each call."""
+    """One log line when it begins, one when it ends: not one for each call."""
     (port,) = free_ports(1)
 
     async def scenario() -> None:
@@ -232,7 +231,7 @@ def test_local_limits_while_there_is_no_server(shape: str, caplog: pytest.LogCap
 
 
 @SHAPES
-def test_it_ends_when_the_server_is_back(server: Room, shape: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_fallback_ends_when_the_server_is_back(server: Room, shape: str, caplog: pytest.LogCaptureFixture) -> None:
     async def scenario() -> None:
         async with opened(hasty(shape, server, fallback="open")) as client:
 
@@ -258,7 +257,7 @@ def test_it_ends_when_the_server_is_back(server: Room, shape: str, caplog: pytes
 
 
 @SHAPES
-def test_open_and_closed(shape: str) -> None:
+def test_open_passes_and_closed_refuses_without_a_server(shape: str) -> None:
     (port,) = free_ports(1)
 
     async def scenario() -> None:
@@ -273,7 +272,7 @@ def test_open_and_closed(shape: str) -> None:
 
 
 @SHAPES
-def test_a_hold_that_nothing_is_let_through_for_waits_for_the_server(shape: str) -> None:
+def test_a_hold_with_closed_fallback_waits_for_the_server(shape: str) -> None:
     (port,) = free_ports(1)
 
     async def scenario() -> None:
@@ -294,7 +293,9 @@ def test_a_hold_that_nothing_is_let_through_for_waits_for_the_server(shape: str)
 
 @SHAPES
 @pytest.mark.parametrize("status", [-4, -2, -1, 3, 5, 4, 99])
-def test_answers_that_are_no_decision(server: Room, shape: str, status: int, caplog: pytest.LogCaptureFixture) -> None:
+def test_answers_without_a_decision_use_the_fallback(
+    server: Room, shape: str, status: int, caplog: pytest.LogCaptureFixture
+) -> None:
     async def scenario() -> None:
         server.says = dict.fromkeys((MessageType.FLOW, MessageType.PARAM, MessageType.ACQUIRE), status)
         async with opened(made(shape, server)) as client:
@@ -313,7 +314,7 @@ def test_answers_that_are_no_decision(server: Room, shape: str, status: int, cap
 
 
 @SHAPES
-def test_a_token_that_can_neither_be_kept_nor_given_back(server: Room, shape: str) -> None:
+def test_refused_keeps_and_releases_raise(server: Room, shape: str) -> None:
     async def scenario() -> None:
         async with opened(made(shape, server)) as client:
             token = await got(client.acquire(101))
@@ -335,7 +336,7 @@ def test_a_token_that_can_neither_be_kept_nor_given_back(server: Room, shape: st
 
 @SHAPES
 def test_calls_go_on_with_another_connection(server: Room, shape: str) -> None:
-    """Also one that is under way."""
+    """Also a pending one."""
 
     async def scenario() -> None:
         async with opened(made(shape, server)) as client:
@@ -354,8 +355,8 @@ def test_calls_go_on_with_another_connection(server: Room, shape: str) -> None:
     run(shape, scenario())
 
 
-def test_no_call_waits_for_a_server_that_does_not_accept() -> None:
-    """But the first, which is refused here: then only the keeper does. With asyncio: test_aio_sentinel.py."""
+def test_only_the_first_call_waits_for_a_server_that_does_not_accept() -> None:
+    """It is refused here; after that only the keeper waits. For asyncio: test_aio_sentinel.py."""
     (port,) = free_ports(1)
     with contextlib.ExitStack() as stack:
         client = stack.enter_context(Client(port=port, fallback="open", connect_timeout=PATIENCE))
@@ -391,8 +392,8 @@ def test_calls_reach_a_server_that_is_back(shape: str) -> None:
 
 
 @SHAPES
-def test_a_server_that_closes_each_connection(server: Room, shape: str) -> None:
-    """As one that has no room does: that is not tried without a pause."""
+def test_calls_pause_for_a_server_that_closes_each_connection(server: Room, shape: str) -> None:
+    """As one without room does."""
 
     def close(_: Asked) -> bytes:
         raise Hangup
@@ -427,8 +428,8 @@ def test_a_hold_is_lost_when_its_lease_is_over_without_a_server(shape: str) -> N
         run(shape, scenario(leaving.enter_context(room())))
 
 
-def test_a_signal_handler_closes_the_client(server: Room) -> None:
-    """Wherever it comes: whatever lock the thread that it interrupts has, the client is closed."""
+def test_a_signal_handler_can_close_the_client(server: Room) -> None:
+    """Wherever it comes, and whatever lock the interrupted thread has."""
     server.limits = {101: POINTS_MAX}
     for at in range(1, POINTS_MAX):
         client = made(BLOCKING, server)
@@ -446,9 +447,7 @@ def test_a_signal_handler_closes_the_client(server: Room) -> None:
 
 @SHAPES
 @pytest.mark.parametrize("call", ["flow", "acquire"])
-def test_closed_while_it_waits(server: Room, shape: str, call: str) -> None:
-    """That is no reason to fall back."""
-
+def test_closing_a_waiting_client_does_not_use_the_fallback(server: Room, shape: str, call: str) -> None:
     async def scenario() -> None:
         server.waits = {MessageType.FLOW, MessageType.ACQUIRE}
         client = made(shape, server, fallback="open")
@@ -461,7 +460,7 @@ def test_closed_while_it_waits(server: Room, shape: str, call: str) -> None:
     run(shape, scenario())
 
 
-def test_logging_is_left_to_the_program() -> None:
+def test_the_client_configures_no_logging() -> None:
     code = "import logging, counterd.client.sentinel as told; print(logging.getLogger(told.__name__).handlers)"
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE, check=True)
     assert ended.stdout == "[]\n"

@@ -1,4 +1,4 @@
-"""The blocking client when its connection goes: cut, or with the server, which comes back or does not."""
+"""The blocking client when its connection is lost: cut, or ended with the server, which comes back or not."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def watchers() -> list[threading.Thread]:
 # ---- holds ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_hold_says_that_it_was_lost(server: servers.Server) -> None:
+def test_a_lost_hold_raises_at_the_end_of_its_block(server: servers.Server) -> None:
     with server.client() as client:
         with pytest.raises(
             ConnectionLost, match=r"^lost 2 of lost with the connection to 127.*: the .* closed the connection$"
@@ -93,7 +93,7 @@ def lose(client: Client, name: str = "lost", permits: int = 2) -> None:
         assert hold.lost
 
 
-def test_leaving_a_lost_hold_does_not_hide_what_was_raised(server: servers.Server) -> None:
+def test_leaving_a_lost_hold_does_not_replace_an_exception(server: servers.Server) -> None:
     with server.client() as client:
         with pytest.raises(ZeroDivisionError), client.hold("hidden", maximum=1):
             raise ZeroDivisionError(cut(client))
@@ -103,12 +103,12 @@ def test_leaving_a_lost_hold_does_not_hide_what_was_raised(server: servers.Serve
             client.close()  # is no loss
 
 
-def test_nor_does_leaving_a_semaphore(server: servers.Server) -> None:
+def test_leaving_a_lost_semaphore_does_not_replace_an_exception(server: servers.Server) -> None:
     with server.client() as client, pytest.raises(ZeroDivisionError), client.semaphore("lost", 1):
         raise ZeroDivisionError(cut(client))
 
 
-def test_one_call_hears_that_what_it_acquired_is_lost(server: servers.Server) -> None:
+def test_one_call_raises_the_loss_of_acquired_permits(server: servers.Server) -> None:
     with server.client() as client:
         client.acquire("heard", maximum=1)
         with contextlib.suppress(ConnectionLost), client.hold("seen", maximum=1) as hold:
@@ -122,7 +122,7 @@ def test_one_call_hears_that_what_it_acquired_is_lost(server: servers.Server) ->
         server.wait_for_use("heard", 0)
 
 
-def test_it_hears_also_if_a_hold_has_connected_again(server: servers.Server) -> None:
+def test_a_call_raises_the_loss_after_a_hold_has_reconnected(server: servers.Server) -> None:
     with server.client() as client:
         for _ in range(3):
             client.acquire("told", maximum=9)
@@ -134,7 +134,7 @@ def test_it_hears_also_if_a_hold_has_connected_again(server: servers.Server) -> 
                 assert server.used("other") == 1
 
 
-def test_the_call_under_way_is_the_one_that_hears(server: servers.Server) -> None:
+def test_the_pending_call_raises_the_loss(server: servers.Server) -> None:
     with server.client() as client:
         for call in (client.noop, lambda: client.pipeline().noop().execute()):
             client.acquire("under way", maximum=9)
@@ -144,7 +144,7 @@ def test_the_call_under_way_is_the_one_that_hears(server: servers.Server) -> Non
             client.noop()
 
 
-def test_nobody_hears_if_only_holds_have_lost(server: servers.Server) -> None:
+def test_no_call_raises_if_only_holds_lost_permits(server: servers.Server) -> None:
     with server.client() as client:
         with pytest.raises(ConnectionLost, match=r"^lost 1 of only"):
             lose(client, "only", 1)
@@ -169,7 +169,7 @@ def test_lost_permits_of_a_semaphore(server: servers.Server) -> None:
 # ---- connecting again -----------------------------------------------------------------------------------------------
 
 
-def test_waits_for_a_server_that_comes_back(mortal: Mortal) -> None:
+def test_a_client_waits_for_a_server_that_comes_back(mortal: Mortal) -> None:
     """With a hold that waits meanwhile, in a thread, and calls that do not."""
     with mortal.client() as client, mortal.client() as other:
         other.acquire("back", maximum=1)
@@ -208,7 +208,7 @@ def connects(client: Client) -> bool:
     return False
 
 
-def test_a_hold_gives_up_in_time_while_there_is_no_server(mortal: Mortal) -> None:
+def test_a_hold_times_out_without_a_server(mortal: Mortal) -> None:
     with mortal.client() as client:
         mortal.kill()
         start = time.monotonic()
@@ -219,7 +219,7 @@ def test_a_hold_gives_up_in_time_while_there_is_no_server(mortal: Mortal) -> Non
 
 
 def test_a_hold_waits_for_a_server_that_does_not_accept() -> None:
-    """As for one that is not there."""
+    """As for one that does not exist."""
     with contextlib.ExitStack() as stack:
         listening = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
         client = stack.enter_context(Client(port=listening.getsockname()[1], timeout=PATIENCE, connect_timeout=0.05))
@@ -228,7 +228,7 @@ def test_a_hold_waits_for_a_server_that_does_not_accept() -> None:
             pytest.fail("granted")
 
 
-def test_attempts_grow_rare() -> None:
+def test_attempts_to_connect_grow_rare() -> None:
     """However many calls there are: after 50 ms, 100, 200 and so on, each shortened by half at most."""
     attempts = 0
     with socket.create_server(("127.0.0.1", 0)) as listening:
@@ -243,8 +243,8 @@ def test_attempts_grow_rare() -> None:
     assert 2 <= attempts <= 6 + (taken - 0.5) / 0.025
 
 
-def test_a_server_that_has_too_many_connections_is_not_hammered(tmp_path: Path) -> None:
-    """It accepts them, and closes them: so connecting succeeds each time."""
+def test_attempts_pause_for_a_server_without_room(tmp_path: Path) -> None:
+    """It accepts connections and closes them, so connecting succeeds each time."""
     with (
         daemon.running(tmp_path, {"counter.max_connections": "2"}) as counterd,
         counterd.client() as client,
@@ -262,7 +262,7 @@ def test_a_server_that_has_too_many_connections_is_not_hammered(tmp_path: Path) 
         wait_until(lambda: connects(client), "there is room again")
 
 
-def test_the_first_address_that_answers(tmp_path: Path) -> None:
+def test_the_first_reachable_address_is_used(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:
         dead = listening.getsockname()[1]
     path = str(tmp_path / "no%20socket")
@@ -278,8 +278,8 @@ def test_the_first_address_that_answers(tmp_path: Path) -> None:
             Client([f"counter://127.0.0.1:{dead}", f"counter+unix://{path}"]).noop()
 
 
-def test_closing_while_it_connects() -> None:
-    """What is connected after that is closed as well."""
+def test_closing_while_connecting() -> None:
+    """A connection made after that is closed as well."""
     with contextlib.ExitStack() as stack:
         listening = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
         listening.settimeout(PATIENCE)
@@ -340,8 +340,8 @@ def test_a_callback_is_called_once_and_at_once(server: servers.Server, caplog: p
     assert not watchers()
 
 
-def test_a_connection_that_was_replaced_already_is_told_of(server: servers.Server) -> None:
-    """While the watching thread is busy with a callback others lose their permits, and calls connect again."""
+def test_the_loss_of_an_already_replaced_connection_is_reported(server: servers.Server) -> None:
+    """While the watching thread is busy with a callback, others lose their permits, and calls connect again."""
     told: list[str] = []
     go_on = threading.Event()
 
@@ -366,7 +366,7 @@ def client_is_back(client: Client) -> None:
     wait_until(lambda: connects(client), "connected again")
 
 
-def test_acquires_again(server: servers.Server) -> None:
+def test_lost_permits_are_acquired_again(server: servers.Server) -> None:
     with server.client(watch=True) as client:
         with client.hold("again", 2, maximum=3, on_lost="reacquire") as hold:
             for _ in range(3):
@@ -375,7 +375,7 @@ def test_acquires_again(server: servers.Server) -> None:
         assert server.used("again") == 0
 
 
-def test_acquires_again_when_others_have_it_meanwhile(tmp_path: Path) -> None:
+def test_lost_permits_are_acquired_again_when_others_give_them_back(tmp_path: Path) -> None:
     with (
         servers.running("counterd", tmp_path) as server,
         Relay(server.address) as relay,
@@ -395,10 +395,8 @@ def test_acquires_again_when_others_have_it_meanwhile(tmp_path: Path) -> None:
         assert other.get("taken") == 0
 
 
-def test_leaving_while_it_is_acquired_again(tmp_path: Path) -> None:
-    """Not with yrmcdsd: what it sends to a connection that is cut is answered with a reset, after which it keeps
-    what was held.
-    """
+def test_leaving_a_hold_while_it_is_acquired_again(tmp_path: Path) -> None:
+    """Not with yrmcdsd: its output to a cut connection is answered with a reset, after which it keeps the holdings."""
     with (
         servers.running("counterd", tmp_path) as server,
         server.client(watch=True) as client,

@@ -1,8 +1,7 @@
-"""The blocking client in processes of their own, which fork, are killed, or end while they hold something.
+"""The blocking client in processes of their own, which fork, are killed, or end while they hold permits.
 
-The killed ones are shown to yrmcdsd as well. How the rest is done is the client's business alone; and yrmcdsd may keep
-what a connection held that ends with answers unread.
-"""
+Tests that kill a process run against yrmcdsd as well. The others concern only the client; and yrmcdsd may keep
+the holdings of a connection that ends with unread answers."""
 
 from __future__ import annotations
 
@@ -91,7 +90,7 @@ def running(server: servers.Server, code: str) -> Iterator[Program]:
 # ---- killed ---------------------------------------------------------------------------------------------------------
 
 
-def test_the_next_has_it_when_a_holder_is_killed(server: servers.Server) -> None:
+def test_a_waiter_gets_the_permits_of_a_killed_holder(server: servers.Server) -> None:
     code = """
         with client.hold("killed", 2, maximum=2):
             say("holds")
@@ -105,7 +104,7 @@ def test_the_next_has_it_when_a_holder_is_killed(server: servers.Server) -> None
             pass
 
 
-def test_what_a_killed_parent_held_is_back_while_its_child_lives(server: servers.Server) -> None:
+def test_permits_of_a_killed_parent_come_back_while_its_child_lives(server: servers.Server) -> None:
     code = """
         client.acquire("parent", 1, maximum=2)
         with client.hold("parent", 1, maximum=2):
@@ -133,7 +132,7 @@ def test_what_a_killed_parent_held_is_back_while_its_child_lives(server: servers
 # ---- forks ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_child_is_not_told_of_what_its_parent_lost(counterd: servers.Server) -> None:
+def test_a_child_does_not_hear_of_its_parents_losses(counterd: servers.Server) -> None:
     code = """
         for reconnected in (False, True):
             client.acquire("lost", maximum=3)
@@ -174,8 +173,8 @@ def test_a_child_of_multiprocessing(counterd: servers.Server) -> None:
         assert program.ends() == (0, "2 2 0\n", "")
 
 
-def test_a_lock_of_a_client_that_watches(counterd: servers.Server) -> None:
-    """A thread of the parent has it: in the child nobody will ever let go of it."""
+def test_a_child_replaces_the_locks_of_a_watching_client(counterd: servers.Server) -> None:
+    """A thread of the parent has the lock, which no thread of the child will ever release."""
     code = """
         watched = Client(sys.argv[1], int(sys.argv[2]), timeout=10, watch=True)
         client.acquire("locked", maximum=2)
@@ -217,7 +216,7 @@ def test_a_lock_of_a_client_that_watches(counterd: servers.Server) -> None:
         assert (status, out) == (0, "1 2 [False, False]\n"), err
 
 
-def test_a_child_watches_by_itself(counterd: servers.Server) -> None:
+def test_a_child_starts_its_own_watching_thread(counterd: servers.Server) -> None:
     code = """
         import socket
         client = Client(sys.argv[1], int(sys.argv[2]), timeout=10, watch=True)
@@ -296,8 +295,8 @@ def test_ending_while_threads_hold_and_wait(counterd: servers.Server, watch: boo
         counterd.wait_for_use("threads", 0)
 
 
-def test_a_signal_while_it_waits(counterd: servers.Server) -> None:
-    """KeyboardInterrupt in the main thread, in line for a hold; nothing of it is left in the client."""
+def test_a_signal_interrupts_a_waiting_hold(counterd: servers.Server) -> None:
+    """KeyboardInterrupt in the main thread; the hold leaves the client's queue."""
     code = """
         try:
             with client.hold("signalled", maximum=1):
@@ -340,8 +339,8 @@ TAKES_TURNS_ASYNC = """
 """
 
 
-def test_six_processes_that_share_two_permits_get_the_same(counterd: servers.Server) -> None:
-    """A process goes on when all others wait, and has permits again when they have had theirs."""
+def test_six_processes_share_two_permits_equally(counterd: servers.Server) -> None:
+    """A process goes on when all others wait, and gets permits again when they have had theirs."""
     grants = [0] * 6
     said: queue.SimpleQueue[int] = queue.SimpleQueue()
     with contextlib.ExitStack() as stack:

@@ -1,4 +1,4 @@
-"""Takes, which wait in the server's queue, with clients of both shapes and the real daemon."""
+"""Takes, which wait in the server's queue, with blocking and asyncio clients and the real daemon."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def permit(client: Any, **others: Any) -> Any:
 
 
 @SHAPES
-def test_waits_without_asking_again(counterd, shape: str) -> None:
+def test_a_take_waits_with_one_request(counterd, shape: str) -> None:
     async def scenario() -> None:
         async with opened(made(shape, counterd)) as one, opened(made(shape, counterd)) as other:
             await got(one.acquire(NAME, maximum=1))
@@ -68,7 +68,7 @@ def test_waits_without_asking_again(counterd, shape: str) -> None:
 
 
 @SHAPES
-def test_a_wait_that_is_over(counterd, shape: str) -> None:
+def test_a_waiting_take_times_out(counterd, shape: str) -> None:
     async def scenario() -> None:
         async with opened(made(shape, counterd)) as one, opened(made(shape, counterd)) as other:
             await got(one.acquire(NAME, 2, maximum=3))
@@ -108,7 +108,7 @@ def test_priorities_and_keys(counterd, shape: str) -> None:
 
 
 @pytest.mark.parametrize("loop", loops.NEW_LOOP)
-def test_a_task_that_is_cancelled_waits_no_more(counterd, loop: str) -> None:
+def test_a_cancelled_task_leaves_the_queue(counterd, loop: str) -> None:
     async def scenario() -> None:
         async with made(loop, counterd) as one, made(loop, counterd) as other:
             await one.acquire(NAME, maximum=1)
@@ -124,7 +124,7 @@ def test_a_task_that_is_cancelled_waits_no_more(counterd, loop: str) -> None:
     loops.run(scenario(), loop)
 
 
-def test_a_thread_that_is_interrupted_waits_no_more(counterd) -> None:
+def test_an_interrupted_thread_leaves_the_queue(counterd) -> None:
     with made(BLOCKING, counterd) as one, made(BLOCKING, counterd) as other:
         one.acquire(NAME, maximum=1)
 
@@ -142,7 +142,7 @@ def test_a_thread_that_is_interrupted_waits_no_more(counterd) -> None:
         assert other.get(NAME) == 0
 
 
-def test_threads_of_one_client_share_its_connection_while_others_wait(counterd) -> None:
+def test_threads_use_the_connection_while_another_waits(counterd) -> None:
     with made(BLOCKING, counterd) as one, made(BLOCKING, counterd) as other:
         one.acquire(NAME, maximum=1)
         done: list[int] = []
@@ -163,7 +163,7 @@ def test_threads_of_one_client_share_its_connection_while_others_wait(counterd) 
 
 
 @SHAPES
-def test_a_queue_that_is_full(tmp_path: Path, shape: str) -> None:
+def test_a_full_queue_refuses_takes(tmp_path: Path, shape: str) -> None:
     async def scenario(counterd: Any) -> None:
         async with opened(made(shape, counterd)) as one, opened(made(shape, counterd)) as other:
             await got(one.acquire(NAME, maximum=1))
@@ -194,7 +194,7 @@ async def left(made: Any) -> None:
 
 
 @SHAPES
-def test_a_hold_waits_without_asking_again(counterd, shape: str) -> None:
+def test_a_hold_waits_with_one_request(counterd, shape: str) -> None:
     async def scenario() -> None:
         async with opened(made(shape, counterd)) as one, opened(made(shape, counterd)) as other:
             await got(one.acquire(NAME, maximum=1))
@@ -213,7 +213,7 @@ def test_a_hold_waits_without_asking_again(counterd, shape: str) -> None:
 
 
 @SHAPES
-def test_a_hold_that_does_not_wait_is_one_request(counterd, shape: str) -> None:
+def test_a_hold_with_timeout_0_is_one_request(counterd, shape: str) -> None:
     async def scenario() -> None:
         async with opened(made(shape, counterd)) as client:
             before = [figure(counterd, f"command:{name}") for name in ("take", "acquire", "get")]
@@ -254,8 +254,8 @@ def test_priorities_and_keys_of_holds(counterd, shape: str) -> None:
 
 @SHAPES
 @pytest.mark.parametrize("room", [0, 2])
-def test_holds_for_which_the_queue_has_no_room_wait_too(tmp_path: Path, shape: str, room: int) -> None:
-    """In the queue of the client, whose first asks now and then."""
+def test_holds_wait_although_the_servers_queue_is_full(tmp_path: Path, shape: str, room: int) -> None:
+    """In the queue of the client, whose first hold asks now and then."""
 
     async def scenario(counterd: Any) -> None:
         async with opened(made(shape, counterd)) as one, opened(made(shape, counterd)) as other:
@@ -329,7 +329,7 @@ MINUTE = {"limit": 100, "per": 60, "burst": 10}
 
 
 @SHAPES
-def test_takes_all_or_nothing(counterd, shape: str) -> None:
+def test_a_take_is_granted_completely_or_not_at_all(counterd, shape: str) -> None:
     async def scenario() -> None:
         async with opened(made(shape, counterd)) as one, opened(made(shape, counterd)) as other:
             async with opened(one.take(*PERMITS, Rate(b"r", 3, **MINUTE))) as taken:
@@ -347,8 +347,8 @@ def test_takes_all_or_nothing(counterd, shape: str) -> None:
 
 
 @SHAPES
-def test_more_is_in_use_than_the_maximum_of_a_hold(counterd, shape: str) -> None:
-    """The error says that all of its maximum is in use, which is not all that is."""
+def test_a_hold_refused_with_more_in_use_than_its_maximum(counterd, shape: str) -> None:
+    """The error says that all of its maximum is in use, although even more is."""
 
     async def scenario() -> None:
         async with opened(made(shape, counterd)) as client:
@@ -362,7 +362,7 @@ def test_more_is_in_use_than_the_maximum_of_a_hold(counterd, shape: str) -> None
 
 
 @SHAPES
-def test_a_rate_says_when_it_is_enough(counterd, shape: str) -> None:
+def test_a_refused_rate_says_when_it_has_enough_units(counterd, shape: str) -> None:
     async def scenario() -> None:
         async with opened(made(shape, counterd)) as client:
             day = Rate(f"day {shape}", 7, limit=10, per=86_400)
@@ -379,7 +379,7 @@ def test_a_rate_says_when_it_is_enough(counterd, shape: str) -> None:
 
 @SHAPES
 @pytest.mark.parametrize("after", [False, True])
-def test_settles_what_was_used(counterd, shape: str, after: bool) -> None:
+def test_settling_gives_back_unused_units(counterd, shape: str, after: bool) -> None:
     async def scenario() -> None:
         async with opened(made(shape, counterd)) as client:
             name = f"tokens {shape} {after}"
@@ -402,7 +402,7 @@ def test_settles_what_was_used(counterd, shape: str, after: bool) -> None:
 
 @SHAPES
 @pytest.mark.parametrize(("after_death", "left"), [("charge", False), ("refund", True)])
-def test_a_holder_that_dies(counterd, shape: str, after_death: Any, left: bool) -> None:
+def test_after_death_decides_about_units_of_an_ended_client(counterd, shape: str, after_death: Any, left: bool) -> None:
     async def scenario() -> None:
         rate = Rate(f"death {shape} {after_death}", 7, limit=10, per=86_400, after_death=after_death)
         client = made(shape, counterd)
@@ -435,7 +435,7 @@ def test_rates_alone_are_not_lost_with_the_connection(tmp_path: Path, shape: str
 
 
 @SHAPES
-def test_waits_for_several(counterd, shape: str) -> None:
+def test_a_take_waits_for_several_items(counterd, shape: str) -> None:
     async def scenario() -> None:
         async with opened(made(shape, counterd)) as one, opened(made(shape, counterd)) as other:
             await got(one.acquire(b"a", 2, maximum=3))
@@ -486,7 +486,7 @@ def test_a_decorator_takes_for_each_call(counterd, shape: str) -> None:
         ((Rate(b"a", after_death="what"),), "after_death must be one of"),  # type: ignore[arg-type]
     ],
 )
-def test_what_no_take_can_be(shape: str, items: Any, message: str) -> None:
+def test_invalid_takes_are_refused(shape: str, items: Any, message: str) -> None:
     kind = Client if shape == BLOCKING else aio.Client
     with pytest.raises(ValueError, match=message):
         kind("127.0.0.1").take(*items)

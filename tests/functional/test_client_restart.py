@@ -1,4 +1,4 @@
-"""Clients whose daemon stops and comes back, or does not: what waits goes on, or says what was really wrong."""
+"""Clients whose daemon stops, and comes back or not: waits go on, or fail with the real reason."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ IN = {"threads": in_threads, "tasks": in_tasks}
 
 @SHAPES
 @HOW
-def test_what_waits_goes_on_with_the_next_daemon(place: Place, shape: str, how: str) -> None:
+def test_waits_go_on_with_the_next_daemon(place: Place, shape: str, how: str) -> None:
     def upgrade() -> None:
         place.daemon.wait_for_stats(waiters=WAITING)
         place.stop()
@@ -128,7 +128,7 @@ def test_what_waits_goes_on_with_the_next_daemon(place: Place, shape: str, how: 
 
 @SHAPES
 @HOW
-def test_without_a_next_daemon_it_says_that_there_is_none(place: Place, shape: str, how: str) -> None:
+def test_without_a_next_daemon_the_error_says_so(place: Place, shape: str, how: str) -> None:
     """Not that permits are in use, and not that a daemon has not answered in time."""
     for error in IN[shape](place, how, 0.5, place.stop, lambda: None):
         assert isinstance(error, ConnectionLost), repr(error)
@@ -137,7 +137,7 @@ def test_without_a_next_daemon_it_says_that_there_is_none(place: Place, shape: s
 
 @SHAPES
 @HOW
-def test_a_daemon_that_drains_for_long_is_said_to_drain(place: Place, shape: str, how: str) -> None:
+def test_the_error_during_a_long_drain_says_so(place: Place, shape: str, how: str) -> None:
     place.daemon.reload({**SETTINGS, "counter.port": place.port, "drain.mode": "wait"})
 
     def drain() -> None:

@@ -1,4 +1,4 @@
-"""Client(resume=): what is held outlasts its connection, and the client goes on with it; with real daemons."""
+"""Client(resume=): holdings outlast their connection, and the client resumes them; with real daemons."""
 
 from __future__ import annotations
 
@@ -27,7 +27,9 @@ def client(relay: Relay) -> Iterator[Client]:
         yield made
 
 
-def test_nothing_is_lost(counterd: daemon.Daemon, relay: Relay, client: Client, other: Client) -> None:
+def test_a_client_that_resumes_loses_nothing(
+    counterd: daemon.Daemon, relay: Relay, client: Client, other: Client
+) -> None:
     with client.hold("a", 2, maximum=3) as hold, client.take(Permit("b"), Rate("r", 5, 10, 3600)) as taken:
         assert client.acquire("c", maximum=1) == 1
         for _ in range(CUTS):
@@ -48,7 +50,9 @@ def test_nothing_is_lost(counterd: daemon.Daemon, relay: Relay, client: Client, 
     assert figures["internal_errors"] == 0
 
 
-def test_it_connects_again_by_itself(counterd: daemon.Daemon, relay: Relay, client: Client, other: Client) -> None:
+def test_the_client_reconnects_without_a_call(
+    counterd: daemon.Daemon, relay: Relay, client: Client, other: Client
+) -> None:
     with client.hold("a", maximum=1) as hold:
         relay.is_open = False
         relay.cut()
@@ -61,10 +65,10 @@ def test_it_connects_again_by_itself(counterd: daemon.Daemon, relay: Relay, clie
     wait_until(lambda: other.get("a") == 0, "it is given back")
 
 
-def test_a_block_that_is_left_without_a_connection(
+def test_leaving_a_hold_without_a_connection(
     counterd: daemon.Daemon, relay: Relay, client: Client, other: Client
 ) -> None:
-    """It has had its permits all the time, so it raises nothing. They are given back as soon as it can be."""
+    """It raises nothing, as the permits were held all the time. They are given back as soon as possible."""
     with client.hold("a", maximum=1):
         relay.is_open = False
         relay.cut()
@@ -75,7 +79,7 @@ def test_a_block_that_is_left_without_a_connection(
     assert counterd.stats()["resumed"] == 1
 
 
-def test_a_grace_time_that_is_over(counterd: daemon.Daemon, relay: Relay, other: Client) -> None:
+def test_holdings_are_lost_after_the_grace_time(counterd: daemon.Daemon, relay: Relay, other: Client) -> None:
     told: list[Hold] = []
     with Client(HOST, relay.port, resume=0.05) as client:
         client.acquire("b", maximum=1)
@@ -94,8 +98,8 @@ def test_a_grace_time_that_is_over(counterd: daemon.Daemon, relay: Relay, other:
             assert other.get("a") == 1
 
 
-def test_a_server_that_has_started_again(start: Callable[..., daemon.Daemon]) -> None:
-    """It knows no token: what was held is lost."""
+def test_a_restarted_server_refuses_to_resume(start: Callable[..., daemon.Daemon]) -> None:
+    """It knows no token, so the holdings are lost."""
     one = start()
     with Client(HOST, one.address.port, resume=GRACE_S) as client:
         hold = client.hold("a", maximum=1).__enter__()
@@ -106,8 +110,10 @@ def test_a_server_that_has_started_again(start: Callable[..., daemon.Daemon]) ->
             hold.__exit__(None, None, None)
 
 
-def test_replies_that_are_lost(counterd: daemon.Daemon, relay: Relay, client: Client, other: Client) -> None:
-    """What was asked for before the cut is done exactly once."""
+def test_requests_with_lost_replies_are_executed_once(
+    counterd: daemon.Daemon, relay: Relay, client: Client, other: Client
+) -> None:
+    """The requests sent before the cut are executed exactly once."""
 
     def mute() -> None:
         client.noop()  # it has resumed
@@ -135,8 +141,8 @@ def test_replies_that_are_lost(counterd: daemon.Daemon, relay: Relay, client: Cl
 
 
 @pytest.mark.parametrize("resume", [0, GRACE_S])
-def test_the_last_release_whose_reply_is_lost(relay: Relay, other: Client, resume: float) -> None:
-    """The permits were held until then, and are given back: leaving the block raises nothing."""
+def test_a_lost_reply_to_the_last_release_raises_nothing(relay: Relay, other: Client, resume: float) -> None:
+    """The permits were held until then, and are given back."""
     with Client(HOST, relay.port, resume=resume) as client:
 
         def mute() -> None:
@@ -171,7 +177,9 @@ def test_a_release_after_the_connection_has_ended(relay: Relay, other: Client) -
     wait_until(lambda: other.get("a") == 0, "all is given back")
 
 
-def test_a_reply_to_resume_that_is_lost(counterd: daemon.Daemon, relay: Relay, client: Client, other: Client) -> None:
+def test_a_lost_reply_to_resume_is_asked_for_again(
+    counterd: daemon.Daemon, relay: Relay, client: Client, other: Client
+) -> None:
     with client.hold("a", maximum=1) as hold:
         relay.muted = True
         relay.cut()
@@ -182,7 +190,7 @@ def test_a_reply_to_resume_that_is_lost(counterd: daemon.Daemon, relay: Relay, c
     wait_until(lambda: other.get("a") == 0, "it is given back")
 
 
-def test_takes_that_wait_go_on_waiting(relay: Relay, client: Client, other: Client) -> None:
+def test_waiting_takes_go_on_after_a_resume(relay: Relay, client: Client, other: Client) -> None:
     assert other.acquire("a", maximum=1) == 1
     with client.hold("b", maximum=1):
         got: list[Any] = []
@@ -208,8 +216,9 @@ def test_close_gives_everything_back(counterd: daemon.Daemon, relay: Relay, othe
     assert (figures["kept"], figures["command:goodbye"]) == (0, 1)
 
 
-def test_a_client_that_dies(counterd: daemon.Daemon, relay: Relay, other: Client) -> None:
-    """What it holds comes back after the grace time."""
+def test_holdings_of_a_killed_client_come_back_after_the_grace_time(
+    counterd: daemon.Daemon, relay: Relay, other: Client
+) -> None:
     child = os.fork()
     if not child:
         client = Client(HOST, relay.port, resume=0.3)
@@ -219,7 +228,9 @@ def test_a_client_that_dies(counterd: daemon.Daemon, relay: Relay, other: Client
     wait_until(lambda: other.get("a", 0) == 0 and counterd.stats()["expired_stays"] == 1, "it comes back")
 
 
-def test_a_fork_shares_no_token(counterd: daemon.Daemon, relay: Relay, client: Client, other: Client) -> None:
+def test_a_forked_child_has_no_token_of_its_parent(
+    counterd: daemon.Daemon, relay: Relay, client: Client, other: Client
+) -> None:
     """The child connects on its own, before and after the connection of the parent is cut."""
     with client.hold("a", maximum=2) as hold:
         child = os.fork()
@@ -249,6 +260,6 @@ def test_a_fork_shares_no_token(counterd: daemon.Daemon, relay: Relay, client: C
         ({"name": b"a"}, AttributeError),
     ],
 )
-def test_what_it_cannot_be_given(given: dict[str, Any], error: type[Exception]) -> None:
+def test_invalid_arguments_are_refused(given: dict[str, Any], error: type[Exception]) -> None:
     with pytest.raises(error):
         Client(**given)

@@ -1,7 +1,7 @@
-"""The clients of tokens, of both shapes, with a real counterd: flows, tokens, holds, and what outlives a connection.
+"""The clients for tokens, blocking and for asyncio, with a real counterd: flows, tokens, holds, and lost
+connections.
 
-What a server does wrong, or not at all, is in test_client_fallback.py; what only asyncio has in test_aio_sentinel.py.
-"""
+Wrong or missing answers are in test_client_fallback.py; what only asyncio has in test_aio_sentinel.py."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def keepers() -> list[threading.Thread]:
 
 
 @SHAPES
-def test_rates(server: Server, shape: str) -> None:
+def test_calls_by_rate(server: Server, shape: str) -> None:
     async def scenario() -> None:
         async with opened(server.made(shape)) as client:
             answers = [await got(client.flow(1002 + OWN[shape])) for _ in range(7)]
@@ -126,7 +126,7 @@ def test_rates(server: Server, shape: str) -> None:
 
 
 @SHAPES
-def test_values(server: Server, shape: str) -> None:
+def test_calls_by_values_of_parameters(server: Server, shape: str) -> None:
     async def scenario() -> None:
         values = ["a", 5, 1 << 40, True, 0.5, b"bytes", Typed(Tag.SHORT, 5)]
         async with opened(server.made(shape)) as client:
@@ -147,7 +147,7 @@ def test_values(server: Server, shape: str) -> None:
 
 
 @SHAPES
-def test_tokens(server: Server, shape: str) -> None:
+def test_tokens_are_acquired_and_released(server: Server, shape: str) -> None:
     async def scenario() -> None:
         async with opened(server.made(shape)) as client:
             token = await got(client.acquire(101, 2))
@@ -171,7 +171,7 @@ def test_tokens(server: Server, shape: str) -> None:
 
 
 @SHAPES
-def test_namespaces(server: Server, shape: str) -> None:
+def test_namespaces_count_their_clients(server: Server, shape: str) -> None:
     async def scenario() -> None:
         other, second = (server.made(shape, namespace=name) for name in ("other", b"other"))
         async with opened(server.made(shape)) as client:
@@ -191,7 +191,7 @@ def test_namespaces(server: Server, shape: str) -> None:
 
 
 @SHAPES
-def test_nothing_is_connected_before_the_first_call(shape: str) -> None:
+def test_a_client_connects_with_the_first_call(shape: str) -> None:
     made: Any = Client if shape == BLOCKING else AsyncClient
 
     async def scenario() -> None:
@@ -210,7 +210,7 @@ def test_nothing_is_connected_before_the_first_call(shape: str) -> None:
 
 
 @SHAPES
-def test_a_hold(server: Server, shape: str) -> None:
+def test_a_hold_has_its_token_in_its_block(server: Server, shape: str) -> None:
     async def scenario() -> None:
         async with opened(server.made(shape)) as client:
             async with opened(client.hold(101, 2)) as hold:
@@ -238,7 +238,7 @@ def test_a_hold(server: Server, shape: str) -> None:
 
 @SHAPES
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, GeneratorExit])
-def test_gives_back_whatever_is_raised(server: Server, shape: str, error: type[BaseException]) -> None:
+def test_a_hold_gives_back_after_any_exception(server: Server, shape: str, error: type[BaseException]) -> None:
     async def scenario() -> None:
         async with opened(server.made(shape)) as client:
             with pytest.raises(error):
@@ -249,7 +249,7 @@ def test_gives_back_whatever_is_raised(server: Server, shape: str, error: type[B
     run(shape, scenario())
 
 
-def test_as_a_decorator(server: Server, client: Client) -> None:
+def test_a_hold_as_a_decorator(server: Server, client: Client) -> None:
     @client.hold(101)
     def call(number: int) -> bool:
         return server.is_free(101, number)
@@ -267,7 +267,7 @@ def test_as_a_decorator(server: Server, client: Client) -> None:
 
 
 @SHAPES
-def test_waits_until_it_is_given_back(shape: str) -> None:
+def test_a_hold_waits_for_a_release(shape: str) -> None:
     """The waiters of one client in order."""
 
     async def scenario(server: Room) -> None:
@@ -301,7 +301,7 @@ def test_waits_until_it_is_given_back(shape: str) -> None:
 
 
 @SHAPES
-def test_gives_up_in_time(server: Server, shape: str) -> None:
+def test_a_waiting_hold_times_out(server: Server, shape: str) -> None:
     async def scenario() -> None:
         async with opened(server.made(shape)) as client:
             token = server.observer.acquire(101, 2)
@@ -350,7 +350,8 @@ def test_threads_share_a_client(server: Server) -> None:
 
 @SHAPES
 def test_a_hold_outlives_its_lease_and_its_connection(server: Server, shape: str) -> None:
-    """Also the first of its flow, whose lease nobody has told yet. Nobody calls; a token without a hold is kept too."""
+    """Also the first of its flow, before the length of its lease is known. The program makes no calls; a token without
+    a hold is kept too."""
 
     async def scenario(relay: Relay) -> None:
         async with opened(made(shape, relay.address)) as client:
@@ -370,7 +371,7 @@ def test_a_hold_outlives_its_lease_and_its_connection(server: Server, shape: str
 
 
 @SHAPES
-def test_a_token_that_nobody_keeps_is_lost(server: Server, shape: str) -> None:
+def test_a_token_that_was_garbage_collected_is_lost(server: Server, shape: str) -> None:
     async def scenario() -> None:
         async with opened(server.made(shape)) as client:
             token = await got(client.acquire(103))
@@ -381,7 +382,7 @@ def test_a_token_that_nobody_keeps_is_lost(server: Server, shape: str) -> None:
 
 
 @SHAPES
-def test_a_lease_that_cannot_be_renewed(server: Server, shape: str) -> None:
+def test_a_hold_is_lost_if_its_lease_cannot_be_renewed(server: Server, shape: str) -> None:
     async def lose(client: Any, also: type[Exception] | None = None) -> None:
         async with opened(client.hold(104, timeout=PATIENCE)) as hold:
             await until(lambda: hold.lost, "it is lost")
@@ -406,7 +407,7 @@ def test_a_lease_that_cannot_be_renewed(server: Server, shape: str) -> None:
 
 
 @SHAPES
-def test_what_a_callback_raises_is_logged(server: Server, shape: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_exception_in_a_callback_is_logged(server: Server, shape: str, caplog: pytest.LogCaptureFixture) -> None:
     def fail(_: object) -> None:
         raise ZeroDivisionError
 
@@ -418,7 +419,7 @@ def test_what_a_callback_raises_is_logged(server: Server, shape: str, caplog: py
 
 
 @SHAPES
-def test_short_holds_cost_no_more_requests(shape: str) -> None:
+def test_short_holds_need_no_keep_requests(shape: str) -> None:
     """Once a lease of that flow was seen."""
 
     async def scenario(server: Room) -> None:
@@ -455,7 +456,7 @@ def behind_relay(server: Server, shape: str, scenario: Callable[[Relay], Corouti
 
 
 @SHAPES
-def test_what_was_given_back_unheard_ends_soon(server: Server, shape: str) -> None:
+def test_a_release_during_a_lost_connection_ends_the_token_soon(server: Server, shape: str) -> None:
     async def scenario(relay: Relay) -> None:
         async with opened(made(shape, relay.address)) as client:
             await got(client.acquire(101, 2))
@@ -486,7 +487,7 @@ def test_calls_go_on_with_another_connection(server: Server, shape: str) -> None
 
 
 @SHAPES
-def test_a_server_that_is_started_anew_has_forgotten_all(tmp_path: Path, shape: str) -> None:
+def test_a_restarted_server_has_no_tokens(tmp_path: Path, shape: str) -> None:
     rules = {"default": {"flowRules": [flow(101, 2, resourceTimeout=int(PATIENCE * 1000))]}}
 
     def is_kept(first: daemon.Daemon) -> bool:
@@ -595,7 +596,7 @@ def program(server: Server, code: str) -> subprocess.Popen[str]:
     )
 
 
-def test_the_next_has_it_soon_when_a_holder_is_killed(server: Server, client: Client) -> None:
+def test_a_waiter_gets_the_token_of_a_killed_holder(server: Server, client: Client) -> None:
     code = """
         with client.hold(101, 2):
             print("holds", flush=True)
@@ -610,8 +611,8 @@ def test_the_next_has_it_soon_when_a_holder_is_killed(server: Server, client: Cl
             assert time.monotonic() - killed > OFFLINE_MS / 1000 * 0.9
 
 
-def test_a_hold_when_the_program_ends(server: Server) -> None:
-    """From 3.12 on there are no new threads then."""
+def test_a_hold_at_the_end_of_the_program(server: Server) -> None:
+    """From Python 3.12 on no new threads can be started then."""
     code = """
         import atexit
 

@@ -1,4 +1,4 @@
-"""The gatekeepers against a real counterd: limits, several masters, several gatekeepers, a master that is killed."""
+"""The gatekeepers against a real counterd: limits, several masters and gatekeepers, and a killed master."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_the_request_after_the_burst_waits(serve: Callable[..., Daemon]) -> None
         assert made.stats()[:4] == (PASSING + 1, 2, 1, 2)
 
 
-def test_all_gatekeepers_are_told(serve: Callable[..., Daemon]) -> None:
+def test_all_gatekeepers_delay_after_a_control_message(serve: Callable[..., Daemon]) -> None:
     master = where(serve())
     with gatekeeper(master) as one, gatekeeper(master) as other:
         use_up(one)
@@ -101,7 +101,7 @@ def test_all_gatekeepers_are_told(serve: Callable[..., Daemon]) -> None:
 
 
 @LOOPS
-def test_so_are_those_of_asyncio(serve: Callable[..., Daemon], loop_name: str) -> None:
+def test_all_gatekeepers_delay_after_a_control_message_asyncio(serve: Callable[..., Daemon], loop_name: str) -> None:
     master = where(serve())
 
     async def main() -> None:
@@ -122,7 +122,7 @@ def test_so_are_those_of_asyncio(serve: Callable[..., Daemon], loop_name: str) -
     loops.run(main(), loop_name)
 
 
-def test_nothing_is_lost_that_comes_before_the_connection(serve: Callable[..., Daemon]) -> None:
+def test_decisions_before_the_connection_are_accounted(serve: Callable[..., Daemon]) -> None:
     master = where(serve())
     with gatekeeper(master) as other, Gatekeeper(master, "d", timeout=PATIENCE) as made:
         for _ in range(PASSING):
@@ -132,7 +132,7 @@ def test_nothing_is_lost_that_comes_before_the_connection(serve: Callable[..., D
         assert made.decide("a").verdict is Verdict.REJECT
 
 
-def test_domains_have_their_masters(serve: Callable[..., Daemon]) -> None:
+def test_each_domain_has_its_master(serve: Callable[..., Daemon]) -> None:
     masters = {"d": where(serve({"d": RULES["d"]})), "e": where(serve({"e": RULES["e"]}))}
     with gatekeeper(masters) as made:
         use_up(made)
@@ -142,9 +142,7 @@ def test_domains_have_their_masters(serve: Callable[..., Daemon]) -> None:
         assert made.decide("b", "e").verdict is Verdict.PASS
 
 
-def test_a_master_that_is_killed_and_comes_again(
-    serve: Callable[..., Daemon], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_killed_master_is_reconnected_to(serve: Callable[..., Daemon], caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "counterd.client.smockron")
     host = own_address()
     first = serve(bind=host, status=-9)
@@ -166,7 +164,7 @@ def test_a_master_that_is_killed_and_comes_again(
     assert said[1].startswith(f"the master at {host}:{accounting} is back after ")
 
 
-def test_over_tls(serve: Callable[..., Daemon], pem: Files) -> None:
+def test_gatekeepers_over_tls(serve: Callable[..., Daemon], pem: Files) -> None:
     plain = where(serve(**{"tls.cert": pem.server}))
     master = tuple(f"smockrons://{address}?cacert={pem.cacert}" for address in plain)
     with gatekeeper(master) as made:
@@ -179,14 +177,14 @@ def test_over_tls(serve: Callable[..., Daemon], pem: Files) -> None:
     loops.run(main())
 
 
-def test_over_unix_sockets(serve: Callable[..., Daemon], short_path: Path) -> None:
+def test_gatekeepers_over_unix_sockets(serve: Callable[..., Daemon], short_path: Path) -> None:
     serve(socket=short_path / "a", control_socket=short_path / "c")
     with gatekeeper((f"smockron+unix://{short_path}/a", f"smockron+unix://{short_path}/c")) as made:
         use_up(made)
 
 
-def test_web_applications_behind_one_master(serve: Callable[..., Daemon]) -> None:
-    """One of WSGI, with a server, and one of ASGI, by hand: what one lets through counts for the other."""
+def test_two_web_applications_share_a_limit(serve: Callable[..., Daemon]) -> None:
+    """One for WSGI, with a server, and one for ASGI, called directly: requests admitted by one count for the other."""
     master = where(serve())
 
     def wsgi(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:

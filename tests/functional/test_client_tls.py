@@ -1,4 +1,4 @@
-"""The clients and counterctl over TLS: what they promise over a plain connection they promise here as well."""
+"""The clients and counterctl over TLS: they keep all promises that they make for plain connections."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def server(tmp_path_factory: pytest.TempPathFactory, pem: Files) -> Iterator[Sec
 # ---- the blocking client ----
 
 
-def test_the_whole_protocol(server: Secured) -> None:
+def test_every_command_over_tls(server: Secured) -> None:
     with server.client() as client:
         client.noop()
         with client.hold("whole", 2, maximum=3) as hold:
@@ -83,20 +83,20 @@ def test_the_whole_protocol(server: Secured) -> None:
     server.wait_for_use(MANY[0], 0)
 
 
-def test_a_context_of_ones_own(server: Secured) -> None:
+def test_a_client_with_its_own_context(server: Secured) -> None:
     with Client(*server.counters, tls=client_context()) as client:
         client.noop()
 
 
-def test_whom_it_does_not_trust(server: Secured) -> None:
+def test_untrusted_servers_are_refused(server: Secured) -> None:
     with pytest.raises(ConnectionLost, match=r"^cannot connect to 127.*: TLS handshake: .*CERTIFICATE_VERIFY_FAILED"):
         Client(*server.counters, tls=True).noop()
     with pytest.raises(ConnectionLost, match=r"^cannot connect to localhost:.*: /none: No such file or directory$"):
         Client(f"counters://localhost:{server.counters.port}?cacert=/none").noop()
 
 
-def test_without_tls_where_it_is_expected(server: Secured) -> None:
-    """The server can say nothing that such a client would understand."""
+def test_a_client_without_tls_at_a_tls_port(server: Secured) -> None:
+    """The server can send nothing that such a client would understand."""
     hint = r" closed the connection: it may expect TLS, have no room, or not allow this address$"
     with Client(*server.counters) as client, pytest.raises(ConnectionLost, match=hint):
         client.noop()
@@ -109,8 +109,8 @@ def test_without_tls_where_it_is_expected(server: Secured) -> None:
     loops.run(main())
 
 
-def test_threads_share_it(server: Secured) -> None:
-    """Requests and replies of all sizes, at once: who reads for all leaves nothing in TLS's buffers."""
+def test_threads_share_a_connection_over_tls(server: Secured) -> None:
+    """Requests and replies of all sizes, at once: the reading thread leaves nothing in TLS's buffers."""
     with server.client() as client:
         errors: list[BaseException] = []
 
@@ -132,7 +132,7 @@ def test_threads_share_it(server: Secured) -> None:
         assert not hears_of_loss(client)
 
 
-def test_a_loss_is_seen_and_told(server: Secured) -> None:
+def test_a_loss_is_noticed_and_reported(server: Secured) -> None:
     lost = threading.Event()
 
     def tell(_: Hold) -> None:
@@ -154,7 +154,7 @@ def lose(client: Client) -> None:
         wait_until(lambda: hold.lost, "lost")
 
 
-def test_what_is_granted_too_late_is_given_back(server: Secured) -> None:
+def test_a_late_grant_is_given_back(server: Secured) -> None:
     with Relay(server.counters) as relay:
         options = {"timeout": 0.05, "connect_timeout": PATIENCE}
         with Client(server.url_at(relay.port), **options) as client:
@@ -177,7 +177,7 @@ def is_answered(client: Client) -> bool:
 
 
 def test_a_fork_leaves_the_connection_to_the_parent(server: Secured) -> None:
-    """The child says nothing on it, closes its copy, and makes one of its own."""
+    """The child sends nothing on it, closes its copy, and makes one of its own."""
     with server.client() as client, client.hold("forked", maximum=2) as hold:
         pid = os.fork()
         if pid == 0:
@@ -203,7 +203,7 @@ async def lose_in_a_task(client: aio.Client, relay: Relay) -> None:
 
 
 @pytest.mark.parametrize("loop", loops.NEW_LOOP)
-def test_asyncio(loop: str, server: Secured) -> None:
+def test_the_asyncio_client_over_tls(loop: str, server: Secured) -> None:
     async def main(relay: Relay) -> None:
         async with aio.Client(server.url_at(relay.port), timeout=PATIENCE) as client:
             pipeline = client.pipeline()
@@ -230,7 +230,7 @@ def test_asyncio(loop: str, server: Secured) -> None:
 # ---- throttr ----
 
 
-def test_throttr(server: Secured) -> None:
+def test_the_throttr_client_over_tls(server: Secured) -> None:
     value = os.urandom(60_000)
     context = client_context()
     with throttr.Client(*server.keys, tls=context, timeout=PATIENCE) as client:
@@ -267,7 +267,7 @@ def ctl(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_counterctl(server: Secured) -> None:
+def test_counterctl_run_over_tls(server: Secured) -> None:
     """The permits last as long as the command that has inherited the connection, also after counterctl was killed."""
     host, port, cacert = "localhost", str(server.counters.port), server.pem.cacert
     script = "kill -KILL $PPID; echo; read line"
@@ -291,5 +291,5 @@ def test_counterctl(server: Secured) -> None:
     assert ctl("throttr", "-u", url, "insert", "quota", "7", "--ttl", "60s").returncode == 0
 
 
-def test_nothing_is_left(server: Secured) -> None:
+def test_all_permits_were_given_back(server: Secured) -> None:
     wait_until(lambda: not any(server.used(name) for name in ("lost", "told", "forked", "late")), "all is given back")

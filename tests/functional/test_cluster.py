@@ -1,4 +1,4 @@
-"""Daemons that share limits through real Redis servers: one limit, whatever happens to daemons and servers."""
+"""Daemons that share limits through real Redis servers: one limit, whatever daemons and servers do."""
 
 from __future__ import annotations
 
@@ -107,8 +107,8 @@ def test_two_daemons_have_one_limit(share: Callable[..., Daemon], servers: Serve
 
 
 @on("single", "scripts")
-def test_a_server_that_forgets_the_authority(share: Callable[..., Daemon], servers: Servers) -> None:
-    """It gets the function or the script again, and nobody loses permits."""
+def test_a_server_that_loses_the_function_gets_it_again(share: Callable[..., Daemon], servers: Servers) -> None:
+    """Or the script, and no client loses permits."""
     with share().client() as one, share().client() as other:
         acquire_all(one, 6)
         client = servers.masters[0].client
@@ -122,7 +122,7 @@ def test_a_server_that_forgets_the_authority(share: Callable[..., Daemon], serve
 
 
 @on("single", "cluster")
-def test_all_together_never_have_more(share: Callable[..., Daemon], servers: Servers) -> None:
+def test_the_sum_of_permits_never_exceeds_the_maximum(share: Callable[..., Daemon], servers: Servers) -> None:
     """Each of many threads takes permits at either daemon, and counts what all have while it has them."""
     daemons = [share(), share()]
     lock, most, rounds = threading.Lock(), 0, 40
@@ -150,7 +150,7 @@ def test_all_together_never_have_more(share: Callable[..., Daemon], servers: Ser
     assert MAXIMUM - 3 <= most <= MAXIMUM
 
 
-def test_who_waits_at_one_daemon_gets_what_is_given_back_at_the_other(share: Callable[..., Daemon]) -> None:
+def test_a_waiter_at_one_daemon_gets_permits_released_at_the_other(share: Callable[..., Daemon]) -> None:
     first, second = share(), share()
     with first.client() as one, second.client() as other:
         acquire_all(one)
@@ -176,7 +176,7 @@ def test_permits_of_a_killed_daemon_come_back_after_its_lease(share: Callable[..
         assert time.monotonic() - killed > LEASE_S / 3, "another daemon cannot know that it is dead"
 
 
-def test_a_daemon_that_stops_gives_everything_back_at_once(share: Callable[..., Daemon]) -> None:
+def test_a_stopping_daemon_gives_everything_back_at_once(share: Callable[..., Daemon]) -> None:
     """Its lease would last for longer than the test."""
     one, other = share(lease=LONG_S), share(lease=LONG_S)
     with one.client() as client, other.client() as survivor:
@@ -186,7 +186,7 @@ def test_a_daemon_that_stops_gives_everything_back_at_once(share: Callable[..., 
 
 
 @pytest.mark.parametrize("on_loss", ["drop", "keep"])
-def test_a_daemon_that_is_stopped_for_longer_than_its_lease(share: Callable[..., Daemon], on_loss: str) -> None:
+def test_a_daemon_suspended_for_longer_than_its_lease(share: Callable[..., Daemon], on_loss: str) -> None:
     """Others get its permits. With `drop`, its own clients notice."""
     one, other = share(on_loss=on_loss), share(on_loss=on_loss)
     with one.client() as client, other.client() as survivor:
@@ -229,7 +229,7 @@ def test_a_master_that_was_a_replica_for_a_moment(share: Callable[..., Daemon], 
 
 @on("replicated", "cluster", "replicated-scripts")
 @pytest.mark.parametrize("fault", ["kill", "stop"])
-def test_a_failover_forgets_nothing_that_was_replicated(
+def test_a_failover_loses_nothing_that_was_replicated(
     share: Callable[..., Daemon], servers: Servers, fault: str
 ) -> None:
     one, other = share(lease=FAILOVER_LEASE_S), share(lease=FAILOVER_LEASE_S)
@@ -249,7 +249,7 @@ def test_a_failover_forgets_nothing_that_was_replicated(
 
 
 @pytest.mark.parametrize(("unreachable", "granted"), [("closed", 0), ("share", MAXIMUM // 2), ("open", MAXIMUM)])
-def test_what_is_granted_while_the_servers_cannot_be_reached(
+def test_permits_granted_while_the_servers_are_unreachable(
     share: Callable[..., Daemon], servers: Servers, unreachable: str, granted: int
 ) -> None:
     one, other = share(unreachable=unreachable), share(unreachable=unreachable)
@@ -327,8 +327,8 @@ def set_password(servers: Servers, password: str) -> None:
     )
 
 
-def test_a_password_and_tls(start: Callable[..., Daemon], tmp_path: Path) -> None:
-    """The servers do not serve a client without them. The password is nowhere in the log."""
+def test_servers_with_a_password_and_tls(start: Callable[..., Daemon], tmp_path: Path) -> None:
+    """They refuse a client without. The password is nowhere in the log."""
     with guarded(tmp_path, certificates.Files(tmp_path)) as (servers, settings):
         daemon = start(settings)
         daemon.wait_for_log("the cluster is reachable")
@@ -339,7 +339,7 @@ def test_a_password_and_tls(start: Callable[..., Daemon], tmp_path: Path) -> Non
     assert not [line for each in (daemon, wrong) for line in each.log if "sesame" in line]
 
 
-def test_servers_whose_certificate_nobody_known_has_signed(start: Callable[..., Daemon], tmp_path: Path) -> None:
+def test_servers_with_an_untrusted_certificate(start: Callable[..., Daemon], tmp_path: Path) -> None:
     files = certificates.Files(tmp_path)
     with guarded(tmp_path, files) as (_, settings):
         daemon = start({**settings, "cluster.ca_file": files.other})
@@ -349,7 +349,7 @@ def test_servers_whose_certificate_nobody_known_has_signed(start: Callable[..., 
 
 
 def test_a_password_that_changes_while_the_daemon_runs(start: Callable[..., Daemon], tmp_path: Path) -> None:
-    """Permits stay with those who have them, if the file is changed and read again within the lease."""
+    """Clients keep their permits if the file is changed and read again within the lease."""
     with guarded(tmp_path, certificates.Files(tmp_path)) as (servers, settings):
         daemon = start({**settings, "cluster.lease": LONG_S})
         with daemon.client() as client:
@@ -366,7 +366,7 @@ def test_a_password_that_changes_while_the_daemon_runs(start: Callable[..., Daem
             acquire_all(client)
 
 
-def test_a_password_that_is_refused_until_the_file_is_read_again(start: Callable[..., Daemon], tmp_path: Path) -> None:
+def test_a_refused_password_is_read_again_from_the_file(start: Callable[..., Daemon], tmp_path: Path) -> None:
     with guarded(tmp_path, certificates.Files(tmp_path)) as (servers, settings):
         daemon = start(settings)
         daemon.wait_for_log("the cluster is reachable")

@@ -1,4 +1,4 @@
-"""Slots of a Redis Cluster that move to other masters while daemons grant from them."""
+"""Slots of a Redis Cluster that move to other masters while daemons grant permits of names in them."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ class Load:
                     self.units += units
 
 
-def test_permits_stay_where_they_are_while_a_slot_moves(share: Callable[..., Daemon], servers: Servers) -> None:
+def test_permits_are_kept_while_a_slot_moves(share: Callable[..., Daemon], servers: Servers) -> None:
     daemons = [share(FAILOVER_LEASE_S), share(FAILOVER_LEASE_S)]
     with daemons[0].client() as one, daemons[1].client() as other:
         acquire_all(one, 6)
@@ -126,7 +126,7 @@ def test_permits_stay_where_they_are_while_a_slot_moves(share: Callable[..., Dae
     assert any(re.search(refused, line) for each in daemons for line in each.log)
 
 
-def test_a_slot_that_moves_to_and_fro_under_load(share: Callable[..., Daemon], servers: Servers) -> None:
+def test_a_slot_moves_back_and_forth_under_load(share: Callable[..., Daemon], servers: Servers) -> None:
     """Also to a master that had it before."""
     daemons = [share(), share()]
     with Load(daemons) as load:
@@ -145,10 +145,10 @@ def test_a_slot_that_moves_to_and_fro_under_load(share: Callable[..., Daemon], s
     assert 0 < load.units <= UNITS
 
 
-def test_a_cluster_that_grows_by_a_master(
+def test_a_cluster_gets_another_master(
     start: Callable[..., Daemon], share: Callable[..., Daemon], servers: Servers, tmp_path: Path
 ) -> None:
-    """It gets a part of the slots, under load. A daemon that was told only of the others finds it."""
+    """It gets a part of the slots, under load. A daemon that knew only the others finds it."""
     daemons = [share(), share()]
     with contextlib.closing(cluster.Server(tmp_path / "new", *cluster.CLUSTER)) as master:
         with Load(daemons) as load:

@@ -1,6 +1,5 @@
-"""The file of limits: read at the start and at each reload, all or nothing; what is said of one that is wrong; and what
-clients, and people who ask, see of it.
-"""
+"""The file of limits: read at the start and at each reload, all or nothing; the errors of a wrong one; and its
+effect on clients and tools."""
 
 from __future__ import annotations
 
@@ -70,7 +69,7 @@ def test_limits_of_the_server_hold_for_every_client(start: Callable[..., Daemon]
 
 @SHAPES
 def test_a_hold_of_more_than_the_limit_fails_at_once(start: Callable[..., Daemon], file: Path, shape: str) -> None:
-    """However long it may wait, and says what the limit is. One that is refused otherwise has the right numbers."""
+    """However long its timeout is, and the error has the limit. An error for another reason has the right numbers."""
     counterd = start({"counter.limits": file})
 
     async def scenario() -> None:
@@ -94,8 +93,8 @@ def test_a_hold_of_more_than_the_limit_fails_at_once(start: Callable[..., Daemon
     run(shape, scenario())
 
 
-def test_counterctl_says_what_the_limit_is(start: Callable[..., Daemon], file: Path) -> None:
-    """And does not wait. A rate that the server knows needs no numbers."""
+def test_counterctl_reports_the_limit(start: Callable[..., Daemon], file: Path) -> None:
+    """And does not wait. A rate that the server defines needs no numbers."""
     port = start({"counter.limits": file}).address.port
     over = "counterctl: 4 of db:main not available: the server's limit is 3\n"
     done = ctl(port, "hold", "db:main", "4", "9", "--wait", "60m")
@@ -113,9 +112,7 @@ def test_counterctl_says_what_the_limit_is(start: Callable[..., Daemon], file: P
     assert (done.returncode, "No limit for the rate of item 0: send one, " in done.stderr) == (1, True)
 
 
-def test_a_reload_changes_them_at_once_and_serves_or_refuses_who_waits(
-    start: Callable[..., Daemon], file: Path
-) -> None:
+def test_a_reload_changes_limits_at_once_also_for_waiting_takes(start: Callable[..., Daemon], file: Path) -> None:
     counterd = start({"counter.limits": file})
     with counterd.client() as holder, counterd.connect() as one, counterd.connect() as other:
         holder.acquire("db:main", 3, maximum=100)
@@ -137,7 +134,7 @@ def test_a_reload_changes_them_at_once_and_serves_or_refuses_who_waits(
         holder.acquire("db:main", 95, maximum=100)
 
 
-def test_each_mistake_is_a_line_and_changes_nothing(start: Callable[..., Daemon], file: Path) -> None:
+def test_each_mistake_is_logged_and_changes_nothing(start: Callable[..., Daemon], file: Path) -> None:
     counterd = start({"counter.limits": file})
     file.write_text('{"permits": [{"name": "a*b", "maximum": 1}, {"name": "db:main"}], "rate": []}')
     again(counterd, "not reloaded")

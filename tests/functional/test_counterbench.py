@@ -1,4 +1,4 @@
-"""What counterbench asks of a server, and what it says came of it."""
+"""counterbench: the requests that it sends to a server, and the results that it reports."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_a_number_of_requests_is_exact(
     assert run.seconds > 0
 
 
-def test_none_is_a_number(server: Server) -> None:
+def test_zero_requests(server: Server) -> None:
     run = load(server, requests=0)
     assert (run.requests, server.asked(), run.failed()) == (0, [], False)
 
@@ -75,13 +75,13 @@ def test_a_duration_and_its_warmup(server: Server) -> None:
     assert run.rate == run.requests / run.seconds
 
 
-def test_no_duration_at_all(server: Server) -> None:
+def test_a_duration_of_zero(server: Server) -> None:
     run = load(server, duration=0.0)
     assert (run.requests, run.rate, run.errors, run.unsent) == (0, 0.0, {}, 0)
 
 
 @pytest.mark.parametrize("depth", [1, 7, 1000])
-def test_depth_is_how_many_are_sent_before_any_answer_is_read(depth: int) -> None:
+def test_depth_is_the_number_of_unanswered_requests(depth: int) -> None:
     class Late(Server):
         def serve(self, peer: Peer) -> None:
             """Answers only when all of a batch are here."""
@@ -123,7 +123,7 @@ def test_a_server_that_reads_slowly_gets_everything() -> None:
         assert run.latency.get_max_value() >= 150e6
 
 
-def test_all_of_a_number_are_waited_for_while_answers_come() -> None:
+def test_all_requests_are_waited_for_while_answers_come() -> None:
     class Slow(Server):
         def answer(self, request: Request) -> bytes:
             time.sleep(0.1)
@@ -178,7 +178,7 @@ def test_zipf_names_follow_the_law(exponent: float, server: Server) -> None:
 
 
 @pytest.mark.parametrize("exponent", [0.01, 10])
-def test_zipf_at_its_ends(exponent: float, server: Server) -> None:
+def test_zipf_with_extreme_exponents(exponent: float, server: Server) -> None:
     run = load(server, requests=2000, depth=100, names=1 << 30, work="get", keys=f"zipf:{exponent}")
     assert run.errors == {}
     assert max(names_of(server.asked())) < 1 << 30
@@ -205,7 +205,7 @@ def test_acquire_and_release_in_turn(server: Server) -> None:
     assert sum(server.used.values()) == 0
 
 
-def test_what_was_refused_is_not_released() -> None:
+def test_refused_acquires_are_not_released() -> None:
     class Refusing(Server):
         def answer(self, request: Request) -> bytes:
             if request.opcode == Opcode.ACQUIRE and request.name.endswith((b"1", b"3")):
@@ -235,13 +235,13 @@ def test_one_kind_of_work(work: str, server: Server) -> None:
     assert {request.opcode for request in server.asked()} == {Opcode[work.upper()]}
 
 
-def test_a_mix_releases_what_it_was_granted(server: Server) -> None:
+def test_a_mix_releases_granted_permits(server: Server) -> None:
     run = load(server, requests=5000, depth=10, connections=4, work="mix:acquire=1,release=1", names=20)
     assert set(run.outcomes) == {"granted", "released"}
 
 
 @pytest.mark.parametrize("rate", [None, 500.0])
-def test_permits_are_held_for_as_long_as_they_should_be(rate: float | None, server: Server) -> None:
+def test_permits_are_held_for_the_given_time(rate: float | None, server: Server) -> None:
     run = load(server, duration=1, depth=20, hold="fixed:200ms", rate=rate, names=1 << 20, keys="seq")
     acquired = {request.name: request.seconds for request in server.asked(Opcode.ACQUIRE)}
     held = [request.seconds - acquired[request.name] for request in server.asked(Opcode.RELEASE)]
@@ -251,7 +251,7 @@ def test_permits_are_held_for_as_long_as_they_should_be(rate: float | None, serv
     assert (run.errors, set(run.outcomes)) == ({}, {"granted", "released"})
 
 
-def test_exponential_holds_have_their_mean(server: Server) -> None:
+def test_exponential_holds_have_the_given_mean(server: Server) -> None:
     load(server, duration=2, depth=300, hold="exp:300ms", names=1 << 20, keys="seq")
     acquired = {request.name: request.seconds for request in server.asked(Opcode.ACQUIRE)}
     held = sorted(request.seconds - acquired[request.name] for request in server.asked(Opcode.RELEASE))
@@ -273,8 +273,8 @@ def test_refused_holds_are_not_released(server: Server) -> None:
     assert len(server.asked(Opcode.RELEASE)) == run.outcomes["released"]
 
 
-def test_a_great_many_permits_are_held_and_left(server: Server) -> None:
-    """Closing a connection does not look for its permits among all the others."""
+def test_very_many_held_permits_do_not_slow_down_churn(server: Server) -> None:
+    """Closing a connection does not search for its permits among all others."""
     begun = time.monotonic()
     run = load(server, duration=1.0, connections=200, depth=200, hold="fixed:100s", work="acquire-release", names=9)
     assert (set(run.outcomes), run.errors) == ({"granted"}, {})
@@ -294,19 +294,19 @@ def test_a_rate_is_kept(arrivals: str, processes: int, server: Server) -> None:
     assert run.service.get_total_count() == run.requests
 
 
-def test_requests_go_out_when_they_are_meant_to(server: Server) -> None:
+def test_requests_are_sent_at_their_intended_times(server: Server) -> None:
     load(server, rate=20, duration=1, work="noop", connections=5)
     seconds = [request.seconds for request in server.asked()]
     gaps = sorted(later - sooner for sooner, later in itertools.pairwise(seconds))
     assert gaps[len(gaps) // 2] == pytest.approx(0.05, rel=0.4)
 
 
-def test_a_slow_rate_and_processes_ask_no_more_than_was_wanted(server: Server) -> None:
+def test_a_slow_rate_with_processes_is_not_exceeded(server: Server) -> None:
     run = load(server, rate=4, duration=0.2, work="noop", processes=2)
     assert (run.requests, run.unsent, run.errors) == (1, 0, {})
 
 
-def test_a_stall_is_seen_by_everyone_who_had_to_wait() -> None:
+def test_a_stall_counts_for_every_request_that_waited() -> None:
     class Stalling(Server):
         def answer(self, request: Request) -> bytes:
             if len(self.seen) == 50:
@@ -325,7 +325,7 @@ def test_a_stall_is_seen_by_everyone_who_had_to_wait() -> None:
     assert (run.requests, run.unsent, run.errors) == (200, 0, {})
 
 
-def test_what_could_not_be_sent_is_reported() -> None:
+def test_unsent_requests_are_reported() -> None:
     class Slow(Server):
         def answer(self, request: Request) -> bytes:
             time.sleep(0.05)
@@ -341,7 +341,7 @@ def test_what_could_not_be_sent_is_reported() -> None:
         assert (run.requests, run.unsent) == (0, 1000), "of the measured time"
 
 
-def test_what_is_under_way_when_the_backlog_is_given_up_is_waited_for() -> None:
+def test_pending_requests_are_waited_for_after_the_backlog_is_dropped() -> None:
     class Slow(Server):
         def send(self, peer: Peer, replies: Iterator[bytes]) -> None:
             answers = list(replies)
@@ -359,13 +359,13 @@ def test_what_is_under_way_when_the_backlog_is_given_up_is_waited_for() -> None:
 # ---- addresses ----
 
 
-def test_a_unix_socket(short_path: Path) -> None:
+def test_a_load_over_a_unix_socket(short_path: Path) -> None:
     with Server(path=str(short_path / "s")) as server:
         run = load(server, requests=100, verify=True)
         assert (run.requests, run.errors, run.violations) == (100, {}, [])
 
 
-def test_more_connections_at_once_than_a_unix_socket_has_room_for(short_path: Path) -> None:
+def test_more_connections_than_the_queue_of_a_unix_socket_holds(short_path: Path) -> None:
     class Few(Server):
         BACKLOG = 2
 
@@ -376,7 +376,7 @@ def test_more_connections_at_once_than_a_unix_socket_has_room_for(short_path: Pa
 
 
 @pytest.mark.needs("ipv6")
-def test_ipv6() -> None:
+def test_a_load_over_ipv6() -> None:
     with Server(family=socket.AF_INET6) as server:
         run = load(server, requests=100, verify=True)
         assert (run.requests, run.errors, run.violations) == (100, {}, [])
@@ -386,7 +386,7 @@ def test_ipv6() -> None:
 
 
 @pytest.mark.parametrize("options", [{}, {"rate": 2000.0}, {"hold": "exp:5ms"}, {"churn": 50.0}], ids=str)
-def test_an_interrupt_ends_it_with_figures(options: dict[str, object], server: Server) -> None:
+def test_an_interrupt_ends_a_run_with_figures(options: dict[str, object], server: Server) -> None:
     with running(plan_of(server, duration=60.0, **options)) as bench:
         wait_until(lambda: len(server.asked()) > 500, "500 requests")
         bench.interrupt()
@@ -398,7 +398,7 @@ def test_an_interrupt_ends_it_with_figures(options: dict[str, object], server: S
     assert run.unsent == 0 or "rate" in options  # on a busy machine an open loop may be behind when it is ended
 
 
-def test_the_real_server(start: Callable[..., daemon.Daemon]) -> None:
+def test_a_load_on_the_real_server(start: Callable[..., daemon.Daemon]) -> None:
     counterd = start()
     run = load(counterd, requests=20_000, depth=16, names=100, processes=2, connections=4)
     assert (run.requests, run.errors) == (20_000, {})
@@ -417,14 +417,14 @@ def test_the_real_server(start: Callable[..., daemon.Daemon]) -> None:
         {"requests": 60, "hold": "fixed:2ms", "churn": 50, "rate": 2000.0, "verify": True},
     ],
 )
-def test_over_tls(options: dict[str, Any], pem: Files) -> None:
+def test_a_load_over_tls(options: dict[str, Any], pem: Files) -> None:
     with Server(context=server_context()) as server:
         run = load(server, tls=True, cacert=pem.cacert, **options)
         assert (run.requests, run.errors, run.failed()) == (options["requests"], {}, False)
         assert (run.label.count("TLS"), run.options["tls"]) == (1, True)
 
 
-def test_a_certificate_of_its_own(pem: Files) -> None:
+def test_a_client_certificate(pem: Files) -> None:
     with Server(context=server_context(clients=ssl.CERT_REQUIRED)) as server:
         files = {"cacert": pem.cacert, "cert": pem.cert, "key": pem.key}
         assert not load(server, tls=True, requests=10, **files).failed()
@@ -438,7 +438,7 @@ def test_a_certificate_of_its_own(pem: Files) -> None:
 @pytest.mark.parametrize(
     ("file", "why"), [("other", "TLS handshake: .*CERTIFICATE_VERIFY_FAILED"), ("none", "/none: No such file or dir")]
 )
-def test_whom_it_does_not_trust(file: str, why: str, pem: Files) -> None:
+def test_untrusted_servers_are_refused(file: str, why: str, pem: Files) -> None:
     with Server(context=server_context()) as server:
         said = load_fails(server, tls=True, requests=10, cacert=getattr(pem, file, "/none"))
         assert re.search(f"cannot connect to 127.0.0.1:[0-9]+: {why}", said)
@@ -449,8 +449,8 @@ def test_a_server_without_tls(server: Server) -> None:
     assert "it may not use TLS, have no room, or not allow this address" in load_fails(server, tls=True, requests=10)
 
 
-def test_handshakes_that_fail_during_the_load(pem: Files) -> None:
-    """Are errors, and connections that are opened again."""
+def test_failed_handshakes_during_the_load_are_errors(pem: Files) -> None:
+    """The connections are opened again."""
 
     class Hostile(Server):
         def secure(self, peer: Peer, context: ssl.SSLContext) -> None:

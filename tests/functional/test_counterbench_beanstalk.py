@@ -1,4 +1,4 @@
-"""counterbench with the beanstalk room of a real daemon, with a real beanstalkd, and with a scripted queue."""
+"""counterbench against the beanstalk protocol of a real daemon, a real beanstalkd, and a scripted queue."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ OUTCOMES = {
 
 
 @BOTH
-def test_every_request(kind: str, short_path: Path) -> None:
+def test_every_kind_of_request(kind: str, short_path: Path) -> None:
     with serving(kind, short_path) as server:
         for work, outcomes in OUTCOMES.items():
             for depth, processes in ((1, 1), (50, 2)):
@@ -86,7 +86,7 @@ def test_every_request(kind: str, short_path: Path) -> None:
 
 
 @BOTH
-def test_a_fan(kind: str, short_path: Path) -> None:
+def test_a_load_of_producers_and_workers(kind: str, short_path: Path) -> None:
     with serving(kind, short_path) as server:
         for more in ({}, {"depth": 30, "producers": 3}, {"depth": 9, "producers": 2, "processes": 2}, {"rate": 5e4}):
             run = load(server, requests=2000, connections=60, work="fan", **PLAN, **more)
@@ -99,7 +99,7 @@ def test_a_fan(kind: str, short_path: Path) -> None:
 
 
 @BOTH
-def test_nothing_is_lost_or_delivered_twice(kind: str, short_path: Path) -> None:
+def test_verification_finds_no_lost_or_duplicate_jobs(kind: str, short_path: Path) -> None:
     with serving(kind, short_path) as server:
         for more in (
             {"work": "put", "depth": 100, "processes": 2, "value_size": 8},
@@ -128,7 +128,7 @@ def test_delayed_jobs(kind: str, short_path: Path) -> None:
 
 
 @BOTH
-def test_what_stays(kind: str, short_path: Path) -> None:
+def test_jobs_left_in_the_tubes(kind: str, short_path: Path) -> None:
     with serving(kind, short_path) as server:
         load(server, requests=100, work="cycle", depth=5, **PLAN)
         load(server, requests=100, work="fan", depth=5, **PLAN)
@@ -139,14 +139,14 @@ def test_what_stays(kind: str, short_path: Path) -> None:
         assert jobs(server) == {"ready": 100, "delayed": 50}, "nobody touches what another load has put"
 
 
-def test_what_is_refused_is_an_error(short_path: Path) -> None:
+def test_refused_puts_are_errors(short_path: Path) -> None:
     with serving("counterd", short_path, max_job_size="99") as server:
         run = load(server, requests=50, work="put", **PLAN)
         assert (run.requests, run.errors) == (0, {"error reply": 50})
         assert "an error to put: b'JOB_TOO_BIG\\r\\n'" in run.evidence[0]
 
 
-def test_a_tube_that_is_refused_keeps_a_load_from_the_default_tube() -> None:
+def test_a_load_whose_tube_is_refused_does_not_use_the_default_tube() -> None:
     class Full(Queue):
         def answer(self, asked: Asked) -> bytes:
             return b"OUT_OF_MEMORY\r\n" if asked.words[0] == b"use" else self.right_answer(asked)
@@ -170,7 +170,7 @@ def queue() -> Iterator[Queue]:
 LOAD = (b"put", b"reserve", b"reserve-with-timeout", b"delete")
 
 
-def test_the_tube(queue: Queue) -> None:
+def test_each_process_has_a_tube_of_its_own(queue: Queue) -> None:
     load(queue, requests=8, connections=4, processes=2, work="put", **PLAN)
     tubes = {each.words[1] for each in queue.of(b"use")}
     assert {each.words[1] for each in queue.of(b"watch")} == tubes == queue.jobs.keys() - {b"default"}
@@ -180,7 +180,7 @@ def test_the_tube(queue: Queue) -> None:
 
 
 @pytest.mark.parametrize("size", [0, 7, 8, 24, 5000])
-def test_bodies(size: int, queue: Queue) -> None:
+def test_the_bodies_of_jobs(size: int, queue: Queue) -> None:
     load(queue, requests=50, depth=5, processes=2, work="put", value_size=size, delay=7, **PLAN)
     asked = queue.of(b"put")
     assert {len(each.body) for each in asked} == {size}
@@ -188,7 +188,7 @@ def test_bodies(size: int, queue: Queue) -> None:
     assert {tuple(each.words) for each in asked} == {(b"put", b"65536", b"7", b"3600", b"%d" % size)}
 
 
-def test_a_cycle(queue: Queue) -> None:
+def test_the_requests_of_a_cycle(queue: Queue) -> None:
     load(queue, requests=9, connections=1, work="cycle", **PLAN)
     asked = [each.words[0] for each in queue.seen if each.words[0] in LOAD]
     assert asked[:9] == [b"put", b"reserve-with-timeout", b"delete"] * 3
@@ -202,7 +202,7 @@ def test_a_cycle_with_many_in_flight(queue: Queue) -> None:
     assert asked[:10] == [put, reserve, put, reserve, put, b"delete", b"delete", reserve, put, reserve]
 
 
-def test_who_puts_in_a_fan_and_who_waits(queue: Queue) -> None:
+def test_producers_and_workers_of_a_fan_have_their_own_connections(queue: Queue) -> None:
     load(queue, requests=60, connections=6, producers=2, depth=3, work="fan", **PLAN)
     putting, waiting = ({each.connection for each in queue.of(word)} for word in (b"put", b"reserve"))
     assert (len(putting), len(waiting), putting & waiting) == (2, 4, set())
@@ -226,7 +226,7 @@ def test_as_many_jobs_as_are_in_flight() -> None:
         assert queue.ready_max <= 8
 
 
-def test_latency_in_a_fan_is_from_when_a_put_was_meant() -> None:
+def test_the_latency_in_a_fan_begins_at_the_intended_time_of_the_put() -> None:
     class Slow(Queue):
         def answer(self, asked: Asked) -> bytes:
             waits = asked.words[0] == b"reserve" and len(self.of(b"put")) < 10
@@ -246,7 +246,7 @@ def judged(queue: Queue, **options: Any) -> Run:
     return load(queue, patches=SHORT, verify=True, **{"requests": 90, "work": "cycle", **options}, **PLAN)
 
 
-def test_a_job_that_is_lost() -> None:
+def test_a_lost_job_is_a_violation() -> None:
     class Losing(Queue):
         def answer(self, asked: Asked) -> bytes:
             found = self.right_answer(asked)
@@ -260,8 +260,8 @@ def test_a_job_that_is_lost() -> None:
 
 
 @pytest.mark.parametrize("twice", [b"RESERVED 2 ", b"DELETED"])
-def test_a_job_that_is_delivered_again(twice: bytes) -> None:
-    """While somebody has it, or after it has ended."""
+def test_a_job_delivered_twice_is_a_violation(twice: bytes) -> None:
+    """While it is reserved, or after it was deleted."""
 
     class Repeating(Queue):
         repeated = False
@@ -285,7 +285,7 @@ def test_a_job_that_is_delivered_again(twice: bytes) -> None:
         )
 
 
-def test_a_job_that_has_ended_and_is_there_in_the_end() -> None:
+def test_a_deleted_job_that_still_exists_is_a_violation() -> None:
     class Keeping(Queue):
         def answer(self, asked: Asked) -> bytes:
             if asked.words[0] == b"kick" and len(self.of(b"kick")) == 1:
@@ -297,7 +297,7 @@ def test_a_job_that_has_ended_and_is_there_in_the_end() -> None:
         assert judged(queue, connections=1).violations == [text], "with one, the first job put is the first to end"
 
 
-def test_a_job_that_is_there_twice() -> None:
+def test_a_duplicate_job_is_a_violation() -> None:
     class Doubling(Queue):
         def answer(self, asked: Asked) -> bytes:
             if asked.words[0] == b"kick":
@@ -310,7 +310,7 @@ def test_a_job_that_is_there_twice() -> None:
 
 
 @pytest.mark.parametrize("work", ["cycle", "fan"])
-def test_a_body_that_changes(work: str) -> None:
+def test_a_changed_body_is_a_violation(work: str) -> None:
     class Changing(Queue):
         def answer(self, asked: Asked) -> bytes:
             return self.right_answer(asked).replace(b"v\r\n", b"w\r\n")
@@ -322,8 +322,8 @@ def test_a_body_that_changes(work: str) -> None:
 
 
 @pytest.mark.parametrize("was_done", [False, True])
-def test_a_connection_that_ends_gives_its_job_back(was_done: bool) -> None:
-    """Or has deleted it: then nobody knows."""
+def test_a_job_of_a_closed_connection_may_come_back(was_done: bool) -> None:
+    """Or was deleted: that cannot be known."""
 
     class Closing(Queue):
         closed = b""
@@ -360,7 +360,7 @@ def test_a_connection_that_ends_between_a_reserve_and_its_delete() -> None:
         assert run.errors["closed by the server"] == 1
 
 
-def test_a_put_that_is_answered_after_its_job_has_ended() -> None:
+def test_a_put_may_be_answered_after_its_job_was_deleted() -> None:
     class Late(Queue):
         def hold_back(self, asked: Asked) -> None:
             if asked.words[0] == b"put":
@@ -372,7 +372,7 @@ def test_a_put_that_is_answered_after_its_job_has_ended() -> None:
         assert (run.violations, run.errors, run.requests) == ([], {}, 20)
 
 
-def test_a_producer_that_loses_its_connection_puts_again() -> None:
+def test_a_producer_continues_after_a_lost_connection() -> None:
     class Closing(Queue):
         closed = False
 
@@ -398,7 +398,7 @@ def test_a_fan_goes_on_when_puts_are_refused() -> None:
         assert (run.requests, run.errors) == (25, {"error reply": 25})
 
 
-def test_a_server_that_closes_while_it_is_looked_at() -> None:
+def test_a_server_that_closes_during_the_verification() -> None:
     class Closing(Queue):
         def answer(self, asked: Asked) -> bytes:
             if asked.words[0] == b"kick":
@@ -423,7 +423,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize(("word", "wrong"), [(word, wrong) for word, many in WRONG.items() for wrong in many])
-def test_answers_that_cannot_be(word: bytes, wrong: bytes) -> None:
+def test_invalid_answers_are_errors(word: bytes, wrong: bytes) -> None:
     class Wrong(Queue):
         def answer(self, asked: Asked) -> bytes:
             return wrong + b"x" * 600 if asked.words[0] == word else self.right_answer(asked)

@@ -1,4 +1,4 @@
-"""The command `counterbench`, as a process: options, exit status, what it prints and the files it writes."""
+"""The command `counterbench` as a process: options, exit status, output and files."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
         yield daemon.address.port
 
 
-def test_a_run_says_what_came_of_it(port: int) -> None:
+def test_a_run_prints_its_results(port: int) -> None:
     found = counterbench("-p", port, "-n", "2k", "-r", 100, "-c", 5)
     assert (found.returncode, found.stderr) == (0, "")
     for word in ("throughput", "2,000 answered", "granted", "released", "p99.9", "latency", "errors"):
         assert word in found.stdout
 
 
-def test_quiet_is_one_line(port: int) -> None:
+def test_quiet_prints_one_line(port: int) -> None:
     found = counterbench("-p", port, "-n", 500, "-q", "-P", 5, "--name-size", "1K", "--verify")
     assert found.returncode == 0
     assert found.stdout.startswith("counter acquire-release")
@@ -54,15 +54,15 @@ def test_quiet_is_one_line(port: int) -> None:
     assert found.stdout.count("\n") == 1
 
 
-def test_what_was_granted_and_to_whom(port: int) -> None:
-    """Of a name that is nearly always taken."""
+def test_grants_and_their_fairness_are_printed(port: int) -> None:
+    """For a name that is nearly always in use."""
     found = counterbench("-p", port, "-n", "2k", "-c", 4, "--maximum", 1, "--hold", "fixed:1ms", "--threads", 2)
     assert found.returncode == 0
     assert re.search(r"/s were granted, the others were refusals or releases", found.stdout)
     assert re.search(r"fairness +a connection was granted [0-9]+ to [0-9]+, median [0-9]+: ", found.stdout)
 
 
-def test_the_same_run_again(port: int, tmp_path: Path) -> None:
+def test_a_run_can_be_repeated(port: int, tmp_path: Path) -> None:
     found = counterbench("-p", port, "-n", 500, "-q", "--repeat", 3, "--json", tmp_path / "r.json")
     assert found.returncode == 0
     assert found.stdout.count("requests per second") == 3
@@ -70,7 +70,7 @@ def test_the_same_run_again(port: int, tmp_path: Path) -> None:
     assert json.loads((tmp_path / "r.json").read_text())["search"] == {"repeat": 3}
 
 
-def test_rules_for_a_sentinel_room() -> None:
+def test_rules_are_printed_for_a_load() -> None:
     found = counterbench("rules", "-r", 5, "--maximum", "2k")
     assert (found.returncode, found.stderr) == (0, "")
     rules = parse_rules(found.stdout)
@@ -80,7 +80,7 @@ def test_rules_for_a_sentinel_room() -> None:
     assert counterbench("rules", "-r", "10k").stderr.endswith("there can be at most 8192 flows of a kind, not 10000\n")
 
 
-def test_jobs(tmp_path: Path) -> None:
+def test_a_load_of_jobs(tmp_path: Path) -> None:
     settings = {"beanstalk.enable": "true", "beanstalk.port": "0", "beanstalk.bind": "127.0.0.1"}
     with running(tmp_path, settings) as daemon:
         there = ("--protocol", "beanstalk", "-p", daemon.address_of("beanstalk").port)
@@ -96,7 +96,7 @@ def test_jobs(tmp_path: Path) -> None:
         assert counterbench(*there, "--delay", "1500ms").stderr.endswith("a delay must be whole seconds, not 1.5\n")
 
 
-def test_everything_is_written_down(port: int, tmp_path: Path) -> None:
+def test_all_files_are_written(port: int, tmp_path: Path) -> None:
     files = {kind: tmp_path / f"run.{kind}" for kind in ("json", "csv", "hdr", "html")}
     words = [word for kind, path in files.items() for word in (f"--{kind}", path)]
     found = counterbench("-p", port, "--duration", "1.2s", "--rate", "2k", *words)
@@ -116,7 +116,7 @@ def test_everything_is_written_down(port: int, tmp_path: Path) -> None:
     assert "<svg" in files["html"].read_text()
 
 
-def test_two_runs_side_by_side(port: int, tmp_path: Path) -> None:
+def test_two_runs_are_compared(port: int, tmp_path: Path) -> None:
     for name in ("before", "after"):
         assert counterbench("-p", port, "-n", 300, "-q", "--json", tmp_path / f"{name}.json").returncode == 0
     page = tmp_path / "page.html"
@@ -190,7 +190,7 @@ def test_an_interrupt_ends_a_whole_search_with_figures(port: int, words: list[st
     assert document["search"]["ended"] == "interrupted"
 
 
-def test_a_server_that_goes_in_the_middle_of_a_search_costs_no_figures(tmp_path: Path) -> None:
+def test_a_server_that_ends_during_a_search_loses_no_figures(tmp_path: Path) -> None:
     path = tmp_path / "found.json"
     with running(tmp_path) as daemon:
         port = daemon.address.port
@@ -253,40 +253,40 @@ def test_holding_churn_and_verification(port: int) -> None:
         (["--nonsense"], "No such option"),
     ],
 )
-def test_a_mistake_is_named(words: list[str], said: str) -> None:
+def test_a_wrong_option_is_named(words: list[str], said: str) -> None:
     found = counterbench(*words)
     assert found.returncode == 2
     assert said in " ".join(found.stderr.split())
     assert found.stdout == ""
 
 
-def test_nobody_listens() -> None:
+def test_the_error_if_no_server_listens() -> None:
     found = counterbench("-p", 1, "-n", 10)
     assert found.returncode == 2
     assert found.stderr == "counterbench: cannot connect to 127.0.0.1:1: Connection refused\n"
 
 
-def test_a_file_of_tls_means_tls(pem: Files) -> None:
+def test_a_file_for_tls_enables_tls(pem: Files) -> None:
     with Server(context=server_context()) as server:
         found = counterbench("-p", server.address[1], "-n", 10, "--cacert", pem.cacert, "-q")
     assert (found.returncode, found.stderr) == (0, "")
     assert "TLS" in found.stdout
 
 
-def test_a_host_that_nobody_knows_is_named() -> None:
+def test_an_unknown_host_is_named() -> None:
     found = counterbench("-h", "no such host", "-n", 10)
     assert found.returncode == 2
     assert found.stderr.startswith("counterbench: cannot connect to no such host: ")
 
 
-def test_a_file_that_cannot_be_written_costs_no_figures(port: int) -> None:
+def test_a_file_that_cannot_be_written_loses_no_figures(port: int) -> None:
     found = counterbench("-p", port, "-n", 100, "--json", "/dev/full")
     assert found.returncode == 2
     assert "throughput" in found.stdout
     assert "No space left" in found.stderr
 
 
-def test_a_file_that_is_no_result(tmp_path: Path) -> None:
+def test_a_file_that_is_no_result_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "other.json"
     path.write_text("{}")
     found = counterbench("compare", path)
@@ -294,15 +294,15 @@ def test_a_file_that_is_no_result(tmp_path: Path) -> None:
     assert found.stderr.startswith(f"counterbench: {path}: not a result of counterbench")
 
 
-def test_a_dependency_that_is_missing_is_named() -> None:
+def test_a_missing_dependency_is_named() -> None:
     found = counterbench(code="import sys; sys.modules['rich'] = None; import counterd.cli.bench")
     assert found.returncode == 1
     expected = "counterbench needs rich: in the source tree, run `make setup` or pip install '.[bench]'"
     assert found.stderr.strip() == expected
 
 
-def test_older_versions_of_click_will_do() -> None:
-    """Theirs has no parameters: 8.1 and 8.2, which the extra allows."""
+def test_older_versions_of_click_work() -> None:
+    """Their types have no parameters: 8.1 and 8.2, which the extra allows."""
     code = "import click; click.ParamType.__class_getitem__ = None; from counterd.cli.bench import main; main()"
     found = counterbench("--version", code=code)
     assert (found.returncode, found.stderr) == (0, "")

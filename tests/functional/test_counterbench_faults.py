@@ -1,4 +1,4 @@
-"""Servers that do wrong, and machines that have too little: counterbench says so, and makes no good figures of it."""
+"""counterbench with faulty servers and machines with too few resources: it reports errors, and no good figures."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("wrong", WRONG)
-def test_a_wrong_answer_is_counted_and_shown_and_its_connection_given_up(wrong: str) -> None:
+def test_a_wrong_answer_is_counted_and_ends_its_connection(wrong: str) -> None:
     with Scripted(lambda _, request: WRONG[wrong](request)) as server:
         run = load(server, requests=1000, connections=1, work="noop")
         assert run.errors == {"wrong answer": 1, "unanswered": 1}
@@ -83,7 +83,7 @@ def test_a_wrong_answer_is_counted_and_shown_and_its_connection_given_up(wrong: 
         assert run.failed()
 
 
-def test_an_answer_that_nobody_asked_for() -> None:
+def test_a_surplus_answer_is_a_wrong_answer() -> None:
     with Scripted(lambda _, request: response(request) * 2) as server:
         run = load(server, requests=100, connections=1, work="noop")
         assert run.errors["wrong answer"] == 1
@@ -94,7 +94,7 @@ def test_an_answer_that_nobody_asked_for() -> None:
     ("work", "status"), [("noop", 0x01), ("get", 0x21), ("get", 0x22), ("acquire", 0x01), ("acquire", 0x22),
                          ("release", 0x21), ("acquire", 0x82), ("get", 0x81), ("noop", 0x7F)],
 )  # fmt: skip
-def test_an_error_reply_is_an_error_and_no_figure(work: str, status: int) -> None:
+def test_an_error_reply_is_an_error(work: str, status: int) -> None:
     def complain(_: Peer, request: Request) -> bytes:
         return wire.frame(request.opcode, request.opaque, b"no", magic=0x91, flags=status)
 
@@ -109,7 +109,7 @@ def test_an_error_reply_is_an_error_and_no_figure(work: str, status: int) -> Non
     ("get", 0x01, "no such name"), ("release", 0x01, "no such name"), ("acquire", 0x21, "refused"),
     ("release", 0x22, "not held"),
 ])  # fmt: skip
-def test_a_refusal_is_an_answer(work: str, status: int, outcome: str) -> None:
+def test_a_refusal_counts_as_an_answer(work: str, status: int, outcome: str) -> None:
     with Scripted(lambda _, request: refusal(request, status)) as server:
         run = load(server, requests=100, connections=1, work=work)
         assert (run.requests, run.errors) == (100, {})
@@ -162,7 +162,7 @@ def test_answers_of_redis_and_throttr(protocol: str, work: str, reply: bytes, ou
     ],
     ids=range(12),
 )
-def test_what_redis_would_never_say(work: str, reply: bytes) -> None:
+def test_invalid_answers_of_redis_are_wrong_answers(work: str, reply: bytes) -> None:
     with Raw(reply) as server:
         run = load(server, requests=3, connections=1, protocol="redis", work=work)
         assert (run.requests, run.outcomes) == (0, {})
@@ -186,7 +186,7 @@ def test_what_redis_would_never_say(work: str, reply: bytes) -> None:
     ],
     ids=range(11),
 )
-def test_what_a_store_of_keys_would_never_say(protocol: str, work: str, reply: bytes) -> None:
+def test_invalid_answers_of_stores_of_keys_are_wrong_answers(protocol: str, work: str, reply: bytes) -> None:
     with Raw(reply) as server:
         run = load(server, requests=3, connections=1, protocol=protocol, work=work)
         assert (run.requests, run.outcomes) == (0, {})
@@ -202,14 +202,14 @@ def test_what_a_store_of_keys_would_never_say(protocol: str, work: str, reply: b
     ],
     ids=str,
 )
-def test_a_refusal_of_what_has_to_be_there_is_an_error_and_no_figure(protocol: str, work: str, reply: bytes) -> None:
+def test_a_missing_key_is_an_error(protocol: str, work: str, reply: bytes) -> None:
     with Raw(reply) as server:
         run = load(server, requests=20, connections=1, protocol=protocol, work=work)
         assert (run.requests, run.outcomes, run.errors) == (0, {}, {"error reply": 20})
         assert run.evidence[0].startswith("an error to ")
 
 
-def test_what_was_purged_may_have_expired() -> None:
+def test_a_purge_of_an_expired_key_is_no_error() -> None:
     with Raw(b"\0") as server:
         run = load(server, requests=20, connections=1, protocol="throttr", work="purge")
         assert (run.outcomes, run.errors) == ({"no such name": 10}, {"error reply": 10})
@@ -220,7 +220,7 @@ def test_what_was_purged_may_have_expired() -> None:
     [b"hello\r\n", b"\n", b"M\n", b"VALUE\r\n", b"1 2\r\n", b"STORED \r\n" * 40_000, b"E" * 100_000],
     ids=range(7),
 )
-def test_what_memcached_would_never_say(reply: bytes) -> None:
+def test_invalid_answers_of_memcached_are_wrong_answers(reply: bytes) -> None:
     with Raw(reply) as server:
         said = load_fails(server, connections=1, protocol="memcached")
         assert said.startswith(
@@ -230,7 +230,7 @@ def test_what_memcached_would_never_say(reply: bytes) -> None:
 
 
 def test_a_load_that_cannot_be_prepared_does_not_begin() -> None:
-    """Although what broke might be opened again: it is time for that when the wrong answer comes."""
+    """Although the broken connection could be opened again: there is time for that when the wrong answer comes."""
 
     class Late(Raw):
         def serve(self, peer: Peer) -> None:
@@ -248,7 +248,7 @@ def test_a_load_that_cannot_be_prepared_does_not_begin() -> None:
 @pytest.mark.parametrize(
     "reply", [b"ERROR\r\n", b"CLIENT_ERROR no\r\n", b"SERVER_ERROR out of memory\r\n", b"NOT_FOUND\r\n"], ids=range(4)
 )
-def test_what_memcached_says_when_something_is_wrong(reply: bytes) -> None:
+def test_error_replies_of_memcached_are_errors(reply: bytes) -> None:
     with Raw(reply) as server:
         run = load(server, requests=5, connections=1, protocol="memcached")
         assert (run.requests, run.outcomes, run.errors) == (0, {}, {"error reply": 5 + 1})
@@ -257,7 +257,7 @@ def test_what_memcached_says_when_something_is_wrong(reply: bytes) -> None:
 
 @pytest.mark.parametrize("size", [1, 2, 3])
 @pytest.mark.parametrize("protocol", ["redis", "memcached"])
-def test_short_names_are_not_taken_for_numbers(protocol: str, size: int) -> None:
+def test_short_names_are_not_replaced_in_other_words(protocol: str, size: int) -> None:
     """ "0" and "10" are the end of other words in a request, too."""
     seen: list[bytes] = []
 
@@ -300,7 +300,7 @@ def test_a_server_that_never_answers(options: dict[str, float]) -> None:
 
 
 @pytest.mark.parametrize("options", [{"prefill": True}, {"churn": 10.0}, {"protocol": "memcached"}], ids=str)
-def test_a_server_that_never_answers_what_comes_before_the_load(options: dict[str, object]) -> None:
+def test_a_server_that_never_answers_the_preparation(options: dict[str, object]) -> None:
     with Mute() as server:
         run = load(server, patches=SHORT, duration=0.1, **options)
         assert run.requests == 0
@@ -326,7 +326,7 @@ def test_connections_that_are_not_accepted_are_errors(short_path: Path) -> None:
 # ---- connections that are killed ----
 
 
-def test_kills_are_resets_and_what_they_held_is_seen_to_come_back() -> None:
+def test_churn_resets_connections_and_measures_the_give_back() -> None:
     with Server() as server:
         run = load(server, duration=0.5, connections=5, depth=2, churn=100.0, names=3)
         assert run.errors == {}
@@ -345,7 +345,7 @@ def test_a_number_of_requests_is_exact_however_many_connections_die() -> None:
         assert run.give_back.get_total_count() > 0
 
 
-def test_what_is_given_back_late_is_measured() -> None:
+def test_a_late_give_back_is_measured() -> None:
     class Late(Server):
         def give_back(self, peer: Peer) -> None:
             time.sleep(0.1)
@@ -361,8 +361,8 @@ def test_what_is_given_back_late_is_measured() -> None:
     assert run.give_back.get_min_value() >= 99e6
 
 
-def test_many_that_die_are_looked_after_together() -> None:
-    """What is measured is when permits are back, not when somebody got round to asking."""
+def test_many_killed_connections_are_checked_together() -> None:
+    """The time until permits are back is measured, not the time until the check comes round."""
 
     class Far(Server):
         def send(self, peer: Peer, replies: Iterator[bytes]) -> None:
@@ -376,7 +376,7 @@ def test_many_that_die_are_looked_after_together() -> None:
         assert run.give_back.get_total_count() > 0.6 / 0.02, "as many as one after the other can be"
 
 
-def test_what_is_never_given_back_is_an_error() -> None:
+def test_permits_that_never_come_back_are_an_error() -> None:
     class Forgetful(Server):
         def give_back(self, peer: Peer) -> None:
             pass
@@ -393,8 +393,8 @@ def test_what_is_never_given_back_is_an_error() -> None:
             assert run.give_back.get_total_count() == 0
 
 
-def test_a_time_without_answers_counts() -> None:
-    """A rate is of the time that was asked for, not of the part that went well."""
+def test_time_without_answers_counts_for_the_rate() -> None:
+    """The rate is for the requested time, not for the part that went well."""
 
     class Tiring(Server):
         def answer(self, request: Request) -> bytes:
@@ -433,7 +433,7 @@ def test_an_interrupt_before_there_are_any_figures(warmup: float) -> None:
 FORGETFUL_SHORT = {"counterd.bench.dialects.counter.GIVE_BACK_S": 0.2}
 
 
-def test_a_server_that_grants_too_much() -> None:
+def test_a_server_that_grants_too_much_is_a_violation() -> None:
     class Generous(Server):
         def limit(self, request: Request) -> int:
             return request.maximum + 1
@@ -460,7 +460,7 @@ def test_each_grant_above_the_maximum_counts_once() -> None:
         assert run.violations[0] == f"a counter was above its maximum 2 times; the first time: {text}"
 
 
-def test_a_server_that_forgets_to_give_back() -> None:
+def test_a_server_that_does_not_give_back_is_a_violation() -> None:
     class Forgetful(Server):
         def give_back(self, peer: Peer) -> None:
             pass
@@ -471,7 +471,7 @@ def test_a_server_that_forgets_to_give_back() -> None:
         assert run.failed()
 
 
-def test_an_interrupt_while_permits_are_waited_for_leaves_the_figures() -> None:
+def test_an_interrupt_while_waiting_for_permits_keeps_the_figures() -> None:
     class Forgetful(Server):
         def give_back(self, peer: Peer) -> None:
             pass
@@ -484,7 +484,7 @@ def test_an_interrupt_while_permits_are_waited_for_leaves_the_figures() -> None:
     assert run.violations == ["it is not known whether everything was given back, because the run was interrupted"]
 
 
-def test_a_server_that_shows_more_than_the_maximum() -> None:
+def test_a_server_that_shows_more_than_the_maximum_is_a_violation() -> None:
     class Boastful(Server):
         def answer(self, request: Request) -> bytes:
             if request.opcode == Opcode.GET:
@@ -497,7 +497,7 @@ def test_a_server_that_shows_more_than_the_maximum() -> None:
         assert run.violations == [f"a counter was above its maximum 50 times; the first time: {text}"]
 
 
-def test_a_server_that_counts_more_than_is_held() -> None:
+def test_a_server_that_counts_more_than_is_held_is_a_violation() -> None:
     class Miscounting(Server):
         def answer(self, request: Request) -> bytes:
             if request.opcode == Opcode.RELEASE and self.peer_of(request).requests == 50:
@@ -509,7 +509,7 @@ def test_a_server_that_counts_more_than_is_held() -> None:
         assert run.violations == ["nnnnnnnn00000000: 1 in use, but 0 are held"]
 
 
-def test_a_server_that_loses_what_is_held() -> None:
+def test_a_server_that_loses_permits_is_a_violation() -> None:
     class Losing(Server):
         def answer(self, request: Request) -> bytes:
             answer = self.right_answer(request)
@@ -522,7 +522,7 @@ def test_a_server_that_loses_what_is_held() -> None:
         assert run.violations == ["nnnnnnnn00000000: 0 in use, but 1 are held"]
 
 
-def test_what_a_dead_connection_held_may_take_a_moment() -> None:
+def test_permits_of_a_closed_connection_may_come_back_late() -> None:
     class Late(Server):
         def give_back(self, peer: Peer) -> None:
             time.sleep(0.2)
@@ -538,7 +538,7 @@ def test_what_a_dead_connection_held_may_take_a_moment() -> None:
         assert run.violations == []
 
 
-def test_a_server_that_has_no_dump() -> None:
+def test_verification_needs_dump() -> None:
     class Simple(Server):
         def right_answer(self, request: Request) -> bytes:
             return refusal(request, 0x81) if request.opcode == Opcode.DUMP else super().right_answer(request)
@@ -550,7 +550,7 @@ def test_a_server_that_has_no_dump() -> None:
         )
 
 
-def test_a_server_that_stops_answering_dumps_leaves_the_figures() -> None:
+def test_a_server_that_stops_answering_dumps_keeps_the_figures() -> None:
     class Simple(Server):
         def right_answer(self, request: Request) -> bytes:
             wrong = request.opcode == Opcode.DUMP and len(self.seen) > 50
@@ -577,7 +577,7 @@ def test_a_server_that_stops_answering_dumps_leaves_the_figures() -> None:
     ],
     ids=str,
 )
-def test_the_real_server_does_nothing_wrong(options: dict[str, object], start: Callable[..., daemon.Daemon]) -> None:
+def test_the_real_server_has_no_violations(options: dict[str, object], start: Callable[..., daemon.Daemon]) -> None:
     counterd = start()
     run = load(counterd, duration=0.3, connections=6, processes=2, names=5, verify=True, prefill=True, **options)
     assert (run.violations, run.errors, run.unsent) == ([], {}, 0)
@@ -633,7 +633,7 @@ def test_a_server_that_closes_at_once(options: dict[str, object]) -> None:
         assert len(server.peers) < 50, "it does not try all the time"
 
 
-def test_a_server_that_goes_and_comes_back(start: Callable[..., daemon.Daemon]) -> None:
+def test_a_server_that_restarts_during_the_load(start: Callable[..., daemon.Daemon]) -> None:
     counterd = start()
     with running(plan_of(counterd, duration=60.0, rate=1000.0, connections=4)) as bench:
         wait_until(lambda: counterd.stats()["command:acquire"] > 100, "the load")
@@ -646,7 +646,7 @@ def test_a_server_that_goes_and_comes_back(start: Callable[..., daemon.Daemon]) 
     assert run.requests > 200
 
 
-def test_answers_in_pieces_and_many_in_one() -> None:
+def test_answers_in_pieces_and_several_in_one_read() -> None:
     class Pieces(Server):
         def send(self, peer: Peer, replies: Iterator[bytes]) -> None:
             for byte in b"".join(replies):
@@ -657,7 +657,7 @@ def test_answers_in_pieces_and_many_in_one() -> None:
         assert (run.requests, run.errors) == (60, {})
 
 
-def test_nothing_listens() -> None:
+def test_the_error_if_no_server_listens() -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
 
@@ -669,7 +669,7 @@ def test_nothing_listens() -> None:
 
 
 @pytest.mark.parametrize(("path", "why"), [("/nowhere/s", "No such file or directory"), ("/" + "s" * 200, "107 bytes")])
-def test_no_unix_socket(path: str, why: str) -> None:
+def test_the_error_without_a_unix_socket(path: str, why: str) -> None:
     class Place:
         pass
 
@@ -677,14 +677,14 @@ def test_no_unix_socket(path: str, why: str) -> None:
     assert why in load_fails(Place)
 
 
-def test_too_few_descriptors() -> None:
+def test_the_error_with_too_few_descriptors() -> None:
     with Server() as server:
         text = "LoadError: 365 files would be open, and the limit is 256: raise it (ulimit -Hn 365), or use --threads\n"
         assert load_fails(server, connections=300, limit=256) == text
         assert load(server, requests=300, connections=100, limit=256).errors == {}
 
 
-def test_a_load_process_that_dies() -> None:
+def test_a_killed_load_process_is_an_error() -> None:
     with Server() as server, running(plan_of(server, connections=4, processes=2, duration=60.0)) as bench:
         first, _ = wait_for_loads(bench, 2)
         wait_until(lambda: len([peer for peer in server.peers if peer.requests]) == 4, "all connections")
@@ -693,7 +693,7 @@ def test_a_load_process_that_dies() -> None:
         server.wait_for_ends(4)
 
 
-def test_load_processes_die_with_who_watches() -> None:
+def test_load_processes_end_with_their_parent() -> None:
     with Server() as server, running(plan_of(server, connections=4, processes=2, duration=60.0)) as bench:
         wait_for_loads(bench, 2)
         wait_until(lambda: len([peer for peer in server.peers if peer.requests]) == 4, "all connections")
@@ -711,7 +711,7 @@ def test_load_processes_die_with_who_watches() -> None:
         pytest.param("memcached", marks=pytest.mark.needs("memcached")),
     ],
 )
-def test_another_protocol(protocol: str, short_path: Path) -> None:
+def test_a_server_of_another_protocol(protocol: str, short_path: Path) -> None:
     with other_server(protocol, short_path) as server:
         run = load(
             server, protocol=protocol, requests=3000, depth=10, names=10, connections=4, processes=2, prefill=True
@@ -731,6 +731,6 @@ def test_another_protocol(protocol: str, short_path: Path) -> None:
 
 
 @pytest.mark.needs("redis-server")
-def test_a_name_that_redis_does_not_have(short_path: Path) -> None:
+def test_a_missing_name_in_redis_is_an_answer(short_path: Path) -> None:
     with other_server("redis", short_path) as server:
         assert load(server, protocol="redis", requests=50, work="get").outcomes == {"no such name": 50}

@@ -1,4 +1,4 @@
-"""counterbench with the sentinel room of a real daemon and of a scripted one, and with redis, asked by its scripts."""
+"""counterbench against the sentinel protocol of a real daemon, a scripted one, and redis with scripts."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ OUTCOMES = {
 }
 
 
-def test_every_request(short_path: Path) -> None:
+def test_every_kind_of_request(short_path: Path) -> None:
     with sentinel(short_path) as server:
         for work, outcomes in OUTCOMES.items():
             for depth, processes in ((1, 1), (50, 2)):
@@ -69,7 +69,7 @@ SCRIPTED = {
 
 
 @pytest.mark.needs("redis-server")
-def test_the_same_of_scripts(short_path: Path) -> None:
+def test_every_kind_of_request_with_scripts(short_path: Path) -> None:
     with other_server("redis", short_path) as server:
         for work, outcomes in SCRIPTED.items():
             run = load(server, requests=2000, connections=4, depth=50, work=work, protocol="redis-lua", names=20)
@@ -78,7 +78,7 @@ def test_the_same_of_scripts(short_path: Path) -> None:
 
 @pytest.mark.needs("redis-server")
 @pytest.mark.parametrize("work", ["acquire", "flow", "counts"])
-def test_what_scripts_refuse(work: str, short_path: Path) -> None:
+def test_refusals_of_scripts(work: str, short_path: Path) -> None:
     with other_server("redis", short_path) as server:
         run = load(server, requests=100, depth=50, work=work, protocol="redis-lua", maximum=30)
         assert (run.errors, set(run.outcomes)) == ({}, {"granted", "refused"})
@@ -86,7 +86,7 @@ def test_what_scripts_refuse(work: str, short_path: Path) -> None:
 
 
 @pytest.mark.needs("redis-server")
-def test_a_permit_ends_with_its_lease(short_path: Path) -> None:
+def test_a_permit_of_scripts_ends_with_its_lease(short_path: Path) -> None:
     def ask(*words: bytes) -> bytes:
         connection.sendall(resp(*words))
         return connection.recv(100)
@@ -103,7 +103,7 @@ def test_a_permit_ends_with_its_lease(short_path: Path) -> None:
             assert ask(*acquire, b"60000", b"third") == b":1\r\n"
 
 
-def test_nothing_is_granted_twice_and_all_comes_back(short_path: Path) -> None:
+def test_verification_finds_no_violation(short_path: Path) -> None:
     with sentinel(short_path, maximum=3) as server:
         for more in ({"depth": 5}, {"work": "mix:acquire=2,release=1,keep=1"}, {"hold": "exp:1ms", "depth": 4}):
             run = load(server, requests=3000, connections=10, processes=2, verify=True, maximum=3, **PLAN, **more)
@@ -111,13 +111,13 @@ def test_nothing_is_granted_twice_and_all_comes_back(short_path: Path) -> None:
             assert {"granted", "released", "refused"} <= set(run.outcomes)
 
 
-def test_a_namespace_that_is_asked_too_often(short_path: Path) -> None:
+def test_a_namespace_over_its_request_rate(short_path: Path) -> None:
     with sentinel(short_path, max_allowed_qps="100") as server:
         run = load(server, requests=1000, depth=100, work="flow", **PLAN)
         assert (run.errors, set(run.outcomes)) == ({}, {"granted", "too many requests"})
 
 
-def test_flows_that_are_not_there_are_errors(short_path: Path) -> None:
+def test_flows_without_rules_are_errors(short_path: Path) -> None:
     with sentinel(short_path, maximum=5) as server:
         run = load(server, requests=100, work="acquire", protocol="sentinel", names=40, keys="seq")
         assert (run.requests, run.errors) == (60, {"error reply": 40})
@@ -137,7 +137,7 @@ def room() -> Iterator[Room]:
         yield started
 
 
-def test_acquire_and_release_take_turns_among_what_was_told(room: Room) -> None:
+def test_acquires_and_releases_alternate(room: Room) -> None:
     run = load(room, requests=12, connections=1, depth=4, protocol="sentinel", names=9, resources=3)
     acquire, release = MessageType.ACQUIRE, MessageType.RELEASE
     assert [each.type for each in room.seen] == [acquire] * 4 + [release, acquire] * 4
@@ -148,13 +148,13 @@ def test_acquire_and_release_take_turns_among_what_was_told(room: Room) -> None:
     assert run.outcomes == {"granted": 8, "released": 4}
 
 
-def test_one_in_flight_releases_at_once(room: Room) -> None:
+def test_with_depth_1_each_acquire_is_released_at_once(room: Room) -> None:
     load(room, requests=100, connections=1, protocol="sentinel")
     assert [each.type for each in room.seen] == [MessageType.ACQUIRE, MessageType.RELEASE] * 50
     assert room.tokens == {}
 
 
-def test_a_permit_that_is_kept_stays(room: Room) -> None:
+def test_kept_tokens_stay_held(room: Room) -> None:
     load(room, requests=200, connections=1, work="mix:acquire=1,keep=3", protocol="sentinel")
     assert {each.id for each in room.of(MessageType.KEEP)} <= room.tokens.keys()
     assert len({each.id for each in room.of(MessageType.KEEP)}) > 10
@@ -185,7 +185,7 @@ def judged(room: Room, **options: object) -> Run:
     return load(room, protocol="sentinel", patches=short, **plan)
 
 
-def test_a_room_that_grants_too_much() -> None:
+def test_a_server_that_grants_too_much_is_a_violation() -> None:
     class Generous(Room):
         def answer(self, asked: Asked) -> bytes:
             self.limits = 4 if asked.count > 1 or self.used[asked.id] > 6 else 7
@@ -201,7 +201,7 @@ def test_a_room_that_grants_too_much() -> None:
         assert "flow 1: 4 of 4 are held, and 1 more were granted" not in run.violations
 
 
-def test_a_token_that_is_told_twice() -> None:
+def test_a_duplicate_token_is_a_violation() -> None:
     class Forgetful(Room):
         def grant(self, asked: Asked) -> int:
             token = super().grant(asked)
@@ -216,7 +216,7 @@ def test_a_token_that_is_told_twice() -> None:
         assert run.violations[0] == text
 
 
-def test_a_room_that_keeps_what_is_released() -> None:
+def test_a_server_that_keeps_released_tokens_is_a_violation() -> None:
     class Keeping(Room):
         def answer(self, asked: Asked) -> bytes:
             found = self.right_answer(asked)
@@ -234,7 +234,7 @@ def test_a_room_that_keeps_what_is_released() -> None:
     "wrong",
     [(Status.OK, bytes(8)), (Status.OK, b"\1" * 4), (Status.BLOCKED, b""), (Status.OK, bytes(9))],
 )
-def test_answers_that_cannot_be(wrong: tuple[Status, bytes]) -> None:
+def test_invalid_answers_are_errors(wrong: tuple[Status, bytes]) -> None:
     class Wrong(Room):
         def answer(self, asked: Asked) -> bytes:
             return response(asked, *wrong)
@@ -245,7 +245,7 @@ def test_answers_that_cannot_be(wrong: tuple[Status, bytes]) -> None:
         assert "an impossible reply to acquire" in run.evidence[0]
 
 
-def test_a_reply_that_another_request_has() -> None:
+def test_a_reply_with_the_wrong_xid_is_a_wrong_answer() -> None:
     class Mixed(Room):
         def answer(self, asked: Asked) -> bytes:
             return self.right_answer(asked._replace(xid=asked.xid ^ 1))

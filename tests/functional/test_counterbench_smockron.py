@@ -1,4 +1,4 @@
-"""counterbench with the smockron protocol of a real daemon, with sockets of libzmq, and with servers that are wrong."""
+"""counterbench against the smockron protocol of a real daemon, sockets of libzmq, and faulty servers."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def load_on(counterd: Daemon, **options: Any) -> Any:
 
 
 @pytest.mark.parametrize("work", OUTCOMES)
-def test_every_request(work: str, master: Daemon) -> None:
+def test_every_kind_of_request(work: str, master: Daemon) -> None:
     for more in (
         {"depth": 1},
         {"depth": 50, "processes": 2},
@@ -64,7 +64,7 @@ def test_every_request(work: str, master: Daemon) -> None:
         assert run.latency.get_total_count() == 2000
 
 
-def test_what_was_taken_is_what_the_master_has_counted(master: Daemon) -> None:
+def test_the_master_has_counted_all_taken_messages(master: Daemon) -> None:
     run = load_on(master, connections=3, requests=1000, depth=7, names=30, work="account")
     assert run.outcomes == {"taken": 1000}
     stats = master.logged_stats(["smockron"])["smockron"]
@@ -72,7 +72,7 @@ def test_what_was_taken_is_what_the_master_has_counted(master: Daemon) -> None:
     assert figures["identifiers"] + figures["expired"] >= 30
 
 
-def test_control_messages_about_what_others_sent_are_not_counted(master: Daemon) -> None:
+def test_control_messages_about_other_identifiers_are_not_counted(master: Daemon) -> None:
     """Nor those of another load, whose identifiers have the same numbers."""
     with gates.gate(master) as gate:
         stop = threading.Event()
@@ -99,7 +99,7 @@ def test_a_domain_without_a_rule_answers_no_control(tmp_path: Path) -> None:
         assert (run.requests, run.errors) == (0, {"unanswered": 2})
 
 
-def test_at_the_control_port_it_is_told_that_this_is_the_wrong_one(master: Daemon) -> None:
+def test_the_control_port_refuses_a_load(master: Daemon) -> None:
     _, control = gates.addresses(master)
     why = load_fails(Place(control), protocol="smockron", work="account", requests=10)
     assert "error reply" in why
@@ -158,8 +158,8 @@ def test_a_subscriber_of_libzmq_gets_each_message() -> None:
     assert all(len(identifier) == 16 for identifier in found)
 
 
-def test_of_control_messages_that_are_lost_nothing_is_measured() -> None:
-    """Nothing is said of each tenth message: of the first it is known once a later one is spoken of."""
+def test_lost_control_messages_are_not_measured() -> None:
+    """Each tenth message gets no control message; the first counts as lost once a later one is answered."""
     counted = Counter[str]()
 
     def take(pub: zmq.Socket[bytes], parts: list[bytes]) -> None:
@@ -216,7 +216,7 @@ READY = wire.ready(wire.SocketType.SUB)
         (wire.greeting(), READY, wire.subscribe(b""), wire.message(b"hello")),
     ],
 )
-def test_what_is_no_master_is_told(said: tuple[bytes, ...]) -> None:
+def test_a_server_that_is_no_master_is_an_error(said: tuple[bytes, ...]) -> None:
     with saying(*said) as place:
         assert "wrong answer" in _said(place)
 

@@ -1,4 +1,4 @@
-"""counterbench with Takes: several items at once, waits in the queue of a real daemon, and shares of fairness keys."""
+"""counterbench with Takes: several items at once, waits in the queue of a real daemon, and fairness of keys."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_items_are_taken_and_given_back(items: Items, depth: int, processes: int
     assert run.queue is None
 
 
-def test_what_is_taken_of_every_item(server: Daemon) -> None:
+def test_every_item_is_taken(server: Daemon) -> None:
     load(server, requests=30, connections=1, work="acquire", names=2, keys="seq", take=Take(items=Items(3, 0)))
     with server.client() as client:
         found = {entry.name: entry.peak for entry in client.dump()}
@@ -68,14 +68,14 @@ def test_refusals_take_nothing_of_any_item(server: Daemon) -> None:
     assert set(run.outcomes) == {"granted", "refused", "released", "not held"}
 
 
-def test_a_rate_that_is_used_up(server: Daemon) -> None:
+def test_a_used_up_rate_refuses(server: Daemon) -> None:
     take = Take(items=Items(0, 2), limit=1, burst=10)
     run = load(server, requests=1000, depth=50, work="acquire", take=take)
     assert (run.requests, run.errors, set(run.outcomes)) == (1000, {}, {"granted", "refused"})
     assert run.outcomes["granted"] >= 10
 
 
-def test_names_that_exist_before(server: Daemon) -> None:
+def test_prefill_creates_the_names(server: Daemon) -> None:
     run = load(server, requests=10, prefill=True, names=50, take=Take(items=Items(2, 1), wait=PATIENCE))
     assert run.errors == {}
     with server.client() as client:
@@ -113,7 +113,7 @@ def test_the_highest_priority_is_served_first(server: Daemon) -> None:
      {"hold": "exp:200us", "rate": 2000.0}, {"work": "mix:acquire=1,release=1,get=1", "depth": 3}],
     ids=str,
 )  # fmt: skip
-def test_replies_come_when_they_are_ready(more: dict[str, Any], server: Daemon) -> None:
+def test_replies_may_come_in_any_order(more: dict[str, Any], server: Daemon) -> None:
     take = Take(wait=PATIENCE, items=Items(2, 1))
     plan = {"connections": 10, "names": 3, "maximum": 3, "verify": True, "take": take, "duration": 0.5}
     run = load(server, **{**plan, **more})
@@ -122,7 +122,7 @@ def test_replies_come_when_they_are_ready(more: dict[str, Any], server: Daemon) 
     assert "refused" not in run.outcomes
 
 
-def test_who_still_waits_at_the_end_is_cancelled_and_not_counted(server: Daemon) -> None:
+def test_takes_that_wait_at_the_end_are_cancelled_and_not_counted(server: Daemon) -> None:
     with server.client() as client:
         client.acquire("nnnnnnnn00000000", maximum=1)
         run = load(server, duration=0.2, connections=5, depth=3, maximum=1, take=WAITING)
@@ -130,7 +130,7 @@ def test_who_still_waits_at_the_end_is_cancelled_and_not_counted(server: Daemon)
         server.wait_for_stats(waiters=0, waits=15)
 
 
-def test_a_wait_that_is_over(server: Daemon) -> None:
+def test_waiting_takes_time_out(server: Daemon) -> None:
     with server.client() as client:
         client.acquire("nnnnnnnn00000000", maximum=1)
         run = load(server, requests=33, connections=3, maximum=1, take=Take(wait=0.005))
@@ -165,13 +165,13 @@ def test_a_server_without_takes() -> None:
 
 
 @pytest.mark.parametrize("body", [b"", GRANT[:-1], GRANT + bytes(4)])
-def test_a_grant_that_cannot_be(body: bytes) -> None:
+def test_an_invalid_grant_is_a_wrong_answer(body: bytes) -> None:
     with Taking(body) as server:
         run = load(server, requests=2, connections=1, take=Take(), work="acquire")
         assert "wrong answer" in run.errors
 
 
-def test_a_grant_with_the_number_of_another() -> None:
+def test_a_grant_with_a_wrong_number_is_a_violation() -> None:
     with Taking(GRANT) as server:
         run = load(server, requests=2, connections=1, take=Take(), work="acquire", verify=True, patches=SHORT)
         assert run.violations is not None
@@ -185,7 +185,7 @@ SHORT = {"counterd.bench.dialects.counter.GIVE_BACK_S": 0.05}
 
 
 @pytest.mark.needs("redis-server")
-def test_scripts_that_take_several_items(short_path: Path) -> None:
+def test_scripts_take_several_items(short_path: Path) -> None:
     with other_server("redis", short_path) as server:
         plan = {"protocol": "redis-lua", "connections": 4, "depth": 50, "names": 20}
         for items in (Items(), Items(2, 0), Items(2, 2)):
@@ -197,7 +197,7 @@ def test_scripts_that_take_several_items(short_path: Path) -> None:
 
 @pytest.mark.needs("redis-server")
 @pytest.mark.parametrize("items", [Items(2, 0), Items(0, 1), Items(1, 2)])
-def test_what_scripts_refuse(items: Items, short_path: Path) -> None:
+def test_refusals_of_scripts(items: Items, short_path: Path) -> None:
     with other_server("redis", short_path) as server:
         take = Take(items=items, **({"limit": 1, "burst": 5} if items.rates else {}))
         run = load(server, requests=1000, depth=50, work="acquire", protocol="redis-lua", maximum=5, take=take)
@@ -209,7 +209,7 @@ def test_what_scripts_refuse(items: Items, short_path: Path) -> None:
 @pytest.mark.needs("redis-server")
 @pytest.mark.parametrize("limit", [1, 7, 600_000, 1_000_000, 2_000_000, redis_lua.LIMIT_MAX])
 @pytest.mark.parametrize("items", [Items(0, 1), Items(1, 1)])
-def test_scripts_reckon_exactly(items: Items, limit: int, short_path: Path) -> None:
+def test_scripts_count_units_exactly(items: Items, limit: int, short_path: Path) -> None:
     """In ticks, of which a second has as many as the limit: a unit is one, and a burst is that many."""
 
     def ask(*words: bytes) -> bytes:

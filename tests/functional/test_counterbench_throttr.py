@@ -1,4 +1,4 @@
-"""counterbench with the throttr room of a real daemon, and with redis, which has counterparts of its requests."""
+"""counterbench against the throttr protocol of a real daemon, and redis with corresponding requests."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ OUTCOMES = {
 
 
 @pytest.mark.parametrize("protocol", ["throttr", pytest.param("redis", marks=pytest.mark.needs("redis-server"))])
-def test_every_request(protocol: str, short_path: Path) -> None:
+def test_every_kind_of_request(protocol: str, short_path: Path) -> None:
     with throttr(short_path) if protocol == "throttr" else other_server(protocol, short_path) as server:
         for work, outcomes in OUTCOMES.items():
             for depth, processes in ((1, 1), (50, 2)):
@@ -69,7 +69,7 @@ def test_numbers_of_every_size(number_type: str, size: int, short_path: Path) ->
             assert (run.requests, run.errors) == (500, {})
 
 
-def test_updates_leave_a_quota_where_it_was(short_path: Path) -> None:
+def test_updates_keep_the_sum_of_a_quota(short_path: Path) -> None:
     with throttr(short_path, value_size="uint8") as place:
         plan = {"protocol": "throttr", "work": "update", "number_type": "uint8", "names": 1}
         run = load(place, requests=10_000, depth=100, connections=20, prefill=True, **plan)
@@ -79,14 +79,14 @@ def test_updates_leave_a_quota_where_it_was(short_path: Path) -> None:
         assert run.errors == {}, "what is there already is made anew"
 
 
-def test_what_does_not_exist_is_an_error(short_path: Path) -> None:
+def test_missing_keys_are_errors(short_path: Path) -> None:
     with throttr(short_path) as place:
         for work in ("query", "update", "get"):
             run = load(place, protocol="throttr", requests=50, work=work)
             assert (run.requests, run.outcomes, run.errors) == (0, {}, {"error reply": 50})
 
 
-def test_a_table_that_is_full_is_an_error(short_path: Path) -> None:
+def test_a_full_table_is_an_error(short_path: Path) -> None:
     with throttr(short_path, memory_limit="64K") as place:
         run = load(place, protocol="throttr", requests=2000, work="insert", ttl=100.0)
         assert run.outcomes["written"] < 1000

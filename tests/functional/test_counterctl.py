@@ -1,4 +1,4 @@
-"""The command counterctl, as a process, beside the real daemon and beside what is none."""
+"""The command counterctl as a process, against the real daemon and against other servers."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def used(client: Client, name: str) -> int:
 # ---- what it shows ----
 
 
-def test_it_shows_what_is_held(counterd: Daemon, client: Client) -> None:
+def test_get_dump_and_stats_show_permits_in_use(counterd: Daemon, client: Client) -> None:
     client.acquire("shown", 3, maximum=10)
     client.acquire(b"shown\xff", 1, maximum=10)
     done = ctl(counterd.address.port, "get", "shown", b"shown\xff", "nothing")
@@ -119,7 +119,7 @@ def test_it_shows_what_is_held(counterd: Daemon, client: Client) -> None:
     assert figures["pid"] == counterd.pid
 
 
-def test_it_goes_where_the_environment_says(short_path: Path, start: Callable[..., Daemon]) -> None:
+def test_the_environment_variable_sets_the_server(short_path: Path, start: Callable[..., Daemon]) -> None:
     path = str(short_path / "socket")
     start({"counter.socket": path})
     done = subprocess.run(
@@ -132,7 +132,7 @@ def test_it_goes_where_the_environment_says(short_path: Path, start: Callable[..
     assert done.stdout.startswith(f"{path} answered in ")
 
 
-def test_bench_loads_the_same_server(counterd: Daemon) -> None:
+def test_bench_uses_the_same_server(counterd: Daemon) -> None:
     done = ctl(counterd.address.port, "bench", "-n", "100", "-r", "10", "-q")
     assert (done.returncode, done.stderr) == (0, "")
     assert "requests per second" in done.stdout
@@ -192,7 +192,7 @@ def test_a_hold_waits_in_the_queue_of_the_server(counterd: Daemon, client: Clien
             assert client.stats()["command:acquire"] == before
 
 
-def test_takes_all_or_nothing(counterd: Daemon, client: Client) -> None:
+def test_take_gets_all_items_or_none(counterd: Daemon, client: Client) -> None:
     words = ("take", "calls=2/3", "lock", "--rate", "tokens=7@10/1440m")
     with running(counterd.address.port, *words) as process:
         rows = [line_of(process) for _ in range(3)]
@@ -215,7 +215,7 @@ def test_takes_all_or_nothing(counterd: Daemon, client: Client) -> None:
     assert (used(client, "calls"), used(client, "lock")) == (0, 0)
 
 
-def test_a_take_says_what_it_waits_for_until_a_signal(counterd: Daemon, client: Client) -> None:
+def test_take_reports_what_it_waits_for_until_a_signal(counterd: Daemon, client: Client) -> None:
     client.acquire("calls", 2, maximum=3)
     words = ("take", "calls=2/3", "free", "--rate", "tokens=7@10/1440m", "--wait", "5m")
     with running(counterd.address.port, *words) as process:
@@ -229,14 +229,14 @@ def test_a_take_says_what_it_waits_for_until_a_signal(counterd: Daemon, client: 
     wait_for_waiters(client, 0)
 
 
-def test_rates_alone_are_not_held(counterd: Daemon) -> None:
+def test_take_of_only_rates_does_not_hold(counterd: Daemon) -> None:
     done = ctl(counterd.address.port, "take", "--rate", "alone=3@10/1440m/20", "--output", "json")
     assert (done.returncode, done.stderr) == (0, "")
     row = json.loads(done.stdout)
     assert (row["name"], row["amount"], row["maximum"], row["grant"] > 0) == ("alone", 3, 20, True)
 
 
-def test_settles_what_was_really_used(counterd: Daemon) -> None:
+def test_take_settles_the_used_units(counterd: Daemon) -> None:
     words = ("take", "--rate", "settled=7@10/1440m", "--rate", "other=1@10/1440m", "--settle")
     with running(counterd.address.port, *words) as process:
         assert [line_of(process)[:15] for _ in range(2)] == ["took 7 of settl", "took 1 of other"]
@@ -260,14 +260,14 @@ def test_settles_what_was_really_used(counterd: Daemon) -> None:
         ("what=1\n", 2, "what is not a rate of this Take that can be settled"),
     ],
 )
-def test_what_cannot_be_settled(counterd: Daemon, told: str, status: int, message: str) -> None:
+def test_invalid_settlements_are_errors(counterd: Daemon, told: str, status: int, message: str) -> None:
     with running(counterd.address.port, "take", "--rate", "twice=7@1000/1s", "--settle") as process:
         _, said = process.communicate(told, timeout=PATIENCE)
     assert (process.returncode, message in said) == (status, True), said
 
 
-def test_a_command_says_who_it_is(counterd: Daemon, client: Client) -> None:
-    """As each of them does that connects for counters; and nothing else."""
+def test_commands_for_counters_send_their_name(counterd: Daemon, client: Client) -> None:
+    """All that connect for counters; no other command."""
     before = int(client.stats()["command:who"])
     for words in (
         ["hold", "who", "1", "2", "--for", "0"],
@@ -282,7 +282,7 @@ def test_a_command_says_who_it_is(counterd: Daemon, client: Client) -> None:
     assert (done.returncode, "Traceback" in done.stderr) == (2, False)
 
 
-def test_a_name_is_for_connections_for_counters() -> None:
+def test_name_is_refused_for_other_protocols() -> None:
     words = [SCRIPT, "--name", "nightly", "beanstalk", "tubes"]
     done = subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE, env=environment(), check=False)
     assert (done.returncode, "--name is for connections of the counter protocol" in done.stderr) == (2, True)
@@ -300,7 +300,7 @@ def test_a_name_is_for_connections_for_counters() -> None:
         (["take", "a", "--for", "1s", "--until-stdin-closes"], "either --for or --until-stdin-closes"),
     ],
 )
-def test_what_no_take_can_be(counterd: Daemon, words: list[str], message: str) -> None:
+def test_invalid_takes_are_refused(counterd: Daemon, words: list[str], message: str) -> None:
     done = ctl(counterd.address.port, *words)
     assert (done.returncode, message in done.stderr, "Traceback" in done.stderr) == (2, True, False)
 
@@ -313,7 +313,7 @@ def test_stdin_that_was_never_open_ends_a_hold_at_once(counterd: Daemon) -> None
     assert (done.returncode, done.stderr) == (0, "counterctl: released 1 of closed\n")
 
 
-def test_a_daemon_that_ends_takes_a_hold_with_it(start: Callable[..., Daemon]) -> None:
+def test_a_hold_ends_with_its_daemon(start: Callable[..., Daemon]) -> None:
     served = start()
     with running(served.address.port, "acquire", "a", "1", "1", "--for", "5m") as process:
         line_of(process)
@@ -327,7 +327,7 @@ def test_a_daemon_that_ends_takes_a_hold_with_it(start: Callable[..., Daemon]) -
 # ---- what it watches ----
 
 
-def test_watch_shows_what_changes(counterd: Daemon, client: Client) -> None:
+def test_watch_shows_changes(counterd: Daemon, client: Client) -> None:
     with running(counterd.address.port, "watch", "watched", "--interval", "10ms", "--output", "json") as process:
         assert json.loads(line_of(process))["consumption"] is None
         client.acquire("watched", 4, maximum=10)
@@ -368,7 +368,7 @@ def test_watch_connects_again() -> None:
 # ---- where there is no counterd ----
 
 
-def test_nobody_listens() -> None:
+def test_the_error_if_no_server_listens() -> None:
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))
         port = bound.getsockname()[1]
@@ -386,7 +386,7 @@ def test_nobody_listens() -> None:
         (None, "did not answer within 0.2 s"),
     ],
 )
-def test_something_else_listens(answer: bytes | None, why: str) -> None:
+def test_a_server_of_another_protocol(answer: bytes | None, why: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def serve() -> None:
@@ -411,8 +411,8 @@ def test_something_else_listens(answer: bytes | None, why: str) -> None:
 # ---- where nobody reads ----
 
 
-def test_a_reader_that_has_enough(counterd: Daemon, client: Client) -> None:
-    """More than a pipe holds."""
+def test_a_pipe_closed_early_is_no_error(counterd: Daemon, client: Client) -> None:
+    """More output than a pipe holds."""
     for index in range(5):
         client.acquire(b"%d" % index + b"x" * 60_000, 1, maximum=1)
     command = f"{SCRIPT} -p {counterd.address.port} dump --output csv | head -1; echo ${{PIPESTATUS[@]}}"
@@ -423,8 +423,8 @@ def test_a_reader_that_has_enough(counterd: Daemon, client: Client) -> None:
     assert done.stdout.splitlines()[1:] == ["141 0"]
 
 
-def test_a_reader_that_has_gone(counterd: Daemon) -> None:
-    """Less than a buffer holds: it is only seen at the end."""
+def test_a_pipe_closed_before_any_output(counterd: Daemon) -> None:
+    """Less output than a buffer holds: it is only noticed at the end."""
     reading, writing = os.pipe()
     os.close(reading)
     with os.fdopen(writing, "wb") as pipe:
@@ -439,7 +439,7 @@ def test_a_reader_that_has_gone(counterd: Daemon) -> None:
     assert (done.returncode, done.stderr) == (141, b"")
 
 
-def test_a_disk_that_is_full(counterd: Daemon) -> None:
+def test_a_full_disk_is_an_error(counterd: Daemon) -> None:
     with Path("/dev/full").open("wb") as full:
         done = subprocess.run(
             [SCRIPT, "-p", str(counterd.address.port), "stats"],
@@ -454,7 +454,7 @@ def test_a_disk_that_is_full(counterd: Daemon) -> None:
 
 
 @pytest.mark.parametrize("command", ["ping", "stats", "dump", "acquire name 1 1"])
-def test_output_that_is_closed(counterd: Daemon, command: str) -> None:
+def test_closed_standard_output_is_an_error(counterd: Daemon, command: str) -> None:
     done = subprocess.run(
         ["sh", "-c", f'"$0" -p {counterd.address.port} {command} >&-', SCRIPT],
         stderr=subprocess.PIPE, text=True, timeout=PATIENCE, env=environment(), check=False,
@@ -484,7 +484,7 @@ def test_a_command_without_output_needs_none(counterd: Daemon) -> None:
         ("counterctl --output ", ["csv", "json", "table"]),
     ],
 )
-def test_bash_completes(words: str, expected: list[str]) -> None:
+def test_bash_completes_commands_and_options(words: str, expected: list[str]) -> None:
     assert completed(words) == expected
 
 
@@ -516,7 +516,7 @@ printf '%s\\n' "${{COMPREPLY[@]}}"
     return sorted(done.stdout.split())
 
 
-def test_a_terminal_has_a_table(counterd: Daemon, client: Client) -> None:
+def test_a_terminal_shows_a_table(counterd: Daemon, client: Client) -> None:
     client.acquire("seen", 3, maximum=10)
     master, slave = os.openpty()
     with os.fdopen(slave, "wb") as terminal:

@@ -1,7 +1,6 @@
-"""counterctl holders, waiters, holdings, waits, connections and kill beside the real daemon and its admin process.
+"""counterctl holders, waiters, holdings, waits, connections and kill against the real daemon and its admin process.
 
-The admin endpoint is on a Unix socket.
-"""
+The admin endpoint is on a Unix socket."""
 
 from __future__ import annotations
 
@@ -62,8 +61,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
             yield Place(running, url)
 
 
-def test_who_holds_it_and_that_it_can_be_ended(place: Place) -> None:
-    """The connection that kill is given, and no other."""
+def test_holders_are_listed_and_can_be_killed(place: Place) -> None:
+    """Only the connection that kill is given."""
     with place.daemon.client() as one, place.daemon.client() as other:
         one.acquire(NAME, 2, maximum=9)
         other.acquire(NAME, 3, maximum=9)
@@ -82,8 +81,8 @@ def test_who_holds_it_and_that_it_can_be_ended(place: Place) -> None:
         assert (again.returncode, again.stderr) == (1, f"counterctl: not found: {victim}\n")
 
 
-def test_what_a_connection_holds(place: Place) -> None:
-    """Of two clients the one that was asked for, while it holds, when it holds nothing, and when it is gone."""
+def test_the_holdings_of_a_connection(place: Place) -> None:
+    """The given one of two clients: while it holds, when it holds nothing, and when it has ended."""
     with place.daemon.client() as one, place.daemon.client() as other:
         with place.daemon.client() as third:
             one.acquire(NAME, 2, maximum=9)
@@ -107,8 +106,8 @@ def test_what_a_connection_holds(place: Place) -> None:
         assert (done.returncode, done.stderr) == (1, "counterctl: this connection does not exist, or has ended\n")
 
 
-def test_a_name_and_a_grace_time(place: Place) -> None:
-    """A connection that has ended is shown with what is left of its grace time, and can be ended before that."""
+def test_holders_show_name_and_grace_time(place: Place) -> None:
+    """An ended connection is listed with the rest of its grace time, and can be ended before that."""
     with place.daemon.client() as other:
         with place.daemon.connect() as connection:
             assert peers.ask(connection, wire.who(1, "billing-3")).status == 0
@@ -130,7 +129,7 @@ def test_a_name_and_a_grace_time(place: Place) -> None:
         assert place.ctl("kill", ended["connection"]).returncode == 1
 
 
-def test_a_connection_with_a_token_is_ended_for_good(place: Place) -> None:
+def test_kill_ends_a_connection_without_a_grace_time(place: Place) -> None:
     with place.daemon.connect() as connection, place.daemon.client() as other:
         assert peers.ask(connection, wire.resume(1, 60_000)).status == 0
         assert peers.ask(connection, wire.acquire(2, b"ended", 1, 1)).status == 0
@@ -139,8 +138,8 @@ def test_a_connection_with_a_token_is_ended_for_good(place: Place) -> None:
         wait_until(lambda: other.get("ended") == 0, "what it held is given back")
 
 
-def test_who_waits(place: Place) -> None:
-    """For a counter and for a rate: of a name, of all, and of one connection; and that none is there any more."""
+def test_waiters_and_waits(place: Place) -> None:
+    """For a counter and for a rate: of a name, of all, and of one connection; and none any more at the end."""
     hour_us = 3_600_000_000
     with place.daemon.client() as holder, place.daemon.connect() as one, place.daemon.connect() as other:
         holder.acquire(NAME, 9, maximum=9)
@@ -169,7 +168,7 @@ def test_who_waits(place: Place) -> None:
         assert (done.returncode, done.stderr) == (1, f"counterctl: {said}\n")
 
 
-def test_whom_it_does_not_obey(place: Place) -> None:
+def test_kill_needs_the_token(place: Place) -> None:
     for token, said in (("", "this request needs the token"), ("another", "wrong token")):
         done = place.ctl("kill", "counter-1-1", token=token)
         assert done.returncode == 1
@@ -177,13 +176,13 @@ def test_whom_it_does_not_obey(place: Place) -> None:
         assert "COUNTERD_ADMIN_TOKEN" in done.stderr
 
 
-def test_what_nobody_holds(place: Place) -> None:
+def test_a_counter_without_holders(place: Place) -> None:
     done = place.ctl("holders", "nothing")
     assert (done.returncode, done.stderr) == (1, "counterctl: nobody holds nothing\n")
 
 
-def test_page_by_page(place: Place) -> None:
-    """The pages of the server are a thousand rows at most."""
+def test_connections_are_read_page_by_page(place: Place) -> None:
+    """The server's pages have at most a thousand rows."""
     clients = []
     try:
         for _ in range(1100):

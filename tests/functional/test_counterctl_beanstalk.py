@@ -1,4 +1,4 @@
-"""`counterctl beanstalk` as a process, beside the real daemon and its admin process."""
+"""`counterctl beanstalk` as a process, against the real daemon and its admin process."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
 # ---- what there is ----
 
 
-def test_a_job_from_its_beginning_to_its_end(place: Place) -> None:
+def test_a_job_from_put_to_delete(place: Place) -> None:
     status, stdout, stderr = place.ask("put", "hello", "--tube", "life", "--pri", "7", "--delay", "60m", "--ttr", "2m")
     assert (status, stdout.startswith("put job "), stderr) == (0, True, "")
     job = stdout.split()[2]
@@ -142,7 +142,7 @@ def test_a_job_from_its_beginning_to_its_end(place: Place) -> None:
         assert place.ask(*arguments) == (1, "", "counterctl: no tube life\n")
 
 
-def test_bodies_are_bytes(place: Place, tmp_path: Path) -> None:
+def test_bodies_may_be_any_bytes(place: Place, tmp_path: Path) -> None:
     body = bytes(range(256)) + b"\r\n" * 3
     file = tmp_path / "body"
     file.write_bytes(body)
@@ -164,12 +164,12 @@ def test_bodies_are_bytes(place: Place, tmp_path: Path) -> None:
     assert place.ask("clear", "bytes", "all")[1] == "cleared 5 jobs of bytes\n"
 
 
-def test_what_is_too_big(place: Place) -> None:
+def test_a_body_that_is_too_big_is_refused(place: Place) -> None:
     refused = (1, "", "counterctl: the body is longer than the server allows\n")
     assert place.ask("put", stdin=b"x" * 65536) == refused
 
 
-def test_a_name_that_no_tube_can_have(place: Place) -> None:
+def test_an_invalid_tube_name_is_refused(place: Place) -> None:
     status, stdout, stderr = place.ask("put", "x", "--tube", "a b")
     assert (status, stdout) == (2, "")
     assert stderr.startswith("counterctl: a tube's name has 1 to 200 of A-Z")
@@ -203,7 +203,7 @@ def test_a_job_waits_for_its_counter(place: Place) -> None:
             assert worker.ask(wire.delete(int(job))).status is Status.DELETED
 
 
-def test_a_list_of_more_than_a_page(place: Place) -> None:
+def test_a_list_of_several_pages(place: Place) -> None:
     with place.worker() as worker:
         worker.ask(wire.use(b"many"))
         for number in range(2_005):
@@ -244,7 +244,7 @@ def test_tubes_are_sorted(place: Place) -> None:
         assert place.ask("clear", tube, "all")[0] == 0
 
 
-def test_what_a_worker_has_reserved(place: Place) -> None:
+def test_reserved_shows_the_jobs_of_a_worker(place: Place) -> None:
     job = place.put("x", "--tube", "held")
     with place.worker() as worker:
         worker.ask(wire.watch(b"held"))
@@ -301,7 +301,7 @@ def wait_until_it_follows(place: Place) -> None:
     wait_until(lambda: lists(place) > begun + 65, "it looks")
 
 
-def test_new_jobs_are_shown_once(place: Place) -> None:
+def test_follow_shows_new_jobs_once(place: Place) -> None:
     old = place.put("old", "--tube", "news")
     with following(place, "news") as process:
         wait_until_it_follows(place)
@@ -326,7 +326,7 @@ def test_new_jobs_are_shown_once(place: Place) -> None:
     assert place.ask("clear", "news", "all")[0] == 0
 
 
-def test_a_tube_that_comes_later(place: Place) -> None:
+def test_follow_waits_for_a_tube(place: Place) -> None:
     with following(place, "later") as process:
         wait_until_it_follows(place)
         job = place.put("x", "--tube", "later")
@@ -337,7 +337,7 @@ def test_a_tube_that_comes_later(place: Place) -> None:
 # ---- drain ----
 
 
-def test_drain_mode(tmp_path: Path) -> None:
+def test_drain_mode_is_switched(tmp_path: Path) -> None:
     with daemon.running(tmp_path, SETTINGS) as running:
         drain_and_go_on(Place(running))
 
@@ -369,7 +369,7 @@ def drain_and_go_on(place: Place) -> None:
     assert len(place.daemon.lines("drain mode of beanstalk is off")) == 1
 
 
-def test_drain_mode_is_not_ended_by_who_wants_to_see_it(place: Place) -> None:
+def test_drain_refuses_off_together_with_show(place: Place) -> None:
     status, stdout, stderr = place.ask("drain", "--off", "--show")
     assert (status, stdout) == (2, "")
     assert stderr.endswith("use either --off or --show\n")
@@ -436,7 +436,7 @@ def test_over_tls_and_over_a_unix_socket(tmp_path: Path, short_path: Path, pem: 
 
 @pytest.mark.needs("beanstalkd")
 def test_the_reference_server() -> None:
-    """It knows what is in its protocol, and says that it does not know the rest."""
+    """It knows the commands of its protocol, and says that it does not know the others."""
     with reference.beanstalkd() as address:
 
         def ask(*arguments: str) -> tuple[int, str, str]:

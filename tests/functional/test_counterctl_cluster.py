@@ -49,7 +49,7 @@ def listed(daemon: Daemon, *arguments: str) -> Any:
     return json.loads(done.stdout)
 
 
-def test_the_daemons_and_one_limit_across_all_of_them(share: Callable[[], Daemon]) -> None:
+def test_daemons_and_their_rights_are_listed(share: Callable[[], Daemon]) -> None:
     one, other = share(), share()
     with one.client() as first, other.client() as second:
         acquire_all(first, 6)
@@ -72,8 +72,8 @@ def test_the_daemons_and_one_limit_across_all_of_them(share: Callable[[], Daemon
         assert table.stdout.split()[:6] == ["daemon", "lease", "partitions", "counters", "rights", "used"]
 
 
-def test_a_rate(share: Callable[[], Daemon]) -> None:
-    """A tenth of it was taken, and is there again after a tenth of its period."""
+def test_the_units_of_a_rate_are_listed(share: Callable[[], Daemon]) -> None:
+    """A tenth of it was used, and comes back after a tenth of its period."""
     daemon = share()
     items = Permit("units", maximum=1), Rate("units", 10, limit=100, per=3600)
     with daemon.client() as client, client.take(*items, timeout=PATIENCE):  # nothing is granted before a first answer
@@ -82,7 +82,7 @@ def test_a_rate(share: Callable[[], Daemon]) -> None:
     wait_until(lambda: len(listed(daemon, "units")) == 1, "nobody has permits of that name")
 
 
-def test_the_user_of_the_guide_may_do_everything(
+def test_the_redis_user_of_the_guide_has_all_permissions(
     start: Callable[..., Daemon], servers: Servers, tmp_path: Path
 ) -> None:
     (rule,) = re.findall(r"^ACL SETUSER .*?(?=^```)", GUIDE.read_text(), re.DOTALL | re.MULTILINE)
@@ -126,20 +126,22 @@ def test_a_daemon_that_is_evicted_loses_its_permits(share: Callable[[], Daemon])
         (("--servers", "redis://127.0.0.1:1"), 3, "cannot reach the servers of the cluster: 127.0.0.1:1: "),
     ],
 )
-def test_what_cannot_be_shown(share: Callable[[], Daemon], arguments: tuple[str, ...], status: int, says: str) -> None:
+def test_unknown_names_and_unreachable_servers(
+    share: Callable[[], Daemon], arguments: tuple[str, ...], status: int, says: str
+) -> None:
     done = ctl(1, "--timeout", "2s", "cluster", "-c", str(share().config), *arguments)
     assert done.returncode == status
     assert says in done.stderr
 
 
-def test_a_name_that_is_not_shared(tmp_path: Path, servers: Servers) -> None:
+def test_an_unshared_name_is_an_error(tmp_path: Path, servers: Servers) -> None:
     (tmp_path / "F").write_text(f"counter.enable = true\ncluster.url = {servers.url}\ncluster.prefix = shared:\n")
     done = ctl(1, "cluster", "-c", str(tmp_path / "F"), NAME)
     assert done.returncode == 1
     assert "db:main is not shared: it does not begin with cluster.prefix, shared:" in done.stderr
 
 
-def test_a_configuration_without_a_cluster(tmp_path: Path) -> None:
+def test_a_configuration_without_a_cluster_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "F").write_text("counter.enable = true\n")
     done = ctl(1, "cluster", "-c", str(tmp_path / "F"))
     assert done.returncode == 2

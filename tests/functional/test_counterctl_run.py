@@ -1,4 +1,4 @@
-"""`counterctl run`, as a process: what becomes of the command, and of the permits, when something ends."""
+"""`counterctl run` as a process: the command, its permits, and what happens when either ends."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def in_use(client: Client, name: str) -> int:
 
 
 @pytest.mark.parametrize("status", [0, 1, 3, 124, 255])
-def test_the_status_is_the_commands(counterd: Daemon, status: int) -> None:
+def test_the_exit_status_is_that_of_the_command(counterd: Daemon, status: int) -> None:
     found = run(counterd, "a", "--max", 1, "--", "sh", "-c", f"exit {status}")
     assert (found.returncode, found.stdout, found.stderr) == (status, "", "")
 
@@ -116,36 +116,37 @@ def test_a_command_that_a_signal_ended(counterd: Daemon, number: signal.Signals)
     assert (found.returncode, found.stderr) == (128 + number, "")
 
 
-def test_an_interrupted_command_is_an_interruption(counterd: Daemon) -> None:
-    """To a shell it is 130 as well; but the loop that it runs this in ends only if this is ended by SIGINT."""
+def test_an_interrupted_command_interrupts_counterctl(counterd: Daemon) -> None:
+    """Its status to a shell is 130 as well; but a shell loop around it ends only if counterctl itself dies of
+    SIGINT."""
     found = run(counterd, "a", "--max", 1, "--", "sh", "-c", "kill -INT $$")
     assert (found.returncode, found.stderr) == (-signal.SIGINT, "")
 
 
-def test_the_files_are_the_commands_own(counterd: Daemon) -> None:
+def test_the_command_has_the_standard_files(counterd: Daemon) -> None:
     found = run(counterd, "a", "--max", 1, "sh", "-c", "tr a-z A-Z; echo wrong >&2", input="some words")
     assert (found.returncode, found.stdout, found.stderr) == (0, "SOME WORDS", "wrong\n")
 
 
-def test_the_commands_options_are_its_own(counterd: Daemon) -> None:
+def test_options_behind_the_command_belong_to_it(counterd: Daemon) -> None:
     found = run(counterd, "-n", 2, "a", "--max", 3, "echo", "-n", "--max", "--", "-q")
     assert (found.returncode, found.stdout) == (0, "--max -- -q")
 
 
-def test_what_the_command_is_told(counterd: Daemon) -> None:
+def test_the_environment_of_the_command(counterd: Daemon) -> None:
     code = 'echo "$COUNTERD_NAME, $COUNTERD_PERMITS of $COUNTERD_MAXIMUM"; test -S /dev/fd/$COUNTERD_FD'
     found = run(counterd, "a name", "--max", 5, "-n", 2, "sh", "-c", code)
     assert (found.returncode, found.stdout) == (0, "a name, 2 of 5\n")
 
 
-def test_with_close_it_has_no_descriptor(counterd: Daemon) -> None:
+def test_with_close_the_command_has_no_descriptor(counterd: Daemon) -> None:
     code = 'test -z "$COUNTERD_FD" && for file in /proc/$$/fd/*; do test ! -S $file || exit 1; done'
     assert run(counterd, "a", "--max", 1, "--close", "sh", "-c", code).returncode == 0
     assert run(counterd, "a", "--max", 1, "--", *COUNTERCTL, "-p", counterd.address.port, "run", "b", "--max", 1,
                "--close", "sh", "-c", 'test -z "$COUNTERD_FD"').returncode == 0  # fmt: skip
 
 
-def test_a_script_that_does_not_say_what_runs_it(counterd: Daemon, tmp_path: Path) -> None:
+def test_a_script_without_a_shebang_runs(counterd: Daemon, tmp_path: Path) -> None:
     script = tmp_path / "script"
     script.write_text('echo "$1"; exit 4\n')
     script.chmod(0o755)
@@ -157,14 +158,14 @@ def test_a_script_that_does_not_say_what_runs_it(counterd: Daemon, tmp_path: Pat
 
 
 @pytest.mark.parametrize("command", ["no-such-command", ""])
-def test_a_command_that_is_not_there(counterd: Daemon, client: Client, command: str) -> None:
+def test_a_missing_command_has_status_127(counterd: Daemon, client: Client, command: str) -> None:
     found = run(counterd, "missing", "--max", 1, "--", command)
     assert found.returncode == 127
     assert found.stderr == f"counterctl: cannot run {command}: No such file or directory\n"
     wait_until(lambda: in_use(client, "missing") == 0, "what was held comes back")
 
 
-def test_a_command_that_cannot_be_run(counterd: Daemon, client: Client, tmp_path: Path) -> None:
+def test_a_command_that_cannot_be_executed_has_status_126(counterd: Daemon, client: Client, tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_text("exit 0")
     found = run(counterd, "denied", "--max", 1, file)
@@ -180,7 +181,7 @@ def test_a_command_that_cannot_be_run(counterd: Daemon, client: Client, tmp_path
         (("-h", "no..host"), 2, "Error: 'no..host': 'no..host' is not a valid host name"),
     ],
 )
-def test_nobody_listens(server: tuple[str, str], status: int, message: str) -> None:
+def test_the_error_if_no_server_listens(server: tuple[str, str], status: int, message: str) -> None:
     found = subprocess.run(
         [*COUNTERCTL, *server, "run", "a", "--max", "1", "echo", "ran"],
         capture_output=True, text=True, timeout=PATIENCE, check=False,
@@ -202,7 +203,7 @@ def test_nobody_listens(server: tuple[str, str], status: int, message: str) -> N
         (),
     ],
 )
-def test_a_mistake_is_not_taken_for_the_commands_status(counterd: Daemon, arguments: tuple[object, ...]) -> None:
+def test_usage_errors_have_status_125(counterd: Daemon, arguments: tuple[object, ...]) -> None:
     found = run(counterd, *arguments)
     assert found.returncode == 125
     assert "Error: " in found.stderr
@@ -212,7 +213,7 @@ def test_a_mistake_is_not_taken_for_the_commands_status(counterd: Daemon, argume
 
 
 @pytest.mark.parametrize(("wait", "within"), [("0", ""), ("200ms", " within 0.2 s")])
-def test_not_available_in_time(counterd: Daemon, client: Client, wait: str, within: str) -> None:
+def test_a_wait_times_out(counterd: Daemon, client: Client, wait: str, within: str) -> None:
     with client.hold("busy", 2, maximum=3):
         found = run(counterd, "busy", "-n", 2, "--max", 3, "--wait", wait, "echo", "ran")
         silent = run(counterd, "-q", "busy", "-n", 2, "--max", 3, "--wait", wait, "echo", "ran")
@@ -222,7 +223,7 @@ def test_not_available_in_time(counterd: Daemon, client: Client, wait: str, with
 
 
 @pytest.mark.parametrize("quiet", [False, True])
-def test_it_waits_until_another_gives_back(counterd: Daemon, client: Client, quiet: bool) -> None:
+def test_run_waits_for_a_release(counterd: Daemon, client: Client, quiet: bool) -> None:
     arguments = ["late", "--max", 1, *(["-q"] if quiet else []), "sh", "-c", "exit 5"]
     with begun(counterd, *arguments) as process:
         with client.hold("late", maximum=1):
@@ -236,8 +237,8 @@ def test_it_waits_until_another_gives_back(counterd: Daemon, client: Client, qui
     assert (process.returncode, out, err) == (5, "", "")
 
 
-def test_it_keeps_its_place_in_the_queue(counterd: Daemon, client: Client) -> None:
-    """Also after it has said that it waits: one request, and the first that came is the first."""
+def test_a_wait_keeps_its_place_in_the_queue(counterd: Daemon, client: Client) -> None:
+    """Also after the message that it waits: one request, and the first in the queue stays the first."""
     with counterd.client() as other:
         other.acquire("place", maximum=1)
         with begun(counterd, "place", "--max", 1, "sh", "-c", "echo ran") as process:
@@ -259,7 +260,7 @@ def enter(client: Client) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_ends_the_waiting(counterd: Daemon, client: Client, number: signal.Signals) -> None:
+def test_a_signal_ends_a_wait(counterd: Daemon, client: Client, number: signal.Signals) -> None:
     with client.hold("wanted", maximum=1), begun(counterd, "wanted", "--max", 1, "echo", "ran") as process:
         assert process.stderr is not None
         process.stderr.readline()
@@ -271,7 +272,7 @@ def test_a_signal_ends_the_waiting(counterd: Daemon, client: Client, number: sig
 # ---- signals ---------------------------------------------------------------------------------------------------------
 
 
-def test_signals_are_passed_on_once(counterd: Daemon) -> None:
+def test_signals_are_passed_to_the_command_once(counterd: Daemon) -> None:
     numbers = [signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGUSR1, signal.SIGTERM]
     with begun(counterd, "signals", "--max", 1, *TELLS) as process:
         assert line(process) == "ready"
@@ -283,7 +284,7 @@ def test_signals_are_passed_on_once(counterd: Daemon) -> None:
     assert (process.returncode, out, err) == (9, "SIGUSR2\n", "")
 
 
-def test_a_key_of_the_terminal_is_passed_on_by_the_terminal_alone(counterd: Daemon) -> None:
+def test_a_signal_from_the_terminal_is_not_passed_on_again(counterd: Daemon) -> None:
     with terminal(words(counterd, "keys", "--max", 1, *TELLS)) as screen:
         screen.wait_for(b"ready")
         at = 0
@@ -297,7 +298,7 @@ def test_a_key_of_the_terminal_is_passed_on_by_the_terminal_alone(counterd: Daem
     assert re.findall(rb"SIG\w+", screen.shown) == [b"SIGINT", b"SIGQUIT", b"SIGINT", b"SIGTERM", b"SIGUSR2"]
 
 
-def test_what_the_command_sends_to_its_group_does_not_come_back(counterd: Daemon) -> None:
+def test_a_signal_of_the_command_to_its_group_is_not_returned(counterd: Daemon) -> None:
     code = """
 import os, signal
 signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
@@ -310,8 +311,8 @@ print(signal.sigtimedwait([signal.SIGTERM], 1) is not None, signal.sigtimedwait(
     assert (process.returncode, out) == (0, "True False\n")
 
 
-def test_what_is_ignored_is_so_for_the_command(counterd: Daemon) -> None:
-    """As under nohup; but a command that has asked for the signal gets it."""
+def test_ignored_signals_stay_ignored_in_the_command(counterd: Daemon) -> None:
+    """As under nohup; but a command that handles the signal gets it."""
     ignoring = ("sh", "-c", 'trap "" HUP; exec "$@"', "sh", *GROUPED)
     with begun(counterd, "nohup", "--max", 1, *READY, program=ignoring) as process:
         command = int(line(process).split()[1])
@@ -325,14 +326,14 @@ def test_what_is_ignored_is_so_for_the_command(counterd: Daemon) -> None:
         assert line(process) == "SIGHUP"
 
 
-def test_what_python_ignores_is_not_for_the_command(counterd: Daemon) -> None:
+def test_signals_ignored_by_python_have_their_default_in_the_command(counterd: Daemon) -> None:
     found = run(counterd, "pipes", "--max", 1, "grep", "-E", "SigBlk|SigIgn", "/proc/self/status")
     blocked, ignored = (int(each.split()[1], 16) for each in found.stdout.splitlines())
     assert ignored & (1 << (signal.SIGPIPE - 1) | 1 << (signal.SIGXFSZ - 1)) == 0
     assert blocked == 0
 
 
-def test_both_are_stopped_and_go_on(counterd: Daemon) -> None:
+def test_counterctl_and_the_command_stop_and_continue_together(counterd: Daemon) -> None:
     def state(pid: int) -> str:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
@@ -349,7 +350,7 @@ def test_both_are_stopped_and_go_on(counterd: Daemon) -> None:
 # ---- the permits -----------------------------------------------------------------------------------------------------
 
 
-def test_they_are_held_while_the_command_runs(counterd: Daemon, client: Client) -> None:
+def test_permits_are_held_while_the_command_runs(counterd: Daemon, client: Client) -> None:
     with begun(counterd, "held", "-n", 2, "--max", 5, *READY) as process:
         assert line(process).startswith("ready")
         assert client.get("held") == 2
@@ -357,7 +358,7 @@ def test_they_are_held_while_the_command_runs(counterd: Daemon, client: Client) 
         wait_until(lambda: client.get("held") == 0, "what was held comes back")
 
 
-def test_they_outlast_a_counterctl_that_is_killed(counterd: Daemon, client: Client) -> None:
+def test_permits_outlast_a_killed_counterctl(counterd: Daemon, client: Client) -> None:
     with begun(counterd, "killed", "--max", 1, *READY) as process:
         command = int(line(process).split()[1])
         process.kill()
@@ -369,7 +370,7 @@ def test_they_outlast_a_counterctl_that_is_killed(counterd: Daemon, client: Clie
         assert counterd.stats()["curr_connections"] == connections - 1
 
 
-def test_with_close_they_do_not(counterd: Daemon, client: Client) -> None:
+def test_with_close_permits_end_with_counterctl(counterd: Daemon, client: Client) -> None:
     with begun(counterd, "closed", "--max", 1, "--close", *READY) as process:
         command = int(line(process).split()[1])
         assert client.get("closed") == 1
@@ -380,7 +381,7 @@ def test_with_close_they_do_not(counterd: Daemon, client: Client) -> None:
         process.stdin.close()
 
 
-def test_they_end_with_the_command_whatever_it_leaves_behind(counterd: Daemon, client: Client) -> None:
+def test_permits_end_with_the_command_despite_background_processes(counterd: Daemon, client: Client) -> None:
     found = run(counterd, "left", "--max", 1, "sh", "-c", "sleep 60 >/dev/null 2>&1 & echo $!")
     left = int(found.stdout)
     try:
@@ -404,7 +405,7 @@ def test_the_command_ends_with_the_server(start: Callable[..., Daemon]) -> None:
     assert err == f"counterctl: lost the connection to {where}, and with it 2 of a: sh is ended\n"
 
 
-def test_the_command_goes_on_without(start: Callable[..., Daemon]) -> None:
+def test_with_on_lost_ignore_the_command_outlives_the_server(start: Callable[..., Daemon]) -> None:
     counterd = start(status=-signal.SIGKILL)
     with begun(counterd, "a", "--max", 2, "--on-lost", "ignore", *READY) as process:
         assert line(process).startswith("ready")

@@ -1,4 +1,4 @@
-"""`counterctl sentinel` as a process, beside the real daemon and its admin process."""
+"""`counterctl sentinel` as a process, against the real daemon and its admin process."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
         yield Place(running)
 
 
-def test_a_token_from_its_beginning_to_its_end(place: Place) -> None:
+def test_a_token_from_acquire_to_release(place: Place) -> None:
     process = subprocess.Popen(
         [
             *SENTINEL,
@@ -133,8 +133,8 @@ def test_a_token_from_its_beginning_to_its_end(place: Place) -> None:
         assert place.ask(command, taken["token"]) == (1, "", gone)
 
 
-def test_a_token_whose_connection_has_gone(place: Place) -> None:
-    """It is nobody's, not even after it was kept by hand, and never that of who has the connection's number now."""
+def test_a_token_of_an_ended_connection_has_no_owner(place: Place) -> None:
+    """Not even after it was kept by hand, and never the client that has the connection's number now."""
     with connected(place.daemon) as peer:
         token = str(peer.acquire(1, LARGEST).token_id)
     with connected(place.daemon) as another:
@@ -155,7 +155,7 @@ def test_a_token_whose_connection_has_gone(place: Place) -> None:
     assert place.ask("release", token) == DONE
 
 
-def test_a_lease_that_ends(place: Place) -> None:
+def test_a_hold_whose_lease_ends_fails(place: Place) -> None:
     status, stdout, stderr = place.ask("acquire", "104", "--for", "10m")
     assert (status, stdout.startswith("acquired 1 of flow 104 (token ")) == (3, True)
     assert stderr.startswith("counterctl: lost 1 of flow 104: ")

@@ -72,7 +72,7 @@ def ear(place: Place) -> Iterator[Gate]:
         yield found
 
 
-def test_what_is_sent_is_taken_and_told(place: Place, ear: Gate) -> None:
+def test_sent_messages_cause_control_messages(place: Place, ear: Gate) -> None:
     assert place.ask("send", "login", "accepted", "me") == DONE
     told = ear.told()
     assert (told.domain, told.word, told.identifier) == (b"login", "DELAY_UNTIL", b"me")
@@ -86,7 +86,7 @@ def test_what_is_sent_is_taken_and_told(place: Place, ear: Gate) -> None:
     assert ear.told().word == "FORGET"
 
 
-def test_who_has_to_wait(place: Place, ear: Gate) -> None:
+def test_throttled_lists_delayed_identifiers(place: Place, ear: Gate) -> None:
     for identifier in (b"wait-1", b"wait-2", b"wait-2"):
         ear.account(b"login", identifier)
     rows = place.rows("throttled", "--match", "wait-")
@@ -97,7 +97,7 @@ def test_who_has_to_wait(place: Place, ear: Gate) -> None:
     assert stdout.splitlines()[1].split()[:2] == ["wait-2", "login"]
 
 
-def test_domains(place: Place, ear: Gate) -> None:
+def test_domains_lists_each_domain(place: Place, ear: Gate) -> None:
     ear.account(b"calm", b"me", 3)
     rows = {row["domain"]: row for row in place.rows("domains", "--sort", "accepted")}
     expected = {
@@ -108,7 +108,7 @@ def test_domains(place: Place, ear: Gate) -> None:
     assert rows["login"]["interval"] == 86_400
 
 
-def test_watching(place: Place, ear: Gate) -> None:
+def test_watch_as_json(place: Place, ear: Gate) -> None:
     watching = subprocess.Popen(
         place.command("watch", "login", "nowhere", "--output", "json"), stdout=subprocess.PIPE, env=place.environment
     )
@@ -126,7 +126,7 @@ def test_watching(place: Place, ear: Gate) -> None:
         assert watching.wait(PATIENCE) == 0
 
 
-def test_watching_as_a_table(place: Place, ear: Gate) -> None:
+def test_watch_as_a_table(place: Place, ear: Gate) -> None:
     command = place.command("watch", "login")
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=place.environment) as watching:
         wait_until(lambda: subscriptions(place.daemon) == 2, "its topic, and that of the gatekeeper here")
@@ -155,7 +155,7 @@ def test_watching_as_a_table(place: Place, ear: Gate) -> None:
         (("throttled", "--limit", "0"), 2, "--limit"),
     ],
 )
-def test_wrong_command_lines(place: Place, arguments: tuple[str, ...], status: int, text: str) -> None:
+def test_wrong_arguments_are_refused(place: Place, arguments: tuple[str, ...], status: int, text: str) -> None:
     found, stdout, stderr = place.ask(*arguments)
     assert (found, stdout) == (status, "")
     assert text in stderr
@@ -163,12 +163,12 @@ def test_wrong_command_lines(place: Place, arguments: tuple[str, ...], status: i
 
 @pytest.mark.parametrize("where", [("--socket", "/run/nowhere"), ("--port", "65535")])
 @pytest.mark.parametrize("command", ["watch", "gate"])
-def test_control_is_where_it_is_said_or_at_the_next_port(where: tuple[str, str], command: str) -> None:
+def test_the_control_address_is_given_or_the_next_port(where: tuple[str, str], command: str) -> None:
     done = daemon.run("smockron", *where, command, program=[COUNTERCTL])
     assert (done.returncode, "has no address for control messages" in done.stderr) == (2, True), done.stderr
 
 
-def test_what_is_not_the_right_server(place: Place) -> None:
+def test_the_wrong_port_and_other_servers_are_errors(place: Place) -> None:
     control = f"smockron://{place.control.host}:{place.control.port}"
     assert place.ask("-u", control, "send", "login", "accepted", "me") == (
         1,
@@ -184,7 +184,7 @@ def test_what_is_not_the_right_server(place: Place) -> None:
     assert (status, stderr) == (3, "counterctl: cannot connect to 127.0.0.1:1: Connection refused\n")
 
 
-def test_a_server_that_goes_ends_a_watch(tmp_path: Path) -> None:
+def test_a_watch_ends_with_its_server(tmp_path: Path) -> None:
     settings = {**SETTINGS, "smockron.rules": gates.write_rules(tmp_path)}
     with daemon.running(tmp_path / "daemon", settings) as running:
         one, other = gates.addresses(running)

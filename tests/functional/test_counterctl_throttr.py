@@ -1,4 +1,4 @@
-"""`counterctl throttr` as a process, beside the real daemon."""
+"""`counterctl throttr` as a process, against the real daemon."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def rows(address: Address, *arguments: str | bytes) -> Any:
 DONE = (0, "", "")
 
 
-def test_a_quota_from_its_beginning_to_its_end(address: Address) -> None:
+def test_a_quota_from_insert_to_purge(address: Address) -> None:
     assert ask(address, "insert", "user:7", "100", "--ttl", "10m") == DONE
     refused = "counterctl: user:7 exists already, or the server's memory is full\n"
     assert ask(address, "insert", "user:7", "100", "--ttl", "10m") == (1, "", refused)
@@ -88,13 +88,13 @@ def test_a_quota_from_its_beginning_to_its_end(address: Address) -> None:
     assert ask(address, "update", "user:7", "--ttl", "2m") == (1, "", "counterctl: user:7: not found\n")
 
 
-def test_a_time_that_the_unit_of_a_key_does_not_have(address: Address) -> None:
+def test_a_ttl_that_does_not_fit_the_keys_unit_is_refused(address: Address) -> None:
     assert ask(address, "insert", "steps", "1", "--ttl", "90s") == DONE
     line = "counterctl: the time to live of steps changes in steps of 1 s; 0.5 s is not a multiple\n"
     assert ask(address, "incr", "steps", "--ttl", "500ms") == (2, "", line)
 
 
-def test_what_the_width_of_numbers_has_no_room_for(address: Address) -> None:
+def test_numbers_beyond_the_value_size_are_refused(address: Address) -> None:
     assert ask(address, "insert", "wide", "65536", "--ttl", "1s") == (
         2,
         "",
@@ -102,7 +102,7 @@ def test_what_the_width_of_numbers_has_no_room_for(address: Address) -> None:
     )
 
 
-def test_buffers(address: Address) -> None:
+def test_buffers_of_text_and_bytes(address: Address) -> None:
     assert ask(address, "set", "b:text", "hello", "--ttl", "10m") == DONE
     assert ask(address, "set", "b:bytes", b"\xff\x01", "--ttl", "20m") == DONE
     text, data = rows(address, "get", "b:text", "b:bytes")
@@ -140,7 +140,7 @@ def event_of(process: subprocess.Popen[str]) -> Any:
     return json.loads(process.stdout.readline())
 
 
-def test_channels(address: Address) -> None:
+def test_subscriptions_and_events(address: Address) -> None:
     assert ask(address, "publish", "news", "x") == (1, "", "counterctl: news has no subscribers\n")
     with subscriber(address, "news") as process, Client(*address, timeout=PATIENCE) as client:
         wait_until(lambda: client.channel("news"), "a subscription")
@@ -152,7 +152,7 @@ def test_channels(address: Address) -> None:
         assert {row["kind"] for row in rows(address, "connections")} == {"tcp"}
 
 
-def test_everybody_has_an_event_once(address: Address) -> None:
+def test_a_subscriber_gets_each_event_once(address: Address) -> None:
     with subscriber(address, "*", "other") as process, Client(*address, timeout=PATIENCE) as client:
         wait_until(lambda: client.channel("other"), "a subscription")
         for payload in ("1", "2"):
@@ -160,7 +160,7 @@ def test_everybody_has_an_event_once(address: Address) -> None:
         assert [event_of(process)["payload"] for _ in range(2)] == ["1", "2"]
 
 
-def test_another_width_is_told(address: Address) -> None:
+def test_another_value_size_is_named(address: Address) -> None:
     status, stdout, stderr = ask(
         address, "--timeout", "0.5s", "--value-size", "uint64", "insert", "w", "1", "--ttl", "1s"
     )

@@ -1,4 +1,4 @@
-"""`counterctl top` in a terminal: what is seen, what keys do, and that the terminal is afterwards as it was."""
+"""`counterctl top` in a terminal: what it shows, what keys do, and that it restores the terminal."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def wait_for_list(seen: Terminal, *names: str) -> None:
         raise AssertionError(f"{error}; there is {seen.screen()}") from None
 
 
-def test_holders_connections_and_the_end_of_one(start: Callable[..., Daemon], short_path: Path) -> None:
+def test_holders_and_connections_are_shown_and_one_is_killed(start: Callable[..., Daemon], short_path: Path) -> None:
     url = f"unix:{short_path / 'admin'}"
     counterd = start({"admin.enable": "true", "admin.bind": url, "admin.token": "a-token"})
     counterd.wait_for_log("admin listens on")
@@ -126,7 +126,7 @@ def test_holders_connections_and_the_end_of_one(start: Callable[..., Daemon], sh
         assert seen.ended() == 0
 
 
-def test_who_waits(start: Callable[..., Daemon], short_path: Path) -> None:
+def test_waiters_are_shown(start: Callable[..., Daemon], short_path: Path) -> None:
     url = f"unix:{short_path / 'admin'}"
     counterd = start({"admin.enable": "true", "admin.bind": url})
     counterd.wait_for_log("admin listens on")
@@ -153,7 +153,7 @@ def test_who_waits(start: Callable[..., Daemon], short_path: Path) -> None:
             assert seen.ended() == 0
 
 
-def test_tables_of_other_protocols(start: Callable[..., Daemon], short_path: Path) -> None:
+def test_tables_of_other_protocols_are_shown(start: Callable[..., Daemon], short_path: Path) -> None:
     url = f"unix:{short_path / 'admin'}"
     path = short_path / "jobs"
     settings = {"beanstalk.enable": "true", "beanstalk.bind": " ", "beanstalk.socket": path}
@@ -193,7 +193,7 @@ def test_tables_of_other_protocols(start: Callable[..., Daemon], short_path: Pat
         assert seen.ended() == 0
 
 
-def test_a_server_that_has_no_counters(start: Callable[..., Daemon], short_path: Path) -> None:
+def test_a_server_without_counters(start: Callable[..., Daemon], short_path: Path) -> None:
     url = f"unix:{short_path / 'admin'}"
     jobs = {"beanstalk.enable": "true", "beanstalk.bind": " ", "beanstalk.socket": short_path / "jobs"}
     counterd = start({"counter.enable": "false", "counter.port": "", "admin.enable": "true", "admin.bind": url, **jobs})
@@ -219,7 +219,7 @@ def below(seen: Terminal, beginning: str) -> list[str]:
     ("arguments", "said"),
     [((), "name the admin endpoint with --admin"), (("--admin", "http://127.0.0.1:1"), "cannot connect to the admin")],
 )
-def test_without_an_admin_endpoint_the_counters_are_there(
+def test_without_an_admin_endpoint_counters_are_shown(
     counterd: Daemon, client: Client, arguments: tuple[str, ...], said: str
 ) -> None:
     with client.hold("seats", 4, maximum=5), terminal(top(counterd.address.port, *arguments), columns=120) as seen:
@@ -239,7 +239,7 @@ def wait_for_line(seen: Terminal, beginning: str) -> None:
         raise AssertionError(f"{error}; there is {seen.screen()}") from None
 
 
-def test_it_shows_what_there_is(counterd: Daemon, client: Client) -> None:
+def test_counters_and_rates_are_shown(counterd: Daemon, client: Client) -> None:
     with (
         client.hold("seats", 4, maximum=5),
         client.hold("calls", 2, maximum=8),
@@ -275,7 +275,7 @@ def test_it_shows_what_there_is(counterd: Daemon, client: Client) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
-def test_a_signal_leaves_the_terminal_as_it_was(counterd: Daemon, number: signal.Signals) -> None:
+def test_a_signal_restores_the_terminal(counterd: Daemon, number: signal.Signals) -> None:
     with terminal(top(counterd.address.port)) as seen:
         before = seen.attributes()
         seen.wait_for(b"every")
@@ -289,7 +289,7 @@ def test_a_signal_leaves_the_terminal_as_it_was(counterd: Daemon, number: signal
         assert b"Traceback" not in seen.shown
 
 
-def test_it_is_stopped_and_goes_on(counterd: Daemon) -> None:
+def test_top_can_be_stopped_and_continued(counterd: Daemon) -> None:
     with terminal([sys.executable, "-c", SHELL, *top(counterd.address.port)]) as seen:
         seen.wait_for(b"every")
         seen.type(b"\x1a")
@@ -301,8 +301,8 @@ def test_it_is_stopped_and_goes_on(counterd: Daemon) -> None:
         assert seen.ended() == 0
 
 
-def test_it_follows_the_size(counterd: Daemon) -> None:
-    """Of the terminal, not what somebody has exported once."""
+def test_top_follows_the_size_of_the_terminal(counterd: Daemon) -> None:
+    """Of the terminal itself, not of exported variables."""
     env = {"COLUMNS": "40", "LINES": "9", "TTY_COMPATIBLE": "0"}
     with terminal(top(counterd.address.port), columns=80, rows=24, env=env) as seen:
         for size in ((150, 40), (150, 20), (30, 8)):
@@ -328,7 +328,7 @@ def test_a_small_terminal_shows_counters(counterd: Daemon, client: Client, colum
         assert seen.ended() == 0
 
 
-def test_only_lines_that_have_changed_are_written(counterd: Daemon, client: Client) -> None:
+def test_only_changed_lines_are_written(counterd: Daemon, client: Client) -> None:
     with client.hold("seats", 4, maximum=5), terminal(top(counterd.address.port)) as seen:
         wait_for_list(seen, "seats")  # which the first drawing did not have yet
         seen.type(b"q")
@@ -340,7 +340,7 @@ def test_only_lines_that_have_changed_are_written(counterd: Daemon, client: Clie
 
 
 @pytest.mark.parametrize("how", ["Ctrl-L", "continued", "resized", "not stopped"])
-def test_all_lines_are_written_if_the_terminal_may_show_something_else(counterd: Daemon, how: str) -> None:
+def test_all_lines_are_written_if_the_terminals_content_may_differ(counterd: Daemon, how: str) -> None:
     with terminal(top(counterd.address.port)) as seen:
         wait_for_all_lines(seen)
         seen.spoil()
@@ -360,7 +360,7 @@ def test_all_lines_are_written_if_the_terminal_may_show_something_else(counterd:
         assert seen.ended() == 0
 
 
-def test_pause_and_the_interval(counterd: Daemon, client: Client) -> None:
+def test_pausing_and_changing_the_interval(counterd: Daemon, client: Client) -> None:
     with terminal(top(counterd.address.port)) as seen:
         seen.wait_for(b"every 0.2 s")
         seen.type(b"+")
@@ -384,7 +384,7 @@ def wait_until_quiet(client: Client) -> str:
             return asked
 
 
-def test_a_server_that_goes_and_comes_back(start: Callable[..., Daemon]) -> None:
+def test_a_restarted_server_is_shown_again(start: Callable[..., Daemon]) -> None:
     counterd = start()
     port = counterd.address.port
     with terminal(top(port)) as seen:
@@ -413,7 +413,7 @@ def test_the_reference_server(tmp_path: Path) -> None:
         assert seen.ended() == 0
 
 
-def test_without_colours(counterd: Daemon) -> None:
+def test_no_colours_with_no_color(counterd: Daemon) -> None:
     with terminal(top(counterd.address.port), env={"NO_COLOR": "1"}) as seen:
         seen.wait_for(b"list 0.0 s old")
         seen.type(b"q")
@@ -421,7 +421,7 @@ def test_without_colours(counterd: Daemon) -> None:
     assert not re.search(rb"\x1b\[[0-9;]*\b(3[0-7]|9[0-7])\b[0-9;]*m", seen.shown)
 
 
-def test_it_needs_a_terminal(counterd: Daemon) -> None:
+def test_top_needs_a_terminal(counterd: Daemon) -> None:
     found = subprocess.run(
         top(counterd.address.port), capture_output=True, text=True, timeout=PATIENCE, check=False, env=environment()
     )
@@ -432,7 +432,7 @@ def test_it_needs_a_terminal(counterd: Daemon) -> None:
     assert b"\x1b" not in seen.shown
 
 
-def test_a_server_that_is_not_there_is_an_error_before_anything_is_drawn() -> None:
+def test_a_missing_server_is_an_error_before_anything_is_drawn() -> None:
     with terminal(top(1)) as seen:
         assert seen.ended() == 3
     assert seen.shown.startswith(b"counterctl: cannot connect to 127.0.0.1:1")

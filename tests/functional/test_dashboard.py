@@ -1,4 +1,4 @@
-"""The dashboard in a browser, from the real daemon: what an operator sees and does."""
+"""The dashboard in a browser, served by the real daemon: what an operator sees and does."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def first(row: Any, count: int) -> Any:
     return row.locator(f"td:nth-child(-n+{count})")
 
 
-def test_it_is_one_page_that_loads_nothing_and_runs_nothing_but_its_script() -> None:
+def test_the_page_is_self_contained() -> None:
     text = PAGE.read_text("utf-8")
     assert len(text.splitlines()) <= 860
     body = text[text.index("</style>") : text.index("<script>")]
@@ -129,12 +129,12 @@ def test_it_is_one_page_that_loads_nothing_and_runs_nothing_but_its_script() -> 
     assert text.count("<script") == text.count("<style") == 1
 
 
-def test_it_names_no_room() -> None:
+def test_the_script_names_no_protocol() -> None:
     script = PAGE.read_text("utf-8").partition("<script>")[2]
     assert not re.search(r"\b(?:counter|throttr|sentinel|consumption)\b", script)
 
 
-def test_a_counter_that_a_client_just_acquired(open_page: Open, served: daemon.Daemon) -> None:
+def test_a_counter_appears_after_its_acquire(open_page: Open, served: daemon.Daemon) -> None:
     page = open_page("#match=db")
     expect(page.locator("#state")).to_have_text("Ready")
     names = page.locator("#table tbody button")
@@ -153,7 +153,7 @@ def test_a_counter_that_a_client_just_acquired(open_page: Open, served: daemon.D
         expect(names).to_have_text(["db replica", "db pool"])
 
 
-def test_rates_times_and_rooms(open_page: Open, served: daemon.Daemon) -> None:
+def test_rates_times_and_protocols_are_shown(open_page: Open, served: daemon.Daemon) -> None:
     page = open_page()
     rooms = page.locator("#protocols section")
     expect(rooms.locator("h2")).to_have_text(["counter", "sentinel", "throttr"])
@@ -180,7 +180,7 @@ def tile(page: Page, label: str) -> str:
     return page.locator(".tile", has=page.get_by_text(label, exact=True)).locator("p").inner_text()
 
 
-def test_names_are_bytes_and_never_markup(open_page: Open, served: daemon.Daemon) -> None:
+def test_names_cannot_inject_markup(open_page: Open, served: daemon.Daemon) -> None:
     names = {
         b"<img src=x onerror=alert(1)>": "<img src=x onerror=alert(1)>",
         "Köln".encode(): "Köln",
@@ -199,7 +199,7 @@ def test_names_are_bytes_and_never_markup(open_page: Open, served: daemon.Daemon
         expect(page.locator("#table tbody button")).to_have_text([r"raw \xff\x00"])
 
 
-def test_search_and_order_and_that_a_link_keeps_them(open_page: Open, served: daemon.Daemon) -> None:
+def test_search_and_order_are_kept_in_the_link(open_page: Open, served: daemon.Daemon) -> None:
     with served.client() as client:
         for name, amount, maximum in (("sorted a&b=c", 1, 9), ("sorted +%2f", 2, 2), ("other", 1, 1)):
             client.acquire(name, amount, maximum=maximum)
@@ -251,7 +251,7 @@ def test_holders_by_keyboard_alone(open_page: Open, served: daemon.Daemon) -> No
         page.close()  # it may still ask for what the connection holds
 
 
-def test_what_is_open_shows_only_what_is_true_now(open_page: Open, served: daemon.Daemon) -> None:
+def test_an_open_dialog_shows_the_current_holders(open_page: Open, served: daemon.Daemon) -> None:
     """Also when the name has left the list."""
     with served.client() as client, served.client() as other:
         client.acquire("by now", 2, maximum=3)
@@ -268,7 +268,7 @@ def test_what_is_open_shows_only_what_is_true_now(open_page: Open, served: daemo
         expect(dialog.locator("thead th")).to_have_count(0)
 
 
-def test_a_connection_is_ended_by_whoever_has_the_token(open_page: Open, served: daemon.Daemon) -> None:
+def test_a_connection_is_closed_with_the_token(open_page: Open, served: daemon.Daemon) -> None:
     with served.client() as client:
         client.acquire("ended", 2, maximum=7)
         page = open_page()
@@ -288,8 +288,8 @@ def test_a_connection_is_ended_by_whoever_has_the_token(open_page: Open, served:
     assert TOKEN not in page.evaluate(stored)
 
 
-def test_who_waits_and_what_for(open_page: Open, served: daemon.Daemon) -> None:
-    """In the list, beside the holders of a counter, and beside what a connection holds."""
+def test_waiters_and_waits_are_shown(open_page: Open, served: daemon.Daemon) -> None:
+    """In the list, beside the holders of a counter, and beside the holdings of a connection."""
     with served.client() as holder, served.connect() as one, served.connect() as other:
         holder.acquire("wanted", 3, maximum=3)
         for at, peer in enumerate((one, one, other)):
@@ -324,8 +324,8 @@ def forgive_404(open_page: Open) -> None:
     complaints[:] = [complaint for complaint in complaints if "404" not in complaint]
 
 
-def test_what_a_connection_holds(open_page: Open, served: daemon.Daemon) -> None:
-    """Live, in its drawer: of a holder, and of one in the list of connections."""
+def test_the_holdings_of_a_connection_are_shown(open_page: Open, served: daemon.Daemon) -> None:
+    """Updated in its drawer: of a holder, and of one in the list of connections."""
     drawer = "#connection"
     with served.client() as client, served.client() as other:
         other.acquire("not its own", 1, maximum=1)
@@ -355,7 +355,7 @@ def test_what_a_connection_holds(open_page: Open, served: daemon.Daemon) -> None
     forgive_404(open_page)
 
 
-def test_what_a_connection_of_each_room_holds(open_page: Open, served: daemon.Daemon) -> None:
+def test_holdings_of_connections_of_each_protocol_are_shown(open_page: Open, served: daemon.Daemon) -> None:
     (address,) = served.served("throttr listens on")
     with throttr.Client(*address, timeout=daemon.PATIENCE) as client, sentinels.connected(served) as peer:
         assert client.subscribe("news")
@@ -393,8 +393,8 @@ def test_connections_are_listed_and_searched(open_page: Open, served: daemon.Dae
         page.close()  # it may still ask for what the connection holds
 
 
-def test_a_token_whose_connection_goes(open_page: Open, served: daemon.Daemon) -> None:
-    """Which has no name that could be searched, and whose id is a number that JavaScript does not have."""
+def test_a_token_of_an_ended_connection_is_shown(open_page: Open, served: daemon.Daemon) -> None:
+    """It has no name to search for, and its id is a number that JavaScript cannot represent."""
     page = open_page("#match=db&table=tokens")
     with sentinels.connected(served) as peer:
         token = str(peer.acquire(2).token_id)
@@ -417,7 +417,7 @@ def test_a_token_whose_connection_goes(open_page: Open, served: daemon.Daemon) -
     forgive_404(open_page)
 
 
-def test_light_and_dark(open_page: Open) -> None:
+def test_light_and_dark_mode(open_page: Open) -> None:
     page = open_page(color_scheme="dark", reduced_motion="reduce")
     background = "getComputedStyle(document.body).backgroundColor"
     dark = page.evaluate(background)
@@ -438,7 +438,7 @@ def test_light_and_dark(open_page: Open) -> None:
 
 
 @pytest.mark.parametrize("size", [NARROW, WIDE], ids=["narrow", "wide"])
-def test_it_fits(size: dict[str, int], open_page: Open, served: daemon.Daemon) -> None:
+def test_the_page_fits_the_window(size: dict[str, int], open_page: Open, served: daemon.Daemon) -> None:
     with served.client() as client:
         client.acquire("fitting " * 20, 1, maximum=7)
         page = open_page(viewport=size)
@@ -450,9 +450,7 @@ def test_it_fits(size: dict[str, int], open_page: Open, served: daemon.Daemon) -
         assert page.evaluate("document.querySelector('#holders').scrollWidth") <= size["width"]
 
 
-def test_a_queue_and_a_journal_that_cannot_be_written(
-    open_page: Open, start: Callable[..., daemon.Daemon], tmp_path: Path
-) -> None:
+def test_a_queue_with_a_failing_journal(open_page: Open, start: Callable[..., daemon.Daemon], tmp_path: Path) -> None:
     room = {"enable": "true", "port": "0", "bind": "127.0.0.1", "journal": tmp_path / "jobs"}
     running = start({**{f"beanstalk.{key}": value for key, value in room.items()}, **ADMIN})
     running.addresses = running.served("beanstalk listens on")
@@ -486,14 +484,14 @@ def children(pid: int) -> list[int]:
     return list(map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split()))
 
 
-def test_a_cluster_that_cannot_be_reached(open_page: Open, start: Callable[..., daemon.Daemon]) -> None:
+def test_an_unreachable_cluster_is_shown(open_page: Open, start: Callable[..., daemon.Daemon]) -> None:
     page = open_page(at=url(start({**ADMIN, "cluster.url": "redis://127.0.0.1:1", "cluster.unreachable": "share"})))
     text = "counter: 16 partitions have no server that can be reached; cluster.unreachable = share decides"
     expect(page.locator("#notes")).to_have_text(text)
     page.close()  # before the daemon ends
 
 
-def test_a_drain_and_the_end(open_page: Open, start: Callable[..., daemon.Daemon]) -> None:
+def test_a_drain_and_the_end_of_the_daemon_are_shown(open_page: Open, start: Callable[..., daemon.Daemon]) -> None:
     running = start({**ADMIN, "drain.mode": "wait"})
     page = open_page(at=url(running))
     with running.client() as client:
@@ -509,7 +507,7 @@ def test_a_drain_and_the_end(open_page: Open, start: Callable[..., daemon.Daemon
     open_page.complaints.clear()  # type: ignore[attr-defined] - that nobody answered
 
 
-def test_what_it_keeps_is_bounded(open_page: Open) -> None:
+def test_the_kept_history_is_bounded(open_page: Open) -> None:
     page = open_page()
     expect(page.locator("#state")).to_have_text("Ready")
     days = """(seconds) => {

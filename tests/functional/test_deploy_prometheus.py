@@ -1,4 +1,4 @@
-"""What is shipped for Prometheus and Grafana: the alerts do what they say, and every metric in both exists."""
+"""The files for Prometheus and Grafana: the alerts fire correctly, and every metric in both exists."""
 
 from __future__ import annotations
 
@@ -66,12 +66,12 @@ def expressions() -> dict[str, list[str]]:
 
 
 @pytest.mark.needs("promtool")
-def test_the_alerts_fire_when_they_should_and_only_then() -> None:
+def test_the_alerts_pass_their_tests_in_promtool() -> None:
     promtool("check", "rules", ALERTS)
     promtool("test", "rules", ALERTS.with_name("alerts_test.yml"))
 
 
-def test_every_alert_is_tested_and_says_what_to_do() -> None:
+def test_every_alert_is_tested_and_described() -> None:
     text = ALERTS.read_text("utf-8")
     names = re.findall(r"- alert: (\w+)", text)
     tested = re.findall(r"- alertname: (\w+)", ALERTS.with_name("alerts_test.yml").read_text("utf-8"))
@@ -107,7 +107,7 @@ def test_every_metric_and_every_label_exists(tmp_path: Path) -> None:
 
 
 @pytest.mark.needs("promtool")
-def test_every_query_of_the_board_parses(tmp_path: Path) -> None:
+def test_every_query_of_the_grafana_dashboard_parses(tmp_path: Path) -> None:
     board = json.loads(BOARD.read_text("utf-8"))
     queries = [target["expr"] for panel in panels(board) for target in panel["targets"]]
     queries += [one["expr"] for one in board["annotations"]["list"] if "expr" in one]
@@ -118,7 +118,7 @@ def test_every_query_of_the_board_parses(tmp_path: Path) -> None:
     promtool("check", "rules", path)
 
 
-def test_the_board_can_be_imported() -> None:
+def test_the_grafana_dashboard_can_be_imported() -> None:
     board = json.loads(BOARD.read_text("utf-8"))
     assert [one["name"] for one in board["templating"]["list"]] == ["datasource", "instance", "protocol"]
     assert board["id"] is None
@@ -140,6 +140,6 @@ def test_the_board_can_be_imported() -> None:
 @pytest.mark.parametrize(
     "prefix", ["counterd_counters", "counterd_throttr_", "counterd_sentinel_", "counterd_beanstalk_"]
 )
-def test_the_dashboard_shows_what_each_protocol_alone_has(prefix: str) -> None:
+def test_the_grafana_dashboard_shows_metrics_of_each_protocol(prefix: str) -> None:
     shown = {where: queries for where, queries in expressions().items() if where != "alerts"}
     assert any(prefix in query for queries in shown.values() for query in queries)

@@ -1,8 +1,8 @@
-"""An operator's day with the units of deploy/systemd, whose part systemd plays here at the level of its sockets.
+"""An operator's day with the units of deploy/systemd; the test plays systemd at the level of its sockets.
 
-It opens the sockets of counterd.socket and hands them on, hears READY=1 and the watchdog, runs the lines of ExecReload,
-stops with KillSignal, and starts again while clients wait. What the lines and numbers are is read from the units.
-"""
+It opens the sockets of counterd.socket and passes them on, receives READY=1 and the watchdog's messages, runs the
+lines of ExecReload, stops with KillSignal, and starts again while clients wait. The command lines and numbers are
+read from the units."""
 
 from __future__ import annotations
 
@@ -166,7 +166,7 @@ def service(systemd: Systemd) -> Iterator[daemon.Daemon]:
 
 
 @pytest.mark.needs("kill")
-def test_a_day(systemd: Systemd, service: daemon.Daemon) -> None:
+def test_an_operators_day(systemd: Systemd, service: daemon.Daemon) -> None:
     systemd.hear("READY=1")
     held = systemd.client(0)
     held.acquire("jobs", 2, maximum=3)
@@ -235,7 +235,7 @@ def test_the_image_is_healthy_while_it_is_ready(tmp_path: Path) -> None:
         assert not healthy(port)
 
 
-def test_the_numbers_of_the_unit_go_together() -> None:
+def test_the_timeouts_of_the_unit_are_consistent() -> None:
     service = unit("counterd.service")
     drain = settings_for(())["drain.timeout"].default
     assert int(service["TimeoutStopSec"][0]) > drain

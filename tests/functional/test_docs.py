@@ -1,4 +1,4 @@
-"""The examples in README.md and the guides do what they say, word for word, against a real counterd."""
+"""The examples in README.md and the guides work exactly as written, with a real counterd."""
 
 from __future__ import annotations
 
@@ -76,13 +76,13 @@ def test_what_a_page_says_is_what_happens(name: str, run: Callable[..., None]) -
 
 
 @pytest.mark.needs("beanstalkd")
-def test_jobs_move_from_a_beanstalkd_as_its_page_says(run: Callable[..., None]) -> None:
+def test_the_guide_to_move_from_beanstalkd_works(run: Callable[..., None]) -> None:
     with reference.beanstalkd() as old:
         run(PAGES[MIGRATION], MIGRATION, {OLD_PORT: old.port})
 
 
 @pytest.mark.needs("nginx")
-def test_an_api_is_throttled_behind_nginx_as_its_page_says(start: Callable[..., Daemon], tmp_path: Path) -> None:
+def test_the_guide_to_throttle_behind_nginx_works(start: Callable[..., Daemon], tmp_path: Path) -> None:
     rules = tmp_path / "domains.json"
     rules.write_text(next(block.text for block in pages.blocks(PAGES[BEHIND_NGINX]) if block.info == "json"))
     options = re.search(r"`counterctl smockron gate (.+?)` on the host of nginx", PAGES[BEHIND_NGINX])
@@ -96,8 +96,8 @@ def test_an_api_is_throttled_behind_nginx_as_its_page_says(start: Callable[..., 
 
 
 @pytest.mark.needs("redis-server")
-def test_machines_share_a_limit_as_their_page_says(start: Callable[..., Daemon], tmp_path: Path) -> None:
-    """With the two configurations of the page, but for the ports, and the user that it makes."""
+def test_the_guide_to_share_limits_between_machines_works(start: Callable[..., Daemon], tmp_path: Path) -> None:
+    """With the two configurations of the page, except for the ports, and the user that it creates."""
     page = pages.blocks(PAGES[MANY_MACHINES])
     user = next(block.text for block in page if block.text.startswith("ACL SETUSER"))
     credentials = tmp_path / "credentials"
@@ -117,22 +117,22 @@ def test_machines_share_a_limit_as_their_page_says(start: Callable[..., Daemon],
         pages.run(MANY_MACHINES, PAGES[MANY_MACHINES], tmp_path, {11215: first, SECOND_PORT: second})
 
 
-def test_there_are_examples() -> None:
-    """A guide without any, or a README whose examples nobody finds, would pass."""
+def test_every_page_has_examples() -> None:
+    """A guide without any, or a README whose examples are not found, would pass."""
     assert len(PAGES) >= 5
     for name, text in PAGES.items():
         found = [block for block in pages.blocks(text) if block.is_run]
         assert any(block.expected for block in found), name
 
 
-def test_few_examples_are_not_run() -> None:
+def test_the_number_of_examples_that_are_not_run_is_limited() -> None:
     blocks = [block for text in PAGES.values() for block in pages.blocks(text) if pages.NOT_RUN.fullmatch(block.info)]
     found = Counter(block.info.split()[0] for block in blocks)
     assert all(found[language] <= most for language, most in NOT_RUN_MAX.items()), found
 
 
 @pytest.mark.parametrize("name", PAGES | LINKED)
-def test_links_lead_somewhere(name: str) -> None:
+def test_links_have_targets(name: str) -> None:
     links = LINK.findall((PAGES | LINKED)[name])
     assert links
     for path, heading in links:
@@ -143,8 +143,8 @@ def test_links_lead_somewhere(name: str) -> None:
             assert heading in {re.sub(r"[^\w -]", "", each).lower().replace(" ", "-") for each in headings}
 
 
-def test_command_lines_of_counterbench_are_understood(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Those are not run, since each takes seconds and a core; an option that is not there any more is found here."""
+def test_command_lines_of_counterbench_are_valid(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """They are not run, since each takes seconds and a core; an option that does not exist any more is noticed here."""
     monkeypatch.chdir(tmp_path)
     shown = [line for line in LINKED["docs/counterbench.md"].splitlines() if line.startswith("counterbench ")]
     assert len(shown) >= 10
@@ -155,8 +155,8 @@ def test_command_lines_of_counterbench_are_understood(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.needs("openssl")
-def test_the_certificates_that_an_operator_makes_satisfy_strict_clients(tmp_path: Path) -> None:
-    """As Python 3.13 is by default. Nor does a client's certificate pass for a server's."""
+def test_the_documented_certificates_satisfy_strict_clients(tmp_path: Path) -> None:
+    """As Python 3.13 is by default. A client's certificate is not accepted as a server's."""
     openssl = needs.path("openssl")
     commands = re.search(r"```sh\n(new=.*?)```", LINKED["docs/operations.md"], re.DOTALL)
     assert commands
@@ -197,7 +197,7 @@ def fenced(code: str, info: str = "python") -> str:
     return f"```{info}\n{code}\n```\n"
 
 
-def test_examples_that_are_right_pass(run: Callable[..., None]) -> None:
+def test_correct_examples_pass(run: Callable[..., None]) -> None:
     """In order in one process, or in another; children too; and both protocols, blocking and for asyncio."""
     run(
         GOOD
@@ -237,7 +237,7 @@ def test_examples_that_are_right_pass(run: Callable[..., None]) -> None:
         (fenced("echo a  # -> b", "sh run"), r"\['b'\], and it prints \['a'\]"),
     ],
 )
-def test_an_example_that_has_rotted_is_found(text: str, message: str | None, run: Callable[..., None]) -> None:
+def test_an_outdated_example_fails(text: str, message: str | None, run: Callable[..., None]) -> None:
     if message is None:
         run(text)
         return
@@ -257,25 +257,25 @@ def test_an_example_that_has_rotted_is_found(text: str, message: str | None, run
         (fenced("print(1)  # -> 1") + fenced("1", "text"), "line 4: what is printed is said twice"),
     ],
 )
-def test_a_block_that_nobody_would_run_is_found(text: str, message: str) -> None:
+def test_a_block_without_a_mark_is_refused(text: str, message: str) -> None:
     with pytest.raises(AssertionError, match=message):
         pages.blocks(text)
 
 
-def test_blocks_that_are_not_run_say_why() -> None:
+def test_blocks_that_are_not_run_have_a_reason() -> None:
     (block,) = pages.blocks(fenced("rm -r /", "sh not-run: it hurts"))
     assert not block.is_run
     assert pages.NOT_RUN.fullmatch(block.info)[2] == "it hurts"
     assert [block.info for block in pages.blocks(fenced("1", "text") + fenced("2", ""))] == ["text", ""]
 
 
-def test_prose_between_an_example_and_a_text_keeps_them_apart() -> None:
+def test_prose_separates_an_example_from_a_text() -> None:
     first, second = pages.blocks(fenced("pass") + "\nElsewhere:\n\n" + fenced("1", "text"))
     assert (first.expected, second.info) == ((), "text")
 
 
-def test_the_statistics_that_are_documented_are_those_of_a_reply(start: Callable[..., Daemon]) -> None:
-    """Each by its name, or by the part in front of the colon."""
+def test_the_documented_statistics_are_those_of_a_reply(start: Callable[..., Daemon]) -> None:
+    """Each by its name, or by the part before the colon."""
     section = (
         (ROOT / "docs" / "protocols" / "counter.md").read_text("utf-8").partition("## Stats")[2].partition("\n## ")[0]
     )

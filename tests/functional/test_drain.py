@@ -1,4 +1,5 @@
-"""SIGTERM and SIGINT: no more is accepted, what was received is answered, all is closed, exit status 0."""
+"""SIGTERM and SIGINT: the daemon accepts no more, answers received requests, closes all connections, and exits with
+0."""
 
 from __future__ import annotations
 
@@ -47,7 +48,7 @@ def test_idle_connections_are_closed(
     assert not counterd.lines("cut off|ERROR|Traceback")
 
 
-def test_does_not_wait_for_clients_that_keep_their_side_open(start: Callable[..., daemon.Daemon]) -> None:
+def test_a_drain_does_not_wait_until_clients_close(start: Callable[..., daemon.Daemon]) -> None:
     counterd = start({"drain.timeout": 60})
     with counterd.connect() as idle, counterd.connect() as half:
         assert peers.ask(idle, wire.noop(1)).status == 0
@@ -95,10 +96,10 @@ def test_a_burst_sent_just_before_is_answered(
 
 @KINDS
 @pytest.mark.parametrize("kind", ["numbers", "errors"])
-def test_a_burst_that_was_not_even_looked_at_is_answered(
+def test_an_unread_burst_is_answered(
     kind: str, unix: bool, start: Callable[..., daemon.Daemon], short_path: Path
 ) -> None:
-    """The daemon gets no processor until after the signal."""
+    """The daemon gets no CPU time until after the signal."""
     counterd = start({"counter.socket": str(short_path / "s")})
     with counterd.connect(unix=unix) as connection:
         requests, expected = requests_and_answers(connection, kind, 3_000)
@@ -115,7 +116,7 @@ def test_a_burst_that_was_not_even_looked_at_is_answered(
     assert counterd.ended() == 0
 
 
-def test_what_was_acquired_just_before_is_answered_on_every_connection(start: Callable[..., daemon.Daemon]) -> None:
+def test_acquires_sent_just_before_are_answered_on_every_connection(start: Callable[..., daemon.Daemon]) -> None:
     counterd = start()
     connections = [counterd.connect() for _ in range(50)]
     try:
@@ -134,10 +135,10 @@ def test_what_was_acquired_just_before_is_answered_on_every_connection(start: Ca
 
 
 @KINDS
-def test_those_that_wait_to_be_accepted_do_not_hold_it_up(
+def test_unaccepted_connections_do_not_delay_the_drain(
     unix: bool, start: Callable[..., daemon.Daemon], short_path: Path
 ) -> None:
-    """Connected for their machine, not for the daemon yet. It may answer them or not, but must not wait for them."""
+    """Their kernel has connected them, the daemon has not. It may answer them or not, but must not wait for them."""
     counterd = start({"drain.timeout": 60, "counter.socket": str(short_path / "s")})
     with contextlib.ExitStack() as stack:
         first = stack.enter_context(counterd.connect(unix=unix))
@@ -157,7 +158,7 @@ def test_those_that_wait_to_be_accepted_do_not_hold_it_up(
     assert not counterd.lines("cut off|ERROR")
 
 
-def test_takes_that_wait_are_answered(start: Callable[..., daemon.Daemon]) -> None:
+def test_waiting_takes_are_answered(start: Callable[..., daemon.Daemon]) -> None:
     """On the connection that holds what they wait for, and on another one."""
     counterd = start({"drain.timeout": 3600})
     with counterd.connect() as holder, counterd.connect() as other:
@@ -172,7 +173,7 @@ def test_takes_that_wait_are_answered(start: Callable[..., daemon.Daemon]) -> No
     assert counterd.ended() == 0
 
 
-def test_a_dump_under_way_is_finished(start: Callable[..., daemon.Daemon]) -> None:
+def test_a_pending_dump_is_finished(start: Callable[..., daemon.Daemon]) -> None:
     counterd = start()
     with counterd.connect() as holder, counterd.connect(receive_buffer=8192) as connection:
         many_counters(holder, 50_000)
@@ -222,7 +223,7 @@ def test_a_connection_that_does_not_read_is_cut_off(
     assert counterd.lines(r"drain\.timeout is over: closed 1 connection at once$")
 
 
-def test_no_time_at_all(start: Callable[..., daemon.Daemon]) -> None:
+def test_a_drain_timeout_of_zero(start: Callable[..., daemon.Daemon]) -> None:
     counterd = start({"drain.timeout": 0})
     with counterd.connect() as connection:
         assert peers.ask(connection, wire.noop(1)).status == 0
@@ -231,7 +232,7 @@ def test_no_time_at_all(start: Callable[..., daemon.Daemon]) -> None:
     assert counterd.lines(r"drain\.timeout is over: closed 1 connection at once$")
 
 
-def test_no_time_at_all_is_enough_for_no_connection(start: Callable[..., daemon.Daemon]) -> None:
+def test_a_drain_timeout_of_zero_without_connections(start: Callable[..., daemon.Daemon]) -> None:
     counterd = start({"drain.timeout": 0})
     assert counterd.stop() == 0
     assert counterd.log[-1].endswith("stopped")
@@ -239,7 +240,7 @@ def test_no_time_at_all_is_enough_for_no_connection(start: Callable[..., daemon.
 
 
 @KINDS
-def test_nothing_is_accepted_any_more(unix: bool, start: Callable[..., daemon.Daemon], short_path: Path) -> None:
+def test_no_connection_is_accepted_any_more(unix: bool, start: Callable[..., daemon.Daemon], short_path: Path) -> None:
     counterd = start({"drain.timeout": 60, "counter.socket": str(short_path / "s")}, status=1)
     with counterd.connect() as holder, counterd.connect(receive_buffer=8192) as connection:
         many_counters(holder, 20_000)
@@ -262,7 +263,7 @@ Service.restore = restore"""
 
 
 @pytest.mark.parametrize("mode", ["close", "wait"])
-def test_while_a_journal_is_read_all_that_waits_is_answered_too(mode: str, tmp_path: Path) -> None:
+def test_a_drain_while_a_journal_is_read_answers_waiting_requests(mode: str, tmp_path: Path) -> None:
     """The other protocols are served meanwhile."""
     config = tmp_path / "counterd.conf"
     queues = {"beanstalk.enable": "true", "beanstalk.port": 0, "beanstalk.journal": tmp_path / "jobs"}
@@ -282,7 +283,7 @@ def test_while_a_journal_is_read_all_that_waits_is_answered_too(mode: str, tmp_p
 
 
 @BOTH
-def test_a_second_signal_ends_it_at_once(
+def test_a_second_signal_ends_the_daemon_at_once(
     number: signal.Signals, start: Callable[..., daemon.Daemon], short_path: Path
 ) -> None:
     path = short_path / "s"
@@ -299,7 +300,7 @@ def test_a_second_signal_ends_it_at_once(
     assert not path.exists()
 
 
-def test_other_signals_meanwhile(start: Callable[..., daemon.Daemon]) -> None:
+def test_other_signals_during_a_drain(start: Callable[..., daemon.Daemon]) -> None:
     counterd = start({"drain.timeout": 60}, status=1)
     with counterd.connect() as holder, counterd.connect(receive_buffer=8192) as connection:
         many_counters(holder, 20_000)

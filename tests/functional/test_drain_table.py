@@ -1,5 +1,5 @@
-"""The table of docs/operations.md that says what a client gets when the daemon stops, or when the client half-closes:
-every cell of it, in a daemon with all protocols, while other clients are silent, or send requests all the time."""
+"""The table of docs/operations.md about replies when the daemon stops, or the client half-closes: each of its cells,
+in a daemon with all protocols, while other clients are silent, or send requests all the time."""
 
 from __future__ import annotations
 
@@ -643,11 +643,11 @@ def stopped(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     return mode, found
 
 
-def test_the_page_has_these_rows() -> None:
+def test_the_table_has_the_rows_of_this_test() -> None:
     assert sorted(TABLE) == sorted(row.what for row in ROWS)
 
 
 @pytest.mark.parametrize("what", [row.what for row in ROWS], ids=[row.__name__ for row in ROWS])
-def test_a_cell(stopped: tuple[str, dict[str, str]], what: str) -> None:
+def test_each_cell_is_right(stopped: tuple[str, dict[str, str]], what: str) -> None:
     mode, found = stopped
     assert found[what] == TABLE[what][mode]

@@ -1,4 +1,4 @@
-"""drain.mode = wait: what is held may come back first, and who is waited for is said."""
+"""drain.mode = wait: the daemon waits for holdings to come back, and logs what it waits for."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from kit import daemon
 
 
-def test_what_is_held_comes_back_first(start: Callable[..., daemon.Daemon]) -> None:
+def test_a_drain_waits_for_holdings(start: Callable[..., daemon.Daemon]) -> None:
     counterd = start({"drain.timeout": 60}, arguments=["--set", "drain.mode=wait"])
     with counterd.client() as client, counterd.connect() as other:
         client.acquire("jobs", 3, maximum=3)
@@ -45,13 +45,13 @@ def test_what_is_held_comes_back_first(start: Callable[..., daemon.Daemon]) -> N
     assert not counterd.lines("WARN|ERROR")
 
 
-def test_nothing_is_held(start: Callable[..., daemon.Daemon]) -> None:
+def test_a_drain_without_holdings_ends_at_once(start: Callable[..., daemon.Daemon]) -> None:
     counterd = start({"drain.mode": "wait", "drain.timeout": 60})
     assert counterd.stop() == 0
     assert counterd.lines("all holdings were given back")
 
 
-def test_the_timeout(start: Callable[..., daemon.Daemon]) -> None:
+def test_a_drain_ends_at_its_timeout(start: Callable[..., daemon.Daemon]) -> None:
     counterd = start({"drain.mode": "wait", "drain.timeout": 1})
     with counterd.client() as client:
         client.acquire("jobs", maximum=3)
@@ -61,8 +61,8 @@ def test_the_timeout(start: Callable[..., daemon.Daemon]) -> None:
             client.noop()
 
 
-def test_grace_times_end_although_nobody_says_anything(start: Callable[..., daemon.Daemon]) -> None:
-    """Nobody is connected, and nobody could connect again: nothing wakes the store but the drain itself."""
+def test_a_drain_ends_when_grace_times_end(start: Callable[..., daemon.Daemon]) -> None:
+    """No client is connected, and none could connect: only the drain itself wakes the store."""
     counterd = start({"counter.resume_max": 3600, "drain.mode": "wait", "drain.timeout": 3600})
     with counterd.connect() as holder:
         assert peers.ask(holder, wire.resume(1, 3_600_000)).status == 0
@@ -72,7 +72,7 @@ def test_grace_times_end_although_nobody_says_anything(start: Callable[..., daem
     assert counterd.lines("all holdings were given back")
 
 
-def test_a_second_signal(start: Callable[..., daemon.Daemon]) -> None:
+def test_a_second_signal_ends_the_wait(start: Callable[..., daemon.Daemon]) -> None:
     counterd = start({"drain.mode": "wait", "drain.timeout": 60}, status=1)
     with counterd.client() as client:
         client.acquire("jobs", maximum=3)
@@ -94,7 +94,7 @@ def reply(connection: socket.socket) -> Reply:
     return replies[0]
 
 
-def test_workers_finish_their_jobs_and_none_is_put(start: Callable[..., daemon.Daemon]) -> None:
+def test_workers_finish_their_jobs_and_puts_are_refused(start: Callable[..., daemon.Daemon]) -> None:
     settings = {
         "counter.enable": "false",
         "beanstalk.enable": "true",

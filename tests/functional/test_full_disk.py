@@ -1,7 +1,6 @@
-"""The beanstalk protocol's journal on small disks that are full, and daemons that are killed there.
+"""The beanstalk protocol's journal on small, full disks, with daemons that are killed there.
 
-What was acknowledged is there after the kill, and what was deleted is not; deleting jobs makes room for others.
-"""
+Acknowledged jobs exist after the kill, and deleted ones do not; deleting jobs makes room for others."""
 
 from __future__ import annotations
 
@@ -85,7 +84,7 @@ def running_at(path: Path, **settings: Any) -> Iterator[Any]:
 
 
 @pytest.mark.needs("mounts")
-def test_what_was_acknowledged_on_a_full_disk_outlives_a_kill(path: Path) -> None:
+def test_acknowledged_changes_on_a_full_disk_outlive_a_kill(path: Path) -> None:
     total = os.statvfs(path.parent).f_blocks * os.statvfs(path.parent).f_frsize
     with killed(path) as peer:
         ids = put_until_full(peer)
@@ -109,8 +108,8 @@ def test_what_was_acknowledged_on_a_full_disk_outlives_a_kill(path: Path) -> Non
 
 
 @pytest.mark.needs("mounts")
-def test_a_disk_that_others_fill(path: Path) -> None:
-    """Only the ballast is left, also at a start; and nothing at all in the end, until there is room again."""
+def test_a_disk_filled_by_other_files(path: Path) -> None:
+    """Only the ballast is left, also at a start; in the end nothing at all, until there is room again."""
     with killed(path) as peer:
         peer.ask(*[wire.put(BODY)] * 50)
         other = path.with_name("other")

@@ -1,4 +1,4 @@
-"""`counterctl smockron gate` with a real master, behind the real nginx and the real Caddy with the files of deploy/."""
+"""`counterctl smockron gate` with a real master, behind the real nginx and Caddy with the files of deploy/."""
 
 from __future__ import annotations
 
@@ -66,9 +66,7 @@ def counted(gate: Daemon) -> dict[str, int]:
 
 
 @PROXIES
-def test_a_client_is_turned_away_and_its_neighbours_are_not(
-    proxy: Any, master: Callable[..., Daemon], tmp_path: Path
-) -> None:
+def test_only_the_client_over_its_limit_is_rejected(proxy: Any, master: Callable[..., Daemon], tmp_path: Path) -> None:
     serving = master(HOUR)
     with (
         proxies.gate(serving, "--rejected-status", status_for(proxy)) as gate,
@@ -85,7 +83,7 @@ def test_a_client_is_turned_away_and_its_neighbours_are_not(
 
 
 @PROXIES
-def test_a_client_waits(proxy: Any, master: Callable[..., Daemon], tmp_path: Path) -> None:
+def test_a_client_is_delayed(proxy: Any, master: Callable[..., Daemon], tmp_path: Path) -> None:
     serving = master(SECOND)
     with proxies.gate(serving) as gate, proxy(tmp_path, place(gate)) as where:
 
@@ -98,7 +96,7 @@ def test_a_client_waits(proxy: Any, master: Callable[..., Daemon], tmp_path: Pat
 
 
 @PROXIES
-def test_who_goes_away_does_not_wait(proxy: Any, master: Callable[..., Daemon], tmp_path: Path) -> None:
+def test_a_disconnected_client_is_no_longer_delayed(proxy: Any, master: Callable[..., Daemon], tmp_path: Path) -> None:
     """Else the gate would not end for an hour."""
     serving = master(HOUR)
     with (
@@ -132,7 +130,7 @@ def test_while_the_gate_is_away_requests_pass(proxy: Any, master: Callable[..., 
 
 @PROXIES
 def test_while_the_gate_does_not_answer_requests_are_rejected(proxy: Any, tmp_path: Path) -> None:
-    """Else whoever makes it busy would pass."""
+    """Else a client that overloads it would pass."""
 
     def hasten(text: str) -> str:
         return text.replace("_timeout 10s", "_timeout 100ms")
@@ -145,7 +143,9 @@ def test_while_the_gate_does_not_answer_requests_are_rejected(proxy: Any, tmp_pa
 
 
 @PROXIES
-def test_a_head_that_is_too_long_is_no_way_past(proxy: Any, master: Callable[..., Daemon], tmp_path: Path) -> None:
+def test_an_overlong_request_head_does_not_bypass_the_gate(
+    proxy: Any, master: Callable[..., Daemon], tmp_path: Path
+) -> None:
     with (
         proxies.gate(master(HOUR), "--rejected-status", status_for(proxy)) as gate,
         proxy(tmp_path, place(gate)) as where,
@@ -157,7 +157,9 @@ def test_a_head_that_is_too_long_is_no_way_past(proxy: Any, master: Callable[...
 
 
 @PROXIES
-def test_a_head_that_the_proxy_takes_is_not_refused(proxy: Any, master: Callable[..., Daemon], tmp_path: Path) -> None:
+def test_a_request_head_that_the_proxy_accepts_is_not_refused(
+    proxy: Any, master: Callable[..., Daemon], tmp_path: Path
+) -> None:
     with (
         proxies.gate(master({"rate": "1000/sec", "burst": 1000})) as gate,
         proxy(tmp_path, place(gate)) as where,
@@ -170,7 +172,7 @@ def test_a_head_that_the_proxy_takes_is_not_refused(proxy: Any, master: Callable
 
 
 @pytest.mark.needs("nginx")
-def test_what_nginx_itself_forbids_stays_forbidden(master: Callable[..., Daemon], tmp_path: Path) -> None:
+def test_requests_forbidden_by_nginx_stay_forbidden(master: Callable[..., Daemon], tmp_path: Path) -> None:
     def deny(text: str) -> str:
         return text.replace("auth_request /", "deny 127.0.0.9;\nauth_request /")
 
@@ -183,8 +185,8 @@ def test_what_nginx_itself_forbids_stays_forbidden(master: Callable[..., Daemon]
 
 
 @pytest.mark.needs("nginx")
-def test_many_requests_of_many_clients(master: Callable[..., Daemon], tmp_path: Path) -> None:
-    """All are answered, and all that decided or were told have counted the same."""
+def test_many_requests_of_many_clients_are_counted_exactly(master: Callable[..., Daemon], tmp_path: Path) -> None:
+    """All are answered, and the counts of master and gate agree."""
     serving = master({"rate": "1/hour", "burst": 20})
     clients = [f"127.0.1.{number}" for number in range(1, 9)]
     with (
@@ -214,7 +216,7 @@ def test_many_requests_of_many_clients(master: Callable[..., Daemon], tmp_path: 
 # ---- the gate alone --------------------------------------------------------------------------------------------------
 
 
-def test_who_waits_when_it_ends_is_answered_then(master: Callable[..., Daemon]) -> None:
+def test_delayed_requests_are_answered_when_the_gate_ends(master: Callable[..., Daemon]) -> None:
     serving = master(SECOND)
 
     def decided() -> int:
@@ -236,7 +238,7 @@ def test_who_waits_when_it_ends_is_answered_then(master: Callable[..., Daemon]) 
         assert [each.result() for each in asking] == [(200, None)] * 3
 
 
-def test_it_listens_at_a_path(master: Callable[..., Daemon], short_path: Path) -> None:
+def test_the_gate_listens_on_a_unix_socket(master: Callable[..., Daemon], short_path: Path) -> None:
     path = short_path / "gate"
     with (
         proxies.gate(master(HOUR), "--identifier", "path", listen=f"unix:{path}"),
@@ -259,6 +261,6 @@ def test_it_listens_at_a_path(master: Callable[..., Daemon], short_path: Path) -
         (["--listen", "192.0.2.1:10006"], 2, "cannot listen on 192.0.2.1:10006: "),
     ],
 )
-def test_options_that_make_no_sense(options: list[str], status: int, said: str) -> None:
+def test_invalid_options_are_refused(options: list[str], status: int, said: str) -> None:
     done = daemon.run("smockron", "gate", *options, program=[proxies.COUNTERCTL])
     assert (done.returncode, said in done.stderr) == (status, True), done.stderr

@@ -1,10 +1,9 @@
 """The gateway of docs/guides/model-gateway.md keeps every limit while its workers, clients and network fail.
 
-The gateway is the code in that page, in worker processes; its clients are processes too. The provider is a thread of
-the test, which counts the calls in progress, and steers what happens. It looks at the ends of its connections before it
-counts another call, so a call that ended before the other began is never counted with it. A minute of the rates lasts
-ten years, so that nothing comes back in time: then the books have to agree to the unit.
-"""
+The gateway is the code in that page, in worker processes; its clients are processes too. The provider is a thread
+of the test, which counts the pending calls, and controls what happens. It checks whether connections have ended
+before it counts another call, so a call that ended before another began is never counted with it. A minute of the
+rates lasts ten years, so that no units come back in time: then the sums have to agree to the unit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a connection held comes back, whatever ends it, and others see that within moments."""
+"""Holdings come back whatever ends their connection, and others see that within moments."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def comes_back(counterd: daemon.Daemon, seconds: float = MOMENTS, connections: i
 
 @KINDS
 @pytest.mark.parametrize("ending", ["close", "reset", "half_close", "wrong_magic", "within_request"])
-def test_of_one_connection(ending: str, unix: bool, counterd: daemon.Daemon) -> None:
+def test_holdings_of_a_connection_come_back(ending: str, unix: bool, counterd: daemon.Daemon) -> None:
     with counterd.client() as other, counterd.connect(unix=unix) as connection:
         assert peers.ask(connection, wire.acquire(1, b"jobs", 3, 5)).status == 0
         assert peers.ask(connection, wire.acquire(1, b"jobs", 1, 5)).status == 0
@@ -77,7 +77,7 @@ def holder(counterd: daemon.Daemon, *arguments: str) -> Iterator[subprocess.Pope
             process.kill()
 
 
-def test_of_a_process_that_is_killed(counterd: daemon.Daemon) -> None:
+def test_holdings_of_a_killed_process_come_back(counterd: daemon.Daemon) -> None:
     with holder(counterd) as process, counterd.client() as other:
         assert other.get("jobs") == 3
         process.kill()
@@ -85,7 +85,7 @@ def test_of_a_process_that_is_killed(counterd: daemon.Daemon) -> None:
         assert other.get("jobs") == 0
 
 
-def test_of_a_process_that_is_killed_while_it_does_not_read(counterd: daemon.Daemon) -> None:
+def test_holdings_of_a_process_killed_while_not_reading_come_back(counterd: daemon.Daemon) -> None:
     """The daemon does not read from it then either."""
     with counterd.connect() as many:
         peers.acquire_many(many, [b"counter %d" % number for number in range(20_000)])
@@ -99,7 +99,7 @@ def test_of_a_process_that_is_killed_while_it_does_not_read(counterd: daemon.Dae
 
 @KINDS
 @pytest.mark.parametrize("reset", [False, True], ids=["close", "reset"])
-def test_of_one_that_never_read_its_answers(unix: bool, reset: bool, counterd: daemon.Daemon) -> None:
+def test_holdings_of_a_connection_that_never_read_come_back(unix: bool, reset: bool, counterd: daemon.Daemon) -> None:
     with counterd.connect(unix=unix, receive_buffer=8192) as connection:
         connection.settimeout(0.3)
         with contextlib.suppress(TimeoutError):  # the daemon takes no more of them
@@ -111,7 +111,7 @@ def test_of_one_that_never_read_its_answers(unix: bool, reset: bool, counterd: d
 
 
 @KINDS
-def test_after_half_a_close_what_was_asked_is_answered(unix: bool, counterd: daemon.Daemon) -> None:
+def test_after_a_half_close_requests_are_answered(unix: bool, counterd: daemon.Daemon) -> None:
     with counterd.connect(unix=unix) as connection:
         assert peers.ask(connection, wire.acquire(0, peers.NAME, 7, 7)).status == 0
         connection.sendall(peers.gets(10_000))
@@ -121,8 +121,8 @@ def test_after_half_a_close_what_was_asked_is_answered(unix: bool, counterd: dae
 
 
 @KINDS
-def test_after_half_a_close_of_one_that_reads_late(unix: bool, counterd: daemon.Daemon) -> None:
-    """Long replies, longer than all buffers, with requests and the end behind them."""
+def test_after_a_half_close_of_a_slow_reader_requests_are_answered(unix: bool, counterd: daemon.Daemon) -> None:
+    """Replies longer than all buffers, with requests and the end behind them."""
     with counterd.connect() as many, counterd.connect(unix=unix, receive_buffer=8192) as connection:
         peers.acquire_many(many, [b"counter %d" % number for number in range(20_000)])
         connection.sendall(wire.acquire(0, peers.NAME, 7, 7) + wire.dump(1) * 15)
@@ -135,7 +135,7 @@ def test_after_half_a_close_of_one_that_reads_late(unix: bool, counterd: daemon.
         counterd.wait_for_stats(MOMENTS, holdings=20_000, curr_connections=2)
 
 
-def test_of_many_connections(counterd: daemon.Daemon) -> None:
+def test_holdings_of_many_connections_come_back(counterd: daemon.Daemon) -> None:
     with counterd.client() as other:
         with contextlib.ExitStack() as stack:
             connections = [stack.enter_context(counterd.connect(unix=number % 2 == 0)) for number in range(300)]
@@ -156,8 +156,8 @@ def test_of_many_connections(counterd: daemon.Daemon) -> None:
         assert other.get("own 7") == 0
 
 
-def test_of_many_that_come_and_go(counterd: daemon.Daemon) -> None:
-    """Each takes all there is, so each must see what the one before gave back."""
+def test_holdings_of_many_successive_connections_come_back(counterd: daemon.Daemon) -> None:
+    """Each takes all permits, so each must see what the one before gave back."""
     for _ in range(200):
         with counterd.client() as client:
             deadline = time.monotonic() + daemon.PATIENCE
@@ -169,7 +169,7 @@ def test_of_many_that_come_and_go(counterd: daemon.Daemon) -> None:
     comes_back(counterd)
 
 
-def test_a_hundred_thousand_come_back_while_others_are_served(counterd: daemon.Daemon) -> None:
+def test_a_hundred_thousand_holdings_come_back_while_others_are_served(counterd: daemon.Daemon) -> None:
     count = 100_000
     with counterd.client() as other, counterd.connect() as connection:
         peers.acquire_many(connection, [b"counter number %d" % number for number in range(count)])

@@ -1,4 +1,4 @@
-"""Peers that do not speak the protocol: they are told so, closed, and cost nobody anything."""
+"""Peers that do not speak the protocol get an error and are closed, without harm to others."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def counterd(start: Callable[..., daemon.Daemon], short_path: Path) -> daemon.Da
 
 @KINDS
 @pytest.mark.parametrize("more", [0, 1, 100_000, 900_000])
-def test_the_last_answer_can_be_read(more: int, unix: bool, counterd: daemon.Daemon) -> None:
-    """Although more had been sent: closing at once would make the kernel reset the connection and discard it."""
+def test_the_error_can_be_read_although_more_was_sent(more: int, unix: bool, counterd: daemon.Daemon) -> None:
+    """Closing at once would make the kernel reset the connection and discard the error."""
     with counterd.connect(unix=unix) as connection:
         connection.sendall(wire.noop(1) + WRONG + b"\x90" * more)
         time.sleep(0.2)  # whatever could go wrong has gone wrong then
@@ -42,7 +42,7 @@ def test_the_last_answer_can_be_read(more: int, unix: bool, counterd: daemon.Dae
 
 
 @KINDS
-def test_one_that_goes_on_sending_is_closed(unix: bool, counterd: daemon.Daemon) -> None:
+def test_a_peer_that_goes_on_sending_is_closed(unix: bool, counterd: daemon.Daemon) -> None:
     with counterd.connect(unix=unix) as connection:
         with pytest.raises(OSError, match=r"reset|pipe"):  # noqa: PT012 - which of the calls does not matter
             connection.sendall(WRONG)
@@ -53,7 +53,7 @@ def test_one_that_goes_on_sending_is_closed(unix: bool, counterd: daemon.Daemon)
 
 @KINDS
 @pytest.mark.parametrize("sends", [False, True], ids=["silent", "trickling"])
-def test_one_that_never_closes_is_closed(sends: bool, unix: bool, counterd: daemon.Daemon) -> None:
+def test_a_peer_that_never_closes_is_closed(sends: bool, unix: bool, counterd: daemon.Daemon) -> None:
     with counterd.connect(unix=unix) as connection, counterd.client() as other:
         assert peers.ask(connection, wire.acquire(0, b"jobs", 1, 1)).status == 0
         connection.sendall(WRONG)
@@ -68,7 +68,7 @@ def test_one_that_never_closes_is_closed(sends: bool, unix: bool, counterd: daem
 
 
 @KINDS
-def test_the_last_answer_comes_after_long_ones(unix: bool, counterd: daemon.Daemon) -> None:
+def test_the_error_comes_after_long_replies(unix: bool, counterd: daemon.Daemon) -> None:
     with counterd.connect() as holder, counterd.connect(unix=unix, receive_buffer=8192) as connection:
         peers.acquire_many(holder, [b"counter %d" % number for number in range(10_000)])
         connection.sendall(wire.dump(1) * 20 + WRONG + wire.noop(2))
@@ -80,8 +80,8 @@ def test_the_last_answer_comes_after_long_ones(unix: bool, counterd: daemon.Daem
 
 
 @KINDS
-def test_those_that_leave_in_the_middle(unix: bool, counterd: daemon.Daemon) -> None:
-    """Of long replies, and with requests behind them."""
+def test_peers_that_disconnect_during_long_replies(unix: bool, counterd: daemon.Daemon) -> None:
+    """Also with requests behind them."""
     with counterd.connect() as holder:
         peers.acquire_many(holder, [b"counter %d" % number for number in range(10_000)])
         descriptors = counterd.descriptors()
@@ -97,14 +97,14 @@ def test_those_that_leave_in_the_middle(unix: bool, counterd: daemon.Daemon) -> 
     assert not counterd.lines("ERROR|Traceback")
 
 
-def test_a_browser_is_told(counterd: daemon.Daemon) -> None:
+def test_a_browser_gets_an_error(counterd: daemon.Daemon) -> None:
     with counterd.connect() as connection:
         connection.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
         (response,) = peers.responses(peers.receive_all(connection))
         assert (response.status, response.body) == (4, b"Invalid arguments")
 
 
-def test_garbage_costs_no_gatekeeper_anything(start: Callable[..., daemon.Daemon], tmp_path: Path) -> None:
+def test_garbage_does_not_disturb_gatekeepers(start: Callable[..., daemon.Daemon], tmp_path: Path) -> None:
     chance = random.Random(7)
     counterd = start({**gates.SETTINGS, "smockron.rules": gates.write_rules(tmp_path)})
     whole = b"".join([
@@ -160,7 +160,7 @@ def garbage(chance: random.Random) -> bytes:
 
 
 @KINDS
-def test_garbage_costs_nobody_anything(unix: bool, counterd: daemon.Daemon) -> None:
+def test_garbage_does_not_disturb_other_clients(unix: bool, counterd: daemon.Daemon) -> None:
     chance = random.Random(7)
     with counterd.client() as steady:
         steady.noop()

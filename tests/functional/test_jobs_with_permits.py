@@ -1,4 +1,4 @@
-"""Jobs that hold permits of the counters, in a real daemon with both protocols: who gets them, and what becomes of them
+"""Jobs that hold permits of counters, in a real daemon with both protocols: which jobs get them, and what happens
 when a worker, or the daemon, is killed."""
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def told(process: subprocess.Popen[str]) -> int:
     return int(process.stdout.readline())
 
 
-def test_a_worker_that_is_killed_gives_its_permit_back(counterd: Daemon) -> None:
+def test_the_permit_of_a_killed_worker_comes_back(counterd: Daemon) -> None:
     with jobs(counterd) as producer, counters(counterd) as client, worker(counterd) as process:
         job = producer.put("x", concurrency=("shop", 1))
         assert told(process) == job
@@ -97,7 +97,7 @@ def test_a_worker_that_is_killed_gives_its_permit_back(counterd: Daemon) -> None
 
 
 def test_jobs_and_clients_take_turns(counterd: Daemon) -> None:
-    """One permit, for which a client waits whenever a job has it, and the other way round."""
+    """One permit, for which a client waits whenever a job has it, and a job whenever the client has it."""
     shop = permits.Permit(b"shop", 1, 1)
     parser = permits.ResponseParser()
     (address,) = counterd.served("counter listens on")
@@ -128,7 +128,7 @@ def test_jobs_and_clients_take_turns(counterd: Daemon) -> None:
         worker.close()
 
 
-def test_who_holds_is_told(tmp_path: Path) -> None:
+def test_beanstalk_is_listed_as_a_holder(tmp_path: Path) -> None:
     with running(tmp_path, **{"admin.enable": "true", "admin.bind": "127.0.0.1:0"}) as counterd:
         counterd.wait_for_log("admin listens on")
         host, port = counterd.address_of("admin")
@@ -142,7 +142,7 @@ def test_who_holds_is_told(tmp_path: Path) -> None:
             assert (row["connection"], row["peer"], row["amount"]) == ("", "beanstalk", 1)
 
 
-def test_a_restart_keeps_who_had_a_permit(tmp_path: Path) -> None:
+def test_reserved_jobs_keep_their_permits_after_a_restart(tmp_path: Path) -> None:
     journal = {"beanstalk.journal": str(tmp_path / "journal")}
     with running(tmp_path, **journal) as counterd, jobs(counterd) as client:
         first = client.put("x", concurrency=("shop", 1), ttr=600)

@@ -1,10 +1,9 @@
-"""Connections come and go in every way there is, and nothing of them stays: objects, memory, or anything in the region.
+"""Connections are opened and ended in every way, and leave nothing behind: objects, memory, or records in the
+region.
 
-Nor of jobs, in a daemon with and without a journal.
-
-A net.Server on uvloop, or the clients, in the process of the tests. LEAK_CONNECTIONS=200000 in the environment is for
-whoever has ten minutes; nothing depends on how long it takes.
-"""
+The same for jobs, in a daemon with and without a journal. For connections, a net.Server on uvloop, or the
+clients, run in the process of the tests. LEAK_CONNECTIONS=200000 in the environment makes it run for ten minutes;
+nothing depends on how long it takes."""
 
 from __future__ import annotations
 
@@ -321,7 +320,7 @@ STORES = {
 
 @pytest.mark.parametrize("room", STORES)
 @pytest.mark.parametrize("is_tls", [False, True], ids=["plain", "tls"])
-def test_nothing_of_a_connection_stays(room: str, is_tls: bool, short_path: Path) -> None:
+def test_ended_connections_leave_no_memory(room: str, is_tls: bool, short_path: Path) -> None:
     talk, make, port = STORES[room]
     store: Store = make()
     keeper = store.session()
@@ -341,8 +340,8 @@ def test_nothing_of_a_connection_stays(room: str, is_tls: bool, short_path: Path
     keeper.closed(0)
 
 
-def test_nothing_of_a_client_stays(short_path: Path) -> None:
-    """The blocking clients, and those of asyncio."""
+def test_closed_clients_leave_no_memory(short_path: Path) -> None:
+    """The blocking clients, and those for asyncio."""
     path = str(short_path / "socket")
 
     def counter() -> None:
@@ -423,7 +422,7 @@ def rss(pid: int) -> int:
 
 
 @pytest.mark.parametrize("journal", [False, True])
-def test_nothing_of_jobs_stays(journal: bool, tmp_path: Path) -> None:
+def test_deleted_jobs_leave_no_memory(journal: bool, tmp_path: Path) -> None:
     path = str(tmp_path / "socket")
     # With few places: what is mapped for them becomes memory as it is used, which is no leak.
     settings = {

@@ -1,4 +1,4 @@
-"""Who is let in: max_connections, and what the descriptors of the process allow."""
+"""How many connections are admitted: max_connections, and what the descriptors of the process allow."""
 
 from __future__ import annotations
 
@@ -42,7 +42,9 @@ def low_limit(descriptors: int) -> tuple[str, ...]:
 
 
 @KINDS
-def test_one_too_many_is_closed_and_counted(unix: bool, start: Callable[..., daemon.Daemon], short_path: Path) -> None:
+def test_a_surplus_connection_is_closed_and_counted(
+    unix: bool, start: Callable[..., daemon.Daemon], short_path: Path
+) -> None:
     counterd = start({"counter.max_connections": 3, "counter.socket": str(short_path / "s")})
     with contextlib.ExitStack() as stack:
         connections = admitted(counterd, stack, 3, unix)
@@ -62,7 +64,7 @@ def test_one_too_many_is_closed_and_counted(unix: bool, start: Callable[..., dae
 
 @KINDS
 @pytest.mark.parametrize("reset", [False, True], ids=["close", "reset"])
-def test_after_one_leaves_another_gets_in(
+def test_a_connection_is_admitted_after_another_has_ended(
     unix: bool, reset: bool, start: Callable[..., daemon.Daemon], short_path: Path
 ) -> None:
     counterd = start({"counter.max_connections": 2, "counter.socket": str(short_path / "s")})
@@ -80,7 +82,7 @@ def test_after_one_leaves_another_gets_in(
         assert is_refused(counterd)
 
 
-def test_each_protocol_has_its_own(start: Callable[..., daemon.Daemon]) -> None:
+def test_each_protocol_has_its_own_limit(start: Callable[..., daemon.Daemon]) -> None:
     room = {"enable": "true", "port": "0", "bind": "127.0.0.1", "max_connections": 2}
     counterd = start({"counter.max_connections": 1, **{f"beanstalk.{key}": value for key, value in room.items()}})
     counterd.addresses = counterd.served("counter listens on")
@@ -108,8 +110,10 @@ def test_refusals_are_logged_at_a_bounded_rate(start: Callable[..., daemon.Daemo
     assert 1 <= len(counterd.lines("connection refused")) <= 10  # 5 in 10 s, and a slow machine
 
 
-def test_survives_more_connections_than_descriptors(start: Callable[..., daemon.Daemon], short_path: Path) -> None:
-    """The limit follows from RLIMIT_NOFILE, so that a connection too many is refused and accept() never fails."""
+def test_the_daemon_survives_more_connections_than_descriptors(
+    start: Callable[..., daemon.Daemon], short_path: Path
+) -> None:
+    """The limit follows from RLIMIT_NOFILE, so that a surplus connection is refused and accept() never fails."""
     path = str(short_path / "s")
     counterd = start({"counter.socket": path}, program=low_limit(100))
     with contextlib.ExitStack() as stack:
@@ -131,13 +135,13 @@ def test_survives_more_connections_than_descriptors(start: Callable[..., daemon.
         admitted(counterd, stack, 100 - RESERVED)
 
 
-def test_what_the_descriptors_allow_is_the_most(start: Callable[..., daemon.Daemon]) -> None:
+def test_the_descriptors_bound_max_connections(start: Callable[..., daemon.Daemon]) -> None:
     counterd = start({"counter.max_connections": 1000}, program=low_limit(200))
     assert counterd.stats()["connections_max"] == 200 - RESERVED
 
 
-def test_takes_all_the_descriptors_it_may_have(start: Callable[..., daemon.Daemon]) -> None:
-    """The soft limit is often 1,024 for the sake of programs that use select()."""
+def test_the_soft_limit_of_descriptors_is_raised(start: Callable[..., daemon.Daemon]) -> None:
+    """It is often 1,024 for the sake of programs that use select()."""
     soft = daemon.after("import resource\nresource.setrlimit(resource.RLIMIT_NOFILE, (70, 300))")
     counterd = start(program=soft)
     assert counterd.stats()["connections_max"] == 300 - RESERVED
@@ -145,7 +149,7 @@ def test_takes_all_the_descriptors_it_may_have(start: Callable[..., daemon.Daemo
         admitted(counterd, stack, 300 - RESERVED)
 
 
-def test_fewer_descriptors_than_are_set_aside(start: Callable[..., daemon.Daemon]) -> None:
+def test_fewer_descriptors_than_are_reserved(start: Callable[..., daemon.Daemon]) -> None:
     counterd = start(program=low_limit(RESERVED - 24))
     with contextlib.ExitStack() as stack:
         (connection,) = admitted(counterd, stack, 1)
@@ -154,8 +158,8 @@ def test_fewer_descriptors_than_are_set_aside(start: Callable[..., daemon.Daemon
 
 
 @pytest.mark.parametrize("descriptors", [8, 14, 20, 31])
-def test_too_few_descriptors_are_said_in_a_line(descriptors: int, tmp_path: Path) -> None:
-    """Each of these ended it with a traceback, by SIGABRT, or left it ready without anybody who could come in."""
+def test_too_few_descriptors_are_an_error_of_one_line(descriptors: int, tmp_path: Path) -> None:
+    """Each of these ended it with a traceback, by SIGABRT, or left it ready although no client could connect."""
     config = tmp_path / "a.conf"
     config.write_text("counter.enable = true\ncounter.port = 0\n")
     result = daemon.run("-c", config, program=low_limit(descriptors))
@@ -173,7 +177,7 @@ def lack(daemon):
 Daemon.log_stats = lack"""
 
 
-def test_want_of_memory_is_no_bug_of_counterd(start: Callable[..., daemon.Daemon]) -> None:
+def test_a_lack_of_memory_is_no_internal_error(start: Callable[..., daemon.Daemon]) -> None:
     counterd = start(program=daemon.within(LACKS_MEMORY))
     counterd.send_signal(signal.SIGUSR1)
     counterd.wait_for_log("ERROR out of memory: .*no room for 9 bytes")

@@ -1,4 +1,4 @@
-"""Logs that nobody reads, and logs for programs."""
+"""Logs that are not read, and logs for programs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import pytest
 
 
-def test_serves_on_when_nobody_reads_its_log(tmp_path: Path, short_path: Path) -> None:
+def test_the_daemon_serves_while_its_log_is_not_read(tmp_path: Path, short_path: Path) -> None:
     path = str(short_path / "s")
     reading, writing = os.pipe()
     try:
@@ -49,7 +49,7 @@ def test_serves_on_when_nobody_reads_its_log(tmp_path: Path, short_path: Path) -
             os.close(writing)
 
 
-def test_goes_on_logging_when_somebody_reads_again(tmp_path: Path, short_path: Path) -> None:
+def test_logging_goes_on_when_the_log_is_read_again(tmp_path: Path, short_path: Path) -> None:
     path = str(short_path / "s")
     reading, writing = os.pipe()
     os.set_blocking(reading, False)
@@ -82,7 +82,7 @@ def test_goes_on_logging_when_somebody_reads_again(tmp_path: Path, short_path: P
             os.close(writing)
 
 
-def test_serves_on_when_its_log_is_closed(tmp_path: Path, short_path: Path) -> None:
+def test_the_daemon_serves_after_its_log_is_closed(tmp_path: Path, short_path: Path) -> None:
     """EPIPE for each line, and SIGPIPE for none."""
     path = str(short_path / "s")
     reading, writing = os.pipe()
@@ -110,7 +110,7 @@ def connected(path: str) -> Client | None:
     return None
 
 
-def test_lines_for_programs(start: Callable[..., daemon.Daemon], tmp_path: Path) -> None:
+def test_log_lines_in_json(start: Callable[..., daemon.Daemon], tmp_path: Path) -> None:
     counterd = start({"log.format": "json", "log.level": "debug", "counter.max_connections": 1})
     with counterd.client() as client:
         client.noop()
@@ -135,7 +135,9 @@ def test_lines_for_programs(start: Callable[..., daemon.Daemon], tmp_path: Path)
     assert {record["cause"] for record in records if "cause" in record} == {"rejected:max_connections"}
 
 
-def test_what_peers_send_is_not_logged(start: Callable[..., daemon.Daemon], capfd: pytest.CaptureFixture[str]) -> None:
+def test_bytes_from_peers_are_not_logged(
+    start: Callable[..., daemon.Daemon], capfd: pytest.CaptureFixture[str]
+) -> None:
     """Names may be secrets of the application."""
     counterd = start({"log.level": "debug"})
     with counterd.client() as client:
@@ -149,7 +151,7 @@ def test_what_peers_send_is_not_logged(start: Callable[..., daemon.Daemon], capf
     assert "s3cr3t" not in "".join(capfd.readouterr())
 
 
-def test_a_connection_that_is_refused_is_told_with_the_limit(start: Callable[..., daemon.Daemon]) -> None:
+def test_a_refused_connection_is_logged_with_the_limit(start: Callable[..., daemon.Daemon]) -> None:
     counterd = start({"counter.max_connections": 2, "counter.max_connections_per_address": 1})
     with counterd.client() as client:
         client.noop()
@@ -164,7 +166,7 @@ def test_a_connection_that_is_refused_is_told_with_the_limit(start: Callable[...
         assert 'protocol=counter limit="counter.max_connections = 1" cause=rejected:max_connections' in line
 
 
-def test_who_debugs_sees_connections_come_and_go(start: Callable[..., daemon.Daemon]) -> None:
+def test_the_debug_level_logs_connections(start: Callable[..., daemon.Daemon]) -> None:
     counterd = start({"log.level": "debug"})
     with counterd.client() as client:
         client.noop()

@@ -1,7 +1,6 @@
-"""What needs a network of its own: a host that vanishes without a word, and a machine without IPv6.
+"""Tests that need a network of their own: a host that vanishes, and a machine without IPv6.
 
-The daemon and the client are each in a network namespace (namespaces.py).
-"""
+The daemon and the client are each in a network namespace (namespaces.py)."""
 
 from __future__ import annotations
 
@@ -59,8 +58,10 @@ def probed(net: Net, counterd: daemon.Daemon) -> list[float]:
     return sorted(found)
 
 
-def test_other_hosts_are_probed(net: Net, start: Callable[..., daemon.Daemon], short_path: Path) -> None:
-    """As it was configured when they came; what is on the same machine is not: it cannot vanish unnoticed."""
+def test_connections_of_other_hosts_have_keepalive(
+    net: Net, start: Callable[..., daemon.Daemon], short_path: Path
+) -> None:
+    """As configured when they connected; local ones do not: they cannot vanish unnoticed."""
     ip(net.keepers[0], "link", "set", "lo", "up")
     settings = {
         "counter.bind": f"{HERE} 127.0.0.1",
@@ -89,10 +90,10 @@ def test_other_hosts_are_probed(net: Net, start: Callable[..., daemon.Daemon], s
 
 
 @pytest.mark.parametrize("how", [Net.cut, Net.lose], ids=["cut", "lost"])
-def test_what_it_held_comes_back(
+def test_holdings_of_a_vanished_host_come_back(
     how: Callable[[Net], None], net: Net, start: Callable[..., daemon.Daemon], short_path: Path
 ) -> None:
-    """Of three clients: one is idle, one does not read, and one was sent an answer that never arrived."""
+    """Of three clients: one is idle, one does not read, and one was sent a reply that never arrived."""
     settings = {**PATIENCE, "counter.bind": HERE, "counter.insecure": "true", "counter.socket": str(short_path / "s")}
     counterd = start(settings, program=(*net.here, *daemon.MODULE))
     with counterd.connect(unix=True) as connection:
@@ -123,8 +124,10 @@ def test_what_it_held_comes_back(
             counterd.wait_for_log("WARNING .*vanished")
 
 
-def test_a_machine_without_ipv6(net: Net, start: Callable[..., daemon.Daemon], short_path: Path) -> None:
-    """There the default, 127.0.0.1 and ::1, is as good as 127.0.0.1."""
+def test_the_default_addresses_on_a_machine_without_ipv6(
+    net: Net, start: Callable[..., daemon.Daemon], short_path: Path
+) -> None:
+    """The default, 127.0.0.1 and ::1, is as good as 127.0.0.1 there."""
     ip(net.keepers[0], "link", "set", "lo", "up")
     disabled = (*net.here, "sh", "-c", 'echo 1 > /proc/sys/net/ipv6/conf/all/disable_ipv6; exec "$@"', "sh")
     counterd = start({"counter.bind": "", "counter.socket": str(short_path / "s")}, program=(*disabled, *daemon.MODULE))
@@ -136,8 +139,8 @@ def test_a_machine_without_ipv6(net: Net, start: Callable[..., daemon.Daemon], s
         assert peers.ask(connection, wire.noop(1)).status == 0
 
 
-def test_an_address_that_the_machine_does_not_have(net: Net, tmp_path: Path) -> None:
-    """That is a mistake, unlike ::1 in the default."""
+def test_an_address_of_another_machine_is_an_error(net: Net, tmp_path: Path) -> None:
+    """Unlike ::1 in the default."""
     config = tmp_path / "a.conf"
     config.write_text(daemon.config_text({"counter.insecure": "true", "counter.bind": f"{THERE} {HERE}"}))
     result = daemon.run("-c", config, program=(*net.here, *daemon.MODULE))

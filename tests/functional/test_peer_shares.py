@@ -44,7 +44,7 @@ def holder(stack: contextlib.ExitStack, counterd: Daemon) -> None:
     assert peers.ask(holding, wire.acquire(0, b"p", 1, 1)).status == wire.Status.NO_ERROR
 
 
-def test_one_address_does_not_keep_another_from_waiting(start: Callable[..., Daemon]) -> None:
+def test_each_address_has_a_share_of_the_waiting_takes(start: Callable[..., Daemon]) -> None:
     counterd = start(SETTINGS)
     with contextlib.ExitStack() as stack:
         holder(stack, counterd)
@@ -64,7 +64,7 @@ def waiting(counterd: Daemon) -> int:
         return int(client.stats()["waiters"])
 
 
-def test_a_user_of_the_unix_socket_has_one_share(start: Callable[..., Daemon], short_path: Path) -> None:
+def test_each_user_of_the_unix_socket_has_one_share(start: Callable[..., Daemon], short_path: Path) -> None:
     counterd = start({**SETTINGS, "counter.socket": str(short_path / "counterd")})
     with contextlib.ExitStack() as stack:
         holder(stack, counterd)
@@ -73,7 +73,7 @@ def test_a_user_of_the_unix_socket_has_one_share(start: Callable[..., Daemon], s
         assert refused(stack.enter_context(dial(counterd, "127.0.0.1"))) == 0
 
 
-def test_by_default_an_address_of_this_machine_has_all_of_them(start: Callable[..., Daemon]) -> None:
+def test_by_default_a_local_address_may_use_all_places(start: Callable[..., Daemon]) -> None:
     counterd = start({"counter.waiters": str(WAITERS)})
     with contextlib.ExitStack() as stack:
         holder(stack, counterd)

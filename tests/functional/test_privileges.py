@@ -1,4 +1,4 @@
-"""What the process has left once it serves: no capability, for any of its threads, and no way to new ones."""
+"""The privileges of the serving process: no capabilities in any thread, and no way to gain new ones."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def left(counterd: daemon.Daemon) -> list[dict[str, str]]:
 
 @needs_root
 @pytest.mark.parametrize("user", ["nobody", ""])
-def test_nothing_is_left_of_root(start: Callable[..., daemon.Daemon], user: str) -> None:
+def test_no_capabilities_are_left(start: Callable[..., daemon.Daemon], user: str) -> None:
     counterd = start({"user": user} if user else {})
     threads = left(counterd)
     assert len(threads) >= 2, "the one that writes the log is among them"
@@ -40,8 +40,8 @@ def test_nothing_is_left_of_root(start: Callable[..., daemon.Daemon], user: str)
 
 
 @needs_root
-def test_whoever_has_little_gives_up_the_rest(start: Callable[..., daemon.Daemon]) -> None:
-    """Without CAP_SETPCAP the bounding set stays, and no_new_privs makes that of no use."""
+def test_capabilities_are_dropped_without_cap_setpcap(start: Callable[..., daemon.Daemon]) -> None:
+    """The bounding set stays then, and no_new_privs makes it useless."""
     poor = "import ctypes\nassert ctypes.CDLL(None).prctl(28, 1, 0, 0, 0) == 0"  # PR_SET_SECUREBITS, SECBIT_NOROOT
     counterd = start(program=daemon.after(poor))
     for status in left(counterd):
@@ -51,15 +51,15 @@ def test_whoever_has_little_gives_up_the_rest(start: Callable[..., daemon.Daemon
 
 
 @needs_root
-def test_a_crash_leaves_what_the_limit_allows(start: Callable[..., daemon.Daemon]) -> None:
-    """The kernel forbids core dumps of whoever changes its user, and shows its /proc to root only."""
+def test_core_dumps_are_possible_after_changing_the_user(start: Callable[..., daemon.Daemon]) -> None:
+    """The kernel forbids core dumps of a process that changes its user, and shows its /proc to root only."""
     counterd = start({"user": "nobody"})
     assert Path(f"/proc/{counterd.pid}/environ").stat().st_uid == pwd.getpwnam("nobody").pw_uid
 
 
 @needs_root
-def test_a_key_that_cannot_be_read_again(start: Callable[..., daemon.Daemon], tmp_path: Path) -> None:
-    """Root reads it at the start, and nobody will not."""
+def test_a_key_unreadable_for_the_user_warns(start: Callable[..., daemon.Daemon], tmp_path: Path) -> None:
+    """Root reads it at the start, but nobody could not at a reload."""
     both = tmp_path / "both.pem"
     trustme.CA().issue_cert("127.0.0.1").private_key_and_cert_chain_pem.write_to_path(str(both))
     both.chmod(0o600)

@@ -1,4 +1,4 @@
-"""SIGHUP and SIGUSR1: what changes while it runs, what does not, and a mistake that changes nothing."""
+"""SIGHUP and SIGUSR1: which settings change, which do not, and that a mistake changes nothing."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def test_changes_the_log(start: Callable[..., daemon.Daemon]) -> None:
+def test_a_reload_changes_the_log_level(start: Callable[..., daemon.Daemon]) -> None:
     counterd = start()
     counterd.config.write_text(daemon.config_text({"log.level": "error", "counter.max_connections": 7}))
     counterd.send_signal(signal.SIGHUP)
@@ -34,14 +34,14 @@ def test_changes_the_log(start: Callable[..., daemon.Daemon]) -> None:
     counterd.wait_for_log("stats of")
 
 
-def test_changes_how_a_line_looks(start: Callable[..., daemon.Daemon]) -> None:
+def test_a_reload_changes_the_log_format(start: Callable[..., daemon.Daemon]) -> None:
     counterd = start()
     counterd.reload({"log.format": "json"})
     record = json.loads(counterd.lines("reloaded")[0])
     assert (record["level"], record["msg"]) == ("info", f"reloaded {counterd.config}: log.format")
 
 
-def test_changes_max_connections(start: Callable[..., daemon.Daemon]) -> None:
+def test_a_reload_changes_max_connections(start: Callable[..., daemon.Daemon]) -> None:
     counterd = start({"counter.max_connections": 5})
     with counterd.client() as first, counterd.client() as second:
         first.noop()
@@ -57,7 +57,7 @@ def test_changes_max_connections(start: Callable[..., daemon.Daemon]) -> None:
             third.noop()
 
 
-def test_changes_what_is_given_for_all_listeners(start: Callable[..., daemon.Daemon]) -> None:
+def test_a_reload_changes_listener_keys(start: Callable[..., daemon.Daemon]) -> None:
     both = {"throttr.enable": "true", "throttr.port": 0, "throttr.bind": "127.0.0.1", "throttr.max_connections": 9}
     counterd = start({**both, "listener.max_connections": 5, "counter.max_connections": ""})
     assert counterd.stats()["connections_max"] == 5
@@ -71,7 +71,7 @@ def test_changes_what_is_given_for_all_listeners(start: Callable[..., daemon.Dae
     assert counterd.lines(r": counter\.max_connections$")
 
 
-def test_changes_holdings_per_connection(start: Callable[..., daemon.Daemon]) -> None:
+def test_a_reload_changes_holdings_per_connection(start: Callable[..., daemon.Daemon]) -> None:
     counterd = start()
     with counterd.client() as client:
         for name in ("a", "b"):
@@ -86,8 +86,8 @@ def test_changes_holdings_per_connection(start: Callable[..., daemon.Daemon]) ->
         client.acquire("d", maximum=9)
 
 
-def test_changes_the_patience_with_readers(start: Callable[..., daemon.Daemon]) -> None:
-    """Of connections that are there already."""
+def test_a_reload_changes_the_timeouts_of_readers(start: Callable[..., daemon.Daemon]) -> None:
+    """Also for existing connections."""
     counterd = start({"counter.user_timeout": 3600})
     with counterd.connect() as holder, counterd.connect(receive_buffer=8192) as connection:
         peers.acquire_many(holder, [b"counter %d" % number for number in range(20_000)])
@@ -97,7 +97,7 @@ def test_changes_the_patience_with_readers(start: Callable[..., daemon.Daemon]) 
         counterd.wait_for_stats(slow_readers=1)
 
 
-def test_changes_drain_timeout(start: Callable[..., daemon.Daemon]) -> None:
+def test_a_reload_changes_drain_timeout(start: Callable[..., daemon.Daemon]) -> None:
     counterd = start({"drain.timeout": 3600})
     with counterd.connect() as holder, counterd.connect(receive_buffer=8192) as connection:
         peers.acquire_many(holder, [b"counter %d" % number for number in range(20_000)])
@@ -107,14 +107,14 @@ def test_changes_drain_timeout(start: Callable[..., daemon.Daemon]) -> None:
         assert counterd.stop() == 0
 
 
-def test_nothing_changed(start: Callable[..., daemon.Daemon]) -> None:
+def test_a_reload_without_changes(start: Callable[..., daemon.Daemon]) -> None:
     counterd = start()
     counterd.reload({})
     assert counterd.lines(r"reloaded .*: nothing changed$")
     assert not counterd.lines("WARNING|ERROR")
 
 
-def test_says_what_needs_a_restart(start: Callable[..., daemon.Daemon], short_path: Path) -> None:
+def test_a_reload_names_settings_that_need_a_restart(start: Callable[..., daemon.Daemon], short_path: Path) -> None:
     counterd = start()
     settings = {"counter.socket": str(short_path / "s"), "counter.buckets": 5, "counter.max_connections": 7}
     counterd.reload(settings)
@@ -141,7 +141,7 @@ def test_a_broken_file_changes_nothing(start: Callable[..., daemon.Daemon]) -> N
     assert counterd.stats()["connections_max"] == 6
 
 
-def test_a_file_that_is_gone_changes_nothing(start: Callable[..., daemon.Daemon]) -> None:
+def test_a_missing_file_changes_nothing(start: Callable[..., daemon.Daemon]) -> None:
     counterd = start({"counter.max_connections": 5})
     counterd.config.unlink()
     counterd.send_signal(signal.SIGHUP)
@@ -149,7 +149,7 @@ def test_a_file_that_is_gone_changes_nothing(start: Callable[..., daemon.Daemon]
     assert counterd.stats()["connections_max"] == 5
 
 
-def test_a_file_that_has_become_a_pipe_is_not_waited_for(start: Callable[..., daemon.Daemon]) -> None:
+def test_a_file_replaced_by_a_pipe_does_not_block(start: Callable[..., daemon.Daemon]) -> None:
     counterd = start()
     counterd.config.unlink()
     os.mkfifo(counterd.config)
@@ -158,7 +158,7 @@ def test_a_file_that_has_become_a_pipe_is_not_waited_for(start: Callable[..., da
     assert counterd.stats()["curr_connections"] == 1
 
 
-def test_without_a_thread_nothing_changes(start: Callable[..., daemon.Daemon]) -> None:
+def test_a_reload_without_a_thread_changes_nothing(start: Callable[..., daemon.Daemon]) -> None:
     counterd = start(program=daemon.without_thread("run_in_thread"))
     counterd.send_signal(signal.SIGHUP)
     counterd.wait_for_log("ERROR not reloaded: cannot start a thread: can't start new thread")
@@ -166,8 +166,8 @@ def test_without_a_thread_nothing_changes(start: Callable[..., daemon.Daemon]) -
     assert not counterd.lines("internal error")
 
 
-def test_one_reload_after_the_other(start: Callable[..., daemon.Daemon]) -> None:
-    """However fast they come, what the file says at last is what is in force."""
+def test_reloads_run_one_after_the_other(start: Callable[..., daemon.Daemon]) -> None:
+    """However fast they come, the last content of the file is in force."""
     counterd = start()
     for number in range(20):
         counterd.config.write_text(daemon.config_text({"counter.max_connections": 10 + number}))
@@ -176,14 +176,14 @@ def test_one_reload_after_the_other(start: Callable[..., daemon.Daemon]) -> None
     assert counterd.stats()["internal_errors"] == 0
 
 
-def test_set_still_replaces_what_the_file_says(start: Callable[..., daemon.Daemon]) -> None:
+def test_set_overrides_the_file_in_a_reload(start: Callable[..., daemon.Daemon]) -> None:
     counterd = start({"counter.max_connections": 5}, arguments=["--set", "counter.max_connections=6"])
     counterd.reload({"counter.max_connections": 7})
     assert counterd.lines("nothing changed")
     assert counterd.stats()["connections_max"] == 6
 
 
-def test_holdings_outlive_it(start: Callable[..., daemon.Daemon]) -> None:
+def test_holdings_outlive_a_reload(start: Callable[..., daemon.Daemon]) -> None:
     counterd = start()
     with counterd.client() as client, counterd.client() as other:
         client.acquire("jobs", 3, maximum=3)
@@ -194,7 +194,7 @@ def test_holdings_outlive_it(start: Callable[..., daemon.Daemon]) -> None:
         client.release("jobs", 3)
 
 
-def test_the_stats_are_logged(start: Callable[..., daemon.Daemon]) -> None:
+def test_sigusr1_logs_the_stats(start: Callable[..., daemon.Daemon]) -> None:
     counterd = start()
     with counterd.client() as client:
         client.acquire("jobs", 3, maximum=3)
@@ -207,7 +207,7 @@ def test_the_stats_are_logged(start: Callable[..., daemon.Daemon]) -> None:
         assert client.stats().keys() - {"version"} <= figures.keys()
 
 
-def test_the_stats_are_logged_as_numbers(start: Callable[..., daemon.Daemon]) -> None:
+def test_the_stats_are_logged_as_numbers_in_json(start: Callable[..., daemon.Daemon]) -> None:
     counterd = start({"log.format": "json"})
     counterd.send_signal(signal.SIGUSR1)
     record = json.loads(counterd.wait_for_log("stats of counter"))
@@ -216,7 +216,7 @@ def test_the_stats_are_logged_as_numbers(start: Callable[..., daemon.Daemon]) ->
 
 
 def test_a_window_turns_at_a_multiple_of_its_interval(start: Callable[..., daemon.Daemon]) -> None:
-    """The one test that has to wait for the clock: the shortest interval is 10 s."""
+    """The only test that has to wait for the clock: the shortest interval is 10 s."""
     interval = 10
     counterd = start()
     counterd.reload({"counter.stats_interval": interval})

@@ -1,4 +1,5 @@
-"""Extensions in a process: named, made, asked; and one that blocks, burns, raises or lies harms its clients only."""
+"""Extensions in a process: loaded and called; and one that blocks, uses CPU, raises or answers wrongly harms only
+its own clients."""
 
 from __future__ import annotations
 
@@ -129,7 +130,7 @@ def test_a_service_delegates_to_the_engine(peer: tuple[Daemon, Peer]) -> None:
     assert not counterd.lines("WARN|ERROR")
 
 
-def test_many_requests_are_answered_each_by_its_own(peer: tuple[Daemon, Peer]) -> None:
+def test_each_of_many_requests_gets_its_own_answer(peer: tuple[Daemon, Peer]) -> None:
     _, asks = peer
     asks.send(b"".join(wire.acquire(xid, 7 + xid % 2, DEFAULT) for xid in range(400)))
     statuses = [asks.response(xid).status for xid in range(400)]
@@ -137,7 +138,7 @@ def test_many_requests_are_answered_each_by_its_own(peer: tuple[Daemon, Peer]) -
     assert statuses[::2] == [Status.OK] * 3 + [Status.BLOCKED] * 197
 
 
-def test_what_fails_is_logged_with_its_name(peer: tuple[Daemon, Peer]) -> None:
+def test_a_failed_call_is_logged_with_its_name(peer: tuple[Daemon, Peer]) -> None:
     counterd, asks = peer
     said = {
         RAISE: "request_token failed: ConnectionError: the store of tokens is gone",
@@ -153,8 +154,8 @@ def test_what_fails_is_logged_with_its_name(peer: tuple[Daemon, Peer]) -> None:
 
 
 @HURRIED
-def test_one_that_blocks_harms_its_own_clients_only(peer: tuple[Daemon, Peer]) -> None:
-    """Nor can it keep the process from ending, which the fixture looks after."""
+def test_a_blocking_extension_harms_only_its_own_clients(peer: tuple[Daemon, Peer]) -> None:
+    """It cannot keep the process from ending either, which the fixture checks."""
     counterd, asks = peer
     with counterd.client() as counters:
         for number in range(4):
@@ -173,8 +174,8 @@ def test_one_that_blocks_harms_its_own_clients_only(peer: tuple[Daemon, Peer]) -
         assert counters.get("jobs") == 4
 
 
-def test_one_that_burns_cpu_is_named(serve: Callable[..., Daemon], folder: Path) -> None:
-    """What is half of a core for a quiet machine is a hundredth here, which a busy one can give."""
+def test_an_extension_that_uses_much_cpu_is_named(serve: Callable[..., Daemon], folder: Path) -> None:
+    """The limit of half a core is a hundredth here, which a busy machine can provide."""
     (folder / "sitecustomize.py").write_text("from counterd.extensions import worker\nworker.BURNING = 0.01\n")
     counterd = serve(token_service="shop_tokens:Tokens", extension_timeout=300)
     with connected(counterd) as asks:
@@ -195,8 +196,8 @@ def burn(counterd: Daemon, asks: Peer, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("end", ["stop", "eof"])
-def test_what_was_asked_before_the_end_is_answered(peer: tuple[Daemon, Peer], end: str) -> None:
-    """Although the answer is still to come, when the daemon is told to stop or the client sends no more."""
+def test_pending_calls_are_answered_at_a_stop_or_half_close(peer: tuple[Daemon, Peer], end: str) -> None:
+    """The extension answers after the daemon was told to stop, or the client has half-closed."""
     counterd, asks = peer
     asks.send(wire.acquire(1, 7, WAIT) + wire.flow(2, 101, 1))
     assert asks.response(2).status == Status.OK
@@ -212,12 +213,12 @@ def test_what_was_asked_before_the_end_is_answered(peer: tuple[Daemon, Peer], en
         assert counterd.ended() == 0
 
 
-def test_one_that_lingers_cannot_keep_the_process(serve: Callable[..., Daemon]) -> None:
+def test_an_extension_with_a_running_thread_cannot_keep_the_process(serve: Callable[..., Daemon]) -> None:
     counterd = serve(token_service="shop_tokens:lingering")
     assert counterd.stop() == 0
 
 
-def test_a_strategy_decides_what_expires(serve: Callable[..., Daemon], folder: Path) -> None:
+def test_an_expire_strategy_decides_which_tokens_end(serve: Callable[..., Daemon], folder: Path) -> None:
     (folder / "patient").touch()
     rules = write_rules(folder, document(resourceTimeout=100))
     counterd = serve(expire_strategy="shop_tokens:Patient", rules=rules)
@@ -230,7 +231,7 @@ def test_a_strategy_decides_what_expires(serve: Callable[..., Daemon], folder: P
         assert asks.release(token.token_id) == Status.ALREADY_RELEASED
 
 
-def test_rules_come_from_a_source(serve: Callable[..., Daemon], folder: Path) -> None:
+def test_rules_come_from_a_rule_source(serve: Callable[..., Daemon], folder: Path) -> None:
     counterd = serve(rule_source="shop_tokens:Rules", rules="", rules_interval=1)
     with connected(counterd) as asks:
         assert asks.acquire(3).status == Status.OK
@@ -259,7 +260,7 @@ def test_rules_come_from_a_source(serve: Callable[..., Daemon], folder: Path) ->
         ("rule_source", "shop_tokens:Rules", "load: FileNotFoundError: "),
     ],
 )
-def test_a_mistake_ends_the_start(folder: Path, name: str, value: str, why: str) -> None:
+def test_an_extension_that_fails_ends_the_start(folder: Path, name: str, value: str, why: str) -> None:
     (folder / "source.json").unlink()
     config = folder / "F"
     config.write_text(daemon.config_text({**SETTINGS, f"sentinel.{name}": value}))

@@ -1,4 +1,4 @@
-"""The file of rules: read at the start and at each reload, all or nothing, and what is said of one that is wrong."""
+"""The file of rules: read at the start and at each reload, all or nothing, and the errors of a wrong one."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def again(counterd: Daemon) -> None:
     counterd.wait_for_log(" reloaded ", count + 1)
 
 
-def test_a_reload_brings_new_rules_and_keeps_tokens(serve: Callable[..., Daemon], rules: Path) -> None:
+def test_a_reload_changes_rules_and_keeps_tokens(serve: Callable[..., Daemon], rules: Path) -> None:
     counterd = serve()
     with connected(counterd) as peer:
         token = peer.acquire(3)
@@ -72,7 +72,7 @@ def test_a_reload_brings_new_rules_and_keeps_tokens(serve: Callable[..., Daemon]
         assert peer.release(token.token_id) == Status.RELEASE_OK
 
 
-def test_each_mistake_is_a_line_and_changes_nothing(serve: Callable[..., Daemon], rules: Path) -> None:
+def test_each_mistake_is_logged_and_changes_nothing(serve: Callable[..., Daemon], rules: Path) -> None:
     counterd = serve()
     wrong = document(concurrent=4)
     wrong["shop"]["flowRules"] += [flow(8, -1), flow(7, 1)]
@@ -91,7 +91,7 @@ def test_each_mistake_is_a_line_and_changes_nothing(serve: Callable[..., Daemon]
     assert counterd.lines(r"reloaded .*: sentinel\.max_allowed_qps, the file of sentinel\.rules$")
 
 
-def test_a_mistake_elsewhere_leaves_the_rules_as_they_are(serve: Callable[..., Daemon], rules: Path) -> None:
+def test_a_mistake_in_the_configuration_keeps_the_rules(serve: Callable[..., Daemon], rules: Path) -> None:
     counterd = serve()
     rules.write_text(json.dumps(document(concurrent=1)))
     text = counterd.config.read_text()
@@ -106,7 +106,7 @@ def test_a_mistake_elsewhere_leaves_the_rules_as_they_are(serve: Callable[..., D
 
 
 @pytest.mark.parametrize("kind", ["missing", "pipe", "folder", "long", "json"])
-def test_what_is_no_file_of_rules(serve: Callable[..., Daemon], rules: Path, kind: str) -> None:
+def test_an_unreadable_file_of_rules_changes_nothing(serve: Callable[..., Daemon], rules: Path, kind: str) -> None:
     counterd = serve()
     rules.unlink()
     if kind == "pipe":
@@ -131,7 +131,7 @@ def test_what_is_no_file_of_rules(serve: Callable[..., Daemon], rules: Path, kin
         assert peer.acquire(3).status == Status.OK
 
 
-def test_no_file_is_no_rules(serve: Callable[..., Daemon]) -> None:
+def test_without_a_file_there_are_no_rules(serve: Callable[..., Daemon]) -> None:
     counterd = serve()
     with connected(counterd) as peer:
         token = peer.acquire()
@@ -160,7 +160,7 @@ def test_a_mistake_ends_a_start_and_a_check(tmp_path: Path, rules: Path) -> None
 
 
 @pytest.mark.needs("root")
-def test_rules_that_cannot_be_read_again(start: Callable[..., Daemon], rules: Path) -> None:
+def test_rules_unreadable_for_the_user_warn(start: Callable[..., Daemon], rules: Path) -> None:
     rules.chmod(0o600)
     counterd = start({**SETTINGS, "sentinel.rules": rules, "user": "nobody"})
     nobody = pwd.getpwnam("nobody").pw_uid

@@ -1,4 +1,4 @@
-"""Clients that ask for more than they read: they wait, or are cut off; memory stays and others are served."""
+"""Clients that request more than they read: they wait, or are cut off; memory stays bounded and others are served."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def read_slowly(connection: socket.socket, stop: threading.Event, taken: list[in
 
 @KINDS
 @pytest.mark.parametrize("holder", [2], indirect=True)
-def test_one_that_reads_nothing_is_cut_off_and_one_that_reads_slowly_is_not(
+def test_a_client_that_reads_nothing_is_cut_off_and_a_slow_one_is_not(
     unix: bool, holder: tuple[daemon.Daemon, socket.socket]
 ) -> None:
     counterd, _ = holder
@@ -85,7 +85,8 @@ def test_one_that_reads_nothing_is_cut_off_and_one_that_reads_slowly_is_not(
 
 @KINDS
 def test_memory_is_bounded_and_others_are_served(unix: bool, holder: tuple[daemon.Daemon, socket.socket]) -> None:
-    """20 clients, each owed 70 MB, and more requests behind that. A piece for each is all that may be in memory."""
+    """20 clients, each with 70 MB of replies to come, and more requests behind that. Only a piece for each may be in
+    memory."""
     counterd, _ = holder
     before = counterd.rss()
     with contextlib.ExitStack() as stack, counterd.client() as other:
@@ -107,7 +108,7 @@ def test_memory_is_bounded_and_others_are_served(unix: bool, holder: tuple[daemo
 def test_memory_is_bounded_when_the_replies_are_much_longer(
     unix: bool, holder: tuple[daemon.Daemon, socket.socket]
 ) -> None:
-    """12 bytes ask for about 1,500 of statistics."""
+    """12 bytes request about 1,500 of statistics."""
     counterd, _ = holder
     before = counterd.rss()
     with (
@@ -165,7 +166,7 @@ def test_fifty_megabytes_of_requests_wait_for_their_reader(
             assert peers.ask(connection, wire.noop(9)).opaque == 9
 
 
-def test_a_dump_has_everything_once_and_does_not_hold_up_others(
+def test_a_dump_is_complete_and_does_not_delay_others(
     holder: tuple[daemon.Daemon, socket.socket],
 ) -> None:
     counterd, _ = holder

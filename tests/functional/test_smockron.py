@@ -1,4 +1,4 @@
-"""A real master with real gatekeepers, those of ZeroMQ's own library among them."""
+"""A real master with real gatekeepers, among them those of ZeroMQ's own library."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def figures(counterd: Daemon) -> dict[str, int]:
 # ---- accounting and control ------------------------------------------------------------------------------------------
 
 
-def test_what_one_gatekeeper_let_pass_all_are_told(serve: Callable[..., Daemon]) -> None:
+def test_control_messages_reach_all_gatekeepers(serve: Callable[..., Daemon]) -> None:
     counterd = serve()
     with gate(counterd, b"api\0") as one, gate(counterd) as other, gate(counterd, b"login\0") as third:
         before_ms = time.time_ns() // 1_000_000
@@ -66,7 +66,7 @@ def test_what_one_gatekeeper_let_pass_all_are_told(serve: Callable[..., Daemon])
         assert third.told().domain == b"login", "and nothing of api before"
 
 
-def test_a_gatekeeper_that_does_not_read_loses_messages_and_holds_up_nobody(serve: Callable[..., Daemon]) -> None:
+def test_a_gatekeeper_that_does_not_read_loses_messages_and_delays_no_others(serve: Callable[..., Daemon]) -> None:
     counterd = serve(**{"smockron.max_queued": "64K"})
     identifiers = [b"%06d" % number for number in range(1000)]
     with gate(counterd) as one, gate(counterd) as deaf:
@@ -107,7 +107,7 @@ def test_a_gatekeeper_that_never_reads_is_closed(unix: bool, serve: Callable[...
         assert one.told().identifier == b"still"
 
 
-def test_rules_change_all_or_not_at_all(serve: Callable[..., Daemon], tmp_path: Path) -> None:
+def test_a_reload_changes_all_rules_or_none(serve: Callable[..., Daemon], tmp_path: Path) -> None:
     counterd = serve()
     with gate(counterd) as one:
         gates.write_rules(tmp_path, {"new": {"rate": "1/day", "burst": 0}, "bad": {"rate": "fast", "burst": 0}})
@@ -124,7 +124,7 @@ def test_rules_change_all_or_not_at_all(serve: Callable[..., Daemon], tmp_path: 
         assert one.told().domain == b"new"
 
 
-def test_a_file_with_mistakes_keeps_it_from_starting(tmp_path: Path) -> None:
+def test_a_file_of_rules_with_mistakes_prevents_the_start(tmp_path: Path) -> None:
     path = gates.write_rules(tmp_path, {"a": {"rate": "1/s"}, "b": {"interval": 0, "burst": 1}})
     config = tmp_path / "counterd.conf"
     config.write_text(daemon.config_text({**SETTINGS, "smockron.rules": path}))
@@ -149,7 +149,7 @@ def test_tls_on_both_ports(serve: Callable[..., Daemon], pem: Files) -> None:
         assert one.told().identifier == b"me"
 
 
-def test_limits_are_for_both_ports_together(serve: Callable[..., Daemon]) -> None:
+def test_limits_count_connections_of_both_ports(serve: Callable[..., Daemon]) -> None:
     counterd = serve(**{"smockron.max_connections": "3"})
     with gate(counterd), socket.create_connection(addresses(counterd)[1], PATIENCE) as third:
         Peer(third, SocketType.SUB)
@@ -158,7 +158,7 @@ def test_limits_are_for_both_ports_together(serve: Callable[..., Daemon]) -> Non
         counterd.wait_for_log("connection refused")
 
 
-def test_it_stops_while_gatekeepers_are_connected(serve: Callable[..., Daemon]) -> None:
+def test_the_daemon_stops_while_gatekeepers_are_connected(serve: Callable[..., Daemon]) -> None:
     counterd = serve()
     with gate(counterd) as one:
         one.account(b"login", b"me")
@@ -169,7 +169,7 @@ def test_it_stops_while_gatekeepers_are_connected(serve: Callable[..., Daemon]) 
         counterd.process.wait(PATIENCE)
 
 
-def test_a_publisher_at_the_control_port_is_told_that_it_is_wrong(serve: Callable[..., Daemon]) -> None:
+def test_a_publisher_at_the_control_port_gets_an_error(serve: Callable[..., Daemon]) -> None:
     counterd = serve()
     with socket.create_connection(addresses(counterd)[1], PATIENCE) as wrong:
         wrong.sendall(wire.greeting() + wire.ready(SocketType.PUB))

@@ -1,4 +1,4 @@
-"""Masters that share the state of identifiers in a Redis, and what one does that cannot ask it."""
+"""Masters that share the state of identifiers in a Redis, and a master whose Redis does not answer."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def test_two_masters_have_one_limit(serve: Callable[..., Daemon], shared: Redis)
         assert other.told().time_ms == first_ms + 2 * DAY_MS, "is the third, a day too early"
 
 
-def test_what_is_forgotten_is_forgotten_in_redis(serve: Callable[..., Daemon], shared: Redis) -> None:
+def test_a_forgotten_identifier_is_removed_from_redis(serve: Callable[..., Daemon], shared: Redis) -> None:
     with gate(serve(), b"api\0") as one:
         wait_until(lambda: alone(one, shared), DECIDES)
         one.account(b"api", b"me", 5)
@@ -129,7 +129,7 @@ def test_what_is_forgotten_is_forgotten_in_redis(serve: Callable[..., Daemon], s
 
 
 @pytest.mark.parametrize("left", ["nan", "inf", "1e300", "400000000000000", "nothing"])
-def test_what_the_real_master_leaves_where_it_fails_counts_as_nothing(
+def test_invalid_values_of_the_real_master_count_as_none(
     serve: Callable[..., Daemon], shared: Redis, left: str
 ) -> None:
     shared.client.set("throttle;api;me", left)
@@ -141,8 +141,8 @@ def test_what_the_real_master_leaves_where_it_fails_counts_as_nothing(
         assert abs(decided(shared, "throttle;api;me") - before) < DAY_MS
 
 
-def test_a_fraction_that_the_real_master_leaves_is_cut_off(serve: Callable[..., Daemon], shared: Redis) -> None:
-    """It does where a gatekeeper has sent one. Redis decides all the same."""
+def test_fractions_of_the_real_master_are_cut_off(serve: Callable[..., Daemon], shared: Redis) -> None:
+    """It stores one if a gatekeeper has sent one. Redis still decides."""
     counterd = serve()
     with gate(counterd, b"login\0") as one:
         wait_until(lambda: alone(one, shared), DECIDES)
@@ -153,7 +153,7 @@ def test_a_fraction_that_the_real_master_leaves_is_cut_off(serve: Callable[..., 
         assert not counterd.lines("Redis is unavailable")
 
 
-def test_alone_it_goes_on_from_what_it_was_told(serve: Callable[..., Daemon], shared: Redis) -> None:
+def test_without_redis_the_master_goes_on_from_the_last_times(serve: Callable[..., Daemon], shared: Redis) -> None:
     counterd = serve()
     with gate(counterd, b"api\0") as one:
         wait_until(lambda: alone(one, shared), DECIDES)
@@ -174,7 +174,7 @@ def test_alone_it_goes_on_from_what_it_was_told(serve: Callable[..., Daemon], sh
         assert decided(shared, "throttle;api;me") > 0
 
 
-def test_one_that_hangs_is_not_waited_for(serve: Callable[..., Daemon], shared: Redis) -> None:
+def test_a_hanging_redis_is_not_waited_for(serve: Callable[..., Daemon], shared: Redis) -> None:
     counterd = serve()
     assert shared.process is not None
     with gate(counterd, b"login\0") as one:
@@ -187,7 +187,7 @@ def test_one_that_hangs_is_not_waited_for(serve: Callable[..., Daemon], shared: 
         counterd.wait_for_log("Redis is available again, and decides about requests again")
 
 
-def test_it_starts_without_redis(serve: Callable[..., Daemon], shared: Redis) -> None:
+def test_the_daemon_starts_without_redis(serve: Callable[..., Daemon], shared: Redis) -> None:
     shared.stop()
     counterd = serve()
     with gate(counterd, b"login\0") as one:
@@ -196,7 +196,7 @@ def test_it_starts_without_redis(serve: Callable[..., Daemon], shared: Redis) ->
         assert one.told().identifier == b"me"
 
 
-def test_a_wrong_password_is_told_and_not_shown(serve: Callable[..., Daemon], shared: Redis) -> None:
+def test_a_wrong_password_is_reported_and_not_shown(serve: Callable[..., Daemon], shared: Redis) -> None:
     shared.stop()
     shared.start("--requirepass", "right")
     counterd = serve(**{"smockron.state": f"unix://{shared.path}?db=0&password=guessed"})
@@ -221,14 +221,14 @@ def secured(shared: Redis, tmp_path: Path) -> tuple[certificates.Files, int]:
     return files, port
 
 
-def test_over_tls(serve: Callable[..., Daemon], shared: Redis, secured: tuple[certificates.Files, int]) -> None:
+def test_redis_over_tls(serve: Callable[..., Daemon], shared: Redis, secured: tuple[certificates.Files, int]) -> None:
     files, port = secured
     url = f"rediss://localhost:{port}/3?ssl_ca_certs={files.cacert}"
     with gate(serve(**{"smockron.state": url})) as one:
         wait_until(lambda: alone(one, shared), DECIDES)
 
 
-def test_a_redis_whose_certificate_nobody_known_has_signed(
+def test_a_redis_with_an_untrusted_certificate(
     serve: Callable[..., Daemon], secured: tuple[certificates.Files, int]
 ) -> None:
     files, port = secured
@@ -238,7 +238,7 @@ def test_a_redis_whose_certificate_nobody_known_has_signed(
         assert "certificate verify failed" in warned(daemon, 1)
 
 
-def test_a_redis_that_never_ends_the_handshake_of_tls(
+def test_a_redis_that_never_ends_the_tls_handshake(
     serve: Callable[..., Daemon], secured: tuple[certificates.Files, int]
 ) -> None:
     """The master decides alone meanwhile."""

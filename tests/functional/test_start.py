@@ -1,4 +1,4 @@
-"""Starting: the command line, the configuration, the sockets, and who is told that it is ready."""
+"""Starting: the command line, the configuration, the sockets, and the notification that it is ready."""
 
 from __future__ import annotations
 
@@ -48,15 +48,15 @@ def write(tmp_path: Path) -> Callable[[str], Path]:
 # ---- a start that works ----
 
 
-def test_what_only_a_console_needs_is_not_imported() -> None:
-    """Importing rich took a quarter of a start."""
+def test_the_daemon_does_not_import_rich() -> None:
+    """Importing it took a quarter of a start."""
     assert util.find_spec("rich") is not None
     code = "import sys, counterd.cli.daemon; print('rich' in sys.modules)"
     assert subprocess.check_output([sys.executable, "-c", code], text=True) == "False\n"
 
 
 @pytest.mark.needs("ipv6")
-def test_listens_on_both_loopback_addresses_unless_told_otherwise(start: Callable[..., daemon.Daemon]) -> None:
+def test_the_default_addresses_are_both_loopback_addresses(start: Callable[..., daemon.Daemon]) -> None:
     running = start({"counter.bind": ""})
     assert [address.host for address in running.addresses] == ["127.0.0.1", "::1"]
     assert running.addresses[0].port == running.addresses[1].port
@@ -68,7 +68,7 @@ def test_listens_on_both_loopback_addresses_unless_told_otherwise(start: Callabl
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
-def test_both_ways_to_start_it(program: str, start: Callable[..., daemon.Daemon]) -> None:
+def test_the_script_and_the_module_start_the_daemon(program: str, start: Callable[..., daemon.Daemon]) -> None:
     running = start(program=PROGRAMS[program])
     assert running.stats()["pid"] == running.pid
     assert len(running.lines("listens on")) == 1
@@ -88,13 +88,13 @@ from counterd.__main__ import main
 sys.exit(main())"""
 
 
-def test_signals_before_it_is_ready_do_not_end_it(start: Callable[..., daemon.Daemon]) -> None:
-    """Its parts are still being imported."""
+def test_signals_during_the_start_do_not_end_the_daemon(start: Callable[..., daemon.Daemon]) -> None:
+    """Its modules are still being imported."""
     running = start(program=(sys.executable, "-c", SIGNALS))
     assert running.stats()["pid"] == running.pid
 
 
-def test_set_replaces_what_the_file_says(start: Callable[..., daemon.Daemon]) -> None:
+def test_set_overrides_the_file(start: Callable[..., daemon.Daemon]) -> None:
     running = start(
         {"counter.max_connections": 2}, arguments=["--set", "counter.max_connections=3", "--set", "log.level=debug"]
     )
@@ -102,20 +102,20 @@ def test_set_replaces_what_the_file_says(start: Callable[..., daemon.Daemon]) ->
     assert running.lines("DEBUG")
 
 
-def test_the_file_in_conf_works_as_it_is(start: Callable[..., daemon.Daemon]) -> None:
+def test_the_file_in_conf_works_unchanged(start: Callable[..., daemon.Daemon]) -> None:
     running = start(text=CONF.read_text(), arguments=["--set", "counter.port=0"])
     with running.client() as client:
         assert client.acquire("jobs", maximum=1) == 1
 
 
 @pytest.mark.skipif(SYSTEM_FILE.exists(), reason="this machine has a configuration of its own")
-def test_without_a_file_it_takes_the_one_it_came_with() -> None:
+def test_without_a_file_the_shipped_one_is_used() -> None:
     result = daemon.run("--check")
     assert (result.returncode, result.stderr) == (0, "")
     assert re.fullmatch(r"/.*/counterd/counterd\.conf: ok\n", result.stdout)
 
 
-def test_a_file_of_yrmcds_works_as_it_is(start: Callable[..., daemon.Daemon]) -> None:
+def test_a_file_of_yrmcds_works_unchanged(start: Callable[..., daemon.Daemon]) -> None:
     text = """\
 # a configuration of yrmcds
 user = ""
@@ -160,7 +160,7 @@ def notified(request: pytest.FixtureRequest, short_path: Path) -> Iterator[tuple
         yield listening, shown
 
 
-def test_systemd_is_told(notified: tuple[socket.socket, str], start: Callable[..., daemon.Daemon]) -> None:
+def test_systemd_is_notified(notified: tuple[socket.socket, str], start: Callable[..., daemon.Daemon]) -> None:
     listening, shown = notified
     running = start(env={"NOTIFY_SOCKET": shown})
     assert listening.recv(4096) == b"READY=1\nSTATUS=serving counter"
@@ -181,7 +181,7 @@ def test_ready_means_that_a_connection_is_accepted(tmp_path: Path, short_path: P
                 client.noop()
 
 
-def test_nobody_to_tell_is_no_error(short_path: Path, start: Callable[..., daemon.Daemon]) -> None:
+def test_a_missing_notify_socket_is_no_error(short_path: Path, start: Callable[..., daemon.Daemon]) -> None:
     running = start(env={"NOTIFY_SOCKET": str(short_path / "nobody")})
     assert running.stats()["internal_errors"] == 0
 
@@ -190,7 +190,7 @@ def test_nobody_to_tell_is_no_error(short_path: Path, start: Callable[..., daemo
 
 
 @needs_root
-def test_becomes_a_user(start: Callable[..., daemon.Daemon], short_path: Path) -> None:
+def test_the_daemon_becomes_the_configured_user(start: Callable[..., daemon.Daemon], short_path: Path) -> None:
     nobody = pwd.getpwnam("nobody")
     os.chown(short_path, nobody.pw_uid, nobody.pw_gid)
     path = short_path / "counterd"
@@ -209,7 +209,7 @@ def test_becomes_a_user(start: Callable[..., daemon.Daemon], short_path: Path) -
 
 
 @needs_root
-def test_becomes_a_group_only(start: Callable[..., daemon.Daemon], short_path: Path) -> None:
+def test_the_daemon_becomes_only_the_configured_group(start: Callable[..., daemon.Daemon], short_path: Path) -> None:
     nogroup = grp.getgrnam("nogroup").gr_gid
     path = short_path / "counterd"
     grouped = daemon.after("import os\nos.setgroups([0, 12345])")
@@ -221,10 +221,8 @@ def test_becomes_a_group_only(start: Callable[..., daemon.Daemon], short_path: P
 
 
 @needs_root
-def test_is_installed_where_the_user_it_becomes_cannot_read(
-    start: Callable[..., daemon.Daemon], tmp_path: Path
-) -> None:
-    """Whatever it needs is loaded before."""
+def test_an_installation_unreadable_for_the_user_works(start: Callable[..., daemon.Daemon], tmp_path: Path) -> None:
+    """All that it needs is loaded before."""
     private = tmp_path / "private"
     shutil.copytree(Path(counterd.__file__).parent, private / "counterd")
     private.chmod(0o700)
@@ -234,7 +232,7 @@ def test_is_installed_where_the_user_it_becomes_cannot_read(
 
 
 @needs_root
-def test_a_socket_in_a_directory_of_root_is_left_behind_and_taken_over(
+def test_a_socket_left_in_a_directory_of_root_is_taken_over(
     start: Callable[..., daemon.Daemon], short_path: Path
 ) -> None:
     short_path.chmod(0o755)
@@ -250,7 +248,7 @@ def test_a_socket_in_a_directory_of_root_is_left_behind_and_taken_over(
 # ---- a start that fails ----
 
 
-def test_without_a_thread_for_the_log(write: Callable[[str], Path]) -> None:
+def test_the_error_without_a_thread_for_the_log(write: Callable[[str], Path]) -> None:
     path = write("counter.enable = true\ncounter.port = 0\n")
     result = daemon.run("-c", path, program=daemon.without_thread("log"))
     assert result.returncode == 1
@@ -278,7 +276,7 @@ Server, service.Server = service.Server, fill"""
     assert "Traceback" not in result.stderr
 
 
-def test_admin_without_proc(write: Callable[[str], Path]) -> None:
+def test_admin_works_without_proc(write: Callable[[str], Path]) -> None:
     path = write("counter.enable = true\ncounter.port = 0\nadmin.enable = true\nadmin.bind = 127.0.0.1:0\n")
     code = "import counterd.control.inspector\ncounterd.control.inspector.MEMORY = '/nonexistent/statm'"
     result = daemon.run("-c", path, program=daemon.within(code))
@@ -287,13 +285,13 @@ def test_admin_without_proc(write: Callable[[str], Path]) -> None:
     assert line in result.stderr.splitlines()  # among those of the log, whose thread writes when it likes
 
 
-def test_version() -> None:
+def test_version_is_printed() -> None:
     for program in PROGRAMS.values():
         result = daemon.run("--version", program=program)
         assert (result.returncode, result.stdout, result.stderr) == (0, f"counterd {__version__}\n", "")
 
 
-def test_check_says_that_all_is_right(write: Callable[[str], Path]) -> None:
+def test_check_prints_ok(write: Callable[[str], Path]) -> None:
     path = write("counter.enable = true\n")
     result = daemon.run("-c", path, "--check")
     assert (result.returncode, result.stdout, result.stderr) == (0, f"{path}: ok\n", "")
@@ -313,7 +311,7 @@ def test_every_mistake_is_one_line_with_its_place(check: bool, write: Callable[[
     assert "did you mean counter.port?" in result.stderr
 
 
-def test_nothing_enabled(write: Callable[[str], Path]) -> None:
+def test_the_error_if_no_protocol_is_enabled(write: Callable[[str], Path]) -> None:
     path = write("counter.port = 0\n")
     result = daemon.run("-c", path)
     assert (result.returncode, result.stdout) == (2, "")
@@ -324,7 +322,7 @@ def test_nothing_enabled(write: Callable[[str], Path]) -> None:
     )
 
 
-def test_no_file(tmp_path: Path) -> None:
+def test_the_error_for_a_missing_file(tmp_path: Path) -> None:
     path = tmp_path / "absent.conf"
     result = daemon.run("-c", path)
     assert result.returncode == 2
@@ -333,14 +331,14 @@ def test_no_file(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("check", [True, False], ids=["check", "start"])
 @pytest.mark.parametrize("path", ["/dev/zero", "/dev/null", "/dev/tty"])
-def test_a_device_is_not_read(path: str, check: bool) -> None:
+def test_a_device_as_configuration_is_refused(path: str, check: bool) -> None:
     result = daemon.run("-c", path, *(["--check"] if check else []))
     assert result.returncode == 2
     assert re.fullmatch(f"{path}: (is not a regular file|cannot be read: No such device or address)\n", result.stderr)
 
 
-def test_a_pipe_that_nobody_writes_to(tmp_path: Path) -> None:
-    """It is not waited for without end, and not taken for an empty file."""
+def test_an_unwritten_pipe_as_configuration_is_an_error(tmp_path: Path) -> None:
+    """It is not waited for without end, and does not count as an empty file."""
     path = tmp_path / "pipe"
     os.mkfifo(path)
     command = [*daemon.MODULE, "-c", path, "--check"]
@@ -350,8 +348,8 @@ def test_a_pipe_that_nobody_writes_to(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("lines", [1, 20_000])
-def test_a_pipe_is_read_to_its_end(lines: int) -> None:
-    """Of `counterd -c <(generate)`."""
+def test_a_pipe_as_configuration_is_read_to_its_end(lines: int) -> None:
+    """As of `counterd -c <(generate)`."""
     end, other = os.pipe()
     with subprocess.Popen(
         [*daemon.MODULE, "--check", "-c", f"/dev/fd/{end}"], pass_fds=(end,), stdout=subprocess.PIPE, cwd="/"
@@ -364,14 +362,14 @@ def test_a_pipe_is_read_to_its_end(lines: int) -> None:
     assert checking.returncode == 0
 
 
-def test_unknown_option() -> None:
+def test_an_unknown_option_is_refused() -> None:
     result = daemon.run("--daemonize")
     assert result.returncode == 2
     assert "--daemonize" in result.stderr
 
 
 def test_two_daemons_on_one_port_are_refused(write: Callable[[str], Path], start: Callable[..., daemon.Daemon]) -> None:
-    """They would be two limits. The first goes on as if nothing had been."""
+    """They would be two limits. The first one is not disturbed."""
     first = start()
     with first.client() as client:
         client.acquire("jobs", maximum=1)
@@ -385,7 +383,7 @@ def test_two_daemons_on_one_port_are_refused(write: Callable[[str], Path], start
         assert client.get("jobs") == 1
 
 
-def test_a_port_that_another_program_uses(write: Callable[[str], Path]) -> None:
+def test_the_error_for_a_port_in_use(write: Callable[[str], Path]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         result = daemon.run("-c", write("counter.enable = true\n"), "--set", f"counter.port={port}")
@@ -394,7 +392,7 @@ def test_a_port_that_another_program_uses(write: Callable[[str], Path]) -> None:
     assert line == f"--set: counter.port: cannot listen on 127.0.0.1:{port}: address already in use"
 
 
-def test_can_be_started_again_at_once_on_the_same_port(start: Callable[..., daemon.Daemon]) -> None:
+def test_the_daemon_can_restart_at_once_on_the_same_port(start: Callable[..., daemon.Daemon]) -> None:
     """Although connections that the first one closed are still in TIME_WAIT."""
     first = start()
     with contextlib.ExitStack() as stack:
@@ -406,7 +404,7 @@ def test_can_be_started_again_at_once_on_the_same_port(start: Callable[..., daem
         assert second.stats()["curr_connections"] == 1
 
 
-def test_a_user_that_is_not_there(write: Callable[[str], Path]) -> None:
+def test_the_error_for_an_unknown_user(write: Callable[[str], Path]) -> None:
     path = write("counter.enable = true\ncounter.port = 0\nuser = no-such-user\n")
     result = daemon.run("-c", path)
     assert result.returncode == 2
@@ -415,7 +413,7 @@ def test_a_user_that_is_not_there(write: Callable[[str], Path]) -> None:
 
 
 @needs_root
-def test_without_the_right_to_become_a_user(write: Callable[[str], Path]) -> None:
+def test_the_error_without_the_right_to_change_the_user(write: Callable[[str], Path]) -> None:
     """Root without CAP_SETGID and CAP_SETUID, as in many containers. PR_CAPBSET_DROP is 24."""
     path = write("counter.enable = true\ncounter.port = 0\ncounter.bind = 127.0.0.1\nuser = nobody\n")
     dropped = daemon.after("import ctypes\nfor number in 6, 7: ctypes.CDLL(None).prctl(24, number)")
@@ -426,7 +424,7 @@ def test_without_the_right_to_become_a_user(write: Callable[[str], Path]) -> Non
 
 
 def test_memory_that_cannot_be_had(write: Callable[[str], Path]) -> None:
-    """Far more than the address space: a sentence, not a traceback."""
+    """Far more than the address space: an error of one line, not a traceback."""
     path = write(
         "counter.enable = true\ncounter.port = 0\ncounter.bind = 127.0.0.1\n"
         "counter.buckets = 500000000\ncounter.name_memory = 128G\n"

@@ -1,4 +1,4 @@
-"""What systemd does for a service: its sockets, its watchdog, and what it wants to be told meanwhile."""
+"""What systemd does for a service: its sockets, its watchdog, and the notifications that it expects."""
 
 from __future__ import annotations
 
@@ -62,8 +62,8 @@ def run_with(start: Callable[..., daemon.Daemon], monkeypatch: pytest.MonkeyPatc
     return run_with
 
 
-def test_sockets_that_systemd_opened(run_with: Callable[..., daemon.Daemon], short_path: Path) -> None:
-    """Whoever connects before the daemon runs is served by it, and the files are not its own to remove."""
+def test_sockets_opened_by_systemd_are_used(run_with: Callable[..., daemon.Daemon], short_path: Path) -> None:
+    """Clients that connect before the daemon runs are served by it, and it does not remove the files."""
     path = short_path / "s"
     tcp = socket.create_server(("127.0.0.1", 0))
     unix = socket.socket(socket.AF_UNIX)
@@ -86,7 +86,7 @@ def test_sockets_that_systemd_opened(run_with: Callable[..., daemon.Daemon], sho
     assert not (short_path / "not").exists()
 
 
-def test_a_socket_without_a_name_is_known_by_its_address(run_with: Callable[..., daemon.Daemon]) -> None:
+def test_a_passed_socket_without_a_name_is_matched_by_address(run_with: Callable[..., daemon.Daemon]) -> None:
     tcp = socket.create_server(("127.0.0.1", 0))
     port = tcp.getsockname()[1]
     counterd = run_with({"counter.port": port, "throttr.enable": "true", "throttr.port": 0}, tcp)
@@ -104,7 +104,7 @@ def test_a_socket_without_a_name_is_known_by_its_address(run_with: Callable[...,
         ({}, "0.0.0.0", "counter", "LISTEN_FDS: counter.bind: 0.0.0.0 can be reached from other machines by everybody"),
     ],
 )
-def test_sockets_that_do_not_fit(
+def test_passed_sockets_that_do_not_fit_are_errors(
     tmp_path: Path, settings: dict[str, object], address: str, names: str | None, problem: str
 ) -> None:
     config = tmp_path / "x.conf"
@@ -133,8 +133,10 @@ def fill(manager: socket.socket) -> None:
             sender.sendto(b"X=1", manager.getsockname())
 
 
-def test_it_is_told_again_if_it_had_no_room(start: Callable[..., daemon.Daemon], manager: socket.socket) -> None:
-    """Without READY=1 it would end the daemon, after a while, although it serves."""
+def test_a_notification_is_repeated_if_systemd_had_no_room(
+    start: Callable[..., daemon.Daemon], manager: socket.socket
+) -> None:
+    """Without READY=1 systemd would end the daemon after a while, although it serves."""
     fill(manager)
     counterd = start(env={"NOTIFY_SOCKET": manager.getsockname()})
     counterd.wait_for_log("ready: counterd")
@@ -160,9 +162,7 @@ def received(manager: socket.socket, wanted: str) -> list[str]:
 STICKS = "import signal, sys, time\nsignal.signal(signal.SIGUSR2, lambda *_: time.sleep(0.6))"
 
 
-def test_the_watchdog_hears_of_a_loop_that_is_stuck(
-    start: Callable[..., daemon.Daemon], manager: socket.socket
-) -> None:
+def test_a_stuck_loop_does_not_feed_the_watchdog(start: Callable[..., daemon.Daemon], manager: socket.socket) -> None:
     program = (sys.executable, "-c", f"{STICKS}\nfrom counterd.cli.daemon import main\nsys.exit(main(sys.argv[1:]))")
     counterd = start(env={"NOTIFY_SOCKET": manager.getsockname(), "WATCHDOG_USEC": "200000"}, program=program)
     received(manager, "READY=1")
@@ -178,7 +178,7 @@ def test_the_watchdog_hears_of_a_loop_that_is_stuck(
     received(manager, "WATCHDOG=1")
 
 
-def test_it_is_told_of_a_reload_and_of_stopping(start: Callable[..., daemon.Daemon], manager: socket.socket) -> None:
+def test_reloads_and_stops_are_notified(start: Callable[..., daemon.Daemon], manager: socket.socket) -> None:
     counterd = start({"drain.timeout": 20}, env={"NOTIFY_SOCKET": manager.getsockname()})
     assert "STATUS=serving counter" in received(manager, "STATUS=serving counter")
     before = time.monotonic_ns() // 1000

@@ -1,4 +1,4 @@
-"""The throttr protocol as a process serves it: beside the counters, with real time, sockets and slow readers."""
+"""The throttr protocol served by a process: beside the counters, with real time, sockets and slow readers."""
 
 from __future__ import annotations
 
@@ -77,8 +77,8 @@ def test_every_value_size(serve: Callable[..., Daemon], size: str) -> None:
         assert len(value.value) == min(largest, 70_000)
 
 
-def test_another_value_size_than_the_server_has_is_asked_for(serve: Callable[..., Daemon]) -> None:
-    """The server waits for the rest of a request that the client takes to be whole."""
+def test_the_error_of_a_client_with_another_value_size(serve: Callable[..., Daemon]) -> None:
+    """The server waits for the rest of a request that the client considers complete."""
     address = serve(value_size="uint32").address_of("throttr")
     doubt = r"did not answer within 0\.2 s: is its value_size uint16, as this client's\?$"
     with Client(*address, timeout=0.2) as client, pytest.raises(Timeout, match=doubt):
@@ -96,7 +96,7 @@ def test_another_value_size_than_the_server_has_is_asked_for(serve: Callable[...
             client.insert("k", 1 << 32, 60)
 
 
-def test_keys_go_when_their_time_comes_although_nobody_asks(serve: Callable[..., Daemon]) -> None:
+def test_keys_expire_without_requests(serve: Callable[..., Daemon]) -> None:
     daemon = serve()
     with client_of(daemon) as client:
         for number in range(100):
@@ -107,7 +107,7 @@ def test_keys_go_when_their_time_comes_although_nobody_asks(serve: Callable[...,
         assert [entry.key for entry in client.list()] == [b"stays"]
 
 
-def test_what_a_connection_is_told_of_itself_and_others(serve: Callable[..., Daemon], short_path: Path) -> None:
+def test_connections_can_list_themselves_and_others(serve: Callable[..., Daemon], short_path: Path) -> None:
     before = time.time_ns()
     daemon = serve(socket=short_path / "s")
     with client_of(daemon) as tcp, Client(path=short_path / "s") as unix:
@@ -124,7 +124,7 @@ def test_what_a_connection_is_told_of_itself_and_others(serve: Callable[..., Dae
         assert info.connections == 2
 
 
-def test_a_killed_subscriber_is_gone_from_its_channels(serve: Callable[..., Daemon]) -> None:
+def test_a_killed_subscriber_leaves_its_channels(serve: Callable[..., Daemon]) -> None:
     daemon = serve()
     host, port = daemon.address_of("throttr")
     script = (
@@ -155,7 +155,7 @@ def audience(serve: Callable[..., Daemon]) -> Iterator[tuple[Daemon, list[Client
         yield daemon, clients, stack
 
 
-def test_everybody_hears_everything_in_one_order(
+def test_all_subscribers_get_all_events_in_the_same_order(
     audience: tuple[Daemon, list[Client], contextlib.ExitStack],
 ) -> None:
     daemon, clients, _ = audience
@@ -172,7 +172,7 @@ def test_everybody_hears_everything_in_one_order(
     )
 
 
-def test_a_subscriber_that_does_not_read_is_dropped_and_holds_nobody_up(
+def test_a_subscriber_that_does_not_read_is_dropped_and_delays_no_others(
     audience: tuple[Daemon, list[Client], contextlib.ExitStack],
 ) -> None:
     daemon, clients, stack = audience
@@ -208,7 +208,7 @@ def test_a_drain_answers_and_ends_subscribers_too(serve: Callable[..., Daemon]) 
         assert event.payload == b"last"
 
 
-def test_max_queued_can_change_and_the_value_size_not(serve: Callable[..., Daemon]) -> None:
+def test_a_reload_changes_max_queued_but_not_the_value_size(serve: Callable[..., Daemon]) -> None:
     daemon = serve()
     daemon.reload({"counter.enable": "false", **SETTINGS, "throttr.max_queued": "8K", "throttr.value_size": "uint64"})
     assert daemon.lines(r"throttr\.value_size needs a restart to change$")
@@ -224,12 +224,12 @@ def test_max_queued_can_change_and_the_value_size_not(serve: Callable[..., Daemo
         ("throttr.expiry_grace=-1", "-1 is out of range, expected 0 to 3600"),
     ],
 )
-def test_a_wrong_setting_says_what_is_expected(setting: str, text: str) -> None:
+def test_the_error_of_a_wrong_setting_says_what_is_expected(setting: str, text: str) -> None:
     done = run("--check", "--set", setting)
     assert (done.returncode, done.stderr) == (2, f"--set {setting}: {setting.partition('=')[0]}: {text}\n")
 
 
-def test_a_connection_beyond_the_limit_is_refused_in_its_own_room_only(start: Callable[..., Daemon]) -> None:
+def test_a_connection_limit_concerns_only_its_protocol(start: Callable[..., Daemon]) -> None:
     daemon = start({**SETTINGS, "throttr.max_connections": 1})
     with client_of(daemon) as only, daemon.client() as counters:
         only.whoami()

@@ -1,4 +1,4 @@
-"""TLS with clients that were not made for these tests: Python's, blocking and asyncio, and OpenSSL's own."""
+"""TLS with clients that were not written for these tests: Python's, blocking and asyncio, and OpenSSL's own."""
 
 from __future__ import annotations
 
@@ -80,9 +80,9 @@ def read_until(process: subprocess.Popen[bytes], wanted: bytes) -> bytes:
 # ---- clients of others ----------------------------------------------------------------------------------------------
 
 
-def test_much_goes_both_ways_at_once(server: Serving) -> None:
-    """From one thread: of two, in recv() and in sendall(), Python lets one mistake the other's state for its own,
-    and wait for ever."""
+def test_large_transfers_in_both_directions_at_once(server: Serving) -> None:
+    """From one thread: of two, in recv() and in sendall(), Python lets one mistake the other's state for its own, and
+    wait for ever."""
     count = 100_000
 
     async def main() -> bytes:
@@ -115,14 +115,14 @@ def test_many_clients_at_once(server: Serving) -> None:
 
 @pytest.mark.needs("openssl")
 @VERSIONS
-def test_openssls_own_client(server: Serving, tmp_path: Path, version: str) -> None:
+def test_openssl_s_client(server: Serving, tmp_path: Path, version: str) -> None:
     with s_client(server, tmp_path, "-quiet", f"-{version}") as process:
         type_in(process, NOOP * 1000)
         assert read_until(process, REPLY * 1000).count(REPLY) == 1000
 
 
 @pytest.mark.needs("openssl")
-def test_a_client_that_wants_short_records(server: Serving, tmp_path: Path) -> None:
+def test_a_client_with_short_records(server: Serving, tmp_path: Path) -> None:
     with connect(server) as holder, s_client(server, tmp_path, "-quiet", "-maxfraglen", "512") as process:
         peers.acquire_many(holder, [b"counter %05d" % number for number in range(COUNTERS)])
         type_in(process, wire.dump(7) + wire.noop(8))
@@ -131,7 +131,7 @@ def test_a_client_that_wants_short_records(server: Serving, tmp_path: Path) -> N
 
 
 @pytest.mark.needs("openssl")
-def test_new_keys_may_be_asked_for(server: Serving, tmp_path: Path) -> None:
+def test_key_updates_are_answered(server: Serving, tmp_path: Path) -> None:
     with s_client(server, tmp_path, "-tls1_3") as process:
         read_until(process, b"Verify return code: 0")
         for line in (b"k\n", b"K\n") * 3:
@@ -142,7 +142,7 @@ def test_new_keys_may_be_asked_for(server: Serving, tmp_path: Path) -> None:
 
 
 @pytest.mark.needs("openssl")
-def test_nothing_is_renegotiated(server: Serving, tmp_path: Path) -> None:
+def test_renegotiation_is_refused(server: Serving, tmp_path: Path) -> None:
     with s_client(server, tmp_path, "-tls1_2") as process, connect(server) as other:
         read_until(process, b"Verify return code: 0")
         wait_until(lambda: server.figures()["handshakes"] == 0, "handshakes are over")
@@ -154,7 +154,7 @@ def test_nothing_is_renegotiated(server: Serving, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("clients", [ssl.CERT_NONE, ssl.CERT_REQUIRED])
-def test_a_client_comes_back_with_its_ticket(clients: ssl.VerifyMode) -> None:
+def test_a_client_resumes_its_session_with_a_ticket(clients: ssl.VerifyMode) -> None:
     with serving(context=server_context(clients=clients)) as server:
         context = client_context(own=certificate("worker"))
         session = None
@@ -172,7 +172,7 @@ def test_a_client_comes_back_with_its_ticket(clients: ssl.VerifyMode) -> None:
 
 
 @pytest.mark.parametrize("end", ["close_notify", "fin", "reset"])
-def test_what_a_client_held_comes_back_however_it_ends(server: Serving, end: str) -> None:
+def test_holdings_come_back_however_the_client_ends(server: Serving, end: str) -> None:
     name = end.encode()
     connection = connect(server)
     assert peers.ask(connection, wire.acquire(1, name, 1, 1)).status == 0
@@ -186,7 +186,7 @@ def test_what_a_client_held_comes_back_however_it_ends(server: Serving, end: str
     wait_until(lambda: server.in_use(name) == 0, "it comes back")
 
 
-def test_a_server_that_stops_says_so_as_tls_would_have_it() -> None:
+def test_a_stopping_server_sends_close_notify() -> None:
     with contextlib.ExitStack() as stack:
         with serving(context=server_context()) as server:
             connection = stack.enter_context(connect(server))
@@ -197,8 +197,8 @@ def test_a_server_that_stops_says_so_as_tls_would_have_it() -> None:
 # ---- before the handshake is over -----------------------------------------------------------------------------------
 
 
-def test_what_goes_to_every_connection_harms_none_in_its_handshake() -> None:
-    """They are no connections of the protocol yet: nobody is told of them, and nothing goes to them."""
+def test_events_for_every_connection_do_not_reach_handshakes() -> None:
+    """They are no connections of the protocol yet: they are not listed, and get no events."""
     store = open_store(
         value_size=4,
         memory_limit=1 << 20,
@@ -230,8 +230,8 @@ def test_what_goes_to_every_connection_harms_none_in_its_handshake() -> None:
 # ---- those that mean harm -------------------------------------------------------------------------------------------
 
 
-def test_a_worker_that_waits_gets_its_job() -> None:
-    """Which another connection has put, so nothing comes from its own meanwhile."""
+def test_a_waiting_worker_gets_a_job() -> None:
+    """Another connection has put it, so no bytes come from the worker meanwhile."""
     with (
         serving(context=server_context(), store=make_beanstalk_store()) as server,
         connect(server) as worker,
@@ -245,7 +245,7 @@ def test_a_worker_that_waits_gets_its_job() -> None:
         assert peers.receive(worker, 18 + 50_002) == b"RESERVED 1 50000\r\n" + body + b"\r\n"
 
 
-def test_handshakes_that_come_to_no_end_are_given_up_and_others_served() -> None:
+def test_endless_handshakes_time_out_and_others_are_served() -> None:
     with serving(context=server_context(), handshake_timeout=1) as server, contextlib.ExitStack() as stack:
         silent = [stack.enter_context(server.connect()) for _ in range(50)]
         for connection in silent[::2]:
@@ -256,7 +256,7 @@ def test_handshakes_that_come_to_no_end_are_given_up_and_others_served() -> None
             assert all(peers.ends(connection) for connection in silent)
 
 
-def test_what_is_no_tls_is_closed(server: Serving) -> None:
+def test_a_client_without_tls_is_closed(server: Serving) -> None:
     before = server.figures()["handshakes_failed:protocol"]
     for data in (NOOP, b"GET / HTTP/1.0\r\n\r\n", os.urandom(100_000), b"\x16\x03\x01\x40\x00" + bytes(1 << 16)):
         with server.connect() as connection, contextlib.suppress(ConnectionError):
@@ -265,7 +265,7 @@ def test_what_is_no_tls_is_closed(server: Serving) -> None:
     server.wait_for(handshakes_failed__protocol=before + 4, connections=0)
 
 
-def test_one_that_never_reads_its_answers_is_not_read() -> None:
+def test_a_client_that_never_reads_is_not_read() -> None:
     with serving(context=server_context(), user_timeout=1) as server:
         context = client_context()
         with context.wrap_socket(server.connect(), server_hostname="127.0.0.1") as connection:

@@ -1,4 +1,4 @@
-"""Programs that use the clients have their types, which are right; and the server's classes satisfy its contract."""
+"""The types of the clients are right for programs that use them; and the server's classes satisfy its contract."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import pytest
 
 
 @pytest.mark.parametrize("name", ["typed_user", "typed_contract"])
-def test_types_are_what_they_are_used_as(name: str, tmp_path: Path) -> None:
-    """--strict has no use for an ignored error that is none, so the misuses have to be errors."""
+def test_mypy_accepts_the_typed_programs(name: str, tmp_path: Path) -> None:
+    """--strict reports an ignored error that does not occur, so the wrong uses have to be errors."""
     source = Path(__file__).with_name(f"{name}.py")
     checked = subprocess.run(
         [sys.executable, "-m", "mypy", "--strict", "--config-file=", "--cache-dir", tmp_path / "cache", source],

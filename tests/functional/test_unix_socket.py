@@ -1,4 +1,5 @@
-"""The Unix socket: served, with its mode, never taken from a daemon that runs, removed only if it is still ours."""
+"""The Unix socket: served, with its mode, never taken from a running daemon, and removed only if it is still our
+own."""
 
 from __future__ import annotations
 
@@ -38,7 +39,7 @@ def refused(tmp_path: Path, path: Path) -> str:
     return line.removeprefix(prefix)
 
 
-def test_is_served_beside_tcp(path: Path, start: Callable[..., daemon.Daemon]) -> None:
+def test_the_unix_socket_is_served_beside_tcp(path: Path, start: Callable[..., daemon.Daemon]) -> None:
     counterd = start({"counter.socket": path})
     assert counterd.lines(f"listens on 127.0.0.1:[0-9]+, unix:{path}$")
     with Client(path=path) as client, counterd.client() as other:
@@ -47,7 +48,7 @@ def test_is_served_beside_tcp(path: Path, start: Callable[..., daemon.Daemon]) -
     counterd.wait_for_stats(holdings=0)
 
 
-def test_is_served_alone(path: Path, start: Callable[..., daemon.Daemon]) -> None:
+def test_the_unix_socket_is_served_alone(path: Path, start: Callable[..., daemon.Daemon]) -> None:
     counterd = start({"counter.socket": path, "counter.bind": " "})
     assert counterd.addresses == []
     with Client(path=path) as client:
@@ -55,7 +56,7 @@ def test_is_served_alone(path: Path, start: Callable[..., daemon.Daemon]) -> Non
 
 
 @pytest.mark.parametrize("mode", ["", "0600", "0666", "0777"])
-def test_has_its_mode(mode: str, path: Path, start: Callable[..., daemon.Daemon]) -> None:
+def test_the_socket_file_has_its_mode(mode: str, path: Path, start: Callable[..., daemon.Daemon]) -> None:
     before = os.umask(0o077)
     try:
         start({"counter.socket": path, "counter.socket_mode": mode})
@@ -64,7 +65,7 @@ def test_has_its_mode(mode: str, path: Path, start: Callable[..., daemon.Daemon]
     assert stat.S_IMODE(path.lstat().st_mode) == int(mode or "0660", 8)
 
 
-def test_a_path_as_long_as_can_be(short_path: Path, start: Callable[..., daemon.Daemon]) -> None:
+def test_the_longest_path(short_path: Path, start: Callable[..., daemon.Daemon]) -> None:
     path = short_path / ("s" * (106 - len(str(short_path))))
     assert len(str(path)) == 107
     start({"counter.socket": path})
@@ -72,14 +73,16 @@ def test_a_path_as_long_as_can_be(short_path: Path, start: Callable[..., daemon.
         client.noop()
 
 
-def test_is_removed_at_the_end(path: Path, start: Callable[..., daemon.Daemon]) -> None:
+def test_the_socket_file_is_removed_at_the_end(path: Path, start: Callable[..., daemon.Daemon]) -> None:
     counterd = start({"counter.socket": path})
     assert path.is_socket()
     assert counterd.stop() == 0
     assert not path.exists()
 
 
-def test_is_not_taken_from_a_daemon_that_runs(path: Path, tmp_path: Path, start: Callable[..., daemon.Daemon]) -> None:
+def test_the_socket_of_a_running_daemon_is_not_taken_over(
+    path: Path, tmp_path: Path, start: Callable[..., daemon.Daemon]
+) -> None:
     start({"counter.socket": path})
     with Client(path=path) as client:
         client.acquire("jobs", maximum=1)
@@ -90,8 +93,8 @@ def test_is_not_taken_from_a_daemon_that_runs(path: Path, tmp_path: Path, start:
             assert other.get("jobs") == 1
 
 
-def test_is_not_taken_from_one_that_is_too_busy_to_accept(path: Path, tmp_path: Path) -> None:
-    """Whose backlog is full."""
+def test_the_socket_of_a_busy_daemon_is_not_taken_over(path: Path, tmp_path: Path) -> None:
+    """Its backlog is full."""
     with contextlib.ExitStack() as stack:
         busy = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
         busy.bind(str(path))
@@ -106,8 +109,8 @@ def test_is_not_taken_from_one_that_is_too_busy_to_accept(path: Path, tmp_path: 
 
 
 @pytest.mark.needs("root")
-def test_no_other_user_of_the_machine_keeps_it_from_starting(path: Path, start: Callable[..., daemon.Daemon]) -> None:
-    """By locking what anybody can open: the folder."""
+def test_another_user_cannot_prevent_the_start(path: Path, start: Callable[..., daemon.Daemon]) -> None:
+    """By locking the folder, which every user can open."""
     path.parent.chmod(0o755)
     code = (
         "import fcntl, os, sys; os.setgroups([]); os.setgid(65534); os.setuid(65534);"
@@ -123,7 +126,7 @@ def test_no_other_user_of_the_machine_keeps_it_from_starting(path: Path, start: 
 
 
 def test_a_stale_file_is_replaced(path: Path, start: Callable[..., daemon.Daemon]) -> None:
-    """Left by one that was killed."""
+    """Left by a killed daemon."""
     first = start({"counter.socket": path}, status=-signal.SIGKILL)
     first.process.kill()
     first.ended()
@@ -133,7 +136,7 @@ def test_a_stale_file_is_replaced(path: Path, start: Callable[..., daemon.Daemon
         assert client.stats()["pid"] == str(second.pid)
 
 
-def test_another_socket_in_its_place_is_left_there(path: Path, start: Callable[..., daemon.Daemon]) -> None:
+def test_another_socket_in_its_place_is_kept(path: Path, start: Callable[..., daemon.Daemon]) -> None:
     counterd = start({"counter.socket": path})
     path.unlink()
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as other:
@@ -145,7 +148,7 @@ def test_another_socket_in_its_place_is_left_there(path: Path, start: Callable[.
             client.connect(str(path))
 
 
-def test_a_file_in_its_place_is_left_there(path: Path, start: Callable[..., daemon.Daemon]) -> None:
+def test_a_file_in_its_place_is_kept(path: Path, start: Callable[..., daemon.Daemon]) -> None:
     counterd = start({"counter.socket": path})
     path.unlink()
     path.write_text("precious")
@@ -153,7 +156,7 @@ def test_a_file_in_its_place_is_left_there(path: Path, start: Callable[..., daem
     assert path.read_text() == "precious"
 
 
-def test_it_is_no_error_if_somebody_removed_it(path: Path, start: Callable[..., daemon.Daemon]) -> None:
+def test_a_removed_socket_file_is_no_error(path: Path, start: Callable[..., daemon.Daemon]) -> None:
     counterd = start({"counter.socket": path})
     path.unlink()
     assert counterd.stop() == 0
@@ -173,7 +176,7 @@ def test_a_directory_is_never_deleted(path: Path, tmp_path: Path) -> None:
 
 
 def test_a_link_is_never_deleted(path: Path, tmp_path: Path) -> None:
-    """Not even one to a stale socket: whoever made it had something in mind."""
+    """Not even one to a stale socket."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as stale:
         stale.bind(str(path.with_name("stale")))
     path.symlink_to("stale")
@@ -182,12 +185,12 @@ def test_a_link_is_never_deleted(path: Path, tmp_path: Path) -> None:
     assert path.is_socket()
 
 
-def test_no_directory_for_it(tmp_path: Path, short_path: Path) -> None:
+def test_the_error_for_a_missing_directory(tmp_path: Path, short_path: Path) -> None:
     assert refused(tmp_path, short_path / "absent" / "counterd") == "No such file or directory"
 
 
 def test_a_failed_start_leaves_no_socket(path: Path, tmp_path: Path) -> None:
-    """Here its port is in use: the file that was made meanwhile goes again."""
+    """Here its port is in use: the file that was created meanwhile is removed."""
     with socket.create_server(("127.0.0.1", 0)) as other:
         config = tmp_path / "a.conf"
         config.write_text(daemon.config_text({"counter.port": other.getsockname()[1], "counter.socket": path}))

@@ -1,4 +1,5 @@
-"""The server's stores, sessions, connections and plugins satisfy its contract. Is checked by mypy, and never run."""
+"""The server's stores, sessions, connections and plugins satisfy its contract. mypy checks this file; it is never
+run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a program that uses the clients may rely on of their types. Is checked by mypy, and never run."""
+"""What a program that uses the clients may rely on in their types. mypy checks this file; it is never run."""
 
 from __future__ import annotations
 

@@ -79,14 +79,14 @@ LOOPS = re.compile(r"\[(?:.*-)?uvloop(?:-.*)?\]$")
 # One test of the load tester for each protocol, and one for its command: these are not among the proofs.
 SMOKES = (
     "tests/functional/test_counterbench.py::test_acquire_and_release_in_turn",
-    "tests/functional/test_counterbench.py::test_the_real_server",
-    "tests/functional/test_counterbench_beanstalk.py::test_every_request",
-    "tests/functional/test_counterbench_command.py::test_a_mistake_is_named",
-    "tests/functional/test_counterbench_command.py::test_a_run_says_what_came_of_it",
-    "tests/functional/test_counterbench_sentinel.py::test_every_request",
-    "tests/functional/test_counterbench_smockron.py::test_every_request",
+    "tests/functional/test_counterbench.py::test_a_load_on_the_real_server",
+    "tests/functional/test_counterbench_beanstalk.py::test_every_kind_of_request",
+    "tests/functional/test_counterbench_command.py::test_a_wrong_option_is_named",
+    "tests/functional/test_counterbench_command.py::test_a_run_prints_its_results",
+    "tests/functional/test_counterbench_sentinel.py::test_every_kind_of_request",
+    "tests/functional/test_counterbench_smockron.py::test_every_kind_of_request",
     "tests/functional/test_counterbench_takes.py::test_refusals_take_nothing_of_any_item",
-    "tests/functional/test_counterbench_throttr.py::test_every_request",
+    "tests/functional/test_counterbench_throttr.py::test_every_kind_of_request",
 )
 
 NAMES = ("engine", "daemon", "proofs")

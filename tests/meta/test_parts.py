@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
         ("tests/functional/test_drain.py::test_it[close]", "daemon"),
         ("tests/history/test_daemon_takes.py::test_daemon_has_an_order_for_takes[one key]", "proofs"),
         ("tests/functional/test_counterbench_takes.py::test_sizes_of_names[8]", "proofs"),
-        ("tests/functional/test_counterbench_beanstalk.py::test_every_request[counterd]", "daemon"),
+        ("tests/functional/test_counterbench_beanstalk.py::test_every_kind_of_request[counterd]", "daemon"),
         ("tests/history/test_takes.py::test_wrong_server_is_caught[LetsSleep]", "proofs"),
         ("tests/scenarios/test_restarted.py::test_it[counter acquire-uvloop]", "proofs"),
         ("tests/scenarios/test_restarted.py::test_it[counter acquire-asyncio]", "daemon"),

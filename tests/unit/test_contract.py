@@ -1,4 +1,5 @@
-"""The contract is what is called: by type in Python (tests/functional/test_typing.py), by name in Cython, here."""
+"""The contract is exactly what is called: tests/functional/test_typing.py checks types in Python, this names in
+Cython."""
 
 from __future__ import annotations
 
@@ -32,16 +33,16 @@ def called(folder: str, name: str) -> set[str]:
     ("face", "real"),
     [(contract.Store, _core.Store), (contract.Session, _core.Session), (contract.Peer, Connection)],
 )
-def test_the_compiled_classes_have_what_the_contract_says(face: type[Any], real: type[Any]) -> None:
+def test_the_compiled_classes_have_the_members_of_the_contract(face: type[Any], real: type[Any]) -> None:
     assert members(face) - set(dir(real)) == set()
 
 
 @pytest.mark.parametrize(("name", "face"), [("store", contract.Store), ("session", contract.Session)])
-def test_net_calls_nothing_else(name: str, face: type[Any]) -> None:
+def test_net_calls_only_members_of_the_contract(name: str, face: type[Any]) -> None:
     used = called("net", name)
     assert used - members(face) == FIELDS[name]
     assert len(used) > len(FIELDS[name]) + 1
 
 
-def test_protocols_ask_the_connection_nothing_else() -> None:
+def test_protocols_use_only_members_of_the_contracts_peer() -> None:
     assert called("protocols", r"session\.owner") == members(contract.Peer)

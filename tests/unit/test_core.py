@@ -1,4 +1,5 @@
-"""The session machine: states, waits, skipping, barriers, and the region, driven with a protocol made up for that."""
+"""The session machine: states, waits, skipping, barriers, and the region, driven with a protocol made up for the
+tests."""
 
 from __future__ import annotations
 
@@ -133,7 +134,7 @@ def test_numbers_of_connections_are_reused(scene: Scene) -> None:
 
 
 def test_a_call_within_a_call_is_refused(scene: Scene) -> None:
-    """An exception ends a call, and the next one is served."""
+    """An exception ends a call, and the next one works."""
     peer, other = scene.peer(), scene.peer()
     scene.store.fails = True
     with pytest.raises(ValueError, match="as it was told"):
@@ -191,7 +192,7 @@ def made(request: pytest.FixtureRequest) -> tuple[str, Any]:
 
 
 def test_every_method_of_a_store_begins_a_call(made: tuple[str, Any]) -> None:
-    """Also if it seems to be too small for that. Where it is forgotten, a debug build dies of it."""
+    """Even one that seems too small for that. Where it is forgotten, a debug build crashes."""
     name, store = made
     calls = COMMON | OWN[name]
     if (files := ROOMS[name].files) is not None:
@@ -228,7 +229,7 @@ def test_every_step_of_a_walk_is_a_call(made: tuple[str, Any]) -> None:
 
 
 def test_every_method_of_a_session_is_a_call(scene: Scene) -> None:
-    """Those that have nothing to do at the moment apart."""
+    """Except those that have nothing to do at the moment."""
     parked, streaming = scene.peer().session, scene.peer().session
     parked.receive(b"W", 10)
     streaming.receive(b"L\x02", 10)
@@ -279,7 +280,7 @@ def test_the_diagram_in_the_documents_shows_this_table() -> None:
     ]
 
 
-def test_a_long_reply_streams_and_what_follows_waits_for_it(scene: Scene) -> None:
+def test_a_long_reply_streams_and_later_requests_wait(scene: Scene) -> None:
     peer = scene.peer()
     assert peer.session.receive(b"L\x03EaEb", 10) == b"l" * PIECE
     assert peer.state == "streaming"
@@ -290,7 +291,7 @@ def test_a_long_reply_streams_and_what_follows_waits_for_it(scene: Scene) -> Non
     assert peer.session.take_output(10) == b""
 
 
-def test_who_has_sent_his_last_byte_is_answered_then_closed(scene: Scene) -> None:
+def test_a_half_closed_peer_is_answered_then_closed(scene: Scene) -> None:
     peer = scene.peer()
     peer.session.receive(b"L\x02Ea", 10)
     assert peer.session.eof(10) == b""
@@ -300,7 +301,7 @@ def test_who_has_sent_his_last_byte_is_answered_then_closed(scene: Scene) -> Non
     assert (peer.session.eof(10), peer.session.receive(b"Ea", 10), peer.session.take_output(10)) == (b"", b"", b"")
 
 
-def test_framing_that_is_lost_closes(scene: Scene) -> None:
+def test_a_framing_error_closes(scene: Scene) -> None:
     peer = scene.peer()
     assert peer.send(b"EaXEb") == b"aX"
     assert peer.state == "closing"
@@ -310,7 +311,7 @@ def test_framing_that_is_lost_closes(scene: Scene) -> None:
 # ---- requests that wait ----------------------------------------------------------------------------------------------
 
 
-def test_a_request_waits_and_what_follows_it_too(scene: Scene) -> None:
+def test_a_waiting_request_holds_back_later_requests(scene: Scene) -> None:
     peer, other = scene.peer(), scene.peer()
     assert peer.send(b"EaWEbWEc") == b"a"
     assert peer.state == "parked"
@@ -325,7 +326,7 @@ def test_a_request_waits_and_what_follows_it_too(scene: Scene) -> None:
     assert peer.send(b"Ee") == b"e"
 
 
-def test_who_waits_costs_nothing(scene: Scene) -> None:
+def test_a_waiting_session_causes_no_calls(scene: Scene) -> None:
     """With requests behind it: no call is due before the deadline."""
     peers = [scene.peer() for _ in range(100)]
     scene.store.wait_ns = 10**12
@@ -358,7 +359,7 @@ def test_a_deadline_ends_a_wait(scene: Scene) -> None:
 
 
 def test_a_half_close_ends_a_wait_and_the_next(scene: Scene) -> None:
-    """What was asked behind it is answered; a second wait would be for nobody."""
+    """Requests behind it are answered; a second wait could not be answered any more."""
     peer = scene.peer()
     peer.send(b"WEaWWEb")
     peer.eof()
@@ -366,7 +367,7 @@ def test_a_half_close_ends_a_wait_and_the_next(scene: Scene) -> None:
     assert peer.session.number == 0
 
 
-def test_a_half_close_that_is_seen_before_all_was_read_ends_a_wait(scene: Scene) -> None:
+def test_a_half_close_seen_before_all_input_is_read_ends_a_wait(scene: Scene) -> None:
     peer = scene.peer()
     peer.send(b"W")
     peer.session.hang_up(10)
@@ -396,8 +397,8 @@ def test_a_drain_ends_all_waits(scene: Scene) -> None:
     assert [(peer.state, peer.received) for peer in peers] == 3 * [("reading", b"Da")]
 
 
-def test_a_wait_that_is_over_is_over_once(scene: Scene) -> None:
-    """Its event and its deadline, its half-close or its end at the same time."""
+def test_a_wait_ends_only_once(scene: Scene) -> None:
+    """Its event and its deadline, its half-close or its end happen at the same time."""
     for end in ("deadline", "eof", "hang_up", "closed"):
         peer, other = scene.peer(), scene.peer()
         peer.send(b"W")
@@ -414,7 +415,7 @@ def test_a_wait_that_is_over_is_over_once(scene: Scene) -> None:
 # ---- input that is skipped -------------------------------------------------------------------------------------------
 
 
-def test_what_is_too_big_is_discarded_then_answered_however_it_is_cut() -> None:
+def test_a_frame_that_is_too_big_is_skipped_then_answered_however_it_is_cut() -> None:
     data = b"EaS\x01" + bytes(100) + b"EbS\x03" + b"X" * 300 + b"EcS\x02" + b"W" * 200 + b"Ed"
     cuts: list[list[int]] = [[], list(range(1, len(data))), *([cut] for cut in range(1, len(data)))]
     chance = random.Random(1)
@@ -426,22 +427,22 @@ def test_what_is_too_big_is_discarded_then_answered_however_it_is_cut() -> None:
         assert (peer.received, peer.state) == (b"aSbBcBd", "reading"), places
 
 
-def test_the_reply_to_what_is_skipped_comes_when_all_of_it_has(scene: Scene) -> None:
+def test_the_reply_to_a_skipped_frame_comes_after_its_last_byte(scene: Scene) -> None:
     peer = scene.peer()
     assert peer.send(b"S\xff" + bytes(25_499)) == b""
     assert peer.state == "reading"
     assert peer.send(b"\0Ea") == b"Ba"
 
 
-def test_an_end_within_what_is_skipped_closes(scene: Scene) -> None:
+def test_a_half_close_within_a_skipped_frame_closes(scene: Scene) -> None:
     peer = scene.peer()
     peer.send(b"S\x09abc")
     peer.eof()
     assert (peer.received, peer.state) == (b"", "closing")
 
 
-def test_an_end_behind_what_is_skipped_leaves_nothing_before_all_is_answered(scene: Scene) -> None:
-    """The rest of what is skipped may look like the start of a request that will never be whole."""
+def test_a_half_close_behind_a_skipped_frame_keeps_the_session_until_all_is_answered(scene: Scene) -> None:
+    """The rest of the skipped frame may look like the start of a request that will never be complete."""
     peer = scene.peer()
     peer.send(b"JS\x03" + bytes(250))
     scene.store.reach(1, scene.now_ns)
@@ -452,7 +453,7 @@ def test_an_end_behind_what_is_skipped_leaves_nothing_before_all_is_answered(sce
     assert (peer.received, peer.state, peer.session.number) == (b"JBa", "closing", 0)
 
 
-def test_what_is_skipped_behind_a_wait(scene: Scene) -> None:
+def test_a_skipped_frame_behind_a_wait(scene: Scene) -> None:
     peer, other = scene.peer(), scene.peer()
     peer.send(b"WS\x02" + bytes(150))
     peer.send(bytes(50) + b"Ea")
@@ -483,7 +484,7 @@ def test_replies_wait_for_the_journal_and_keep_their_order(scene: Scene) -> None
     assert (other.received, scene.store.next_deadline()) == (b"zJJ", -1)
 
 
-def test_a_position_that_was_reached_before_is_no_step_back(scene: Scene) -> None:
+def test_an_earlier_journal_position_is_no_step_back(scene: Scene) -> None:
     peer = scene.peer()
     scene.store.reach(5, scene.now_ns)
     scene.store.reach(2, scene.now_ns)
@@ -494,7 +495,7 @@ def test_a_position_that_was_reached_before_is_no_step_back(scene: Scene) -> Non
     assert peer.received == b"J"
 
 
-def test_one_whose_replies_are_held_up_is_read_no_further_than_its_bound(scene: Scene) -> None:
+def test_a_session_with_held_replies_is_read_up_to_a_bound(scene: Scene) -> None:
     peer = scene.peer()
     assert peer.send(b"JL\x02Ea") == b""
     assert peer.state == "parked"
@@ -505,7 +506,7 @@ def test_one_whose_replies_are_held_up_is_read_no_further_than_its_bound(scene: 
     assert (peer.state, peer.received) == ("reading", b"J" + b"l" * 2 * PIECE + b"ab")
 
 
-def test_an_end_waits_for_the_journal(scene: Scene) -> None:
+def test_a_half_close_waits_for_the_journal(scene: Scene) -> None:
     for last, state in ((b"", "parked"), (b"X", "parked")):
         peer = scene.peer()
         peer.send(b"J" + last)
@@ -517,7 +518,7 @@ def test_an_end_waits_for_the_journal(scene: Scene) -> None:
         assert (peer.received, peer.state) == (b"J" + last, "closing")
 
 
-def test_a_connection_that_is_gone_waits_for_nothing(scene: Scene) -> None:
+def test_an_ended_connection_does_not_wait_for_the_journal(scene: Scene) -> None:
     peer = scene.peer()
     peer.send(b"J")
     peer.session.closed(scene.now_ns)
@@ -538,7 +539,7 @@ def test_a_wait_behind_the_journal_ends_behind_it(scene: Scene) -> None:
 
 
 def test_nothing_behind_a_bad_frame_is_executed(scene: Scene) -> None:
-    """Not when all of it was kept while a long reply went on, either."""
+    """Not if all of it was kept while a long reply went on, either."""
     peer = scene.peer()
     peer.received += peer.session.receive(b"L\x02JXEa", scene.now_ns)
     peer.pull()
@@ -547,7 +548,7 @@ def test_nothing_behind_a_bad_frame_is_executed(scene: Scene) -> None:
     assert (peer.received[2 * PIECE :], peer.state) == (b"JX", "closing")
 
 
-def test_an_end_behind_what_is_skipped_and_a_wait(scene: Scene) -> None:
+def test_a_half_close_behind_a_skipped_frame_and_a_wait(scene: Scene) -> None:
     peer = scene.peer()
     peer.send(b"JS\x03" + bytes(250))
     scene.store.reach(1, scene.now_ns)
@@ -559,8 +560,8 @@ def test_an_end_behind_what_is_skipped_and_a_wait(scene: Scene) -> None:
     assert (peer.received, peer.state, peer.session.number) == (b"JBHa", "closing", 0)
 
 
-def test_one_that_is_dropped_waits_no_more(scene: Scene) -> None:
-    """What it waited for is there for the next."""
+def test_a_dropped_session_waits_no_more(scene: Scene) -> None:
+    """What it waited for goes to the next."""
     scene.store.limit_posted(200)
     peer, other, third = scene.peer(), scene.peer(), scene.peer()
     peer.send(b"JW")
@@ -572,8 +573,8 @@ def test_one_that_is_dropped_waits_no_more(scene: Scene) -> None:
     assert third.received == b"G"
 
 
-def test_what_others_post_behind_the_journal_is_bounded(scene: Scene) -> None:
-    """It keeps its place behind the replies that wait, and whoever posts it does not wait for the journal."""
+def test_posted_output_behind_the_journal_is_bounded(scene: Scene) -> None:
+    """It keeps its place behind the replies that wait, and the session that posts it does not wait for the journal."""
     scene.store.limit_posted(200)
     peer, other = scene.peer(), scene.peer()
     peer.send(b"J")

@@ -1,4 +1,4 @@
-"""Documents in JSON: what is wrong is told with its place, whatever it is."""
+"""JSON documents: mistakes are reported with their place, whatever they are."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ def problems(text: bytes | str) -> tuple[str, ...]:
     return caught.value.problems
 
 
-def test_what_is_json_is_read() -> None:
+def test_json_is_read() -> None:
     assert read_document(b'\xef\xbb\xbf{"a": [1, 2.5, null, "\xc3\xa9"]}') == {"a": [1, 2.5, None, "é"]}
     assert read_document('{"a": {}}') == {"a": {}}
 
 
-def test_names_that_are_there_twice() -> None:
+def test_duplicate_names_are_kept() -> None:
     found = read_document('{"b": 1, "a": 2, "b": 3, "a": 4, "c": {"d": 1, "d": 2}}')
     assert isinstance(found, Members)
     assert found.twice == ("a", "b")
@@ -40,12 +40,12 @@ def test_names_that_are_there_twice() -> None:
         (b"[" * 100_000, "the document: nested too deeply"),
     ],
 )
-def test_where_it_is_wrong(text: bytes, problem: str) -> None:
+def test_mistakes_have_their_place(text: bytes, problem: str) -> None:
     (found,) = problems(text)
     assert found.startswith(problem)
 
 
-def test_a_number_of_many_digits_takes_no_time() -> None:
+def test_a_number_of_many_digits_is_read_quickly() -> None:
     assert read_document(b"1" * 100_000) == int("1" * 1000)
 
 
@@ -55,7 +55,7 @@ def test_any_bytes_are_a_document_or_are_refused(text: bytes) -> None:
         read_document(text)
 
 
-def test_problems_have_a_bound() -> None:
+def test_the_number_of_problems_is_bounded() -> None:
     told = Problems()
     for number in range(PROBLEMS_MAX + 3):
         told.add(f"line {number}", "wrong")

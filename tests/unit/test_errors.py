@@ -1,4 +1,4 @@
-"""The errors, and what they show."""
+"""The errors and their texts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def test_everything_is_a_counterd_error() -> None:
 
 
 @pytest.mark.parametrize("kind", REFUSALS)
-def test_a_refusal_shows_its_status_and_what_was_asked_for(kind: type[errors.ServerError]) -> None:
+def test_a_refusal_shows_its_status_and_request(kind: type[errors.ServerError]) -> None:
     error = kind(0x21, "some text")
     assert (error.status, error.text, str(error)) == (0x21, "some text", "some text (status 0x21)")
     error.name = b"a\xff"
@@ -41,10 +41,10 @@ def test_lost_events_survive_pickling() -> None:
     assert str(error) == "3 events were lost, because the events before them were not taken in time"
 
 
-def test_an_import_from_the_wrong_place_says_the_right_one() -> None:
+def test_an_import_from_the_wrong_module_names_the_right_one() -> None:
     with pytest.raises(ImportError, match=r"^counterd has no Client: write `from counterd.client import Client`$"):
         exec("from counterd import Client", {})
 
 
-def test_other_names_are_missing_as_ever() -> None:
+def test_other_missing_names_have_the_usual_error() -> None:
     assert not hasattr(counterd, "Clients")

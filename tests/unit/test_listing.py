@@ -1,4 +1,4 @@
-"""The parameters of tables, and a figure's value."""
+"""The parameters of tables, and the values of figures."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_parameters_are_read_and_have_defaults() -> None:
         ({"sort": "up", "limit": "1"}, "the parameter match is missing"),
     ],
 )
-def test_parameters_that_are_wrong_are_told_apart(parameters: dict[str, str], text: str) -> None:
+def test_each_wrong_parameter_has_its_message(parameters: dict[str, str], text: str) -> None:
     with pytest.raises(ValueError, match=f"^{re.escape(text)}$"):
         read_parameters(parameters, READERS, {})
 

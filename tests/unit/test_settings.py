@@ -1,4 +1,4 @@
-"""The readers of settings: what each accepts, what each refuses and with which words."""
+"""The readers of settings: which values they accept, and the messages for those that they refuse."""
 
 from __future__ import annotations
 
@@ -100,14 +100,14 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("read", "given_text", "value"), ACCEPTED)
-def test_accepted(read, given_text, value):
+def test_accepted_values(read, given_text, value):
     result = read(given_text)
     assert result == value
     assert type(result) is type(value)
 
 
 @pytest.mark.parametrize(("read", "given_text", "message"), REFUSED)
-def test_refused(read, given_text, message):
+def test_refused_values(read, given_text, message):
     with pytest.raises(ValueError, match=rf"\A{re.escape(message)}\Z"):
         read(given_text)
 
@@ -136,7 +136,7 @@ def test_any_text_is_a_value_or_a_value_error_in_one_line(read, given_text):
     assert message.isprintable()
 
 
-def test_a_setting_cannot_change_while_running_unless_it_says_so():
+def test_a_setting_is_fixed_while_running_by_default():
     assert not Setting("a.b", boolean, False).reload
     assert Setting("a.b", boolean, False).unit == ""
 
@@ -167,7 +167,7 @@ def test_each_field_of_a_class_is_a_setting() -> None:
     assert [one.key for one in settings_of(House)] == ["rooms", "door.lock", "door.code"]
 
 
-def test_an_object_is_made_of_values_by_key() -> None:
+def test_an_object_is_assembled_from_values_by_key() -> None:
     values = {"house.rooms": 5, "house.door.lock": True, "house.door.code": "b", "other": 1}
     house = assembled(House, values, "house.")
     assert house == House(5, Door(True, "b"))

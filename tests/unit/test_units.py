@@ -1,4 +1,4 @@
-"""Numbers as people write and read them: units, three digits, and nothing from outside that is no plain text."""
+"""Numbers for people: reading units, writing three digits, and making foreign text printable."""
 
 from __future__ import annotations
 
@@ -35,18 +35,18 @@ SIZES = {"ns": 1, "µs": 1_000, "ms": 1_000_000, "s": SECOND}
     ("text", "expected"),
     [("1", 1.0), ("10ms", 0.01), ("1.5s", 1.5), ("2m", 120.0), ("7us", 7e-6), ("7µs", 7e-6), ("3ns", 3e-9), ("0", 0.0)],
 )
-def test_times(text: str, expected: float) -> None:
+def test_times_are_read(text: str, expected: float) -> None:
     assert seconds(text) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(
     ("text", "expected"), [("200", 200), ("1.5k", 1500), ("2m", 2_000_000), ("10K", 10_000), ("0.5", 0.5), ("1M", 1e6)]
 )
-def test_numbers(text: str, expected: float) -> None:
+def test_numbers_are_read(text: str, expected: float) -> None:
     assert number(text) == expected
 
 
-def test_whole_numbers() -> None:
+def test_whole_numbers_are_read() -> None:
     assert whole_number("1.5k") == 1500
     assert isinstance(whole_number("10"), int)
 
@@ -59,7 +59,7 @@ WRONG: list[tuple[Callable[[str], object], str]] = [
 
 
 @pytest.mark.parametrize(("read", "text"), WRONG)
-def test_what_cannot_be_read(read: Callable[[str], object], text: str) -> None:
+def test_invalid_values_are_refused(read: Callable[[str], object], text: str) -> None:
     with pytest.raises(ValueError, match=r"^expected "):
         read(text)
 
@@ -85,7 +85,7 @@ def test_what_cannot_be_read(read: Callable[[str], object], text: str) -> None:
         (3600 * SECOND, "3,600 s"),
     ],
 )
-def test_duration(ns: float, text: str) -> None:
+def test_durations_are_written(ns: float, text: str) -> None:
     assert duration(ns) == text
 
 
@@ -99,38 +99,38 @@ def test_a_duration_is_right_to_three_digits(ns: float) -> None:
 @pytest.mark.parametrize(
     ("value", "text"), [(0, "0"), (0.5, "0.50"), (9.996, "10.0"), (99.96, "100"), (123456.78, "123,457")]
 )
-def test_digits_count_and_rate(value: float, text: str) -> None:
+def test_digits_counts_and_rates_are_written(value: float, text: str) -> None:
     assert digits(value) == text
     assert rate(value) == f"{text}/s"
 
 
-def test_several() -> None:
+def test_amounts_are_written_with_the_right_plural() -> None:
     assert [several(number, "name") for number in (0, 1, 1000)] == ["0 names", "1 name", "1,000 names"]
 
 
-def test_count() -> None:
+def test_counts_are_written() -> None:
     assert (count(0), count(1_234_567)) == ("0", "1,234,567")
 
 
 @pytest.mark.parametrize(
     ("value", "text"), [(0, "0"), (0.05, "0.05"), (250, "250"), (120_000, "120k"), (1.5e6, "1.5M"), (2e12, "2,000G")]
 )
-def test_count_tick(value: float, text: str) -> None:
+def test_counts_on_an_axis(value: float, text: str) -> None:
     assert count_tick(value) == text
 
 
-def test_other_ticks() -> None:
+def test_other_numbers_on_an_axis() -> None:
     assert [duration_tick(ns) for ns in (0, 500, 1_500_000, 3600 * SECOND)] == ["0 ns", "500 ns", "1.5 ms", "3,600 s"]
     assert [plain_tick(value) for value in (0, 0.25, 3500, 0.1 + 0.2)] == ["0", "0.25", "3,500", "0.3"]
 
 
-def test_printable() -> None:
+def test_unprintable_characters_are_replaced() -> None:
     assert printable("acquire, 日本語, µ") == "acquire, 日本語, µ"
     assert printable("\x1b[31mred\n\t\x00\ud800\u202e\ufffe") == "\ufffd[31mred" + "\ufffd" * 6
     assert printable(None) == "None"
 
 
 @given(st.text())
-def test_what_is_printable_is_one_line_that_can_be_encoded(text: str) -> None:
+def test_printable_text_is_one_line_of_valid_unicode(text: str) -> None:
     assert "".join(printable(text).splitlines()) == printable(text)
     assert printable(text).encode().decode() == printable(text)

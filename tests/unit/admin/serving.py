@@ -1,4 +1,4 @@
-"""The site on a port of its own, with a daemon that is a dictionary, and a client that can say anything."""
+"""The site on a port of its own, with a dictionary in place of the daemon, and a client that can send any bytes."""
 
 from __future__ import annotations
 

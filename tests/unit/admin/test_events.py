@@ -1,4 +1,4 @@
-"""Streams of events: one question for all who listen, and no queue for who is slow."""
+"""Streams of events: one question serves all listeners, and a slow listener has no queue."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_an_event_is_one_line_of_data() -> None:
     assert event("table", b'{"a": "b\\nc"}') == b'event: table\ndata: {"a": "b\\nc"}\n\n'
 
 
-def test_all_who_listen_share_one_question(play) -> None:
+def test_all_listeners_share_one_question(play) -> None:
     async def scene(hub: Hub, daemon: Daemon) -> None:
         with listen(hub) as one, listen(hub) as two:
             assert len(hub.listeners) == 2
@@ -114,7 +114,7 @@ def test_the_same_table_is_shared_and_another_is_not(play, monkeypatch: pytest.M
     play(scene)
 
 
-def test_nobody_is_asked_while_nobody_listens(play) -> None:
+def test_without_listeners_the_daemon_is_not_asked(play) -> None:
     async def scene(hub: Hub, daemon: Daemon) -> None:
         with listen(hub, "t") as one:
             await one.next()
@@ -129,7 +129,7 @@ def test_nobody_is_asked_while_nobody_listens(play) -> None:
     play(scene)
 
 
-def test_whoever_is_slow_gets_the_latest_once(play) -> None:
+def test_a_slow_listener_gets_only_the_latest_event(play) -> None:
     async def scene(hub: Hub, daemon: Daemon) -> None:
         with listen(hub) as slow:
             await until(lambda: len(daemon.asked) >= 5)
@@ -139,7 +139,7 @@ def test_whoever_is_slow_gets_the_latest_once(play) -> None:
     play(scene)
 
 
-def test_a_daemon_that_is_busy_is_asked_again(play) -> None:
+def test_a_busy_daemon_is_asked_again(play) -> None:
     async def scene(hub: Hub, daemon: Daemon) -> None:
         daemon.refuses = True
         with listen(hub) as one:
@@ -153,7 +153,7 @@ def test_a_daemon_that_is_busy_is_asked_again(play) -> None:
 def test_one_stream_too_many_ends_the_oldest_of_the_address_that_has_most(
     play, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whether the one too many is of that address or of another."""
+    """Whether the surplus stream comes from that address or another."""
     monkeypatch.setattr(module, "LISTENERS_MAX", 4)
 
     async def scene(hub: Hub, daemon: Daemon) -> None:

@@ -1,4 +1,4 @@
-"""Who may ask: what a browser is led to send, and what only its user can."""
+"""Which requests are allowed: what another page can make a browser send, and what only its user can."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def refused(guard: Guard, method: str = "GET", host: str | list[str] = "localhos
     ["localhost", "LOCALHOST:11216", "localhost.", "127.0.0.1", "127.0.0.1:80", "[::1]:11216", "[::1]", "10.1.2.3",
      "figures.example", "Figures.Example:443"],
 )  # fmt: skip
-def test_these_hosts_are_known(host: str) -> None:
+def test_known_hosts_are_allowed(host: str) -> None:
     assert refused(OPEN, host=host) is None
 
 
@@ -35,17 +35,17 @@ def test_these_hosts_are_known(host: str) -> None:
     ["evil.example", "localhost.evil.example", "127.0.0.1.evil.example", "", ":80", "localhost:x", "localhost:80@evil",
      "evil@localhost", "[::1", "localhost evil", "0x7f000001", "localhost/", "\udce4", "figures.example.evil"],
 )  # fmt: skip
-def test_these_hosts_are_not(host: str) -> None:
+def test_unknown_hosts_are_refused(host: str) -> None:
     assert refused(OPEN, host=host) == 403
 
 
 @pytest.mark.parametrize("hosts", [[], ["localhost", "localhost"], ["localhost", "evil.example"]])
-def test_there_is_one_host(hosts: list[str]) -> None:
+def test_a_request_needs_exactly_one_host(hosts: list[str]) -> None:
     assert refused(OPEN, host=hosts) == 400
 
 
 @pytest.mark.parametrize("origin", ["http://localhost:11216", "https://localhost:11216", "HTTP://LOCALHOST:11216"])
-def test_our_own_page_may_ask(origin: str) -> None:
+def test_requests_of_our_own_page_are_allowed(origin: str) -> None:
     assert refused(OPEN, host="localhost:11216", Origin=origin) is None
 
 
@@ -54,7 +54,7 @@ def test_our_own_page_may_ask(origin: str) -> None:
     ["null", "", "http://evil.example", "http://localhost", "http://localhost:80", "http://127.0.0.1:11216",
      "file://", "http://localhost:11216.evil.example", "http://localhost:11216/"],
 )  # fmt: skip
-def test_another_page_may_not(origin: str) -> None:
+def test_requests_of_another_page_are_refused(origin: str) -> None:
     assert refused(OPEN, host="localhost:11216", Origin=origin) == 403
 
 
@@ -69,11 +69,11 @@ def test_another_page_may_not(origin: str) -> None:
         ("cross-site", "websocket", 403),
     ],
 )
-def test_what_another_page_includes_is_refused(site: str, mode: str, status: int | None) -> None:
+def test_resources_embedded_by_another_page_are_refused(site: str, mode: str, status: int | None) -> None:
     assert refused(OPEN, Sec_Fetch_Site=site, Sec_Fetch_Mode=mode) == status
 
 
-def test_without_a_token_there_is_only_reading() -> None:
+def test_without_a_token_only_reading_is_allowed() -> None:
     assert refused(OPEN) is None
     assert refused(OPEN, "DELETE") == refused(OPEN, "PUT") == 403
     assert refused(OPEN, "DELETE", Authorization="Bearer ") == 403
@@ -81,7 +81,7 @@ def test_without_a_token_there_is_only_reading() -> None:
 
 
 @pytest.mark.parametrize("given", ["Bearer s3cret", "bearer s3cret", "Bearer  s3cret "])
-def test_the_token_opens(given: str) -> None:
+def test_the_right_token_allows_changes(given: str) -> None:
     assert refused(CLOSED, "DELETE", Authorization=given) is None
 
 
@@ -89,7 +89,7 @@ def test_the_token_opens(given: str) -> None:
     "given",
     ["Bearer", "Bearer ", "s3cret", "Bearer s3cre", "Bearer s3cret2", "Basic s3cret", "Bearer S3CRET", "Bearer \udce4"],
 )
-def test_another_token_does_not(given: str) -> None:
+def test_a_wrong_token_is_refused(given: str) -> None:
     assert refused(CLOSED, "DELETE", Authorization=given) == 401
     assert refused(CLOSED, "GET", Authorization=given) == 401
 
@@ -99,7 +99,7 @@ def test_reading_needs_no_token_and_changing_does() -> None:
     assert refused(CLOSED, "DELETE") == refused(CLOSED, "PUT") == 401
 
 
-def test_who_may_connect() -> None:
+def test_which_addresses_may_connect() -> None:
     assert OPEN.allows_peer("192.0.2.1")
     assert CLOSED.allows_peer("10.255.0.1")
     assert CLOSED.allows_peer("::ffff:10.255.0.1")
@@ -108,7 +108,7 @@ def test_who_may_connect() -> None:
     assert not CLOSED.allows_peer("127.0.0.1")
 
 
-def test_names_of_hosts() -> None:
+def test_host_names_are_read() -> None:
     assert host_name("[FE80::1]:80") == "fe80::1"
     assert host_name("A.b.:1") == "a.b"
     assert host_name("a:1:2") == ""

@@ -50,7 +50,7 @@ def run(scene: Callable[[Link, Daemon], Coroutine[Any, Any, None]]) -> None:
     asyncio.run(main())
 
 
-def test_answers_find_whoever_asked_in_any_order() -> None:
+def test_answers_reach_their_questions_in_any_order() -> None:
     async def scene(link: Link, daemon: Daemon) -> None:
         first = asyncio.create_task(link.ask("table", 10, table="x", parameters={}))
         second = asyncio.create_task(link.ask("ping", 10))
@@ -74,7 +74,7 @@ def test_a_refusal_is_an_error() -> None:
     run(scene)
 
 
-def test_a_daemon_that_says_nothing_is_not_waited_for() -> None:
+def test_a_daemon_that_does_not_answer_times_out() -> None:
     async def scene(link: Link, daemon: Daemon) -> None:
         with pytest.raises(Refused, match=r"not answered within 0\.01 s") as info:
             await link.ask("ping", 0.01)
@@ -89,7 +89,7 @@ def test_a_daemon_that_says_nothing_is_not_waited_for() -> None:
     run(scene)
 
 
-def test_only_so_many_questions_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_waiting_questions_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "ASKED_MAX", 2)
 
     async def scene(link: Link, daemon: Daemon) -> None:
@@ -113,7 +113,7 @@ def test_settings_come_first_and_again() -> None:
     run(scene)
 
 
-def test_notes_and_signs_of_life() -> None:
+def test_notes_and_heartbeats_are_sent() -> None:
     async def scene(link: Link, daemon: Daemon) -> None:
         link.note("oh")
         assert await daemon.receive() == {"note": "oh"}
@@ -125,7 +125,7 @@ def test_notes_and_signs_of_life() -> None:
     run(scene)
 
 
-def test_after_the_end_nothing_can_be_asked() -> None:
+def test_questions_after_the_end_are_refused() -> None:
     async def scene(link: Link, daemon: Daemon) -> None:
         daemon.socket.shutdown(socket.SHUT_RDWR)
         await asyncio.wait_for(link.ended.wait(), 10)

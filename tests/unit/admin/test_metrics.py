@@ -1,4 +1,4 @@
-"""The metrics: what Prometheus reads of them, and that their names are what its users expect."""
+"""The metrics: their format for Prometheus, and names that follow its conventions."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def value(found: dict[Any, float], name: str, /, **labels: str) -> float:
 
 
 @pytest.mark.parametrize("accept", ["", OPENMETRICS])
-def test_everything_is_there(accept: str) -> None:
+def test_every_figure_is_a_metric(accept: str) -> None:
     found = samples(stats(room=of_room(100, [*KEYS, "things", "made"])), accept)
     assert value(found, "counterd_uptime_seconds") == 5.5
     assert (value(found, "counterd_ready"), value(found, "counterd_draining")) == (1, 0)
@@ -71,7 +71,7 @@ def test_everything_is_there(accept: str) -> None:
     assert value(found, "counterd_things_made_total", protocol="room") == 101 + len(KEYS)
 
 
-def test_each_figure_of_a_lease_policy_is_there() -> None:
+def test_every_figure_of_a_lease_policy_is_a_metric() -> None:
     policy = LeasePolicy(SharedStore(lambda _: None), lambda: "s", 10_000)
     keys = [figure.key for figure in metrics.CLUSTER_FIGURES]
     assert {f"cluster_{name}" for name in policy.figures(0)} <= set(keys)
@@ -81,14 +81,14 @@ def test_each_figure_of_a_lease_policy_is_there() -> None:
         assert value(found, f"counterd_{figure.name}", **labels) == 102 + len(KEYS) + place
 
 
-def test_rows_of_a_table_are_told_apart_by_their_name() -> None:
+def test_rows_of_a_table_have_the_name_as_label() -> None:
     rows = {"things": [{"name": "a%2Fb", "size": 3}, {"name": "a%5C%FF", "size": 4}]}
     found = samples(stats(room=of_room(0, [*KEYS, "things", "made"])), rows=rows)
     assert value(found, "counterd_thing_size", protocol="room", name="a/b") == 3
     assert value(found, "counterd_thing_size", protocol="room", name=r"a\\xff") == 4
 
 
-def test_buckets_add_up() -> None:
+def test_buckets_of_a_histogram_are_cumulative() -> None:
     found = samples(stats(room=of_room(0, [*KEYS, "things", "made"])))
     buckets = [
         value(found, "counterd_batch_seconds_bucket", protocol="room", le=le) for le in ("1.024e-06", "0.5", "+Inf")
@@ -100,13 +100,13 @@ def test_buckets_add_up() -> None:
     assert value(found, "counterd_event_loop_lag_seconds_bucket", le="+Inf") == 8
 
 
-def test_without_rooms_there_are_those_of_the_daemon() -> None:
+def test_without_protocols_the_daemons_own_metrics_exist() -> None:
     found = samples({**stats(), "state": "draining"})
     assert (value(found, "counterd_ready"), value(found, "counterd_draining")) == (0, 1)
     assert not [name for name, _ in found if "connections" in name]
 
 
-def test_the_build() -> None:
+def test_build_information() -> None:
     ((labels, one),) = [(dict(labels), it) for (name, labels), it in samples(stats()).items() if name.endswith("_info")]
     assert labels["version"] == "1.2.3"
     assert re.fullmatch(r"3\.\d+\.\d+\S*", labels["python"])
@@ -126,7 +126,7 @@ def test_the_build() -> None:
         ("text/plain;version=;;;=,,", "text/plain; version=0.0.4"),
     ],
 )
-def test_the_format_is_the_one_that_is_asked_for(accept: str, expected: str) -> None:
+def test_the_format_is_negotiated(accept: str, expected: str) -> None:
     encoder, content_type = metrics.negotiate(accept)
     body = metrics.encode(stats(), [], {}, encoder)
     assert content_type.startswith(expected)

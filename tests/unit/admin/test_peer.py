@@ -1,4 +1,4 @@
-"""Connections that do not behave: slow, many, large, deaf."""
+"""Connections that misbehave: slow ones, many, large requests, and peers that do not read."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("sent", [b"", b"GET /stats HTTP/1.1\r\nHo", b"\r\n" * 10, GET[:-2]])
-def test_whoever_asks_nothing_is_cut_off(sent: bytes, hasty: None) -> None:
+def test_a_connection_without_a_request_is_cut_off(sent: bytes, hasty: None) -> None:
     async def scene(world: World) -> None:
         async with world.client() as client:
             client.writer.write(sent)
@@ -37,7 +37,7 @@ def test_whoever_asks_nothing_is_cut_off(sent: bytes, hasty: None) -> None:
     serve(scene)
 
 
-def test_bytes_that_drip_buy_no_time(hasty: None) -> None:
+def test_slow_bytes_do_not_extend_the_timeout(hasty: None) -> None:
     async def scene(world: World) -> None:
         async with world.client() as client:
             ended = asyncio.create_task(client.ends())
@@ -51,7 +51,7 @@ def test_bytes_that_drip_buy_no_time(hasty: None) -> None:
     serve(scene)
 
 
-def test_a_head_without_end_is_cut_off() -> None:
+def test_a_request_head_without_end_is_cut_off() -> None:
     async def scene(world: World) -> None:
         world.site.peers.head = 1000
         async with world.client() as client:
@@ -66,7 +66,7 @@ def test_a_head_without_end_is_cut_off() -> None:
     serve(scene)
 
 
-def test_time_begins_anew_with_each_answer() -> None:
+def test_the_timeout_begins_anew_with_each_answer() -> None:
     async def scene(world: World) -> None:
         async with world.client() as client:
             ends = []
@@ -91,8 +91,8 @@ def test_an_answer_may_take_longer_than_a_question(hasty: None) -> None:
     serve(scene)
 
 
-def test_whoever_takes_no_answer_is_cut_off(hasty: None) -> None:
-    """What the kernel does not take for it is given up."""
+def test_a_peer_that_does_not_read_its_answer_is_cut_off(hasty: None) -> None:
+    """Output that the kernel does not accept is dropped."""
 
     async def scene(world: World) -> None:
         world.link.answers["figures"] = {"long": "x" * (16 << 20)}
@@ -106,7 +106,7 @@ def test_whoever_takes_no_answer_is_cut_off(hasty: None) -> None:
     serve(scene)
 
 
-def test_a_stream_that_nobody_takes_is_cut_off(hasty: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unread_stream_of_events_is_cut_off(hasty: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(events, "STATS_PERIOD_S", 0.001)
 
     async def scene(world: World) -> None:
@@ -119,7 +119,7 @@ def test_a_stream_that_nobody_takes_is_cut_off(hasty: None, monkeypatch: pytest.
     serve(scene)
 
 
-def test_whoever_takes_answers_again_is_not_cut_off_for_what_was() -> None:
+def test_a_peer_that_reads_again_is_not_cut_off() -> None:
     async def scene(world: World) -> None:
         async with world.client() as client:
             client.writer.write(GET.replace(b"livez", b"events"))
@@ -137,7 +137,7 @@ def there(peers: Peers) -> int:
     return len(peers.fresh) + len(peers.idle) + len(peers.busy)
 
 
-def test_a_connection_too_many_takes_the_place_of_the_idlest(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_surplus_connection_replaces_the_idlest(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peer, "CHANCE_S", 0.01)
 
     async def scene(world: World) -> None:
@@ -157,8 +157,8 @@ def test_a_connection_too_many_takes_the_place_of_the_idlest(monkeypatch: pytest
     serve(scene)
 
 
-def test_in_a_crowd_everybody_is_heard(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody goes for another before what they sent was looked at, however many come at once."""
+def test_in_a_crowd_every_connection_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No connection is closed for another before its request was read, however many come at once."""
     monkeypatch.setattr(peer, "CONNECTIONS_MAX", 2)
     monkeypatch.setattr(peer, "CHANCE_S", 60.0)
 
@@ -169,7 +169,7 @@ def test_in_a_crowd_everybody_is_heard(monkeypatch: pytest.MonkeyPatch) -> None:
     serve(scene)
 
 
-def test_while_all_wait_for_answers_others_wait_for_a_place(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_while_all_connections_wait_for_answers_further_ones_are_not_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peer, "CONNECTIONS_MAX", 2)
 
     async def scene(world: World) -> None:
@@ -192,7 +192,7 @@ def test_while_all_wait_for_answers_others_wait_for_a_place(monkeypatch: pytest.
     serve(scene)
 
 
-def test_whoever_asks_without_end_makes_place_after_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_connection_with_endless_requests_is_replaced_after_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peer, "CONNECTIONS_MAX", 1)
     monkeypatch.setattr(peer, "CHANCE_S", 60.0)  # else it would be idle between its answers on a slow machine
 
@@ -211,7 +211,7 @@ def test_whoever_asks_without_end_makes_place_after_an_answer(monkeypatch: pytes
 
 
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.ECONNABORTED])
-def test_who_cannot_be_accepted_now_is_later(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_accepting_is_retried_after_an_error(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peer, "EXHAUSTED_S", 0.001)
 
     async def scene(world: World) -> None:
@@ -232,7 +232,7 @@ def test_who_cannot_be_accepted_now_is_later(number: int, monkeypatch: pytest.Mo
     serve(scene)
 
 
-def test_who_may_not_connect_hears_nothing_of_what_is_there() -> None:
+def test_a_refused_address_gets_403() -> None:
     async def scene(world: World) -> None:
         async with world.client() as client:
             client.writer.write(GET)
@@ -262,7 +262,7 @@ def test_who_may_not_connect_hears_nothing_of_what_is_there() -> None:
     ],
     ids=["line", "field", "fields", "nul", "lengths", "folded", "no host", "version", "tls", "binary", "short"],
 )
-def test_what_is_no_request_gets_a_short_answer_and_an_end(sent: bytes) -> None:
+def test_an_invalid_request_gets_a_short_answer_and_an_end(sent: bytes) -> None:
     async def scene(world: World) -> None:
         async with world.client() as client:
             client.writer.write(sent)
@@ -276,7 +276,7 @@ def test_what_is_no_request_gets_a_short_answer_and_an_end(sent: bytes) -> None:
     serve(scene)
 
 
-def test_requests_that_come_at_once_are_answered_in_order() -> None:
+def test_pipelined_requests_are_answered_in_order() -> None:
     async def scene(world: World) -> None:
         async with world.client() as client:
             client.writer.write(GET * 50 + GET.replace(b"livez", b"nothing"))
@@ -287,7 +287,7 @@ def test_requests_that_come_at_once_are_answered_in_order() -> None:
 
 
 def test_a_flood_of_requests_is_not_stored() -> None:
-    """While the first is being answered the others are left in the kernel, but for some."""
+    """While the first is being answered, nearly all others are left in the kernel."""
 
     async def scene(world: World) -> None:
         go = asyncio.Event()

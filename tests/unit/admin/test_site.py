@@ -1,4 +1,4 @@
-"""What is served at which path, to whom."""
+"""What is served at which path, and to which clients."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from unit.admin.serving import BUSY, ROOM, STATS, World, serve, until
 # ---- paths ----------------------------------------------------------------------------------------------------------
 
 
-def test_what_the_daemon_says_is_served_as_json() -> None:
+def test_answers_of_the_daemon_are_served_as_json() -> None:
     async def scene(world: World) -> None:
         async with world.client() as client:  # one connection for all
             assert (await client.request("/stats")).json == STATS
@@ -37,7 +37,7 @@ def test_what_the_daemon_says_is_served_as_json() -> None:
     serve(scene)
 
 
-def test_health() -> None:
+def test_liveness_and_readiness() -> None:
     async def scene(world: World) -> None:
         assert (await world.get("/livez")).body == b"ok\n"
         assert (await world.get("/readyz")).status == 200
@@ -66,7 +66,7 @@ def test_metrics_in_two_formats() -> None:
     serve(scene)
 
 
-def test_metrics_of_rows_and_without_them_where_there_are_none() -> None:
+def test_metrics_of_rows_only_where_there_are_tables() -> None:
     async def scene(world: World) -> None:
         figures = {figure.key: 0 for figure in (*metrics.LISTENER_FIGURES, *ROOM.figures)}
         room = {"figures": figures, "outcomes": [], "histograms": {}}
@@ -80,7 +80,7 @@ def test_metrics_of_rows_and_without_them_where_there_are_none() -> None:
     serve(scene)
 
 
-def test_who_asks_at_once_shares_the_figures_and_what_is_made_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_concurrent_requests_share_the_figures_and_their_encoding(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scene(world: World) -> None:
         go, ask, encode = asyncio.Event(), world.link.ask, site.metrics.encode
         rendered = []
@@ -114,7 +114,7 @@ def test_who_asks_at_once_shares_the_figures_and_what_is_made_of_them(monkeypatc
     serve(scene)
 
 
-def test_who_leaves_does_not_take_the_figures_along() -> None:
+def test_a_client_that_disconnects_does_not_cancel_the_shared_question() -> None:
     async def scene(world: World) -> None:
         go, ask = asyncio.Event(), world.link.ask
 
@@ -156,7 +156,7 @@ def test_names_are_bytes_on_the_way_in_and_out() -> None:
     ["/nothing", "/../etc/passwd", "/%2e%2e/%2e%2e/etc/passwd", "/things/", "//stats", "/stats/", "/Stats",
      "/dashboard.html", "http://localhost/stats", "*", "/things%00", "/%73tats", "/static/../stats"],
 )  # fmt: skip
-def test_nothing_else_is_served(path: str) -> None:
+def test_other_paths_are_not_found(path: str) -> None:
     async def scene(world: World) -> None:
         assert (await world.get(path)).status in (400, 404)
         assert world.link.asked == []
@@ -164,7 +164,7 @@ def test_nothing_else_is_served(path: str) -> None:
     serve(scene)
 
 
-def test_methods() -> None:
+def test_other_methods_are_refused() -> None:
     async def scene(world: World) -> None:
         for method in ("POST", "PUT", "OPTIONS", "PATCH", "TRACE", "DELETE"):
             answer = await world.get("/stats", method, Authorization="Bearer t")
@@ -195,8 +195,8 @@ def test_bodies_are_refused_unread() -> None:
     serve(scene)
 
 
-def test_two_requests_in_disguise_are_one_or_none() -> None:
-    """A length and chunks at once: what a proxy takes for a body must not be taken for a request here."""
+def test_request_smuggling_is_impossible() -> None:
+    """A Content-Length and chunks at once: what a proxy takes for a body must not be taken for a request here."""
 
     async def scene(world: World) -> None:
         async with world.client() as client:
@@ -223,7 +223,7 @@ def test_refusals_of_the_daemon_are_passed_on() -> None:
     serve(scene)
 
 
-def test_a_bug_is_told_to_the_daemon_and_not_to_the_world() -> None:
+def test_an_exception_is_reported_to_the_daemon_and_not_to_the_client() -> None:
     async def scene(world: World) -> None:
         world.link.answers["figures"] = ZeroDivisionError("secret")
         answer = await world.get("/stats")
@@ -236,7 +236,7 @@ def test_a_bug_is_told_to_the_daemon_and_not_to_the_world() -> None:
 # ---- security -------------------------------------------------------------------------------------------------------
 
 
-def test_every_answer_has_the_headers_that_keep_browsers_out() -> None:
+def test_every_answer_has_the_security_headers() -> None:
     async def scene(world: World) -> None:
         for path in ("/stats", "/", "/nothing", "/metrics", "/stats?"):
             headers = (await world.get(path, "POST" if path == "/stats?" else "GET")).headers
@@ -250,7 +250,7 @@ def test_every_answer_has_the_headers_that_keep_browsers_out() -> None:
     serve(scene)
 
 
-def test_who_asks_is_looked_at_before_anything_else() -> None:
+def test_host_and_origin_are_checked_first() -> None:
     async def scene(world: World) -> None:
         assert (await world.get("/stats", host="evil.example")).status == 403
         assert (await world.get("/stats", Origin="http://evil.example")).status == 403
@@ -288,7 +288,7 @@ def test_drain_mode_needs_the_token() -> None:
     serve(scene, token="t")
 
 
-def test_without_a_token_nothing_is_changed() -> None:
+def test_without_a_token_nothing_can_be_changed() -> None:
     async def scene(world: World) -> None:
         for path, method in (("/connections/room-1-2", "DELETE"), ("/drain/room", "PUT"), ("/drain/room", "DELETE")):
             answer = await world.get(path, method, Authorization="Bearer ")
@@ -298,7 +298,7 @@ def test_without_a_token_nothing_is_changed() -> None:
     serve(scene)
 
 
-def test_settings_change_while_it_serves() -> None:
+def test_settings_can_change_while_serving() -> None:
     async def scene(world: World) -> None:
         assert (await world.get("/livez", host="a.example")).status == 403
         world.site.configure({"token": "", "allow": [], "hosts": ["a.example"]})
@@ -310,7 +310,7 @@ def test_settings_change_while_it_serves() -> None:
 # ---- the dashboard --------------------------------------------------------------------------------------------------
 
 
-def test_the_page_and_a_policy_that_lets_only_its_own_script_run() -> None:
+def test_the_dashboards_policy_allows_only_its_own_script() -> None:
     page = resources.files("counterd.admin").joinpath("dashboard.html").read_bytes()
 
     async def scene(world: World) -> None:
@@ -327,14 +327,14 @@ def test_the_page_and_a_policy_that_lets_only_its_own_script_run() -> None:
     serve(scene)
 
 
-def test_a_page_without_scripts_runs_none() -> None:
+def test_the_policy_of_a_page_without_scripts_allows_none() -> None:
     assert "script-src 'none'; style-src 'none'" in page_policy("<p>script</p>")
 
 
 # ---- streams --------------------------------------------------------------------------------------------------------
 
 
-def test_a_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stream_of_events(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(events, "STATS_PERIOD_S", 0.01)
 
     async def scene(world: World) -> None:
@@ -367,7 +367,7 @@ def test_a_stream_ends_with_its_listener(monkeypatch: pytest.MonkeyPatch) -> Non
     serve(scene)
 
 
-def test_streams_that_cannot_be() -> None:
+def test_invalid_streams_are_refused() -> None:
     async def scene(world: World) -> None:
         world.link.answers["table"] = Refused(404, "no table")
         assert (await world.get("/events?table=nothing")).status == 404
@@ -378,8 +378,8 @@ def test_streams_that_cannot_be() -> None:
     serve(scene)
 
 
-def test_a_reader_with_many_streams_keeps_nobody_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where it takes nothing of what it is sent. Its own oldest streams end."""
+def test_a_client_with_many_streams_keeps_no_other_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Even if it reads none of them. Its own oldest streams end."""
     monkeypatch.setattr(events, "LISTENERS_MAX", 4)
     monkeypatch.setattr(events, "STATS_PERIOD_S", 0.001)
     asked = b"GET /events HTTP/1.1\r\nHost: localhost\r\n\r\n"
@@ -427,7 +427,7 @@ def test_a_stream_is_not_refused_because_the_daemon_is_busy(monkeypatch: pytest.
 # ---- queries --------------------------------------------------------------------------------------------------------
 
 
-def test_parameters() -> None:
+def test_query_parameters_are_decoded() -> None:
     assert parameters_of("") == {}
     assert parameters_of("a=&b=%00%e4%C3%A4") == {"a": "", "b": "\0\xe4\xc3\xa4"}
     assert parameters_of("a=%zz") == {"a": "%zz"}
@@ -435,7 +435,7 @@ def test_parameters() -> None:
 
 
 @pytest.mark.parametrize("query", ["a", "a=1&a=2", "&", "a=1&&b=2", "&".join(f"k{n}=1" for n in range(17))])
-def test_queries_that_are_none(query: str) -> None:
+def test_invalid_queries_are_refused(query: str) -> None:
     with pytest.raises(Refused) as info:
         parameters_of(query)
     assert info.value.status == 400

@@ -1,4 +1,4 @@
-"""Runs and reports, small and alike each time, for the tests of what shows them."""
+"""Small, constant runs and reports for the tests that display them."""
 
 from __future__ import annotations
 

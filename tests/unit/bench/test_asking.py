@@ -1,4 +1,4 @@
-"""Where a server is, and a connection to it."""
+"""The address of a server, and a connection for questions to it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def test_addresses_as_the_kernel_wants_them() -> None:
+def test_addresses_are_resolved_for_the_kernel() -> None:
     four = Place(socket.AF_INET, ("127.0.0.1", 258), "", None)
     assert four.sockaddr() == struct.pack("=H", socket.AF_INET) + b"\1\2\x7f\0\0\1" + bytes(8)
     six = Place(socket.AF_INET6, ("::1", 258, 7, 9), "", None)
@@ -35,18 +35,18 @@ def answers(place: Place) -> bool:
         return connection.recv(100) == wire.frame(wire.Opcode.NOOP, 5, magic=wire.RESPONSE_MAGIC)
 
 
-def test_a_connection() -> None:
+def test_a_connection_is_answered() -> None:
     with Server() as server:
         assert answers(resolve(Plan(port=server.address.port)))
 
 
-def test_one_with_tls(tmp_path: Path) -> None:
+def test_a_connection_with_tls_is_answered(tmp_path: Path) -> None:
     files = Files(tmp_path)
     with Server(context=server_context()) as server:
         assert answers(resolve(Plan(port=server.address.port, tls=True, cacert=str(files.cacert))))
 
 
-def test_nobody_is_there() -> None:
+def test_connecting_to_a_closed_port_is_an_error() -> None:
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         port = closed.getsockname()[1]
@@ -58,7 +58,7 @@ def test_nobody_is_there() -> None:
         resolve(Plan(socket="/" + "s" * 107))
 
 
-def test_questions_are_answered_in_their_order() -> None:
+def test_answers_come_in_the_order_of_the_questions() -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
         for opaque in (1, 2):

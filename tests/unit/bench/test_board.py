@@ -1,4 +1,4 @@
-"""What load processes share with their parent; what they write onto it is in tests/functional/test_counterbench.py."""
+"""The memory that load processes share with their parent. A whole load is in tests/functional/test_counterbench.py."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from counterd.bench._board import Board
 from counterd.bench.result import HIGHEST_NS, histogram
 
 
-def test_a_new_board_says_nothing() -> None:
+def test_a_new_board_is_empty() -> None:
     board = Board(3, 4, 5)
     assert board.processes == 3
     assert board.stages() == ["connecting"] * 3
@@ -24,16 +24,16 @@ def test_a_new_board_says_nothing() -> None:
     assert Board(2, 2, 5, tokens=True).all_held() == {}
 
 
-def test_what_is_not_counted_is_an_error() -> None:
+def test_an_unknown_histogram_is_an_error() -> None:
     with pytest.raises(ValueError, match="tuple"):
         Board(1, 1, 0).take("age")
 
 
-def test_jobs_that_nobody_has_put() -> None:
+def test_without_puts_there_are_no_jobs() -> None:
     assert Board(1, 1, 5).jobs() == (set(), set())
 
 
-def test_an_order_to_stop_has_its_time_and_keeps_it() -> None:
+def test_the_time_of_the_first_stop_is_kept() -> None:
     board = Board(1, 1, 0)
     before = time.monotonic_ns()
     board.stop()
@@ -43,7 +43,7 @@ def test_an_order_to_stop_has_its_time_and_keeps_it() -> None:
     assert board.stopped_ns() == stopped
 
 
-def test_it_is_shared_with_children() -> None:
+def test_a_board_is_shared_with_child_processes() -> None:
     board = Board(1, 1, 0)
     pid = os.fork()
     if pid == 0:
@@ -59,8 +59,8 @@ VALUES = sorted(
 )
 
 
-def test_the_layout_is_that_of_the_library() -> None:
-    """Each value goes into the cell that the library would put it in, and comes out as one that goes there too."""
+def test_the_histogram_layout_is_that_of_the_library() -> None:
+    """Each value is counted in the cell that the library would use, and is read as a value of that cell."""
     board, theirs = Board(1, 1, 0), histogram()
     for value in VALUES:
         board.record("latency", value)
@@ -74,7 +74,7 @@ def test_the_layout_is_that_of_the_library() -> None:
 @pytest.mark.parametrize(
     ("value", "expected"), [(-1, 0), (-(1 << 63), 0), (HIGHEST_NS + 1, HIGHEST_NS), ((1 << 63) - 1, HIGHEST_NS)]
 )
-def test_what_is_beyond_is_counted_at_the_end(value: int, expected: int) -> None:
+def test_values_out_of_range_are_counted_at_the_ends(value: int, expected: int) -> None:
     board, theirs = Board(1, 1, 0), histogram()
     board.record("service", value)
     ((taken, times),) = board.take("service")
@@ -83,7 +83,7 @@ def test_what_is_beyond_is_counted_at_the_end(value: int, expected: int) -> None
     assert theirs.record_value(taken)
 
 
-def test_what_was_taken_is_not_taken_again() -> None:
+def test_taken_counts_are_not_taken_again() -> None:
     board = Board(2, 2, 0)
     for value in (5, 5, 7):
         board.record("give_back", value)

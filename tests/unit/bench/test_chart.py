@@ -1,4 +1,4 @@
-"""Charts: well formed whatever the names and numbers, ticks that people would choose, readable in both schemes."""
+"""Charts: well formed for any names and numbers, with round ticks, and readable in both colour schemes."""
 
 from __future__ import annotations
 
@@ -126,13 +126,13 @@ def test_every_value_has_its_place_in_order(kind: str, values: list[float]) -> N
     assert (scale.place(scale.ticks[0]), scale.place(scale.ticks[-1])) == (50, 500)
 
 
-def test_what_is_outside_is_placed_at_the_edge() -> None:
+def test_values_outside_are_placed_at_the_edge() -> None:
     for kind in KINDS:
         scale = make_scale(Axis("", kind), [1, 100], 500, 50)
         assert (scale.place(-5), scale.place(1e30)) == (500, 50)
 
 
-def test_each_kind_has_its_ticks() -> None:
+def test_each_kind_of_axis_has_its_ticks() -> None:
     ticks = [make_scale(Axis("", kind), [1, 150], 0, 120).ticks for kind in KINDS]
     assert ticks == [[0, 100, 200], [1, 2, 5, 10, 20, 50, 100, 200], [1, 2, 10, 100, 1000]]
 
@@ -140,7 +140,7 @@ def test_each_kind_has_its_ticks() -> None:
 # ---- text -----------------------------------------------------------------------------------------------------------
 
 
-def test_escape() -> None:
+def test_text_is_escaped() -> None:
     assert escape("""<a b="c">&'""") == "&lt;a b=&quot;c&quot;&gt;&amp;&#x27;"
     assert escape("\x00\x1b\ud800") == "\ufffd" * 3
 
@@ -161,7 +161,7 @@ def test_both_ends_of_a_shortened_text_are_left() -> None:
 
 
 @pytest.mark.parametrize("standalone", [True, False])
-def test_a_chart_says_what_it_is(standalone: bool) -> None:
+def test_a_chart_has_a_title_and_a_description(standalone: bool) -> None:
     root = drawn(line((0, 1), (1, 2)), standalone=standalone)
     assert root.attrib["role"] == "img"
     assert [child.tag.removeprefix(SVG) for child in root][:2] == ["title", "desc"]
@@ -200,12 +200,12 @@ def test_each_point_has_a_tooltip(points: list[tuple[float, float]], name: str, 
     drawn(line(*points, name=name), x=x, y=y)
 
 
-def test_without_points_it_says_so() -> None:
+def test_a_chart_without_points_says_so() -> None:
     assert "nothing was measured" in texts(drawn(line()))
     assert "nothing was measured" not in texts(drawn(line((1, 1))))
 
 
-def test_names_are_text_and_nothing_else() -> None:
+def test_names_cannot_inject_markup() -> None:
     root = drawn(line((1, 1), name="<script>alert(1)</script>"))
     assert list(root.iter(f"{SVG}script")) == []
     assert "<script>alert(1)</script>" in texts(root)
@@ -283,7 +283,7 @@ def test_a_group_of_its_own_needs_no_legend() -> None:
 
 
 @pytest.mark.parametrize("groups", [[], ["a"]])
-def test_no_bars(groups: list[str]) -> None:
+def test_a_bar_chart_without_groups_or_series(groups: list[str]) -> None:
     assert rects(checked(bar_chart(groups, [], Axis("y"), title="", description=""))) == []
 
 

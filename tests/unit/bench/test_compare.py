@@ -1,4 +1,4 @@
-"""Reports side by side: no verdict that the figures do not bear, and no silence about loads that are not the same."""
+"""Reports side by side: no verdict without enough evidence, and a warning about different loads."""
 
 from __future__ import annotations
 
@@ -27,7 +27,9 @@ if TYPE_CHECKING:
         (1, 0, True, None),
     ],
 )
-def test_compared(value: float, base: float, more_is_better: bool, expected: Ratio | None) -> None:
+def test_the_ratio_and_the_verdict_of_two_values(
+    value: float, base: float, more_is_better: bool, expected: Ratio | None
+) -> None:
     assert compared(value, base, more_is_better=more_is_better, judged=True) == expected
 
 
@@ -43,7 +45,7 @@ def test_a_failed_run_is_never_better() -> None:
     assert GREEN not in text
 
 
-def test_a_better_one_is_green_and_a_worse_one_red() -> None:
+def test_better_values_are_green_and_worse_ones_red() -> None:
     reports = [("a", report(run())), ("b", report(run(rate=2000.0, middle=286_000)))]
     text = shown(compare_table(reports))
     assert row(text, "b ") == "2,000/s 286 µs 567 µs 572 µs 572 µs"
@@ -53,7 +55,7 @@ def test_a_better_one_is_green_and_a_worse_one_red() -> None:
     assert "\x1b[31m2.00x ▼" in coloured
 
 
-def test_nothing_to_compare_with() -> None:
+def test_values_without_a_counterpart() -> None:
     assert ratios(single(empty_run()), single(empty_run())) == [None] * 5
     assert "x: against" not in shown(compare_table([("a", report(run()))]))
     different = report(run(rate_wanted=7.0), run(rate_wanted=8.0))
@@ -63,7 +65,7 @@ def test_nothing_to_compare_with() -> None:
     shown(compare_table([("a", report()), ("b", report(run()))]))
 
 
-def test_a_comparison_says_what_was_loaded_and_what_a_search_found() -> None:
+def test_a_comparison_names_the_loads_and_results_of_searches() -> None:
     lines = shown(compare_table([("a", report(run())), ("b", scan())])).splitlines()
     assert "a: acquire-release" in lines
     assert "b: acquire-release: p99<1ms holds up to 2,000/s" in lines
@@ -71,7 +73,7 @@ def test_a_comparison_says_what_was_loaded_and_what_a_search_found() -> None:
     assert not any(line.startswith("c: ") for line in shown(compare_table([("c", mixed)])).splitlines())
 
 
-def test_a_run_is_compared_with_the_one_that_did_the_same() -> None:
+def test_a_run_is_compared_with_the_run_of_the_same_load() -> None:
     first = scan()
     assert based(first, run(rate_wanted=2000.0)) is first.runs[1]
     assert based(first, run(rate_wanted=2500.0)) is None
@@ -94,7 +96,7 @@ def based(first: Report, one: Run) -> Run | None:
 # ---- what a verdict needs -------------------------------------------------------------------------------------------
 
 
-def test_loads_that_differ_are_said_and_not_judged() -> None:
+def test_different_loads_are_reported_without_a_verdict() -> None:
     closed, opened = run(options={"connections": 50}), run(rate=170.0, options={"connections": 10, "rate": 200.0})
     assert differences(opened, closed) == ["rate 200.0, not none", "connections 10, not 50"]
     assert {each.verdict for each in ratios(single(opened), single(closed)) if each} == {""}
@@ -104,7 +106,7 @@ def test_loads_that_differ_are_said_and_not_judged() -> None:
     assert "0.17x ▼" not in text
 
 
-def test_where_a_load_went_does_not_matter() -> None:
+def test_the_server_of_a_load_does_not_matter() -> None:
     ours = {"protocol": "counter", "port": 1, "seed": 1, "duration": "1s", "connections": 5, "maximum": 7}
     theirs = {"protocol": "redis", "port": 2, "seed": 2, "duration": "9s", "connections": 5}
     assert differences(run(options=ours), run(options=theirs)) == []
@@ -115,7 +117,7 @@ def varied(*rates: int) -> Run:
     return run(series=moments)
 
 
-def test_a_run_whose_seconds_vary_needs_more_to_be_better() -> None:
+def test_a_run_that_varies_needs_a_larger_difference_to_be_better() -> None:
     shaky, steady = varied(600, 1400, 600, 1400), varied(1000, 1000, 1000)
     assert variation([steady], "throughput") == 0.0
     band = variation([shaky], "throughput")

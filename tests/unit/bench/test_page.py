@@ -1,4 +1,4 @@
-"""The page: whole and well formed whatever was measured, alone, and nothing in it but what was meant to be there."""
+"""The report page: complete and well formed for any result, self-contained, and safe against foreign text."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def found(request: pytest.FixtureRequest) -> str:
 # ---- whatever was measured ------------------------------------------------------------------------------------------
 
 
-def test_it_is_well_formed(found: str) -> None:
+def test_the_page_is_well_formed(found: str) -> None:
     shown = Page(found)
     assert {"html", "head", "body", "main", "h1", "style"} <= shown.tags()
     for svg in re.findall(r"<svg.*?</svg>", found, re.DOTALL):
@@ -112,7 +112,7 @@ def test_it_is_well_formed(found: str) -> None:
     XML.fromstring(found.removeprefix("<!doctype html>\n"))
 
 
-def test_it_needs_nothing_else(found: str) -> None:
+def test_the_page_is_self_contained(found: str) -> None:
     shown = Page(found)
     assert not shown.tags() & {"script", "link", "img", "iframe", "object", "embed", "base", "form", "audio", "video"}
     for tag, attributes in shown.elements:
@@ -125,11 +125,11 @@ def test_it_needs_nothing_else(found: str) -> None:
     assert policy == ["default-src 'none'; style-src 'unsafe-inline'"]
 
 
-def test_it_has_no_numbers_that_are_none(found: str) -> None:
+def test_the_page_has_no_nan_or_none(found: str) -> None:
     assert re.findall(r"\b(?:nan|inf|NaN|Infinity|None)\b", found) == []
 
 
-def test_it_is_for_both_schemes_phones_and_paper(found: str) -> None:
+def test_the_page_has_styles_for_dark_mode_phones_and_paper(found: str) -> None:
     for rule in ("prefers-color-scheme:dark", "max-width:560px", "@media print"):
         assert rule in found
     assert 'name="viewport"' in found
@@ -172,11 +172,11 @@ def titles(text: str) -> list[str]:
         ("empty run", ["Latency by percentile"]),
     ],
 )
-def test_charts(name: str, expected: list[str]) -> None:
+def test_the_charts_of_each_report(name: str, expected: list[str]) -> None:
     assert titles(page(REPORTS[name])) == expected
 
 
-def test_figures_tables_and_where_they_come_from() -> None:
+def test_figures_tables_and_their_origin() -> None:
     text = Page(page(REPORTS["two"])).text()
     for words in (
         "a and b",
@@ -195,7 +195,7 @@ def test_figures_tables_and_where_they_come_from() -> None:
         assert words in text
 
 
-def test_errors_stand_first_and_nothing_of_them_looks_good() -> None:
+def test_errors_come_first_and_look_bad() -> None:
     shown = Page(page(REPORTS["one failed"]))
     text = shown.text()
     assert text.index("Not everything went right") < text.index("requests/s")
@@ -205,7 +205,7 @@ def test_errors_stand_first_and_nothing_of_them_looks_good() -> None:
     assert Page(page(REPORTS["two"])).with_class("alert") == []
 
 
-def test_what_is_known_of_errors_is_there() -> None:
+def test_details_of_errors_are_shown() -> None:
     text = Page(page(REPORTS["open"])).text()
     for words in ("a (failed): connection lost: reset by peer", "a (failed): counter x: 11 granted of 10"):
         assert words in text
@@ -224,21 +224,21 @@ def test_which_runs_met_the_objective() -> None:
     assert "goal" not in page([("a", report(run()))])
 
 
-def test_the_headline_says_what_was_wanted_what_was_late_and_what_was_granted() -> None:
+def test_the_headline_has_the_wanted_late_and_granted_requests() -> None:
     card = page([("a", report(full_run()))]).partition('class="cards"')[2].partition("</section>")[0]
     assert "1,000 <small>requests/s of 1,200 wanted</small>" in card
     assert "3 sent over 1 ms late" in card
     assert "900/s were granted, the others were refusals or releases" in card
 
 
-def test_where_it_comes_from_in_the_words_of_the_command_line() -> None:
+def test_the_options_are_shown_as_on_the_command_line() -> None:
     text = page([("a", report(run(options={"ops": "get", "hold": "fixed:10ms"}), command="counterbench -t 'a b'"))])
     assert '<th scope="row">command</th><td>counterbench -t &#x27;a b&#x27;</td>' in text
     assert '<th scope="row">hold</th><td>fixed:10ms</td>' in text
     assert ">command<" not in page([("a", report(run(), command=""))])
 
 
-def test_a_wide_table_says_on_a_narrow_screen_that_it_scrolls() -> None:
+def test_a_wide_table_has_a_scroll_hint_on_narrow_screens() -> None:
     text = page([("a", report(run()))])
     requests, _, words = text.partition("<h3>Times</h3>")[0], "", text.partition("<h3>Options</h3>")[2]
     assert '<h3>Requests</h3><p class="hint many soft">This table scrolls sideways.</p>' in requests
@@ -273,20 +273,20 @@ def test_the_first_of_an_odd_number_of_charts_is_wide() -> None:
     assert Page(page(REPORTS["two"])).with_class("wide") == []
 
 
-def test_of_many_runs_the_first_the_last_and_the_best_are_drawn() -> None:
+def test_the_first_last_and_best_of_many_runs_are_drawn() -> None:
     runs = [run(f"kind {n}", rate=5000.0 if n == 4 else 1000.0) for n in range(1, 10)]
     charts = page([("a", report(*runs))]).partition("<h2>Figures</h2>")[0].partition("<h2>Latency and")[2]
     percentiles = charts.partition("<title>Throughput</title>")[0]
     assert [n for n in range(1, 10) if f"kind {n}" in percentiles] == [1, 4, 9]
 
 
-def test_options_that_differ_stand_side_by_side() -> None:
+def test_different_options_stand_side_by_side() -> None:
     runs = [run(options={"rate": rate, "names": ["a"], "verify": None}) for rate in (10, 20, 10)]
     text = page([("a", report(*runs))])
     assert re.search(r"rate</th><td>10, 20</td>.*names</th><td>\[&quot;a&quot;\]</td>.*verify</th><td>-</td>", text)
 
 
-def test_foreign_text_is_text() -> None:
+def test_foreign_text_cannot_inject_markup() -> None:
     text = page(REPORTS["hostile"])
     shown = Page(text)
     assert "<script>alert(1)</script>\"><img src=x onerror=alert(1)>'&\ufffd\ufffd\ufffd" in shown.text()
@@ -297,14 +297,14 @@ def test_foreign_text_is_text() -> None:
 
 @given(st.text(), st.text(), st.dictionaries(st.text(), st.integers(0, 2**62), max_size=3))
 @settings(max_examples=20, deadline=None)
-def test_any_text_leaves_it_well_formed(name: str, label: str, kinds: dict[str, int]) -> None:
+def test_the_page_is_well_formed_with_any_text(name: str, label: str, kinds: dict[str, int]) -> None:
     text = page([(name, report(run(label, errors=kinds, outcomes=kinds, options=dict(kinds), series=[])))])
     text.encode()
     XML.fromstring(text.removeprefix("<!doctype html>\n"))
     assert "<script" not in text.lower()
 
 
-def test_it_is_written_as_utf_8(tmp_path: Path) -> None:
+def test_the_page_is_written_as_utf_8(tmp_path: Path) -> None:
     write_page(REPORTS["closed"], tmp_path / "r.html")
     assert (tmp_path / "r.html").read_text("utf-8") == page(REPORTS["closed"])
 
@@ -324,7 +324,7 @@ def test_percentile_points_rise_to_the_largest(values: list[int]) -> None:
     assert points[-1].note.startswith("a: max ")
 
 
-def test_no_percentile_points() -> None:
+def test_percentile_points_of_an_empty_histogram() -> None:
     assert percentile_points("a", times()) == []
 
 
@@ -333,7 +333,7 @@ def moments(count: int) -> list[Moment]:
 
 
 @pytest.mark.parametrize("count", [0, 1, POINTS_MAX, POINTS_MAX + 1, 3600])
-def test_thinned(count: int) -> None:
+def test_long_series_are_thinned(count: int) -> None:
     many = moments(count)
     few = thinned(many)
     assert len(few) <= POINTS_MAX
@@ -343,7 +343,7 @@ def test_thinned(count: int) -> None:
     assert [one.end for one in few[-1:]] == [one.end for one in many[-1:]]
 
 
-def test_of_thinned_moments_the_worst_is_kept() -> None:
+def test_thinning_keeps_the_worst_values() -> None:
     def worst(some: list[Moment]) -> Any:
         return max(one.percentiles.get("max", 0) for one in some)
 

@@ -1,4 +1,4 @@
-"""What a run looks like while it goes on."""
+"""The panel that shows the progress of a run."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def drawn(progress: Progress, width: int = 100) -> str:
     return console.file.getvalue()  # type: ignore[attr-defined,no-any-return]
 
 
-def test_it_says_what_goes_on() -> None:
+def test_the_panel_shows_the_progress() -> None:
     text = drawn(Progress("measuring", 0.5, 50, 12345, {}, MOMENT))
     assert "a run: measuring" in text
     assert "50 connections, 12,345 requests answered" in text
@@ -29,7 +29,7 @@ def test_it_says_what_goes_on() -> None:
 
 
 @pytest.mark.parametrize("width", [40, 80, 200])
-def test_the_bar_has_a_line_of_its_own(width: int) -> None:
+def test_the_progress_bar_has_a_line_of_its_own(width: int) -> None:
     lines = drawn(Progress("measuring", 0.5, 50, 12345, {}, None), width).splitlines()
     assert lines[0] == "a run: measuring"
     assert set(lines[1].rstrip()) <= set("━╸ ")
@@ -48,12 +48,12 @@ def test_any_fraction_can_be_drawn(fraction: float | None) -> None:
     assert "connecting" in drawn(Progress("connecting", fraction, 0, 0, {}, None))
 
 
-def test_without_a_console_nothing_is_watched() -> None:
+def test_without_a_console_there_is_no_panel() -> None:
     with panel(None) as begin:
         assert begin("a run") is None
 
 
-def test_with_one_it_is_drawn_there() -> None:
+def test_with_a_console_the_panel_is_drawn() -> None:
     console = Console(file=io.StringIO(), width=100, force_terminal=True)
     with panel(console) as begin:
         watch = begin("a run")

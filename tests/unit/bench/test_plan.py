@@ -1,4 +1,4 @@
-"""The options of counterbench: what is read, and what cannot be done together."""
+"""The options of counterbench: how they are read, and which cannot be combined."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ WRONG: list[tuple[Callable[[str], object], str]] = [
 
 
 @pytest.mark.parametrize(("read", "text"), WRONG)
-def test_what_cannot_be_read(read: Callable[[str], object], text: str) -> None:
+def test_invalid_values_are_refused(read: Callable[[str], object], text: str) -> None:
     with pytest.raises(ValueError, match=r"^(expected|each of) "):
         read(text)
 
 
-def test_kinds() -> None:
+def test_valid_values_are_read() -> None:
     assert (Keys.read("uniform"), Keys.read("seq")) == (Keys(), Keys("seq"))
     assert Keys.read("zipf:1.03") == Keys("zipf", 1.03)
     assert Hold.read("fixed:10ms") == Hold("fixed", 0.01)
@@ -154,7 +154,7 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("options", "text"), MISTAKES, ids=str)
-def test_what_cannot_be_done(options: dict[str, Any], text: str) -> None:
+def test_impossible_combinations_are_refused(options: dict[str, Any], text: str) -> None:
     with pytest.raises(ValueError, match=text):
         Plan(**options)
 
@@ -171,17 +171,17 @@ def test_what_cannot_be_done(options: dict[str, Any], text: str) -> None:
      {"protocol": "sentinel", "work": read_work("mix:acquire=1,keep=1,flow=1,param=1"), "name_size": 8}],
     ids=str,
 )  # fmt: skip
-def test_what_can_be_done(options: dict[str, Any]) -> None:
+def test_possible_combinations(options: dict[str, Any]) -> None:
     Plan(**options)
 
 
-def test_ports_and_what_memcached_needs() -> None:
+def test_default_ports_and_prefill() -> None:
     assert [Plan(protocol=name).port for name in ("counter", "redis", "memcached")] == [11215, 6379, 11211]
     assert Plan(port=5).port == 5
     assert [Plan(protocol=name).prefill for name in ("counter", "redis", "memcached")] == [False, False, True]
 
 
-def test_whether_a_get_is_of_a_buffer() -> None:
+def test_which_loads_get_buffers() -> None:
     get, both = read_work("get"), read_work("mix:get=1,set=1")
     numbers = [Plan(work=get), Plan(protocol="redis", work=get)]
     buffers = [
@@ -192,20 +192,20 @@ def test_whether_a_get_is_of_a_buffer() -> None:
     assert [plan.fills() for plan in buffers] == [("set",)] * 3
 
 
-def test_where_prefill_makes_nothing() -> None:
+def test_dialects_without_prefill() -> None:
     assert [name for name, dialect in DIALECTS.items() if not dialect.fills] == [
         "sentinel", "beanstalk", "smockron", "redis-lua",
     ]  # fmt: skip
 
 
-def test_control_messages_come_by_the_next_port_unless_it_is_another() -> None:
+def test_the_control_port_is_the_next_port_by_default() -> None:
     control = {**MESSAGES, "work": read_work("control")}
     assert [Plan(**control, **more).control_port for more in ({}, {"port": 7}, {"control_port": 9})] == [10005, 8, 9]
     assert Plan(**control).as_options()["control-port"] == 10005
     assert "control-port" not in Plan(**MESSAGES).as_options()
 
 
-def test_what_takes_need() -> None:
+def test_which_loads_hold_permits_and_wait() -> None:
     rates = Plan(**RATES, work=read_work("acquire"))
     assert [plan.fills() for plan in (Plan(take=Take()), rates)] == [("acquire", "release"), ()]
     assert [plan.holds_permits() for plan in (Plan(), Plan(take=Take()), rates)] == [True, True, False]
@@ -221,7 +221,7 @@ def test_which_loads_need_names_that_exist() -> None:
     assert not Plan(protocol="throttr", work=read_work("mix:query=0,set=1")).needs_names()
 
 
-def test_what_is_asked_and_by_how_many_if_nobody_says() -> None:
+def test_the_default_work_and_number_of_connections() -> None:
     assert [dialect.work for dialect in DIALECTS.values()] == [
         "acquire-release", "update", "acquire-release", "cycle", "account", *["acquire-release"] * 3,
     ]  # fmt: skip
@@ -273,7 +273,7 @@ def test_options_go_into_a_file() -> None:
     ],
 )
 def test_options_are_those_of_the_command_line(plan: Plan, told: dict[str, Any], left_out: set[str]) -> None:
-    """By their names there, and as they are written there: only those that this load has."""
+    """With the same names and the same notation; only those that this load uses."""
     options = plan.as_options()
     assert told.items() <= options.items()
     assert not left_out & options.keys()

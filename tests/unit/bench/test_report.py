@@ -1,4 +1,4 @@
-"""What a terminal shows, and the files for spreadsheets and plotters: figures with units, no error out of sight."""
+"""The report on a terminal, and files for spreadsheets and plotters: figures with units, and every error visible."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def row(text: str, name: str) -> str:
 # ---- one run --------------------------------------------------------------------------------------------------------
 
 
-def test_a_closed_run() -> None:
+def test_the_summary_of_a_closed_loop_run() -> None:
     text = shown(summary(report(run(rate=123456.78, cpu_seconds=7.5))))
     assert text.splitlines()[0] == "acquire-release"
     assert row(text, "throughput") == "123,457 requests/s"
@@ -73,7 +73,7 @@ def test_a_closed_run() -> None:
         assert re.search(rf"^{word}\b", text, re.MULTILINE) is None
 
 
-def test_an_open_run_has_both_times_by_their_names() -> None:
+def test_the_summary_of_an_open_loop_run_names_both_times() -> None:
     text = shown(summary(report(full_run())))
     assert row(text, "throughput") == "1,000 requests/s of 1,200/s wanted"
     assert row(text, "late") == "3 sent over 1 ms after their intended start"
@@ -95,14 +95,14 @@ def test_errors_and_violations_are_red_and_in_full() -> None:
     assert GREEN not in text
 
 
-def test_a_verified_run_says_so_in_green() -> None:
+def test_a_verified_run_is_marked_green() -> None:
     text = shown(summary(report(run(violations=[]))), colours=True)
     assert re.search(rf"verified +{re.escape(GREEN)}nothing was granted twice", text)
     jobs = shown(summary(report(run(violations=[], options={"protocol": "beanstalk"}))), colours=True)
     assert re.search(rf"verified +{re.escape(GREEN)}no job was lost", jobs)
 
 
-def test_nobody_answered() -> None:
+def test_the_summary_of_a_run_without_answers() -> None:
     text = shown(summary(report(empty_run())))
     assert row(text, "throughput") == "0 requests/s"
     assert row(text, "errors") == "refused 50"
@@ -123,7 +123,7 @@ def test_the_longest_and_the_shortest_time_fit() -> None:
 # ---- several runs ---------------------------------------------------------------------------------------------------
 
 
-def test_a_scan() -> None:
+def test_the_summary_of_a_scan() -> None:
     text = shown(summary(report(*scan().runs, search={"scan": "1k to 3k"})))
     lines = text.splitlines()
     assert lines[0] == "acquire-release"
@@ -135,7 +135,7 @@ def test_a_scan() -> None:
     assert re.search(rf"{re.escape(RED)} *3,000\x1b", shown(summary(scan()), colours=True))
 
 
-def test_a_search_says_of_each_run_whether_it_met_the_objective() -> None:
+def test_a_search_shows_for_each_run_whether_it_met_the_objective() -> None:
     text = shown(summary(scan()))
     assert row(text, "wanted/s") == "reached/s p50 p99 goal max late errors"
     assert row(text, "2,000 ") == "2,000 143 µs 283 µs met 286 µs 0 0"
@@ -156,8 +156,8 @@ def test_a_search_that_other_runs_contradict_says_so() -> None:
     assert answer({**found, "contrary": 0})[0] == "p99<1ms holds up to 2,000/s"
 
 
-def test_refusals_are_not_taken_for_throughput() -> None:
-    """Most of what was answered was that there is nothing left."""
+def test_granted_requests_are_shown_beside_the_throughput() -> None:
+    """Most answers said that no permit was left."""
     busy = run(rate=60_000.0, outcomes={"granted": 2_000, "refused": 596_000, "released": 2_000})
     text = shown(summary(report(busy)))
     assert row(text, "throughput") == "60,000 requests/s"
@@ -168,7 +168,7 @@ def test_refusals_are_not_taken_for_throughput() -> None:
     assert "granted)" not in brief(report(free))
 
 
-def test_the_first_run_of_a_search_has_no_rate_to_be_named_by() -> None:
+def test_the_first_run_of_a_search_is_named_without_a_rate() -> None:
     found = report(run(rate=9000.0), *scan().runs, search=scan().search)
     text = shown(summary(found))
     assert text.splitlines()[0] == "acquire-release"
@@ -191,14 +191,14 @@ def test_different_runs_have_their_names() -> None:
     assert text.splitlines()[-3:] == ["stats: errors: lost 1; violations of --verify", "  reset", "  late"]
 
 
-def test_several_verified_runs_say_so_only_if_all_are() -> None:
+def test_several_runs_count_as_verified_only_if_all_are() -> None:
     good, bad, unknown = run(violations=[]), run(violations=["x"]), run()
     assert "verified: " in shown(summary(report(good, good)))
     assert "verified: " not in shown(summary(report(good, bad)))
     assert "verified: " not in shown(summary(report(good, unknown)))
 
 
-def test_no_runs() -> None:
+def test_a_report_without_runs() -> None:
     assert "wanted/s" in shown(summary(report()))
     assert brief(report()) == ""
 
@@ -223,11 +223,11 @@ def test_no_runs() -> None:
         ),
     ],
 )
-def test_answer(search: dict[str, Any], text: str, found: bool) -> None:
+def test_the_answer_of_a_search(search: dict[str, Any], text: str, found: bool) -> None:
     assert answer(search) == (text, found)
 
 
-def test_run_name() -> None:
+def test_names_of_runs() -> None:
     found = scan()
     runs = found.runs
     assert run_name(found, runs[0]) == "1,000/s"
@@ -273,12 +273,12 @@ def test_run_name() -> None:
         ),
     ],
 )
-def test_brief(found: Report, text: str) -> None:
+def test_the_brief_line_of_a_report(found: Report, text: str) -> None:
     assert brief(found) == text
 
 
 @pytest.mark.parametrize("show", [summary, brief, lambda found: compare_table([(HOSTILE, found)])])
-def test_foreign_text_commands_nothing(show: Any) -> None:
+def test_foreign_text_cannot_control_the_terminal(show: Any) -> None:
     found = run(HOSTILE, outcomes={HOSTILE: 1}, errors={HOSTILE: 1}, violations=[HOSTILE], evidence=[HOSTILE])
     for one in (report(found, search={"objective": HOSTILE, "rate": None}), report(found, found)):
         text = shown(show(one), width=300) if show is not brief else brief(one)
@@ -312,7 +312,7 @@ def test_runs_of_the_same_load() -> None:
 # ---- the server, and how the connections were served ----------------------------------------------------------------
 
 
-def test_what_the_server_took() -> None:
+def test_cpu_and_memory_of_the_server() -> None:
     known = run(server=ServerUse(cores=0.934, memory=47_290_000))
     assert row(shown(summary(report(known))), "server ") == "0.93 cores, 45.1 MiB of memory"
     away = run(server=ServerUse(unknown="the server is on another machine"))
@@ -321,7 +321,7 @@ def test_what_the_server_took() -> None:
     )
 
 
-def test_how_alike_the_connections_were_served() -> None:
+def test_the_fairness_between_connections() -> None:
     fair = run(grants=Grants(12, 200, 516))
     text = "a connection was granted 12 to 516, median 200: 43.0 times as many"
     assert row(shown(summary(report(fair))), "fairness ") == text
@@ -329,7 +329,7 @@ def test_how_alike_the_connections_were_served() -> None:
     assert "fairness" not in shown(summary(report(run())))
 
 
-def test_how_fair_the_shares_were() -> None:
+def test_the_fairness_between_keys() -> None:
     weighed = run(shares=Shares("keys", [4000, *range(1, 12)], 0.98765))
     text = shown(summary(report(weighed)))
     assert row(text, "fairness ") == "Jain's index 0.9877 over the keys, each by its weight"
@@ -354,7 +354,7 @@ def rows(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def test_csv(tmp_path: Path) -> None:
+def test_the_csv_file(tmp_path: Path) -> None:
     write_csv(report(full_run(), run("a,b\n\ud800")), tmp_path / "r.csv")
     full, other = rows(tmp_path / "r.csv")
     assert list(full) == list(CSV_COLUMNS)
@@ -369,8 +369,8 @@ def test_csv(tmp_path: Path) -> None:
     assert (other["label"], other["service_max_us"]) == ("a,b\n\\ud800", "")
 
 
-def test_the_columns_of_the_csv_stay() -> None:
-    """Whoever reads them does so by name: new ones may come, these may not go."""
+def test_the_columns_of_the_csv_are_stable() -> None:
+    """Programs read them by name: columns may be added, but not removed."""
     names = {
         "label",
         "started",
@@ -388,7 +388,7 @@ def test_the_columns_of_the_csv_stay() -> None:
     assert names <= set(CSV_COLUMNS)
 
 
-def test_hgrm(tmp_path: Path) -> None:
+def test_the_hgrm_file(tmp_path: Path) -> None:
     write_hgrm(report(run(latency=times(*range(1000, 101_000, 1000)))), tmp_path / "r.hgrm")
     lines = (tmp_path / "r.hgrm").read_text("utf-8").splitlines()
     assert lines[0].split() == ["Value", "Percentile", "TotalCount", "1/(1-Percentile)"]
@@ -401,14 +401,14 @@ def test_hgrm(tmp_path: Path) -> None:
     assert numbers == pytest.approx([50.5, 28.866, 100.031, 100, 32, 2048], rel=1e-3)
 
 
-def test_hgrm_of_nothing_and_of_several(tmp_path: Path) -> None:
+def test_the_hgrm_file_of_no_and_of_several_runs(tmp_path: Path) -> None:
     write_hgrm(report(empty_run()), tmp_path / "empty.hgrm")
     assert "Total count    =            0" in (tmp_path / "empty.hgrm").read_text("utf-8")
     write_hgrm(scan(), tmp_path / "scan.v1.hgrm")
     assert sorted(path.name for path in tmp_path.glob("scan*")) == [f"scan.v1-{number}.hgrm" for number in (1, 2, 3)]
 
 
-def test_all_times() -> None:
+def test_the_measured_times_of_a_run() -> None:
     assert [times.name for times in all_times(run())] == ["latency"]
     assert [times.name for times in all_times(full_run())] == [
         "response time",

@@ -1,4 +1,4 @@
-"""The file of results: everything comes back as it was, and whatever is no such file is refused in words."""
+"""The file of results: every value survives, and any other file is refused with a reason."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def refusal(path: Path, content: bytes | str) -> str:
     [report(full_run()), report(empty_run()), report(), scan(), report(run(), search={"scan": "10,20"})],
     ids=["full", "empty run", "no runs", "scan", "no answer"],
 )
-def test_everything_comes_back(tmp_path: Path, found: Report) -> None:
+def test_a_saved_report_is_loaded_unchanged(tmp_path: Path, found: Report) -> None:
     save(found, tmp_path / "r.json")
     back = load(tmp_path / "r.json")
     assert plain(back) == plain(found)
@@ -74,7 +74,7 @@ def test_everything_comes_back(tmp_path: Path, found: Report) -> None:
     assert back.command == found.command
 
 
-def test_what_came_back_can_be_saved_again(tmp_path: Path) -> None:
+def test_a_loaded_report_can_be_saved_again(tmp_path: Path) -> None:
     save(report(full_run()), tmp_path / "first")
     save(load(tmp_path / "first"), tmp_path / "second")
     assert (tmp_path / "first").read_bytes() == (tmp_path / "second").read_bytes()
@@ -93,7 +93,7 @@ def test_a_histogram_keeps_its_counts(tmp_path: Path, values: list[int]) -> None
     assert list(load(tmp_path / "r.json").runs[0].latency.counts) == list(found.runs[0].latency.counts)
 
 
-def test_whole_numbers_of_other_tools_are_taken_as_fractions(tmp_path: Path, document: dict[str, Any]) -> None:
+def test_whole_numbers_of_other_tools_are_read_as_floats(tmp_path: Path, document: dict[str, Any]) -> None:
     document["runs"][0]["seconds"] = 10
     (tmp_path / "r.json").write_text(json.dumps(document), "utf-8")
     assert isinstance(load(tmp_path / "r.json").runs[0].seconds, float)
@@ -102,7 +102,7 @@ def test_whole_numbers_of_other_tools_are_taken_as_fractions(tmp_path: Path, doc
 # ---- what a run says of itself --------------------------------------------------------------------------------------
 
 
-def test_percentiles() -> None:
+def test_percentiles_of_a_histogram() -> None:
     assert percentiles(histogram()) == {}
     expected = {"50": 500, "90": 900, "99": 990, "99.9": 999, "99.99": 1000, "max": 1000}
     assert percentiles(times(*range(1, 1001))) == expected
@@ -120,14 +120,14 @@ def test_the_rate_of_no_time_is_none() -> None:
         *[({"errors": {"timeout": 1}}, True), ({"unsent": 1}, True), ({"violations": ["x"]}, True)],
     ],
 )
-def test_failed(fields: dict[str, Any], failed: bool) -> None:
+def test_which_runs_count_as_failed(fields: dict[str, Any], failed: bool) -> None:
     assert run(**fields).failed() is failed
 
 
 # ---- files that are none --------------------------------------------------------------------------------------------
 
 
-def test_no_file(tmp_path: Path) -> None:
+def test_a_missing_file_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ResultError) as caught:
         load(tmp_path / "r.json")
     assert str(caught.value) == f"{tmp_path}/r.json: No such file or directory"
@@ -151,16 +151,16 @@ def test_no_file(tmp_path: Path) -> None:
         (b'{"format": "counterbench 3"}', "runs is missing"),
     ],
 )
-def test_no_result(tmp_path: Path, content: bytes, wrong: str) -> None:
+def test_a_file_that_is_no_result_is_refused(tmp_path: Path, content: bytes, wrong: str) -> None:
     assert wrong in refusal(tmp_path / "r.json", content)
 
 
 @pytest.mark.parametrize("where", ["", "runs.0", "runs.0.series.0"])
 @pytest.mark.parametrize("value", [None, -1, "x", [], {}, [None], {"x": None}, 1e400, True, -0.5, 10**400, 1e-300])
-def test_wrong_values_are_refused_or_mean_something(
+def test_wrong_values_are_refused_or_have_figures(
     tmp_path: Path, document: dict[str, Any], where: str, value: Any
 ) -> None:
-    """Each field in turn. Nothing but a ResultError comes out, and what is taken has figures."""
+    """Each field in turn. Only a ResultError is raised, and figures can be computed from what is accepted."""
     names = list(part(document, where))
     refused = 0
     for name in names:
@@ -218,7 +218,7 @@ def with_length(counts: bytes, header: bytes = HEADER) -> str:
     return packed(header[:4] + struct.pack(">I", len(counts)) + header[8:] + counts)
 
 
-def test_this_is_how_they_are_packed() -> None:
+def test_the_packing_of_histograms() -> None:
     assert list(HdrHistogram.decode(with_length(COUNTS)).counts) == list(times(1, 2_000, 3_000_000).counts)
 
 
@@ -244,8 +244,8 @@ def test_a_broken_histogram_is_refused(tmp_path: Path, document: dict[str, Any],
     assert "runs[0].service is not a valid histogram: " in refusal(tmp_path / "r.json", json.dumps(document))
 
 
-def test_a_bomb_is_not_unpacked(tmp_path: Path, document: dict[str, Any]) -> None:
-    """Its first half megabyte is as long as it says, so that it looks whole to whoever stops there."""
+def test_a_decompression_bomb_is_not_unpacked(tmp_path: Path, document: dict[str, Any]) -> None:
+    """Its first half megabyte is as long as it says, so it looks complete to code that stops there."""
     size = HISTOGRAM_BYTES_MAX - len(HEADER)
     bomb = packed(HEADER[:4] + struct.pack(">I", size) + HEADER[8:] + bytes(1 << 24))
     document["runs"][0]["service"] = bomb
@@ -255,8 +255,8 @@ def test_a_bomb_is_not_unpacked(tmp_path: Path, document: dict[str, Any]) -> Non
 
 @given(st.data())
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=200, deadline=None)
-def test_a_file_with_a_few_other_bytes_is_refused_or_loaded(tmp_path: Path, data: st.DataObject) -> None:
-    """Whichever, and nothing else."""
+def test_a_file_with_changed_bytes_is_refused_or_loaded(tmp_path: Path, data: st.DataObject) -> None:
+    """No other exception is raised."""
     path = tmp_path / "r.json"
     if not path.exists():
         save(report(full_run()), path)

@@ -1,4 +1,4 @@
-"""Searches: against a server that is a formula."""
+"""Searches for the highest rate, against a server that is a formula."""
 
 from __future__ import annotations
 
@@ -53,13 +53,13 @@ def test_the_highest_rate_is_found(limit: float) -> None:
     assert [run.rate_wanted for run in runs] == [plan.rate for plan in server.plans]
 
 
-def test_all_rates_will_do() -> None:
+def test_every_rate_meets_the_objective() -> None:
     best = find_max(Plan(), P99, Server(1e9)).best
     assert best is not None
     assert PEAK * (1 - 2 * PRECISION) <= best <= PEAK
 
 
-def test_a_miss_that_is_not_seen_again_is_no_miss() -> None:
+def test_a_miss_counts_only_if_it_is_repeated() -> None:
     """Each rate is slow the first time that it is tried."""
     seen: set[float] = set()
 
@@ -74,8 +74,8 @@ def test_a_miss_that_is_not_seen_again_is_no_miss() -> None:
 
 
 @pytest.mark.parametrize("busy", [range(1, 3), range(1, 5), range(1, 7), range(3, 7)])
-def test_a_neighbour_that_was_busy_for_a_while_does_not_decide(busy: range) -> None:
-    """All runs of a stretch of time are slow, at whatever rate."""
+def test_slow_runs_during_a_busy_period_do_not_decide(busy: range) -> None:
+    """All runs of a period are slow, at whatever rate."""
     server = Server(60_000)
 
     def noisy(plan: Plan) -> Run:
@@ -90,20 +90,20 @@ def test_a_neighbour_that_was_busy_for_a_while_does_not_decide(busy: range) -> N
     assert found.contrary(P99) == missed
 
 
-def test_no_rate_will_do() -> None:
+def test_no_rate_meets_the_objective() -> None:
     found = find_max(Plan(), P99, Server(0))
     assert found.best is None
     assert found.ended is None
     assert len(found.runs) == TRIALS_MAX + 1
 
 
-def test_a_server_that_answers_nothing() -> None:
+def test_a_search_ends_if_the_server_answers_nothing() -> None:
     found = find_max(Plan(), P99, lambda plan: run_of(plan, 1e3, requests=0))
     assert (len(found.runs), found.best) == (1, None)
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_noise_gives_a_rate_that_was_seen_to_do(seed: int) -> None:
+def test_with_noise_the_found_rate_met_the_objective_in_a_run(seed: int) -> None:
     draw = random.Random(seed)
     server = Server(50_000, noise=lambda rate: rate * draw.uniform(0.9, 1.1))
     found = find_max(Plan(), P99, server)
@@ -131,7 +131,7 @@ class Ending(Server):
 
 @pytest.mark.parametrize("cut", [True, False])
 @pytest.mark.parametrize("runs", [0, 1, 4])
-def test_what_was_found_is_kept_when_there_can_be_no_more_runs(runs: int, cut: bool) -> None:
+def test_results_are_kept_if_a_run_cannot_be_made(runs: int, cut: bool) -> None:
     found = find_max(Plan(), P99, Ending(runs, cut=cut))
     assert found.ended == "no more"
     assert len(found.runs) == runs + cut
@@ -141,7 +141,7 @@ def test_what_was_found_is_kept_when_there_can_be_no_more_runs(runs: int, cut: b
     assert found.ended == "no more"
 
 
-def test_the_same_run_again() -> None:
+def test_a_plan_can_be_repeated() -> None:
     server = Server(50_000)
     found = repeat(Plan(connections=7), 3, server)
     assert (len(found.runs), found.ended, {plan.connections for plan in server.plans}) == (3, None, {7})
@@ -149,7 +149,7 @@ def test_the_same_run_again() -> None:
     assert (len(early.runs), early.ended) == (2, "no more")
 
 
-def test_a_run_that_was_cut_short_meets_nothing() -> None:
+def test_an_interrupted_run_does_not_meet_the_objective() -> None:
     assert find_max(Plan(), P99, Ending(3, cut=True)).best is None, "it would have, at 40,000"
 
 
@@ -160,7 +160,7 @@ def test_a_number_of_requests_is_for_the_first_run_only() -> None:
     assert [plan.duration for plan in server.plans[:3]] == [None, 10.0, 10.0]
 
 
-def test_what_an_objective_is() -> None:
+def test_objectives_are_read() -> None:
     assert (P99.percentile, P99.bound_ns) == (99.0, 1e6)
     assert (Objective.read("max < 20ms").percentile, Objective.read("p99.9<7us").bound_ns) == (100.0, 7e3)
     assert [Objective.read(text).of for text in ("max<1s", "p99.9<1s", "p100<1s")] == ["max", "p99.9", "max"]
@@ -184,7 +184,7 @@ def test_when_an_objective_is_met() -> None:
     assert P99.is_met(run_of(plan, 0.9e6, requests=9_950)), "close enough to the rate wanted"
 
 
-def test_scans() -> None:
+def test_scans_are_read() -> None:
     assert read_scan("10k:50k:20k") == [10_000, 30_000, 50_000]
     assert read_scan("1:2:5") == [1]
     assert len(read_scan("0.1:1:0.1")) == 10

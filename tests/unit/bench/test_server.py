@@ -1,4 +1,4 @@
-"""Whose processor and memory a server takes: found by the socket that listens, or said not to be known."""
+"""The CPU time and memory of a server, found by its listening socket, or reported as unknown."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def place(request: pytest.FixtureRequest, short_path: Path) -> Iterator[tuple[Pl
             process.kill()
 
 
-def test_what_a_server_takes(place: tuple[Place, int]) -> None:
+def test_cpu_and_memory_of_a_server_are_measured(place: tuple[Place, int]) -> None:
     where, pid = place
     assert processes(where) == [pid]
     watch = Watch(where)
@@ -82,7 +82,7 @@ HEAD = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrn
 def test_which_sockets_are_the_servers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, socket_of: str, pid: str, found: bool
 ) -> None:
-    """Those that listen there, or at all addresses; but not what systemd keeps open for it."""
+    """Those that listen at its address, or at all addresses; but not what systemd keeps open for it."""
     local, state, table = socket_of.split()
     (tmp_path / "net").mkdir()
     row = f"   0: {local} 00000000:0000 {state} 00000000:00000000 00:00000000 00000000     0        0 5555 1"
@@ -98,7 +98,7 @@ def test_which_sockets_are_the_servers(
             processes(where)
 
 
-def test_where_nobody_listens_is_not_known() -> None:
+def test_without_a_listening_socket_the_use_is_unknown() -> None:
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))
         for where in (
@@ -110,7 +110,7 @@ def test_where_nobody_listens_is_not_known() -> None:
             assert Watch(where).end().unknown == "no process that this user may see listens at this address"
 
 
-def test_another_machine_is_not_known() -> None:
+def test_the_use_on_another_machine_is_unknown() -> None:
     with pytest.raises(Unknown, match="the server is on another machine"):
         processes(Place(socket.AF_INET, ("192.0.2.1", 80), "192.0.2.1", None))
 
@@ -121,7 +121,7 @@ def test_the_search_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         processes(Place(socket.AF_INET, listener.getsockname(), "", None))
 
 
-def test_a_run_that_is_too_short_and_a_server_that_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_use_is_unknown_after_a_short_run_or_the_end_of_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         where = Place(socket.AF_INET, listener.getsockname(), "", None)
         assert processes(where) == [os.getpid()]

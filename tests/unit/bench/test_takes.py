@@ -13,7 +13,7 @@ from counterd.bench.takes import RATE_LIMIT, Items, Take, read_numbers
     "text", ["", "permits", "permits=", "permits=0", "permits=17", "permits=9,rates=8", "permits=1,permits=1", "jobs=1",
              "permits=1,", "permits=-1", "permits=1 "]
 )  # fmt: skip
-def test_items_that_cannot_be_read(text: str) -> None:
+def test_invalid_items_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"^expected 1 to 16 items, such as permits=2,rates=2, not "):
         Items.read(text)
 
@@ -31,7 +31,7 @@ def test_each_item_has_a_name_of_its_own() -> None:
 
 
 @pytest.mark.parametrize("text", ["", ",", "1,", "1,,2", "a", "-1", "12345", "1 2"])
-def test_numbers_that_cannot_be_read(text: str) -> None:
+def test_invalid_lists_of_numbers_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"^expected numbers such as 1,1,2, not "):
         read_numbers(text)
 
@@ -44,7 +44,7 @@ def test_keys_with_weights_and_priorities() -> None:
     assert (urgent.keys, urgent.weight(1), urgent.priority(1)) == (3, 1, 9)
 
 
-def test_the_burst_is_the_limit_unless_it_is_said() -> None:
+def test_the_default_burst_is_the_limit() -> None:
     assert (Take().per_second, Take().units_max) == (RATE_LIMIT, RATE_LIMIT)
     assert (Take(limit=7).units_max, Take(limit=7, burst=3).units_max) == (7, 3)
 
@@ -66,17 +66,17 @@ def test_the_burst_is_the_limit_unless_it_is_said() -> None:
         ({"priorities": (0, 256)}, "a priority must be 0 to 255"),
     ],
 )
-def test_mistakes(fields: dict[str, Any], text: str) -> None:
+def test_mistakes_are_found(fields: dict[str, Any], text: str) -> None:
     found = [said for wrong, said in Take(**fields).mistakes() if wrong]
     assert text in found[0]
 
 
-def test_no_mistakes() -> None:
+def test_valid_options_have_no_mistakes() -> None:
     for take in (Take(), Take(weights=(1, 1000), priorities=(0, 255)), Take(limit=(1 << 31) - 1, burst=(1 << 32) - 1)):
         assert not [text for wrong, text in take.mistakes() if wrong]
 
 
-def test_what_is_said_of_them() -> None:
+def test_takes_are_described() -> None:
     assert Take().describe() == ["Takes of permits=1"]
     take = Take(wait=2.0, items=Items(1, 1), limit=5, weights=(1, 2))
     assert take.describe() == ["Takes of permits=1,rates=1", "waiting up to 2.00 s", "2 fairness keys"]

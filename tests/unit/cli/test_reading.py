@@ -1,4 +1,4 @@
-"""What a function cannot read is a mistake of the command line, with the function's own words."""
+"""Parameter types made of functions: a ValueError becomes an error of the command line with the same text."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ def command(time: float) -> None:
 
 
 @pytest.mark.parametrize(("arguments", "shown"), [(["--time", "500ms"], "0.5\n"), ([], "7.0\n")])
-def test_what_can_be_read(arguments: list[str], shown: str) -> None:
-    """A default is no text, and stays as it is."""
+def test_valid_values_are_read(arguments: list[str], shown: str) -> None:
+    """A default that is no text stays as it is."""
     assert click.testing.CliRunner().invoke(command, arguments).output == shown
 
 
 @pytest.mark.parametrize(("text", "why"), [("soon", "expected a time"), ("400ms", "expected 0.5 or more, not '400ms'")])
-def test_what_cannot_be_read(text: str, why: str) -> None:
+def test_invalid_values_are_errors_of_the_command_line(text: str, why: str) -> None:
     done = click.testing.CliRunner().invoke(command, ["--time", text])
     assert done.exit_code == 2
     assert f"Invalid value for '--time': {why}" in done.stderr
 
 
-def test_it_is_called_in_the_help() -> None:
+def test_the_help_shows_the_name_of_the_type() -> None:
     assert "--time TIME" in click.testing.CliRunner().invoke(command, ["--help"]).output

@@ -1,8 +1,7 @@
-"""What daemons with the policy do, with a store and a Redis in memory, and a clock that the tests set.
+"""The policy of daemons, with a store and a Redis in memory, and a clock that the tests set.
 
-tests/simulation/test_shared.py proves what is promised about limits and waiting. Here is what it does not see: what is
-said when, calls that fail, servers that are new while there are many names, rates, and figures.
-"""
+tests/simulation/test_shared.py checks what is promised about limits and waiting. These tests check the rest: what
+is sent when, failed calls, new servers while there are many names, rates, and figures."""
 
 from __future__ import annotations
 
@@ -53,7 +52,7 @@ def is_granted(machine: Machine, amount: int, maximum: int, name: bytes = NAME) 
 # ---- what is asked for -----------------------------------------------------------------------------------------------
 
 
-def test_rights_are_asked_for_in_advance_and_go_back_when_they_are_idle(server: Server) -> None:
+def test_rights_are_requested_in_advance_and_go_back_when_idle(server: Server) -> None:
     one, other = pair(server)
     for _ in range(300):
         is_granted(one, 1, 1000)
@@ -69,7 +68,7 @@ def test_rights_are_asked_for_in_advance_and_go_back_when_they_are_idle(server: 
 
 
 @pytest.mark.parametrize(("first", "second"), [(3, 3), (100, 5)], ids=["a small limit", "another maximum"])
-def test_what_was_asked_for_alone_is_for_no_other_request(server: Server, first: int, second: int) -> None:
+def test_exact_rights_serve_no_other_request(server: Server, first: int, second: int) -> None:
     """With few permits, or if requests for a name have several maximums."""
     machine, _ = pair(server)
     assert is_granted(machine, 1, first)
@@ -80,8 +79,8 @@ def test_what_was_asked_for_alone_is_for_no_other_request(server: Server, first:
     assert machine.ask(maximum=second) not in machine.grants
 
 
-def test_what_others_wait_for_goes_to_them(server: Server) -> None:
-    """Idle rights soon, and what becomes free at once."""
+def test_rights_that_others_wait_for_go_to_them(server: Server) -> None:
+    """Idle rights soon, and freed ones at once."""
     one, other = pair(server)
     assert is_granted(one, 999, 1000)
     waiting = [other.ask(maximum=1000, stays=True) for _ in range(2)]
@@ -108,7 +107,7 @@ def test_figures_of_refusals(server: Server) -> None:
 # ---- when a call is made ---------------------------------------------------------------------------------------------
 
 
-def test_little_is_said_while_nothing_changes(server: Server) -> None:
+def test_few_calls_are_made_while_nothing_changes(server: Server) -> None:
     machine = Machine(server)
     assert machine.turn(), "so that a new server begins to recover"
     assert pass_time(server, 10 * SECOND, machine) == 0
@@ -123,8 +122,8 @@ def test_little_is_said_while_nothing_changes(server: Server) -> None:
 
 
 @pytest.mark.parametrize("partition", [PART, PRESENCE], ids=["in use", "only a lease"])
-def test_a_call_that_is_due_has_something_to_say(server: Server, partition: int) -> None:
-    """Or the daemon would ask itself again and again. Also while a lease ends and no server answers."""
+def test_a_due_call_is_not_empty(server: Server, partition: int) -> None:
+    """Or the daemon would check again and again. Also while a lease ends and no server answers."""
     machine = Machine(server)
     machine.ask()  # in PART
     call = machine.policy.call(partition, server.run, server.now_ns)
@@ -141,8 +140,8 @@ def test_a_call_that_is_due_has_something_to_say(server: Server, partition: int)
 
 
 @pytest.mark.parametrize(("names", "least", "most"), [(10, 45, 100), (CHANGES_MAX * 2, 10, 20)])
-def test_many_changes_are_said_less_often(server: Server, names: int, least: int, most: int) -> None:
-    """So that they take a bounded part of the time; but once a second. In ten seconds."""
+def test_many_changes_are_sent_less_often(server: Server, names: int, least: int, most: int) -> None:
+    """So that they use a bounded part of the time; but once a second. In ten seconds."""
     machine, found = fill(server, names)
     pass_time(server, SECOND, machine)
     calls = 0
@@ -156,8 +155,8 @@ def test_many_changes_are_said_less_often(server: Server, names: int, least: int
     assert least <= calls <= most
 
 
-def test_a_call_has_a_bound_of_bytes(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What finds no room is said soon after, also to a server that is new."""
+def test_the_size_of_a_call_is_bounded(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Changes that do not fit follow soon, also to a new server."""
     monkeypatch.setattr(shared_store, "CHANGES_BYTES_MAX", 4500)
     sizes, plain = [], server.tick
 
@@ -176,7 +175,7 @@ def test_a_call_has_a_bound_of_bytes(server: Server, monkeypatch: pytest.MonkeyP
 # ---- leases and calls that fail --------------------------------------------------------------------------------------
 
 
-def test_a_lease_that_is_over_is_lost_once(server: Server) -> None:
+def test_an_expired_lease_is_lost_once(server: Server) -> None:
     machine = Machine(server)
     is_granted(machine, 1, 100)
     server.advance(4 * SECOND)
@@ -189,7 +188,7 @@ def test_a_lease_that_is_over_is_lost_once(server: Server) -> None:
     assert machine.policy.figures(server.now_ns)["lost"] == 1
 
 
-def test_a_lease_that_was_taken_away_is_followed_by_one_with_another_name(server: Server) -> None:
+def test_a_revoked_lease_is_followed_by_one_with_another_name(server: Server) -> None:
     machine = Machine(server, drops=False)
     is_granted(machine, 5, 100)
     server.data[lease_protocol.keys(PART, "")[0].encode()][b"s1"] = 1.0
@@ -204,7 +203,7 @@ def test_a_lease_that_was_taken_away_is_followed_by_one_with_another_name(server
     assert machine.rights >= machine.used == 18, "also for what was kept"
 
 
-def test_everything_is_released(server: Server) -> None:
+def test_release_all_gives_everything_back(server: Server) -> None:
     one, other = pair(server)
     is_granted(one, 99, 100)
     one.ask(2, maximum=100)
@@ -220,7 +219,7 @@ def test_everything_is_released(server: Server) -> None:
     assert is_granted(other, 100, 100)
 
 
-def test_a_call_without_an_answer_is_made_again_later_and_later(server: Server) -> None:
+def test_unanswered_calls_are_repeated_with_growing_pauses(server: Server) -> None:
     machine = Machine(server)
     machine.ask(stays=True)
     waits = []
@@ -241,9 +240,7 @@ def test_a_call_without_an_answer_is_made_again_later_and_later(server: Server) 
 
 
 @pytest.mark.parametrize("is_repeated", [False, True], ids=["no answer", "repeated by a library"])
-def test_rights_of_an_answer_that_was_lost_go_back_although_nobody_wants_them(
-    server: Server, is_repeated: bool
-) -> None:
+def test_rights_of_a_lost_answer_go_back(server: Server, is_repeated: bool) -> None:
     one, other = pair(server)
     is_granted(one, 10, 100)
     pass_time(server, SECOND, one)
@@ -260,7 +257,7 @@ def test_rights_of_an_answer_that_was_lost_go_back_although_nobody_wants_them(
     assert (one.used, is_granted(other, 80, 100)) == (10, True)
 
 
-def test_an_answer_without_sense(server: Server) -> None:
+def test_an_invalid_answer_is_a_failure(server: Server) -> None:
     machine = Machine(server)
     for answer in ([2, 0, 9, 1, 5, [], b"", b""], [2, 0, 9, 1, 5, [], b"x", b""], [2, 0], [], None):
         machine.ask(stays=True)
@@ -274,7 +271,7 @@ def test_an_answer_without_sense(server: Server) -> None:
 # ---- servers that do not know everything -----------------------------------------------------------------------------
 
 
-def test_states_follow_as_the_table_says() -> None:
+def test_states_change_as_in_the_documented_table() -> None:
     assert {*TRANSITIONS} == {*State}
     for state, followers in TRANSITIONS.items():
         for following in State:
@@ -321,8 +318,8 @@ def test_a_server_that_has_lost_data_gets_a_full_report(
 
 
 @pytest.mark.parametrize("after_ms", [0, 3, 2500])
-def test_a_server_that_loses_data_again_and_again_gets_a_full_report_each_time(server: Server, after_ms: int) -> None:
-    """Meanwhile it gives nobody more."""
+def test_a_server_that_keeps_losing_data_gets_a_full_report_each_time(server: Server, after_ms: int) -> None:
+    """Meanwhile it grants the daemon nothing more."""
     machine, found = fill(server, CHANGES_MAX * 3, maximum=1)
     for _ in range(6):
         forget(server)
@@ -355,8 +352,8 @@ def test_a_full_report_goes_on_while_requests_wait_and_calls_fail(server: Server
     assert reported(server) == {*found}
 
 
-def test_a_lease_is_given_up_if_a_new_server_gets_no_full_report_in_time(server: Server) -> None:
-    """It would give to others what it does not know of."""
+def test_a_lease_ends_if_a_new_server_gets_no_full_report_in_time(server: Server) -> None:
+    """The server would grant to others what it does not know about."""
     machine, _ = fill(server, CHANGES_MAX * 2 + 10)
     replace(server)
     Machine(server).turn()
@@ -371,7 +368,7 @@ def test_a_lease_is_given_up_if_a_new_server_gets_no_full_report_in_time(server:
 
 
 def test_nothing_goes_back_while_a_server_recovers(server: Server) -> None:
-    """It would be of use to nobody. Afterwards those who wait elsewhere are served."""
+    """It would serve no other daemon. Afterwards requests that wait elsewhere are served."""
     one, other = pair(server)
     is_granted(one, 80, 1000)
     one.release(79)
@@ -426,7 +423,7 @@ class Rate:
         return kept, sum(rate.units for update in store.updates for rate in update.rates)
 
 
-def test_units_of_a_rate_are_asked_for(server: Server) -> None:
+def test_units_of_a_rate_are_requested(server: Server) -> None:
     rate = Rate(server)
     assert rate.ask(5, 0, 0) == (0, 5)
     assert rate.ask(5, 2, 0, waiting=9) == (2, 7)
@@ -436,8 +433,8 @@ def test_units_of_a_rate_are_asked_for(server: Server) -> None:
     assert rate.machine.store.updates[-1].rates[0].wait_us > 0
 
 
-def test_units_of_a_rate_go_back(server: Server) -> None:
-    """If they are not taken. What was used without having been granted is said too, and again if the call fails."""
+def test_unused_units_of_a_rate_go_back(server: Server) -> None:
+    """Units used without a grant are reported too, and again if the call fails."""
     rate = Rate(server)
     rate.ask(100, 0, 0)
     assert rate.ask(0, 10, 4) == (4, 0)
@@ -453,7 +450,7 @@ def test_units_of_a_rate_go_back(server: Server) -> None:
 # ---- figures ---------------------------------------------------------------------------------------------------------
 
 
-def test_figures(server: Server) -> None:
+def test_figures_of_the_policy(server: Server) -> None:
     one, other = pair(server)
     is_granted(one, 500, 1000)
     is_granted(other, 100, 1000)
@@ -465,8 +462,8 @@ def test_figures(server: Server) -> None:
     assert one.policy.figures(server.now_ns)["stranded"] == one.rights - one.used > 0
 
 
-def test_an_overshoot_is_told(server: Server) -> None:
-    """Two have more together, as a server's clock was set forward while one was stopped."""
+def test_an_overshoot_is_reported(server: Server) -> None:
+    """Two daemons have more together, as a server's clock was set forward while one was stopped."""
     one, other = Machine(server, drops=False), Machine(server)
     is_granted(one, 60, 100)
     server.advance(2 * LEASE_NS)

@@ -1,8 +1,7 @@
-"""The authority for shared limits, in a real Redis, beside books of what the applications of random daemons hold.
+"""The authority for shared limits in a real Redis, compared with what the applications of random daemons hold.
 
-Answers are lost, leases end, and the server forgets what it did last. No time passes: a lease takes an hour, and the
-tests end leases, and the server's recovery, by hand.
-"""
+Answers are lost, leases end, and the server forgets its last changes. No time passes: a lease takes an hour, and
+the tests end leases, and the server's recovery, by hand."""
 
 from __future__ import annotations
 
@@ -323,7 +322,7 @@ def test_no_grant_is_above_its_maximum(server: redis.Redis, seed: int) -> None:
     assert {"here", "asked", "never came", "not answered", "refused", "waited for", "failover"} <= set(seen)
 
 
-def test_whoever_waits_is_served(server: redis.Redis) -> None:
+def test_waiting_requests_are_served(server: redis.Redis) -> None:
     """Whatever has happened: once the others hold nothing, each request that can be granted is."""
     for seed in range(8):
         server.flushdb()
@@ -369,8 +368,8 @@ def test_rights_never_add_up_to_more_than_the_maximum(ready: Authority) -> None:
     assert ready.call("b", 2, plenty(10, 1, 9, 4, 1)).counters == [LeaseGrant(7, Mode.PLENTY, 10, 3, False)]
 
 
-def test_another_maximum_gives_no_more_than_the_smaller_one_allows(ready: Authority) -> None:
-    """While others may grant for the first maximum; whatever is above it would break their promise."""
+def test_different_maximums_of_a_name_allow_the_smaller_one(ready: Authority) -> None:
+    """Others may grant under the first maximum meanwhile; anything above it would break their promise."""
     ready.call("a", 1, plenty(10, 1, 6))
     assert rights(ready.call("b", 1, plenty(20, 5, 9))) == [(0, Mode.EXACT)]
     assert rights(ready.call("b", 2, plenty(20, 4, 9))) == [(4, Mode.EXACT)]
@@ -381,8 +380,8 @@ def test_another_maximum_gives_no_more_than_the_smaller_one_allows(ready: Author
     assert rights(ready.call("a", 3, exact(10, 2, 1))) == [(1, Mode.EXACT)], "1 and 9 are there, and 10 is the maximum"
 
 
-def test_nobody_has_plenty_for_less_than_all_have(ready: Authority) -> None:
-    """Rights for one request are for no other one when the permits come back, as all may have more by then."""
+def test_no_daemon_has_plenty_below_the_total_of_rights(ready: Authority) -> None:
+    """Rights for one request serve no other when the permits come back, as all daemons may have more by then."""
     assert rights(ready.call("a", 1, exact(10, 5))) == [(5, Mode.EXACT)]
     assert rights(ready.call("b", 1, exact(20, 9))) == [(9, Mode.EXACT)]
     assert rights(ready.call("a", 2, plenty(10, 5, 5, 5, 5))) == [(5, Mode.EXACT)]
@@ -400,7 +399,7 @@ def test_small_requests_do_not_starve_a_large_one(ready: Authority) -> None:
     assert ready.call("b", 2, plenty(10, 5, 5)).counters == [LeaseGrant(5, Mode.PLENTY, 8, 8, False)]
 
 
-def test_what_the_first_one_has_already_is_not_reserved_again(ready: Authority) -> None:
+def test_rights_the_first_waiter_has_are_not_reserved_again(ready: Authority) -> None:
     ready.call("a", 1, plenty(10, 4, 4))
     ready.call("b", 1, plenty(10, 6, 6))
     assert rights(ready.call("a", 2, plenty(10, 5, 5, 4, 4))) == [(4, Mode.PLENTY)]
@@ -408,15 +407,15 @@ def test_what_the_first_one_has_already_is_not_reserved_again(ready: Authority) 
     assert rights(ready.call("c", 1, plenty(10, 1, 1))) == [(1, Mode.PLENTY)], "one of the two that are free"
 
 
-def test_who_holds_much_does_not_go_on_with_what_it_gives_back(ready: Authority) -> None:
-    """A permit that comes back is the first one's, even if the holder has a request of its own."""
+def test_a_large_holder_does_not_get_its_own_freed_rights_first(ready: Authority) -> None:
+    """A permit that comes back goes to the first waiter, even if its holder has a request of its own."""
     ready.call("a", 1, plenty(10, 10, 10))
     ready.call("b", 1, plenty(10, 1, 1))
     assert ready.call("a", 2, plenty(10, 10, 10, 9, 9)).counters == [LeaseGrant(9, Mode.PLENTY, 9, 9, True)]
     assert ready.call("b", 2, plenty(10, 1, 1)).counters == [LeaseGrant(1, Mode.PLENTY, 10, 10, True)]
 
 
-def test_a_smaller_maximum_does_not_starve(ready: Authority) -> None:
+def test_a_request_with_a_smaller_maximum_does_not_starve(ready: Authority) -> None:
     ready.call("a", 1, exact(20, 9))
     assert rights(ready.call("b", 1, exact(5, 1))) == [(0, Mode.EXACT)]
     assert rights(ready.call("a", 2, exact(20, 9, 8))) == [(8, Mode.EXACT)], "until the first one's request fits"
@@ -424,8 +423,8 @@ def test_a_smaller_maximum_does_not_starve(ready: Authority) -> None:
     assert rights(ready.call("b", 2, exact(5, 1))) == [(1, Mode.EXACT)]
 
 
-def test_nobody_turns_to_a_smaller_maximum_before_a_larger_one_that_waits(ready: Authority) -> None:
-    """Else it would never be served by one that goes on to get rights for both."""
+def test_a_waiting_larger_maximum_goes_before_a_smaller_one(ready: Authority) -> None:
+    """Else a daemon that goes on to get rights for both would starve it."""
     ready.call("a", 1, exact(2, 2))
     assert rights(ready.call("b", 1, plenty(2, 1, 1))) == [(0, Mode.PLENTY)]
     assert rights(ready.call("a", 2, plenty(1, 1, 1, 1, 1))) == [(1, Mode.EXACT)]
@@ -444,7 +443,7 @@ def test_a_server_with_an_old_state_ends_no_lease(ready: Authority) -> None:
     assert rights(ready.call("a", 2, plenty(10, 4, 6, 6, 4))) == [(6, Mode.PLENTY)]
 
 
-def test_who_gives_up_waits_no_more(ready: Authority) -> None:
+def test_a_withdrawn_request_waits_no_more(ready: Authority) -> None:
     ready.call("a", 1, plenty(2, 2, 2))
     ready.call("b", 1, plenty(2, 1, 1))
     assert ready.call("a", 2, plenty(2, 2, 2)).counters[0].waited_for
@@ -452,8 +451,8 @@ def test_who_gives_up_waits_no_more(ready: Authority) -> None:
     assert not ready.call("a", 3, plenty(2, 2, 2)).counters[0].waited_for
 
 
-def test_who_does_not_ask_again_loses_its_place(ready: Authority) -> None:
-    """As a process that was killed. The others need not wait for its lease to end."""
+def test_a_request_that_is_not_repeated_loses_its_place(ready: Authority) -> None:
+    """As of a killed process. The others need not wait for its lease to end."""
     ready.call("a", 1, plenty(10, 10, 10))
     ready.call("b", 1, plenty(10, 9, 9))
     ready.call("c", 1, plenty(10, 8, 8))
@@ -465,8 +464,8 @@ def test_who_does_not_ask_again_loses_its_place(ready: Authority) -> None:
     assert rights(ready.call("b", 3, plenty(10, 9, 10))) == [(10, Mode.PLENTY)]
 
 
-def test_a_number_in_line_that_is_too_large(ready: Authority) -> None:
-    """As after a script that a moving slot has ended in the middle. Others would wait for nobody, for ever."""
+def test_a_place_number_that_is_too_large(ready: Authority) -> None:
+    """As after a script that a moving slot has ended in the middle. Others would wait for ever."""
     ready.call("a", 1, plenty(10, 10, 10))
     ready.call("b", 1, plenty(10, 9, 9))
     ready.server.delete(PREFIX + "line:n")
@@ -474,7 +473,7 @@ def test_a_number_in_line_that_is_too_large(ready: Authority) -> None:
     assert ready.totals()[b"n"][4] == 0
 
 
-def test_a_number_in_line_that_is_too_small(ready: Authority) -> None:
+def test_a_place_number_that_is_too_small(ready: Authority) -> None:
     ready.call("a", 1, plenty(10, 10, 10))
     ready.call("b", 1, plenty(10, 9, 9))
     ready.call("c", 1, plenty(10, 8, 8))
@@ -485,8 +484,8 @@ def test_a_number_in_line_that_is_too_small(ready: Authority) -> None:
     assert ready.totals()[b"n"][4] == 1
 
 
-def test_a_request_that_does_not_stay_has_no_place(ready: Authority) -> None:
-    """But the others hear of it, and its own daemon hears only of the others."""
+def test_a_request_that_does_not_wait_has_no_place(ready: Authority) -> None:
+    """But other daemons hear of it, and its own daemon hears only of the others."""
     ready.call("a", 1, plenty(10, 10, 10))
     assert not ready.call("b", 1, plenty(10, 9, 9)._replace(stays=False)).counters[0].waited_for
     assert ready.call("a", 2, plenty(10, 5, 5)).counters[0].waited_for
@@ -496,8 +495,8 @@ def test_a_request_that_does_not_stay_has_no_place(ready: Authority) -> None:
     assert ready.call("b", 3, plenty(10, 6, 6)._replace(stays=False)).counters[0].waited_for, "by c"
 
 
-def test_counters_that_are_waited_for_are_told(ready: Authority) -> None:
-    """To daemons that said nothing about them."""
+def test_the_answer_names_counters_with_waiters(ready: Authority) -> None:
+    """Also to daemons that sent nothing about them."""
     ready.call("a", 1, plenty(10, 10, 10))
     assert ready.call("b", 1).waited == []
     ready.call("c", 1, plenty(10, 1, 1))
@@ -506,8 +505,8 @@ def test_counters_that_are_waited_for_are_told(ready: Authority) -> None:
     assert len(ready.call("b", 3).waited) == 32
 
 
-def test_the_answer_says_how_many_share(ready: Authority) -> None:
-    """And how long to wait before the next question: the more daemons there are, the longer."""
+def test_the_answer_has_the_number_of_daemons(ready: Authority) -> None:
+    """And how long to wait before the next call: the more daemons there are, the longer."""
     assert [ready.call(f"s{number}", 1).daemons for number in range(3)] == [2, 3, 4]
     assert ready.call("a", 1).again_ms == 5
     for number in range(3, 98):
@@ -515,7 +514,7 @@ def test_the_answer_says_how_many_share(ready: Authority) -> None:
     assert ready.call("a", 2).again_ms == 50
 
 
-def test_a_lease_of_no_time_ends_it(ready: Authority) -> None:
+def test_a_call_with_a_lease_of_0_ends_the_lease(ready: Authority) -> None:
     ready.call("a", 1, plenty(10, 6, 6))
     assert ready.call("a", 2, lease_ms=0).counters == []
     assert rights(ready.call("b", 1, plenty(10, 10, 10))) == [(10, Mode.PLENTY)]
@@ -539,7 +538,7 @@ def test_a_lease_from_another_clock_does_not_go_on(ready: Authority) -> None:
 
 
 def test_a_master_that_was_a_replica_for_a_moment_recovers(ready: Authority) -> None:
-    """The other master may have lacked its last writes. Its process, and all of its data, are the same."""
+    """The other master may have lacked its last writes. Its process and its data are the same."""
     before = ready.call("a", 1, plenty(10, 4, 4))
     assert before.recovering_ms == 0
     ready.promote()
@@ -550,7 +549,7 @@ def test_a_master_that_was_a_replica_for_a_moment_recovers(ready: Authority) -> 
     assert ready.call("a", 2, plenty(10, 4, 4, 4, 4)).recovered_ms == answer.recovered_ms, "it recovers once"
 
 
-def test_a_clock_that_is_set_back_makes_no_recovery_longer(ready: Authority) -> None:
+def test_setting_the_clock_back_does_not_extend_a_recovery(ready: Authority) -> None:
     ready.server.hset(KEYS[1], "learns", 10**15)
     assert ready.call("a", 1).recovering_ms == HOUR_MS
     assert ready.call("a", 2).recovering_ms <= HOUR_MS
@@ -583,8 +582,8 @@ def test_when_a_rate_is_full(ready: Authority) -> None:
     assert 0 < full_us <= HOUR_MS * 1000 / 4
 
 
-def test_nothing_of_a_rate_takes_longer_than_ten_years(ready: Authority) -> None:
-    """Neither does its key live for longer."""
+def test_no_time_of_a_rate_exceeds_ten_years(ready: Authority) -> None:
+    """Its key does not live longer either."""
     most = 2**32 - 1
 
     def ask(call: int, limit: int, burst: int, least: int, give: int = 0) -> RateGrant:
@@ -602,14 +601,14 @@ def test_nothing_of_a_rate_takes_longer_than_ten_years(ready: Authority) -> None
 
 
 def test_units_of_an_unknown_rate_change_nothing(ready: Authority) -> None:
-    """They came for a request that was gone, so that the daemon does not know the numbers any more."""
+    """They came for a request that was gone, so the daemon does not know the rate's limit any more."""
     request = RateRequest(b"n", 10, TEN_YEARS_US, 10, 10, 10)
     assert ready.call("a", 1, rates=[request]).rates == [RateGrant(10, 0)]
     assert ready.call("a", 2, rates=[RateRequest(b"n", 0, 0, 0, 0, 0, 10)]).rates == [RateGrant(0, 0)]
     assert ready.call("a", 3, rates=[request]).rates[0].units == 0
 
 
-def test_a_lease_that_is_over(ready: Authority) -> None:
+def test_an_expired_lease_loses_its_rights(ready: Authority) -> None:
     ready.call("a", 1, plenty(10, 6, 6))
     ready.call("b", 1, plenty(10, 9, 9))
     for daemon in "ab":
@@ -623,7 +622,7 @@ def test_a_lease_that_is_over(ready: Authority) -> None:
     assert sorted(ready.server.scan_iter()) == [key.encode() for key in sorted(lease_protocol.keys(PARTITION, "c"))]
 
 
-def test_what_an_expired_daemon_has_comes_back_in_parts(ready: Authority) -> None:
+def test_rights_of_an_expired_daemon_come_back_in_parts(ready: Authority) -> None:
     for call in range(1, 13):
         many = [LeaseRequest(b"%d n%d" % (call, number), 2, 1, 1, 0, 1, Mode.PLENTY) for number in range(1000)]
         ready.call("a", call, *many)
@@ -646,8 +645,8 @@ def test_a_server_that_forgot_what_it_granted_recovers(ready: Authority) -> None
     assert rights(ready.call("b", 2, plenty(10, 1, 9))) == [(4, Mode.PLENTY)]
 
 
-def test_what_a_server_remembers_wrongly_is_not_believed(ready: Authority) -> None:
-    """It is from before the daemon gave it back, and others may have had it since."""
+def test_rights_in_an_old_state_are_not_believed(ready: Authority) -> None:
+    """They are from before the daemon gave them back, and others may have had them since."""
     ready.call("a", 1, plenty(10, 4, 9))
     ready.remember()
     ready.call("a", 2, plenty(10, 1, 1, 1, 1))
@@ -709,12 +708,12 @@ RIGHT = struct.pack("<5d", 1, 0, 1, 1, 0)
         *([2, 0, 9, 1, 5, [], RIGHT, struct.pack("<2d", *numbers)] for numbers in ODD_UNITS),
     ],
 )
-def test_answers_of_odd_types(found: Any) -> None:
+def test_answers_of_wrong_types_are_refused(found: Any) -> None:
     with pytest.raises(ValueError, match="the authority answered"):
         lease_protocol.answer(found)
 
 
-def test_an_answer_that_is_nested_deeply() -> None:
+def test_a_deeply_nested_answer_is_refused() -> None:
     found: list[Any] = []
     for _ in range(100_000):
         found = [found]
@@ -722,7 +721,7 @@ def test_an_answer_that_is_nested_deeply() -> None:
         lease_protocol.answer(found)
 
 
-def test_numbers_that_a_store_cannot_have() -> None:
+def test_numbers_beyond_a_stores_range_are_clamped() -> None:
     """Sums over all daemons, and times until a rate of a client has enough, have no bound."""
     rights, units = struct.pack("<5d", 1, 0, 1e300, -1, 1), struct.pack("<2d", 0, 1e300)
     answer = lease_protocol.answer([2, 0, 1 << 41, 1, 5, [b"a"], rights, units])

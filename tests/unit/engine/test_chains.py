@@ -1,4 +1,4 @@
-"""Chains of blocks keep what was written, and give every block back, whatever was written and freed before."""
+"""Chains of blocks keep their bytes and free every block, whatever was written and freed before."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_a_chain_of_the_lead_alone_has_a_block() -> None:
     assert (chains.left, chains.read(chain)) == (BLOCKS - 1, b"")
 
 
-def test_equal_is_what_has_the_same_bytes() -> None:
+def test_chains_are_equal_if_their_bytes_are() -> None:
     chains = ChainsOf(BLOCKS)
     text = bytes(range(200))
     chain = chains.write(0, text)
@@ -46,7 +46,7 @@ def test_equal_is_what_has_the_same_bytes() -> None:
         st.tuples(st.integers(0, 3), st.integers(0, PAYLOAD), st.binary(max_size=3 * PAYLOAD)), min_size=1, max_size=60
     )
 )
-def test_chains_keep_their_bytes_whatever_happens_to_others(steps: list[tuple[int, int, bytes]]) -> None:
+def test_chains_keep_their_bytes_while_others_change(steps: list[tuple[int, int, bytes]]) -> None:
     chains = ChainsOf(BLOCKS)
     kept: dict[tuple[int, int, int, int], bytes] = {}
     for what, lead, data in steps:

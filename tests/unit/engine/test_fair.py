@@ -1,4 +1,4 @@
-"""The order of those that wait: within a key, between queues, and with very many keys."""
+"""The order of waiting Takes: within a key, between queues, and with very many keys."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def permit(name: bytes, amount: int = 1, maximum: int = 1) -> Permit:
     return Permit(name, amount, maximum)
 
 
-def test_the_higher_priority_goes_first_of_one_key(desk: Desk) -> None:
+def test_within_a_key_the_higher_priority_goes_first(desk: Desk) -> None:
     holder, one = desk.some(2)
     assert holder.acquire(b"a") == Status.NO_ERROR
     low, high, other = (one.take(permit(b"a"), wait_ms=FOREVER_MS, priority=priority) for priority in (0, 2, 1))
@@ -32,8 +32,8 @@ def test_the_higher_priority_goes_first_of_one_key(desk: Desk) -> None:
     assert [one.has(take) for take in (low, high, other)] == [False, True, True]
 
 
-def test_nobody_passes_an_older_one_of_the_same_key_in_another_queue(desk: Desk) -> None:
-    """What is there of b is too little for the older one."""
+def test_a_take_does_not_pass_an_older_one_of_its_key_in_another_queue(desk: Desk) -> None:
+    """The free amount of b is too small for the older one."""
     holder, one = desk.some(2)
     assert holder.acquire(b"a") == holder.acquire(b"b", 1, 2) == Status.NO_ERROR
     older = one.take(permit(b"b", 2, 2), wait_ms=FOREVER_MS)
@@ -44,8 +44,8 @@ def test_nobody_passes_an_older_one_of_the_same_key_in_another_queue(desk: Desk)
     assert (one.has(older), one.of(later)) == (True, None)
 
 
-def test_the_older_of_one_key_is_not_passed_where_it_waits(desk: Desk) -> None:
-    """It would be the first of its key in the queue of the younger one, so it need not go there."""
+def test_an_older_take_of_a_key_is_not_passed_in_its_own_queue(desk: Desk) -> None:
+    """It would be the first of its key in the queue of the younger one, so it need not move there."""
     holder, one, third = desk.some(3)
     assert holder.acquire(b"a") == holder.acquire(b"b", 1, 2) == Status.NO_ERROR
     older = one.take(permit(b"a"), permit(b"b", 1, 2), wait_ms=FOREVER_MS)
@@ -55,7 +55,7 @@ def test_the_older_of_one_key_is_not_passed_where_it_waits(desk: Desk) -> None:
     assert (one.has(older), one.has(younger), third.has(behind)) == (True, False, False)
 
 
-def test_one_that_was_moved_often_goes_before_older_ones_of_its_key(desk: Desk) -> None:
+def test_a_take_that_moved_often_goes_before_older_ones_of_its_key(desk: Desk) -> None:
     holder, one, other = desk.some(3)
     here, there = b"p", b"q"
     assert holder.acquire(here) == holder.acquire(b"r") == Status.NO_ERROR
@@ -70,7 +70,7 @@ def test_one_that_was_moved_often_goes_before_older_ones_of_its_key(desk: Desk) 
     assert (one.has(moved), other.of(older)) == (True, None)
 
 
-def test_each_of_very_many_keys_is_one_of_its_own() -> None:
+def test_very_many_keys_are_kept_apart() -> None:
     desk = Desk(waiters=KEYS)
     desk.store.limit_takes(KEYS, 60)
     holder, one = desk.some(2)
@@ -85,7 +85,7 @@ def test_each_of_very_many_keys_is_one_of_its_own() -> None:
     assert {row[place] for row in walk.rows()} == {b"%d" % number for number in range(KEYS)}
 
 
-def test_rates_have_half_of_the_records() -> None:
+def test_rates_use_at_most_half_of_the_records() -> None:
     desk = Desk(buckets=2)
     (one,) = desk.some(1)
     assert one.has(one.take(Rate(b"a", 1, 10, 1_000_000, 5)))

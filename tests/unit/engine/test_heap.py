@@ -1,4 +1,4 @@
-"""Heaps: the first is the first, whatever was inserted and removed, in bounded steps; a sorted list says the same."""
+"""Heaps return the first key after any insertions and removals, in bounded steps, compared with a sorted list."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_an_empty_heap_has_no_first():
 
 
 @pytest.mark.parametrize("order", [sorted, lambda keys: sorted(keys, reverse=True), lambda keys: keys])
-def test_what_goes_in_comes_out_in_order(order):
+def test_keys_come_out_in_order(order):
     keys = order(random.Random(7).sample(range(1000), 300))
     heaps = Heaps(300)
     for number, key in enumerate(keys, 1):
@@ -58,7 +58,7 @@ def test_keys_are_compared_as_64_bits():
 
 @pytest.mark.parametrize("count", [1, 2, 1000, 20000])
 @pytest.mark.parametrize("rising", [True, False])
-def test_a_spine_is_as_long_as_the_logarithm(count: int, rising: bool):
+def test_the_length_of_a_spine_is_logarithmic(count: int, rising: bool):
     heaps = Heaps(count)
     for number in range(1, count + 1):
         heaps.insert(0, number, number if rising else count - number, 0)
@@ -90,7 +90,7 @@ def test_any_node_can_be_removed():
         (3, "left", 1, "is not a child"),
     ],
 )
-def test_the_audit_notices(number: int, what: str, value: int, said: str):
+def test_the_audit_notices_damage(number: int, what: str, value: int, said: str):
     heaps = Heaps(3)
     for node in (1, 2, 3):
         heaps.insert(0, node, node, 0)

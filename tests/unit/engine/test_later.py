@@ -1,4 +1,5 @@
-"""Answers that come later: each question is settled or given up, and once; in order, and never more than may be."""
+"""Later, the questions that are answered later: each is settled or given up once, in order, and their number is
+bounded."""
 
 from __future__ import annotations
 
@@ -36,7 +37,7 @@ def asker() -> Asker:
     return Asker()
 
 
-def test_an_answer_in_time_settles_and_once(asker: Asker) -> None:
+def test_an_answer_in_time_settles_once(asker: Asker) -> None:
     ticket = asker.later.ask("context", 10)
     assert ticket == 1
     assert (len(asker.later), asker.later.next_deadline()) == (1, 10)
@@ -48,7 +49,7 @@ def test_an_answer_in_time_settles_and_once(asker: Asker) -> None:
     assert (len(asker.later), asker.later.next_deadline(), asker.later.overdue) == (0, -1, 0)
 
 
-def test_without_an_answer_it_is_given_up_at_its_deadline(asker: Asker) -> None:
+def test_an_unanswered_question_is_given_up_at_its_deadline(asker: Asker) -> None:
     ticket = asker.later.ask("context", 10)
     asker.later.expire(10)
     assert asker.told == [("given up", "context")]
@@ -58,7 +59,7 @@ def test_without_an_answer_it_is_given_up_at_its_deadline(asker: Asker) -> None:
     assert asker.told[1:] == [("recalled", "context", "late")]
 
 
-def test_what_does_not_matter_any_more_is_forgotten() -> None:
+def test_a_late_answer_to_a_question_without_interest_is_ignored() -> None:
     later = Later(CAPACITY, settle=print, give_up=lambda _context: False)
     ticket = later.ask("context", 10)
     later.expire(10)
@@ -66,13 +67,13 @@ def test_what_does_not_matter_any_more_is_forgotten() -> None:
 
 
 @pytest.mark.parametrize("ticket", [0, 2, (1 << 64) - 1])
-def test_tickets_that_are_none(asker: Asker, ticket: int) -> None:
+def test_unknown_tickets_are_ignored(asker: Asker, ticket: int) -> None:
     asker.later.ask("context", 10)
     assert not asker.later.answer(ticket, "outcome")
     assert asker.told == []
 
 
-def test_no_more_than_may_be_but_what_is_owed_has_room_of_its_own(asker: Asker) -> None:
+def test_the_number_of_questions_is_bounded_and_owed_ones_have_their_own_room(asker: Asker) -> None:
     tickets = [asker.later.ask(number, 10) for number in range(CAPACITY)]
     assert all(tickets)
     assert asker.later.is_full()
@@ -88,7 +89,7 @@ def test_no_more_than_may_be_but_what_is_owed_has_room_of_its_own(asker: Asker) 
     assert asker.later.ask("again", 20) == 2 * CAPACITY + 1, "a ticket is never given twice"
 
 
-def test_of_those_given_up_the_oldest_are_forgotten_first(asker: Asker) -> None:
+def test_of_overdue_questions_the_oldest_are_forgotten_first(asker: Asker) -> None:
     tickets = []
     for moment in range(CAPACITY + 2):
         tickets.append(asker.later.ask(moment, moment))
@@ -98,8 +99,8 @@ def test_of_those_given_up_the_oldest_are_forgotten_first(asker: Asker) -> None:
     assert [context for _, context, _ in asker.told] == list(range(2, CAPACITY + 2))
 
 
-def test_whatever_the_order_the_earliest_deadline_is_next_and_of_equals_the_oldest() -> None:
-    """Against a dict that is searched."""
+def test_the_earliest_deadline_is_next_and_of_equal_ones_the_oldest() -> None:
+    """Compared with a dict that is searched."""
     draw = random.Random(5)
     asker = Asker(1000)
     waiting: dict[int, int] = {}
@@ -135,8 +136,8 @@ def test_equal_deadlines_are_given_up_in_the_order_in_which_they_were_asked() ->
     assert [context for _, context in asker.told] == [number for number in range(100) if number % 3]
 
 
-def test_what_is_told_may_ask_and_answer_others(asker: Asker) -> None:
-    """The question is gone by then, so that even a full one has room."""
+def test_callbacks_may_ask_and_answer_other_questions(asker: Asker) -> None:
+    """The question is removed by then, so a full Later has room."""
 
     def settle(context: int, outcome: object) -> None:
         asker.told.append(("settled", context, outcome))
@@ -151,7 +152,7 @@ def test_what_is_told_may_ask_and_answer_others(asker: Asker) -> None:
     assert later.next_deadline() == 20
 
 
-def test_what_is_raised_loses_that_question_alone(asker: Asker) -> None:
+def test_an_exception_in_a_callback_loses_only_its_question(asker: Asker) -> None:
     def give_up(context: str) -> bool:
         if context == "first":
             raise ValueError(context)

@@ -1,4 +1,4 @@
-"""Lists: whatever comes and goes, the order is that of a Python list, from both ends, and the audit notices damage."""
+"""Linked lists keep the order of a Python list after any changes, from both ends, and the audit notices damage."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ def test_zeroed_memory_is_empty_lists():
 
 
 @pytest.mark.parametrize("which", range(4))
-def test_what_is_pushed_comes_first(which: int):
+def test_pushed_records_come_first(which: int):
     lists = made_of(which, 3, 1, 2)
     assert lists.numbers(which) == [3, 1, 2]
     assert lists.audit()[which] == 3
 
 
-def test_what_is_appended_comes_last():
+def test_appended_records_come_last():
     lists = Lists(3)
     for number in (3, 1, 2):
         lists.append(2, number)
@@ -69,7 +69,7 @@ def test_a_list_that_has_become_empty_can_be_used_again():
 
 
 def test_only_the_links_are_written():
-    """Records may be of any size, with the links anywhere in them."""
+    """Records may have any size, with the links anywhere in them."""
     for stride, offset in ((16, 0), (20, 4), (64, 48)):
         lists = Lists(RECORDS, stride=stride, offset=offset)
         for number in range(1, RECORDS + 1):
@@ -94,7 +94,7 @@ def test_only_the_links_are_written():
         (3, "next", 2, "2 follows 3, but names 1"),
     ],
 )
-def test_the_audit_notices(which: int, number: int, what: str, value: int, said: str):
+def test_the_audit_notices_damage(which: int, number: int, what: str, value: int, said: str):
     lists = made_of(which, 1, 2, 3)
     lists.damage(which, number, what, value)
     with pytest.raises(AssertionError, match=said):

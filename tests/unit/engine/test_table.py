@@ -1,4 +1,4 @@
-"""The table of names: index and name memory, inlined in _core and driven through sessions of the counter room."""
+"""The table of names: index and name memory, inlined in _core and driven through sessions of the counter protocol."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def twins() -> list[tuple[bytes, bytes]]:
 # ---- the index ------------------------------------------------------------------------------------------------------
 
 
-def test_every_bucket_is_there_whatever_the_names_hash_to() -> None:
+def test_every_bucket_can_be_used_whatever_the_hashes() -> None:
     client = Client(make_store(16, 64))
     names = names_at(31, 32, 16)
     for count, name in enumerate(names, 1):
@@ -73,7 +73,7 @@ def test_every_bucket_is_there_whatever_the_names_hash_to() -> None:
 
 
 @pytest.mark.parametrize("slots_of_names", [(7, 7, 7, 7), (7, 7, 0, 0), (6, 7, 7, 1), (6, 6, 7, 0), (7, 0, 7, 1)])
-def test_removal_moves_back_what_is_behind_also_around_the_end(slots_of_names: tuple[int, ...]) -> None:
+def test_removal_moves_later_entries_back_also_around_the_end(slots_of_names: tuple[int, ...]) -> None:
     """In every order of creation and of removal."""
     spare = {slot: iter(names_at(slot, 8, 4)) for slot in set(slots_of_names)}
     names = [next(spare[slot]) for slot in slots_of_names]
@@ -94,7 +94,7 @@ def test_removal_moves_back_what_is_behind_also_around_the_end(slots_of_names: t
             assert figures(store, "records", "conflicts") == [0, 0]
 
 
-def test_names_with_the_same_tag_are_told_apart(twins: list[tuple[bytes, bytes]]) -> None:
+def test_names_with_the_same_tag_are_distinguished(twins: list[tuple[bytes, bytes]]) -> None:
     for first, second in twins:
         store = make_store(4, 8, name_memory=8 * 64)
         one, two = Client(store), Client(store)
@@ -132,7 +132,7 @@ def test_removing_one_of_two_names_with_the_same_tag_keeps_the_other(twins: list
 # ---- names ----------------------------------------------------------------------------------------------------------
 
 
-def test_name_memory_runs_out_and_comes_back() -> None:
+def test_name_memory_runs_out_and_is_freed() -> None:
     store = make_store(8, 8, name_memory=5 * 64 + 63)
     client = Client(store)
     first, second, third = b"1" * 88, b"2" * 148, b"3" * 208
@@ -162,7 +162,7 @@ def test_name_memory_runs_out_and_comes_back() -> None:
     assert client.dump() == {third: (1, 1)}
 
 
-def test_a_name_longer_than_all_name_memory_takes_nobody_s_place() -> None:
+def test_a_name_longer_than_all_name_memory_reclaims_no_counter() -> None:
     client = Client(make_store(2, 8, name_memory=2 * 64))
     assert client.acquire(b"idle") == OK
     assert client.release(b"idle") == OK
@@ -177,7 +177,7 @@ def test_a_name_longer_than_all_name_memory_takes_nobody_s_place() -> None:
 
 
 def test_name_memory_does_not_fragment() -> None:
-    """Names of every length come and go; at the end all of it can be had in one piece."""
+    """Names of every length come and go; at the end all of it can be used by one name."""
     numbers = random.Random(2)
     store = make_store(20, 64, name_memory=100 * 64)
     client = Client(store)

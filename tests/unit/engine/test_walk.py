@@ -1,7 +1,6 @@
-"""Walks through a table: what is found, in which order, in which slices. The counter room's table is the one walked.
+"""Walks through a table: which rows, in which order, in which slices. The tests use the counter protocol's table.
 
-What happens between two slices is in tests/property/test_tables.py.
-"""
+Changes between two slices are tested in tests/property/test_tables.py."""
 
 from __future__ import annotations
 
@@ -43,7 +42,7 @@ def walked(
 
 @pytest.mark.parametrize("limit", [1, 2, 3, 4, 7, 8, 100, 499, 500, 501])
 @pytest.mark.parametrize("spread", [1, 3, 1000])
-def test_those_that_rank_highest_in_order_and_of_equals_the_lower_record(limit: int, spread: int) -> None:
+def test_rows_are_sorted_and_equal_ones_ordered_by_record(limit: int, spread: int) -> None:
     chosen = random.Random(limit * spread)
     amounts = {b"%d" % number: chosen.randint(1, spread) for number in range(500)}
     store, _session = filled(amounts)
@@ -53,8 +52,8 @@ def test_those_that_rank_highest_in_order_and_of_equals_the_lower_record(limit: 
 
 
 @pytest.mark.parametrize("size", [1, 4, 35, 36, 37, 60, 88, 89, 500, 65535])
-def test_a_name_matches_where_it_has_it_anywhere(size: int) -> None:
-    """Inline, in a chain of blocks, and across their edges; not in what is left of a longer name in its place."""
+def test_a_pattern_matches_anywhere_in_a_name(size: int) -> None:
+    """Inline, in a chain of blocks, and across their edges; not in the remains of a longer name in its place."""
     name = bytes(random.Random(size).randrange(1, 250) for _ in range(size))
     store, _session = filled({name: 1, b"\xff\xfe": 1, b"\0": 1}, name_memory=1 << 20)
     for start in {0, 1, 20, 27, 28, 29, 86, 87, 88, 89, size // 2, size - 2, size - 1}:
@@ -67,7 +66,7 @@ def test_a_name_matches_where_it_has_it_anywhere(size: int) -> None:
     assert walked(store, b"\0")[2] == [b"\0"]
 
 
-def test_a_slice_is_so_many_records_or_one_name_of_64_kib() -> None:
+def test_a_slice_is_bounded_by_records_and_bytes_of_names() -> None:
     amounts = {b"%d" % number: 1 for number in range(30_000)}
     store, session = filled(amounts)
     walk, steps, names = walked(store, limit=10)
@@ -78,7 +77,7 @@ def test_a_slice_is_so_many_records_or_one_name_of_64_kib() -> None:
     assert walked(store, b"none")[1] == 10
 
 
-def test_the_names_of_all_rows_have_a_bound_and_those_that_rank_highest_are_told() -> None:
+def test_the_bytes_of_all_names_are_bounded_and_the_first_rows_kept() -> None:
     amounts = {b"%03d" % number + b"x" * 65532: number for number in range(1, 71)}
     store, _session = filled(amounts, name_memory=8 << 20)
     walk, _, names = walked(store)
@@ -86,8 +85,8 @@ def test_the_names_of_all_rows_have_a_bound_and_those_that_rank_highest_are_told
     assert walk.total == 70
 
 
-def test_a_record_that_was_freed_or_taken_by_another_is_no_row() -> None:
-    """Both at once: the blocks of two names are taken by one, and so is the record of one of the two."""
+def test_a_freed_or_reused_record_is_no_row() -> None:
+    """Both at once: the blocks of two names are reused by one, and so is the record of one of the two."""
     names = [b"x%d" % digit + b"-" * 32798 for digit in range(2)]
     store, session = filled({names[0]: 1, names[1]: 1, b"x": 1}, name_memory=2 * 547 * 64)
     walk = CountersWalk(store, b"x", 10, "limit")
@@ -102,7 +101,7 @@ def test_a_record_that_was_freed_or_taken_by_another_is_no_row() -> None:
     assert walk.total == 3
 
 
-def test_a_walk_keeps_its_store() -> None:
+def test_a_walk_keeps_its_store_alive() -> None:
     store, session = filled({b"a": 3})
     walk = CountersWalk(store, b"", 1, "peak")
     session.closed(0)
@@ -113,7 +112,7 @@ def test_a_walk_keeps_its_store() -> None:
     assert len(walk.rows()) == 1
 
 
-def test_what_it_is_made_of() -> None:
+def test_arguments_of_a_walk_are_checked() -> None:
     store, _session = filled({b"a": 1})
     with pytest.raises(TypeError):
         CountersWalk(None, b"", 1, "peak")  # type: ignore[arg-type]
@@ -125,5 +124,5 @@ def test_what_it_is_made_of() -> None:
 
 
 @pytest.mark.parametrize("name", [b"", b"plain-._~0", bytes(range(256)), b"\xff" * 65_535, b"a/" * 32_767])
-def test_percent_encoding(name: bytes) -> None:
+def test_names_are_percent_encoded(name: bytes) -> None:
     assert percent_encoded(name) == quote_from_bytes(name, safe="")

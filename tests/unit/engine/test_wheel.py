@@ -1,4 +1,4 @@
-"""The timing wheel: never early, a tick late at most, everything once, in bounded steps; and a dict says the same."""
+"""The timing wheel: never early, at most a tick late, everything once, in bounded steps, compared with a dict."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ def test_zeroed_memory_is_an_empty_wheel():
     assert wheel.take(YEAR, 7) == ([], 7)
 
 
-def test_the_wheel_is_as_large_as_the_decision_says():
+def test_the_wheel_has_the_documented_size():
     assert Wheelwork(1).wheel_size == 16 + 8 * LEVELS + 8 + 4 * 8 * 64 * LEVELS
 
 
-def test_an_empty_wheel_moves_on_so_that_what_comes_next_is_near():
+def test_an_empty_wheel_moves_on_without_cascades():
     wheel = Wheelwork(1)
     wheel.take(YEAR, 1)
     assert wheel.elapsed == YEAR // TICK
@@ -72,7 +72,7 @@ def test_never_early_and_at_its_tick(start: int, due: int):
 
 
 @pytest.mark.parametrize("due", [-INT64_MAX - 1, -1, 0, 1, 7 * SECOND, 10 * SECOND])
-def test_what_is_due_already_is_taken_next(due: int):
+def test_a_past_deadline_is_taken_next(due: int):
     wheel = Wheelwork(2)
     wheel.take(10 * SECOND, 1)
     wheel.arm(1, due)
@@ -81,7 +81,7 @@ def test_what_is_due_already_is_taken_next(due: int):
     assert wheel.take(10 * SECOND + TICK, 1) == ([1], 0)
 
 
-def test_the_last_moment_never_comes():
+def test_the_largest_time_never_comes():
     wheel = Wheelwork(2)
     wheel.arm(1, INT64_MAX)
     wheel.arm(2, INT64_MAX - TICK + 1)
@@ -103,7 +103,7 @@ def test_a_clock_that_runs_back_does_no_harm():
     assert wheel.take(HOUR + 2 * SECOND, PLENTY)[0] == [2]
 
 
-def test_armed_again_only_the_last_moment_counts():
+def test_arming_again_replaces_the_deadline():
     wheel = Wheelwork(3)
     for due in (HOUR, SECOND, HOUR + 1, 2 * HOUR, 3 * SECOND, 4 * SECOND):
         wheel.arm(2, due)
@@ -114,7 +114,7 @@ def test_armed_again_only_the_last_moment_counts():
     assert wheel.take(YEAR, PLENTY)[0] == []
 
 
-def test_what_is_extended_again_and_again_moves_once_for_each_time_it_is_come_across():
+def test_a_record_extended_many_times_moves_only_when_it_is_met():
     wheel = Wheelwork(1)
     wheel.arm(1, SECOND)
     before = wheel.next_ns()
@@ -132,7 +132,7 @@ def test_what_is_extended_again_and_again_moves_once_for_each_time_it_is_come_ac
     assert wheel.take(now, 1) == ([1], 0)
 
 
-def test_what_is_due_and_not_yet_taken_can_be_extended():
+def test_a_due_record_can_be_extended_before_it_is_taken():
     wheel = Wheelwork(3)
     for number in (1, 2, 3):
         wheel.arm(number, SECOND)
@@ -147,7 +147,7 @@ def test_what_is_due_and_not_yet_taken_can_be_extended():
     assert set(wheel.take(first_tick(HOUR), PLENTY)[0]) == waiting
 
 
-def test_disarmed_it_is_not_taken_and_twice_is_once():
+def test_a_disarmed_record_is_not_taken_and_disarming_twice_is_harmless():
     wheel = Wheelwork(3)
     for number in (1, 2, 3):
         wheel.arm(number, SECOND)
@@ -161,7 +161,7 @@ def test_disarmed_it_is_not_taken_and_twice_is_once():
 
 
 @pytest.mark.parametrize("order", ["first", "middle", "last"])
-def test_any_place_of_a_chain_can_be_left(order: str):
+def test_records_can_be_disarmed_at_any_place_of_a_chain(order: str):
     wheel = Wheelwork(40)
     chain = {8, 16, 24, 32, 40}
     for number in sorted(chain):
@@ -190,8 +190,8 @@ def test_a_step_is_one_record_moved_or_taken():
     wheel.audit()
 
 
-def test_half_way_down_everything_can_be_changed():
-    """A slot of level 2 cascades, and between two steps its records are armed anew, for there and elsewhere."""
+def test_records_can_be_armed_anew_during_a_cascade():
+    """A slot of level 2 cascades, and between two steps its records are armed anew, for that time and others."""
     wheel = Wheelwork(60)
     base = 4096 * TICK
     for number in range(1, 41):
@@ -235,7 +235,7 @@ def test_a_slot_that_empties_while_it_cascades():
     assert wheel.take(66 * TICK, 1) == ([1], 0)
 
 
-def test_many_in_one_slot_come_in_bounded_pieces():
+def test_many_records_of_one_slot_are_taken_in_bounded_pieces():
     count = 200_000
     wheel = Wheelwork(count)
     for number in range(1, count + 1):
@@ -254,8 +254,8 @@ def test_many_in_one_slot_come_in_bounded_pieces():
     wheel.audit()
 
 
-def test_steps_to_the_end_are_bounded_by_the_levels():
-    """However far ahead, and although every cascade is done at its own moment."""
+def test_the_steps_of_a_record_are_bounded_by_the_levels():
+    """However far ahead, and although every cascade happens at its own time."""
     numbers = random.Random(5)
     count = 500
     wheel = Wheelwork(count)

@@ -1,4 +1,4 @@
-"""Extensions: what a name finds, what is said of one that finds nothing, and what is fetched again and again."""
+"""The plugin host: how a name is resolved, the errors if it cannot be, and results that are fetched repeatedly."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ def test_a_name_is_an_attribute_of_a_module(folder: Path) -> None:
     assert find("counterd.gate", "keepers:Keeper").__name__ == "Keeper"  # type: ignore[attr-defined]
 
 
-def test_or_an_entry_point(folder: Path) -> None:
+def test_a_name_is_an_entry_point(folder: Path) -> None:
     add_entry_point(folder, "my-keeper", "keepers:Nested.Keeper")
     assert find("counterd.gate", "my-keeper").__name__ == "Keeper"  # type: ignore[attr-defined]
     with pytest.raises(LookupError) as caught:
@@ -184,7 +184,7 @@ def test_or_an_entry_point(folder: Path) -> None:
         ("keeper", "the group counterd.gate has no entry point with this name; it has none"),
     ],
 )
-def test_what_is_said_of_a_name_that_finds_nothing(
+def test_a_name_that_cannot_be_resolved_is_an_error(
     configured: Callable[..., Config], room: Room, folder: Path, name: str, why: str
 ) -> None:
     (folder / "needy.py").write_text("import nowhere\n")
@@ -196,7 +196,7 @@ def test_what_is_said_of_a_name_that_finds_nothing(
     assert problem.startswith(f"{folder}/F:2: gate.keeper: {name}: {why}")
 
 
-def test_an_error_that_never_was_raised_has_no_place() -> None:
+def test_an_exception_without_a_traceback_is_described_without_a_place() -> None:
     assert described(ValueError("x")) == "ValueError: x"
 
 
@@ -210,9 +210,7 @@ def test_an_extension_is_made_with_a_context(configured: Callable[..., Config], 
         assert (context.default, context.timeout) == ("default", LIMIT)
 
 
-def test_without_a_name_nothing_is_made_and_nothing_changes(
-    configured: Callable[..., Config], room: Room, gate: Gate
-) -> None:
+def test_without_a_name_no_extension_is_made(configured: Callable[..., Config], room: Room, gate: Gate) -> None:
     threads = threading.active_count()
 
     async def run(host: PluginHost) -> None:
@@ -225,7 +223,9 @@ def test_without_a_name_nothing_is_made_and_nothing_changes(
         asyncio.run(run(host))
 
 
-def test_a_room_may_ask_for_what_is_not_named(configured: Callable[..., Config], room: Room, gate: Gate) -> None:
+def test_a_protocol_may_ask_for_an_extension_without_a_name(
+    configured: Callable[..., Config], room: Room, gate: Gate
+) -> None:
     with opened(room, gate, configured(keeper="keepers:Keeper")):
         assert gate.face.make("gate.other", None, 1.0) is None
 
@@ -239,7 +239,7 @@ def test_a_room_may_ask_for_what_is_not_named(configured: Callable[..., Config],
         ("keepers:none", "the module keepers has no none"),
     ],
 )
-def test_what_cannot_be_made_is_a_mistake_in_the_configuration(
+def test_an_extension_that_cannot_be_made_is_a_mistake_in_the_configuration(
     configured: Callable[..., Config], room: Room, gate: Gate, name: str, why: str
 ) -> None:
     config = configured(keeper=name)
@@ -268,7 +268,7 @@ def run(configured: Callable[..., Config], room: Room, gate: Gate) -> Callable[.
     return run
 
 
-def test_what_a_call_raises_is_told_with_the_name(run: Callable[..., list[str]], gate: Gate) -> None:
+def test_an_exception_in_a_call_is_reported_with_the_name(run: Callable[..., list[str]], gate: Gate) -> None:
     told: list[object] = []
 
     async def main(_: PluginHost) -> None:
@@ -313,7 +313,9 @@ def test_the_engine_is_reached_from_a_call(run: Callable[..., list[str]], gate: 
         gate.face.on_loop(lambda _: None, LIMIT)
 
 
-def test_files_are_read_for_the_room(configured: Callable[..., Config], room: Room, gate: Gate, folder: Path) -> None:
+def test_files_are_read_for_the_protocol(
+    configured: Callable[..., Config], room: Room, gate: Gate, folder: Path
+) -> None:
     with opened(room, gate, configured(keeper="keepers:Keeper")):
         assert gate.face.read("gate.file") == b""
     with opened(room, gate, configured(keeper="keepers:Keeper", file=folder / "file")):
@@ -323,7 +325,9 @@ def test_files_are_read_for_the_room(configured: Callable[..., Config], room: Ro
         assert gate.face.read("gate.file") == b"there"
 
 
-def test_threads_are_looked_after(run: Callable[..., list[str]], gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_are_inspected_periodically(
+    run: Callable[..., list[str]], gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(extensions, "INSPECT_S", 0.001)
     monkeypatch.setattr(extensions, "INSPECT_MIN_S", 0.001)
     monkeypatch.setattr(extensions, "BURN_PERIOD_S", 0.02)
@@ -355,7 +359,7 @@ class Mistakes(ValueError):
     problems = ("first", "second")
 
 
-def test_it_is_fetched_before_anything_is_served(run: Callable[..., list[str]], gate: Gate) -> None:
+def test_results_are_fetched_before_serving(run: Callable[..., list[str]], gate: Gate) -> None:
     gate.fetch = lambda: "fetched"
 
     async def main(_: PluginHost) -> None:
@@ -372,7 +376,7 @@ def test_it_is_fetched_before_anything_is_served(run: Callable[..., list[str]], 
         (TypeError(), ["open: TypeError: , in test_host.py:..."]),
     ],
 )
-def test_what_cannot_be_fetched_at_the_start_is_a_mistake(
+def test_a_failed_fetch_at_the_start_is_a_mistake(
     run: Callable[..., list[str]], gate: Gate, folder: Path, error: Exception, problems: list[str]
 ) -> None:
     def fail() -> None:
@@ -389,7 +393,7 @@ def test_what_cannot_be_fetched_at_the_start_is_a_mistake(
     assert told == [where + problem.partition(".py:")[0] for problem in problems]
 
 
-def test_a_start_does_not_wait_for_ever(
+def test_a_fetch_at_the_start_times_out(
     run: Callable[..., list[str]], gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ended = threading.Event()
@@ -408,7 +412,7 @@ def test_a_start_does_not_wait_for_ever(
     ended.set()
 
 
-def test_a_reload_fetches_it_again_and_a_mistake_changes_nothing(
+def test_a_reload_fetches_again_and_a_failure_changes_nothing(
     run: Callable[..., list[str]], gate: Gate, configured: Callable[..., Config]
 ) -> None:
     outcomes: list[object] = [1, 2, Mistakes(), OSError("gone"), 3]
@@ -446,7 +450,7 @@ def test_a_reload_fetches_it_again_and_a_mistake_changes_nothing(
     assert gate.taken == [1, 2, 3, 4]
 
 
-def test_it_is_fetched_as_often_as_is_configured(
+def test_results_are_fetched_in_the_configured_interval(
     run: Callable[..., list[str]], gate: Gate, configured: Callable[..., Config], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gate.fetch = lambda: len(gate.taken)
@@ -476,7 +480,7 @@ def test_it_is_fetched_as_often_as_is_configured(
     run(main)
 
 
-def test_what_comes_late_does_not_replace_what_is_newer(run: Callable[..., list[str]], gate: Gate) -> None:
+def test_a_late_result_does_not_replace_a_newer_one(run: Callable[..., list[str]], gate: Gate) -> None:
     ended = threading.Event()
     begun: list[int] = []
 

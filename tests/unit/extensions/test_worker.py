@@ -1,7 +1,7 @@
-"""Jobs in threads: their order, their outcomes, and extensions that block, compute, raise or are asked too much.
+"""Jobs in threads: order, outcomes, and extensions that block, compute, raise or get too many calls.
 
-Nothing waits for a time limit: a thread is stuck until the test lets it go, and inspect() is told the time.
-"""
+No test waits for a time limit: a thread is stuck until the test releases it, and inspect() gets the time as an
+argument."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def bench() -> Iterator[Bench]:
     bench.loop.close()
 
 
-def test_jobs_run_in_order_in_one_thread_and_are_told_on_the_loops(bench: Bench) -> None:
+def test_jobs_run_in_order_in_one_thread_and_end_on_the_loop(bench: Bench) -> None:
     threads = set()
 
     def job() -> int:
@@ -101,7 +101,7 @@ def test_jobs_run_in_order_in_one_thread_and_are_told_on_the_loops(bench: Bench)
     assert bench.lines == []
 
 
-def test_outcomes_are_told_in_slices(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_outcomes_are_delivered_in_slices(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "SLICE_NS", 1)
     for _ in range(20):
         bench.ask("a")
@@ -117,7 +117,7 @@ def test_outcomes_are_told_in_slices(bench: Bench, monkeypatch: pytest.MonkeyPat
         (KeyboardInterrupt(), "KeyboardInterrupt: "),
     ],
 )
-def test_what_it_raises_is_logged_and_the_next_is_served(bench: Bench, error: BaseException, text: str) -> None:
+def test_an_exception_is_logged_and_the_next_job_runs(bench: Bench, error: BaseException, text: str) -> None:
     def fails() -> None:
         raise error
 
@@ -130,8 +130,8 @@ def test_what_it_raises_is_logged_and_the_next_is_served(bench: Bench, error: Ba
     assert bench.lines == [("failed", f"gate: keeper x:y: a failed: {text}")]
 
 
-def test_an_error_is_asked_in_its_thread_what_it_says(bench: Bench) -> None:
-    """It is somebody else's code as well: it may take its time, or raise."""
+def test_the_text_of_an_exception_is_made_in_its_thread(bench: Bench) -> None:
+    """It is foreign code as well: it may take long, or raise."""
     asked: list[int] = []
 
     class Mute(BaseException):
@@ -152,7 +152,7 @@ def test_an_error_is_asked_in_its_thread_what_it_says(bench: Bench) -> None:
     assert bench.lines == [("failed", "gate: keeper x:y: a failed: an error whose message cannot be shown")]
 
 
-def test_a_mistake_of_ours_strands_nobody(bench: Bench) -> None:
+def test_an_exception_in_a_callback_does_not_block_later_outcomes(bench: Bench) -> None:
     caught: list[Any] = []
     bench.loop.set_exception_handler(lambda _, context: caught.append(context["exception"]))
 
@@ -166,7 +166,7 @@ def test_a_mistake_of_ours_strands_nobody(bench: Bench) -> None:
     assert [str(error) for error in caught] == ["ours"]
 
 
-def test_a_thread_that_is_stuck_has_a_successor(bench: Bench) -> None:
+def test_a_stuck_thread_is_replaced(bench: Bench) -> None:
     bench.stick("blocked")
     bench.ask("next")
     bench.worker.inspect(time.monotonic_ns())
@@ -184,7 +184,9 @@ def test_a_thread_that_is_stuck_has_a_successor(bench: Bench) -> None:
     assert len(bench.lines) == 1
 
 
-def test_a_thread_is_not_stuck_in_a_job_that_has_been_told(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_thread_is_not_stuck_in_a_job_whose_outcome_was_delivered(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     # As if the loop's thread ran at once, while the other is still behind the telling.
     monkeypatch.setattr(bench.loop, "call_soon_threadsafe", lambda call: call())
     told = threading.Event()
@@ -198,7 +200,7 @@ def test_a_thread_is_not_stuck_in_a_job_that_has_been_told(bench: Bench, monkeyp
     assert bench.lines == []
 
 
-def test_when_all_threads_are_stuck_it_is_not_asked_any_more(bench: Bench) -> None:
+def test_when_too_many_threads_are_stuck_calls_are_refused(bench: Bench) -> None:
     for number in range(STUCK_MAX):
         bench.stick(f"blocked {number % 2}")
         bench.inspect_later()
@@ -217,7 +219,7 @@ def test_when_all_threads_are_stuck_it_is_not_asked_any_more(bench: Bench) -> No
     assert bench.told[-1] == ("served", "served")
 
 
-def test_a_thread_that_computes_has_no_successor(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_computing_thread_is_not_replaced(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module.Thread, "burnt_in_job", lambda _: LIMIT)
     bench.stick("computes")
     bench.inspect_later()
@@ -231,7 +233,7 @@ def test_a_thread_that_computes_has_no_successor(bench: Bench, monkeypatch: pyte
     assert bench.told[-1] == ("served", "served")
 
 
-def test_too_much_is_refused(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_many_jobs_are_refused(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "WAITING_MAX", 2)
     bench.stick("blocked")
     for call in "abc":
@@ -245,7 +247,7 @@ def test_too_much_is_refused(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> N
     assert [call for call, _ in bench.told] == ["c", "blocked", "a", "b"]
 
 
-def test_what_has_waited_too_long_is_not_begun(bench: Bench) -> None:
+def test_a_job_that_waited_too_long_is_not_begun(bench: Bench) -> None:
     bench.stick("blocked")
     bench.worker.limit = -1.0
     bench.ask("late")
@@ -261,7 +263,7 @@ def test_what_has_waited_too_long_is_not_begun(bench: Bench) -> None:
     assert bench.lines == [("late", text)]
 
 
-def test_whoever_burns_cpu_is_named_with_the_call(bench: Bench) -> None:
+def test_a_call_that_uses_much_cpu_is_named(bench: Bench) -> None:
     def burn() -> None:
         while not bench.let_go.is_set():
             pass
@@ -285,7 +287,7 @@ def test_whoever_burns_cpu_is_named_with_the_call(bench: Bench) -> None:
     assert text.endswith(" s in the last 0.0 s")
 
 
-def test_a_thread_that_has_ended_burns_nothing(bench: Bench) -> None:
+def test_an_ended_thread_uses_no_cpu(bench: Bench) -> None:
     found: list[threading.Thread] = []
 
     def stuck() -> None:
@@ -300,7 +302,7 @@ def test_a_thread_that_has_ended_burns_nothing(bench: Bench) -> None:
     bench.run(lambda: thread.burnt() == 0)  # to the system it may live a moment longer
 
 
-def test_after_the_end_nobody_is_told(bench: Bench) -> None:
+def test_after_the_end_no_outcome_is_delivered(bench: Bench) -> None:
     bench.stick("blocked")
     bench.ask("a")
     bench.worker.stop()

@@ -1,4 +1,4 @@
-"""A journal's file: made, locked, and refused with a sentence. What is in it is tested with its protocol."""
+"""A journal's file: creating, locking, and clear refusals. Its contents are tested with the protocol."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def opened(path: str) -> contextlib.closing[sqlite3.Connection]:
     return contextlib.closing(open_database(path, ROOM.name, is_synced=True))
 
 
-def test_a_new_one_and_the_same_again(path: str) -> None:
+def test_a_new_journal_can_be_opened_again(path: str) -> None:
     for _ in range(2):
         with opened(path) as database:
             assert room_of(database, path) == ROOM.name
@@ -45,32 +45,32 @@ def test_a_new_one_and_the_same_again(path: str) -> None:
             assert find_ledger(ROOM.name).count(database) == 0
 
 
-def test_without_sync(path: str) -> None:
+def test_a_journal_without_sync(path: str) -> None:
     with contextlib.closing(open_database(path, ROOM.name, is_synced=False)) as database:
         assert database.execute("PRAGMA synchronous").fetchone() == (0,)
 
 
 @pytest.mark.parametrize("room", ["counter", "nothing"])
-def test_a_protocol_without_a_journal(path: str, room: str) -> None:
+def test_a_protocol_without_a_journal_is_refused(path: str, room: str) -> None:
     with pytest.raises(JournalError, match=f"no installed protocol with the name {room} has a journal"):
         open_database(path, room, is_synced=True)
 
 
-def test_the_journal_of_another_protocol(path: str) -> None:
+def test_the_journal_of_another_protocol_is_refused(path: str) -> None:
     with opened(path) as database:
         database.execute("UPDATE journal SET room = 'smockron'")
     with pytest.raises(JournalError, match="is the journal of smockron, not of beanstalk"):
         open_database(path, ROOM.name, is_synced=True)
 
 
-def test_another_layout(path: str) -> None:
+def test_another_layout_is_refused(path: str) -> None:
     with opened(path) as database:
         database.execute("PRAGMA user_version = 7")
         with pytest.raises(JournalError, match="has layout 7, but this version of counterd reads and writes layout 2"):
             check_layout(database, path, find_ledger(ROOM.name))
 
 
-def test_without_the_name_of_its_protocol(path: str) -> None:
+def test_a_journal_without_its_protocols_name_is_refused(path: str) -> None:
     with opened(path) as database:
         database.execute("DELETE FROM journal")
     with pytest.raises(JournalError, match="does not say which protocol the journal belongs to"):
@@ -86,14 +86,14 @@ def test_without_the_name_of_its_protocol(path: str) -> None:
         ("DROP INDEX keys_until", "keys_until is"),
     ],
 )
-def test_what_counterd_has_not_made(path: str, statements: str, named: str) -> None:
+def test_changed_tables_are_refused(path: str, statements: str, named: str) -> None:
     with opened(path) as database:
         database.executescript(statements)
     with pytest.raises(JournalError, match=f"^{path}: differs from what .* creates: {named} missing or different$"):
         open_database(path, ROOM.name, is_synced=True)
 
 
-def test_triggers(path: str) -> None:
+def test_triggers_are_refused(path: str) -> None:
     with opened(path) as database:
         database.execute("CREATE TABLE other (a)")
         database.execute("CREATE INDEX more ON jobs (tube)")
@@ -103,7 +103,7 @@ def test_triggers(path: str) -> None:
         open_database(path, ROOM.name, is_synced=True)
 
 
-def test_the_database_of_another_program_is_left_as_it_is(path: str) -> None:
+def test_a_foreign_database_is_refused_and_left_unchanged(path: str) -> None:
     with contextlib.closing(sqlite3.connect(path)) as other:
         other.execute("CREATE TABLE other (a)")
         with pytest.raises(JournalError, match="is a database, but not a journal of counterd"):
@@ -122,7 +122,7 @@ def test_a_transaction_is_all_or_nothing(path: str) -> None:
         assert database.execute("SELECT value FROM numbers").fetchone() == (7,)
 
 
-def test_one_process_has_it(path: str) -> None:
+def test_a_journal_is_locked_by_one_process(path: str) -> None:
     code = (
         f"import sys; from counterd.journal.database import lock; lock({path!r}); print(flush=True); sys.stdin.read()"
     )

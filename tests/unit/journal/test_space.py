@@ -1,4 +1,4 @@
-"""The ballast of a journal: allocated, given up, taken again, and as much of it as there is."""
+"""The ballast of a journal: disk space that is reserved, freed, and reserved again, as far as there is any."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def disk_of(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "statvfs", lambda _path: found)
 
 
-def test_the_space_is_really_taken_and_given_up(tmp_path: Path) -> None:
+def test_the_ballast_really_uses_and_frees_space(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "journal")  # the ballast is beside the file, as SQLite's are
     ballast = Ballast(str(tmp_path / "link"))
     file = tmp_path / "journal-ballast"
@@ -41,7 +41,7 @@ def test_the_space_is_really_taken_and_given_up(tmp_path: Path) -> None:
         (0, (0, 1, 1)),
     ],
 )
-def test_its_size_is_that_of_the_disk(
+def test_the_size_of_the_ballast_follows_that_of_the_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, disk: int, sizes: tuple[int, int, int]
 ) -> None:
     disk_of(disk, monkeypatch)
@@ -50,7 +50,7 @@ def test_its_size_is_that_of_the_disk(
     assert ballast.free() == 3 * PAGE_SIZE
 
 
-def test_it_takes_what_there_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_ballast_uses_the_available_space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     disk_of(4 << 20, monkeypatch)
 
     def allocate(file: int, start: int, size: int) -> None:

@@ -1,4 +1,4 @@
-"""What becomes of the files of a journal while they are open, and what is no harm to them."""
+"""Journal files that are moved, deleted or truncated while they are open, and which changes do no harm."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def ids(path: Path) -> list[int]:
         return [row[0] for row in database.execute("SELECT id FROM jobs ORDER BY id")]
 
 
-def test_a_file_that_is_moved_away_and_back(writer: Writer, path: Path) -> None:
+def test_a_moved_file_is_reported_until_it_is_back(writer: Writer, path: Path) -> None:
     path.rename(path.with_name("away"))
     assert writer.look() == f"{path}: the file is gone; {BACK}"
     path.with_name("away").rename(path)
@@ -72,7 +72,7 @@ def test_a_file_that_is_moved_away_and_back(writer: Writer, path: Path) -> None:
     assert ids(path) == [1, 2]
 
 
-def test_a_folder_that_is_moved_away(tmp_path: Path) -> None:
+def test_a_moved_folder_is_reported(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     writer = Writer(str(tmp_path / "folder" / "jobs"), "beanstalk", is_synced=True)
     (tmp_path / "folder").rename(tmp_path / "away")
@@ -82,14 +82,14 @@ def test_a_folder_that_is_moved_away(tmp_path: Path) -> None:
     writer.close()
 
 
-def test_another_file_in_its_place(writer: Writer, path: Path) -> None:
+def test_another_file_in_its_place_is_reported(writer: Writer, path: Path) -> None:
     path.rename(path.with_name("away"))
     shutil.copy(path.with_name("away"), path)
     assert writer.look() == f"{path}: another file is in the place of the journal: move that one away; {BACK}"
 
 
 @pytest.mark.parametrize("all_of_it", [False, True], ids=["alone", "with the files beside it"])
-def test_a_file_that_is_deleted_can_be_saved_as_the_message_says(writer: Writer, path: Path, all_of_it: bool) -> None:
+def test_a_deleted_file_can_be_saved_as_the_message_says(writer: Writer, path: Path, all_of_it: bool) -> None:
     for suffix in ("", "-wal", "-shm") if all_of_it else ("",):
         Path(f"{path}{suffix}").unlink()
     said = writer.look()
@@ -101,7 +101,7 @@ def test_a_file_that_is_deleted_can_be_saved_as_the_message_says(writer: Writer,
 
 
 @pytest.mark.parametrize("size", [0, 50, 4096])
-def test_a_file_that_is_truncated(writer: Writer, path: Path, size: int) -> None:
+def test_a_truncated_file_is_reported(writer: Writer, path: Path, size: int) -> None:
     write(writer, *range(2, 50))
     writer.database.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
     assert writer.look() == ""
@@ -111,7 +111,7 @@ def test_a_file_that_is_truncated(writer: Writer, path: Path, size: int) -> None
     assert writer.look() == f"{path}: {TRUNCATED}"
 
 
-def test_a_vacuum_truncates_too_and_loses_nothing(writer: Writer, path: Path) -> None:
+def test_a_vacuum_truncates_without_loss(writer: Writer, path: Path) -> None:
     write(writer, *range(2, 200))
     writer.write(_journal.packed([]))
     writer.database.execute("DELETE FROM jobs WHERE id > 2")
@@ -129,7 +129,7 @@ def test_a_vacuum_truncates_too_and_loses_nothing(writer: Writer, path: Path) ->
     again.close()
 
 
-def test_a_file_that_grows_has_more_to_lose(writer: Writer) -> None:
+def test_the_watched_size_grows_with_the_file(writer: Writer) -> None:
     before = writer.watch.seen
     write(writer, *range(2, 200))
     writer.database.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
@@ -138,7 +138,7 @@ def test_a_file_that_grows_has_more_to_lose(writer: Writer) -> None:
 
 
 @pytest.mark.parametrize("suffixes", [("-wal",), ("-shm",), ("-wal", "-shm")])
-def test_files_beside_it_that_are_deleted_are_made_again(writer: Writer, path: Path, suffixes: tuple[str, ...]) -> None:
+def test_deleted_wal_files_are_created_again(writer: Writer, path: Path, suffixes: tuple[str, ...]) -> None:
     for suffix in suffixes:
         Path(f"{path}{suffix}").unlink()
     write(writer, 2)
@@ -148,7 +148,7 @@ def test_files_beside_it_that_are_deleted_are_made_again(writer: Writer, path: P
     assert ids(path) == [1, 2, 3]
 
 
-def test_a_log_that_is_deleted_while_another_program_reads(writer: Writer, path: Path) -> None:
+def test_a_wal_deleted_while_another_program_reads_is_reported(writer: Writer, path: Path) -> None:
     with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as other:
         other.execute("BEGIN")
         assert other.execute("SELECT count(*) FROM jobs").fetchall() == [(1,)]
@@ -165,7 +165,7 @@ def test_a_log_that_is_deleted_while_another_program_reads(writer: Writer, path:
 # ---- the next process ----
 
 
-def test_the_next_process_creates_no_other_file(writer: Writer, path: Path) -> None:
+def test_the_next_writer_creates_no_other_file(writer: Writer, path: Path) -> None:
     before = writer.watch.seen
     path.rename(path.with_name("away"))
     with pytest.raises(JournalError, match=f"^{path}: the file is gone; move it back$"):
@@ -174,7 +174,7 @@ def test_the_next_process_creates_no_other_file(writer: Writer, path: Path) -> N
 
 
 @pytest.mark.parametrize("what", ["another", "truncated"])
-def test_the_next_process_takes_no_other_file(writer: Writer, path: Path, what: str) -> None:
+def test_the_next_writer_uses_no_other_file(writer: Writer, path: Path, what: str) -> None:
     end(writer)
     before = writer.watch.seen
     if what == "another":
@@ -189,7 +189,7 @@ def test_the_next_process_takes_no_other_file(writer: Writer, path: Path, what: 
     assert path.stat().st_size == size
 
 
-def test_where_the_others_are_if_the_path_is_a_link(tmp_path: Path) -> None:
+def test_the_wal_is_found_if_the_path_is_a_link(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "folder" / "jobs")
     writer = Writer(str(tmp_path / "link"), "beanstalk", is_synced=True)
@@ -201,7 +201,7 @@ def test_where_the_others_are_if_the_path_is_a_link(tmp_path: Path) -> None:
     writer.close()
 
 
-def test_what_is_seen_of_a_file(path: Path) -> None:
+def test_the_watch_keeps_device_inode_and_size(path: Path) -> None:
     path.write_bytes(b"12345")
     with path.open("rb") as file:
         status = path.stat()

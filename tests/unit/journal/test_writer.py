@@ -1,4 +1,4 @@
-"""Writing a journal on a disk that is full. tests/functional/test_full_disk.py has real disks."""
+"""Writing a journal to a full disk. tests/functional/test_full_disk.py has real disks."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def ids(writer: Writer) -> list[int]:
 BODY = b"x" * 3000
 
 
-def test_new_records_are_refused_and_all_others_written_with_the_ballast(writer: Writer, disk: Disk) -> None:
+def test_on_a_full_disk_new_records_are_refused_and_others_use_the_ballast(writer: Writer, disk: Disk) -> None:
     puts, more, ends = pieces((wire.put(BODY),) * 6, (wire.put(BODY),), tuple(wire.delete(id_) for id_ in (1, 2, 3, 4)))
     assert writer.write(puts)
     disk.room = disk.used() + disk.held
@@ -120,7 +120,7 @@ def test_new_records_are_refused_and_all_others_written_with_the_ballast(writer:
     assert disk.held > 0
 
 
-def test_the_room_of_ended_jobs_is_used_again(writer: Writer, disk: Disk) -> None:
+def test_the_space_of_deleted_jobs_is_used_again(writer: Writer, disk: Disk) -> None:
     puts, ends, again = pieces(
         (wire.put(BODY),) * 30, tuple(wire.delete(id_) for id_ in range(1, 31)), (wire.put(BODY),)
     )
@@ -133,7 +133,7 @@ def test_the_room_of_ended_jobs_is_used_again(writer: Writer, disk: Disk) -> Non
     assert ids(writer) == [31]
 
 
-def test_what_is_needed_is_written_if_there_is_any_room(writer: Writer, disk: Disk) -> None:
+def test_needed_pieces_are_written_if_there_is_any_room(writer: Writer, disk: Disk) -> None:
     (puts,) = pieces((wire.put(BODY),) * 3)
     writer.database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     disk.room = disk.used() + disk.held
@@ -142,7 +142,7 @@ def test_what_is_needed_is_written_if_there_is_any_room(writer: Writer, disk: Di
     assert ids(writer) == [1, 2, 3]
 
 
-def test_without_the_ballast_it_says_so(writer: Writer, disk: Disk) -> None:
+def test_without_the_ballast_the_error_is_raised(writer: Writer, disk: Disk) -> None:
     puts, ends = pieces((wire.put(BODY),), (wire.delete(1),))
     assert writer.write(puts)
     disk.room = 0
@@ -177,7 +177,7 @@ def test_numbers_are_written_with_the_ballast(writer: Writer, disk: Disk) -> Non
     assert writer.database.execute("SELECT value FROM numbers").fetchone() == (7,)
 
 
-def test_what_is_split_is_the_same_in_a_better_order() -> None:
+def test_split_pieces_have_the_same_changes_in_a_better_order() -> None:
     puts, mixed = pieces(
         (wire.put(b"1"), wire.put_unique(BODY, b"key", 9), wire.put(b"3"), wire.put(b"4")),
         (wire.put(b"5"), wire.limit_reserves(b"a", 1, b"b"), wire.delete(1), wire.delete(2), wire.put(b"6")),
@@ -193,7 +193,7 @@ def test_what_is_split_is_the_same_in_a_better_order() -> None:
     assert empty == puts[:24]
 
 
-def test_growth_is_that_of_new_records() -> None:
+def test_the_growth_of_a_piece_is_that_of_its_new_records() -> None:
     puts, ends = pieces((wire.put(b"x" * 10), wire.put(BODY)), (wire.delete(1),))
     assert 3010 < _journal.growth(puts, 1000) < 3010 + 2 * 128 + 2200
     assert _journal.growth(ends, 1000) == 0
@@ -230,10 +230,10 @@ class Told:
 
 @pytest.mark.parametrize("reads", [False, True])
 @pytest.mark.parametrize(("has_room", "pieces"), [(False, [b"1"]), (True, [b"1", b"2"])])
-def test_what_was_received_is_written(
+def test_received_pieces_are_written(
     monkeypatch: pytest.MonkeyPatch, has_room: bool, pieces: list[bytes], reads: bool
 ) -> None:
-    """Also a piece that was refused, because nobody takes back the new jobs in it. reads: the daemon has read all."""
+    """Also a refused one, because its new jobs are not undone any more. reads: the daemon has read all answers."""
     writer = Told(has=has_room)
     monkeypatch.setattr(process, "Writer", lambda *_told, **_more: writer)
     told = {"room": "beanstalk", "path": "jobs", "is_synced": True, "is_new": False, "is_full": True, "seen": None}

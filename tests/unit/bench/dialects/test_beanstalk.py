@@ -1,4 +1,4 @@
-"""Requests, as bytes, and what is found in the tubes of a load, beside what is known of its jobs."""
+"""The beanstalk dialect: requests byte for byte, and the comparison of a load's tubes with its known jobs."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def numbered(*numbers: int) -> list[bytes]:
 
 
 @pytest.mark.parametrize("count", [0, 1, 6, 7, 8, 50])
-def test_all_is_taken_out_of_the_tubes_of_each_process(count: int, queue: Queue) -> None:
+def test_all_jobs_are_taken_from_the_tubes_of_each_process(count: int, queue: Queue) -> None:
     fill(queue, 0, *numbered(*range(count)))
     fill(queue, 1, *numbered(1000))
     fill(queue, 2, b"of another load")
@@ -64,13 +64,13 @@ def test_all_is_taken_out_of_the_tubes_of_each_process(count: int, queue: Queue)
     assert queue.left() == [b"of another load"]
 
 
-def test_what_is_there_is_right(queue: Queue) -> None:
+def test_known_jobs_in_the_tubes_are_no_violation(queue: Queue) -> None:
     fill(queue, 0, *numbered(1, 2, 3))
     fill(queue, 1, *numbered(4))
     assert judged(queue, {1, 2, 4}, {3, 9}) == []
 
 
-def test_what_is_wrong_is_found(queue: Queue) -> None:
+def test_lost_surplus_and_duplicate_jobs_are_violations(queue: Queue) -> None:
     fill(queue, 0, *numbered(1, 2, 2, 5), b"another", b"nothing hexadecimal")
     assert judged(queue, {1, 2, 3}, {9}) == [
         "1 job: lost, 0.05 s after the last connection was closed",
@@ -79,7 +79,7 @@ def test_what_is_wrong_is_found(queue: Queue) -> None:
     ]
 
 
-def test_what_comes_back_in_time_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_jobs_that_come_back_in_time_are_no_violation(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(beanstalk, "GIVE_BACK_S", PATIENCE)
 
     class Late(Queue):
@@ -92,7 +92,7 @@ def test_what_comes_back_in_time_is_waited_for(monkeypatch: pytest.MonkeyPatch) 
         assert judged(queue, {1}, set()) == []
 
 
-def test_a_server_that_hangs_up_is_an_error() -> None:
+def test_a_closed_connection_is_an_error() -> None:
     class Closing(Queue):
         def answer(self, asked: Asked) -> bytes:
             raise Hangup
@@ -101,7 +101,7 @@ def test_a_server_that_hangs_up_is_an_error() -> None:
         beanstalk.take(plan_of(queue))
 
 
-def test_requests() -> None:
+def test_requests_byte_for_byte() -> None:
     plan = Plan(protocol="beanstalk", work=read_work("cycle"), value_size=12)
     assert beanstalk.requests_of(plan, b"0000abcd") == {
         "noop": b"list-tube-used\r\n",

@@ -1,4 +1,4 @@
-"""Requests, as bytes, and what is said about a Dump, beside what is surely held."""
+"""The counter dialect: requests byte for byte, and the comparison of a Dump with the permits known to be held."""
 
 from __future__ import annotations
 
@@ -55,46 +55,46 @@ def judged(monkeypatch: pytest.MonkeyPatch, held: dict[int, int], *dumps: Any, b
     return counter.while_held(PLAN, board, state)
 
 
-def test_what_is_right(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_matching_counters_are_no_violation(monkeypatch: pytest.MonkeyPatch) -> None:
     assert judged(monkeypatch, {}, {}) == []
     assert judged(monkeypatch, {1: 3, 0x2A: 10}, {1: (3, 9), 0x2A: (10, 10), 7: (0, 10)}) == []
 
 
-def test_what_others_hold_is_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_counters_of_others_are_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     others = {b"jobs": (99, 99), b"nnnnnnnn00000064": (99, 99), b"nnnnnnnn0000002A": (99, 99), b"n": (99, 99),
               b"nnnnnnnn0000_001": (99, 99), b"nnnnnnnn  000001": (99, 99), b"nnnnnnnn000000-1": (9, 9),
               b"xnnnnnnn00000001": (99, 99), b"nnnnnnnnnnnnnnnn": (9, 9), b"\xff" * 16: (9, 9)}  # fmt: skip
     assert judged(monkeypatch, {}, others) == []
 
 
-def test_what_was_held_before_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_permits_held_before_the_load_are_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     before = {1: (2, 12), 2: (1, 1)}
     assert judged(monkeypatch, {1: 3}, {1: (5, 12), 2: (1, 1)}, before=before) == []
     assert judged(monkeypatch, {}, {1: (2, 12)}, before=before) == [], "the others have given the other name back"
 
 
-def test_what_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_differences_are_violations(monkeypatch: pytest.MonkeyPatch) -> None:
     assert judged(monkeypatch, {1: 3}, {1: (4, 4)}) == ["nnnnnnnn00000001: 4 in use, but 3 are held"]
     assert judged(monkeypatch, {1: 3}, {1: (2, 4)}) == ["nnnnnnnn00000001: 2 in use, but 3 are held"]
     assert judged(monkeypatch, {1: 3}, {}) == ["nnnnnnnn00000001: 0 in use, but 3 are held"]
     assert judged(monkeypatch, {}, {1: (0, 11)}) == ["nnnnnnnn00000001: 11 were in use, with a maximum of 10"]
 
 
-def test_what_is_not_back_yet_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_permits_that_come_back_in_time_are_no_violation(monkeypatch: pytest.MonkeyPatch) -> None:
     assert judged(monkeypatch, {1: 3}, {1: (5, 5)}, {1: (4, 5)}, {1: (3, 5)}) == []
 
 
-def test_what_is_lost_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_permits_are_a_violation_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert judged(monkeypatch, {1: 3}, {1: (2, 5)}, {1: (3, 5)}) == ["nnnnnnnn00000001: 2 in use, but 3 are held"]
 
 
-def test_a_great_many_violations_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_violations_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     found = judged(monkeypatch, dict.fromkeys(range(50), 1), {})
     assert len(found) == 11
     assert found[-1] == "and 40 more"
 
 
-def test_when_all_have_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_after_the_load_no_permits_may_be_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(counter, "_client", Dumps({1: (2, 9)}, {1: (1, 9)}, {1: (0, 9)}, {1: (5, 9)}))
     assert counter.when_gone(PLAN, {}) == []
     monkeypatch.setattr(counter, "_client", Dumps({1: (2, 9), b"jobs": (5, 5)}))
@@ -104,14 +104,14 @@ def test_when_all_have_gone(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("size", [1, 3, 8, 9, 300])
-def test_names_are_found_again(size: int) -> None:
+def test_names_are_numbered_and_recognized(size: int) -> None:
     plan = Plan(names=16, name_size=size)
     for number in range(16):
         assert counter._is_ours(plan, counter._name(plan, number))
     assert not counter._is_ours(plan, b"n" * size)
 
 
-def test_requests() -> None:
+def test_requests_byte_for_byte() -> None:
     plan = Plan(protocol="counter", resources=3, maximum=0x01020304)
     assert counter.requests_of(plan, b"jobs") == {
         "noop": bytes.fromhex("90 00 00 00 00000000 00000000"),
@@ -121,7 +121,7 @@ def test_requests() -> None:
     }
 
 
-def test_requests_of_takes() -> None:
+def test_requests_of_takes_byte_for_byte() -> None:
     take = Take(wait=1.5, items=Items(2, 1), limit=60, burst=7, weights=(1, 5), priorities=(0, 9))
     plan = Plan(protocol="counter", resources=3, maximum=12, take=take)
     items = [wire.Permit(b"jobs", 3, 12), wire.Permit(b"jobs:1", 3, 12), wire.Rate(b"jobs:r0", 1, 60, 1_000_000, 7)]

@@ -1,4 +1,4 @@
-"""Which dialects there are, in which order, and what is said of them."""
+"""Which dialects exist, their order, and consistent declarations."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from counterd import protocols
 from counterd.bench.dialects import DIALECTS, OPS_HELP, RULES, RULES_HELP
 
 
-def test_each_protocol_has_one_and_other_servers_come_last() -> None:
+def test_each_protocol_has_a_dialect_and_other_servers_come_last() -> None:
     rooms = {path.parent.name for folder in protocols.__path__ for path in Path(folder).glob("*/wire.py")}
     names = list(DIALECTS)
     assert set(names[: len(rooms)]) == rooms
@@ -16,13 +16,13 @@ def test_each_protocol_has_one_and_other_servers_come_last() -> None:
     assert len({each.order for each in DIALECTS.values()}) == len(names)
 
 
-def test_what_they_say_fits_together() -> None:
+def test_the_declarations_of_dialects_are_consistent() -> None:
     for dialect in DIALECTS.values():
         assert dialect.work in dialect.ops or {"acquire", "release"} <= set(dialect.ops)
         assert bool(dialect.checks) == bool(dialect.broken)
 
 
-def test_helps_speak_of_them() -> None:
+def test_help_texts_name_the_dialects() -> None:
     for name, dialect in DIALECTS.items():
         if dialect.ops_help:
             assert f"With {name}: {dialect.ops_help}." in OPS_HELP

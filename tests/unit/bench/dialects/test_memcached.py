@@ -1,4 +1,4 @@
-"""Requests of memcached, as bytes."""
+"""The memcached dialect: requests byte for byte."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from counterd.bench.dialects.memcached import requests_of
 from counterd.bench.plan import Plan
 
 
-def test_requests() -> None:
+def test_requests_byte_for_byte() -> None:
     assert requests_of(Plan(protocol="memcached", resources=12), b"jobs") == {
         "noop": b"mn\r\n",
         "get": b"get jobs\r\n",

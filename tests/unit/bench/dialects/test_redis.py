@@ -1,4 +1,4 @@
-"""Requests of redis, as bytes."""
+"""The redis dialect: requests byte for byte."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from counterd.bench.dialects.redis import requests_of, resp
 from counterd.bench.plan import Plan
 
 
-def test_a_request() -> None:
+def test_a_resp_request() -> None:
     assert resp(b"GET", b"jobs") == b"*2\r\n$3\r\nGET\r\n$4\r\njobs\r\n"
 
 
-def test_requests() -> None:
+def test_requests_byte_for_byte() -> None:
     assert requests_of(Plan(protocol="redis"), b"jobs") == {
         "noop": b"*1\r\n$4\r\nPING\r\n",
         "get": b"*2\r\n$3\r\nGET\r\n$4\r\njobs\r\n",

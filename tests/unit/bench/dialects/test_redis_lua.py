@@ -1,4 +1,5 @@
-"""What redis is given; what the scripts do is in tests/functional/test_counterbench_sentinel.py."""
+"""The redis-lua dialect: requests byte for byte. The scripts are tested in
+tests/functional/test_counterbench_sentinel.py."""
 
 from __future__ import annotations
 
@@ -36,7 +37,7 @@ def test_all_scripts_are_loaded() -> None:
 
 
 @pytest.mark.parametrize("said", [b"-ERR no\r\n", b"$40\r\n" + b"0" * 40 + b"\r\n", b"$3\r\nabc\r\n", b""])
-def test_a_server_that_does_not_take_them(said: bytes) -> None:
+def test_a_server_that_refuses_scripts_is_an_error(said: bytes) -> None:
     class Redis(Server):
         def serve(self, peer: Peer) -> None:
             peer.socket.recv(10_000)
@@ -46,7 +47,7 @@ def test_a_server_that_does_not_take_them(said: bytes) -> None:
         redis_lua.install(place_of(server))
 
 
-def test_requests() -> None:
+def test_requests_byte_for_byte() -> None:
     def evalsha(script: str, name: bytes, *numbers: bytes) -> bytes:
         return resp(b"EVALSHA", redis_lua.digest(script), b"1", name, *numbers)
 
@@ -59,7 +60,7 @@ def test_requests() -> None:
     }
 
 
-def test_requests_of_several_items() -> None:
+def test_requests_of_several_items_byte_for_byte() -> None:
     plan = Plan(protocol="redis-lua", resources=2, maximum=12, take=Take(items=Items(2, 1), limit=4, burst=3))
     keys = (b"used:jobs", b"used:jobs:1", b"rate:jobs:r0")
     requests = redis_lua.requests_of(plan, b"jobs")

@@ -1,4 +1,4 @@
-"""Requests, as bytes, the rules for a load, and what is said about the flows of a room, beside what is surely held."""
+"""The sentinel dialect: requests byte for byte, the rules for a load, and the comparison of flows with held tokens."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ def judged(room: Room, held: dict[int, int]) -> list[str]:
     return sentinel.while_held(plan_of(room), board)
 
 
-def test_what_is_held_is_right(room: Room) -> None:
+def test_matching_flows_are_no_violation(room: Room) -> None:
     room.used.update({1: 4, 3: 10})
     assert judged(room, {0: 4, 2: 10}) == []
     assert (room.tokens, +room.used) == ({}, {1: 4, 3: 10}), "looking changes nothing"
 
 
-def test_too_little_and_too_much_is_in_use(room: Room) -> None:
+def test_differences_are_violations(room: Room) -> None:
     room.used.update({1: 3, 2: 1})
     assert judged(room, {0: 4}) == [
         "flow 1: 4 of 10 are held, and 7 more were granted",
@@ -55,19 +55,19 @@ def test_too_little_and_too_much_is_in_use(room: Room) -> None:
     assert (room.tokens, +room.used) == ({}, {1: 3, 2: 1})
 
 
-def test_more_is_held_than_there_may_be(room: Room) -> None:
+def test_more_tokens_than_the_limit_are_a_violation(room: Room) -> None:
     room.used[1] = 12
     assert judged(room, {0: 12}) == []
 
 
-def test_nothing_is_left_in_use(room: Room) -> None:
+def test_after_the_load_no_tokens_may_be_in_use(room: Room) -> None:
     assert sentinel.when_gone(plan_of(room)) == []
     room.used[2] = 1
     late = "flow 2: 0 of 10 are held, and the other 10 cannot be acquired, 0.05 s after the last connection was closed"
     assert sentinel.when_gone(plan_of(room)) == [late]
 
 
-def test_what_ends_in_time_is_waited_for(room: Room) -> None:
+def test_tokens_that_end_in_time_are_no_violation(room: Room) -> None:
     class Ending(Room):
         def give_back(self, peer: object) -> None:
             self.used.clear()
@@ -78,12 +78,12 @@ def test_what_ends_in_time_is_waited_for(room: Room) -> None:
 
 
 @pytest.mark.parametrize("maximum", [9, 11])
-def test_another_limit_is_said_before_the_load(maximum: int, room: Room) -> None:
+def test_a_different_limit_is_reported_before_the_load(maximum: int, room: Room) -> None:
     with pytest.raises(ProtocolError, match=r"flow 1: .*: the count of each rule must be --maximum"):
         sentinel.look(plan_of(room, maximum=maximum))
 
 
-def test_many_flows_are_asked_some_at_a_time_and_many_findings_shortened(room: Room) -> None:
+def test_many_flows_are_probed_in_batches_and_long_findings_shortened(room: Room) -> None:
     room.used.update(dict.fromkeys(range(1, 601), 1))
     found = sentinel.when_gone(plan_of(room, names=600))
     assert (len(found), found[-1]) == (11, "and 590 more")
@@ -91,7 +91,7 @@ def test_many_flows_are_asked_some_at_a_time_and_many_findings_shortened(room: R
     assert max(peer.batches[0] for peer in room.peers if peer.batches) <= sentinel.AT_ONCE
 
 
-def test_a_room_that_hangs_up_is_an_error() -> None:
+def test_a_closed_connection_is_an_error() -> None:
     class Closing(Room):
         def answer(self, asked: Asked) -> bytes:
             raise OSError
@@ -100,7 +100,7 @@ def test_a_room_that_hangs_up_is_an_error() -> None:
         sentinel.look(plan_of(room))
 
 
-def test_semaphores_rates_and_values() -> None:
+def test_rules_for_semaphores_rates_and_values() -> None:
     rules = parse_rules(rules_of(3, 70, resourceTimeout=5000))
     found = {(rule.grade, rule.flow_id): rule for rule in rules.flows}
     semaphores = {(0, FIRST_SEMAPHORE + number) for number in range(3)}
@@ -110,14 +110,14 @@ def test_semaphores_rates_and_values() -> None:
     assert [(rule.flow_id, rule.count, rule.threshold_type) for rule in rules.params] == [(PARAM_FLOW, 70, 1)]
 
 
-def test_as_many_as_a_room_has_room_for() -> None:
+def test_the_number_of_flows_is_bounded() -> None:
     assert len(parse_rules(rules_of(FLOWS_MAX, 1)).flows) == 2 * FLOWS_MAX
     with pytest.raises(ValueError, match="at most 8192 flows of a kind, not 8193"):
         rules_of(FLOWS_MAX + 1, 1)
 
 
-def test_requests() -> None:
-    """Numbers of flows and tokens are put in later; those of a flow are counted on from these."""
+def test_requests_byte_for_byte() -> None:
+    """Ids of flows and tokens are filled in later; those of a flow are counted from these."""
     assert sentinel.requests_of(Plan(protocol="sentinel", resources=3), b"jobs") == {
         "noop": bytes.fromhex("0015 00000000 00 0000000c") + b"counterbench",
         "acquire": bytes.fromhex("0012 00000000 03 0000000000000001 00000003 00"),

@@ -1,4 +1,4 @@
-"""Requests, as bytes, and the rules that a master needs for a load."""
+"""The smockron dialect: requests byte for byte, and the rules that a master needs for a load."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from counterd.protocols.smockron.rules import parse_rules
 from counterd.protocols.smockron.wire import SocketType, Status
 
 
-def test_requests() -> None:
+def test_requests_byte_for_byte() -> None:
     requests = requests_of(Plan(protocol="smockron", work=read_work("account")), b"0000abcd")
     for op, domain in {"account": DOMAIN, "control": CONTROL_DOMAIN}.items():
         assert requests[op] == wire.accounting(domain, Status.ACCEPTED, b"0000abcd", int(MOMENT))

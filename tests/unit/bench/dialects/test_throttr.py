@@ -1,4 +1,4 @@
-"""Requests, as bytes."""
+"""The throttr dialect: requests byte for byte."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from counterd.bench.dialects.throttr import requests_of, ttl_of
 from counterd.bench.plan import Plan, read_work
 
 
-def test_requests() -> None:
+def test_requests_byte_for_byte() -> None:
     plan = Plan(protocol="throttr", work=read_work("query"), number_type="uint32", ttl=1.5, value_size=3)
     assert requests_of(plan, b"jobs") == {
         "noop": b"\x18",
@@ -36,7 +36,7 @@ def test_the_size_of_numbers(number_type: str, size: int) -> None:
     [(0.1, "uint16", (3, 100)), (60.0, "uint8", (5, 1)), (7200.0, "uint16", (6, 2)), (90.0, "uint16", (4, 90)),
      (1.5, "uint16", (3, 1500)), (2e-6, "uint8", (2, 2)), (3e-9, "uint64", (1, 3))],
 )  # fmt: skip
-def test_a_ttl_is_told_in_the_largest_unit_that_it_is_whole_in(
+def test_a_ttl_uses_the_largest_unit_in_which_it_is_whole(
     seconds: float, number_type: str, expected: tuple[int, int]
 ) -> None:
     plan = Plan(protocol="throttr", work=read_work("insert"), ttl=seconds, number_type=number_type)

@@ -1,4 +1,4 @@
-"""holders, holdings, connections and kill beside a small server that answers in the shapes of the admin endpoint."""
+"""holders, holdings, waiters, connections and kill against a small server that imitates the admin endpoint."""
 
 from __future__ import annotations
 
@@ -179,7 +179,7 @@ def ctl(admin: Admin | str, *arguments: str | bytes, token: str | None = None) -
 # ---- holders ----
 
 
-def test_holders(admin: Admin) -> None:
+def test_holders_as_a_table(admin: Admin) -> None:
     done = ctl(admin, "holders", b"db\xff%".decode("utf-8", "surrogateescape"))
     assert done.stdout.splitlines() == [
         "connection       peer            amount     age",
@@ -192,18 +192,18 @@ def test_holders(admin: Admin) -> None:
     assert not any("Authorization" in asked[3] for asked in admin.asked)
 
 
-def test_holders_for_programs(admin: Admin) -> None:
+def test_holders_as_json(admin: Admin) -> None:
     done = ctl(admin, "holders", "--output", "json", b"db\xff%".decode("utf-8", "surrogateescape"))
     assert json.loads(done.stdout) == [HOLDERS[0], {**HOLDERS[1], "connection": None, "peer": None}]
 
 
-def test_more_than_are_shown(admin: Admin) -> None:
+def test_more_rows_than_are_shown(admin: Admin) -> None:
     done = ctl(admin, "holders", "--limit", "1", b"db\xff%".decode("utf-8", "surrogateescape"))
     assert len(done.stdout.splitlines()) == 2
     assert done.stderr == "counterctl: showing 1 of 2 rows\n"
 
 
-def test_nobody_holds_it(admin: Admin) -> None:
+def test_a_counter_without_holders(admin: Admin) -> None:
     done = ctl(admin, "holders", "free")
     assert (done.exit_code, done.stderr) == (1, "counterctl: nobody holds free\n")
 
@@ -219,7 +219,7 @@ def test_nobody_holds_it(admin: Admin) -> None:
         ("sentinel-4-12", "/tokens", ["token flow count held left kept", "-7 103 3 1 s -1 s 0"]),
     ],
 )
-def test_holdings(admin: Admin, connection: str, path: str, lines: list[str]) -> None:
+def test_holdings_as_a_table(admin: Admin, connection: str, path: str, lines: list[str]) -> None:
     done = ctl(admin, "holdings", connection)
     assert [" ".join(line.split()) for line in done.stdout.splitlines()] == lines
     assert (done.exit_code, done.stderr) == (0, f"counterctl: showing {len(lines) - 1} of 9 rows\n")
@@ -227,12 +227,12 @@ def test_holdings(admin: Admin, connection: str, path: str, lines: list[str]) ->
     assert not any("Authorization" in asked[3] for asked in admin.asked)
 
 
-def test_holdings_for_programs(admin: Admin) -> None:
+def test_holdings_as_json(admin: Admin) -> None:
     (row,) = json.loads(ctl(admin, "holdings", "counter-4-12", "--limit", "1", "--output", "json").stdout)
     assert row == {"name": "db\\xff%", "name_base64": "ZGL/JQ==", "amount": 2, "age_seconds": 3.2}
 
 
-def test_a_connection_that_holds_nothing_or_is_gone(admin: Admin) -> None:
+def test_a_connection_without_holdings_and_an_unknown_one(admin: Admin) -> None:
     done = ctl(admin, "holdings", "counter-4-idle")
     assert (done.exit_code, done.stderr) == (1, "counterctl: counter-4-idle holds nothing\n")
     done = ctl(admin, "holdings", "counter-4-gone")
@@ -248,7 +248,7 @@ def test_a_connection_that_holds_nothing_or_is_gone(admin: Admin) -> None:
 # ---- who waits ----
 
 
-def test_who_waits_for_a_name(admin: Admin) -> None:
+def test_waiters_of_a_name(admin: Admin) -> None:
     done = ctl(admin, "waiters", "db\udcff%", "--limit", "5")
     assert [line.split() for line in done.stdout.splitlines()] == [
         ["connection", "peer", "position", "amount", "key"], ["counter-4-12", "127.0.0.1:5432", "1", "2"],
@@ -259,7 +259,7 @@ def test_who_waits_for_a_name(admin: Admin) -> None:
     assert (done.exit_code, done.stderr) == (1, "counterctl: nobody waits for free\n")
 
 
-def test_who_waits_for_anything(admin: Admin) -> None:
+def test_waiters_of_all_names(admin: Admin) -> None:
     done = ctl(admin, "waiters", "--sort", "amount")
     assert done.stdout.splitlines()[1].split() == ["7", "db", "gone", "-"]
     assert admin.asked[-1][:3] == ("GET", "/waiters", {"sort": "amount", "limit": "1000"})
@@ -271,7 +271,7 @@ def test_who_waits_for_anything(admin: Admin) -> None:
     assert "give either NAME or --sort" in done.stderr
 
 
-def test_what_a_connection_waits_for(admin: Admin) -> None:
+def test_waits_of_a_connection(admin: Admin) -> None:
     done = ctl(admin, "waits", "counter-4-12")
     assert done.stdout.splitlines()[1].split() == ["db", "2", "1.50", "s"]
     assert admin.asked[-1][:3] == ("GET", "/waits", {"connection": "counter-4-12", "limit": "1000"})
@@ -283,7 +283,7 @@ def test_what_a_connection_waits_for(admin: Admin) -> None:
 # ---- connections ----
 
 
-def test_connections(admin: Admin) -> None:
+def test_connections_as_a_table(admin: Admin) -> None:
     admin.connections[1] = connection(1, "TLSv1.3", CIPHER)
     done = ctl(admin, "connections", "--limit", "2", "--protocol", "counter")
     assert [" ".join(line.split()) for line in done.stdout.splitlines()] == [
@@ -305,14 +305,14 @@ def test_all_connections_page_by_page(admin: Admin) -> None:
     assert ctl(admin, "connections", "--limit", "0", "--output", "csv").stdout.count("\n") == 1
 
 
-def test_what_needs_no_token_sends_none(admin: Admin) -> None:
-    """A server refuses a wrong one, also where it wants none."""
+def test_reading_commands_send_no_token(admin: Admin) -> None:
+    """A server refuses a wrong token, also where it needs none."""
     assert ctl(admin, "connections", "--limit", "1", token="of another server").exit_code == 0
     assert ctl(admin, "holders", "x", token="of another server").exit_code == 1
     assert all("Authorization" not in asked[3] for asked in admin.asked)
 
 
-def test_nobody_is_connected(admin: Admin) -> None:
+def test_no_connections(admin: Admin) -> None:
     done = ctl(admin, "connections", "--protocol", "throttr")
     assert (done.exit_code, done.stderr) == (0, "counterctl: no connections\n")
     assert ctl(admin, "connections", "--limit", "0").stderr == ""
@@ -321,7 +321,7 @@ def test_nobody_is_connected(admin: Admin) -> None:
 # ---- kill ----
 
 
-def test_kill(admin: Admin, tmp_path: Path) -> None:
+def test_kill_sends_the_token(admin: Admin, tmp_path: Path) -> None:
     done = ctl(admin, "kill", "counter-1-1", token=TOKEN)
     assert (done.exit_code, done.output) == (0, "")
     assert admin.asked[0][:2] == ("DELETE", "/connections/counter-1-1")
@@ -332,7 +332,7 @@ def test_kill(admin: Admin, tmp_path: Path) -> None:
     assert admin.asked[1][3]["Authorization"] == "Bearer another"
 
 
-def test_all_that_are_there_are_killed(admin: Admin) -> None:
+def test_kill_goes_on_after_an_unknown_connection(admin: Admin) -> None:
     done = ctl(admin, "kill", "a/b", "counter-1-1", "c?d", token=TOKEN)
     assert (done.exit_code, done.stderr) == (1, "counterctl: not found: a/b, c?d\n")
     assert [asked[1] for asked in admin.asked] == [
@@ -363,7 +363,7 @@ def test_all_that_are_there_are_killed(admin: Admin) -> None:
         (500, "internal error", 3, "the server failed: internal error (status 500)"),
     ],
 )
-def test_what_is_refused(admin: Admin, status: int, text: str, exit_code: int, said: str) -> None:
+def test_refusals_of_the_server(admin: Admin, status: int, text: str, exit_code: int, said: str) -> None:
     admin.answer = status, json.dumps({"error": text}).encode()
     done = ctl(admin, "holders", "x")
     assert (done.exit_code, done.stdout) == (exit_code, "")
@@ -378,7 +378,7 @@ def test_what_is_refused(admin: Admin, status: int, text: str, exit_code: int, s
         (200, b'{"columns": [], "rows": [1], "next": null, "tables": [{}]}'),
     ],
 )  # fmt: skip
-def test_who_is_no_admin_endpoint(admin: Admin, answer: tuple[int, bytes]) -> None:
+def test_a_server_that_is_no_admin_endpoint(admin: Admin, answer: tuple[int, bytes]) -> None:
     admin.answer = answer
     for words in (["connections"], ["holders", "x"]):
         done = ctl(admin, *words)
@@ -393,7 +393,7 @@ def test_a_reply_that_is_too_long(admin: Admin, monkeypatch: pytest.MonkeyPatch)
     assert (done.exit_code, "is not an admin endpoint of counterd" in done.stderr) == (3, True)
 
 
-def test_the_time_is_that_of_the_whole_reply() -> None:
+def test_the_timeout_counts_for_the_whole_reply() -> None:
     """Each byte of it comes soon, and the last one never."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
@@ -413,7 +413,7 @@ def test_the_time_is_that_of_the_whole_reply() -> None:
     assert (done.exit_code, done.stderr) == (3, f"counterctl: {url} did not answer within 0.2 s\n")
 
 
-def test_a_server_that_does_not_answer() -> None:
+def test_a_server_that_does_not_answer_times_out() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"
         done = ctl(url, "--timeout", "20ms", "connections")
@@ -421,7 +421,7 @@ def test_a_server_that_does_not_answer() -> None:
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:1", "unix:/no/such"])
-def test_no_server(url: str) -> None:
+def test_connecting_fails_without_a_server(url: str) -> None:
     done = ctl(url, "holders", "x")
     assert done.exit_code == 3
     assert f"cannot connect to the admin endpoint at {url}: " in done.stderr
@@ -429,7 +429,7 @@ def test_no_server(url: str) -> None:
 
 
 @pytest.mark.parametrize("token", ["två", "a\nb", "a\x1bb"])
-def test_a_token_that_cannot_be_is_not_shown(admin: Admin, token: str) -> None:
+def test_an_invalid_token_is_not_shown(admin: Admin, token: str) -> None:
     done = ctl(admin, "kill", "x", token=token)
     assert done.exit_code == 2
     assert "the token must be one line of printable ASCII" in done.stderr
@@ -449,7 +449,7 @@ NOBODY = "http://127.0.0.1:1"
         (["connections"], {"COUNTERD_URL": "counter://127.0.0.1:31000"}, "COUNTERD_URL is for the counters"),
     ],
 )
-def test_the_address_of_another_server_is_not_left_out(words: list[str], env: dict[str, str], said: str) -> None:
+def test_another_server_needs_its_admin_address(words: list[str], env: dict[str, str], said: str) -> None:
     """Else `counterctl -h elsewhere kill` would kill here."""
     done = CliRunner().invoke(main, words, env={"COUNTERD_ADMIN": None, "COUNTERD_URL": None, **env})
     assert done.exit_code == 2
@@ -465,7 +465,7 @@ def test_the_address_of_another_server_is_not_left_out(words: list[str], env: di
         (["connections", "--admin", NOBODY], {"COUNTERD_ADMIN": None, "COUNTERD_URL": "counter://elsewhere"}),
     ],
 )
-def test_an_admin_endpoint_that_was_said_is_asked(words: list[str], env: dict[str, str]) -> None:
+def test_a_given_admin_endpoint_is_used(words: list[str], env: dict[str, str]) -> None:
     done = CliRunner().invoke(main, words, env={"COUNTERD_URL": None, **env})
     assert done.exit_code == 3
     assert f"cannot connect to the admin endpoint at {NOBODY}" in done.stderr
@@ -494,7 +494,7 @@ def test_over_a_unix_socket(short_path: Path) -> None:
         ("unix:///run/a", ("localhost", 11216, "/run/a")),
     ],
 )
-def test_urls(url: str, read: tuple[str, int, str]) -> None:
+def test_urls_are_read(url: str, read: tuple[str, int, str]) -> None:
     assert read_url(url) == read
 
 
@@ -502,5 +502,5 @@ def test_urls(url: str, read: tuple[str, int, str]) -> None:
     "url",
     ["host:x", "https://host", "http://", "http://h/path", "http://me@h", "http://h?a", "http://h:x", "unix:"],
 )
-def test_urls_that_make_no_sense(url: str) -> None:
+def test_invalid_urls_are_refused(url: str) -> None:
     assert ctl(url, "connections").exit_code == 2

@@ -1,5 +1,4 @@
-"""counterctl cluster, when servers answer what makes no sense; tests/functional/test_counterctl_cluster.py has real
-servers."""
+"""counterctl cluster with valid and invalid answers; tests/functional/test_counterctl_cluster.py has real servers."""
 
 from __future__ import annotations
 
@@ -62,7 +61,7 @@ def evict(links: list[Link]) -> Awaitable[Any]:
     return cluster.end_leases(links, "host-1-ab")
 
 
-def test_answers_that_make_sense() -> None:
+def test_valid_answers() -> None:
     assert asked(cluster.read_daemons) == [("host-1-ab", 4.0, PARTITIONS, PARTITIONS, PARTITIONS * 5, PARTITIONS * 3)]
     assert asked(of_name) == [(None, 5, 3, None, 0, 2.5), ("host-1-ab", 5, 3, "plenty", 0, None)]
     assert asked(of_name, HGET=None, GET=None) == []
@@ -80,18 +79,18 @@ def test_answers_that_make_sense() -> None:
         *((evict, "ZADD", each) for each in (None, [], b"OK")),
     ],
 )
-def test_answers_without_sense(ask: Callable[[list[Link]], Awaitable[Any]], command: str, answer: Any) -> None:
+def test_invalid_answers_are_errors(ask: Callable[[list[Link]], Awaitable[Any]], command: str, answer: Any) -> None:
     """The error names the server and the command."""
     with pytest.raises(LinkFailed, match=rf"^127\.0\.0\.1:\d+: invalid reply to {command}: "):
         asked(ask, **{command: answer})
 
 
-def test_a_server_that_refuses() -> None:
+def test_a_refusal_of_the_server_is_an_error() -> None:
     with pytest.raises(LinkFailed, match=r"^127\.0\.0\.1:\d+: WRONGTYPE "):
         asked(cluster.read_daemons, HSCAN=Refusal("WRONGTYPE Operation against a key"))
 
 
-def test_a_scan_that_does_not_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_endless_scan_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cluster, "PAGES_MAX", 5)
     with pytest.raises(LinkFailed, match="HSCAN does not end"):
         asked(cluster.read_daemons, HSCAN=[b"7", []])

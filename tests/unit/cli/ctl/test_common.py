@@ -1,4 +1,4 @@
-"""Where a server is, names that are any bytes, and errors that are one line and a status."""
+"""The address of a server, names of any bytes, and errors as one line and a status."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def where(context: click.Context, /, timeout: float, **_: object) -> None:
         (["-u", "counter+unix:///run/x"], "/run/x", {"path": "/run/x", "timeout": 5.0}),
     ],
 )
-def test_where_a_server_is(arguments: list[str], address: str, given: dict[str, Any]) -> None:
+def test_the_address_of_a_server(arguments: list[str], address: str, given: dict[str, Any]) -> None:
     shown, _, rest = CliRunner().invoke(where, arguments, env={"COUNTERD_URL": None}).output.partition(" ")
     assert (shown, rest.strip()) == (address, str({"timeout": given.pop("timeout"), **given}))
 
@@ -74,7 +74,7 @@ def test_where_a_server_is(arguments: list[str], address: str, given: dict[str, 
     ("arguments", "address"),
     [([], "b:8"), (["-p", "7"], "127.0.0.1:7"), (["-s", "/run/x"], "/run/x"), (["-u", "counter://c"], "c:11215")],
 )
-def test_the_command_line_goes_before_the_environment(arguments: list[str], address: str) -> None:
+def test_the_command_line_overrides_the_environment(arguments: list[str], address: str) -> None:
     done = CliRunner().invoke(where, arguments, env={"COUNTERD_URL": "counter://b:8"})
     assert done.output.split(" ")[0] == address
 
@@ -94,7 +94,7 @@ def test_the_command_line_goes_before_the_environment(arguments: list[str], addr
         (["--timeout", "0s"], "expected 0.001 or more"),
     ],
 )
-def test_where_no_server_can_be(arguments: list[str], why: str) -> None:
+def test_invalid_addresses_are_refused(arguments: list[str], why: str) -> None:
     done = CliRunner().invoke(where, arguments)
     assert done.exit_code == EXIT_USAGE
     assert why in done.stderr
@@ -112,8 +112,8 @@ def test_where_no_server_can_be(arguments: list[str], why: str) -> None:
         (["-p", "7"], "counters://a", Address("127.0.0.1", 7)),
     ],
 )
-def test_tls(arguments: list[str], url: str | None, address: Address, tmp_path: Path) -> None:
-    """Options go before what a URL says, file by file."""
+def test_options_for_tls(arguments: list[str], url: str | None, address: Address, tmp_path: Path) -> None:
+    """Options override the URL, file by file."""
     files = {name: tmp_path / name for name in ("CA", "C", "K")}
     for file in files.values():
         file.touch()
@@ -141,7 +141,7 @@ def test_tls(arguments: list[str], url: str | None, address: Address, tmp_path: 
         (["--cacert", "/none"], "'/none' does not exist"),
     ],
 )
-def test_where_tls_cannot_be(arguments: list[str], why: str) -> None:
+def test_invalid_options_for_tls_are_refused(arguments: list[str], why: str) -> None:
     done = CliRunner().invoke(where, arguments, env={"COUNTERD_URL": None})
     assert (done.exit_code, why in done.stderr) == (EXIT_USAGE, True)
 
@@ -153,7 +153,7 @@ def test_a_client_is_made_with_a_context() -> None:
 # ---- commands ----
 
 
-def test_a_command_that_is_nearly_one() -> None:
+def test_a_misspelled_command_gets_a_suggestion() -> None:
     done = CliRunner().invoke(main, ["holder", "a"])
     assert done.exit_code == EXIT_USAGE
     assert "Did you mean 'holders'?" in done.stderr
@@ -163,7 +163,7 @@ def test_a_command_that_is_nearly_one() -> None:
 # ---- values ----
 
 
-def test_durations() -> None:
+def test_durations_are_read() -> None:
     assert DURATION.convert("500ms", None, None) == 0.5
     assert DURATION.convert("2m", None, None) == 120.0
     with pytest.raises(click.BadParameter, match="at most 1000000m"):
@@ -178,7 +178,7 @@ def test_a_name_is_the_bytes_of_the_command_line() -> None:
 
 
 @pytest.mark.parametrize("length", [0, 65_536])
-def test_a_name_that_no_counter_can_have(length: int) -> None:
+def test_names_of_invalid_length_are_refused(length: int) -> None:
     with pytest.raises(click.BadParameter, match="a name has 1 to 65,535 bytes"):
         NAME.convert("x" * length, None, None)
 
@@ -194,7 +194,7 @@ def test_a_name_that_no_counter_can_have(length: int) -> None:
         ("\u202e\x85".encode(), r"\xe2\x80\xae\xc2\x85"),
     ],
 )
-def test_names_are_shown(name: bytes, text: str) -> None:
+def test_names_are_printed_escaped(name: bytes, text: str) -> None:
     assert shown(name) == text
 
 
@@ -208,7 +208,7 @@ def unescaped(text: str) -> bytes:
 
 
 @given(st.one_of(st.binary(), st.text().map(lambda text: text.encode("utf-8", "replace"))))
-def test_nothing_of_a_name_is_lost(name: bytes) -> None:
+def test_printed_names_are_unambiguous(name: bytes) -> None:
     text = shown(name)
     assert text.isprintable()
     assert unescaped(text) == name
@@ -227,7 +227,7 @@ def test_nothing_of_a_name_is_lost(name: bytes) -> None:
         ("a*", b"a\nb", True),
     ],
 )
-def test_patterns(pattern: str | None, name: bytes, is_like: bool) -> None:
+def test_patterns_match_names(pattern: str | None, name: bytes, is_like: bool) -> None:
     assert bool(glob(pattern)(name)) == is_like
 
 
@@ -278,17 +278,17 @@ def group(error: BaseException) -> Group:
         (Terminated(), 143, ""),
     ],
 )
-def test_a_command_ends_without_a_traceback(error: BaseException, status: int, stderr: str) -> None:
+def test_an_interrupted_command_ends_without_a_traceback(error: BaseException, status: int, stderr: str) -> None:
     done = CliRunner().invoke(group(error), ["fail"])
     assert (done.exit_code, done.stdout, done.stderr) == (status, "so far\n", stderr)
 
 
-def test_a_mistake_of_ours_is_not_hidden() -> None:
+def test_an_unexpected_exception_is_not_hidden() -> None:
     with pytest.raises(KeyError):
         CliRunner().invoke(group(KeyError("x")), ["fail"], catch_exceptions=False)
 
 
-def test_a_termination_is_raised_within_the_block_only() -> None:
+def test_a_termination_signal_raises_only_within_the_block() -> None:
     before = signal.getsignal(signal.SIGTERM)
     with pytest.raises(Terminated), terminations_interrupt():
         signal.raise_signal(signal.SIGTERM)

@@ -1,4 +1,4 @@
-"""The group: what it has, and that a completion imports no client."""
+"""The command group: its commands, and that completion imports no client."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from counterd.version import __version__
 
 
 @pytest.mark.parametrize("command", MODULES)
-def test_every_command_is_there(command: str) -> None:
+def test_every_command_exists(command: str) -> None:
     with click.Context(main) as context:
         found = main.get_command(context, command)
     assert found is not None
@@ -28,7 +28,7 @@ def test_the_help_has_the_commands_and_the_exit_statuses() -> None:
     assert "Exit status" in text
 
 
-def test_a_command_that_there_is_not() -> None:
+def test_an_unknown_command_is_refused() -> None:
     done = CliRunner().invoke(main, ["gte"])
     assert done.exit_code == 2
     assert "No such command 'gte'" in done.stderr
@@ -42,8 +42,8 @@ def run(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False)
 
 
-def test_what_completion_needs_is_little() -> None:
-    """All commands are imported for their names and helps; sockets and tables are for those that run."""
+def test_completion_imports_little() -> None:
+    """All commands are imported for their names and help texts; sockets and tables only when a command runs."""
     code = f"""import sys
 from counterd.cli.ctl import MODULES, main
 for command in {list(MODULES)}: main.get_command(None, command)
@@ -52,7 +52,7 @@ print(*sorted({{"asyncio", "counterd.client", "rich.console", "socket"}} & sys.m
 
 
 @pytest.mark.parametrize("package", ["click", "rich"])
-def test_a_missing_package_is_said(package: str) -> None:
+def test_a_missing_package_is_reported(package: str) -> None:
     code = f"import sys; sys.modules['{package}'] = None; import counterd.cli.ctl"
     done = run(code)
     assert done.returncode == 1

@@ -1,4 +1,4 @@
-"""The commands for counters, in this process, against a server of plain sockets that does what a test wants."""
+"""The commands for counters, run in this process against a server of plain sockets that the test controls."""
 
 from __future__ import annotations
 
@@ -51,14 +51,14 @@ def server() -> Iterator[Server]:
 # ---- ping ----
 
 
-def test_ping_says_how_long_an_answer_takes(server: Server) -> None:
+def test_ping_shows_the_response_time(server: Server) -> None:
     done = ctl(server.address.port, "ping")
     assert done.exit_code == 0
     assert done.stdout.startswith(f"127.0.0.1:{server.address.port} answered in ")
     assert done.stderr == ""
 
 
-def test_ping_again_and_again(server: Server) -> None:
+def test_repeated_pings(server: Server) -> None:
     done = ctl(server.address.port, "ping", "-c", "3", "--interval", "1ms", "--output", "json")
     rows = [json.loads(line) for line in done.stdout.splitlines()]
     assert [row["seq"] for row in rows] == [1, 2, 3]
@@ -69,12 +69,12 @@ def test_ping_again_and_again(server: Server) -> None:
 # ---- get, stats, dump ----
 
 
-def test_get(server: Server) -> None:
+def test_get_as_a_table(server: Server) -> None:
     done = ctl(server.address.port, "get", "db:main")
     assert (done.exit_code, done.stdout) == (0, "name     consumption\ndb:main            3\n")
 
 
-def test_get_of_what_is_not_there(server: Server) -> None:
+def test_get_of_an_unknown_counter(server: Server) -> None:
     done = ctl(server.address.port, "get", "db:main", "none")
     assert (done.exit_code, done.stderr) == (1, "")
     assert done.stdout.splitlines()[1:] == ["db:main            3", "none       not found"]
@@ -82,7 +82,7 @@ def test_get_of_what_is_not_there(server: Server) -> None:
     assert found == [{"name": "none", "consumption": None}]
 
 
-def test_stats() -> None:
+def test_stats_as_a_table() -> None:
     def frame(connection: socket.socket) -> None:
         header = connection.recv(12)
         pairs = [(b"objects", b"1234567"), (b"used_memory", b"2048"), (b"uptime", b"7200"), (b"version", b"0.1.0")]
@@ -121,14 +121,14 @@ def several(server: Server) -> Server:
         (["--limit", "0"], []),
     ],
 )
-def test_dump(several: Server, arguments: list[str], names: list[str]) -> None:
+def test_dump_filters_and_sorts(several: Server, arguments: list[str], names: list[str]) -> None:
     done = ctl(several.address.port, "dump", "--output", "csv", *arguments)
     header, *rows = done.stdout.splitlines()
     assert header == "name,consumption,peak,limit"
     assert [row.split(",")[0] for row in rows] == names
 
 
-def test_dump_tells_what_is_used_and_was(several: Server) -> None:
+def test_dump_shows_consumption_and_peak(several: Server) -> None:
     done = ctl(several.address.port, "dump", "--match", "db:main")
     assert done.stdout == "name     consumption  peak  limit\ndb:main            2     5      -\n"
 
@@ -136,7 +136,7 @@ def test_dump_tells_what_is_used_and_was(several: Server) -> None:
 # ---- acquire ----
 
 
-def test_acquire_gives_back_at_once(server: Server) -> None:
+def test_acquire_releases_at_once(server: Server) -> None:
     done = ctl(server.address.port, "acquire", "db:main", "2", "10", "--for", "0")
     assert (done.exit_code, done.stdout) == (0, "acquired 2 of db:main (maximum 10) for 0 s\n")
     assert done.stderr == "counterctl: released 2 of db:main\n"
@@ -145,20 +145,20 @@ def test_acquire_gives_back_at_once(server: Server) -> None:
     assert server.used[b"db:main"] == 3
 
 
-def test_acquire_of_more_than_there_is(server: Server) -> None:
+def test_acquire_of_more_than_is_free(server: Server) -> None:
     done = ctl(server.address.port, "acquire", "db:main", "2", "4")
     assert (done.exit_code, done.stdout) == (1, "")
     assert done.stderr == "counterctl: 2 of db:main not available: 3 of 4 are in use\n"
 
 
-def test_acquire_for_a_time(server: Server) -> None:
+def test_acquire_holds_for_a_time(server: Server) -> None:
     begun = time.monotonic()
     done = ctl(server.address.port, "acquire", "db:main", "2", "10", "--for", "100ms", "--output", "json")
     assert time.monotonic() - begun >= 0.1
     assert json.loads(done.stdout) == {"name": "db:main", "permits": 2, "maximum": 10}
 
 
-def test_acquire_waits_for_what_is_given_back(server: Server) -> None:
+def test_acquire_waits_for_a_release(server: Server) -> None:
     """The server says how many are in use; with the second refusal one more is free."""
 
     class Freed(Server):
@@ -203,7 +203,7 @@ def test_acquire_until_the_connection_is_lost() -> None:
         (["a", "1", "1", "--for", "1s", "--until-stdin-closes"], "use either --for or --until-stdin-closes"),
     ],
 )
-def test_acquire_of_what_makes_no_sense(arguments: list[str], why: str) -> None:
+def test_invalid_arguments_of_acquire(arguments: list[str], why: str) -> None:
     done = ctl(1, "acquire", *arguments)
     assert done.exit_code == 2
     assert why in done.stderr
@@ -235,7 +235,7 @@ def silence(connection: socket.socket) -> None:
 @pytest.mark.parametrize(
     "command", [["ping"], ["get", "a"], ["dump"], ["stats"], ["watch", "a"], ["acquire", "a", "1", "1"]]
 )
-def test_a_server_that_is_something_else(step: Step, why: str, command: list[str]) -> None:
+def test_a_server_of_another_protocol(step: Step, why: str, command: list[str]) -> None:
     with Script(step) as running:
         where = f"127.0.0.1:{running.port}"
         done = ctl(running.port, "--timeout", "200ms" if step is silence else "10s", *command)
@@ -249,7 +249,7 @@ def test_a_server_that_is_something_else(step: Step, why: str, command: list[str
 # ---- others ----
 
 
-def test_bench_is_given_the_address() -> None:
+def test_bench_gets_the_address() -> None:
     assert place(Address("127.0.0.1", 11215)) == []  # which another protocol does not have
     assert place(Address("::1", 7)) == ["--host", "::1", "--port", "7"]
     assert place(Address(path="/run/x")) == ["--socket", "/run/x"]
@@ -264,7 +264,7 @@ def test_bench_has_the_help_of_counterbench() -> None:
     assert "--find-max" in done.stdout
 
 
-def test_bench_against_nobody_is_an_error_of_counterbench() -> None:
+def test_bench_without_a_server_is_an_error_of_counterbench() -> None:
     done = ctl(1, "bench", "-n", "1")
     assert done.exit_code == 2
     assert done.stderr.startswith("counterbench: ")
@@ -274,7 +274,7 @@ def test_bench_against_nobody_is_an_error_of_counterbench() -> None:
 @pytest.mark.parametrize(
     ("shell", "part"), [("bash", "complete -o"), ("zsh", "#compdef"), ("fish", "complete --no-files")]
 )
-def test_completion(shell: str, part: str) -> None:
+def test_completion_scripts(shell: str, part: str) -> None:
     done = ctl(1, "completion", shell)
     assert done.exit_code == 0
     assert part in done.stdout

@@ -1,4 +1,4 @@
-"""What a command says that waits for permits, or does not get them; tests/functional/test_counterctl.py holds them."""
+"""The messages of commands that wait for permits or get none; tests/functional/test_counterctl.py has real ones."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ def refusal(**said: object) -> NotAvailable:
         ({"consumption": 9, "maximum": 10, "limit": 1}, 90.0, ": the server's limit is 1"),
     ],
 )  # fmt: skip
-def test_why_there_are_none(said: dict[str, object], patience: float | None, line: str) -> None:
+def test_the_reason_of_a_refusal(said: dict[str, object], patience: float | None, line: str) -> None:
     assert unavailable(refusal(**said), patience) == rf"2 of db:\xff not available{line}"
 
 
-def test_what_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_message_while_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     class Client:
         def get(self, name: bytes, default: int) -> int:
             if name == b"b":

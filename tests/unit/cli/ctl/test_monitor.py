@@ -1,4 +1,4 @@
-"""How `counterctl top` asks: as often as the user wants, never without pause, and never while it is paused."""
+"""How often `counterctl top` queries the server: in its interval, never without a pause, and not while it is paused."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Asked:
         self._more.release()
 
 
-def test_it_asks_once_an_interval() -> None:
+def test_one_query_per_interval() -> None:
     view = View(interval=0.05)
     asked = Asked(view, lambda: "figures")
     asked.wait(4)
@@ -51,7 +51,7 @@ def test_it_asks_once_an_interval() -> None:
     assert all(later - earlier >= 0.049 for earlier, later in zip(asked.times, asked.times[1:], strict=False))
 
 
-def test_a_failure_is_told_and_asked_again_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_query_is_reported_and_repeated_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(monitor, "RETRY_S", 0.05)
     answers = iter([ConnectionLost("gone"), OSError("no descriptor"), "figures"])
     view = View(interval=3600.0)
@@ -68,7 +68,7 @@ def test_a_failure_is_told_and_asked_again_soon(monkeypatch: pytest.MonkeyPatch)
     assert [str(told) for told in asked.told] == ["gone", "no descriptor", "figures"]
 
 
-def test_what_takes_long_is_asked_less_often() -> None:
+def test_slow_queries_are_made_less_often() -> None:
     view = View(interval=0.001)
     asked = Asked(view, lambda: time.sleep(0.05), share=0.25)
     asked.wait(3)
@@ -76,7 +76,7 @@ def test_what_takes_long_is_asked_less_often() -> None:
     assert all(later - earlier >= 0.2 for earlier, later in zip(asked.times, asked.times[1:], strict=False))
 
 
-def test_what_takes_long_is_asked_at_once_if_the_user_waits_for_it() -> None:
+def test_a_slow_query_is_made_at_once_if_the_user_waits_for_it() -> None:
     view = View(interval=0.001)
     asked = Asked(view, lambda: time.sleep(0.01), share=1e-6)
     asked.wait(1)
@@ -89,7 +89,7 @@ def test_what_takes_long_is_asked_at_once_if_the_user_waits_for_it() -> None:
     assert len(asked.times) == 2, "and once"
 
 
-def test_a_pause_ends_when_the_user_says() -> None:
+def test_the_user_ends_a_pause() -> None:
     view = View(interval=0.01, paused=True)
     asked = Asked(view, lambda: "figures")
     asked.wait(1)
@@ -103,7 +103,7 @@ def test_a_pause_ends_when_the_user_says() -> None:
     view.paused = True
 
 
-def test_another_interval_counts_at_once() -> None:
+def test_a_changed_interval_counts_at_once() -> None:
     view = View(interval=3600.0)
     asked = Asked(view, lambda: "figures")
     asked.wait(1)

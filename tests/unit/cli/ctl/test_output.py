@@ -1,4 +1,4 @@
-"""The same rows for people and for programs: short and aligned, or exact and whole."""
+"""The same rows for people and for programs: short and aligned, or exact and complete."""
 
 from __future__ import annotations
 
@@ -53,14 +53,14 @@ ROWS = [(b"db:main", 1_234_567, 5), (b"a\xff,\n", None, None), ("日本".encode(
         (2**64 - 1, "18.4E"),
     ],
 )
-def test_numbers(value: int, text: str) -> None:
+def test_numbers_for_people(value: int, text: str) -> None:
     assert number(value) == text
 
 
 @pytest.mark.parametrize(
     ("value", "text"), [(0, "0 B"), (812, "812 B"), (1024, "1.00 KiB"), (468 << 20, "468 MiB"), (1 << 50, "1,024 TiB")]
 )
-def test_sizes(value: int, text: str) -> None:
+def test_sizes_for_people(value: int, text: str) -> None:
     assert size(value) == text
 
 
@@ -68,7 +68,7 @@ def test_sizes(value: int, text: str) -> None:
     ("seconds", "text"),
     [(0, "0 s"), (0.000143, "143 µs"), (3.2, "3.20 s"), (59, "59 s"), (60, "1 min"), (11_000, "3 h"), (90_000, "1 d")],
 )
-def test_spans(seconds: float, text: str) -> None:
+def test_time_spans_for_people(seconds: float, text: str) -> None:
     assert span(seconds) == text
 
 
@@ -76,15 +76,15 @@ def test_spans(seconds: float, text: str) -> None:
     ("moment", "text"),
     [(100, "0 s ago"), (97, "3 s ago"), (100 - 7200, "2 h ago"), (110, "in 10 s"), (700, "in 10 min")],
 )
-def test_moments(moment: int, text: str) -> None:
+def test_times_relative_to_now(moment: int, text: str) -> None:
     assert when(moment * SECOND, 100 * SECOND) == text
 
 
-def test_text_from_outside_cannot_move_the_cursor() -> None:
+def test_foreign_text_cannot_move_the_cursor() -> None:
     assert cell(Column("version"), "1\x1b[2J", 0) == r"1\x1b[2J"
 
 
-def test_a_time_of_day_is_a_local_one() -> None:
+def test_a_time_of_day_is_shown_in_local_time() -> None:
     moment = datetime(2026, 1, 2, 3, 4, 5, 678_900, tzinfo=timezone.utc)
     assert cell(Column("time", Kind.CLOCK), moment, 0) == f"{moment.astimezone():%H:%M:%S}.678"
 
@@ -98,7 +98,7 @@ def written(capsys: pytest.CaptureFixture[str], form: str, rows: list[Any] | Non
 
 
 def test_a_table_in_a_pipe(capsys: pytest.CaptureFixture[str]) -> None:
-    """Two places for each of the last name's letters."""
+    """Each of the last name's letters is two columns wide."""
     assert written(capsys, "table") == (
         "name             held\n"
         "db:main         1.23M\n"
@@ -107,7 +107,7 @@ def test_a_table_in_a_pipe(capsys: pytest.CaptureFixture[str]) -> None:
     )  # fmt: skip
 
 
-def test_json_has_everything(capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_has_all_columns(capsys: pytest.CaptureFixture[str]) -> None:
     text = written(capsys, "json")
     first, second, third = json.loads(text)
     assert first == {"name": "db:main", "held": 1_234_567, "since": 5}
@@ -118,7 +118,7 @@ def test_json_has_everything(capsys: pytest.CaptureFixture[str]) -> None:
     assert text.count("\n") == len(ROWS) + 2  # a line each
 
 
-def test_names_that_are_utf8_are_themselves_in_json(capsys: pytest.CaptureFixture[str]) -> None:
+def test_valid_utf8_names_are_unescaped_in_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert json.loads(written(capsys, "json", [(b"a\\\n\x00", 1, 1)])) == [{"name": "a\\\n\0", "held": 1, "since": 1}]
 
 
@@ -128,7 +128,7 @@ OTHERS = (0x200B, 0x2028, 0x2029, 0xFEFF, 0xE000, 0xE0041, 0x10FFFF)
 UNPRINTABLE = "".join(map(chr, (*CONTROLS, *DIRECTIONS, *OTHERS)))
 
 
-def test_json_has_no_character_that_a_terminal_obeys(capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_has_no_terminal_control_characters(capsys: pytest.CaptureFixture[str]) -> None:
     name = f'日本 "\\{UNPRINTABLE}x'
     for text in (written(capsys, "json", [(name.encode(), 1, 1)]), streamed(capsys, name)):
         assert text.replace("\n", "").isprintable()
@@ -143,7 +143,7 @@ def streamed(capsys: pytest.CaptureFixture[str], text: str) -> str:
     return capsys.readouterr().out
 
 
-def test_a_record_in_json_escapes_what_is_not_printable(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_record_in_json_escapes_unprintable_characters(capsys: pytest.CaptureFixture[str]) -> None:
     subject = f"CN={UNPRINTABLE}\udcff"
     Output("json").record([Column("subject")], [subject])
     text = capsys.readouterr().out
@@ -157,7 +157,7 @@ def test_csv_escapes_texts_as_tables_do(capsys: pytest.CaptureFixture[str]) -> N
     assert capsys.readouterr().out == "subject\nCN=a\\xc2\\x9b31m\\xe2\\x80\\xae\n"
 
 
-def test_csv_has_everything_on_a_line_for_each(capsys: pytest.CaptureFixture[str]) -> None:
+def test_csv_has_all_columns_with_one_line_per_row(capsys: pytest.CaptureFixture[str]) -> None:
     text = written(capsys, "csv")
     assert text.splitlines()[0] == "name,held,since"
     assert list(csv.reader(io.StringIO(text)))[1:] == [
@@ -170,11 +170,11 @@ def test_csv_has_everything_on_a_line_for_each(capsys: pytest.CaptureFixture[str
 @pytest.mark.parametrize(
     ("form", "text"), [("json", "[\n]\n"), ("csv", "name,held,since\n"), ("table", "name  held\n")]
 )
-def test_nothing_to_show(capsys: pytest.CaptureFixture[str], form: str, text: str) -> None:
+def test_output_without_rows(capsys: pytest.CaptureFixture[str], form: str, text: str) -> None:
     assert written(capsys, form, []) == text
 
 
-def test_many_rows(capsys: pytest.CaptureFixture[str]) -> None:
+def test_output_of_many_rows(capsys: pytest.CaptureFixture[str]) -> None:
     """More than are written at once."""
     rows = [(b"%d" % index, index, index) for index in range(10_000)]
     assert [each["held"] for each in json.loads(written(capsys, "json", rows))] == list(range(10_000))
@@ -189,7 +189,7 @@ def test_a_long_name_makes_its_own_row_longer_and_no_other(capsys: pytest.Captur
 
 
 def test_rows_are_written_before_the_last_is_known(capsys: pytest.CaptureFixture[str]) -> None:
-    """A server tells them page by page; what comes late is aligned with what comes with it."""
+    """A server sends them page by page; a later page is aligned by itself."""
     seen = []
 
     def rows() -> Iterator[Any]:
@@ -204,7 +204,7 @@ def test_rows_are_written_before_the_last_is_known(capsys: pytest.CaptureFixture
     assert len({len(line) for line in capsys.readouterr().out.splitlines()[1:]}) == 1
 
 
-def test_a_record(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_record_in_each_format(capsys: pytest.CaptureFixture[str]) -> None:
     columns = [Column("objects", Kind.NUMBER), Column("region", Kind.SIZE), Column("at", detail=True)]
     Output("table").record(columns, (12_345_678, 2048, "x"))
     assert capsys.readouterr().out == "field       value\nobjects     12.3M\nregion   2.00 KiB\n"
@@ -214,14 +214,14 @@ def test_a_record(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == "objects,region,at\n12345678,2048,x\n"
 
 
-def test_bytes_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_raw_bytes_are_written_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO()))
     for form in ("table", "json"):
         Output(form).raw(b"\xff\r\n")
     assert sys.stdout.buffer.getvalue() == b"\xff\r\n" * 2  # type: ignore[attr-defined]
 
 
-def test_a_stream(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_stream_in_each_format(capsys: pytest.CaptureFixture[str]) -> None:
     moment = datetime(2026, 1, 2, 3, 4, 5, tzinfo=timezone(timedelta(hours=2)))
     columns, row = [Column("time", Kind.CLOCK), Column("name", Kind.BYTES)], (moment, b"a")
     Output("json").stream(columns)(row)
@@ -256,7 +256,7 @@ def on_terminal(monkeypatch: pytest.MonkeyPatch, rows: list[Any]) -> str:
 
 
 def test_a_table_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No cell is taken for markup, and a long name is folded rather than cut off."""
+    """No cell is interpreted as markup, and a long name is folded, not cut off."""
     text = on_terminal(monkeypatch, [(b"[red]x", 1, None), (b"y" * 40, 2, None)])
     assert "\x1b[1mname" in text
     assert "\N{BOX DRAWINGS LIGHT HORIZONTAL}" in text
@@ -264,7 +264,7 @@ def test_a_table_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     assert text.count("y") == 40
 
 
-def test_a_table_on_a_terminal_that_nobody_reads_row_by_row(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_very_long_table_on_a_terminal_is_plain(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [(b"x", 1, None)] * (RICH_ROWS_MAX + 1)
     assert on_terminal(monkeypatch, rows) == "name  held\n" + "x        1\n" * (RICH_ROWS_MAX + 1)
 
@@ -301,5 +301,5 @@ def show(output: Output) -> None:
         (["--output", "json", "show", "--output", "csv"], "csv"),
     ],
 )
-def test_the_last_option_counts(arguments: list[str], form: str) -> None:
+def test_the_last_output_option_counts(arguments: list[str], form: str) -> None:
     assert CliRunner().invoke(main, arguments).output == f"{form}\n"

@@ -1,4 +1,4 @@
-"""What is options and what is the command's; what the command is told; whose signals are passed on."""
+"""counterctl run: which options belong to the command, its environment, and which signals are passed on."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_options_end_where_the_command_begins(words: tuple[str, ...]) -> None:
     assert (found["maximum"], found["quiet"], found["resources"]) == (3, True, 1)
 
 
-def test_a_second_mark_is_the_commands() -> None:
+def test_a_second_double_dash_belongs_to_the_command() -> None:
     assert parsed("jobs", "-m", "1", "--", "--", "ls")["command"] == ("--", "ls")
     assert parsed("-m", "1", "--", "jobs", "--", "-q")["command"] == ("--", "-q")
 
@@ -44,13 +44,13 @@ def test_a_name_may_look_like_an_option() -> None:
 
 
 @pytest.mark.parametrize("words", [(), ("jobs", "ls"), ("jobs", "-m", "1"), ("-x", "jobs", "ls"), ("jobs", "-m")])
-def test_mistakes_have_a_status_that_is_not_the_commands(words: tuple[str, ...]) -> None:
+def test_usage_errors_have_a_status_of_their_own(words: tuple[str, ...]) -> None:
     with pytest.raises(click.UsageError) as raised:
         parsed(*words)
     assert raised.value.exit_code == EXIT_FAILED
 
 
-def test_what_the_command_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_of_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COUNTERD_FD", "7")
     monkeypatch.setenv("HOME", "/home/somebody")
     for ours in ("COUNTERD_BUILD", "COUNTERD_EXAMPLES"):  # of the tests themselves
@@ -68,12 +68,12 @@ def test_what_the_command_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(("code", "sent"), [(0, True), (-1, True), (-6, True), (0x80, False), (1, False)])
-def test_signals_of_the_kernel_were_not_sent(code: int, sent: bool) -> None:
-    """SI_USER, SI_QUEUE, SI_TKILL; SI_KERNEL, and the codes of single signals."""
+def test_signals_from_the_kernel_are_distinguished(code: int, sent: bool) -> None:
+    """Sent: SI_USER, SI_QUEUE, SI_TKILL. Not sent: SI_KERNEL, and the codes of single signals."""
     assert Taken(signal.SIGINT, code, 1).was_sent() is sent
 
 
-def test_a_command_gets_the_mask_that_is_given() -> None:
+def test_a_command_gets_the_given_signal_mask() -> None:
     code = "import signal, os; os._exit(len(signal.pthread_sigmask(signal.SIG_BLOCK, ())))"
     for mask in (set[signal.Signals](), {signal.SIGUSR1, signal.SIGUSR2}):
         pid = spawn(("python3", "-c", code), dict(os.environb), mask)

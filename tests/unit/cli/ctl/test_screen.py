@@ -1,4 +1,4 @@
-"""What `counterctl top` makes of samples and keys, and what it draws at any size."""
+"""The model and the screen of `counterctl top`: rates from samples, keys, and the drawing at any size."""
 
 from __future__ import annotations
 
@@ -48,19 +48,19 @@ def test_rates_are_since_the_last_sample() -> None:
     assert found == {"noop": 0.0, "acquire": 100.0, "dump": 0.0}
 
 
-def test_there_are_no_rates_without_one_before_or_over_a_new_start() -> None:
+def test_no_rates_without_an_earlier_sample_or_across_a_restart() -> None:
     assert rates(None, Sample(12.0, LATER), "command:") == {}
     assert rates(Sample(12.0, LATER), Sample(14.0, FIGURES), "command:") == {}
     assert rates(Sample(12.0, FIGURES), Sample(12.0, LATER), "command:") == {}
     assert rates(Sample(12.0, {}), Sample(14.0, LATER), "command:") == {}
 
 
-def test_of_few_counters_all_are_kept() -> None:
+def test_few_counters_are_all_kept() -> None:
     found = summary(ENTRIES, Order(filter="l"), 1.0, 0.5)  # type: ignore[arg-type]
     assert (found.total, found.matching, found.filter, found.entries) == (4, 2, "l", ENTRIES)
 
 
-def test_of_many_those_that_come_first_are_kept() -> None:
+def test_of_many_counters_the_first_in_order_are_kept() -> None:
     many = [Entry(b"%d" % number, number, number) for number in range(3 * KEPT_MAX)]
     found = summary(many, Order(), 1.0, 0.5)  # type: ignore[arg-type]
     assert (found.total, found.matching, len(found.entries)) == (3 * KEPT_MAX, 3 * KEPT_MAX, KEPT_MAX)
@@ -115,7 +115,7 @@ def test_the_whole_screen() -> None:
 @pytest.mark.parametrize("columns", [1, 5, 20, 40, 60, 79, 132, 200, 300])
 @pytest.mark.parametrize("rows", [1, 2, 5, 10, 25, 60])
 @pytest.mark.parametrize("key", ["", "h", "/", " ", "tab"])
-def test_any_size_is_filled_and_not_exceeded(columns: int, rows: int, key: str) -> None:
+def test_the_drawing_fills_any_size_exactly(columns: int, rows: int, key: str) -> None:
     for plain in (False, True):
         drawn(full(key), columns, rows, plain=plain)
         drawn(connected(30), columns, rows, plain=plain)
@@ -184,11 +184,11 @@ def test_the_title_leaves_out_the_uptime_first_then_the_version() -> None:
     assert drawn(full(" "), 40)[0].endswith("paused")
 
 
-def test_a_very_narrow_one_shows_names_and_what_is_in_use() -> None:
+def test_a_very_narrow_screen_shows_names_and_consumption() -> None:
     assert any(line.split() == ["jobs", "5"] for line in drawn(full(), 34))
 
 
-def test_sixty_columns_have_the_share_and_the_keys() -> None:
+def test_sixty_columns_show_the_share_and_the_keys() -> None:
     lines = drawn(full(), 60)
     assert "name                   in use ▼      limit  share" in lines
     assert any(line.split() == ["jobs", "5", "10", "━━━━────", "50", "%"] for line in lines)
@@ -225,14 +225,14 @@ def test_the_list_scrolls_with_the_cursor() -> None:
     assert reversed_lines(what) == ["name", "c00"]
 
 
-def test_what_was_lately_is_drawn_to_the_same_scale() -> None:
+def test_a_sparkline_is_drawn_to_the_given_scale() -> None:
     assert sparkline([0, 1, 50, 99, 100, 250], 100, 9, plain=False) == "▁▂▄▇██"
     assert sparkline([0, 1, 50, 99, 100, 250], 100, 4, plain=True) == "=*##"
     assert sparkline([3, 0], 0, 9, plain=False) == "█▁"
     assert sparkline((), 5, 9, plain=False) == ""
 
 
-def test_the_history_is_of_what_is_listed_and_bounded() -> None:
+def test_the_history_keeps_listed_counters_and_is_bounded() -> None:
     history: dict[bytes, deque[int]] = {}
     for number in range(HISTORY_WIDTH_MAX + 5):
         history = remember(history, summary([Entry(b"a", number, 9), Entry(b"b", 1, 1)], Order(), 1.0, 0.1))  # type: ignore[list-item]
@@ -278,7 +278,7 @@ def connected(count: int, total: int | None = 30) -> Shown:
     return what
 
 
-def test_connections() -> None:
+def test_the_page_of_connections() -> None:
     what = connected(30)
     lines = drawn(what)
     at = lines.index("connections")
@@ -293,7 +293,7 @@ def test_connections() -> None:
     assert reversed_lines(what) == ["id", "counter-1-12"]
 
 
-def test_a_connection_is_ended_only_after_a_question() -> None:
+def test_a_kill_needs_a_confirmation() -> None:
     what = connected(3)
     drawn(what)
     what.view.press("k")
@@ -304,7 +304,7 @@ def test_a_connection_is_ended_only_after_a_question() -> None:
     assert drawn(what)[-1].startswith("ended counter-0-12 ")
 
 
-def test_holders() -> None:
+def test_the_page_of_holders() -> None:
     what = full()
     drawn(what)
     what.view.press("enter")
@@ -340,7 +340,7 @@ def test_holders() -> None:
          ["job tube age left", "18446744073709551615 mail 1 s 59 s"]),
     ],
 )  # fmt: skip
-def test_holdings(columns: list[Column], row: dict[str, object], lines: list[str]) -> None:
+def test_the_page_of_holdings(columns: list[Column], row: dict[str, object], lines: list[str]) -> None:
     connection = "counter-4-12"
     what = connected(3)
     drawn(what)
@@ -359,7 +359,7 @@ def test_holdings(columns: list[Column], row: dict[str, object], lines: list[str
     assert "the connection holds nothing" in drawn(what)
 
 
-def test_who_waits_and_what_for() -> None:
+def test_the_pages_of_waiters_and_waits() -> None:
     what = full()
     drawn(what)
     what.view.press("w")
@@ -397,7 +397,7 @@ def test_who_waits_and_what_for() -> None:
         (HOLDERS, 80, "connection peer amount age name grace"),
     ],
 )
-def test_the_most_important_columns_of_who_waits_come_first(page: str, columns: int, titles: str) -> None:
+def test_the_most_important_columns_of_waiters_come_first(page: str, columns: int, titles: str) -> None:
     table = next(each for each in TABLES if each.name == page)
     asked = columns_of({"columns": inspector.columns(table)})
     row: dict[str, Any] = {each.name: 1 if each.kind in RIGHT else "" for each in asked}
@@ -415,7 +415,7 @@ def test_the_most_important_columns_of_who_waits_come_first(page: str, columns: 
     assert ("connection" in titles) == ("beanstalk" in found[at + 2]), "in place of the connection's id"
 
 
-def test_no_sign_but_ascii_where_there_is_nothing_else() -> None:
+def test_plain_mode_uses_only_ascii() -> None:
     what = full("s", "r")
     lines = drawn(what, plain=True)
     assert all(line.isascii() for line in lines)
@@ -425,13 +425,13 @@ def test_no_sign_but_ascii_where_there_is_nothing_else() -> None:
 
 
 @pytest.mark.parametrize("sort", SORTS)
-def test_the_column_that_is_sorted_by_is_marked(sort: str) -> None:
+def test_the_sorted_column_is_marked(sort: str) -> None:
     keys = ["s"] * SORTS.index(sort)
     assert f"{sort} {'▲' if sort == 'name' else '▼'}" in "\n".join(drawn(full(*keys)))
     assert f"{sort} {'▼' if sort == 'name' else '▲'}" in "\n".join(drawn(full(*keys, "r")))
 
 
-def test_names_do_no_harm() -> None:
+def test_names_cannot_control_the_terminal() -> None:
     what = full()
     entries = [Entry(b"a\x1b[2J\n", 3, 3), Entry(b"[red]x[/nonsense]", 2, 2), Entry("日本".encode() * 30, 1, 1)]
     what.listing = summary(entries, Order(), 10.0, 0.1)  # type: ignore[arg-type]
@@ -441,8 +441,8 @@ def test_names_do_no_harm() -> None:
     assert "日 … " in text or "本… " in text, "cut at the end of a letter"
 
 
-def test_of_long_names_only_the_beginning_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    """To cut one of 65,535 bytes took 0.2 s: a screen of them stood still for seconds, and showed no list."""
+def test_only_the_beginning_of_long_names_is_processed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cutting one of 65,535 bytes took 0.2 s, so a screen full of them stood still for seconds and showed no list."""
     looked: list[int] = []
 
     def counting(name: bytes) -> str:
@@ -459,7 +459,7 @@ def test_of_long_names_only_the_beginning_is_looked_at(monkeypatch: pytest.Monke
     assert all("…" in line for line in lines[10:13])
 
 
-def test_what_the_filter_lists() -> None:
+def test_the_filter_limits_the_list() -> None:
     assert drawn(full("/", "j"))[-1] == "filter: j"
     typed = drawn(full("/", "j", "enter"))
     assert typed[-1].startswith("4 counters, 1 with 'j'; list 1.5 s old")
@@ -468,7 +468,7 @@ def test_what_the_filter_lists() -> None:
     assert "no counter whose name contains 'zz'" in drawn(full("/", "z", "z", "enter"))
 
 
-def test_a_count_that_is_not_known_yet_is_not_shown() -> None:
+def test_an_outdated_count_is_not_shown() -> None:
     what = full("/", "7", "enter")
     many = [Entry(b"%d" % number, number, number) for number in range(2 * KEPT_MAX)]
     what.listing = summary(many, Order(), 10.0, 0.1)  # type: ignore[arg-type]
@@ -477,7 +477,7 @@ def test_a_count_that_is_not_known_yet_is_not_shown() -> None:
     assert drawn(what, 100)[-1].startswith("2,000 counters, 542 with '7'; list 1.5 s old, took 2.0 s")
 
 
-def test_a_problem_has_a_line_and_moves_nothing() -> None:
+def test_a_problem_is_shown_on_a_line_of_its_own() -> None:
     what = full()
     before = drawn(what)
     what.problem = "lost the connection"
@@ -486,19 +486,19 @@ def test_a_problem_has_a_line_and_moves_nothing() -> None:
     assert [*after[:1], *after[2:]] == [*before[:1], *before[2:]]
 
 
-def test_before_anything_is_known() -> None:
+def test_the_screen_before_the_first_sample() -> None:
     lines = drawn(Shown("/run/counterd.sock", View()))
     assert lines[0].startswith("/run/counterd.sock ")
     assert lines[-1].startswith("no list of counters yet")
 
 
-def test_rates_are_not_known_after_one_sample() -> None:
+def test_rates_are_unknown_after_one_sample() -> None:
     what = full()
     what.before = None
     assert "requests     all              -   acquire          -   dump             -" in drawn(what)
 
 
-def test_a_server_that_tells_less() -> None:
+def test_a_server_with_fewer_figures() -> None:
     """The reference's fifteen figures."""
     what = full()
     figures = {"objects": "1", "curr_connections": "1", "total_connections": "2", "command:noop": "1"}
@@ -510,7 +510,7 @@ def test_a_server_that_tells_less() -> None:
     assert not any(line.startswith(("refused", "bytes", "records")) for line in lines)
 
 
-def test_pause_and_help_are_seen() -> None:
+def test_pause_and_help_are_shown() -> None:
     assert drawn(full(" "))[0].endswith("paused")
     text = "\n".join(drawn(full("h")))
     assert "quit" in text
@@ -523,7 +523,7 @@ def test_large_numbers_keep_to_their_columns() -> None:
     assert any("huge" in line and "    4.00G      4.29G  9,999,999  " in line for line in drawn(what))
 
 
-def test_full_is_full_and_something_is_not_nothing() -> None:
+def test_bars_show_full_and_nearly_empty_correctly() -> None:
     what = full()
     nearly = [Entry(b"a", 999, 999, 1000), Entry(b"b", 1, 1, 1000), Entry(b"c", 11, 11, 10)]
     what.listing = summary(nearly, Order("name"), 10.0, 0.1)  # type: ignore[arg-type]
@@ -556,7 +556,9 @@ TOKEN = {
          ["tokens by held", "token flow count connection peer held left kept", "-7 103 3 gone - 1 s -1 s 0"]),
     ],
 )  # fmt: skip
-def test_tables(page: str, order: str, rows: list[dict[str, object]], columns: int, lines: list[str]) -> None:
+def test_the_pages_of_other_protocols(
+    page: str, order: str, rows: list[dict[str, object]], columns: int, lines: list[str]
+) -> None:
     what = full()
     what.view.tables = (Table(page, "other", PAGES[page], ["ready", "oldest", "held"], []),)
     what.view.page, what.view.name = page, order.encode()

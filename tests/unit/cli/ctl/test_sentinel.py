@@ -1,7 +1,6 @@
-"""Values of parameters, and where the server is; the commands are asked of the real one.
+"""Values of parameters and the server's address in the sentinel commands.
 
-tests/functional/test_counterctl_sentinel.py
-"""
+The commands run against the real server in tests/functional/test_counterctl_sentinel.py."""
 
 from __future__ import annotations
 
@@ -27,7 +26,7 @@ from counterd.client.sentinel import Tag, Typed
         ("", Typed(Tag.STRING, b"")),
     ],
 )
-def test_values(text: str, expected: Typed) -> None:
+def test_values_of_parameters_are_read(text: str, expected: Typed) -> None:
     found = ParamValue().convert(text, None, None)
     assert found == expected
     assert ParamValue().convert(found, None, None) is found
@@ -46,13 +45,13 @@ def test_values(text: str, expected: Typed) -> None:
         (["sentinel", "acqire", "1"], "Did you mean 'acquire'?"),
     ],
 )
-def test_what_makes_no_sense(arguments: list[str], why: str) -> None:
+def test_invalid_arguments_are_refused(arguments: list[str], why: str) -> None:
     done = CliRunner().invoke(main, arguments, env={"COUNTERD_URL": None, "SENTINEL_URL": None})
     assert done.exit_code == 2
     assert why in done.stderr
 
 
-def test_where_the_flows_are_does_not_say_where_the_admin_endpoint_is() -> None:
+def test_the_address_of_the_flows_does_not_give_the_admin_endpoint() -> None:
     env = {"COUNTERD_ADMIN": None, "COUNTERD_URL": "counter://elsewhere"}
     done = CliRunner().invoke(main, ["sentinel", "flows"], env={**env, "SENTINEL_URL": "sentinel://elsewhere"})
     assert done.exit_code == 2
@@ -67,5 +66,5 @@ def test_a_token_may_look_like_an_option() -> None:
     assert (done.exit_code, done.stderr) == (3, "counterctl: cannot connect to 127.0.0.1:1: Connection refused\n")
 
 
-def test_a_lease_that_is_over_since() -> None:
+def test_the_negative_time_of_an_ended_lease() -> None:
     assert [span(seconds) for seconds in (-0.05, -90.0, 0)] == ["-50.0 ms", "-1 min", "0 s"]

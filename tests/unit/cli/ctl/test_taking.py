@@ -1,4 +1,4 @@
-"""What `counterctl take` reads from its words."""
+"""The arguments and the input of `counterctl take`."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from counterd.cli.ctl.taking import LINE_MAX, Settling, Units, read_permits, rea
         ("\udcff=1/1", Permits(b"\xff", 1, 1)),
     ],
 )
-def test_permits(text: str, expected: Permits) -> None:
+def test_permits_are_read(text: str, expected: Permits) -> None:
     assert read_permits(text) == expected
 
 
 @pytest.mark.parametrize("text", ["a=0/1", "a=2/1"])
-def test_permits_that_cannot_be(text: str) -> None:
+def test_invalid_permits_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match="AMOUNT must be 1 to MAX"):
         read_permits(text)
 
@@ -39,7 +39,7 @@ def test_permits_that_cannot_be(text: str) -> None:
         ("a=b=1@2/250ms", Units(b"a=b", 1, 2, 0.25, 2)),
     ],
 )
-def test_rates(text: str, expected: Units) -> None:
+def test_rates_are_read(text: str, expected: Units) -> None:
     assert read_units(text) == expected
 
 
@@ -57,7 +57,7 @@ def test_rates(text: str, expected: Units) -> None:
         ("t=1@7/1y", "1y"),
     ],
 )
-def test_rates_that_cannot_be(text: str, message: str) -> None:
+def test_invalid_rates_are_refused(text: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         read_units(text)
 
@@ -80,7 +80,7 @@ class Settled:
         [b"t=320\na=b=0", b""],
     ],
 )
-def test_lines_that_settle(pieces: list[bytes]) -> None:
+def test_lines_of_input_settle(pieces: list[bytes]) -> None:
     taken = Settled()
     settling = Settling(taken)  # type: ignore[arg-type]
     for piece in pieces:
@@ -89,7 +89,7 @@ def test_lines_that_settle(pieces: list[bytes]) -> None:
 
 
 @pytest.mark.parametrize("line", [b"t\n", b"t=-1\n", b"=5\n", b"x" * (LINE_MAX + 1)])
-def test_lines_that_do_not_settle(line: bytes) -> None:
+def test_invalid_lines_of_input_are_refused(line: bytes) -> None:
     taken = Settled()
     with pytest.raises(ValueError, match="expected a line NAME=USED, not "):
         Settling(taken).feed(line)  # type: ignore[arg-type]

@@ -1,7 +1,6 @@
-"""Times in the units of the throttr protocol, and where its server is; the commands are asked of the real one.
+"""Times in the units of the throttr protocol, and the server's address in the throttr commands.
 
-tests/functional/test_counterctl_throttr.py
-"""
+The commands run against the real server in tests/functional/test_counterctl_throttr.py."""
 
 from __future__ import annotations
 
@@ -36,7 +35,7 @@ def test_times_are_whole_units(ttl: float, size: str, expected: tuple[int, int])
 
 
 @pytest.mark.parametrize(("ttl", "size"), [(0.0, "uint16"), (0.256, "uint8")])
-def test_times_that_no_unit_has(ttl: float, size: str) -> None:
+def test_times_that_fit_no_unit_are_refused(ttl: float, size: str) -> None:
     with pytest.raises(ValueError, match="a TTL of"):
         units_of(ttl, ThrottrTarget(Address(), 1.0, size))
 
@@ -45,11 +44,11 @@ def test_times_that_no_unit_has(ttl: float, size: str) -> None:
     ("ttl", "ttl_type", "seconds"),
     [(5, TTLType.MINUTES, 300), (1500, TTLType.MILLISECONDS, 1.5), (2000, TTLType.MILLISECONDS, 2), (7, 99, 7)],
 )
-def test_what_is_left_in_seconds(ttl: int, ttl_type: int, seconds: float) -> None:
+def test_the_ttl_in_seconds(ttl: int, ttl_type: int, seconds: float) -> None:
     assert repr(seconds_of(ttl, ttl_type)) == repr(seconds)
 
 
-def test_members_are_called() -> None:
+def test_names_of_enum_members() -> None:
     assert (called(KeyType.BUFFER), called(7)) == ("buffer", "7")
 
 
@@ -69,7 +68,7 @@ def test_figures_have_their_kinds() -> None:
         (["throttr", "query", "k" * 256], "a key has 0 to 255 bytes"),
     ],
 )
-def test_what_makes_no_sense(arguments: list[str], why: str) -> None:
+def test_invalid_arguments_are_refused(arguments: list[str], why: str) -> None:
     done = CliRunner().invoke(main, arguments, env={"COUNTERD_URL": None, "THROTTR_URL": None})
     assert done.exit_code == 2
     assert why in done.stderr
@@ -83,7 +82,7 @@ def test_what_makes_no_sense(arguments: list[str], why: str) -> None:
         (["throttr", "info"], "throttr+unix:///none", "/none"),
     ],
 )
-def test_where_the_server_is(arguments: list[str], environment: str | None, where: str) -> None:
+def test_the_address_of_the_server(arguments: list[str], environment: str | None, where: str) -> None:
     done = CliRunner().invoke(main, arguments, env={"COUNTERD_URL": "counter://other", "THROTTR_URL": environment})
     assert done.exit_code == 3
     assert done.stderr.startswith(f"counterctl: cannot connect to {where}: ")
@@ -94,7 +93,7 @@ def silence(connection: Any) -> None:
         pass
 
 
-def test_the_time_limit_may_stand_before_and_after() -> None:
+def test_the_timeout_may_stand_before_or_after_the_subcommand() -> None:
     for arguments in (["--timeout", "150ms", "throttr"], ["--timeout", "9s", "throttr", "--timeout", "150ms"]):
         with Script(silence) as running:
             done = CliRunner().invoke(main, [*arguments, "-p", str(running.port), "info"])
@@ -124,7 +123,7 @@ class Events:
         return event
 
 
-def test_events_that_were_lost_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lost_events_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     client = Events(Event(b"a", b"1"), EventsLost(3), Event(b"a", b"2"), KeyboardInterrupt())
     monkeypatch.setattr(ThrottrTarget, "connect", lambda _: client)
     done = CliRunner().invoke(main, ["throttr", "subscribe", "a", "--output", "json"])

@@ -1,4 +1,4 @@
-"""What `counterctl top` makes of keys: the order of a list, the cursor on it, the page, and what is to be ended."""
+"""The state of `counterctl top`: the order of a list, the cursor, the page, and the connection to be killed."""
 
 from __future__ import annotations
 
@@ -67,12 +67,12 @@ def test_counters_are_sorted(sort: str, expected: list[bytes]) -> None:
     assert turned != expected
 
 
-def test_equal_ones_stay_in_the_order_of_names() -> None:
+def test_equal_counters_are_ordered_by_name() -> None:
     same = [Entry(b"b", 1, 1), Entry(b"c", 1, 1), Entry(b"a", 1, 1)]
     assert names(Order().choose(same, 3)) == names(Order(reverse=True).choose(same, 3)) == [b"a", b"b", b"c"]
 
 
-def test_the_filter_is_a_part_of_the_name() -> None:
+def test_the_filter_matches_a_part_of_the_name() -> None:
     assert names(Order(filter="l").choose(ENTRIES, 9)) == [b"calls", b"idle"]
     assert names(Order(filter="ü").choose([Entry("bücher".encode(), 1, 1), *ENTRIES], 9)) == ["bücher".encode()]
     assert not Order(filter="no").choose(ENTRIES, 9)
@@ -102,14 +102,14 @@ def test_the_share_is_of_the_limit_or_of_the_peak() -> None:
         (b"\x1bq", ["escape", "q"]),
     ],
 )
-def test_keys(data: bytes, expected: list[str]) -> None:
+def test_keys_are_read(data: bytes, expected: list[str]) -> None:
     assert Keys().feed(data) == expected
     keys = Keys()
     assert [key for byte in data for key in keys.feed(bytes([byte]))] == expected
     assert not keys.waits
 
 
-def test_an_escape_is_a_key_once_nothing_follows() -> None:
+def test_a_lone_escape_is_a_key() -> None:
     keys = Keys()
     assert keys.feed(b"x\x1b") == ["x"]
     assert keys.waits
@@ -168,7 +168,7 @@ def test_pause_help_and_quit() -> None:
 # ---- the cursor and the pages ----
 
 
-def test_a_cursor_stays_with_what_it_is_on_once_it_was_moved() -> None:
+def test_a_cursor_stays_on_its_row_once_it_was_moved() -> None:
     cursor = Cursor()
     cursor.settle([b"a", b"b", b"c"], 2)
     assert (cursor.on, cursor.index) == (b"a", 0)
@@ -185,7 +185,7 @@ def test_a_cursor_stays_with_what_it_is_on_once_it_was_moved() -> None:
 
 
 def test_a_cursor_moves_among_rows_with_the_same_id() -> None:
-    """As the waits of one connection are. Its place is counted among them."""
+    """Such as the waits of one connection. Its place among them is remembered."""
     cursor = Cursor()
     rows = ["x", *("a" for _ in range(50)), "b"]
     cursor.settle(rows, 10)
@@ -227,7 +227,7 @@ def on(view: View, row: bytes | str) -> View:
     return view
 
 
-def test_pages() -> None:
+def test_keys_change_the_page() -> None:
     view = pressed("tab")
     assert view.page == CONNECTIONS
     view.press("tab")
@@ -255,7 +255,7 @@ def test_pages() -> None:
     assert (view.page, view.name) == (COUNTERS, b"")
 
 
-def test_who_waits() -> None:
+def test_keys_show_the_waiters() -> None:
     view = pressed("w")
     assert view.page == COUNTERS, "there is nothing under the cursor"
     on(view, b"db").press("w")
@@ -305,7 +305,7 @@ def test_tables_of_other_protocols_are_pages_with_an_order() -> None:
     assert (view.page, view.name) == (COUNTERS, b"")
 
 
-def test_a_connection_is_to_be_ended_once_it_is_confirmed() -> None:
+def test_a_kill_is_confirmed_with_a_key() -> None:
     view = on(pressed("tab"), "counter-1-2")
     view.press("k")
     assert (view.doomed, view.kills) == ("counter-1-2", [])
@@ -323,7 +323,7 @@ def test_a_connection_is_to_be_ended_once_it_is_confirmed() -> None:
     assert view.note == ""
 
 
-def test_whoever_sorts_sees_the_first_rows() -> None:
+def test_sorting_shows_the_first_rows() -> None:
     for key in ("s", "r"):
         view = pressed()
         view.cursor.settle([b"a", b"b"], 5)

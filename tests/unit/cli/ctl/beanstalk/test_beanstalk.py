@@ -1,7 +1,6 @@
-"""What the server tells as values of columns, and what makes no sense; the commands are asked of the real one.
+"""Values of columns and invalid arguments of the beanstalk commands.
 
-tests/functional/test_counterctl_beanstalk.py
-"""
+The commands run against the real server in tests/functional/test_counterctl_beanstalk.py."""
 
 from __future__ import annotations
 
@@ -38,7 +37,7 @@ if TYPE_CHECKING:
         ("cmd-put", "", None),
     ],
 )
-def test_values(name: str, text: str | None, value: object) -> None:
+def test_values_of_statistics(name: str, text: str | None, value: object) -> None:
     assert repr(valued(name, text)) == repr(value)
 
 
@@ -79,7 +78,7 @@ def test_times_are_whole_seconds() -> None:
         (["beanstalk", "tial", "t"], "Did you mean 'tail'?"),
     ],
 )
-def test_what_makes_no_sense(arguments: list[str], why: str) -> None:
+def test_invalid_arguments_are_refused(arguments: list[str], why: str) -> None:
     done = CliRunner().invoke(main, arguments, env={"COUNTERD_URL": None, "BEANSTALK_URL": None})
     assert done.exit_code == 2
     assert why in done.stderr
@@ -93,13 +92,13 @@ def test_what_makes_no_sense(arguments: list[str], why: str) -> None:
         (["beanstalk", "tubes"], "beanstalk+unix:///none", "/none"),
     ],
 )
-def test_where_the_server_is(arguments: list[str], environment: str | None, where: str) -> None:
+def test_the_address_of_the_server(arguments: list[str], environment: str | None, where: str) -> None:
     done = CliRunner().invoke(main, arguments, env={"COUNTERD_URL": "counter://other", "BEANSTALK_URL": environment})
     assert done.exit_code == 3
     assert done.stderr.startswith(f"counterctl: cannot connect to {where}: ")
 
 
-def test_a_body_that_no_server_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_body_that_is_too_long_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "BODY_MAX", 1000)
     file = tmp_path / "body"
     file.write_bytes(bytes(1001))

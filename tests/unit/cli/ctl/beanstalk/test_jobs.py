@@ -1,7 +1,6 @@
-"""Pages of jobs, and those that are put meanwhile, beside a server that says what a test has written down.
+"""Pages of jobs, and jobs that are put meanwhile, with a scripted server.
 
-The commands are asked of the real one: tests/functional/test_counterctl_beanstalk.py
-"""
+The commands run against the real server in tests/functional/test_counterctl_beanstalk.py."""
 
 from __future__ import annotations
 
@@ -46,20 +45,20 @@ def asked(first: int) -> bytes:
     return wire.list_jobs(b"t", first=first, count=wire.BATCH_MAX)
 
 
-def test_tubes_are_asked_for_together(connected: Callable[..., Client]) -> None:
+def test_tubes_are_inspected_with_one_write(connected: Callable[..., Client]) -> None:
     asked = wire.inspect_tube(b"a") + wire.inspect_tube(b"b")
     client = connected((asked, b"NOT_FOUND\r\nOK 12\r\n---\nname: b\n\r\n"))
     assert list(tubes_of(client, [b"a", b"b"])) == [None, {"name": "b"}]
 
 
-def test_beanstalkd_tells_less_of_a_tube(connected: Callable[..., Client]) -> None:
+def test_beanstalkd_reports_less_about_a_tube(connected: Callable[..., Client]) -> None:
     client = connected(
         (wire.inspect_tube(b"a"), b"UNKNOWN_COMMAND\r\n"), (wire.stats_tube(b"a"), b"OK 12\r\n---\nname: a\n\r\n")
     )
     assert list(tubes_of(client, [b"a"])) == [{"name": "a"}]
 
 
-def test_an_id_that_is_none() -> None:
+def test_an_invalid_job_id_is_an_error() -> None:
     with pytest.raises(ProtocolError, match="a job whose id is 'x'"):
         id_of({"id": "x"})
 
@@ -68,7 +67,7 @@ def test_an_id_that_is_none() -> None:
 
 
 def test_a_short_page_is_not_the_last(connected: Callable[..., Client]) -> None:
-    """Jobs may have gone while it was made."""
+    """Jobs may have been deleted while the server made it."""
     client = connected((asked(0), document(3, 5)), (asked(6), document(9)), (asked(10), document()))
     assert [id_of(job) for job in jobs_of(client, b"t")] == [3, 5, 9]
 
@@ -77,7 +76,7 @@ def test_nothing_follows_the_highest_id(connected: Callable[..., Client]) -> Non
     assert [id_of(job) for job in jobs_of(connected((asked(0), document(wire.ID_MAX))), b"t")] == [wire.ID_MAX]
 
 
-def test_a_tube_that_is_not_there_has_no_jobs(connected: Callable[..., Client]) -> None:
+def test_an_unknown_tube_has_no_jobs(connected: Callable[..., Client]) -> None:
     assert list(jobs_of(connected((asked(0), b"NOT_FOUND\r\n")), b"t")) == []
 
 
@@ -98,7 +97,7 @@ class Jobs:
 
 
 @pytest.mark.parametrize("ids", [(), (1,), (7, 8, 9, 10, 11), (5, 1 << 40), (wire.ID_MAX,), range(1, 1000)])
-def test_the_newest_is_found(ids: Sequence[int]) -> None:
+def test_the_newest_job_is_found(ids: Sequence[int]) -> None:
     assert newest_of(cast("Client", Jobs(*ids)), b"t") == max(ids, default=0)
 
 
@@ -138,7 +137,7 @@ class Racing(Jobs):
 
 
 @pytest.mark.parametrize("seed", range(50))
-def test_no_job_is_missed_that_is_put_while_others_are_listed(seed: int) -> None:
+def test_jobs_put_during_a_listing_are_not_missed(seed: int) -> None:
     jobs = Racing(random.Random(seed))
     tail = Tail(cast("Client", jobs), b"t")
     before = set(jobs.ids)

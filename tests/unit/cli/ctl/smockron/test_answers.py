@@ -1,4 +1,4 @@
-"""What the gate answers, with a gatekeeper that decides as a test says."""
+"""The answers of the gate, with a gatekeeper whose decisions the test sets."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def request(path: str = "/", *headers: tuple[str, str], remote: str = "127.0.0.9
 ADDRESSED = ("X-Real-IP", "10.0.0.1")
 
 
-def test_a_request_that_passes() -> None:
+def test_an_admitted_request_gets_200() -> None:
     made, gatekeeper = gate(PASSED)
     answer = asyncio.run(made.answer(request("/any", ADDRESSED)))
     assert (answer.status, answer.body) == (200, None)
@@ -65,20 +65,20 @@ def test_a_request_that_passes() -> None:
 
 
 @pytest.mark.parametrize(("delay_s", "after"), [(0.001, "1"), (1.0, "1"), (59.2, "60")])
-def test_a_request_that_is_rejected(delay_s: float, after: str) -> None:
+def test_a_rejected_request_gets_retry_after(delay_s: float, after: str) -> None:
     made, _ = gate(Decision(Verdict.REJECT, delay_s, 1), status=403)
     answer = asyncio.run(made.answer(request("/", ADDRESSED)))
     assert (answer.status, answer.headers["Retry-After"]) == (403, after)
 
 
-def test_a_request_that_has_waited_passes() -> None:
+def test_a_delayed_request_passes() -> None:
     decision = Decision(Verdict.DELAY, 0.001, 1, 7)
     made, gatekeeper = gate(decision)
     assert asyncio.run(made.answer(request("/", ADDRESSED))).status == 200
     assert gatekeeper.gone == [decision]
 
 
-def test_a_proxy_that_goes_away_does_not_wait() -> None:
+def test_a_disconnected_proxy_ends_the_delay() -> None:
     decision = Decision(Verdict.DELAY, LONG_S, 1, 7)
     made, gatekeeper = gate(decision)
 
@@ -108,7 +108,7 @@ def test_a_proxy_that_goes_away_does_not_wait() -> None:
         (["header:A", "client"], request("/"), b" 127.0.0.9"),
     ],
 )
-def test_whose_a_request_is(identifiers: list[str], asked: Any, expected: bytes) -> None:
+def test_the_identifier_of_a_request(identifiers: list[str], asked: Any, expected: bytes) -> None:
     made, gatekeeper = gate(PASSED, identifiers)
     asyncio.run(made.answer(asked))
     assert gatekeeper.asked == [expected]
@@ -121,7 +121,7 @@ def test_a_client_of_a_unix_socket_has_no_address() -> None:
 
 
 @pytest.mark.parametrize("headers", [[], [("X-Real-IP", "")], [("X-Other", "x")]])
-def test_a_request_that_is_nobodys_passes_and_the_first_is_logged(
+def test_requests_without_an_identifier_pass_and_the_first_is_logged(
     headers: list[tuple[str, str]], caplog: pytest.LogCaptureFixture
 ) -> None:
     made, gatekeeper = gate(Decision(Verdict.REJECT, 1.0, 1), ["header:X-Real-IP", "header:X-Key", "path"])
@@ -133,7 +133,7 @@ def test_a_request_that_is_nobodys_passes_and_the_first_is_logged(
     assert [record.getMessage() for record in caplog.records] == [said]
 
 
-def test_what_tells_nothing_apart_is_refused() -> None:
+def test_invalid_kinds_of_identifiers_are_refused() -> None:
     for identifiers in ([], ["name"], ["header:"]):
         with pytest.raises(ValueError, match="identifier: "):
             gate(PASSED, identifiers)

@@ -1,4 +1,4 @@
-"""The addresses that the command's gatekeeper is given, and what it says where it cannot work."""
+"""The addresses that the gate's gatekeeper gets, and the error if a package is missing."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from counterd.client.smockron._masters import read_masters
         Address("m1.example.org", 10004, tls=Tls("/a b/ca.pem", "/cert", "/k&y")),
     ],
 )
-def test_a_gatekeeper_reads_what_the_options_say(address: Address) -> None:
+def test_a_gatekeeper_understands_the_addresses_of_the_options(address: Address) -> None:
     pair, _ = read_masters((url_of(address), url_of(address)), tls=False)
     assert pair == (address, address)
 
 
-def test_a_missing_aiohttp_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_aiohttp_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     find = importlib.util.find_spec
 
     def without(name: str, package: str | None = None) -> Any:

@@ -1,4 +1,4 @@
-"""What counterctl says to a master, here a small one; tests/functional/test_counterctl_smockron.py has a real one."""
+"""counterctl's connection to a small master; tests/functional/test_counterctl_smockron.py has a real one."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Timed(Subscriber):
         super()._send(request, deadline)
 
 
-def test_a_pong_has_its_time_however_long_nothing_came() -> None:
+def test_a_pong_has_its_whole_timeout_after_silence() -> None:
     with Master() as master, Timed(Address(*master.control.address), PATIENCE) as subscriber:
         subscriber.subscribe()
         count = len(subscriber.came)
