@@ -81,7 +81,7 @@ def pytest_report_header(config: pytest.Config) -> str:
 LONGEST = (
     "tests/property/test_counter_model.py::Test",
     "tests/meta/test_model.py::",
-    "tests/meta/test_deletion.py::test_what_is_left_works",
+    "tests/meta/test_deletion.py::test_the_rest_works_without_the_protocol",
     "tests/unit/engine/test_wheel.py::Test",
     "tests/property/test_cuts.py::test_any_stream",
     "tests/unit/bench/test_page.py::test_the_page_is_well_formed_with_any_text",

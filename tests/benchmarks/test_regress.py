@@ -1,4 +1,5 @@
-"""The comparison with the baseline: what is called worse, what is measured again, what is said. Nothing is timed."""
+"""The comparison with the baseline: which figures count as worse, are measured again, and are reported. No test
+measures time."""
 
 from __future__ import annotations
 
@@ -44,11 +45,11 @@ def verdicts(now: dict) -> list[tuple[str, str, str]]:
         (1.0, None, regress.NOT_MEASURED),
     ],
 )
-def test_more_than_a_tenth_counts(baseline, now, verdict):
+def test_differences_of_more_than_a_tenth_count(baseline, now, verdict):
     assert regress.judge(baseline, now) == verdict
 
 
-def test_each_figure_is_compared_with_its_own():
+def test_each_figure_is_compared_with_its_baseline():
     now = measured({"get": 2.5, "noop": 1.0}, {"get": 300.0})
     assert verdicts(now) == [
         ("ratios", "get", regress.WORSE),
@@ -57,7 +58,7 @@ def test_each_figure_is_compared_with_its_own():
     ]
 
 
-def test_figures_that_only_one_of_them_has():
+def test_figures_missing_on_one_side_are_marked():
     now = measured({"get": 2.0, "new": 1.0}, {"get": 400.0})
     assert verdicts(now) == [
         ("ratios", "get", regress.OK),
@@ -67,7 +68,7 @@ def test_figures_that_only_one_of_them_has():
     ]
 
 
-def test_another_compiler_keeps_instructions_from_being_compared_and_ratios_not():
+def test_with_another_compiler_only_ratios_are_compared():
     now = measured({"get": 2.5, "noop": 1.0}, {"get": 800.0}, compiler="gcc 14")
     assert verdicts(now) == [
         ("ratios", "get", regress.WORSE),
@@ -77,7 +78,7 @@ def test_another_compiler_keeps_instructions_from_being_compared_and_ratios_not(
     assert regress.differences(BASELINE["environment"], now["environment"]) == ["compiler: gcc 12 then, gcc 14 now"]
 
 
-def test_of_several_attempts_the_lowest_counts():
+def test_the_lowest_of_several_attempts_counts():
     assert regress.lowest([{"a": 2.0, "b": 1.0}, {"a": 1.5, "b": 3.0}]) == {"a": 1.5, "b": 1.0}
 
 
@@ -92,11 +93,11 @@ def again(monkeypatch, now: dict, *attempts: dict[str, float]) -> int:
     return len(attempts) - len(left)
 
 
-def test_what_is_well_is_not_measured_again(monkeypatch):
+def test_good_ratios_are_not_measured_again(monkeypatch):
     assert again(monkeypatch, measured({"get": 2.1, "noop": 1.0}, {"get": 400.0}), {}) == 0
 
 
-def test_a_ratio_is_measured_until_it_is_well(monkeypatch):
+def test_a_ratio_is_measured_until_it_is_good(monkeypatch):
     now = measured({"get": 3.0, "noop": 1.0}, {"get": 400.0})
     assert again(monkeypatch, now, {"get": 2.5, "noop": 1.2}, {"get": 2.1, "noop": 1.2}, {}) == 2
     assert now["ratios"] == {"get": 2.1, "noop": 1.0}
@@ -117,7 +118,7 @@ def test_instructions_are_not_measured_again(monkeypatch):
 # ---- what is said ----
 
 
-def test_nothing_is_worse(capsys):
+def test_unchanged_figures_pass(capsys):
     assert regress.report(BASELINE, BASELINE) == 0
     assert capsys.readouterr().out.endswith("\nNothing got worse by more than 10%.\n")
 
@@ -130,7 +131,7 @@ def test_nothing_is_worse(capsys):
         ({"get": 2.0}, {"get": 480.0}, "FAILED: 2 of 3 figures {}\n  ratios: noop\n  instructions: get\n"),
     ],
 )
-def test_one_that_is_worse_or_missing_fails(capsys, ratios, instructions, said):
+def test_worse_and_missing_figures_fail(capsys, ratios, instructions, said):
     assert regress.report(BASELINE, measured(ratios, instructions)) == 1
     assert capsys.readouterr().out.endswith(said.format("are more than 10% worse, or are missing:"))
 
@@ -142,12 +143,12 @@ def test_the_table_has_both_figures_and_their_ratio(capsys):
     assert ["instructions", "get", "400.0", "480.0", "1.20", "WORSE"] in rows
 
 
-def test_what_is_better_suggests_a_new_baseline(capsys):
+def test_better_figures_suggest_a_new_baseline(capsys):
     assert regress.report(BASELINE, measured({"get": 1.0, "noop": 1.0}, {"get": 400.0})) == 0
     assert "`make bench-baseline`" in capsys.readouterr().out
 
 
-def test_what_is_not_compared_is_said_with_the_reason(capsys):
+def test_uncompared_figures_are_reported_with_the_reason(capsys):
     assert regress.report(BASELINE, measured(BASELINE["ratios"], {"get": 800.0}, compiler="gcc 14")) == 0
     said = capsys.readouterr().out
     assert "Not compared: 1 instruction counts" in said
@@ -156,12 +157,12 @@ def test_what_is_not_compared_is_said_with_the_reason(capsys):
     assert ["instructions", "get", "400.0", "800.0", "2.00", "not", "compared"] in rows
 
 
-def test_another_processor_is_said(capsys):
+def test_another_processor_is_reported(capsys):
     assert regress.report(BASELINE, {**BASELINE, "processor": "two"}) == 0
     assert "The baseline's processor was one, this one is two" in capsys.readouterr().out
 
 
-def test_a_new_baseline_is_not_suggested_for_what_fails(capsys):
+def test_failing_figures_suggest_no_new_baseline(capsys):
     assert regress.report(BASELINE, measured({"get": 1.0, "noop": 2.0}, {"get": 400.0})) == 1
     assert "bench-baseline" not in capsys.readouterr().out
 
@@ -180,7 +181,7 @@ def command(monkeypatch, tmp_path):
     return regress.main
 
 
-def test_the_command_writes_what_it_then_compares_with(command, monkeypatch, capsys):
+def test_the_command_writes_a_baseline_and_compares_with_it(command, monkeypatch, capsys):
     monkeypatch.setattr("sys.argv", ["regress.py", "--write"])
     assert command() == 0
     monkeypatch.setattr("sys.argv", ["regress.py"])
@@ -188,7 +189,7 @@ def test_the_command_writes_what_it_then_compares_with(command, monkeypatch, cap
     assert "Nothing got worse" in capsys.readouterr().out
 
 
-def test_some_figures_are_written_and_all_others_stay(command, monkeypatch, capsys):
+def test_selected_figures_are_written_and_others_kept(command, monkeypatch, capsys):
     regress.BASELINE.write_text(json.dumps(BASELINE))
     monkeypatch.setattr("sys.argv", ["regress.py", "--write", "keep"])
     monkeypatch.setattr(regress, "measure", lambda _, text: measured({text: 1.5}, {text: 50.0}))
@@ -204,24 +205,24 @@ def test_some_figures_are_written_and_all_others_stay(command, monkeypatch, caps
     assert json.loads(regress.BASELINE.read_text())["ratios"]["keep"] == 1.5
 
 
-def test_without_a_baseline(command, capsys):
+def test_the_error_without_a_baseline(command, capsys):
     assert command() == 2
     assert "`make bench-baseline` writes it" in capsys.readouterr().err
 
 
-def test_another_reference_kernel(command, capsys):
+def test_the_error_with_another_reference_kernel(command, capsys):
     regress.BASELINE.write_text(json.dumps({**BASELINE, "reference": "another"}))
     assert command() == 2
     assert "the reference kernel is not the baseline's" in capsys.readouterr().err
 
 
-def test_without_valgrind(command, monkeypatch, capsys):
+def test_the_error_without_valgrind(command, monkeypatch, capsys):
     monkeypatch.setattr("shutil.which", lambda _: None)
     assert command() == 2
     assert "apt-get install valgrind" in capsys.readouterr().err
 
 
-def test_a_debug_build(command, monkeypatch, capsys):
+def test_the_error_with_a_debug_build(command, monkeypatch, capsys):
     monkeypatch.setattr("counterd._core.DEBUG", True)
     assert command() == 2
     assert "debug build" in capsys.readouterr().err
@@ -230,8 +231,8 @@ def test_a_debug_build(command, monkeypatch, capsys):
 # ---- the baseline that is kept ----
 
 
-def test_the_baseline_is_of_these_figures_and_this_kernel():
-    """Whoever adds an operation, or touches the kernel, has to measure again."""
+def test_the_baseline_fits_the_current_figures_and_kernel():
+    """After a new operation, or a change of the kernel, it has to be measured again."""
     baseline = json.loads(regress.BASELINE.read_text("utf-8"))
     assert baseline["reference"] == regress.reference_mark()
     assert set(baseline["instructions"]) == set(figures.SMALL)

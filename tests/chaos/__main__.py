@@ -1,10 +1,9 @@
 #!/usr/bin/env python3
-"""Chaos: a real daemon and real clients, and from a seed everything that can happen to them.
+"""Chaos: a real daemon and real clients, and every fault that can happen to them, from a seed.
 
     python tests/chaos [--seconds 60] [--seed N] [--verbose]
 
-Ends with one line of figures. Exit status: 1 if a promise was broken; then the files of that round are kept.
-"""
+Ends with one line of figures. Exit status: 1 if a promise was broken; then the files of that round are kept."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Chaos for a few seconds, always the same; and that its parts find what they are to find."""
+"""Chaos for a few seconds, always with the same seed; and its parts find the defects that they have to find."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ WEIGHTS = {**faults.BY_CLIENT, **faults.BY_DRIVER, **faults.BY_LINK, **faults.BY
 
 @pytest.mark.needs("ip", "tc", "faketime", "networks", partly=True)
 def test_no_promise_is_broken(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In two rounds, of which the first has each kind of fault that this machine can have."""
+    """In two rounds, of which the first has each kind of fault that this machine supports."""
     monkeypatch.setattr(verdict, "CONFIGURATIONS_MAX", 20_000)  # what is too hard for these is too slow here
     said: list[str] = []
     figures = rounds.run("1", 0.0, 2.0, said.append)
@@ -48,7 +48,7 @@ def test_no_promise_is_broken(monkeypatch: pytest.MonkeyPatch) -> None:
     assert set(figures.faults) & set(faults.BY_CLIENT)  # which of them find somebody to play them, time decides
 
 
-def test_a_seed_is_a_schedule() -> None:
+def test_a_seed_gives_the_same_schedule() -> None:
     def schedule(seed: str, number: int) -> list[faults.Fault]:
         return faults.schedule(seed, number, 20, 8, WEIGHTS)
 
@@ -82,7 +82,7 @@ def closed_of_a(*samples: Sample, disturbed_ns: int | None = None, **changes: An
     return closed.started, closed.ended
 
 
-def test_a_killed_client_may_go_when_it_is_killed_and_has_gone_when_it_is_not_seen() -> None:
+def test_the_end_of_a_killed_client_is_between_its_kill_and_the_first_dump_without_it() -> None:
     alive = {rooms.sign_of_life(A): 1}
     assert closed_of_a() == (50, 1000)
     before, still, settling, gone = (
@@ -94,14 +94,14 @@ def test_a_killed_client_may_go_when_it_is_killed_and_has_gone_when_it_is_not_se
     assert closed_of_a(before, still, settling, gone, Sample(90, 94, {}, 95)) == (50, 85)
 
 
-def test_one_behind_a_link_that_was_cut_may_go_before_anybody_knows() -> None:
+def test_a_client_behind_a_cut_link_may_end_when_the_link_is_cut() -> None:
     assert closed_of_a(disturbed_ns=30) == (30, 1000)
     assert closed_of_a(disturbed_ns=5) == (20, 1000)  # but has been there when it was answered
     assert closed_of_a(disturbed_ns=30, slot=Slot("counter", "unix")) == (50, 1000)
 
 
 @pytest.mark.parametrize(("complaint", "is_told"), [("lost", False), ("wrong", True)])
-def test_who_was_stopped_may_be_lost_and_no_server_may_talk_nonsense(complaint: str, is_told: bool) -> None:
+def test_a_stopped_client_may_lose_its_connection_but_gets_no_invalid_answer(complaint: str, is_told: bool) -> None:
     said = [[complaint, A, "why"]]
     assert list(verdict.complaints(ends(said=said))) == said
     assert list(verdict.complaints(ends(said=said, was_stopped=True))) == (said if is_told else [])
@@ -121,7 +121,7 @@ def judged(path: Path, maximum: int, shown: int) -> list[str]:
     return verdict.judge([path], {**dict.fromkeys(rooms.ROOMS, ()), "counter": [sample]}, knows).violations
 
 
-def test_what_is_recorded_and_what_a_dump_shows_have_to_agree(tmp_path: Path) -> None:
+def test_records_and_dumps_have_to_agree(tmp_path: Path) -> None:
     assert judged(tmp_path / "right", 2, 2) == []
     (too_many,) = judged(tmp_path / "too many", 1, 2)
     (too_few,) = judged(tmp_path / "too few", 2, 1)
@@ -135,7 +135,7 @@ TEAM = ((b"team 0 a", 1, 1), (b"team 0 b", 1, 1))  # permits
 @pytest.mark.parametrize(
     ("grants", "is_right"), [((1, 2), True), ((2, 1), False), ((1, 1), False)], ids=["right", "falls", "twice"]
 )
-def test_takes_are_judged_by_the_numbers_of_their_grants(tmp_path: Path, grants: Any, is_right: bool) -> None:
+def test_takes_are_checked_by_the_numbers_of_their_grants(tmp_path: Path, grants: Any, is_right: bool) -> None:
     path = tmp_path / "history"
     with Recorder(path, B) as recorder:
         recorder.end(recorder.start(counter.Acquire(rooms.sign_of_life(B), 1, 1)), (0, 1))
@@ -148,7 +148,7 @@ def test_takes_are_judged_by_the_numbers_of_their_grants(tmp_path: Path, grants:
 
 
 @pytest.mark.parametrize("is_half", [False, True])
-def test_a_dump_shows_all_of_a_grant(tmp_path: Path, is_half: bool) -> None:
+def test_a_dump_shows_all_items_of_a_grant(tmp_path: Path, is_half: bool) -> None:
     path = tmp_path / "history"
     with Recorder(path, B) as recorder:
         recorder.end(recorder.start(counter.Acquire(rooms.sign_of_life(B), 1, 1)), (0, 1))
@@ -183,18 +183,18 @@ def judged_after_kill(path: Path, gone_ms: int, *, takes_sign: bool = True, ever
     [(0, False), (500, False), (1100, True), (9000, False)],
     ids=["0", "early", "right", "late"],
 )
-def test_what_a_killed_client_held_stays_for_its_grace_time(tmp_path: Path, gone_ms: int, is_right: bool) -> None:
+def test_holdings_of_a_killed_client_stay_for_its_grace_time(tmp_path: Path, gone_ms: int, is_right: bool) -> None:
     found = judged_after_kill(tmp_path / "history", gone_ms)
     assert bool(found) != is_right, found
 
 
-def test_nothing_is_held_too_long_that_no_dump_shows(tmp_path: Path) -> None:
-    """Of a client that nobody sees, and on a machine on which nothing ran for seconds."""
+def test_unseen_clients_and_slow_dumps_are_no_violation(tmp_path: Path) -> None:
+    """A client that no dump shows, and a machine on which nothing ran for seconds."""
     assert judged_after_kill(tmp_path / "unseen", 1100, takes_sign=False) == []
     assert judged_after_kill(tmp_path / "asleep", 9000, every_ms=4000) == []
 
 
-def test_an_heir_goes_on_with_what_it_knows_and_asks_again_without_an_answer() -> None:
+def test_a_resuming_client_keeps_its_state_and_repeats_an_unanswered_resume() -> None:
     def side(client: int) -> CounterRoom:
         return CounterRoom(random.Random(1), 0, client)
 
@@ -219,7 +219,7 @@ def test_an_heir_goes_on_with_what_it_knows_and_asks_again_without_an_answer() -
 # ---- the sentinel room ----
 
 
-def test_a_sample_that_asked_for_some_says_nothing_of_others() -> None:
+def test_a_partial_sample_says_nothing_about_other_counters() -> None:
     name = rooms.sign_of_life(A)
     assert Sample(0, 1, {}, 1).lacks(name)
     assert not Sample(0, 1, {}, 1, is_whole=False).lacks(name)
@@ -242,7 +242,7 @@ def judged_tokens(path: Path, *rows: tuple[Any, Any], **known: Any) -> list[str]
     return verdict.judge([path], dict.fromkeys(rooms.ROOMS, ()), knows).violations
 
 
-def test_tokens_are_judged_by_the_rules_that_there_were(tmp_path: Path) -> None:
+def test_tokens_are_checked_with_the_rules_of_their_time(tmp_path: Path) -> None:
     one, more = (sentinel.Acquire(1, 1), (0, 7)), (sentinel.Acquire(1, 1), (0, 8))
     assert judged_tokens(tmp_path / "right", one) == []
     (too_many,) = judged_tokens(tmp_path / "too many", one, more)
@@ -259,14 +259,14 @@ def test_tokens_are_judged_by_the_rules_that_there_were(tmp_path: Path) -> None:
     assert judged_tokens(tmp_path / "short", *refused, short=frozenset({"sentinel"}), limited=True) == []
 
 
-def test_all_changes_of_the_rules_are_rules_and_no_mistake_is() -> None:
+def test_generated_rules_are_valid_and_generated_mistakes_are_not() -> None:
     assert all(rulebook.rules(changes) != rulebook.rules() for changes in rulebook.CHANGES)
     for mistake in rulebook.MISTAKES:
         with pytest.raises(RulesError):
             parse_rules(mistake)
 
 
-def test_what_is_garbage_for_the_sentinel_room_is_answered_once() -> None:
+def test_garbage_for_sentinel_gets_one_answer() -> None:
     session, side = make_store().session(0), rooms.SentinelRoom(random.Random(1), 0, A)
     for _ in range(100):
         (answer,) = ResponseParser().feed(session.receive(side.garbage(), 0))
@@ -300,7 +300,7 @@ def judged_jobs(
     return verdict.judge([path], dict.fromkeys(rooms.ROOMS, ()), knows).violations
 
 
-def test_jobs_that_are_left_are_those_that_nobody_ended(tmp_path: Path) -> None:
+def test_the_jobs_left_are_those_that_were_not_ended(tmp_path: Path) -> None:
     taken = (PUT, INSERTED), (RESERVE, RESERVED)
     ended = *taken, (beanstalk.Delete(7), ("DELETED", None, b""))
     assert judged_jobs(tmp_path / "left", *taken, left=frozenset({7})) == []
@@ -333,8 +333,8 @@ def test_jobs_and_clients_share_their_counters(tmp_path: Path, maximum: int, is_
     assert bool(found) != is_right, found
 
 
-def test_what_a_killed_daemon_acknowledged_is_left_and_only_that_has_to_be(tmp_path: Path) -> None:
-    """refused: its put was, and a worker had it, as is only promised of a daemon that goes on."""
+def test_a_killed_daemon_keeps_at_least_acknowledged_jobs(tmp_path: Path) -> None:
+    """refused: its put was, but a worker had it, which only matters for a daemon that goes on."""
     put, refused = (PUT, INSERTED), ((PUT, ("INTERNAL_ERROR", None, b"")), (RESERVE, RESERVED))
     assert judged_jobs(tmp_path / "left", put, left=frozenset({7}), is_killed=True) == []
     assert judged_jobs(tmp_path / "refused", *refused, is_killed=True) == []
@@ -344,7 +344,7 @@ def test_what_a_killed_daemon_acknowledged_is_left_and_only_that_has_to_be(tmp_p
     assert "Peek" in gone
 
 
-def test_who_is_of_a_killed_daemon_may_be_lost() -> None:
+def test_clients_of_a_killed_daemon_may_lose_their_connections() -> None:
     said = [["lost", A, "why"]]
     restarts = [Operation(KILLER, beanstalk.Restarted(), 20, 30, ("OK", None, b""))]
     for room, complaints in (("beanstalk", []), ("counter", said)):
@@ -352,7 +352,7 @@ def test_who_is_of_a_killed_daemon_may_be_lost() -> None:
         assert list(verdict.complaints(knows)) == complaints
 
 
-def test_what_is_garbage_for_the_beanstalk_room_is_answered_once() -> None:
+def test_garbage_for_beanstalk_gets_one_answer() -> None:
     store = make_beanstalk_store()
     session, side = store.session(0), rooms.BeanstalkRoom(random.Random(1), 0, A)
     for _ in range(100):
@@ -399,7 +399,7 @@ def listened(gate: Recorder, listener: Recorder, count: int, moments_ms: Iterabl
     listener.closing()
 
 
-def test_what_subscribers_are_told_is_what_was_used_up(tmp_path: Path) -> None:
+def test_control_messages_follow_from_accounted_requests(tmp_path: Path) -> None:
     first, second, third = LOGIN_MS, 2 * LOGIN_MS, 3 * LOGIN_MS
     assert judged_gates(tmp_path / "right", first, second, third) == []
     planted = {
@@ -415,13 +415,13 @@ def test_what_subscribers_are_told_is_what_was_used_up(tmp_path: Path) -> None:
         assert judged_gates(tmp_path / name, *moments_ms), name
 
 
-def test_what_a_killed_master_knew_is_gone(tmp_path: Path) -> None:
+def test_a_killed_master_has_forgotten_all_identifiers(tmp_path: Path) -> None:
     told = LOGIN_MS, 2 * LOGIN_MS, 3 * LOGIN_MS
     assert judged_gates(tmp_path / "gone", *told, after_kill_ms=LOGIN_MS) == []
     assert judged_gates(tmp_path / "kept", *told, after_kill_ms=4 * LOGIN_MS)
 
 
-def test_all_changes_of_the_limits_are_rules_and_no_mistake_is() -> None:
+def test_generated_limits_are_valid_and_generated_mistakes_are_not() -> None:
     assert all(master.load_of(changes) != master.load_of({}) for changes in master.CHANGES)
     for mistake in master.MISTAKES:
         with pytest.raises(DocumentError):
@@ -429,7 +429,7 @@ def test_all_changes_of_the_limits_are_rules_and_no_mistake_is() -> None:
 
 
 @pytest.mark.parametrize("room", master.ROOMS)
-def test_what_is_garbage_for_the_smockron_room_ends_the_connection(room: str) -> None:
+def test_garbage_for_smockron_ends_the_connection(room: str) -> None:
     bench = GateBench(make_smockron_store())
     side = rooms.ROOMS[room](random.Random(1), 0, A)
     _, hello = side.hello()

@@ -1,16 +1,15 @@
 #!/usr/bin/env python3
-"""Operations rehearsed: a real daemon is drained, misconfigured, starved and attacked while clients are at work.
+"""Drills of operations: a real daemon is drained, misconfigured, starved and attacked while clients work.
 
     python tests/drills [--only TEXT] [--seconds 3] [--smoke]
 
 drain        in both modes        reload    of files with mistakes      rotation  of the certificate
-descriptors  none left            output    nobody reads it, disk full  clock     an hour back, and forth
-admin        attacked, killed, stopped          floods    beside a client that asks for little
+descriptors  none left            output    not read, disk full         clock     an hour back, and forth
+admin        attacked, killed, stopped          floods    beside a client with few requests
 
-The clients (crowd.py) keep books of what they were granted. In each drill these are compared with what the server says
-is held, counter by counter, and after all clients have gone nothing may be held. Exit status: 1 if a promise is not
-kept. The daemon is bound to one core and everything else to another; times are for comparing within a run.
-"""
+The clients (crowd.py) record what they were granted. In each drill these records are compared with the server's
+figures, counter by counter, and after all clients have gone nothing may be held. Exit status: 1 if a promise is
+not kept. The daemon is bound to one core and everything else to another; times are for comparing within a run."""
 
 from __future__ import annotations
 

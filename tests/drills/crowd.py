@@ -1,9 +1,9 @@
-"""Clients that acquire, hold and release all the time and keep their own books: a process beside a drill.
+"""Clients that acquire, hold and release all the time and record what they were granted, in a process beside a
+drill.
 
-Each is a `counterd.client.aio.Client` with a connection of its own, half of them over TLS, half over the Unix socket.
-It keeps some permits throughout, takes and gives others back as fast as it is answered, and writes down what it was
-granted. Those that come and go besides connect for each acquire, and leave every other time without a release.
-"""
+Each is a `counterd.client.aio.Client` with a connection of its own, half of them over TLS, half over the Unix
+socket. It keeps some permits throughout, takes and releases others as fast as it is answered, and records each
+grant. Additional clients connect for each acquire, and disconnect every other time without a release."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The drills of docs/operations.md and the soak, with tiny durations: what they promise that is no time is kept."""
+"""The drills of docs/operations.md and the soak, with tiny durations: they keep all promises that are not about
+time."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.needs("faketime")
-def test_all_drills_are_played_and_all_promises_kept() -> None:
+def test_all_drills_keep_their_promises() -> None:
     found = subprocess.run(
         [sys.executable, ROOT / "tests" / "drills", "--smoke"],
         stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=300, check=False,

@@ -1,4 +1,5 @@
-"""Daemons that share limits while servers, daemons and the network fail, for a few seconds; and what is a violation."""
+"""Daemons that share limits while servers, daemons and the network fail, for a few seconds; and which histories are
+violations."""
 
 from __future__ import annotations
 
@@ -47,7 +48,7 @@ def started_of(operation: Operation) -> int:
     return operation.started
 
 
-def test_daemons_that_grant_the_same_permits_are_found() -> None:
+def test_permits_granted_twice_are_found() -> None:
     one = acquire(ONE, 0, 10), release(ONE, 30, 40)
     assert found(*one, acquire(OTHER, 15, 20)) == 1
     assert found(*one, acquire(OTHER, 15, 20, 1)) == 0
@@ -66,7 +67,7 @@ def test_permits_of_takes_count_too() -> None:
     assert found(one[0]._replace(ended=None, answer=None), acquire(OTHER, 15, 20)) == 0
 
 
-def test_a_release_of_what_nobody_holds_is_found() -> None:
+def test_a_release_of_unheld_permits_is_found() -> None:
     assert found(acquire(ONE, 0, 10, 1), release(ONE, 30, 40, 2)) == 1
 
 
@@ -77,7 +78,7 @@ def test_a_connection_may_have_ended_before_its_last_answer_came() -> None:
     assert found(*renewed, acquire(OTHER, 15, 20)) == 1, "it was there until its last request, at least"
 
 
-def test_what_a_stuck_daemon_has_may_be_granted_to_others() -> None:
+def test_permits_of_a_stuck_daemon_may_be_granted_to_others() -> None:
     operations = acquire(ONE, 0, 10), release(ONE, 30, 40), acquire(OTHER, 15, 20)
     assert found(*operations, lapses=[Lapse(0, None, 12, 14)]) == 0
     assert found(*operations, lapses=[Lapse(None, 0, 12, 14)]) == 0
@@ -96,7 +97,7 @@ def test_two_masters_may_grant_twice_the_maximum() -> None:
     assert found(*operations, acquire(ONE + 2, 15, 20, 3), splits=[Split(0, 5, 16)]) == 1, "but not three times"
 
 
-def test_the_most_that_was_held() -> None:
+def test_the_largest_sum_that_was_held() -> None:
     one = acquire(ONE, 0, 10), release(ONE, 30, 40), acquire(ONE, 50, 60), release(ONE, 70, 80)
     other = acquire(OTHER, 20, 29, 1), Operation(OTHER, Closed(), 31, 31)
     assert verdict.most_held(one, facts()) == ({NAME: 2}, {})
@@ -122,7 +123,7 @@ def test_units_beyond_a_rate_are_counted() -> None:
     assert beyond(*steady, *steady[50:53]) == pytest.approx(-1), "what is left is less from then on"
 
 
-def test_units_that_a_failover_forgot_may_be_taken_again() -> None:
+def test_units_lost_in_a_failover_may_be_taken_again() -> None:
     takes = units(5, 1, 1), units(5, 1.2, 1.2), units(2, 1.4, 1.4)
     assert beyond(*takes) == pytest.approx(3)
     assert beyond(*takes, failovers=[Failover(0, int(1.1 * SECOND), True)]) == pytest.approx(0)

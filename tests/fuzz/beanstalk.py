@@ -1,10 +1,10 @@
-"""Sessions of the beanstalk room say what the dict model says; with a journal, what was written comes back as it was.
+"""Sessions of the beanstalk protocol agree with the dict model; with a journal, written jobs are restored unchanged.
 
-The first byte says which of both. Of the first, the rest is what a history of the property test is made of
-(beanstalk_both.py), its commands cut anywhere. Of the second, it is operations: of connections, which send commands
-well formed or raw bytes, and know the form of replies only; of the clock; and of the disk, which writes pieces, fails,
-and is what another store begins with. The store is audited after each restart, and in the end.
-"""
+The first byte of the input selects one of the two. For the first, the rest is what the property test draws its
+histories from (beanstalk_both.py), with commands cut anywhere. For the second, it is operations: of connections,
+which send well-formed commands or raw bytes, and check only the form of replies; of the clock; and of the disk,
+which writes pieces, fails, and from which another store is restored. The store is audited after each restart, and
+at the end."""
 
 from __future__ import annotations
 

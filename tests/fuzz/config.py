@@ -1,10 +1,9 @@
-"""Any file and any --set are a configuration, or a ConfigError whose every line says where: never another exception.
+"""Any file and any --set are a configuration, or a ConfigError that says where each mistake is: no other exception.
 
-A configuration that is written down, key by key, and read again is the same one. A token is shown to nobody. What a
-reload makes of two of them is a configuration, or a ConfigError, too.
+A configuration that is written, key by key, and read again is the same one. A token is never shown. A reload from
+one to another gives a configuration, or a ConfigError, too.
 
-Input: the bytes of a file, and after each NUL one --set.
-"""
+Input: the bytes of a file, and after each NUL one --set."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""Sessions of the counter room say what the dict model says, byte by byte, and the store's audit finds nothing broken.
+"""Sessions of the counter protocol agree with the dict model, byte by byte, and the store passes its audit.
 
-Several connections on one small store: requests well formed or raw bytes, cut anywhere; connections that end, half or
-whole; turns, windows and a clock between them. At the end all go, and everything is given back.
+Several connections on one small store: requests well formed or raw bytes, cut anywhere; connections that half-
+close or end; ticks, windows and a clock between them. At the end all connections end, and everything is given
+back.
 
-Input: which store, then operations: a byte whose low half says which, whose next two bits say whose, and whose last two
-how; and what that takes.
-"""
+Input: which store, then operations: a byte whose low half selects the operation, whose next two bits select the
+connection, and whose last two a variant; and the operation's arguments."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""A journal of any rows: a store takes up what the check finds right, and nothing else; all that is right is rescued.
+"""A journal of any rows: a store restores exactly what the check accepts, and a rescue keeps all valid rows.
 
-Input: how many rows of each table, then their columns: mostly what may be there, or a byte above ODD_FROM, which has
-something follow that may not. What was taken up lives on for a while, is written, and is taken up again.
-"""
+Input: the number of rows of each table, then their columns: mostly valid values, or a byte above ODD_FROM, which
+is followed by an invalid one. The restored jobs are used for a while, written, and restored again."""
 
 from __future__ import annotations
 

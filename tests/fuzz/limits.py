@@ -1,10 +1,9 @@
-"""Any bytes are limits of the counter room, or a DocumentError that says where each mistake is.
+"""Any bytes are limits of the counter protocol, or a DocumentError that says where each mistake is.
 
-Limits that are read can be loaded; the rule that the engine then finds for a name is the one that the document says;
-and written down and read again they are the same.
+Limits that are read can be loaded; the rule that the engine then finds for a name is the document's; and written
+and read again they are the same.
 
-Input: the bytes of a file.
-"""
+Input: the bytes of a file."""
 
 from __future__ import annotations
 

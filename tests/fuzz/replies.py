@@ -1,10 +1,11 @@
-"""Whatever a server sends, a client has an answer or a CounterdError, the same however it was cut, and keeps little.
+"""Whatever a server sends, a client has an answer or a CounterdError, however the bytes are cut, and keeps little
+memory.
 
-The parsers of all protocols and of the frames of the admin process are fed the stream twice, whole and cut: what the
-one has told before an error is the beginning of what the other has. The clients themselves are given it on a socket.
+The parsers of all protocols and of the admin process's frames get the stream twice, whole and cut: what the one
+returns before an error is the beginning of what the other returns. The clients themselves get it on a socket.
 
-Input: which of them, how the stream is cut, how many requests and which; the rest is what the server sends.
-"""
+Input: which parser or client, how the stream is cut, how many requests and which; the rest is what the server
+sends."""
 
 from __future__ import annotations
 

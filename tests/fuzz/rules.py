@@ -1,9 +1,8 @@
-"""Any bytes are rules of the sentinel room, or a RulesError that says where each mistake is: never another exception.
+"""Any bytes are rules of the sentinel protocol, or a RulesError that says where each mistake is: no other exception.
 
-Rules that are read can be loaded, unless the store says why not, and written down and read again they are the same.
+Rules that are read can be loaded, unless the store gives a reason, and written and read again they are the same.
 
-Input: the bytes of a file.
-"""
+Input: the bytes of a file."""
 
 from __future__ import annotations
 

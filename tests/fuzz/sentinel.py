@@ -1,12 +1,11 @@
-"""Sessions of the sentinel room say what the dict model says, byte by byte, and the store's audit finds nothing broken.
+"""Sessions of the sentinel protocol agree with the dict model, byte by byte, and the store passes its audit.
 
-Several connections on one store: requests well formed or raw bytes, cut anywhere; rules and bounds that change, turns
-that come late, and a clock that often stops at the very moment at which a lease or a part of a window ends, or the
-nanosecond before. A token goes when its lease is over, not before, and not long after; at the end all have gone.
+Several connections on one store: requests well formed or raw bytes, cut anywhere; rules and bounds that change,
+late ticks, and a clock that often stops exactly when a lease or a part of a window ends, or the nanosecond
+before. A token ends when its lease does, not before, and not long after; at the end all have ended.
 
-Input: which store, then operations: a byte whose low half says which, whose next two bits say whose, and whose last two
-how; and what that takes.
-"""
+Input: which store, then operations: a byte whose low half selects the operation, whose next two bits select the
+connection, and whose last two a variant; and the operation's arguments."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""A store never grants more of a shared limit than it has rights to, whatever is asked and answered, in any order.
+"""A store never grants more of a shared limit than it has rights to, whatever requests and answers come, in any
+order.
 
-The input is what a random history is drawn from (property/leased_limits_model.py).
-"""
+The input is what a random history is drawn from (property/leased_limits_model.py)."""
 
 from __future__ import annotations
 

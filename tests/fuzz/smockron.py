@@ -1,10 +1,10 @@
-"""Sessions of the smockron room say what the plain model says, and the store's audit finds nothing broken.
+"""Sessions of the smockron protocol agree with the plain model, and the store passes its audit.
 
-Several connections on one small store, by both ports: messages well formed or raw bytes, cut anywhere; a clock that
-goes on, a wall clock that is set, rules that change.
+Several connections on one small store, at both ports: messages well formed or raw bytes, cut anywhere; a clock
+that goes on, a wall clock that is set, rules that change.
 
-Input: operations: a byte whose low half says which, whose next two bits say whose; and what that takes.
-"""
+Input: operations: a byte whose low half selects the operation, whose next two bits select the connection; and the
+operation's arguments."""
 
 from __future__ import annotations
 

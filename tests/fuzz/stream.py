@@ -1,4 +1,4 @@
-"""How an input of a fuzzer is read: bytes from the front, zeros behind its end, so that any input means something."""
+"""Reads an input of a fuzzer: bytes from the front, zeros behind its end, so that any input has a meaning."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
-"""Takes keep their promises whatever is asked, in whatever order; and bytes of the extensions' requests break nothing.
+"""Takes keep their promises for any requests, in any order; and raw bytes in the extensions' requests break nothing.
 
-The input is what the history of the property test is drawn from (property/takes_model.py). Between its steps there are
-raw frames, of which the engine has to say something, or nothing. If the last byte is above 127, the server has limits,
-which change.
-"""
+The input is what the property test's history is drawn from (property/takes_model.py). Between its steps there are
+raw frames, to which the engine has to reply with something, or nothing. If the last byte is above 127, the server
+has limits, which change."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What fuzzing has found worth keeping, replayed: every input of the corpus keeps its target's invariant."""
+"""Every input of the corpus, the inputs that fuzzing found worth keeping, keeps its target's invariant."""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
-"""Sessions of the throttr room say what the dict model says, in order, and the store's audit finds nothing broken.
+"""Sessions of the throttr protocol agree with the dict model, in order, and the store passes its audit.
 
-Several connections on one store, at every value size: requests well formed or raw bytes, cut anywhere; events that are
-fetched at once, or late; keys that expire, by a clock that often stops at the very moment. Who does not read is another
-store, of little room, where only the form of what is said is known, and how much of it may wait.
+Several connections on one store, at every value size: requests well formed or raw bytes, cut anywhere; events
+that are fetched at once, or late; keys that expire, by a clock that often stops exactly at their expiry. Slow
+readers use another store, with little room, where only the form of the output is checked, and how much of it may
+wait.
 
-Input: which store, then operations: a byte whose low half says which, whose next two bits say whose, and whose last two
-how; and what that takes.
-"""
+Input: which store, then operations: a byte whose low half selects the operation, whose next two bits select the
+connection, and whose last two a variant; and the operation's arguments."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Histories of jobs: those of a right server pass, and whatever a wrong one does is caught."""
+"""The checker on histories of jobs: it accepts those of a correct server, and finds every defect of a wrong one."""
 
 from __future__ import annotations
 

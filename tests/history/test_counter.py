@@ -1,4 +1,4 @@
-"""Histories of counters: those of a right server pass, and whatever a wrong one does is caught."""
+"""The checker on histories of counters: it accepts those of a correct server, and finds every defect of a wrong one."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_engine_has_an_order_for_everything(seed: int) -> None:
     assert check(operations, CounterModel()) is None
 
 
-def test_what_has_no_answer_may_have_happened_or_not() -> None:
+def test_an_unanswered_call_may_have_taken_effect_or_not() -> None:
     start = said((1, ONE, 0), (1, Closed(), 50, 60))
     assert check([*start, *said((2, Get("a"), 10, 20, GRANTED))], CounterModel()) is None
     assert check([*start, *said((2, Get("a"), 10, 20, ABSENT), (2, Get("a"), 30, 40, GRANTED))], CounterModel()) is None
@@ -120,7 +120,7 @@ OTHERWISE = {
 @settings(max_examples=40, deadline=None, derandomize=True)
 @given(st.integers(0, 2**32).map(Random), st.data())
 def test_any_other_answer_is_caught(rng: Random, data: st.DataObject) -> None:
-    """Of one client alone, as then there is no other order."""
+    """With one client alone, as then there is no other order."""
     operations = crowd(rng, CounterTable(), counter_calls(), clients=1, calls=40, dying=0)[:40]
     place = data.draw(st.sampled_from([n for n, one in enumerate(operations) if one.call != Release(b"0", 0)]))
     call, answer = operations[place].call, operations[place].answer

@@ -1,7 +1,6 @@
-"""What clients of a real daemon see, all at once, has an order; connections that are cut give back what they held.
+"""Histories of a real daemon with concurrent clients have an order; cut connections give back their holdings.
 
-And a daemon that is killed goes on with the jobs that it had, and knows nothing of identifiers any more.
-"""
+A daemon that is killed goes on with its jobs, and has forgotten all identifiers."""
 
 from __future__ import annotations
 
@@ -158,7 +157,7 @@ def call_sentinel(port: int, known: Known, path: Path, client: int) -> None:
 
 
 def test_daemon_has_an_order_for_tokens_windows_and_values(tmp_path: Path) -> None:
-    """And when all have gone, all tokens of a flow can be had at once."""
+    """When all clients have gone, one can have all tokens of a flow."""
     paths = [tmp_path / str(client) for client in range(CLIENTS)]
     rules = tmp_path / "rules.json"
     rules.write_text(json.dumps(RULES))
@@ -322,7 +321,7 @@ def is_told(operation: Operation, kind: type, status: str) -> bool:
     return isinstance(operation.call, kind) and operation.answer is not None and operation.answer[0] == status
 
 
-def test_daemon_keeps_its_jobs_though_it_is_killed(tmp_path: Path) -> None:
+def test_daemon_keeps_its_jobs_after_a_kill(tmp_path: Path) -> None:
     operations = lives(tmp_path)
     model = JobModel(late_ns=LATE_NS, slack_ns=SLACK_NS, journal=True)
     for kind, status in SEEN:
@@ -457,7 +456,7 @@ def throttled_lies(operations: list[Operation]) -> dict[str, list[Operation]]:
     }
 
 
-def test_daemon_tells_what_was_used_up_and_all_of_it(tmp_path: Path) -> None:
+def test_daemon_sends_all_and_only_right_control_messages(tmp_path: Path) -> None:
     wall_ns = time.time_ns() - time.monotonic_ns()
     operations = throttled_lives(tmp_path)
     assert smockron.unexplained(operations, wall_ns, slack_ns=SLACK_NS) == []

@@ -1,4 +1,5 @@
-"""What workers and clients of a real daemon see that share counters has an order. Some go with all that they have."""
+"""Histories of a real daemon whose workers and clients share counters have an order. Some are killed while they hold
+permits."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What clients see whose connections are cut: what they hold is theirs all the time, and comes back when they are gone.
+"""Clients whose connections are cut keep their holdings throughout, and these come back when the clients are gone.
 
-Each history has what programs do with Client(resume=): a client is one connection there, however often it connects.
-"""
+Each history has the calls of programs with Client(resume=): one client is one connection there, however often it
+reconnects."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def test_clients_whose_connections_are_cut_lose_nothing(daemon: Daemon, tmp_path
     assert wrong([observed, *(caller.path for caller in callers)]) == []
 
 
-def test_what_a_killed_client_held_stays_for_its_grace_time(daemon: Daemon, tmp_path: Path) -> None:
+def test_holdings_of_a_killed_client_stay_for_its_grace_time(daemon: Daemon, tmp_path: Path) -> None:
     paths = [tmp_path / "killed", tmp_path / "observer"]
     address = daemon.address
     command = [sys.executable, "-c", CHILD, address.host, str(address.port), str(BRIEF_MS / 1000)]

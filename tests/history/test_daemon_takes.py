@@ -1,7 +1,8 @@
-"""What clients of a real daemon see that take several things at once, and wait: it has an order, and nobody sleeps.
+"""Histories of a real daemon whose clients take several items at once, and wait: they have an order, and no Take
+waits in vain.
 
-Each leaves with Takes under way; what they held or were granted comes back, and what was to be refunded is.
-"""
+Each client disconnects with pending Takes; its holdings and grants come back, and its refundable units are
+refunded."""
 
 from __future__ import annotations
 

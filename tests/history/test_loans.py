@@ -1,4 +1,5 @@
-"""Histories of jobs with permits: those of a right server pass, and whatever a wrong one does is caught."""
+"""The checker on histories of jobs with permits: it accepts those of a correct server, and finds every defect of a
+wrong one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What was recorded is what is loaded, whenever the process that recorded it was killed."""
+"""A recorded history is loaded unchanged, whenever the recording process was killed."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def record(path: Path, *calls: Any) -> None:
             recorder.start(call)
 
 
-def test_operations_come_back_by_start_with_their_moments(tmp_path: Path) -> None:
+def test_operations_are_loaded_in_the_order_of_their_starts(tmp_path: Path) -> None:
     before = time.monotonic_ns()
     with Recorder(tmp_path / "a", 1) as first, Recorder(tmp_path / "a", 2) as second:
         call = first.start(counter.Acquire(b"\0 \n", 2, 3))
@@ -52,7 +52,7 @@ def test_operations_come_back_by_start_with_their_moments(tmp_path: Path) -> Non
     assert before <= acquired.started <= asked.started <= acquired.ended <= closed.started <= closed.ended <= after
 
 
-def test_enumerations_and_named_answers_are_plain(tmp_path: Path) -> None:
+def test_enums_and_named_tuples_are_loaded_as_plain_values(tmp_path: Path) -> None:
     call = throttr.Update(b"k", throttr.Attribute.TTL, throttr.Change.INCREASE, 7)
     with Recorder(tmp_path / "a", 1) as recorder:
         recorder.end(recorder.start(call), True)
@@ -62,7 +62,7 @@ def test_enumerations_and_named_answers_are_plain(tmp_path: Path) -> None:
     assert asked.answer == (1, 4, 9)
 
 
-def test_killed_process_leaves_what_it_had_recorded(tmp_path: Path) -> None:
+def test_killed_process_leaves_its_recorded_operations(tmp_path: Path) -> None:
     code = f"import sys; sys.path[:0] = {sys.path!r}\n{ENDLESS.format(path=str(tmp_path / 'a'))}"
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
     with process:
@@ -76,7 +76,7 @@ def test_killed_process_leaves_what_it_had_recorded(tmp_path: Path) -> None:
     assert [operation.ended is None for operation in operations[:-1]] == [False] * (len(operations) - 1)
 
 
-def test_record_that_was_cut_is_none(tmp_path: Path) -> None:
+def test_incomplete_last_record_is_ignored(tmp_path: Path) -> None:
     path = tmp_path / "a"
     record(path, counter.Get(b"a"), counter.Get(b"b"))
     data = path.read_bytes()
@@ -85,7 +85,7 @@ def test_record_that_was_cut_is_none(tmp_path: Path) -> None:
         assert [operation.call for operation in load([path])] == [counter.Get(b"a")]
 
 
-def test_any_other_damage_is_told(tmp_path: Path) -> None:
+def test_any_other_damage_is_reported(tmp_path: Path) -> None:
     path = tmp_path / "a"
     record(path, counter.Get(b"a"), counter.Get(b"b"))
     data = path.read_bytes()
@@ -95,7 +95,7 @@ def test_any_other_damage_is_told(tmp_path: Path) -> None:
             load([path])
 
 
-def test_records_that_do_not_belong_together_are_told(tmp_path: Path) -> None:
+def test_inconsistent_records_are_reported(tmp_path: Path) -> None:
     record(tmp_path / "a", counter.Get(b"a"))
     with pytest.raises(ValueError, match="twice"):
         load([tmp_path / "a", tmp_path / "a"])

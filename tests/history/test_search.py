@@ -1,4 +1,4 @@
-"""The search decides as trying everything does, and says what it is that nothing explains."""
+"""The search decides like a trial of every order, and reports which calls have no explanation."""
 
 from __future__ import annotations
 
@@ -115,8 +115,8 @@ registers = st.lists(
 
 @settings(max_examples=100, deadline=None, derandomize=True)
 @given(registers, st.none() | st.integers(9, 12))
-def test_verdict_on_a_model_of_your_own(operations: list[Operation], gone: int | None) -> None:
-    """What is left behind outlives its connection, so that it matters that it came before the end."""
+def test_verdict_on_a_custom_model(operations: list[Operation], gone: int | None) -> None:
+    """Its state outlives a connection, so it matters that a call came before the connection's end."""
     operations = [*operations[:5], Operation(1, Closed(), 9, gone)]
     assert (check(operations, Register()) is None) == explained(operations, Register())
 
@@ -129,7 +129,7 @@ def test_each_object_is_explained_by_itself() -> None:
     assert violation.key == "b"
 
 
-def test_report_says_what_is_stuck_and_from_where() -> None:
+def test_report_names_the_unexplained_calls_and_the_states() -> None:
     violation = check(
         [
             Operation(1, Acquire("a", 2, 5), 1_000, 2_000, (0, 2)),
@@ -156,7 +156,7 @@ def test_report_says_what_is_stuck_and_from_where() -> None:
 
 
 def test_search_that_is_too_long_is_not_a_pass() -> None:
-    """Sums that no choice of these makes, and too many choices."""
+    """Sums that no choice of these gives, and too many choices."""
     operations = [Operation(n, Acquire("a", 2**n, 2**20), 0, 20, (0, 2**n)) for n in range(11)]
     operations.append(Operation(99, Get("a"), 0, 10, (0, 2**13)))
     with pytest.raises(Undecided, match="'a': given up at moment 0 of 12"):
@@ -164,8 +164,8 @@ def test_search_that_is_too_long_is_not_a_pass() -> None:
     assert check(operations, CounterModel()) is not None
 
 
-def test_what_has_no_answer_may_have_an_end() -> None:
-    """By which it has taken effect, or never does."""
+def test_an_unanswered_call_may_have_an_end() -> None:
+    """By that time it has taken effect, or it never does."""
     lost = Operation(1, Acquire("a", 1, 1), 0, 5)
     before, after = (Operation(2, Get("a"), start, start + 1, (0, 0)) for start in (3, 8))
     seen = Operation(2, Get("a"), 10, 11, (0, 1))
@@ -184,6 +184,6 @@ def test_what_has_no_answer_may_have_an_end() -> None:
     ],
     ids=["ends before it starts", "answer without end", "closed twice", "calls after its end"],
 )
-def test_what_is_no_history_is_told(operations: list[Operation]) -> None:
+def test_invalid_histories_are_refused(operations: list[Operation]) -> None:
     with pytest.raises(ValueError, match="Operation"):
         check(operations, CounterModel())

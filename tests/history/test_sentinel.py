@@ -1,4 +1,5 @@
-"""Histories of the sentinel room: those of a right server pass, and whatever a wrong one does is caught."""
+"""The checker on histories of the sentinel protocol: it accepts those of a correct server, and finds every defect of
+a wrong one."""
 
 from __future__ import annotations
 
@@ -64,7 +65,7 @@ def crowded(engine: SentinelEngine, kinds: str, seed: int = 1, flows: int = 2, *
 
 @pytest.mark.parametrize("strategy", [IGNORE, RELEASE, KEEP])
 @pytest.mark.parametrize("clients", [1, 6])
-def test_engine_has_an_order_for_all_that_is_done_with_tokens(strategy: int, clients: int) -> None:
+def test_engine_has_an_order_for_calls_with_tokens(strategy: int, clients: int) -> None:
     rules = Rules((calls_rule(1, 3, strategy), calls_rule(2, 6, strategy, 2, 3)), ())
     engine = SentinelEngine(rules)
     operations = crowded(engine, "tokens", clients, clients=clients, calls=400)
@@ -73,7 +74,7 @@ def test_engine_has_an_order_for_all_that_is_done_with_tokens(strategy: int, cli
     assert check(operations, SentinelModel(objects(rules), sweep_ns=SWEPT_NS)) is None
 
 
-def test_engine_has_an_order_for_all_that_is_asked_at_once() -> None:
+def test_engine_has_an_order_for_all_calls_together() -> None:
     values = ParamRule("shop", 1, "pay", 1000, GLOBAL, 2, 2, {ONE: 3000})
     rules = Rules((calls_rule(1, 3), rate_rule(2, 2000), rate_rule(3, 3000, 4, 4)), (values,))
     engine = SentinelEngine(rules)
@@ -274,7 +275,7 @@ def test_wrong_history_is_caught(operations: list[Operation]) -> None:
     assert check(operations, model()) is not None
 
 
-def test_what_has_no_answer_may_have_happened_or_not() -> None:
+def test_an_unanswered_call_may_have_taken_effect_or_not() -> None:
     start = said((1, Acquire(1, 1), 0), (1, Closed(), 5, 9))
     for answer in ((0, 8), (1, 0)):
         assert check([*start, *said((2, Acquire(1, 1), 10, 11, answer))], model()) is None
@@ -286,7 +287,7 @@ def test_what_has_no_answer_may_have_happened_or_not() -> None:
         check([*passed[:1], *said((2, Flow(1, 1), 10, 11, (1, 0, 0)))], model())
 
 
-def test_shortages_allow_what_they_say() -> None:
+def test_shortages_allow_only_their_refusals() -> None:
     for call, answer in ((Acquire(1, 1), (5, 0)), (Param(1, 1, (ONE,)), (5, 0, 0)), (Ping(b"a"), (-1, 0))):
         assert check(said((1, call, 0, 1, answer)), model(memory=True)) is None
         assert check(said((1, call, 0, 1, answer)), model(limited=True)) is not None
@@ -296,7 +297,7 @@ def test_shortages_allow_what_they_say() -> None:
     assert check(said(HELD, (2, Release(1, 7), 101, 102, (6, 0))), model(slack_ns=1)) is None
 
 
-def test_what_is_not_modelled_is_refused() -> None:
+def test_unmodelled_rules_are_refused() -> None:
     with pytest.raises(ValueError, match="thresholdType 0"):
         objects(Rules((FlowRule("shop", 1, "pay", 0, 5, 0, 10, 1000, 1, 1, IGNORE),), ()))
     with pytest.raises(ValueError, match="terms"):
@@ -369,15 +370,16 @@ def exactly(operations: list[Operation], unit: int) -> bool:
 
 @settings(max_examples=100, deadline=None, derandomize=True)
 @given(histories(OF_TOKENS, 1))
-def test_tokens_are_as_they_may_be_if_every_moment_is_tried(operations: list[Operation]) -> None:
-    """What the moments of one call say of those of others is not used, so that more passes than could be."""
+def test_token_model_accepts_all_that_some_choice_of_moments_allows(operations: list[Operation]) -> None:
+    """The model does not use what the moments of one call say about those of others, so it accepts more than is
+    possible."""
     passes = check(operations, SentinelModel(ROOM, sweep_ns=2)) is None  # type: ignore[arg-type]
     assert passes or not exactly(operations, 1)
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(histories(OF_WINDOWS, MS // 4))
-def test_windows_are_as_they_are_if_every_moment_is_tried(operations: list[Operation]) -> None:
+def test_window_model_accepts_exactly_what_some_choice_of_moments_allows(operations: list[Operation]) -> None:
     passes = check(operations, SentinelModel(ROOM, sweep_ns=2)) is None  # type: ignore[arg-type]
     assert passes == exactly(operations, MS // 4)
 

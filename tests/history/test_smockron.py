@@ -1,4 +1,5 @@
-"""Histories of the smockron room: those of a right master pass, and whatever a wrong one does is caught."""
+"""The checker on histories of the smockron protocol: it accepts those of a correct master, and finds every defect of
+a wrong one."""
 
 from __future__ import annotations
 
@@ -126,7 +127,7 @@ def changed(history: list[Operation], place: int, by_ms: int) -> list[Operation]
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_what_a_right_master_says_passes(seed: int) -> None:
+def test_right_histories_pass(seed: int) -> None:
     assert unexplained(played(seed, Master()), WALL_NS) == []
     assert unexplained(played(seed, Master(), forgets=True), WALL_NS) == []
     assert unexplained(played(seed, Master(), is_killed=True), WALL_NS) == []
@@ -134,7 +135,7 @@ def test_what_a_right_master_says_passes(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("slack_ms", [0, 20])
-def test_what_a_wrong_one_does_is_found(seed: int, slack_ms: int) -> None:
+def test_wrong_master_is_caught(seed: int, slack_ms: int) -> None:
     lies: dict[str, Callable[[int, int, int], int]] = {
         "a message that changes nothing": lambda n, before, after: before if n == 40 else after,
         "one that counts twice": lambda n, before, after: after + INTERVAL_MS if n % 4 == 0 else after,
@@ -147,7 +148,7 @@ def test_what_a_wrong_one_does_is_found(seed: int, slack_ms: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_what_is_lost_or_invented_on_the_way_is_found(seed: int) -> None:
+def test_lost_and_invented_control_messages_are_found(seed: int) -> None:
     right = played(seed, Master())
     count = sum(isinstance(one.call, Told) for one in right)
     # At first it may be that nobody has to wait, and at last that messages were not taken.
@@ -164,7 +165,7 @@ def test_what_is_lost_or_invented_on_the_way_is_found(seed: int) -> None:
     assert "nobody" in text
 
 
-def test_who_may_have_lost_some_is_not_missed() -> None:
+def test_a_slow_subscriber_may_lose_control_messages() -> None:
     right = played(1, Master())
     client = LISTENERS[0]
     lossy = without(right, 60, client)
@@ -200,7 +201,7 @@ def judged(*operations: Operation) -> list[str]:
     return unexplained([RULES, *operations], WALL_NS)
 
 
-def test_the_first_three_are_on_time_and_the_fourth_has_to_be_told() -> None:
+def test_requests_beyond_the_burst_need_a_control_message() -> None:
     calls = [accepted(10 + n, 10.5 + n) for n in range(4)]
     assert judged(*calls[:3], *heard((13, "DELAY_UNTIL", 60))) == []
     assert judged(*calls, *heard((12.6, "DELAY_UNTIL", 60), (14, "DELAY_UNTIL", 110))) == []
@@ -209,13 +210,13 @@ def test_the_first_three_are_on_time_and_the_fourth_has_to_be_told() -> None:
     assert judged(*calls, *heard((12.6, "DELAY_UNTIL", 60), (14, "DELAY_UNTIL", 160)))
 
 
-def test_what_is_told_is_used_up_by_then() -> None:
-    """Although what explains it comes later."""
+def test_a_control_message_needs_enough_earlier_requests() -> None:
+    """Although later requests would explain it."""
     calls = [accepted(10 + n, 10.5 + n) for n in range(4)]
     assert judged(*calls, *heard((11, "DELAY_UNTIL", 60), (14, "DELAY_UNTIL", 110)))
 
 
-def test_what_is_forgotten_begins_anew() -> None:
+def test_a_forgotten_identifier_starts_anew() -> None:
     calls = [*(accepted(10 + n, 10.5 + n) for n in range(3)), accepted(14, 14.5, status="FORGET"), accepted(15, 15.5)]
     told = (12.6, "DELAY_UNTIL", 60), (14.6, "FORGET", 14)
     assert judged(*calls, *heard(*told)) == []
@@ -224,7 +225,7 @@ def test_what_is_forgotten_begins_anew() -> None:
     assert judged(*calls[:3], *heard(*told))
 
 
-def test_what_a_killed_daemon_knew_is_gone() -> None:
+def test_a_killed_daemon_has_forgotten_all_identifiers() -> None:
     calls = [accepted(10 + n, 10.5 + n) for n in range(3)]
     kill = Operation(DRIVER, Restarted(), 20 * MS, 30 * MS, True)
     later = [one._replace(started=one.started + 30 * MS, ended=(one.ended or 0) + 30 * MS) for one in calls]
@@ -244,7 +245,7 @@ def test_a_message_without_an_end_may_have_counted_or_not() -> None:
     assert judged(*calls, *heard((21, "DELAY_UNTIL", 160)))
 
 
-def test_rules_that_change_count_from_when_they_may_have() -> None:
+def test_a_changed_rule_counts_from_its_earliest_possible_moment() -> None:
     calls = [accepted(10 + n, 10.5 + n) for n in range(4)]
     slower = Load(((DOMAIN, 2 * INTERVAL_MS * MS, BURST_MS * MS),))
     told = (12.6, "DELAY_UNTIL", 60), (14, "DELAY_UNTIL", 160)
@@ -254,7 +255,7 @@ def test_rules_that_change_count_from_when_they_may_have() -> None:
     assert judged(*calls, Operation(-1, Load(()), 1 * MS, 2 * MS, True), *heard(told[0]))
 
 
-def test_what_was_not_subscribed_to_is_not_missed_and_not_told() -> None:
+def test_only_subscribed_domains_have_control_messages() -> None:
     calls = [accepted(10 + n, 10.5 + n) for n in range(3)]
     others = [Operation(10, Subscribe(b"apis"), 0, 1, True), Operation(10, Ping(), 900 * MS, 901 * MS, True)]
     told = Operation(10, Told(((DOMAIN, "DELAY_UNTIL", b"x", 1_000_060),)), 13 * MS, 13 * MS, True)
@@ -266,8 +267,8 @@ def test_what_was_not_subscribed_to_is_not_missed_and_not_told() -> None:
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_bounds_are_what_some_order_can_come_to(seed: int) -> None:
-    """No order comes to less or to more, of few requests and all moments."""
+def test_bounds_are_those_of_all_possible_orders(seed: int) -> None:
+    """No order gives less or more, for few requests and all moments."""
     rng = Random(seed)
     requests = []
     for _ in range(4):
@@ -288,7 +289,7 @@ def test_bounds_are_what_some_order_can_come_to(seed: int) -> None:
                 assert low[place] <= following <= high[place]
 
 
-def test_points_and_spans_are_paired_as_far_as_possible() -> None:
+def test_as_many_points_and_spans_as_possible_are_paired() -> None:
     assert pair([1, 2], [(0, 1), (0, 5)]) == ([], [])
     assert pair([1, 2], [(0, 5), (2, 2)]) == ([], [])
     assert pair([1, 2, 3], [(0, 2), (0, 2)]) == ([3], [])

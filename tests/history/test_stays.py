@@ -1,4 +1,5 @@
-"""Histories of connections that are resumed: those of a right server pass, and whatever a wrong one does is caught."""
+"""The checker on histories of resumed connections: it accepts those of a correct server, and finds every defect of a
+wrong one."""
 
 from __future__ import annotations
 
@@ -47,7 +48,7 @@ def test_right_histories_pass(seed: int, groups: int) -> None:
 
 @pytest.mark.parametrize("shape", [{}, {"rates": False, "groups": 1}, {"permits": 4, "keys": (b"", b"k", b"l")}])
 @pytest.mark.parametrize("seed", SEEDS)
-def test_engine_has_an_order_for_what_is_resumed(seed: int, shape: dict[str, Any]) -> None:
+def test_engine_has_an_order_for_resumed_connections(seed: int, shape: dict[str, Any]) -> None:
     operations = seen(TakeEngine(), seed, 2000, **shape)
     assert wrong(operations) == []
     resumes = [one for one in operations if isinstance(one.call, Resume) and one.call.old]
@@ -165,7 +166,7 @@ def test_wrong_history_is_caught(operations: list[Operation]) -> None:
     assert wrong(operations)
 
 
-def test_who_goes_on_with_whom() -> None:
+def test_resumed_connections_form_families() -> None:
     lines = Lines(begun(LOST, CUT, AGAIN))
     assert {lines.root(client) for client in (1, 2, 3)} == {1}
     assert lines.families == {1: [1, 2, 3]}

@@ -1,4 +1,4 @@
-"""Histories of Takes: those of a right server pass, and whatever a wrong one does is caught."""
+"""The checker on histories of Takes: it accepts those of a correct server, and finds every defect of a wrong one."""
 
 from __future__ import annotations
 
@@ -209,7 +209,7 @@ def test_wrong_history_is_caught(operations: list[Operation]) -> None:
     assert wrong(operations)
 
 
-def test_who_is_slow_may_be_late() -> None:
+def test_replies_to_a_slow_client_may_be_late() -> None:
     late = said((1, Acquire("a", 1, 1), 0, 1, (0, 1)), (2, Take(2, (A,), 50), 2, 900 * MS, SHORT))
     assert wrong(late, slow=frozenset((2,))) == []
     assert wrong(late)
@@ -288,8 +288,8 @@ def test_verdict_is_that_of_trying_every_order(operations: list[Operation]) -> N
         assert Search(key, history, model, 10_000).explains() == explained(history, model)
 
 
-def test_many_who_say_goodbye_and_have_nothing_are_no_harder() -> None:
-    """Nobody was answered, and each may have gone at any time, or not."""
+def test_clients_without_holdings_that_end_with_goodbye_do_not_slow_the_search() -> None:
+    """None was answered, and each may have gone at any time, or not."""
     gone = [
         one for client in range(2, 30) for one in said(
             (client, Take(1, (A, B)), 0, 1, SHORT), (client, Goodbye(("part", client)), 2), (client, Closed(), 3, 100),

@@ -1,4 +1,5 @@
-"""Histories of the throttr room's keys: those of a right server pass, and whatever a wrong one does is caught."""
+"""The checker on histories of throttr's keys: it accepts those of a correct server, and finds every defect of a
+wrong one."""
 
 from __future__ import annotations
 
@@ -106,14 +107,14 @@ def test_wrong_history_is_caught(operations: list[Operation]) -> None:
     assert check(operations, ThrottrModel(value_size=1)) is not None
 
 
-def test_what_was_left_unanswered_outlives_its_connection() -> None:
+def test_effects_of_unanswered_calls_outlive_their_connection() -> None:
     start = said((1, NINE, 0), (1, Closed(), 5, 9))
     for answer in ((9, S, 98), False):
         assert check([*start, *said((2, ASK, 20, 21, answer))], ThrottrModel()) is None
     assert check([*start, *said((2, ASK, 20, 21, False), (2, ASK, 22, 23, (9, S, 98)))], ThrottrModel()) is not None
 
 
-def test_slack_and_memory_allow_what_they_say() -> None:
+def test_slack_and_memory_allow_only_their_deviations() -> None:
     late = said((1, SHORT, 0, 10, True), (1, ASK, 30, 40, (9, NS, 0)))
     assert check(late, ThrottrModel(slack_ns=1)) is None
     assert check(said((1, NINE, 0, 9, False)), ThrottrModel(memory=True)) is None

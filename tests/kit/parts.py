@@ -54,7 +54,7 @@ PROOFS: Mapping[str, str] = {
         "the same mistakes by hand: test_wrong_history_is_caught",
     "tests/meta/test_deletion.py": "tests/meta/test_floors.py: no module names a protocol that is not its own",
     "tests/meta/test_model.py::test_the_models_hold":
-        "nothing: it checks the formal models. test_what_the_models_name_is_there says when they have to be looked at",
+        "nothing: it checks the formal models. test_functions_named_by_the_models_exist says when they need a review",
     "tests/simulation/test_beanstalk.py::test_a_broken_promise_is_told":
         "nothing: it checks the simulation's judge",
     "tests/simulation/test_simulation.py::test_every_answer_is_given_in_some_world":

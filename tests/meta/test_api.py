@@ -1,4 +1,4 @@
-"""docs/api/client.md says what the docstrings say, and whatever a user imports has one."""
+"""docs/api/client.md equals the docstrings, and everything that a user imports has one."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ def page(api: ModuleType) -> str:
     return api.page()
 
 
-def test_the_page_is_that_of_the_docstrings(api: ModuleType, page: str) -> None:
+def test_the_page_is_generated_from_the_docstrings(api: ModuleType, page: str) -> None:
     assert api.PAGE.read_text("utf-8") == page, "`make docs` writes it anew"
 
 
-def test_everything_has_words(api: ModuleType, page: str) -> None:
+def test_everything_public_has_a_docstring(api: ModuleType, page: str) -> None:
     modules = [importlib.import_module(name) for name in api.MODULES]
     assert all(value.__doc__ for module in modules for _, value in api.public(module))
     assert "```\n\n\n" not in page, "a signature without a docstring"
 
 
-def test_everything_public_is_there_once(api: ModuleType, page: str) -> None:
+def test_everything_public_is_on_the_page_once(api: ModuleType, page: str) -> None:
     for name in api.MODULES:
         assert page.count(f"## {name}\n") == 1
         part = page.partition(f"## {name}\n")[2].partition("\n## ")[0]
@@ -50,7 +50,7 @@ def test_everything_public_is_there_once(api: ModuleType, page: str) -> None:
     assert page.count("\n#### Client.acquire\n") == 2, "of permits and of tokens, and not again with await"
 
 
-def test_nothing_inside_is_there(page: str) -> None:
+def test_nothing_private_is_on_the_page(page: str) -> None:
     assert "floor" not in page.lower()
     for inside in ("ForwardRef", "<", "\n#### _", "wire.", "Asked"):
         assert inside not in page
@@ -70,7 +70,7 @@ def test_signatures_are_as_in_the_source(api: ModuleType) -> None:
     ]
 
 
-def test_what_names_mean_becomes_a_list(api: ModuleType) -> None:
+def test_descriptions_of_names_become_a_list(api: ModuleType) -> None:
     class Documented:
         """First line.
 

@@ -1,9 +1,8 @@
-"""Deleting any one protocol leaves a tree that works: its modules import, the daemon serves the others, tests pass.
+"""Deleting any one protocol leaves a working tree: its modules import, the daemon serves the others, tests pass.
 
-Nothing is built again. The installed package is copied beside the sources and the tests. What belongs to the protocol
-is removed from the copy: docs/ADDING_A_PROTOCOL.md says what that is. An environment whose Python finds the copy first
-runs what is left.
-"""
+Nothing is built again. The installed package is copied beside the sources and the tests. All files that belong to
+the protocol are removed from the copy: docs/ADDING_A_PROTOCOL.md lists them. An environment whose Python finds
+the copy first runs the rest."""
 
 from __future__ import annotations
 
@@ -150,7 +149,7 @@ def deleted(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, Tree]:
     return request.param, tree
 
 
-def test_what_is_left_works(deleted: tuple[str, Tree], short_path: Path) -> None:
+def test_the_rest_works_without_the_protocol(deleted: tuple[str, Tree], short_path: Path) -> None:
     protocol, tree = deleted
     left = [name for name in protocols.names() if name != protocol]
     assert tree.run("-c", "from counterd import protocols; print(*protocols.names())").split() == left
@@ -177,7 +176,7 @@ def test_what_is_left_works(deleted: tuple[str, Tree], short_path: Path) -> None
     tree.run("-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", *tests)
 
 
-def test_what_belongs_to_a_protocol() -> None:
+def test_which_files_belong_to_a_protocol() -> None:
     for name in (
         "protocols/throttr/wire.py",
         "client/throttr/_keys.py",
@@ -194,7 +193,7 @@ def test_what_belongs_to_a_protocol() -> None:
     assert without_section(text, "two") == "a = 1\n# ---- The one protocol\none.b = 1\n"
 
 
-def test_what_needs_what_has_gone(tmp_path: Path) -> None:
+def test_which_sources_need_the_deleted_protocol(tmp_path: Path) -> None:
     for text, found in (
         ("from counterd.protocols.one import wire", True),
         ("def f():\n    import counterd.protocols.one.wire", True),

@@ -1,4 +1,4 @@
-"""What is in deploy/ is right as far as that can be seen without the systems it is for."""
+"""The files in deploy/ are right, as far as that can be checked without the systems that they are for."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_systemd_understands_the_units(analyze: str, tmp_path: Path) -> None:
 
 @pytest.mark.needs("systemd-analyze")
 @pytest.mark.parametrize("service", SERVICES)
-def test_the_service_may_do_little(service: str, analyze: str) -> None:
+def test_the_service_has_few_rights(service: str, analyze: str) -> None:
     command = [analyze, "security", "--offline=true", "--no-pager", SYSTEMD / service]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     exposure = re.search(rf"Overall exposure level for {re.escape(service)}: ([0-9.]+)", done.stdout)
@@ -60,7 +60,7 @@ def test_the_service_may_do_little(service: str, analyze: str) -> None:
     assert float(exposure[1]) < EXPOSURE_MAX
 
 
-def test_the_documented_journal_is_where_only_the_daemon_may_write() -> None:
+def test_the_documented_journal_is_in_a_folder_of_the_daemon() -> None:
     guide = (ROOT / "docs" / "guides" / "from-beanstalkd.md").read_text("utf-8")
     journal = re.search(r"^beanstalk\.journal = (.+)$", guide, re.MULTILINE)
     assert journal
@@ -88,7 +88,7 @@ def instructions() -> list[list[tuple[str, str]]]:
     return stages
 
 
-def test_the_image_runs_as_nobody_and_says_how_it_is() -> None:
+def test_the_image_runs_unprivileged_and_has_a_healthcheck() -> None:
     _, build, final = instructions()
     assert ("FROM", "${BASE} AS build") in build
     last = dict(final)
@@ -102,7 +102,7 @@ def test_the_image_runs_as_nobody_and_says_how_it_is() -> None:
     assert "--timeout=3s" in options
 
 
-def test_what_the_image_is_made_from_is_in_its_context() -> None:
+def test_the_files_of_the_image_are_in_its_build_context() -> None:
     allowed = re.findall(r"^!(.+)$", (ROOT / ".dockerignore").read_text("utf-8"), re.MULTILINE)
     copied = [
         source
@@ -116,7 +116,7 @@ def test_what_the_image_is_made_from_is_in_its_context() -> None:
         assert any(source == each or source.startswith(f"{each}/") for each in allowed), source
 
 
-def test_what_the_image_installs_is_pinned() -> None:
+def test_the_packages_of_the_image_are_pinned() -> None:
     declared = map(Requirement, metadata.requires("counterd") or ())
     extras = [{"extra": "admin"}, {"extra": "cli"}, {"extra": "redis"}]
     needed = [each for each in declared if each.marker is None or any(map(each.marker.evaluate, extras))]
@@ -170,9 +170,7 @@ def served(kubernetes: tuple[dict[str, Any], dict[str, Any]], tmp_path: Path) ->
     return load(path, (), find_rooms())
 
 
-def test_the_sidecar_is_started_before_the_application_and_asked_how_it_is(
-    sidecar: dict[str, Any], served: Config
-) -> None:
+def test_the_sidecar_starts_before_the_application_and_has_probes(sidecar: dict[str, Any], served: Config) -> None:
     assert sidecar["restartPolicy"] == "Always"
     (port,) = sidecar["ports"]
     assert served.values["admin.bind"] == f"0.0.0.0:{port['containerPort']}"
@@ -185,7 +183,7 @@ def test_the_sidecar_is_started_before_the_application_and_asked_how_it_is(
     assert {probe["port"] for probe in probes.values()} == {port["name"]}
 
 
-def test_the_sidecar_may_do_nothing(sidecar: dict[str, Any]) -> None:
+def test_the_sidecar_has_no_rights(sidecar: dict[str, Any]) -> None:
     context = sidecar["securityContext"]
     user = dict(instructions()[-1])["USER"]
     assert f"{context['runAsUser']}:{context['runAsGroup']}" == user
@@ -215,7 +213,9 @@ def test_the_socket_is_shared(
     assert pod["securityContext"]["fsGroup"] == sidecar["securityContext"]["runAsGroup"]
 
 
-def test_the_pod_is_given_the_time_to_drain(kubernetes: tuple[dict[str, Any], dict[str, Any]], served: Config) -> None:
+def test_the_grace_period_of_the_pod_covers_the_drain(
+    kubernetes: tuple[dict[str, Any], dict[str, Any]], served: Config
+) -> None:
     assert served.values["drain.mode"] == "wait"
     assert kubernetes[1]["terminationGracePeriodSeconds"] > served.values["drain.timeout"] + 10
 
@@ -226,7 +226,7 @@ def test_the_pod_is_given_the_time_to_drain(kubernetes: tuple[dict[str, Any], di
 @pytest.mark.parametrize(
     "name", ["nginx/counterd.conf", "traefik/counterd.yml", "caddy/Caddyfile", "envoy/counterd.yaml"]
 )
-def test_a_proxy_asks_the_gate_where_it_is(name: str) -> None:
+def test_proxies_use_the_gates_default_address(name: str) -> None:
     text = (ROOT / "deploy" / name).read_text("utf-8")
     if name.endswith(("yml", "yaml")):
         assert isinstance(yaml.safe_load(text), dict)
@@ -244,7 +244,7 @@ def test_a_proxy_asks_the_gate_where_it_is(name: str) -> None:
         ("envoy/counterd.yaml", r" timeout: (\d+)s\n"),
     ],
 )
-def test_a_proxy_has_more_patience_than_a_request_waits(name: str, timeout: str) -> None:
+def test_the_timeouts_of_proxies_exceed_the_longest_delay(name: str, timeout: str) -> None:
     (seconds,) = re.findall(timeout, (ROOT / "deploy" / name).read_text("utf-8"))
     (max_delay,) = (each.default for each in gate.params if each.name == "max_delay")
     assert int(seconds) > max_delay
@@ -253,7 +253,7 @@ def test_a_proxy_has_more_patience_than_a_request_waits(name: str, timeout: str)
 # ---- alerts ----
 
 
-def test_there_is_a_runbook_for_each_alert() -> None:
+def test_each_alert_has_a_runbook() -> None:
     rules = yaml.safe_load((ROOT / "deploy/prometheus/alerts.yml").read_text("utf-8"))
     alerts = [rule["alert"] for group in rules["groups"] for rule in group["rules"]]
     runbook = (ROOT / "docs/operations.md").read_text("utf-8").partition("\n## Runbook\n")[2].partition("\n## ")[0]

@@ -88,7 +88,7 @@ def test_a_constant_of_a_header_is_the_same_in_python(protocol: str) -> None:
     assert {name: pair for name, pair in compared.items() if len({*pair}) > 1} == {}
 
 
-def test_enums_that_differ_are_found() -> None:
+def test_different_enums_are_found() -> None:
     class Opcode(IntEnum):
         GET = 1
         SET = 2
@@ -101,7 +101,7 @@ def test_enums_that_differ_are_found() -> None:
     assert enum_differences("Opcode", {"PUT": 0, "GET": 1, "SET": 2}, Opcode) == ["Opcode.PUT"]
 
 
-def test_a_default_port_is_written_in_wire_alone() -> None:
+def test_a_default_port_is_written_only_in_wire() -> None:
     ports = re.compile(rf"\b(?:{'|'.join(str(room.default_port) for room in ROOMS.values())})\b")
     sources = (path for pattern in ("*.py", "*.pyx", "*.pxd") for path in PACKAGE.rglob(pattern))
     found = {path.relative_to(PACKAGE).as_posix() for path in sources if ports.search(path.read_text("utf-8"))}

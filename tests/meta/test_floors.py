@@ -1,8 +1,7 @@
-"""The floors of the house: imports point down only, rooms know nobody and nobody knows them.
+"""The floors: imports point down only; protocols import no other protocol, and no other code names one.
 
-docs/ARCHITECTURE.md, "Floors". What is read here is every import and cimport statement in src/counterd, those for type
-checkers included.
-"""
+See docs/ARCHITECTURE.md, "Floors". The tests read every import and cimport statement in src/counterd, including
+those for type checkers."""
 
 from __future__ import annotations
 
@@ -162,7 +161,7 @@ def test_imports_point_down() -> None:
 
 
 def test_every_module_is_on_a_floor() -> None:
-    """A new one has to be put on one here."""
+    """A new one has to be added to a floor here."""
     assert {Path(source).parts[0].partition(".")[0] for source in sources()} == {*FLOORS, *FLOOR_0}
 
 
@@ -173,7 +172,7 @@ def test_nothing_below_net_calls_the_system() -> None:
     assert [source for source in below if CYTHON_EXTERN.search((PACKAGE / source).read_text("utf-8"))] == []
 
 
-def test_there_are_rooms() -> None:
+def test_protocols_are_found() -> None:
     assert "counter" in ROOMS
 
 
@@ -189,7 +188,7 @@ def named_rooms(source: str, text: str) -> list[str]:
     return re.findall(rf"^.*\b(?:{'|'.join(ROOMS)}|yrmcds)\b.*$", text, re.MULTILINE)
 
 
-def test_nobody_names_a_room() -> None:
+def test_no_other_code_names_a_protocol() -> None:
     finding = {"protocols/__init__.py", "bench/dialects/__init__.py"}
     others = [source for source in sources() if not source.startswith(NAMING) or source in finding]
     found = {source: named_rooms(source, (PACKAGE / source).read_text("utf-8")) for source in others}
@@ -200,7 +199,7 @@ def test_nobody_names_a_room() -> None:
     "source", ["_core.pyx", "contract.py", "control/x.py", "engine/x.pxd", "errors.py", "listing.py", "net/x.py"]
 )
 @pytest.mark.parametrize("room", [*ROOMS, "yrmcds"])
-def test_a_name_would_be_found(source: str, room: str) -> None:
+def test_a_name_of_a_protocol_is_found(source: str, room: str) -> None:
     line = f"# the {room} protocol's"
     assert named_rooms(source, f"x = 1\n{line}\n{room}s = 2\n") == [line]
 
@@ -236,13 +235,13 @@ def circles(graph: dict[str, set[str]]) -> list[set[str]]:
 
 
 def test_no_modules_of_the_server_import_each_other() -> None:
-    """Not for a type checker either: both then stand on the contract."""
+    """Not for a type checker either: both then use the contract."""
     graph = module_graph()
     assert "counterd.contract" in graph["counterd.net.server"]
     assert circles(graph) == []
 
 
-def test_circles_would_be_found() -> None:
+def test_circular_imports_are_found() -> None:
     assert circles({"a": {"b"}, "b": {"c"}, "c": set()}) == []
     assert circles({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}}) == [{"a", "b", "c"}]
     assert circles({"a": {"b"}, "b": {"a"}, "c": {"d"}, "d": {"c"}}) in (
@@ -299,7 +298,7 @@ def test_circles_would_be_found() -> None:
         ("control/x.py", "from counterd.admin import link", "floor 5"),
     ],
 )
-def test_these_would_be_found(source: str, text: str, wrong: str) -> None:
+def test_forbidden_imports_are_found(source: str, text: str, wrong: str) -> None:
     assert len(found := wrong_imports(source, text)) == 1
     assert wrong in found[0]
 
@@ -322,5 +321,5 @@ def test_these_would_be_found(source: str, text: str, wrong: str) -> None:
         ("admin/x.py", "from counterd.protocols import find_rooms\nfrom counterd.frames import frame"),
     ],
 )
-def test_these_are_allowed(source: str, text: str) -> None:
+def test_allowed_imports_are_not_reported(source: str, text: str) -> None:
     assert wrong_imports(source, text) == []

@@ -1,4 +1,4 @@
-"""All that is installed can be imported, and all of the source tree is installed."""
+"""All installed modules can be imported, and the whole source tree is installed."""
 
 from __future__ import annotations
 
@@ -38,5 +38,5 @@ def names(folder: Path) -> set[str]:
     return found
 
 
-def test_the_package_has_everything_and_nothing_else() -> None:
+def test_the_package_has_exactly_the_source_tree() -> None:
     assert names(INSTALLED) == names(SOURCES) | {"_utility.so"}  # its source is Cython's

@@ -1,4 +1,5 @@
-"""Tests of what users see access no inside of the clients, so that they guard a rewrite of it. Unit tests may."""
+"""Tests of what users see use no private parts of the clients, so that they guard a rewrite of these. Unit tests
+may."""
 
 from __future__ import annotations
 
@@ -60,7 +61,7 @@ def accessed(text: str) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("file", FILES)
-def test_nothing_inside_is_accessed(file: str) -> None:
+def test_no_private_part_is_used(file: str) -> None:
     found = list(accessed((ROOT / file).read_text("utf-8")))
     assert bool(found) == (file in EXCEPT), found
 
@@ -77,10 +78,10 @@ def test_nothing_inside_is_accessed(file: str) -> None:
         "monkeypatch.setattr('counterd.client._link', None)",
     ],
 )
-def test_this_would_be_found(text: str) -> None:
+def test_uses_of_private_parts_are_found(text: str) -> None:
     assert list(accessed(text))
 
 
 @pytest.mark.parametrize("text", ["self._link = 1", "entry._replace(name=b'a')", "from counterd.client import aio"])
-def test_this_is_none(text: str) -> None:
+def test_allowed_uses_are_not_reported(text: str) -> None:
     assert not list(accessed(text))

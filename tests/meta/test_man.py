@@ -1,4 +1,4 @@
-"""The pages in man/ say what the program does, and formatters have nothing to object."""
+"""The pages in man/ describe the program as it is, and formatters accept them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def text(page: str) -> str:
 
 
 @pytest.mark.parametrize("page", ["counterbench.1", "counterctl.1", "counterd.conf.5"])
-def test_a_page_says_what_the_program_says(man: ModuleType, page: str) -> None:
+def test_generated_parts_of_a_page_are_up_to_date(man: ModuleType, page: str) -> None:
     assert set(man.PARTS) == {"counterbench.1", "counterctl.1", "counterd.conf.5"}
     assert man.renewed(page, text(page)) == text(page), "`make docs` writes it anew"
 
@@ -52,7 +52,7 @@ def test_an_option_is_left_out_only_where_the_group_has_the_same(man: ModuleType
     ]  # fmt: skip
 
 
-def test_a_page_without_marks_is_found(man: ModuleType) -> None:
+def test_a_page_without_marks_is_an_error(man: ModuleType) -> None:
     with pytest.raises(ValueError, match="has no lines"):
         man.renewed("counterctl.1", ".Sh NAME\n")
 
@@ -78,13 +78,13 @@ def test_every_option_of_the_daemon_is_in_its_page(capsys: pytest.CaptureFixture
 
 @pytest.mark.needs("mandoc")
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_formatters_have_nothing_to_object(page: Path) -> None:
+def test_formatters_accept_the_pages(page: Path) -> None:
     done = subprocess.run([needs.path("mandoc"), "-Tlint", page], capture_output=True, text=True, check=False)
     # Whether the other pages are installed is no fault of this one.
     assert [line for line in done.stdout.splitlines() if "referenced manual not found" not in line] == []
 
 
-def test_words_of_the_language_are_escaped(man: ModuleType) -> None:
+def test_words_of_the_mdoc_language_are_escaped(man: ModuleType) -> None:
     assert man.guarded(man.escaped(r".a \b `c`")) == r"\&.a \eb \(gac\(ga"
     assert man.quoted('say "a"') == r'"say \(dqa\(dq"'
     assert man.sentences(["One thing.  Another", "one, e.g. this."]) == ["One thing.", "Another one, e.g. this."]

@@ -1,4 +1,4 @@
-"""tests/unit has the tree of src/counterd, tests/benchmarks that of benchmarks: what is tested where is plain."""
+"""tests/unit has the tree of src/counterd, tests/benchmarks that of benchmarks, so the place of each test is clear."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def test_every_unit_test_is_of_a_module(test: str) -> None:
 
 
 def test_every_test_of_a_benchmark_is_of_a_file_there() -> None:
-    """Most have none: they are run, and no test decides by time. What they reckon with is tested."""
+    """Most files have none: they are run, and no test decides by time. Their calculations are tested."""
     files = (path for pattern in ("*.py", "*.pyx") for path in BENCHMARKS.rglob(pattern))
     there = {mirrored(path.relative_to(BENCHMARKS).as_posix()) for path in files}
     folder = ROOT / "tests" / "benchmarks"
@@ -154,7 +154,7 @@ def test_every_test_of_a_benchmark_is_of_a_file_there() -> None:
 
 
 @pytest.mark.parametrize("module", ELSEWHERE)
-def test_every_excuse_is_still_good(module: str) -> None:
+def test_every_exception_is_still_needed(module: str) -> None:
     assert module in modules()
     assert not (UNIT / mirrored(module)).exists()
     for named in re.findall(r"tests/[\w/.]+\.py", ELSEWHERE[module]):

@@ -1,4 +1,4 @@
-"""The formal models, in their short form: they hold, and can fail."""
+"""The formal models, in their short form: they hold, and a defect makes each fail."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def test_the_models_hold_and_a_defect_of_each_is_found() -> None:
     assert re.search(r"^model: 6 that hold, 6 that fail, 0 otherwise", found.stdout, re.MULTILINE), found.stdout
 
 
-def test_what_the_models_name_is_there() -> None:
-    """The functions that its README says it follows."""
+def test_functions_named_by_the_models_exist() -> None:
+    """Those in the README that the models follow."""
     readme = (ROOT / "docs" / "model" / "README.md").read_text("utf-8")
     names = (
         "_core.pyx", "engine/connections.pxd", "engine/fair.pxd", "engine/idle_ring.pxd", "engine/permits.pxd",

@@ -1,4 +1,4 @@
-"""What the tests need of the machine is in one table: all of it is needed, and nothing else knows of packages."""
+"""One table lists what the tests need of the machine: all of it is needed, and only this table names packages."""
 
 from __future__ import annotations
 
@@ -61,9 +61,7 @@ REASON = "no spin: apt-get install spin"
 
 
 @pytest.mark.parametrize("processes", [["-n0"], ["-n2"]], ids=["one process", "two"])
-def test_what_is_missing_is_listed_and_its_tests_are_skipped(
-    play: Callable[..., list[str]], processes: list[str]
-) -> None:
+def test_missing_needs_are_listed_and_their_tests_skipped(play: Callable[..., list[str]], processes: list[str]) -> None:
     said = play(*processes, "-rs")
     assert said.count(MISSING) == 1
     assert "tests that need it are skipped" in said[said.index(MISSING) - 1]
@@ -72,27 +70,27 @@ def test_what_is_missing_is_listed_and_its_tests_are_skipped(
     assert re.search("2 passed, 3 skipped", said[-1])
 
 
-def test_in_ci_its_tests_fail(play: Callable[..., list[str]]) -> None:
+def test_in_ci_tests_with_missing_needs_fail(play: Callable[..., list[str]]) -> None:
     said = play("-n0", ci="true")
     assert "tests that need it fail" in said[said.index(MISSING) - 1]
     assert said.count(REASON) == 4
     assert re.search("1 passed, 4 errors", said[-1])
 
 
-def test_nothing_is_said_where_nothing_is_missing(play: Callable[..., list[str]], tmp_path: Path) -> None:
+def test_nothing_is_listed_if_nothing_is_missing(play: Callable[..., list[str]], tmp_path: Path) -> None:
     (tmp_path / "bin" / "spin").symlink_to("/bin/true")
     said = play("-n0", ci="true")
     assert "5 passed" in said[-1]
     assert "missing" not in "\n".join(said)
 
 
-def test_all_that_is_in_the_table_is_needed_and_nothing_else() -> None:
+def test_the_table_has_exactly_the_needs_of_the_tests() -> None:
     sources = [path.read_text("utf-8") for path in (ROOT / "tests").rglob("*.py") if path != Path(__file__)]
     marks = re.findall(r"mark\.needs\(([^)]*)\)", "\n".join(sources))
     assert {name for mark in marks for name in re.findall(r'"([\w-]+)"', mark)} == set(needs.TABLE)
 
 
-def test_nothing_else_looks_for_programs_and_rights_or_names_packages() -> None:
+def test_only_the_table_checks_programs_and_names_packages() -> None:
     others = [path for path in (ROOT / "tests").rglob("*.py") if path.name not in ("needs.py", Path(__file__).name)]
     others += [ROOT / "Makefile", ROOT / ".ci" / "run"]
     packages = "|".join(sorted({need.package for need in needs.TABLE.values() if need.package}))
@@ -100,7 +98,7 @@ def test_nothing_else_looks_for_programs_and_rights_or_names_packages() -> None:
     assert [path for path in others if found.search(path.read_text("utf-8"))] == []
 
 
-def test_each_has_a_remedy() -> None:
+def test_each_need_has_a_remedy() -> None:
     for name, need in needs.TABLE.items():
         assert bool(need.package) != bool(need.remedy), name
         assert bool(need.is_there) == bool(need.remedy), name
@@ -133,7 +131,7 @@ def command(tmp_path: Path, *arguments: str, **programs: str) -> tuple[int, str,
 KNOWN = 'case "$2" in chromium) echo "  Candidate: (none)";; *) echo "  Candidate: 1";; esac'
 
 
-def test_packages_are_installed_that_exist(tmp_path: Path) -> None:
+def test_only_existing_packages_are_installed(tmp_path: Path) -> None:
     programs = [name for name, need in needs.TABLE.items() if need.package and name != "chromium"]
     brings = "".join(f'/bin/ln -sf /bin/true "$(/usr/bin/dirname "$0")/{name}"\n' for name in programs)
     status, said, told = command(
@@ -148,7 +146,7 @@ def test_packages_are_installed_that_exist(tmp_path: Path) -> None:
     )
 
 
-def test_who_is_not_root_is_told_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_root_the_command_is_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AS", "1000")
     status, said, told = command(tmp_path, "--install", apt_get="")
     assert (status, told) == (1, [])
@@ -157,7 +155,7 @@ def test_who_is_not_root_is_told_what_to_do(tmp_path: Path, monkeypatch: pytest.
     )
 
 
-def test_a_machine_without_apt_is_told_what_to_look_for(tmp_path: Path) -> None:
+def test_without_apt_the_packages_are_printed(tmp_path: Path) -> None:
     status, said, _ = command(tmp_path, "--install")
     assert (status, said.split("; ")[0]) == (1, "test-deps: no apt-get here")
 

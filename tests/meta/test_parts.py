@@ -1,4 +1,4 @@
-"""Each test belongs to one part of the suite, and what the table of the parts names exists."""
+"""Each test belongs to one part of the suite, and the names in the table of the parts exist."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_a_part_is_found_by_name(test: str, part: str) -> None:
 
 
 @pytest.mark.parametrize("name", [*parts.ENGINE, *parts.PROOFS, *parts.SMOKES])
-def test_what_the_table_names_exists(name: str) -> None:
+def test_names_in_the_table_exist(name: str) -> None:
     file, _, function = name.partition("::")
     found = list(ROOT.glob(f"{file.rstrip('/')}*"))
     assert found
@@ -42,7 +42,7 @@ def test_what_the_table_names_exists(name: str) -> None:
 
 
 @pytest.mark.parametrize("reason", parts.PROOFS.values())
-def test_a_test_that_is_named_as_a_replacement_exists(reason: str) -> None:
+def test_replacement_tests_exist(reason: str) -> None:
     for word in reason.replace(",", " ").replace(";", " ").replace(":", " ").split():
         if word.endswith(".py"):
             assert (ROOT / word).exists() or list(ROOT.glob(f"tests/**/{word}")), word

@@ -1,4 +1,4 @@
-"""`make prove` runs every proof, ends one that takes too long, and says in one table what came of each."""
+"""`make prove` runs every proof, ends one that takes too long, and shows all results in one table."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def run(prove: Any, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
     return prove.main()
 
 
-def test_all_are_run_and_one_table_says_what_came_of_them(
+def test_all_proofs_run_and_one_table_has_the_results(
     prove: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(prove, monkeypatch, "--seed", "44", "--write") == 1
@@ -51,14 +51,14 @@ def test_all_are_run_and_one_table_says_what_came_of_them(
     assert prove.PAGE.read_text() == f"before\n<!-- what make prove wrote -->\n\n{table}\n<!-- end -->\nafter\n"
 
 
-def test_some_are_run(prove: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_selected_proofs_run(prove: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     before = prove.PAGE.read_text()
     assert run(prove, monkeypatch, "--only", "good") == 0
     assert [path.name for path in prove.LOGS.glob("*.log")] == ["good.log"]
     assert prove.PAGE.read_text() == before
 
 
-def test_a_name_that_no_proof_has_is_a_mistake(
+def test_an_unknown_proof_is_an_error(
     prove: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit):
@@ -66,7 +66,7 @@ def test_a_name_that_no_proof_has_is_a_mistake(
     assert "no proof bed; there are good, bad, long" in capsys.readouterr().err
 
 
-def test_what_is_run_exists() -> None:
+def test_scripts_and_targets_of_proofs_exist() -> None:
     text = (ROOT / "tools" / "prove.py").read_text("utf-8")
     makefile = (ROOT / "Makefile").read_text("utf-8")
     scripts, targets = re.findall(r"\{python\} (\S+?)\"", text), re.findall(r"\bmake ([a-z-]+)", text)

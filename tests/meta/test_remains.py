@@ -1,4 +1,5 @@
-"""What tests leave behind is named when they end, and processes are ended; also when somebody interrupts them."""
+"""Files, mounts and processes that tests leave behind are named at the end, and processes are ended; also after an
+interrupt."""
 
 from __future__ import annotations
 
@@ -41,7 +42,7 @@ def suite(tmp_path: Path) -> list[str | Path]:
 
 
 @pytest.mark.parametrize("processes", ["0", "1"])
-def test_what_is_left_is_named_and_ended(suite: list[str], processes: str) -> None:
+def test_remains_are_named_and_processes_ended(suite: list[str], processes: str) -> None:
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "tests")}
     done = subprocess.run(
         [*suite, "-n", processes, "-k", "test_it and not waits"],
@@ -55,7 +56,7 @@ def test_what_is_left_is_named_and_ended(suite: list[str], processes: str) -> No
 
 
 @pytest.mark.parametrize(("processes", "number"), [("0", signal.SIGINT), ("1", signal.SIGINT), ("1", signal.SIGTERM)])
-def test_after_an_interrupt_too(suite: list[str], processes: str, number: int, tmp_path: Path) -> None:
+def test_remains_are_named_after_an_interrupt(suite: list[str], processes: str, number: int, tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "tests")}
     with subprocess.Popen(
         [*suite, "-n", processes, "-k", "waits"],
@@ -71,7 +72,7 @@ def test_after_an_interrupt_too(suite: list[str], processes: str, number: int, t
         assert "file" not in said.partition("left behind:")[2], "fixtures have ended"
 
 
-def test_mounts_are_seen(tmp_path: Path) -> None:
+def test_mounts_are_found(tmp_path: Path) -> None:
     with Path("/proc/self/mountinfo").open() as table:
         place = table.readline().split()[4]
     assert place in mounts(Path(place))

@@ -1,4 +1,4 @@
-"""What `make test` tells: a test that hangs, with its trace; what hypothesis has found; how far the tests are."""
+"""What `make test` shows: the trace of a hanging test, findings of hypothesis, and the progress."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def failure_of(said: str, test: str) -> str:
     return next(part for part in re.split(r"\n_{3,} ", said)[1:] if re.match(title, part))
 
 
-def test_a_test_that_hangs_is_shown_with_its_trace_and_others_go_on(tmp_path: Path) -> None:
+def test_a_hanging_test_is_shown_with_its_trace_and_others_go_on(tmp_path: Path) -> None:
     said = play(tmp_path, HANGING, "-n", "4")
     places = {"python": "Python", "fixture": "a fixture", "thread": "a join", "asyncio": "asyncio", "uvloop": "uvloop"}
     for test, place in places.items():
@@ -130,7 +130,7 @@ def test_a_test_that_hangs_is_shown_with_its_trace_and_others_go_on(tmp_path: Pa
     assert re.search(r"6 failed, 2 passed, .*1 error in", said)
 
 
-def test_a_hang_is_shown_without_xdist_too(tmp_path: Path) -> None:
+def test_a_hanging_test_is_shown_without_xdist(tmp_path: Path) -> None:
     said = play(tmp_path, HANGING, "-n", "0", "-k", "python or fixture or thread or good")
     assert said.count("Overdue: not over after 0.3 s") >= 3
     assert re.search(r"2 failed, 2 passed, .*1 error in", said)
@@ -138,7 +138,7 @@ def test_a_hang_is_shown_without_xdist_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("processes", ["0", "2"])
-def test_what_hypothesis_finds_is_shown_before_it_is_made_smaller(processes: str, tmp_path: Path) -> None:
+def test_a_finding_of_hypothesis_is_shown_before_it_is_shrunk(processes: str, tmp_path: Path) -> None:
     tests = [] if processes != "0" else ["--deselect", "test_it.py::test_that_ends_the_process"]
     said = play(tmp_path, FINDING, "-n", processes, *tests)
     seed = re.search(r"--hypothesis-seed=(\d+)", said)

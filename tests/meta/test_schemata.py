@@ -1,4 +1,4 @@
-"""The mutants of tools/mutants.py: each a change of what runs, behind its switch; all else is as it was."""
+"""The mutants of tools/mutants.py: each changes code that runs, behind its switch; all else is unchanged."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def changes(schemata: ModuleType, source: str) -> list[tuple[str, str]]:
         ("a = True", [("True", "False"), ("a = True", "(nothing)")]),
     ],
 )
-def test_what_is_changed(schemata: ModuleType, line: str, expected: list[tuple[str, str]]) -> None:
+def test_which_code_is_changed(schemata: ModuleType, line: str, expected: list[tuple[str, str]]) -> None:
     assert changes(schemata, function(line)) == expected
 
 
@@ -66,20 +66,20 @@ def test_what_is_changed(schemata: ModuleType, line: str, expected: list[tuple[s
         HEAD + "cdef void f_prefetch(int a) noexcept nogil:\n    g(a + 1)\n",
     ],
 )
-def test_what_does_not_run_or_is_a_hint_is_left(schemata: ModuleType, source: str) -> None:
+def test_declarations_and_hints_are_not_changed(schemata: ModuleType, source: str) -> None:
     mutants, texts = schemata.rewritten({"a.pyx": source})
     assert mutants == []
     assert texts["a.pyx"].removeprefix(SWITCHED) == source.removeprefix(HEAD)
 
 
-def test_an_early_return_can_be_dropped_and_a_function_s_last_cannot(schemata: ModuleType) -> None:
+def test_an_early_return_can_be_dropped_but_not_the_last(schemata: ModuleType) -> None:
     assert changes(schemata, function("if a == b:", "    return a", "return b")) == [
         ("a == b", "a != b"),
         ("return a", "(nothing)"),
     ]
 
 
-def test_each_is_behind_its_switch_and_one_that_was_dropped_is_not_there(schemata: ModuleType) -> None:
+def test_each_mutant_is_behind_its_switch_and_dropped_ones_are_left_out(schemata: ModuleType) -> None:
     source = function("if a < b:", "    a -= b")
     mutants, texts = schemata.rewritten({"a.pyx": source}, dropped={2})
     assert [mutant.number for mutant in mutants] == [1, 2, 3, 4]
@@ -88,7 +88,7 @@ def test_each_is_behind_its_switch_and_one_that_was_dropped_is_not_there(schemat
     ).replace("a -= b", "if mutant(3): a += b\n        elif not mutant(4): a -= b")
 
 
-def test_what_changes_nothing_is_still_a_mutant() -> None:
+def test_listed_equivalent_mutants_exist() -> None:
     """Else the tool runs none."""
     listed = subprocess.run(
         [sys.executable, TOOL.with_name("mutants.py"), "--list"],

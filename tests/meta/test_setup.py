@@ -1,4 +1,4 @@
-"""setup.py says what is unsupported, in place of a traceback."""
+"""setup.py reports an unsupported system instead of a traceback."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 
 
-def test_another_system_is_told_that_it_cannot_build() -> None:
-    """As on macOS, which has no os.sched_getaffinity."""
+def test_an_unsupported_system_gets_an_error() -> None:
+    """Such as macOS, which has no os.sched_getaffinity."""
     lacking = "import os, runpy, sys; sys.platform = 'darwin'; del os.sched_getaffinity"
     code = f"import setuptools.command.build_ext, Cython.Build; {lacking}; runpy.run_path('setup.py')"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)

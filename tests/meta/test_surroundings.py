@@ -1,4 +1,4 @@
-"""Nothing of the caller's environment reaches the tests, nor the processes that they start."""
+"""No environment variable of the caller reaches the tests, or the processes that they start."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ JUNK = {
 
 
 @pytest.mark.parametrize("processes", ["0", "1"])
-def test_what_the_caller_has_in_his_environment_stays_there(processes: str, tmp_path: Path) -> None:
+def test_the_callers_environment_does_not_reach_the_tests(processes: str, tmp_path: Path) -> None:
     folder = tmp_path / f"a folder with a space, whose name is so long that no socket has room for it {'x' * 100}"
     folder.mkdir()
     (tmp_path / "test_it.py").write_text(SUITE.replace("FOUND", repr(str(tmp_path / "found"))))

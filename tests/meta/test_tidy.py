@@ -1,4 +1,5 @@
-"""House rules that a machine can check, for every file of ours. Line length and layout are ruff's and cython-lint's."""
+"""Style rules that a program can check, for every file of this project. ruff and cython-lint check line length and
+layout."""
 
 from __future__ import annotations
 
@@ -122,15 +123,15 @@ def unclean(_: str, text: str) -> list[str]:
     return found + UNFINISHED.findall(text)
 
 
-def test_code_is_short() -> None:
+def test_files_and_functions_are_short() -> None:
     assert wrong(files(CODE), too_long) == {}
 
 
-def test_code_opens_with_what_it_is() -> None:
+def test_files_begin_with_a_description() -> None:
     assert wrong((source for source in files(CODE) if not source.endswith(".pyi")), says_nothing) == {}
 
 
-def test_text_is_clean() -> None:
+def test_text_has_no_stray_whitespace() -> None:
     assert wrong(files(TEXT), unclean) == {}
 
 
@@ -139,8 +140,9 @@ def test_nothing_is_skipped_without_a_reason() -> None:
     assert wrong(sources, lambda _, text: reasonless(text)) == {}
 
 
-def test_there_is_one_patience() -> None:
-    """What is plenty for a quiet machine is too little for a busy one: tests/kit/machine.py has enough for both."""
+def test_patience_is_defined_once() -> None:
+    """A wait that is long enough on an idle machine is too short on a busy one; tests/kit/machine.py has one for
+    both."""
     own = re.compile(r"^PATIENCE\b[^=]* = [0-9.]+ *(?:#.*)?$", re.MULTILINE)
     sources = [source for source in files({".py"}) if source.startswith("tests/")]
     assert [source for source in sources if own.search((ROOT / source).read_text("utf-8"))] == ["tests/kit/machine.py"]
@@ -149,12 +151,12 @@ def test_there_is_one_patience() -> None:
 # ---- that these rules bite ------------------------------------------------------------------------------------------
 
 
-def test_something_is_looked_at() -> None:
+def test_files_are_found() -> None:
     assert {"src/counterd/_core.pyx", "src/counterd/net/server.py", "tests/meta/test_tidy.py"} <= set(files(CODE))
     assert "src/counterd/counterd.conf" in files(TEXT)
 
 
-def test_files_of_the_user_are_not_looked_at(tmp_path: Path) -> None:
+def test_files_of_the_user_are_ignored(tmp_path: Path) -> None:
     """README.md lets people write try.py; a source distribution, and a copy that git refuses to read, have no list."""
     (tmp_path / "src").mkdir()
     for name in ("try.py", "src/it.py", "src/notes.py"):
@@ -214,7 +216,7 @@ def test_functions_of_python_are_measured() -> None:
         "a = pytest.param(1, marks=pytest.mark.xfail)",
     ],
 )
-def test_a_missing_reason_is_found(text: str) -> None:
+def test_a_skip_without_a_reason_is_found(text: str) -> None:
     assert len(reasonless(text)) == 1
 
 
@@ -227,5 +229,5 @@ def test_a_missing_reason_is_found(text: str) -> None:
         "skip()",
     ],
 )
-def test_a_reason_is_seen(text: str) -> None:
+def test_a_skip_with_a_reason_is_accepted(text: str) -> None:
     assert reasonless(text) == []

@@ -1,4 +1,4 @@
-"""The server of the scenarios that leave it running."""
+"""Fixture: the server for scenarios that do not stop it."""
 
 from __future__ import annotations
 

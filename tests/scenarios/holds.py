@@ -1,4 +1,4 @@
-"""What is held while a block runs, and the uses that all such things have in common."""
+"""Resources that are held while a block runs, and the uses that all of them have in common."""
 
 from __future__ import annotations
 

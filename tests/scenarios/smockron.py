@@ -1,4 +1,4 @@
-"""The smockron protocol: a gatekeeper's places for requests that wait. The master itself gives nothing out."""
+"""The smockron protocol: a gatekeeper's places for delayed requests. The master itself grants nothing."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""A fork while something is held: the child has nothing of it and its own connection, and the parent keeps what it has.
+"""A fork while a resource is held: the child has its own connection and nothing of its parent, which keeps what it
+holds.
 
-With threads, another thread has all locks of the client at that moment: in the child nobody ever releases them.
-"""
+With threads, another thread has all locks of the client at that moment: no thread of the child will ever release
+them."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
-"""Cancellation at every await and KeyboardInterrupt at every point: nothing leaks, and nobody waits for ever.
+"""Cancellation at every await and KeyboardInterrupt at every point: nothing leaks, and no call waits for ever.
 
-Each use runs with an interruption at one place, then at a later one, until it ends before it is interrupted. After each
-interruption the server has given out what the program knows that it has, and the client works. Of the hundreds of
-points of a blocking use, a run takes every STRIDE-th, from a random one on; failures tell the point.
-"""
+Each use runs with an interruption at one place, then at a later one, until it ends before it is interrupted.
+After each interruption the server has granted exactly what the program knows about, and the client works. Of the
+hundreds of points of a blocking use, a run tries every STRIDE-th, from a random one on; failures name the point."""
 
 from __future__ import annotations
 

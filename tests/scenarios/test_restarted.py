@@ -1,8 +1,7 @@
-"""The server is killed while something is held, and starts again where it was.
+"""The server is killed while a resource is held, and starts again at the same address.
 
-Who has lost something is told, once. Who has lost nothing is not: its next call uses a new connection. While the server
-is away calls say so at once, or the client decides by itself.
-"""
+A program that has lost something gets one error. One that has lost nothing gets none: its next call uses a new
+connection. While the server is away calls fail at once, or the client decides by itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The matrix is whole: each scenario runs with something of each protocol, and what lacks one says why."""
+"""The matrix is complete: each scenario runs with a resource of each protocol, or the protocol gives a reason why
+not."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ def test_each_protocol_has_each_scenario(scenario: str) -> None:
     assert having == set(protocols.names())
 
 
-def test_what_lacks_a_scenario_says_why() -> None:
+def test_missing_scenarios_have_a_reason() -> None:
     for thing in THINGS:
         assert set(thing.LACKS) <= set(SCENARIOS)
         assert all(thing.LACKS.values())

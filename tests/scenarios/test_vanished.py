@@ -1,9 +1,8 @@
-"""The network between client and server vanishes without a word, and comes back.
+"""The network between client and server fails silently, and comes back.
 
-The client and the daemon are each in a network namespace. All clients are there at the same time, because it takes
-seconds until the kernel gives a peer up. A call that waits ends; the server takes everything back; the client works
-when there is a network again.
-"""
+The client and the daemon are each in a network namespace. All clients run at the same time, because it takes
+seconds until the kernel gives up a peer. A waiting call ends; the server takes everything back; the client works
+when the network is back."""
 
 from __future__ import annotations
 

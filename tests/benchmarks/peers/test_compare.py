@@ -1,4 +1,4 @@
-"""A comparison whose servers fail, and one that is interrupted: what was measured stays. Nothing is timed."""
+"""A comparison whose servers fail, or that is interrupted, keeps its measurements. No test measures time."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def found(tmp_path: Path) -> list[dict[str, Any]]:
     return json.loads(path.read_text())["scenarios"]
 
 
-def test_all_is_measured_and_written_down(comparison: Callable[..., int], tmp_path: Path) -> None:
+def test_all_servers_are_measured_and_results_written(comparison: Callable[..., int], tmp_path: Path) -> None:
     comparison(lambda *_: FIGURES)
     for scenario in found(tmp_path):
         assert scenario["rounds"] == {name: [FIGURES] * 4 for name in NAMES}
@@ -70,7 +70,7 @@ def test_all_is_measured_and_written_down(comparison: Callable[..., int], tmp_pa
 
 @pytest.mark.parametrize("error", [RuntimeError("fell over"), LoadError("fell over"), ConnectionError("fell over")])
 @pytest.mark.parametrize("when", [0, 1, 3])  # making the names, the first round, a later one
-def test_a_server_that_fails_costs_its_scenario_only(
+def test_a_failing_server_loses_only_its_scenario(
     when: int, error: Exception, comparison: Callable[..., int], tmp_path: Path
 ) -> None:
     calls = itertools.count()
@@ -116,8 +116,8 @@ def test_an_interrupt_keeps_whole_rounds_and_leaves_the_page(
     assert "2 rounds, medians" in page.read_text()
 
 
-def test_an_interrupt_that_somebody_else_took_counts(comparison: Callable[..., int], tmp_path: Path) -> None:
-    """As run() does, which ends its load and gives what it has."""
+def test_an_interrupt_handled_elsewhere_counts(comparison: Callable[..., int], tmp_path: Path) -> None:
+    """As in run(), which ends its load and returns its figures."""
 
     def load(*_: Any) -> compare.Figures:
         previous = signal.signal(signal.SIGINT, lambda *_: None)
@@ -129,13 +129,13 @@ def test_an_interrupt_that_somebody_else_took_counts(comparison: Callable[..., i
     assert found(tmp_path) == []
 
 
-def test_a_part_does_not_take_the_place_of_the_page(comparison: Callable[..., int], tmp_path: Path) -> None:
+def test_a_partial_comparison_does_not_replace_the_page(comparison: Callable[..., int], tmp_path: Path) -> None:
     comparison(lambda *_: FIGURES, "--only", "64")
     assert [scenario["name"] for scenario in found(tmp_path)] == ["64 in flight"]
     assert not (tmp_path / "RESULTS.md").exists()
 
 
-def test_what_takes_long_is_left_out_of_a_smoke_run(comparison: Callable[..., int], tmp_path: Path) -> None:
+def test_a_smoke_run_leaves_out_long_scenarios(comparison: Callable[..., int], tmp_path: Path) -> None:
     scenarios = [{**SCENARIO, "smoke": False}, {**SCENARIO, "name": "64 in flight"}]
     (tmp_path / "scenarios.json").write_text(json.dumps(scenarios))
     comparison(lambda *_: FIGURES, "--smoke")
@@ -143,7 +143,7 @@ def test_what_takes_long_is_left_out_of_a_smoke_run(comparison: Callable[..., in
 
 
 def test_the_python_clients_can_be_compared_alone() -> None:
-    """With the peers' clients, and with nothing else: all rows of that kind, which are named after it."""
+    """With the peers' clients only: all rows of that kind, which are named after it."""
     assert {each["kind"] for each in compare.chosen("Python", smoke=False)} == clients.KINDS.keys()
     every = compare.chosen("", smoke=False)
     assert [each for each in every if each["kind"] in clients.KINDS] == compare.chosen("Python", smoke=False)
@@ -169,7 +169,7 @@ def test_a_part_needs_only_the_packages_of_its_servers(
     assert servers.missing(compare.chosen(only, smoke=False)) == []
 
 
-def test_no_such_scenario_is_said(comparison: Callable[..., int]) -> None:
+def test_an_unknown_scenario_is_an_error(comparison: Callable[..., int]) -> None:
     assert "no scenario has 'nothing'" in str(comparison(lambda *_: FIGURES, "--only", "nothing"))
 
 
@@ -180,7 +180,7 @@ def test_the_machine_has_all_its_cores_in_the_document(comparison: Callable[...,
     assert json.loads(path.read_text())["machine"]["cores"] == str(cores)
 
 
-def test_what_was_measured_where_there_is_no_git(comparison: Callable[..., int], tmp_path: Path, monkeypatch) -> None:
+def test_without_git_the_commit_is_unknown(comparison: Callable[..., int], tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     comparison(lambda *_: FIGURES, "--smoke")
     (path,) = (tmp_path / "results").glob("*.json")

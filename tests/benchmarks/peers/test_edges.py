@@ -1,4 +1,4 @@
-"""What is measured at a server's edges ends when the server fails. Nothing is timed."""
+"""Benchmarks of a server at its limits end if the server fails. No test measures time."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ class Leaving(Server):
         return wire.frame(request.opcode, request.opaque, b"Not found", magic=wire.RESPONSE_MAGIC, flags=1)
 
 
-def test_a_bystander_that_is_not_answered_says_so(capfd: pytest.CaptureFixture[str]) -> None:
+def test_an_unanswered_bystander_is_an_error(capfd: pytest.CaptureFixture[str]) -> None:
     with Leaving() as server, pytest.raises(RuntimeError, match="it did not answer another client"):
         edges.alone(described(server), 100)
     assert "the server closed a connection" in capfd.readouterr().err
 
 
-def test_what_fails_first_is_what_is_said() -> None:
+def test_the_first_failure_is_reported() -> None:
     with Leaving() as server, pytest.raises(ZeroDivisionError), edges.Bystander(described(server)):
         raise ZeroDivisionError
 
 
-def test_a_flood_that_does_not_come_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_flood_that_fails_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(edges, "_pour", lambda _: os._exit(3))
     monkeypatch.setattr(edges.Bystander, "__enter__", lambda self: self)
     monkeypatch.setattr(edges.Bystander, "__exit__", lambda *_: None)

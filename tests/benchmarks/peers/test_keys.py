@@ -1,4 +1,4 @@
-"""What is measured of keys and events ends with an error where a server does not do it. Nothing is timed."""
+"""Benchmarks of keys and events end with an error if a server does not support them. No test measures time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is measured of jobs ends with an error where they are not all there. Nothing is timed."""
+"""Benchmarks of jobs end with an error if jobs are missing. No test measures time."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def described(server: Queue) -> servers.Server:
     return servers.Server("it", "beanstalk", os.getpid(), server.address.port)
 
 
-def test_as_many_as_are_asked_for() -> None:
+def test_the_requested_number_of_jobs_is_put() -> None:
     with Queue() as queue:
         assert queues.memory(described(queue), 2500).keys() == {"bytes each"}
         assert [len(body) for body in queue.left()] == [100] * 2500

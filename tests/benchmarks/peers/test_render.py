@@ -1,4 +1,4 @@
-"""The page that a comparison ends in: promises, ratios, tables and the chart."""
+"""The page of a comparison: promises, ratios, tables and the chart."""
 
 from __future__ import annotations
 
@@ -58,15 +58,15 @@ def test_a_ratio_is_the_median_of_the_rounds_ratios() -> None:
     assert first.ratio == pytest.approx(0.75)
 
 
-def test_between_scenarios_it_is_that_of_the_medians(good: dict[str, Any]) -> None:
-    """They have not even as many rounds where one was interrupted."""
+def test_a_ratio_between_scenarios_is_that_of_the_medians(good: dict[str, Any]) -> None:
+    """They may have different numbers of rounds after an interrupt."""
     number = next(i for i, each in enumerate(PROMISES) if each.get("against") in {one["name"] for one in SCENARIOS})
     few = next(each for each in good["scenarios"] if each["name"] == PROMISES[number]["scenario"])
     few["rounds"] = {"counterd": [figures(rate) for rate in (100.0, 900.0)]}
     assert render.verdicts(good)[number].ratio == pytest.approx(0.5)
 
 
-def test_what_holds_holds(good: dict[str, Any]) -> None:
+def test_fulfilled_promises_hold(good: dict[str, Any]) -> None:
     good["scenarios"][2]["rounds"]["counterd"] = [{**figures(1e9), "load CPU us": 1e-4}] * 3
     found = render.verdicts(good)
     assert [verdict.word() for verdict in found if verdict.ratio is None] == []
@@ -93,12 +93,12 @@ def test_a_figure_can_be_promised_by_itself(good: dict[str, Any]) -> None:
     assert render.verdicts(good)[number].ratio == 2.0
 
 
-def test_an_aim_is_more_than_a_promise(good: dict[str, Any]) -> None:
+def test_an_aim_is_stricter_than_a_promise(good: dict[str, Any]) -> None:
     good["scenarios"][0]["rounds"] = {**good["scenarios"][0]["rounds"], "counterd": [figures(920.0)] * 3}
     assert render.verdicts(good)[0].word() == "holds, aim missed"
 
 
-def test_what_was_not_measured_is_said(good: dict[str, Any]) -> None:
+def test_unmeasured_promises_are_marked(good: dict[str, Any]) -> None:
     del good["scenarios"][0]
     assert render.verdicts(good)[0].word() == "not measured"
 

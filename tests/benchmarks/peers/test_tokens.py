@@ -1,4 +1,4 @@
-"""What is measured of tokens ends with an error where a server does not let them end. Nothing is timed."""
+"""Benchmarks of tokens end with an error if a server does not let tokens expire. No test measures time."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ def fast(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(tokens, name, 0.01)
 
 
-def test_each_flow_has_as_many() -> None:
+def test_each_flow_has_the_same_number_of_tokens() -> None:
     with Room() as room:
         assert tokens.memory(described(room), 2500).keys() == {"bytes each"}
         asked = [each.id for each in room.of(MessageType.ACQUIRE)]
         assert asked == [*range(1, 1001), *range(1, 1001), *range(1, 501)]
 
 
-def test_tokens_that_do_not_end_are_a_failure() -> None:
+def test_tokens_that_do_not_expire_are_an_error() -> None:
     with Room() as room, pytest.raises(RuntimeError, match="tokens of flow 1 that have not ended"):
         tokens.expire(described(room), 10)
 
 
-def test_tokens_that_end_are_none() -> None:
+def test_tokens_that_expire_are_no_error() -> None:
     class Ending(Room):
         def give_back(self, peer: Peer) -> None:
             self.used.clear()

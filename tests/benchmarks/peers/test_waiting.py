@@ -1,5 +1,5 @@
-"""A permit is handed on from connection to connection, and what is measured of it ends if the server does not do so.
-Nothing is timed."""
+"""Benchmarks that pass a permit from connection to connection end if the server does not pass it on. No test
+measures time."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ def test_each_connection_has_its_turn(server: servers.Server) -> None:
 
 
 @pytest.mark.needs("redis-server")
-def test_a_list_of_redis_is_handed_on_too() -> None:
+def test_a_redis_list_is_passed_on() -> None:
     with servers.redis() as server:
         assert waiting.hand_on(server, 3).keys() == FIGURES
 
 
-def test_a_permit_that_is_not_handed_on_is_a_failure(server: servers.Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_permit_that_is_not_passed_on_is_an_error(server: servers.Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(waiting, "ANSWER_S", 0.05)
     with waiting.connected(server) as holder:
         holder.sendall(waiting.speech_of(server).take)
@@ -54,13 +54,13 @@ def test_a_permit_that_is_not_handed_on_is_a_failure(server: servers.Server, mon
             waiting.hand_on(server, 3)
 
 
-def test_no_load_is_a_failure(server: servers.Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_load_is_an_error(server: servers.Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(waiting, "_pour", lambda *_: os._exit(3))
     with pytest.raises(RuntimeError, match="there was no load"):
         waiting.hand_on(server, 3)
 
 
-def test_how_much_of_the_load_there_was(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_share_of_the_load_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     monkeypatch.setattr("os.nice", lambda _: 0)
     reached = multiprocessing.Value("d")

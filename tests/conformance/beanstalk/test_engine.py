@@ -1,4 +1,4 @@
-"""Level 1: the vectors against the engine in memory, on a clock that is driven."""
+"""Level 1: the vectors against the engine in memory, with a clock that the test drives."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
-"""Level 3: the vectors against a real beanstalkd, so that they say what that does and not what we think it does.
+"""Level 3: the vectors against a real beanstalkd, so that they describe its behaviour and not our idea of it.
 
-It is Debian's, 1.12; what 1.13 does differently is said in `why`. Each case has a beanstalkd of its own.
-"""
+It is Debian's, 1.12; differences of 1.13 are in `why`. Each case has a beanstalkd of its own."""
 
 from __future__ import annotations
 
@@ -33,6 +32,6 @@ def test_the_reference_does_what_the_vector_says(case: vectors.Case) -> None:
 @pytest.mark.needs("beanstalkd")
 @pytest.mark.parametrize("case", [case for case in CASES if case.differs], ids=str)
 def test_the_reference_really_differs(case: vectors.Case) -> None:
-    """Otherwise the vector's `reference` and `why` are out of date."""
+    """Otherwise the vector's `reference` and `why` are outdated."""
     with pytest.raises(AssertionError, match=f"^{re.escape(case.name)}, step "):
         play(case, differs=True, timeout=0.5)

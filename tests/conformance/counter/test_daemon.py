@@ -1,7 +1,6 @@
 """Level 2: the vectors against the real counterd, over TCP and over its Unix socket.
 
-One daemon for each kind serves all cases, so that one that leaves something behind shows in those after it.
-"""
+One daemon for each serves all cases, so that remains of one case are noticed in later ones."""
 
 from __future__ import annotations
 

@@ -29,8 +29,8 @@ def test_the_engine_does_what_the_vector_says(case: vectors.Case) -> None:
     assert [figures[name] for name in ("busy", "holdings", "waiters", "charges")] == [0, 0, 0, 0]
 
 
-def test_all_cases_share_one_store() -> None:
-    """As they share a server at the other levels; with only as many records as the busiest of them needs."""
+def test_all_cases_pass_in_one_store() -> None:
+    """As with one server at the other levels; with only as many records as the largest case needs."""
     made = bench(16)
     for case in CASES:
         vectors.run_case(case, made.connect)

@@ -1,7 +1,7 @@
-"""Level 3: the vectors against a real yrmcdsd, so that they say what the reference does and not what we think it does.
+"""Level 3: the vectors against a real yrmcdsd, so that they describe the reference's behaviour and not our idea of
+it.
 
-Also what the vectors promise about themselves, which needs no server.
-"""
+Also properties of the vectors themselves, which need no server."""
 
 from __future__ import annotations
 
@@ -44,19 +44,19 @@ def test_the_reference_does_what_the_vector_says(case: vectors.Case, yrmcdsd: re
 @pytest.mark.needs("yrmcdsd")
 @pytest.mark.parametrize("case", [case for case in CASES if case.differs and not case.skip], ids=str)
 def test_the_reference_really_differs(case: vectors.Case, another_yrmcdsd: reference.Address) -> None:
-    """Otherwise the vector's `reference` and `why` are out of date. It also shows that the runner can fail."""
+    """Otherwise the vector's `reference` and `why` are outdated. It also shows that the runner can fail."""
     with pytest.raises(AssertionError, match=f"^{re.escape(case.name)}, step "):
         vectors.run_case(case, lambda: vectors.SocketPeer(socket.create_connection(another_yrmcdsd), timeout=0.2))
 
 
-def test_cases_do_not_share_counters() -> None:
+def test_cases_use_different_counters() -> None:
     owners: dict[bytes, str] = {}
     for case in CASES:
         for name in {name for step in case.steps if isinstance(step.send, bytes) for name in _names(step.send)}:
             assert owners.setdefault(name, case.name) == case.name
 
 
-def test_every_opcode_status_and_section_is_there() -> None:
+def test_the_cases_cover_every_opcode_status_and_section() -> None:
     expected = [step.expect for case in CASES for step in case.steps if isinstance(step.expect, bytes)]
     frames = [frame for stream in expected for frame in _frames(stream)]
     assert {frame[2] for frame in frames} >= {0x00, 0x01, 0x04, 0x21, 0x22, 0x81}
@@ -65,7 +65,7 @@ def test_every_opcode_status_and_section_is_there() -> None:
     assert sections >= {"Noop", "Get", "Acquire", "Release", "Stats", "Dump", "Request header", "Response header"}
 
 
-def test_streams_are_the_whole_case() -> None:
+def test_streams_contain_the_whole_case() -> None:
     streams = {case.name: vectors.stream(case) for case in CASES}
     assert streams["stats"] is None
     assert streams["close-gives-back"] is None

@@ -1,4 +1,4 @@
-"""A sentinel store in memory, as the tests make it; kit/pump.py drives it."""
+"""A sentinel store in memory with the tests' settings; kit/pump.py drives it."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Level 1: the vectors against the engine in memory, with a clock that is told to go on, however their streams are cut.
+"""Level 1: the vectors against the engine in memory, with a clock that the test drives, however their streams are
+cut.
 
-Also what the vectors promise about themselves.
-"""
+Also properties of the vectors themselves."""
 
 from __future__ import annotations
 
@@ -66,8 +66,8 @@ def test_the_engine_does_what_the_vector_says(case: vectors.Case) -> None:
     bench.store.audit()
 
 
-def test_all_cases_share_one_store() -> None:
-    """As they share a server at the other level: whatever one leaves behind is there for those after it."""
+def test_all_cases_pass_in_one_store() -> None:
+    """As with one server at the other level: remains of one case exist for later ones."""
     bench = Pump(make_store())
     for case in CASES:
         if "drain" not in case.happenings:
@@ -78,8 +78,8 @@ def test_all_cases_share_one_store() -> None:
     assert figures["tokens"] == figures["param_values"] == figures["namespaces"] == bench.store.held() == 0
 
 
-def test_whoever_is_never_swept_is_told_the_same() -> None:
-    """Without turns of the store, requests alone find out that a lease is over."""
+def test_replies_do_not_depend_on_sweeps() -> None:
+    """Without ticks of the store, only requests notice that a lease has ended."""
     for case in CASES:
         if not any("swept" in step.note or step.eventually for step in case.steps):
             run(case, Pump(make_store(), ticking=False))
@@ -162,8 +162,8 @@ def frames_of(data: bytes) -> Iterable[bytes]:
         data = data[size:]
 
 
-def test_every_type_and_every_status_of_it_is_there() -> None:
-    """Of a status that comes with data that are not known beforehand the case is told by its name."""
+def test_the_cases_cover_every_type_and_status() -> None:
+    """For a status with unpredictable data, the case's name counts."""
     seen = set()
     for case in CASES:
         for step in case.steps:
@@ -193,8 +193,8 @@ def known(pattern: vectors.Pattern) -> Iterable[tuple[int, int]]:
     return ((frame[4], frame[5]) for frame in frames_of(data))
 
 
-def test_cases_do_not_share_rules_and_namespaces() -> None:
-    """But for flows that nobody has a rule for."""
+def test_cases_use_different_rules_and_namespaces() -> None:
+    """Except flows without a rule."""
     ruled = {rule.flow_id for rules in RULES.values() for rule in (*rules.flows, *rules.params)}
     owners: dict[int | bytes, str] = {}
     for case in CASES:

@@ -24,8 +24,8 @@ CASES = vectors.load("sentinel")
 PLAYED = [case for case in CASES if not (case.skip or case.driven or case.happenings)]
 
 
-def test_what_cannot_be_compared_says_why() -> None:
-    """All that counterd alone has; and the reference is not left out where it could be asked."""
+def test_cases_that_cannot_be_compared_have_a_reason() -> None:
+    """Each concerns an extension of counterd; and no case is left out that the reference could answer."""
     assert {case.section for case in PLAYED} == {"PING", "FLOW", "PARAM", "On the wire"}
     assert len(PLAYED) > 40
     assert all(case.why for case in CASES if case.skip)

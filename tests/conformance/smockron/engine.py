@@ -1,4 +1,4 @@
-"""A smockron store in memory, as the tests make it; kit/pump.py drives it."""
+"""A smockron store in memory with the tests' settings; kit/pump.py drives it."""
 
 from __future__ import annotations
 

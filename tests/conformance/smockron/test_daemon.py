@@ -1,8 +1,7 @@
 """Level 2: the vectors against the real counterd, over TCP and over its Unix sockets.
 
-One daemon for each serves all cases, so that one that leaves something behind shows in those after it. What needs time
-that is told to go on is left to level 1.
-"""
+One daemon for each serves all cases, so that remains of one case are noticed in later ones. Cases that drive the
+clock run only at level 1."""
 
 from __future__ import annotations
 

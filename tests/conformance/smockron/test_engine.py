@@ -1,7 +1,7 @@
-"""Level 1: the vectors against the engine in memory, with a clock that is told to go on, however their streams are cut.
+"""Level 1: the vectors against the engine in memory, with a clock that the test drives, however their streams are
+cut.
 
-Also what the vectors promise about themselves.
-"""
+Also properties of the vectors themselves."""
 
 from __future__ import annotations
 
@@ -61,8 +61,8 @@ def test_the_engine_does_what_the_vector_says(case: vectors.Case) -> None:
     bench.store.audit()
 
 
-def test_all_cases_share_one_store() -> None:
-    """As they share a server at the other level: whatever one leaves behind is there for those after it."""
+def test_all_cases_pass_in_one_store() -> None:
+    """As with one server at the other level: remains of one case exist for later ones."""
     bench = Pump(make_store())
     for case in CASES:
         if not case.driven:
@@ -80,7 +80,7 @@ def test_cases_byte_by_byte() -> None:
 
 
 @pytest.mark.parametrize("position", range(1, FRAME_CUTS))
-def test_cases_with_all_that_is_sent_in_two_pieces(position: int) -> None:
+def test_cases_with_each_send_in_two_pieces(position: int) -> None:
     run_all(lambda data: cut_at(data, [position]))
 
 
@@ -145,8 +145,8 @@ def test_every_section_of_the_page_has_a_case() -> None:
     assert told == {case.section for case in CASES}
 
 
-def test_every_outcome_is_there() -> None:
-    """But a handshake that takes too long at the other level."""
+def test_the_cases_cover_every_outcome() -> None:
+    """Except a handshake that takes too long, at the other level."""
     bench = Pump(make_store())
     seen: set[tuple[str, str]] = set()
     for case in CASES:

@@ -1,8 +1,7 @@
 """Level 2: the vectors against the real counterd, over TCP and over its Unix socket, at every value size.
 
-One daemon for each serves all cases, so that one that leaves something behind shows in those after it. There is no
-level 3: the reference server cannot be had as a package.
-"""
+One daemon for each serves all cases, so that remains of one case are noticed in later ones. There is no level 3:
+the reference server is not available as a package."""
 
 from __future__ import annotations
 
@@ -75,7 +74,7 @@ def test_counterd_does_what_the_vectors_say(served: Served) -> None:
     vectors.run_cases(CASES[served.size], play)
 
 
-def test_where_a_connection_comes_from(served: Served) -> None:
+def test_the_address_of_a_connection(served: Served) -> None:
     with served.connect() as connected:
         peer = vectors.SocketPeer(connected)
         peer.send(encode(served.size, WHOAMI))

@@ -1,7 +1,7 @@
-"""Level 1: the vectors against the engine in memory, at every value size, and under every way of cutting their streams.
+"""Level 1: the vectors against the engine in memory, at every value size, and with their streams cut in every way.
 
-Also what the vectors promise about themselves, and what they cannot say: what depends on the store's limits.
-"""
+Also properties of the vectors themselves, and behaviour that depends on the store's limits, which vectors cannot
+express."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ DONE, FAILED = b"\1", b"\0"
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("ticking", [True, False], ids=["ticking", "never-ticked"])
 def test_the_engine_does_what_the_vectors_say(size: int, ticking: bool) -> None:
-    """never-ticked: the store has had no turn, so that requests alone find out what has expired."""
+    """never-ticked: the store gets no ticks, so only requests notice that keys have expired."""
 
     def play(case: vectors.Case) -> None:
         bench = Pump(make_store(size), ticking=ticking)
@@ -81,8 +81,8 @@ def test_the_engine_does_what_the_vectors_say(size: int, ticking: bool) -> None:
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_all_cases_share_one_store(size: int) -> None:
-    """As they share a server at the other level: whatever one leaves behind is there for those after it."""
+def test_all_cases_pass_in_one_store(size: int) -> None:
+    """As with one server at the other level: remains of one case exist for later ones."""
     bench = Pump(make_store(size))
     for case in CASES[size]:
         if not case.driven:
@@ -102,8 +102,8 @@ def names_of(content: vectors.Bytes, size: int) -> Iterator[tuple[str, bytes]]:
             yield "channel", request.fields[0]
 
 
-def test_cases_do_not_share_keys_and_channels() -> None:
-    """But for those without a name, and the channel of all, which they leave as they were."""
+def test_cases_use_different_keys_and_channels() -> None:
+    """Except the empty names, and the channel of all, which they leave unchanged."""
     owners: dict[tuple[str, bytes], str] = {}
     for size in SIZES:
         for case in CASES[size]:
@@ -113,7 +113,7 @@ def test_cases_do_not_share_keys_and_channels() -> None:
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_every_request_is_there(size: int) -> None:
+def test_the_cases_cover_every_request(size: int) -> None:
     sections = {case.section for case in CASES[size]}
     documented = {name.upper() for name in replies.REQUESTS}
     assert sections >= documented | {"EVENT", "TTL", "TTL Types", "Key", "Request types"}
@@ -195,8 +195,8 @@ def test_vectors_in_many_pieces(size: int) -> None:
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_vectors_and_the_end(size: int) -> None:
-    """The last byte is followed by the end of the stream: the same answer, and it closes."""
+def test_vectors_followed_by_a_half_close(size: int) -> None:
+    """The last byte is followed by the end of the stream: the replies are the same, and the connection closes."""
     for name, stream in STREAMS[size]:
         for length in (1, 12, 4096):
             if len(stream.sent) // length < PIECES_MAX:
@@ -231,7 +231,7 @@ class Caller:
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("opcode", [LIST, STATS])
-def test_fragments_are_as_full_as_they_may_be(size: int, opcode: int) -> None:
+def test_fragments_are_as_full_as_possible(size: int, opcode: int) -> None:
     caller = Caller(Pump(make_store(size)), size)
     for number in range(200):
         name = (b"%d-" % number).ljust(number % 256, b"k")
@@ -243,7 +243,7 @@ def test_fragments_are_as_full_as_they_may_be(size: int, opcode: int) -> None:
 
 
 def test_memory_has_a_limit_and_nothing_is_evicted() -> None:
-    """Beyond it INSERT and SET are refused; what exists goes on, and what is purged makes room."""
+    """Beyond it INSERT and SET are refused; existing keys go on, and a purge makes room."""
     caller = Caller(Pump(make_store(memory_limit=1 << 18)))
     names = (b"key-%06d" % number for number in itertools.count())
     made = list(itertools.takewhile(lambda name: caller.ask(INSERT, 7, HOURS, 2, name) == DONE, names))
@@ -261,7 +261,7 @@ def test_memory_has_a_limit_and_nothing_is_evicted() -> None:
 
 
 def test_memory_of_values_has_a_limit() -> None:
-    """A SET that finds no room leaves the buffer as it was."""
+    """A SET that finds no room leaves the buffer unchanged."""
     caller = Caller(Pump(make_store(memory_limit=1 << 18)))
     names = (b"key-%06d" % number for number in itertools.count())
     made = list(itertools.takewhile(lambda name: caller.ask(SET, HOURS, 2, name, name * 400) == DONE, names))
@@ -335,7 +335,8 @@ GRACE_NS = 10_000_000_000
 
 
 def test_grace_of_expired_keys() -> None:
-    """The old way: for so long nothing can be made of the name, and SET of a buffer says that it did."""
+    """The behaviour of older servers: for the grace time the name cannot be used, and SET of a buffer reports
+    success."""
     bench = Pump(make_store(expiry_grace_ns=GRACE_NS))
     caller = Caller(bench)
     assert caller.ask(INSERT, 5, 4, 1, b"counter") == DONE
@@ -362,7 +363,7 @@ def test_grace_of_expired_keys() -> None:
 
 @pytest.mark.parametrize("size", [2, 4, 8])
 def test_events_nested_as_deep_as_a_message_can_be(size: int) -> None:
-    """Sixteen are followed; what is deeper is no request."""
+    """Sixteen levels are executed; deeper ones are no requests."""
     caller = Caller(Pump(make_store(size)), size)
     nested = encode(size, WHOAMI)
     for depth in range(1, 100):
@@ -377,7 +378,7 @@ def test_events_nested_as_deep_as_a_message_can_be(size: int) -> None:
             assert said == DONE * depth + caller.ask(WHOAMI)
 
 
-def test_a_message_may_be_as_short_as_its_limit_only() -> None:
+def test_the_limit_of_a_message_counts_all_its_bytes() -> None:
     """max_message counts all of a message."""
     caller = Caller(Pump(make_store(max_message=1000)))
     assert caller.ask(SET, HOURS, 2, b"k" * 100, b"v" * (1000 - 7 - 100)) == DONE
@@ -386,7 +387,8 @@ def test_a_message_may_be_as_short_as_its_limit_only() -> None:
 
 
 def test_many_subscribers_of_one_channel() -> None:
-    """More than one slice may serve: each gets every event once, in order, and the store comes to rest."""
+    """More than one slice serves: each gets every event once, in order, and the store has nothing left to do at the
+    end."""
     bench = Pump(make_store(memory_limit=1 << 24))
     callers = [Caller(bench) for _ in range(300)]
     for caller in callers:
