@@ -54,7 +54,9 @@ Answer = tuple[str, "int | None", bytes]
 
 
 class Put(NamedTuple):
-    """job: its id, as jobs() finds it; a client does not know. counter, maximum: of a job with a permit (loans.py)."""
+    """A put. job: the job's id, which jobs() fills in, as the client does not know it beforehand. counter, maximum: of
+    a job that takes a permit (loans.py).
+    """
 
     tube: bytes
     priority: int
@@ -67,7 +69,7 @@ class Put(NamedTuple):
 
 
 class Reserve(NamedTuple):
-    """job: as above."""
+    """A reserve-with-timeout. job: the reserved job's id, which jobs() fills in."""
 
     tube: bytes
     timeout: int
@@ -102,15 +104,16 @@ class Peek(NamedTuple):
 
 
 class Restarted(NamedTuple):
-    """What whoever kills the daemon does to a job: from the kill until it is ready with the same journal."""
+    """A kill of the daemon and its restart with the same journal, as an operation on a job."""
 
     job: int = UNKNOWN
 
 
 class Job(NamedTuple):
-    """One that is there. holder: of a reserved one. ends: of its delay or its time to run, within that span.
+    """A job that exists. holder: the client that has reserved it. ends: the span in which its delay or its time to run
+    ends.
 
-    since: it has not been so before.
+    since: the earliest time at which it can have come into this state.
     """
 
     state: str
@@ -125,17 +128,19 @@ class Job(NamedTuple):
 
 
 class State(NamedTuple):
-    """job: None before it was put, and after it was deleted. written: what may be in the journal in its place."""
+    """The state of one id. job: None before the put and after the deletion. written: the states that the journal may
+    still have in place of this one.
+    """
 
     job: Job | None = None
     written: tuple[Job | None, ...] = ()
 
 
 class JobModel(Model):
-    """Of the operations that jobs() returns. late_ns: by which a delay or a time to run may end late.
+    """Model of a job, for the operations that jobs() returns.
 
-    slack_ns: by which the server's moment of a call may lie outside of the call. journal: whether there may be
-    Restarted in the history, and acknowledged changes outlive it.
+    late_ns: how late a delay or a time to run may end. slack_ns: how far outside of the call the server's time of it
+    may lie. journal: whether the history may contain Restarted, which acknowledged changes survive.
     """
 
     def __init__(self, *, late_ns: int, slack_ns: int = 0, journal: bool = False) -> None:
@@ -167,7 +172,7 @@ class JobModel(Model):
         return found
 
     def observes(self, operation: Operation) -> bool:
-        """Not what found no job in the worker's hands, which may be what finds that its time is over."""
+        """A Peek. Not a NOT_FOUND to another command: the job's time to run may have ended in that very call."""
         return operation.answer is not None and isinstance(operation.call, Peek)
 
     def describe(self, state: State) -> str:
@@ -177,7 +182,7 @@ class JobModel(Model):
     # ---- inside ----
 
     def _at(self, job: Job | None, clock: Clock) -> Iterator[Job | None]:
-        """As it may be during an operation: as it was, or with its time over."""
+        """The states that the job may be in during an operation: as before, or with its delay or time to run over."""
         if job is None:
             yield None
             return
@@ -202,12 +207,12 @@ DONE = {Delete: "DELETED", Release: "RELEASED", Bury: "BURIED", Touch: "TOUCHED"
 
 
 def restored(job: Job | None) -> Job | None:
-    """As a journal gives it back, whenever it came to be so."""
+    """The job as the daemon reads it back from its journal. When it came into its state is not known then."""
     return None if job is None else job._replace(holder=ANYBODY if job.state == RESERVED else 0, since=0)
 
 
 def outcomes(job: Job | None, operation: Operation, clock: Clock) -> Iterator[tuple[str, Job | None]]:
-    """What a call can be answered, and what is then."""
+    """The statuses with which a call can be answered, each with the job that it leaves."""
     call, answer = operation.call, operation.answer
     since = clock.first if job is None else max(job.since, clock.first)
     if isinstance(call, Put):
@@ -231,7 +236,7 @@ def outcomes(job: Job | None, operation: Operation, clock: Clock) -> Iterator[tu
 
 
 def may_do(job: Job, operation: Operation) -> bool:
-    """Whether this client may do that to it."""
+    """Whether this client may apply the operation's command to the job."""
     if isinstance(operation.call, KickJob):
         return job.state in (BURIED, DELAYED)
     if isinstance(operation.call, Delete) and job.state != RESERVED:
@@ -240,7 +245,7 @@ def may_do(job: Job, operation: Operation) -> bool:
 
 
 def done(job: Job, operation: Operation, since: int, clock: Clock) -> Job | None:
-    """What is left when it is done."""
+    """The job after the command was applied."""
     call = operation.call
     if isinstance(call, Delete):
         return None
@@ -252,7 +257,7 @@ def done(job: Job, operation: Operation, since: int, clock: Clock) -> Job | None
 
 
 def waiting(job: Job, delay: int, since: int, clock: Clock) -> Job:
-    """Ready after so many seconds."""
+    """The job with a delay of so many seconds; ready at once without one."""
     ends = since + delay * NS_PER_S, clock.last + delay * NS_PER_S
     return job._replace(state=DELAYED, ends=ends) if delay else job
 
@@ -261,9 +266,10 @@ def waiting(job: Job, delay: int, since: int, clock: Clock) -> Job:
 
 
 def jobs(operations: Iterable[Operation]) -> list[Operation]:
-    """The history with the job in each call, and what concerns several in that of each.
+    """The history with the job's id in each call. An operation that may concern several jobs appears once for each.
 
-    What was refused and what has left no trace is left out. Raises ValueError if a body was put twice.
+    Calls that were refused, and jobs of which there is no trace, are left out. Raises ValueError if a body was put
+    twice.
     """
     operations = list(operations)
     ids = known_ids(operations)
@@ -294,7 +300,7 @@ def jobs(operations: Iterable[Operation]) -> list[Operation]:
 
 
 def known_ids(operations: Iterable[Operation]) -> dict[bytes, int]:
-    """By body, as a put was answered, or as a worker was given it."""
+    """The ids of jobs by their bodies, as told in the answers to Put or Reserve."""
     ids: dict[bytes, int] = {}
     bodies: Counter[bytes] = Counter()
     for operation in sorted(operations, key=lambda operation: isinstance(operation.call, Reserve)):
@@ -311,7 +317,7 @@ def known_ids(operations: Iterable[Operation]) -> dict[bytes, int]:
 
 
 def lives(operations: Iterable[Operation]) -> dict[int, tuple[bytes, int, int]]:
-    """The tube of each job, and its first and last moment of which anything is known."""
+    """The tube of each job, and the first and last time at which an operation on it was under way."""
     found: dict[int, tuple[bytes, int, int]] = {}
     for operation in operations:
         if isinstance(operation.call, Closed):
@@ -327,7 +333,7 @@ def lives(operations: Iterable[Operation]) -> dict[int, tuple[bytes, int, int]]:
 
 
 class Certain(NamedTuple):
-    """A job that is ready from one moment to another for sure. rank: the lowest is reserved first."""
+    """A span of time in which a job was certainly ready. rank: the job with the lowest is reserved first."""
 
     tube: bytes
     rank: tuple[int, int]
@@ -336,7 +342,7 @@ class Certain(NamedTuple):
 
 
 def disorder(operations: Sequence[Operation]) -> list[str]:
-    """Ids that were given twice, and reserves that passed over a job."""
+    """Complaints about ids that were given twice, and about reserves that passed over a more urgent job."""
     puts = Counter(one.answer[1] for one in operations if isinstance(one.call, Put) and answered(one, "INSERTED"))
     found = [f"id {job} was given to {count} jobs" for job, count in puts.items() if count > 1]
     by_job: dict[int, list[Operation]] = defaultdict(list)
@@ -363,7 +369,9 @@ def answered(operation: Operation, status: str) -> bool:
 
 
 def certainly_ready(job: int, history: Sequence[Operation]) -> Iterator[Certain]:
-    """From the end of what has made it ready, to the start of whatever else may have changed it."""
+    """The spans in which a job was ready: from the end of the call that made it ready to the start of the next call
+    that may have changed it.
+    """
     put = next((one.call for one in history if isinstance(one.call, Put)), None)
     if put is None or put.counter:  # then it may be blocked
         return
@@ -380,7 +388,7 @@ def certainly_ready(job: int, history: Sequence[Operation]) -> Iterator[Certain]
 
 
 def rank_of(operation: Operation, by_job: dict[int, list[Operation]]) -> tuple[int, int]:
-    """The best that what it was given may have had; behind all others if that was nothing."""
+    """The lowest rank that the reserved job may have had; behind all others if none was reserved."""
     assert operation.answer is not None
     status, job, _ = operation.answer
     if status != "RESERVED":
@@ -397,7 +405,7 @@ def rank_of(operation: Operation, by_job: dict[int, list[Operation]]) -> tuple[i
 
 
 def request(call: Any) -> bytes:
-    """What asks for it, of a client that uses and watches the tube."""
+    """The bytes of the command. The client uses and watches the tube of the call."""
     if isinstance(call, Put) and call.counter:
         return wire.put_limited(
             call.body, call.counter, call.maximum, priority=call.priority, delay=call.delay, ttr=call.ttr
@@ -412,5 +420,5 @@ def request(call: Any) -> bytes:
 
 
 def told(reply: wire.Reply) -> Answer:
-    """The answer that is in a reply; the body of a reserved job alone."""
+    """The answer, as histories have it, that a reply stands for. Only that of a Reserve has a body."""
     return reply.status.value, reply.number, reply.body if reply.status is Status.RESERVED else b""

@@ -30,7 +30,9 @@ TTR_S = 1  # the shortest that there is
 
 
 class Lender:
-    """What stands between the stores: contract.Lender, which tests break. cause: what is done to the jobs now."""
+    """Passes calls between the two stores, as contract.Lender; tests break it on purpose. cause: what is done to the
+    jobs just now.
+    """
 
     def __init__(self, engine: LentEngine) -> None:
         self.engine = engine
@@ -57,7 +59,7 @@ class Lender:
 
 
 class LentEngine(TakeEngine):
-    """Sessions of both stores. cause: the call of a worker that is executed, "end" of a connection, or "time"."""
+    """Sessions of both stores. cause: the worker's call that is executed, "end" of a connection, or "time"."""
 
     def __init__(self, lender: type[Lender] = Lender) -> None:
         super().__init__()
@@ -102,7 +104,7 @@ class LentEngine(TakeEngine):
             super().turn(now_ns)
 
     def _give_back(self, now_ns: int) -> None:
-        """What a worker had comes back in ticks of the jobs' store, at once."""
+        """Ends a worker's connection. The beanstalk store gives its jobs back in ticks, which this runs at once."""
         while self.jobs.next_deadline() == 0:
             self.jobs.tick(now_ns)
             self._go_on(now_ns)
@@ -120,9 +122,8 @@ class LentEngine(TakeEngine):
 
 
 class LentCalls:
-    """Calls of workers, which have odd numbers, for jobs that take a permit of one of the counters; and of others.
-
-    history: what clients have been told.
+    """Random calls. Workers, with odd numbers, call for jobs with and without a permit; the other clients for counters.
+    history: the answers so far.
     """
 
     def __init__(self, others: Callable[[Random, Client, int], Any], counters: dict[bytes, int]) -> None:

@@ -50,7 +50,7 @@ def held(holdings: Holdings, client: int) -> int:
 
 
 def changed(state: State, client: int, by: int) -> State:
-    """With that much more, or less, in that client's hands."""
+    """The counter with so much more, or less, held by that client."""
     consumption, holdings = state
     place = bisect_left(holdings, (client, 0))
     amount = held(holdings, client)
@@ -59,9 +59,9 @@ def changed(state: State, client: int, by: int) -> State:
 
 
 class CounterModel(Model):
-    """draining: the daemon may have refused any Acquire.
+    """Model of a counter. draining: the daemon may have refused any Acquire, as it was stopping.
 
-    Whether a counter at zero exists depends on windows and sweeps: Get and Release may say either.
+    Whether a counter at zero still exists depends on windows and sweeps: Get and Release may answer either way.
     """
 
     def __init__(self, *, draining: bool = False) -> None:
@@ -109,7 +109,7 @@ class CounterModel(Model):
         return isinstance(operation.call, Get) or operation.call.resources == 0
 
     def alike(self, operation: Operation) -> Hashable | None:
-        """Others see the sum alone."""
+        """Equal for the same amount, as other clients see only the sum."""
         return (type(operation.call), operation.call) if operation.answer is not None else None
 
     def describe(self, state: State) -> str:

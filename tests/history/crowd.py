@@ -54,9 +54,10 @@ def crowd(
     pause_ns: int = CALL_NS,
     taken: Callable[[Any, Any], object] = lambda call, answer: None,
 ) -> list[Operation]:
-    """What so many clients that make one call at a time see. dying: how probably a client is killed during a call.
+    """The history of so many simulated clients, each of which makes one call at a time.
 
-    taken: told of each call and its answer, when that has arrived.
+    dying: the probability that a client is killed during a call. taken: called with each call and its answer, once that
+    arrived.
     """
     operations: list[Operation] = []
     under_way: dict[int, Operation] = {}  # by client
@@ -101,7 +102,7 @@ def crowd(
 
 
 def counter_calls(names: int = 1, maximum: int = 6) -> Callable[[Random], Any]:
-    """Acquires and releases of a few resources, and questions."""
+    """Random Acquires and Releases of a few resources, and queries."""
 
     def choose(rng: Random) -> Any:
         name = b"%d" % rng.randrange(names)
@@ -114,7 +115,7 @@ def counter_calls(names: int = 1, maximum: int = 6) -> Callable[[Random], Any]:
 
 
 def throttr_calls(keys: int = 1, ttl_max: int = 40) -> Callable[[Random], Any]:
-    """All kinds, with TTLs of milliseconds. Half of them change or ask for a quota."""
+    """Random calls of all kinds, with TTLs of milliseconds. Half of them change or query a quota."""
 
     def choose(rng: Random) -> Any:
         key = b"%d" % rng.randrange(keys)
@@ -133,7 +134,7 @@ def throttr_calls(keys: int = 1, ttl_max: int = 40) -> Callable[[Random], Any]:
 
 
 class Known(Protocol):
-    """granted: tokens that somebody was, with their flows."""
+    """What a client of the sentinel room knows. granted: the tokens that any client was granted, with their flows."""
 
     granted: list[tuple[int, int]]
 
@@ -141,7 +142,7 @@ class Known(Protocol):
 def sentinel_calls(
     known: Known, kinds: str = "tokens window values namespace", flows: int = 2
 ) -> Callable[[Random], Any]:
-    """Of these kinds of objects. Tokens of anybody are released and kept by anybody, again and again."""
+    """Random calls for these kinds of objects. Any client releases or keeps any client's tokens, also repeatedly."""
 
     def choose(rng: Random) -> Any:
         flow, dice = rng.randint(1, flows), rng.random()
@@ -160,7 +161,7 @@ def sentinel_calls(
 
 
 class Jobs:
-    """Those that somebody knows of: as they are put, or reserved."""
+    """The jobs that some client knows of, because it has put or reserved them."""
 
     def __init__(self) -> None:
         self.known: list[int] = []
@@ -171,7 +172,7 @@ class Jobs:
             self.known.append(answer[1])
 
     def choose(self, rng: Random, tubes: int = 1, timeout_max: int = 0) -> Any:
-        """Puts and reserves, and whatever can be done to a job of the last, whoever has it."""
+        """Chooses a Put, a Reserve, or any command for one of the jobs reserved most recently, whoever has it."""
         tube, dice = b"%d" % rng.randrange(tubes), rng.random()
         if dice < 0.25 or not self.known:
             times = rng.choice((0, 0, 0, 1)), rng.choice((1, 1, 60))
@@ -188,7 +189,7 @@ class Jobs:
 
 
 class CounterTable:
-    """The counter room, said in dicts: who holds how much of what."""
+    """The counter protocol's rules written with dicts: who holds how much of which counter."""
 
     def __init__(self) -> None:
         self.counters: dict[bytes, dict[int, int]] = defaultdict(dict)
@@ -216,7 +217,7 @@ class CounterTable:
 
 
 class CounterEngine:
-    """Sessions of counterd's store."""
+    """Sessions of counterd's counter store."""
 
     def __init__(self) -> None:
         self.store = make_store()
@@ -237,7 +238,7 @@ class CounterEngine:
 
 
 class ThrottrEngine:
-    """Sessions of counterd's store, with the smallest numbers."""
+    """Sessions of counterd's throttr store, with the smallest value size."""
 
     def __init__(self) -> None:
         self.size = throttr_wire.ValueSize.UINT8
@@ -260,7 +261,7 @@ class ThrottrEngine:
 
 
 class SentinelEngine:
-    """Sessions of counterd's store, which has its turns before each call. granted: tokens, with their flows."""
+    """Sessions of counterd's sentinel store, which runs its ticks before each call. granted: tokens and their flows."""
 
     def __init__(self, rules: Rules) -> None:
         self.granted: list[tuple[int, int]] = []
@@ -292,7 +293,7 @@ class SentinelEngine:
 
 
 class BeanstalkEngine:
-    """Connections to counterd's store, which has its turns before each call."""
+    """Connections to counterd's beanstalk store, which runs its ticks before each call."""
 
     def __init__(self) -> None:
         self.bench = Pump(make_beanstalk_store())

@@ -36,21 +36,23 @@ class Acquire(NamedTuple):
 
 
 class Release(NamedTuple):
-    """flow: of the token; the server is not told."""
+    """A RELEASE. flow: of the token; the server is not told it."""
 
     flow: int
     token: int
 
 
 class Keep(NamedTuple):
-    """flow: as above."""
+    """A KEEP. flow: of the token; the server is not told it."""
 
     flow: int
     token: int
 
 
 class TokenRule(NamedTuple):
-    """strategy: resourceTimeoutStrategy. resource, offline: how long a lease is, and how long it outlives its owner."""
+    """A rule for tokens. strategy: resourceTimeoutStrategy. resource_ns: the length of a lease. offline_ns: how long it
+    outlives its owner's connection.
+    """
 
     count: float
     strategy: int
@@ -59,9 +61,10 @@ class TokenRule(NamedTuple):
 
 
 class Token(NamedTuple):
-    """owner: the client that has it, or GONE. since: when it was granted. ends: when its lease does.
+    """A granted token. owner: the client that has it, or GONE. since: when it was granted. ends: when its lease ends.
 
-    Under the strategy of KEEP it does not, as long as its owner is there: then this is only where the renewals begin.
+    With the KEEP strategy a lease does not end while its owner is connected: then `ends` is the time from which it is
+    renewed.
     """
 
     id: int
@@ -72,14 +75,14 @@ class Token(NamedTuple):
 
 
 class Tokens(NamedTuple):
-    """Of a flow. is_ruled: its rule may have gone; then its terms go on for the tokens there are."""
+    """The tokens of a flow. is_ruled: False once the rule was removed; its terms go on for the tokens that exist."""
 
     rule: TokenRule | None
     is_ruled: bool
     tokens: tuple[Token, ...] = ()
 
     def loaded(self, rule: TokenRule | None) -> Tokens:
-        """With another threshold, or none. What other terms do to leases that there are is not modelled."""
+        """With the threshold of another rule, or without a rule. A change of other terms is not modelled."""
         if rule is None or self.rule is None:
             return self._replace(rule=rule or self.rule, is_ruled=rule is not None)
         if rule[1:] != self.rule[1:]:
@@ -96,7 +99,9 @@ class Tokens(NamedTuple):
 
 
 class Clock(NamedTuple):
-    """When an operation takes effect, give or take the slack; and what a sweep may take beyond the end of a lease."""
+    """The span in which an operation takes effect, slack included; and how long after the end of a lease it is swept at
+    the latest.
+    """
 
     first: int
     last: int
@@ -125,7 +130,7 @@ def clock_of(operation: Operation, slack_ns: int, sweep_ns: int) -> Clock:
 
 
 def lease(rule: TokenRule, token: Token) -> Span:
-    """When a token's is over, as things are."""
+    """The end of a token's lease; NEVER if the rule keeps it while its owner is connected."""
     return (NEVER, NEVER) if rule.strategy == KEEP and token.owner != GONE else token.ends
 
 
@@ -133,7 +138,7 @@ def lease(rule: TokenRule, token: Token) -> Span:
 
 
 def acquired(state: Tokens, operation: Operation, clock: Clock) -> Iterator[tuple[Answer, Tokens]]:
-    """What can come of an ACQUIRE. Its id is the answer's."""
+    """The possible outcomes of an ACQUIRE. The new token has the id that the answer tells."""
     call, rule = operation.call, state.rule
     if call.flow <= 0 or call.count <= 0:
         yield (int(Status.BAD_REQUEST), 0), state
@@ -155,9 +160,10 @@ def acquired(state: Tokens, operation: Operation, clock: Clock) -> Iterator[tupl
 
 
 def with_room(rule: TokenRule, counting: Sequence[Token], room: float, clock: Clock) -> Iterator[list[Token]]:
-    """What may still count of these, so that the rest fits: each way that keeps as much as it can.
+    """The ways to leave out expired leases until the tokens that still count leave enough room; each leaves out as few
+    as it can.
 
-    Of tokens that stand for as much, and whose leases are over for sure, the one that is to be swept first goes first.
+    Of tokens with equal counts whose leases have certainly ended, the one that is swept first is left out first.
     """
     needed = sum(token.count for token in counting) - room
     if needed <= 0:
@@ -182,7 +188,7 @@ def with_room(rule: TokenRule, counting: Sequence[Token], room: float, clock: Cl
 
 
 def released(state: Tokens, operation: Operation, clock: Clock) -> Iterator[tuple[Answer, Tokens]]:
-    """What can come of a RELEASE: but for an unknown token, that it has gone."""
+    """The possible outcomes of a RELEASE. Of an unknown token: that it was released already."""
     token = state.find(operation.call.token)
     late = int(Status.ALREADY_RELEASED), 0
     if token is None or state.rule is None:
@@ -196,7 +202,7 @@ def released(state: Tokens, operation: Operation, clock: Clock) -> Iterator[tupl
 
 
 def kept(state: Tokens, operation: Operation, clock: Clock) -> Iterator[tuple[Answer, Tokens]]:
-    """What can come of a KEEP. Who renews a lease has it from then on."""
+    """The possible outcomes of a KEEP. The client that renews a lease becomes its owner."""
     token, rule = state.find(operation.call.token), state.rule
     late = int(Status.ALREADY_RELEASED), 0
     if token is None or rule is None:
@@ -224,7 +230,7 @@ def kept(state: Tokens, operation: Operation, clock: Clock) -> Iterator[tuple[An
 
 
 def left(state: Tokens, client: int, clock: Clock) -> Tokens:
-    """After a connection's end."""
+    """The tokens of a flow after a client's connection has ended."""
     rule = state.rule
     if rule is None or all(token.owner != client for token in state.tokens):
         return state
@@ -244,7 +250,7 @@ def ends_of_leaver(rule: TokenRule, token: Token, clock: Clock) -> Span:
 
 
 def renewed(first: int, last: int, span_ns: int, clock: Clock) -> Span:
-    """When the lease ends that was the last to be begun before that moment, each at the end of the one before."""
+    """The end of the lease that is current at that time, if each one begins at the end of the one before."""
     times = [max(0, (gone - ends) // span_ns + 1) for gone in clock.span for ends in (first, last)]
     if len(set(times)) == 1:
         return first + times[0] * span_ns, last + times[0] * span_ns

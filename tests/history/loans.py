@@ -49,7 +49,7 @@ NS_PER_S = 1_000_000_000
 
 
 class Lend(NamedTuple):
-    """A job is reserved. job: UNKNOWN if the worker was never told. ttr_ns: its time to run, within that span."""
+    """A job is reserved. job: UNKNOWN if the worker got no answer. ttr_ns: the span in which its time to run lies."""
 
     name: bytes
     maximum: int
@@ -82,9 +82,9 @@ LOAN_CALLS = (Lend, Return, Renew, Restart)
 
 
 class Loan(NamedTuple):
-    """A permit that a reserved job has. client: its worker, or ANYBODY. ends: its time to run.
+    """A permit that a reserved job has. client: its worker, or ANYBODY. ends: when its time to run ends.
 
-    is_over: it is given back, but the journal may still say that it is not.
+    is_over: the permit was given back, but after a restart the journal may say that it was not.
     """
 
     job: int
@@ -97,7 +97,7 @@ class Loan(NamedTuple):
 
 
 def lent(operations: Iterable[Operation]) -> list[Operation]:
-    """What the calls of workers mean for the counters of their jobs, and the ends of their connections."""
+    """The workers' calls, translated to operations on the counters of their jobs; and the ends of their connections."""
     operations = list(operations)
     ids = beanstalk.known_ids(operations)
     puts = {ids[one.call.body]: one.call for one in operations if is_limited(one) and one.call.body in ids}
@@ -136,7 +136,7 @@ def is_limited(one: Operation) -> bool:
 
 
 def gates(operations: Iterable[Operation]) -> dict[bytes, int]:
-    """In how many tubes jobs of a counter may have waited for a permit without a worker."""
+    """By counter, the number of tubes whose jobs may have waited for a permit while no worker waited for them."""
     operations = list(operations)
     asked = {
         one.call.tube for one in operations
@@ -151,7 +151,9 @@ def ttr_ns(put: beanstalk.Put) -> Span:
 
 
 def excused(history: Iterable[Operation], gates: Iterable[bytes] = ()) -> Iterator[Operation]:
-    """Without what a job that waits may have caused: see above. gates: counters whose jobs may have had no permit."""
+    """The history without the refusals that a waiting job may have caused: see above. gates: counters for which a job
+    may have waited.
+    """
     history = list(history)
     names = {one.call.name for one in history if isinstance(one.call, Lend)}.union(gates)
     for one in history:
@@ -165,7 +167,9 @@ def excused(history: Iterable[Operation], gates: Iterable[bytes] = ()) -> Iterat
 
 
 def as_acquires(history: Sequence[Operation], late_ns: int) -> Iterator[Operation]:
-    """The permits of jobs as clients' that asked and died, for waiting.mistakes(): each is held that long at most."""
+    """The jobs' permits as Acquires of clients that die, for waiting.mistakes(): each permit is held as long as it can
+    have been.
+    """
     closed = {one.client: one for one in history if isinstance(one.call, Closed)}
     number = -2
     for one in history:
@@ -192,9 +196,10 @@ def as_acquires(history: Sequence[Operation], late_ns: int) -> Iterator[Operatio
 
 
 class LentModel(TakeModel):
-    """Of counters of which jobs have permits. gates: as gates() says. late_ns: by which a time to run may end late.
+    """Model of counters whose permits jobs take.
 
-    slack_ns: by which the server's moment of a call may lie outside of the call. journal: as in JobModel.
+    gates: as gates() returns them. late_ns: how late a time to run may end. slack_ns: how far outside of the call the
+    server's time of it may lie. journal: as in JobModel.
     """
 
     def __init__(
@@ -259,7 +264,7 @@ class LentModel(TakeModel):
         return self._returned(state, operation) if isinstance(call, Return) else super().step(state, operation)
 
     def _lent(self, state: Group, operation: Operation, clock: Clock) -> Iterable[Group]:
-        """After a job was reserved, which nobody has, or touched."""
+        """The state after a job was reserved or touched."""
         call, client = operation.call, operation.client
         mine = find(state, call)
         loan = Loan(call.job, client, (clock.first + call.ttr_ns[0], clock.last + call.ttr_ns[1]))
@@ -270,7 +275,7 @@ class LentModel(TakeModel):
         return (given(state, call.name, loan),) if is_room and (mine is None or call.job == UNKNOWN) else ()
 
     def _returned(self, state: Group, operation: Operation) -> Iterable[Group]:
-        """After a job has ended or waits again: its worker's, or one that nobody has."""
+        """The state after a job was deleted, released or buried by its worker, or by the worker's successor."""
         call = operation.call
         mine = find(state, call)
         if mine is not None and mine.client not in (operation.client, ANYBODY):
@@ -283,7 +288,7 @@ class LentModel(TakeModel):
         return (state,)
 
     def _ended(self, state: Group, name: bytes, loan: Loan) -> Group:
-        """After it was given back, which nobody has acknowledged."""
+        """The state after a permit was given back without an acknowledgement."""
         return replaced(state, name, loan, loan._replace(is_over=True) if self.journal else None)
 
 
@@ -298,10 +303,11 @@ def find(state: Group, call: Lend | Renew | Return) -> Loan | None:
 
 
 def timed(state: Group, names: Sequence[bytes], clock: Clock, *, may_end: bool) -> Iterator[tuple[int, Group]]:
-    """As it may be within a call: how many loans end by time, and what is then; the fewest first.
+    """The states that are possible within a call: how many loans end by their time to run, and the state then; the
+    fewest first.
 
-    A loan whose time may be over can end later too, within any call. So it need not end within one for which it makes
-    no difference (may_end), nor if fewer ends explain the answer.
+    A loan whose time may be over can also end later, within any call. So it need not end within a call for which that
+    makes no difference (may_end), nor if fewer ends explain the answer.
     """
     choices = []
     for name in names:
@@ -319,7 +325,7 @@ def timed(state: Group, names: Sequence[bytes], clock: Clock, *, may_end: bool) 
 
 
 def with_gates(state: Group, more: Mapping[bytes, int], by: int = 1) -> Group:
-    """With so many permits more, or less, for which no worker is there."""
+    """The state with so many more permits, or fewer, that are taken for a tube without a waiting worker."""
     for name, count in more.items():
         part = PERMITS, name
         state = with_value(state, part, changed(value_of(state, part), GATE, by * count))
@@ -327,7 +333,7 @@ def with_gates(state: Group, more: Mapping[bytes, int], by: int = 1) -> Group:
 
 
 def given(state: Group, name: bytes, loan: Loan) -> Group:
-    """With one more, and without what the journal had of its job."""
+    """The state with one more loan, which replaces what the journal may have of its job."""
     for old in loans_of(state, name):
         if old.job == loan.job and old.is_over:
             state = replaced(state, name, old, None)
@@ -349,7 +355,7 @@ def with_loans(state: Group, name: bytes, loans: Sequence[Loan]) -> Group:
 
 
 def restarted(state: Group, name: bytes, clock: Clock) -> Group:
-    """Nobody else has anything, and whether a job has is known when its time is over."""
+    """The state after a restart: clients hold nothing, and a job's permit may be lent until its time to run is over."""
     state = with_value(state, (PERMITS, name), (0, ()))
     loans = loans_of(state, name)
     state = with_value(state, (LOANS, name), ())

@@ -13,13 +13,14 @@ WHOLE: frozenset[Any] = frozenset((None,))
 
 
 class Model:
-    """Of one object. `key`, `initial` and `step` are the model; the others make the search quick, or the report plain.
+    """The rules of one object. `key`, `initial` and `step` are the model; the other methods make the search quick, or
+    the report plain.
 
     A state is a hashable value, and equal to another if and only if everything that follows is the same.
     """
 
     def key(self, call: Any) -> Hashable:
-        """The object that this is a call of. Objects must not influence each other."""
+        """The object that the call concerns. Objects must not influence each other."""
         raise NotImplementedError
 
     def parts(self, operation: Operation) -> frozenset[Any]:
@@ -28,7 +29,9 @@ class Model:
         return WHOLE
 
     def leaves(self, operation: Operation) -> frozenset[Any]:
-        """Those of its parts for which the end of its connection matters: where it may leave something, or be late."""
+        """The parts for which the end of the connection matters, because the operation may leave something there, or
+        take effect late.
+        """
         return self.parts(operation)
 
     def initial(self) -> Hashable:
@@ -67,5 +70,5 @@ class Model:
         del operation
 
     def describe(self, state: Any) -> str:
-        """For the report."""
+        """The state as the report shows it."""
         return repr(state)

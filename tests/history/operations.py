@@ -9,9 +9,9 @@ if TYPE_CHECKING:
 
 
 class Closed(NamedTuple):
-    """The call that is a connection's end. It takes place at each object that the connection has called.
+    """The call that stands for the end of a connection. It takes place at each object that the connection has called.
 
-    part: of the object, if it has several (Model.parts): it takes place at each by itself. The checker says which.
+    part: of the object, if it has several (Model.parts): it takes place at each by itself. The checker fills it in.
     """
 
     part: Hashable = None

@@ -40,26 +40,28 @@ class Recorder:
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
 
     def start(self, call: Any) -> int:
-        """To be called before the request leaves. The token is for end()."""
+        """Records a call. To be called before the request is sent. The token is for end()."""
         self._tokens += 1
         kind = type(call)
         self._write(STARTED, self._tokens, f"{kind.__module__}:{kind.__qualname__} {plain(call)!r}")
         return self._tokens
 
     def end(self, token: int, answer: Any) -> None:
-        """To be called once the answer is there. Without it the call may have taken effect, or not."""
+        """Records an answer. To be called once it has arrived. Without it the call may have taken effect, or not."""
         self._write(ENDED, token, repr(plain(answer)))
 
     def closing(self) -> None:
-        """To be called before the connection may begin to end, by whoever ends it: of several, the first counts."""
+        """Records that the end of the connection may begin. Whoever ends it calls this before; of several, the first
+        counts.
+        """
         self._write(CLOSING)
 
     def closed(self) -> None:
-        """To be called once the server was seen to have let go of all that the connection had; the first counts."""
+        """Records that the server was seen to have released everything that the connection held; the first counts."""
         self._write(CLOSED)
 
     def close(self) -> None:
-        """Of the file alone; it records nothing."""
+        """Closes the file, and records nothing."""
         os.close(self._file)
 
     def __enter__(self) -> Recorder:
@@ -113,14 +115,14 @@ def load(paths: Iterable[Path]) -> list[Operation]:
 
 
 def called(text: str) -> Any:
-    """The call that start() wrote."""
+    """The call that start() wrote, made of a record."""
     where, fields = text.split(" ", 1)
     module, name = where.split(":")
     return getattr(importlib.import_module(module), name)(*ast.literal_eval(fields))
 
 
 def plain(value: Any) -> Any:
-    """As a literal of Python can say it: without the names of tuples and enumerations."""
+    """The value as a Python literal: without the classes of tuples and enumerations."""
     if isinstance(value, tuple):
         return tuple(map(plain, value))
     return int(value) if isinstance(value, IntEnum) else value

@@ -13,7 +13,9 @@ BEFORE = 12  # operations that had ended by then, to be shown
 
 
 class Way(NamedTuple):
-    """One explanation of all that had ended before: the state it came to, and what it had done of the rest."""
+    """One explanation of all operations that had ended before: the state that it leads to, and which of the others it
+    has applied.
+    """
 
     state: str
     done: tuple[Operation, ...]
@@ -48,7 +50,7 @@ class Violation(NamedTuple):
         return "\n".join(rows)
 
     def shown(self) -> tuple[Operation, ...]:
-        """The stretch that is to be looked at, by start."""
+        """The operations that the report shows, by start."""
         by_then = self.stuck.ended or 0
         ended = [
             operation
@@ -60,7 +62,7 @@ class Violation(NamedTuple):
 
 
 def line(operation: Operation, names: dict[Operation, str], origin: int) -> str:
-    """A row of a table: when, who, what, and what came of it."""
+    """A row of a table: the time, the client, the call and its answer."""
     started = f"{(operation.started - origin) / 1000:12.3f}"
     ended = "      ..." if operation.ended is None else f"{(operation.ended - origin) / 1000:.3f}"
     answer = "" if operation.ended is None or operation.answer is None else f" -> {operation.answer}"

@@ -46,15 +46,16 @@ WAYS_MAX = 4  # that a report tells
 
 
 class Undecided(Exception):
-    """The search was given up: neither is the history explained, nor is it certain that it cannot be."""
+    """The search was given up: it found no explanation, and did not show that there is none."""
 
 
 def check(
     operations: Iterable[Operation], model: Model, *, configurations_max: int = CONFIGURATIONS_MAX
 ) -> Violation | None:
-    """The first object of which no order of the operations explains the answers, or None if there is none.
+    """Returns a Violation for the first object of which no order of the operations explains the answers; None if there
+    is none.
 
-    Raises Undecided after so many configurations; ValueError for what is no history.
+    Raises Undecided after so many configurations; ValueError if the operations are no history.
     """
     for key, history in by_key(operations, model):
         search = Search(key, history, model, configurations_max)
@@ -64,7 +65,7 @@ def check(
 
 
 def by_key(operations: Iterable[Operation], model: Model) -> Iterator[tuple[Hashable, list[Operation]]]:
-    """The history of each object, by start. A connection's end is in it for each part where it matters."""
+    """The history of each object, by start. A connection's end occurs in it for each part where it matters."""
     closings: dict[int, Operation] = {}
     histories: dict[Hashable, list[Operation]] = defaultdict(list)
     called: dict[Hashable, dict[int, set[Hashable]]] = defaultdict(lambda: defaultdict(set))
@@ -96,7 +97,8 @@ def by_key(operations: Iterable[Operation], model: Model) -> Iterator[tuple[Hash
 
 
 class Entry(NamedTuple):
-    """An operation as the search sees it. ends: when it, or its connection, has; closing: the numbers of its Closed.
+    """An operation as the search sees it. ends: when it ends, or its connection; closing: the numbers of its
+    connection's Closed.
 
     clears: it is a connection's end, or does no more than one.
     """
@@ -113,10 +115,10 @@ class Entry(NamedTuple):
 
 
 class Moment(NamedTuple):
-    """The end of a call. The others are those under way, itself included, in the order in which they end.
+    """The end of a call. The other fields list the calls under way then, this one included, by their ends.
 
-    movers: only those that share parts with it, directly or by way of each other. closers: what clears, if its client
-    calls nothing more before its end; and what that client has under way.
+    movers: only those that share parts with it, directly or by way of each other. closers: those that clear what their
+    client has, if that client calls nothing more before its end; with the numbers of what it has under way.
     """
 
     ending: Entry
@@ -127,7 +129,7 @@ class Moment(NamedTuple):
 
 
 class Configuration(NamedTuple):
-    """Before a moment: what has taken effect of what is under way, and the state that it left."""
+    """The calls under way that have taken effect before a moment, and the state that they left."""
 
     moment: int
     done: frozenset[int]
@@ -135,7 +137,9 @@ class Configuration(NamedTuple):
 
 
 class Search:
-    """For an explanation of one object's history. stuck: some of the configurations at the last moment it came to."""
+    """The search for an explanation of one object's history. stuck: some configurations at the latest moment that it
+    reached.
+    """
 
     def __init__(self, key: Hashable, history: Sequence[Operation], model: Model, configurations_max: int) -> None:
         self.key = key
@@ -147,7 +151,7 @@ class Search:
         self.stuck: list[Configuration] = []
 
     def explains(self) -> bool:
-        """Depth first: a path of configurations, each with those that may follow and were not tried yet."""
+        """Searches depth first. The path holds configurations, each with its successors that were not tried yet."""
         path = [iter([Configuration(0, frozenset(), self.model.initial())])]
         reached = -1
         while path:
@@ -165,7 +169,7 @@ class Search:
         return False
 
     def violation(self) -> Violation:
-        """What to tell when it explains nothing."""
+        """The report of a search that found no explanation."""
         moment = self.moments[self.stuck[0].moment]
         ways = [
             Way(self.model.describe(state), tuple(self.history[number] for number in sorted(done)))
@@ -201,7 +205,7 @@ class Search:
                         queue.append(after)
 
     def observe(self, moment: Moment, configuration: Configuration) -> Configuration:
-        """With everything done that only observes, and that the state explains; and with ends that change nothing."""
+        """Applies calls that only observe and whose answers the state explains, and ends that change nothing."""
         number, done, state = configuration
         seeing = [
             entry.number
@@ -216,7 +220,9 @@ class Search:
         return Configuration(number, done.union(seeing), state) if seeing else configuration
 
     def advance(self, configuration: Configuration) -> Configuration:
-        """To the next moment whose call has not taken effect yet, forgetting what is no longer under way."""
+        """Goes to the next moment whose call has not taken effect yet, and forgets the calls that are no longer under
+        way.
+        """
         number, done, state = configuration
         number += 1
         while number < len(self.moments) and self.moments[number].ending.number in done:
@@ -227,7 +233,9 @@ class Search:
 
 
 def candidates(moment: Moment, done: frozenset[int]) -> Iterator[Entry]:
-    """What may take effect next: not what has, nor what its connection's end came before, nor one of two alike."""
+    """The calls that may take effect next: those that have not, whose connection has not ended, and only one of two
+    that are alike.
+    """
     alike: dict[Hashable, int] = {}  # when the first of those that end earlier started
     for entry in moment.movers:
         if entry.number in done or not entry.closing.isdisjoint(done):
@@ -241,7 +249,7 @@ def candidates(moment: Moment, done: frozenset[int]) -> Iterator[Entry]:
 
 
 def entries(history: Sequence[Operation], model: Model) -> list[Entry]:
-    """All that can matter, by start. What a connection has left under way ends with it, whatever comes of it then."""
+    """The entries that can matter, by start. An unanswered call ends with its connection."""
     closings: dict[tuple[int, Hashable], int] = {}
     for number, given in enumerate(history):
         if isinstance(given.call, Closed):
@@ -283,7 +291,7 @@ def overlapping(history: Sequence[Operation]) -> set[int]:
 
 
 def moments(found: Sequence[Entry]) -> Iterator[Moment]:
-    """Each end, in order. What starts at that very moment is under way."""
+    """The moment of each end, in order. A call that starts at that very time is under way."""
     starts = deque(found)
     under_way: list[Entry] = []
     latest = last_starts(found)
@@ -306,7 +314,9 @@ def moments(found: Sequence[Entry]) -> Iterator[Moment]:
 
 
 def last_starts(found: Sequence[Entry]) -> dict[int, int]:
-    """When the last call starts that may bring its client something before that is cleared; by the number of each."""
+    """By the number of each call that clears: when the last call starts that may bring its client something before
+    that.
+    """
     latest: dict[int, int] = defaultdict(int)
     starts: dict[tuple[int, Hashable], list[int]] = defaultdict(list)
     for entry in found:
@@ -324,7 +334,7 @@ def last_starts(found: Sequence[Entry]) -> dict[int, int]:
 
 
 def comes_before(entry: Entry, clearing: Entry) -> bool:
-    """Whether it may bring its client something that is to be cleared."""
+    """Whether the call may bring its client something that the other one clears."""
     if clearing.closes:
         return clearing.number in entry.closing
     is_own = entry.operation.client == clearing.operation.client
@@ -332,7 +342,7 @@ def comes_before(entry: Entry, clearing: Entry) -> bool:
 
 
 def near(ending: Entry, entries: Sequence[Entry]) -> Iterator[Entry]:
-    """Those that share parts with it, directly or by way of each other."""
+    """The calls that share parts with this one, directly or by way of each other."""
     reached = set(ending.parts)
     before = 0
     while len(reached) > before:
@@ -344,5 +354,7 @@ def near(ending: Entry, entries: Sequence[Entry]) -> Iterator[Entry]:
 
 
 def in_turn(entry: Entry) -> tuple[float, bool, int]:
-    """By end; a connection's own after those of what it left unanswered, which can only come before."""
+    """Sort key: by end; the end of a connection after the calls that it left unanswered, which must take effect before
+    it.
+    """
     return entry.ends, entry.closes, entry.number

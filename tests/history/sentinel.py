@@ -58,14 +58,16 @@ class Ping(NamedTuple):
 
 
 class Load(NamedTuple):
-    """What whoever changes the rules does to one object; answered with True. rule: None if it has gone."""
+    """A change of the rules, as an operation on one object; answered with True. rule: None if it was removed."""
 
     key: Key
     rule: Rule | None
 
 
 def objects(rules: Rules) -> dict[Key, Rule]:
-    """What there is to be called under these rules. Raises ValueError for a rule that is not modelled."""
+    """The objects that can be called under these rules, with their rules. Raises ValueError for a rule that is not
+    modelled.
+    """
     found: dict[Key, Rule] = {}
     for flow in rules.flows:
         if flow.grade == CONCURRENCY:
@@ -110,7 +112,9 @@ class SentinelModel(Model):
         return (NAMESPACE, call.namespace) if isinstance(call, Ping) else (KINDS[type(call)], call.flow)
 
     def initial(self) -> None:
-        """Whatever the object is, as the model does not say of which: step() begins it."""
+        """The same for every object, as the model is not told which one it is: step() creates the state at the first
+        call.
+        """
 
     def step(self, state: Any, operation: Operation) -> Iterable[Hashable]:
         call, answer = operation.call, operation.answer
@@ -126,7 +130,7 @@ class SentinelModel(Model):
         return found
 
     def observes(self, operation: Operation) -> bool:
-        """What was refused; not a 7, which may be what frees a token that is too late."""
+        """A refusal; but not status 7, which may be what removes an expired token."""
         if operation.answer is None or isinstance(operation.call, Load):
             return False
         status = operation.answer[0]
@@ -135,7 +139,9 @@ class SentinelModel(Model):
         return status not in (*PASSED, Status.ALREADY_RELEASED)
 
     def alike(self, operation: Operation) -> Hashable | None:
-        """What passes is anonymous; tokens have names, and leases that begin at a moment."""
+        """Equal for the same Flow or Param with the same answer. Not for tokens, which have ids, and leases with a
+        start.
+        """
         if operation.answer is not None and isinstance(operation.call, Flow | Param):
             return operation.call, operation.answer
         return None
@@ -162,7 +168,7 @@ class SentinelModel(Model):
         return leases.clock_of(operation, self.slack_ns, self.sweep_ns)
 
     def _outcomes(self, state: Any, operation: Operation) -> Iterator[tuple[Any, Hashable]]:
-        """Answers, and what each leaves."""
+        """The possible answers, each with the state that it leaves."""
         call = operation.call
         if isinstance(call, Ping):
             connected = state | {operation.client}
@@ -186,7 +192,7 @@ class SentinelModel(Model):
 
 
 def request(call: Any, xid: int = 0) -> bytes:
-    """Release and Keep are of a token alone."""
+    """The bytes of the request. Release and Keep name only the token."""
     if isinstance(call, Param):
         body = struct.pack(">qii", call.flow, call.count, len(call.values)) + b"".join(call.values)
         return wire.frame(xid, wire.MessageType.PARAM, body)
@@ -195,7 +201,7 @@ def request(call: Any, xid: int = 0) -> bytes:
 
 
 def told(call: Any, response: wire.Response) -> tuple[int, ...]:
-    """The answer that is in a response."""
+    """The answer, as histories have it, that a response stands for."""
     if isinstance(call, Flow | Param):
         return response.status, response.remaining, response.wait_ms
     return response.status, response.connected + response.token_id + response.left_ms  # two of which are 0

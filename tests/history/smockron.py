@@ -43,7 +43,7 @@ Key = tuple[bytes, bytes]  # domain, identifier
 
 
 class Account(NamedTuple):
-    """moment_ms: the one that counts, of Unix time."""
+    """An accounting message. moment_ms: the time that counts, in Unix time."""
 
     domain: bytes
     identifier: bytes
@@ -56,27 +56,29 @@ class Subscribe(NamedTuple):
 
 
 class Ping(NamedTuple):
-    """Of a subscriber: what was told before it was sent has come when it has ended."""
+    """A subscriber's ping. Everything that was published before it was sent has arrived when it is answered."""
 
 
 class Told(NamedTuple):
-    """What came at a time: (domain, word, identifier, moment_ms), in order."""
+    """The messages that arrived at one time: (domain, word, identifier, moment_ms), in order."""
 
     messages: tuple[tuple[bytes, str, bytes, int], ...]
 
 
 class Load(NamedTuple):
-    """Rules: (domain, interval_ns, burst_ns), all of them. The first of a history is what it begins with."""
+    """A change of the rules: (domain, interval_ns, burst_ns) of all of them. A history begins with one."""
 
     rates: tuple[tuple[bytes, int, int], ...]
 
 
 class Restarted(NamedTuple):
-    """The daemon was killed, and another began."""
+    """A kill of the daemon, and the start of another one."""
 
 
 class Request(NamedTuple):
-    """An accounting message, in ns of the monotonic clock. least, most: what it can use up. is_sure: it is taken."""
+    """An accounting message, in ns of the monotonic clock. least, most: what it can use up. is_sure: it was certainly
+    taken.
+    """
 
     started: int
     ended: int
@@ -190,7 +192,7 @@ class Checker:
         self.requests[key].append(Request(one.started, ended, moment, burst, least, max(intervals), is_sure))
 
     def _end(self, one: Operation) -> int:
-        """Until when it may have been taken."""
+        """The time until which a message may have been taken."""
         if one.ended is not None:
             return one.ended
         closed = self.closings.get(one.client)
@@ -199,7 +201,7 @@ class Checker:
         return min((end for end in ends if end is not None), default=self.last_ns)
 
     def _rates(self, domain: bytes, started: int, ended: int) -> list[tuple[int, int] | None]:
-        """Those that it may have had in that time."""
+        """The rates that may have been in effect in that time."""
         before = [load for load in self.loads if load.ended is not None and load.ended < started]
         meanwhile = [load for load in self.loads if load.started <= ended and load not in before]
         found = [
@@ -236,7 +238,7 @@ class Checker:
                     yield f"client {subscriber.client} was told {told}"
 
     def _steps(self, key: Key) -> Iterator[tuple[Subscriber, Heard, Heard]]:
-        """Two moments in turn, of those who read all the while; not if it was forgotten between them."""
+        """Each two successive moments that a subscriber was told that read all the while."""
         for subscriber in self.subscribers:
             if subscriber.until is not None:
                 there = [one for one in subscriber.heard.get(key, ()) if one.at <= self._limit(subscriber.client)]
@@ -245,7 +247,9 @@ class Checker:
                         yield subscriber, one, other
 
     def _between(self, key: Key) -> Iterator[str]:
-        """What somebody was told between two moments that another was told in turn. Not if they may be told again."""
+        """Complaints about two subscribers that were told different moments after the same one. None if it may be
+        repeated.
+        """
         if self.forgets.get(key):
             return
         behind: dict[tuple[int, int], tuple[int, int]] = {}
@@ -258,9 +262,9 @@ class Checker:
                 yield f"behind {self._shown(one.moment)} clients {subscriber.client} and {client} were told {told}"
 
     def _uneven(self, key: Key) -> Iterator[str]:
-        """Moments that are not an interval apart, though nothing passed between them without being told of.
+        """Complaints about successive moments that are not an interval apart.
 
-        That can be once the first of them is over, or for a request that is further ahead than what was used up.
+        They may be once the first of them is over, or for a request that is further ahead than what was used up.
         """
         intervals = {interval for load in self.loads for name, interval, _ in load.call.rates if name == key[0]}
         for subscriber, one, other in self._steps(key):
@@ -322,9 +326,10 @@ class Checker:
 
 
 class Certain:
-    """What requests have used up, whatever the order in which they were taken: the least of that.
+    """The least that requests have used up, in whatever order they were taken.
 
-    In the order of their earliest moments it is: of those from one on, the first that is taken is not before it.
+    They are kept in the order of their earliest moments: of those from one on, the first that is taken is not before
+    it.
     """
 
     def __init__(self) -> None:
@@ -341,7 +346,7 @@ class Certain:
 
 
 def least(requests: Sequence[Request], resets: Sequence[Reset]) -> list[int]:
-    """Of each, what `next` is at least behind it."""
+    """For each request, a lower bound of `next` after it."""
     events = [(one.started, 0, place) for place, one in enumerate(requests)]
     events += [(one.ended, 1, place) for place, one in enumerate(requests) if one.is_sure]
     events += [(one.ended, 2, 0) for one in resets]
@@ -362,7 +367,7 @@ def least(requests: Sequence[Request], resets: Sequence[Reset]) -> list[int]:
 
 
 def most(requests: Sequence[Request], resets: Sequence[Reset], asked: Sequence[Span]) -> list[int]:
-    """What `next` is at most, behind a request that was taken between two moments: for each such pair."""
+    """An upper bound of `next` after a request that was taken between two moments: for each such pair."""
     found = [NEVER] * len(asked)
     by_reset: dict[int, list[int]] = defaultdict(list)
     for place, (started, _) in enumerate(asked):
@@ -377,7 +382,7 @@ def most(requests: Sequence[Request], resets: Sequence[Reset], asked: Sequence[S
 
 
 def reaches(requests: Sequence[Request], moments: Iterable[int]) -> Iterator[int]:
-    """What they can have used up by each of these moments, which grow. requests: by start."""
+    """What the requests can have used up by each of these moments, which are in order. requests: by start."""
     ends = sorted((one.ended, one.most) for one in requests)
     sums = [0, *accumulate(used for _, used in ends)]
     begun = used = 0
@@ -398,7 +403,9 @@ def reaches(requests: Sequence[Request], moments: Iterable[int]) -> Iterator[int
 
 
 def pair(points: Iterable[int], spans: Iterable[Span]) -> tuple[list[int], list[Span]]:
-    """Gives as many points as possible a span of their own that they lie within; returns points and spans left over."""
+    """Matches as many points as possible with a span of their own that contains them; returns the points and spans left
+    over.
+    """
     coming = sorted(spans, reverse=True)
     open_: list[Span] = []  # end, start
     alone: list[int] = []
@@ -418,14 +425,14 @@ def pair(points: Iterable[int], spans: Iterable[Span]) -> tuple[list[int], list[
 
 
 def request(call: Account) -> bytes:
-    """As it is sent."""
+    """The bytes of the message."""
     is_delayed = call.status == "DELAYED"
     moments = (0, call.moment_ms) if is_delayed else (call.moment_ms, None)
     return wire.accounting(call.domain, wire.Status(call.status), call.identifier, *moments)
 
 
 def told(messages: Iterable[tuple[bytes, ...]]) -> Told:
-    """Raises ProtocolError if any is no control message."""
+    """The messages that a subscriber received. Raises ProtocolError if any is no control message."""
     found = []
     for message in messages:
         if (control := wire.control(message)) is None:
@@ -435,5 +442,5 @@ def told(messages: Iterable[tuple[bytes, ...]]) -> Told:
 
 
 def rates_of(rules: Any) -> tuple[tuple[bytes, int, int], ...]:
-    """What Load says of rules, as parse_rules() has them; the interval rounded up to a nanosecond."""
+    """The rules of a Load, from those that parse_rules() returns; the interval rounded up to a nanosecond."""
     return tuple((name, rule.interval.ns + (rule.interval.part > 0), rule.burst.ns) for name, rule in rules.items())

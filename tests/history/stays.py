@@ -28,7 +28,9 @@ NS_PER_MS = 1_000_000
 
 
 class Resume(NamedTuple):
-    """grace_ms: as asked for. old: whose token is presented; 0: it asks for its own. parts: of one object, of these."""
+    """A request for a token, or with one. grace_ms: the requested grace time. old: the connection whose token is
+    presented; 0: the client asks for its own. parts: of one object, those that it concerns.
+    """
 
     grace_ms: int
     old: int = 0
@@ -36,7 +38,7 @@ class Resume(NamedTuple):
 
 
 class Goodbye(NamedTuple):
-    """part: as prepared() says: what is held of each is given back by itself."""
+    """A Goodbye. part: filled in by prepared(): the holdings of each part are given back by themselves."""
 
     part: Any = None
 
@@ -46,14 +48,14 @@ class Held(NamedTuple):
 
 
 class Grace(NamedTuple):
-    """ns that what a connection holds stays after its end: at least, and at most, as far as the client knows."""
+    """For how many ns the holdings of a connection outlive it: at least, and at most, as far as the client knows."""
 
     least: int
     most: int
 
 
 def may_resume(operation: Operation) -> bool:
-    """Whether it may have got what another connection had."""
+    """Whether this Resume may have taken over what another connection had."""
     call = operation.call
     return isinstance(call, Resume) and call.old != 0 and (operation.answer is None or operation.answer[0] == OK)
 
@@ -98,10 +100,10 @@ class Lines:
     def given_back(self, late_ns: int, seen_ns: Mapping[int, int]) -> list[Operation]:
         """Each connection's end, at the time at which what it still holds is given back.
 
-        seen_ns: when that was seen to be done, by connection, of those of which it is known.
+        seen_ns: by connection, when its holdings were seen to have been given back, if that is known.
 
-        If it was resumed, that is after the Resume: what it held then is not its own any more. What it has not got an
-        answer to may have been done after that, and be given back at any time from then on.
+        If it was resumed, its end is after the Resume: what it held then is not its own any more. A call without an
+        answer may have been done after that, and what it took be given back at any time from then on.
         """
         found = []
         for client, closed in self.closed.items():
@@ -122,7 +124,7 @@ class Lines:
 
 
 def grace_of(calls: Sequence[Operation]) -> Grace:
-    """After the last of its calls."""
+    """The grace time of a connection after the last of its calls."""
     least = most = 0
     for one in calls:
         call, answer = one.call, one.answer
@@ -136,7 +138,7 @@ def grace_of(calls: Sequence[Operation]) -> Grace:
 
 
 def mistakes_of_stays(operations: Iterable[Operation], *, late_ns: int) -> Iterator[str]:
-    """What is wrong, for people."""
+    """Complaints about tokens, grace times and Goodbyes, as text for people."""
     lines = Lines(operations)
     for old, presented in lines.presented.items():
         resumed = [one for one in presented if one.answer is not None and one.answer[0] == OK]
@@ -184,7 +186,7 @@ def ends_by(operation: Operation, moment: int) -> bool:
 
 
 def too_late(one: Operation, old: int, lines: Lines, late_ns: int) -> Iterator[str]:
-    """Whether its token cannot have been valid any more."""
+    """Complains if the token that was accepted cannot have been valid any more."""
     lost = [other.client for other in lines.presented[old] if other.answer is None and other.started < one.started]
     if not lines.graces[old].most:
         yield f"a token was valid after a Goodbye: {one}"
@@ -195,7 +197,7 @@ def too_late(one: Operation, old: int, lines: Lines, late_ns: int) -> Iterator[s
 
 
 def may_be_over(one: Operation, old: int, lines: Lines) -> bool:
-    """Whether what it presents may have stopped being valid before it ended: at once if nothing was held."""
+    """Whether the presented token may have expired before the Resume ended: at once if the connection held nothing."""
     if not certainly_held(old, lines):
         return True
     lost = [other.client for other in lines.presented[old] if other.answer is None and other is not one]

@@ -44,7 +44,7 @@ LIMIT, PERIOD_US, BURST = 7, 10_000, 5  # of rates: a unit comes in 10/7 of a mi
 
 
 class Server(Protocol):
-    """replies: (client, token, answer), which the crowd takes out."""
+    """The server under test. replies: (client, token, answer), which the crowd takes out."""
 
     replies: list[tuple[int, int, Any]]
 
@@ -56,9 +56,10 @@ class Server(Protocol):
 
 @dataclass
 class Client:
-    """A connection, and what it knows. blocked_by: the token of the call that it waits for before it asks again.
+    """A connection, and what its client knows.
 
-    grace_ms: after its end; 0: it has no token. presents: the connection whose token it presents, until it is answered.
+    blocked_by: the token of the call that it waits for before it asks again. grace_ms: of its end; 0: it has no token.
+    presents: the connection whose token it presents, until it is answered.
     """
 
     number: int
@@ -98,7 +99,7 @@ class Client:
 
 
 class Crowd:
-    """So many clients. dying: how probably one is killed during a call. history: what they have seen."""
+    """So many simulated clients. dying: the probability that one is killed during a call. history: what they saw."""
 
     def __init__(
         self,
@@ -119,7 +120,7 @@ class Crowd:
             self._soon(START_NS, CALL_NS, self._come)
 
     def run(self, calls: int) -> list[Operation]:
-        """What was seen once so many calls were over; those under way have no answer."""
+        """The history of so many calls; those that are still under way have no answer."""
         while len(self.history) < calls:
             now_ns, _, event = heapq.heappop(self._events)
             event(now_ns)
@@ -134,7 +135,7 @@ class Crowd:
         return at
 
     def _read(self, now_ns: int) -> None:
-        """Sends what the server has to say, and lets it have its turns."""
+        """Delivers the server's replies, and lets it run its ticks."""
         replies, self.server.replies = self.server.replies, []
         for number, token, answer in replies:
             client = self.clients.get(number)
@@ -158,7 +159,7 @@ class Crowd:
         self._ask(client, now_ns)
 
     def _come_again(self, old: Client, now_ns: int) -> None:
-        """Connects anew, and presents the token that it knows."""
+        """Connects anew, and presents the token of the connection before."""
         client = Client(next(self._numbers), presents=old.presents or old.number)
         client.held, client.charges = Counter(old.held), [*old.charges]
         self.clients[client.number] = client
@@ -226,9 +227,10 @@ def take_calls(
     keys: Sequence[bytes] = (b"k",),
     graces_ms: Sequence[int] = (),
 ) -> Callable[[Random, Client, int], Any]:
-    """Takes and everything else. groups: of names that are taken together, each of so many permits and a rate.
+    """Random Takes and all other calls.
 
-    most: items of a Take. graces_ms: for which connections ask, if they do.
+    groups: of names that are taken together, each of so many permits and a rate. most: the maximum number of items of a
+    Take. graces_ms: the grace times that connections ask for, if any.
     """
 
     def item(rng: Random, name: bytes) -> tuple[Any, ...]:
@@ -266,7 +268,7 @@ def take_calls(
 
 
 def stay_call(rng: Random, client: Client, name: bytes, graces_ms: Sequence[int]) -> Any:
-    """What is asked about a connection itself, now and then."""
+    """A random call about the connection itself: Resume, Goodbye or Held; mostly none."""
     dice = rng.random()
     if dice < 0.2 and not client.grace_ms:
         return Resume(rng.choice(graces_ms))
@@ -286,7 +288,9 @@ class Waiting(NamedTuple):
 
 
 class TakeTable:
-    """Who has how much of what, and who waits: in the order of priority and arrival. Nobody passes anybody."""
+    """The rules of Takes written plainly: who holds how much of what, and who waits, in the order of priority and
+    arrival. Nobody overtakes anybody.
+    """
 
     def __init__(self) -> None:
         self.replies: list[tuple[int, int, Any]] = []
@@ -321,7 +325,7 @@ class TakeTable:
         self.to_serve = True
 
     def give_back(self, client: int) -> None:
-        """All that it holds. Its token is not valid any more."""
+        """Gives back everything that the client holds. Its token is not valid any more."""
         self.graces_ms.pop(client, None)
         self.kept.pop(client, None)
         for holders in self.counters.values():
@@ -436,7 +440,7 @@ class TakeTable:
     # ---- what tests break ----
 
     def move(self, owner: int, client: int) -> None:
-        """All that one holds, to another."""
+        """Moves everything that one client holds to another."""
         for holders in self.counters.values():
             if amount := holders.pop(owner, 0):
                 holders[client] = amount
@@ -484,7 +488,7 @@ class TakeTable:
     # ---- figures ----
 
     def level(self, item: Rate) -> Fraction:
-        """`next` of a rate; counts how often it is found full."""
+        """The `next` of a rate; counts how often it is found full."""
         first = self.now_ns - span(item, item.burst)
         if self.next.get(item.name, first) <= first:
             self.fulls[item.name] += 1
@@ -512,7 +516,7 @@ class TakeTable:
         return NOT_AVAILABLE, (items_of(call).index(item), self.left(item), wait_ms)
 
     def ready_ns(self, call: Take) -> int:
-        """When there may be enough of its rates, if that is all that it waits for; else -1."""
+        """When enough of its rates may be there, if the Take waits for nothing else; else -1."""
         if not all(self.is_there(item) for item in items_of(call) if isinstance(item, Permit)):
             return -1
         rates = [item for item in items_of(call) if isinstance(item, Rate)]
@@ -523,7 +527,7 @@ class TakeTable:
 
 
 class TakeEngine:
-    """Sessions of counterd's store."""
+    """Sessions of counterd's counter store."""
 
     def __init__(self) -> None:
         self.replies: list[tuple[int, int, Any]] = []
@@ -557,7 +561,7 @@ class TakeEngine:
             self._go_on(now_ns)
 
     def _go_on(self, now_ns: int) -> None:
-        """With what sessions have to say, and with requests that wait for a turn of the store."""
+        """Continues the sessions that have something to send, and the requests that wait for a tick of the store."""
         self.store.take_dirty()
         while going := [(client, session) for client, session in self.sessions.items() if session.more]:
             for client, session in going:
@@ -573,7 +577,7 @@ class TakeEngine:
 
 
 def request(opaque: int, call: Any, token: bytes = b"", attempt: int = 0) -> bytes:
-    """A call as it goes over the wire. token, attempt: that a Resume presents."""
+    """The bytes of a call. token, attempt: those that a Resume presents."""
     if isinstance(call, Resume):
         return wire.resume(opaque, call.grace_ms, token, attempt)
     if isinstance(call, Goodbye):
@@ -585,7 +589,7 @@ def request(opaque: int, call: Any, token: bytes = b"", attempt: int = 0) -> byt
 
 
 def told(response: wire.Response) -> tuple[int, Any]:
-    """A reply as the history has it."""
+    """The answer, as histories have it, that a reply stands for."""
     if response.opcode == wire.Opcode.TAKE and response.status == OK:
         return OK, tuple(wire.decode_grant(response.body))
     if response.opcode == wire.Opcode.TAKE and response.status == NOT_AVAILABLE:

@@ -80,7 +80,9 @@ Part = tuple[int, Any]
 
 
 class Take(NamedTuple):
-    """items: as plain tuples. awaited: others may wait for the item that was short, as prepared() finds."""
+    """A Take. items: as plain tuples. awaited: others may have waited for the item that was short; prepared() fills it
+    in.
+    """
 
     opaque: int
     items: tuple[Item, ...]
@@ -92,7 +94,7 @@ class Take(NamedTuple):
 
 
 class Cancel(NamedTuple):
-    """take: its opaque."""
+    """A Cancel. take: the opaque of the Take."""
 
     take: int
 
@@ -132,7 +134,7 @@ def ends_of(operation: Operation) -> float:
 
 
 def narrowed(operations: Iterable[Operation]) -> dict[Operation, tuple[int, int]]:
-    """Within which time each grant took effect, as their numbers say: between those before and after it.
+    """The time within which each grant took effect: its number places it between the grants before and after it.
 
     If the numbers contradict the times, it is a time that ends before it starts.
     """
@@ -175,7 +177,9 @@ def prepared(
     starts = {part: [one.started for one, _ in takes] for part, takes in waiting.items()}
 
     def is_awaited(part: Part, asked: Operation) -> bool:
-        """Looks at the latest first, which are the most likely."""
+        """Whether another Take may have waited for the part during this call. The latest are examined first, as the
+        most likely.
+        """
         end = bisect_right(starts.get(part, []), ends_of(asked))
         return any(one is not asked and asked.started <= last for one, last in reversed(waiting[part][:end]))
 
@@ -203,7 +207,9 @@ def prepared(
 
 
 def bounded(one: Operation, closed: Mapping[int, Operation]) -> Operation:
-    """What has no answer takes effect before its connection's end, which may be long before that of its grace time."""
+    """A call without an answer, which takes effect before its connection's end; that may be long before the end of the
+    grace time.
+    """
     if one.answer is not None or isinstance(one.call, Closed) or one.client not in closed:
         return one
     ended = closed[one.client].ended
@@ -211,7 +217,9 @@ def bounded(one: Operation, closed: Mapping[int, Operation]) -> Operation:
 
 
 def spread(operations: Iterable[Operation], lines: Lines) -> Iterator[Operation]:
-    """With each Resume that may have had an effect in each group, and each Goodbye in each part that it concerns."""
+    """The history with each Resume that may have had an effect once for each group, and each Goodbye once for each part
+    that it concerns.
+    """
     operations = list(operations)
     groups = groups_of(operations)
     touched: dict[int, set[Part]] = defaultdict(set)
@@ -233,7 +241,7 @@ def spread(operations: Iterable[Operation], lines: Lines) -> Iterator[Operation]
 
 
 def groups_of(operations: Iterable[Operation]) -> dict[Part, tuple[Part, ...]]:
-    """By part, all parts that Takes connect with it."""
+    """For each part, all the parts that Takes connect with it."""
     groups: dict[Part, tuple[Part, ...]] = {}
     for operation in operations:
         if not isinstance(operation.call, Closed | Resume | Goodbye):
@@ -247,7 +255,7 @@ def groups_of(operations: Iterable[Operation]) -> dict[Part, tuple[Part, ...]]:
 
 
 class Charge(NamedTuple):
-    """What a client was charged. is_void: the rate has been full since, so nothing can be refunded."""
+    """A charge of a client's Take. is_void: the rate has been full since, so nothing can be refunded."""
 
     client: int
     number: int
@@ -256,7 +264,9 @@ class Charge(NamedTuple):
 
 
 class Level(NamedTuple):
-    """A rate. low, high: between these is the time when the next unit would be on time. since: the last change."""
+    """The level of a rate. low, high: bounds of the time at which the next unit would be on time. since: the last
+    change.
+    """
 
     low: Fraction = FULL
     high: Fraction = FULL
@@ -266,12 +276,12 @@ class Level(NamedTuple):
 
 @cache
 def span(rate: Rate, units: int) -> Fraction:
-    """The time of so many units."""
+    """The time that so many units of the rate take."""
     return min(Fraction(units * rate.period_us * NS_PER_US, rate.limit), Fraction(LONGEST_NS))
 
 
 def in_parts_of(level: Level, rate: Rate) -> Level:
-    """With times that have the parts of a nanosecond that the rate has, never earlier."""
+    """The level with its times rounded up to the fraction of a nanosecond with which the rate counts."""
     return level._replace(low=rounded(level.low, rate.limit), high=rounded(level.high, rate.limit))
 
 
@@ -284,9 +294,9 @@ def voided(charges: tuple[Charge, ...]) -> tuple[Charge, ...]:
 
 
 def charged(level: Level, charge: Charge, first: int, last: int, left: int | None) -> Iterator[Level]:
-    """After the units of the charge were taken within that time. left: as was told.
+    """The levels after the units of the charge were taken within that time.
 
-    The rate was full then, or was not: either may be possible.
+    left: what the answer says is left. If the rate may have been full, or not, both are returned.
     """
     item = charge.item
     cost, burst, unit = span(item, item.amount), span(item, item.burst), span(item, 1)
@@ -302,7 +312,7 @@ def charged(level: Level, charge: Charge, first: int, last: int, left: int | Non
 
 
 def settled(level: Level, charge: Charge, used: int, first: int, last: int) -> Iterator[Level]:
-    """After the charge was replaced by what was used, within that time."""
+    """The levels after a charge was replaced by what was used, within that time."""
     item = charge.item
     burst = span(item, item.burst)
     others = list(level.charges)
@@ -323,7 +333,7 @@ def settled(level: Level, charge: Charge, used: int, first: int, last: int) -> I
 
 
 def left_by(level: Level, client: int, first: int, last: int) -> Iterator[Level]:
-    """After a connection's end: what is to be refunded is, once."""
+    """The levels after a connection's end: what is to be refunded is, once."""
     charge = next((charge for charge in level.charges if charge.client == client), None)
     if charge is None:
         yield level
@@ -337,7 +347,7 @@ def left_by(level: Level, client: int, first: int, last: int) -> Iterator[Level]
 
 
 def may_be_left(level: Level, item: Rate, left: int, first: int, last: int) -> bool:
-    """Whether that may be what is left of a rate within that time."""
+    """Whether so much may be left of a rate within that time."""
     least = min(item.burst, max(0, floor((first - level.high) / span(item, 1))))
     most = min(item.burst, max(0, floor((last - level.low) / span(item, 1))))
     return least <= left <= most
@@ -350,7 +360,9 @@ Group = tuple[tuple[Part, Any], ...]  # parts that are not as at first, in order
 
 
 def value_of(state: Group, part: Part) -> Any:
-    """Of a counter its State, of a rate its Level, of GRANTS the last number, of MOVED who has it, of LOANS all."""
+    """The value of a part: of a counter its State, of a rate its Level, of NUMBERS the last number, of MOVED who has
+    it, of LOANS all loans.
+    """
     for other, value in state:
         if other == part:
             return value
@@ -367,7 +379,10 @@ def with_value(state: Group, part: Part, value: Any) -> Group:
 
 
 class TakeModel(Model):
-    """Of a history as prepared() makes it. draining: the daemon may have refused any Acquire or Take."""
+    """Model of counters and rates that are taken together, for a history that prepared() returns.
+
+    draining: the daemon may have refused any Acquire or Take, as it was stopping.
+    """
 
     def __init__(self, history: Iterable[Operation], *, draining: bool = False) -> None:
         self.counters = CounterModel(draining=draining)
@@ -383,7 +398,9 @@ class TakeModel(Model):
         return frozenset((*parts_of(call), *((GRANTS,) if is_granted(operation) else also)))
 
     def leaves(self, operation: Operation) -> frozenset[Part]:
-        """Not where it took nothing, nor where what it took of a rate stays taken."""
+        """Without the parts of which the call took nothing, and the rates of which the charge stays at the connection's
+        end.
+        """
         call, answer = operation.call, operation.answer
         if isinstance(call, Resume):
             return frozenset(call.parts)
@@ -466,7 +483,7 @@ class TakeModel(Model):
         return states
 
     def _is_short(self, state: Group, operation: Operation) -> bool:
-        """Whether the item was short, and those before it were not, of what is refused at once."""
+        """Whether the item can have been short, and those before it not, in a Take that was refused at once."""
         call, (item, left, wait_ms) = operation.call, operation.answer[1]
         if self.draining and (left, wait_ms) == (0, None):
             return True
@@ -491,7 +508,9 @@ class TakeModel(Model):
         return [with_value(state, part, after) for after in settled(level, mine[0], call.used, first, last)]
 
     def _resume(self, state: Group, operation: Operation) -> Iterable[Group]:
-        """Gives a connection that has nothing what another one has. If nobody was told, the next to ask gets it."""
+        """Gives a connection that has nothing the holdings of another one. If that got no answer, the next to ask gets
+        them.
+        """
         call, heir = operation.call, operation.client
         moved = MOVED, call.old
         owner = value_of(state, moved) or call.old
@@ -507,7 +526,7 @@ class TakeModel(Model):
         return (with_value(state, moved, heir if operation.answer is None else 0),)
 
     def _close(self, state: Group, part: Part, operation: Operation) -> Iterable[Group]:
-        """Refunds what is to be refunded, once."""
+        """Refunds the charges that are to be refunded at the connection's end, once."""
         level = value_of(state, part)
         first, last = max(operation.started, level.since), NEVER if operation.ended is None else operation.ended
         return [with_value(state, part, each) for each in left_by(level, operation.client, first, max(first, last))]
@@ -516,7 +535,9 @@ class TakeModel(Model):
 def one_taken(
     state: Group, item: Permit | Rate, left: int | None, grant: tuple[int, int], times: tuple[int, int]
 ) -> Iterator[Group]:
-    """After an item was granted within those times. left: as was told. grant: its client and number."""
+    """The states after an item was granted within that time. left: what the answer says is left. grant: its client and
+    number.
+    """
     part = part_of(item)
     before = value_of(state, part)
     if isinstance(item, Rate):
@@ -536,7 +557,7 @@ def may_be_there(state: Group, item: Permit | Rate, first: int, last: int) -> bo
 def may_be_short(
     state: Group, item: Permit | Rate, told: tuple[int, int | None], first: int, last: int, *, is_needed: bool
 ) -> bool:
-    """Whether that is what is told of an item. is_needed: there has to be too little of it."""
+    """Whether the answer may tell this of an item. is_needed: it is the item that was short."""
     left, wait_ms = told
     before = value_of(state, part_of(item))
     if isinstance(item, Permit):

@@ -81,7 +81,7 @@ class Get(NamedTuple):
 
 
 class Key(NamedTuple):
-    """What there is. value: of a buffer, or None; expires within [earliest, latest], on the recorder's clock."""
+    """A key that exists. value: of a buffer, or None. It expires within [earliest, latest], on the recorder's clock."""
 
     quota: int
     value: bytes | None
@@ -90,14 +90,15 @@ class Key(NamedTuple):
     latest: int
 
     def shifted(self, by: int) -> Key:
-        """With another moment of expiry; there is none before the start of time."""
+        """The key with another time of expiry, which is never negative."""
         return self._replace(earliest=max(0, self.earliest + by), latest=max(0, self.latest + by))
 
 
 class ThrottrModel(Model):
-    """value_size: bytes of a number. slack_ns: by which the server's moment of a call may lie outside of the call.
+    """Model of a key, without throttr.expiry_grace.
 
-    memory: there may be no room for an Insert or a Set. Without throttr.expiry_grace.
+    value_size: bytes of a number. slack_ns: how far outside of the call the server's time of it may lie. memory: there
+    may be no room for an Insert or a Set.
     """
 
     def __init__(self, *, value_size: int = 2, slack_ns: int = 0, memory: bool = False) -> None:
@@ -131,13 +132,15 @@ class ThrottrModel(Model):
         return tuple(found)
 
     def observes(self, operation: Operation) -> bool:
-        """Not what tells of no key: that may be what finds that it has gone."""
+        """Not an answer that there is no such key: the key may have expired in that very call."""
         if isinstance(operation.call, Insert):
             return operation.answer is False and not self.memory
         return isinstance(operation.call, Query | Get) and operation.answer is not False
 
     def alike(self, operation: Operation) -> Hashable | None:
-        """What adds to the same, and what finds no key. What begins a TTL does so at its own moment."""
+        """Equal for calls that add to the same number, and for those that find no key. Not for calls that begin a TTL,
+        each at its own time.
+        """
         call, answer = operation.call, operation.answer
         timed = isinstance(call, Update) and call.attribute == Attribute.TTL
         if answer is False and (timed or isinstance(call, Query | Get | Purge)):
@@ -151,19 +154,19 @@ class ThrottrModel(Model):
     # ---- inside ----
 
     def _at(self, state: Key | None, operation: Operation) -> Iterator[Key | None]:
-        """As it may be during the operation: still there, already gone."""
+        """The states that the key may be in during the operation: still there, or expired."""
         if state is None or state.latest > operation.started - self.slack_ns:
             yield state
         if state is not None and state.earliest <= latest(operation) + self.slack_ns:
             yield None
 
     def _until(self, operation: Operation, ttl: int, ttl_type: int) -> tuple[int, int]:
-        """When what is set to so long from now expires."""
+        """When a key expires whose TTL is set to so long from now."""
         ttl_ns = ttl * UNIT_NS[TTLType(ttl_type)]
         return operation.started + ttl_ns - self.slack_ns, latest(operation) + ttl_ns + self.slack_ns
 
     def _do(self, before: Key | None, operation: Operation) -> tuple[bool | None, Key | None]:
-        """The answer, and what is then; None is the answer of what only reads."""
+        """The answer, and the key afterwards; None in place of the answer of a call that only reads."""
         call = operation.call
         if isinstance(call, Insert | Set):
             inserts = isinstance(call, Insert)
@@ -191,7 +194,7 @@ class ThrottrModel(Model):
         return True, before._replace(quota=quota)
 
     def _tells(self, before: Key | None, operation: Operation) -> bool:
-        """Whether this is what a Query or Get of it can tell. What is left is told in whole units, rounded down."""
+        """Whether a Query or Get of the key can answer this. The remaining TTL is told in whole units, rounded down."""
         if before is None:
             return False
         if isinstance(operation.call, Query):
@@ -210,5 +213,5 @@ class ThrottrModel(Model):
 
 
 def latest(operation: Operation) -> int:
-    """The moment by which it has taken effect."""
+    """The time by which the call has taken effect."""
     return NEVER if operation.ended is None else operation.ended

@@ -52,7 +52,9 @@ STRETCH = 2  # times late_ns: for so long a sleeper has to sleep, as its request
 
 
 def mistakes(operations: Iterable[Operation], *, late_ns: int, slow: Collection[int] = ()) -> list[str]:
-    """What is wrong, for people. slow: clients that may have read their replies later than that."""
+    """Complaints about Takes that wait, as text for people. slow: clients that may have read their replies later than
+    late_ns.
+    """
     history = sorted(operations, key=lambda operation: operation.started)
     closed = closings(history)
     late = {one for one in history if one.client in slow or is_leaving(one, closed.get(one.client))}
@@ -62,7 +64,7 @@ def mistakes(operations: Iterable[Operation], *, late_ns: int, slow: Collection[
 
 
 def numbers(history: Sequence[Operation]) -> Iterator[str]:
-    """Numbers that are there twice, or that contradict the times."""
+    """Complaints about numbers of grants that occur twice, or that contradict the times."""
     grants = sorted(filter(is_granted, history), key=lambda operation: operation.answer[1][0])
     for one, other in pairwise(grants):
         if one.answer[1][0] == other.answer[1][0]:
@@ -77,12 +79,12 @@ def closings(history: Iterable[Operation]) -> dict[int, Operation]:
 
 
 def is_leaving(one: Operation, closed: Operation | None) -> bool:
-    """Whether its client may have begun to go when it was answered."""
+    """Whether its client may have begun to close its connection when the call was answered."""
     return closed is not None and one.ended is not None and closed.started <= one.ended
 
 
 def ends(history: Sequence[Operation], late_ns: int, slow: Collection[Operation]) -> Iterator[str]:
-    """Waits that were over too early, or too late."""
+    """Complaints about waits that ended too early, or too late."""
     for one in history:
         if isinstance(one.call, Take) and one.call.wait_ms and one.ended is not None and one not in slow:
             over = one.started + one.call.wait_ms * NS_PER_MS
@@ -93,7 +95,9 @@ def ends(history: Sequence[Operation], late_ns: int, slow: Collection[Operation]
 
 
 def cancels(history: Sequence[Operation]) -> Iterator[str]:
-    """Takes that were cancelled and nobody asked for it, and Cancels that say something else than their Take."""
+    """Complaints about Takes that were cancelled although nobody asked for it, and about Cancels whose answers
+    contradict their Take's.
+    """
     asked: dict[tuple[int, int], list[Operation]] = defaultdict(list)
     ended: dict[int, list[Operation]] = defaultdict(list)  # by what may cancel all Takes of a connection
     for one in history:
@@ -122,7 +126,7 @@ def cancels(history: Sequence[Operation]) -> Iterator[str]:
 
 
 def turns(history: Sequence[Operation]) -> Iterator[str]:
-    """Takes of one item, connection, key and priority that were not served in the order in which they came."""
+    """Complaints about Takes of the same single item, connection, key and priority that were not served in order."""
     before: dict[Any, Operation] = {}
     for one in history:
         if not isinstance(one.call, Take) or len(one.call.items) > 1 or not one.call.wait_ms:
@@ -136,7 +140,9 @@ def turns(history: Sequence[Operation]) -> Iterator[str]:
 
 
 def passed(history: Sequence[Operation], late_ns: int, slow: Collection[Operation]) -> Iterator[str]:
-    """Grants at once of what a Take certainly waited for, all the while: only one of one item says for which."""
+    """Complaints about immediate grants of an item for which a Take certainly waited all the while: only a Take of one
+    item says for which.
+    """
     waits: dict[Part, list[Operation]] = defaultdict(list)
     for one in history:
         is_long = one.ended is not None and one.ended > one.started + 2 * late_ns
@@ -153,11 +159,11 @@ def passed(history: Sequence[Operation], late_ns: int, slow: Collection[Operatio
 
 
 class Sleepers:
-    """Sweeps a history for those who wait and need not.
+    """Sweeps a history for Takes that wait although there is room for them.
 
-    held: the most that may be held of each counter, by the first of those who may have resumed each other. next: of
-    each rate, the latest that its next unit may be on time. fits: since when there was room for a waiting Take, if
-    there is. changed: since when the same Takes have waited for each part.
+    held: by counter, the most that may be held, by the first of the clients that may have resumed each other. next: by
+    rate, the latest time at which its next unit may be on time. fits: by waiting Take, since when there has been room
+    for it, if there is. changed: by part, since when the same Takes have waited for it.
     """
 
     def __init__(self, history: Sequence[Operation], late_ns: int, slow: Collection[Operation]) -> None:
@@ -176,7 +182,9 @@ class Sleepers:
         self.events = sorted(self._events(history), key=lambda event: event[0])
 
     def found(self) -> Iterator[str]:
-        """Looks at all that wait now and then: a stretch that is half as long again is not missed."""
+        """Complaints about each such Take. Examines those that wait now and then: no wait that is half as long again is
+        missed.
+        """
         looked_ns = 0
         for (now_ns, step, arguments), (next_ns, *_) in pairwise([*self.events, (self.late_ns << 8, None, ())]):
             for part in step(*arguments):
@@ -189,7 +197,9 @@ class Sleepers:
     # ---- inside ----
 
     def _events(self, history: Sequence[Operation]) -> Iterator[tuple[int, Any, tuple[Any, ...]]]:
-        """When, what to call, and with what. Each returns the parts of which there is more, or less, by then."""
+        """When to call which method with which arguments. Each method returns the parts of which more, or less, is
+        there then.
+        """
         for one in history:
             call = one.call
             last = self._gone_ns(one) if one.ended is None else one.ended
@@ -225,7 +235,7 @@ class Sleepers:
         return ends_of(self.closed[one.client]) if one.client in self.closed else inf
 
     def _granted_ns(self, one: Operation) -> int:
-        """From when on it may have what it was granted."""
+        """The time from which the client may have what it was granted."""
         if one.answer is None or one.ended is None:
             return one.started
         started = min(self.times[one][0], one.ended)
@@ -271,7 +281,7 @@ class Sleepers:
         return ()
 
     def _fit(self, one: Operation, now_ns: int) -> None:
-        """Notes since when there is room for a Take that waits."""
+        """Notes since when there has been room for a Take that waits."""
         due = max(map(self._there_ns, items_of(one.call)))
         if due == inf:
             self.fits.pop(one, None)
@@ -279,14 +289,14 @@ class Sleepers:
             self.fits[one] = max(self.fits.get(one, now_ns), ceil(due))
 
     def _there_ns(self, item: Permit | Rate) -> Any:
-        """From when on there is enough of an item, if nobody else takes any; inf: not yet."""
+        """The time from which enough of an item is there, if nobody else takes any; inf: not yet."""
         part = part_of(item)
         if isinstance(item, Rate):
             return self.next.get(part, FULL) + span(item, item.amount)
         return inf if self.held[part].total() > item.maximum - item.amount else 0
 
     def _look(self, until_ns: int) -> Iterator[str]:
-        """Whether there has been room until then."""
+        """Complains about the Takes for which there has been room for long until then."""
         for group in self._groups():
             since = max(self.fits[one] for one in group)
             since = max(since, *(self.changed[part] for one in group for part in parts_of(one.call)))
@@ -296,7 +306,7 @@ class Sleepers:
                 yield f"slept for {(until_ns - since) // NS_PER_MS} ms although there was room: {certain}"
 
     def _groups(self) -> Iterator[list[Operation]]:
-        """Those that wait, with all that wait for a part of the same, if there is room for each."""
+        """The Takes that wait for the same parts, directly or by way of each other, if there is room for each."""
         seen: set[Operation] = set()
         for first in self.fits:
             if first in seen:

@@ -30,7 +30,7 @@ class Flow(NamedTuple):
 
 
 class Param(NamedTuple):
-    """values: as they are on the wire."""
+    """A PARAM call. values: as they are on the wire."""
 
     flow: int
     count: int
@@ -38,7 +38,7 @@ class Param(NamedTuple):
 
 
 class RateRule(NamedTuple):
-    """items: the counts of values that have their own."""
+    """A rule for rates. items: the counts of the values that have their own."""
 
     count: float
     samples: int
@@ -47,10 +47,10 @@ class RateRule(NamedTuple):
 
 
 class Rates(NamedTuple):
-    """What counts. number: of the last sample that anything was counted in.
+    """What counts of a flow. number: the last sample in which anything was counted.
 
-    passed: (value, sample, count), of FLOW with no value; borrowed is what is in a sample that has not begun. waiting:
-    (sample, count) of those that were told to.
+    passed: (value, sample, count); for FLOW the value is empty. A sample that has not begun holds what was borrowed
+    from it. waiting: (sample, count) of the calls that were told to wait.
     """
 
     rule: RateRule | None
@@ -59,19 +59,19 @@ class Rates(NamedTuple):
     waiting: tuple[tuple[int, int], ...] = ()
 
     def loaded(self, rule: RateRule | None) -> Rates:
-        """With another rule: as long and as fine, it goes on. Else its samples have other numbers, too."""
+        """With another rule. If its window and samples are the same, the counts go on; else they begin anew."""
         if rule is not None and self.rule is not None and rule[1:3] == self.rule[1:3]:
             return self._replace(rule=rule)
         return Rates(rule)
 
     def sum(self, value: bytes, number: int) -> int:
-        """What counts of a value in that sample."""
+        """What counts of a value in the window that ends with that sample."""
         assert self.rule is not None
         first = number - self.rule.samples
         return sum(count for of, sample, count in self.passed if of == value and first < sample <= number)
 
     def counted(self, number: int, *passed: tuple[bytes, int, int], waiting: int = 0) -> Rates:
-        """With that too, in that sample, and without what cannot count any more."""
+        """With this counted too, in that sample, and without the samples that cannot count any more."""
         assert self.rule is not None
         first = number - self.rule.samples
         sums: Counter[tuple[bytes, int]] = Counter()
@@ -85,7 +85,9 @@ class Rates(NamedTuple):
 
 
 def asked(state: Rates, operation: Operation, slack_ns: int) -> Iterator[tuple[Answer, Rates]]:
-    """What can come of a FLOW or PARAM: an answer and what is then, for each sample that it may be counted in."""
+    """The possible outcomes of a FLOW or PARAM: an answer and the state then, for each sample in which it may be
+    counted.
+    """
     call, rule = operation.call, state.rule
     if call.flow <= 0 or call.count <= 0 or (isinstance(call, Param) and not call.values):
         yield (int(Status.BAD_REQUEST), 0, 0), state
@@ -119,7 +121,7 @@ def flow_asked(state: Rates, call: Flow, number: int) -> tuple[Answer, Rates]:
 
 
 def param_asked(state: Rates, call: Param, number: int) -> tuple[Answer, Rates]:
-    """All values pass, or none; equal ones add up."""
+    """All values pass, or none; equal values add up."""
     rule = state.rule
     assert rule is not None
     counts = dict(rule.items)
